@@ -1,1 +1,1 @@
-"""Placeholder: filled by the first module of the package."""
+"""The paper again: its tables from our own code, its printed numbers beside them."""

@@ -1,1 +1,6 @@
-"""Placeholder: filled by the first module of the package."""
+"""How far an answer can move when one record is removed: as published, certified, observed."""
+
+from quietmax.sensitivity.basis import Basis, Sensitivity
+from quietmax.sensitivity.published import PublishedSensitivity, published, published_for
+
+__all__ = ["Basis", "PublishedSensitivity", "Sensitivity", "published", "published_for"]

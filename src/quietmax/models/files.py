@@ -1,0 +1,198 @@
+"""Model files: a folder with ``weights.safetensors`` and ``model.json``; never pickle, so loading runs no code.
+
+A folder appears whole or not at all: it is written beside its place and renamed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from quietmax.data import Encoding
+from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
+from quietmax.models.losses import Convexified, CrossEntropy, Loss, Quadratic
+from quietmax.models.mlp import MLP
+from quietmax.models.model import Model
+from quietmax.models.settings import TrainingSettings
+from quietmax.version import __version__
+
+FORMAT, FORMAT_VERSION = "quietmax model", 1
+_DESCRIPTION, _WEIGHTS = "model.json", "weights.safetensors"
+_BASES: dict[str, CrossEntropy | Quadratic] = {"cross-entropy": CrossEntropy(), "quadratic": Quadratic()}
+
+
+def save_model(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
+    """Write a trained network to ``folder``."""
+    description = {
+        "kind": "mlp",
+        "widths": list(model.network.widths),
+        "settings": settings_to_json(model.settings),
+        "records": model.records,
+        "dataset": model.dataset,
+        "seed": model.seed,
+        "encoding": None if model.encoding is None else model.encoding.to_json(),
+        "image_shape": model.image_shape,
+    }
+    return write_folder(folder, description, dict(model.network.parameters()), overwrite=overwrite)
+
+
+def load_model(folder: str | Path) -> Model:
+    """Read a trained network from ``folder``."""
+    description, tensors = read_folder(folder, "mlp")
+    try:
+        settings = settings_from_json(description["settings"])
+        widths = tuple(int(width) for width in description["widths"])
+        layers = range(len(widths) - 1)
+        network = MLP(
+            widths,
+            settings.activation,
+            tuple(tensors[f"kernel.{depth}"] for depth in layers),
+            tuple(tensors[f"bias.{depth}"] for depth in layers),
+        )
+        shapes = [(1, into, out) for into, out in itertools.pairwise(widths)]
+        shapes[-1] = (1, widths[-1], widths[-2])
+        if [tuple(kernel.shape) for kernel in network.kernels] != shapes or [
+            tuple(bias.shape) for bias in network.biases
+        ] != [(1, 1, width) for width in widths[1:]]:
+            raise ValueError("the weights do not have the shapes the description states")
+        encoding = description["encoding"]
+        return Model(
+            network,
+            settings,
+            int(description["records"]),
+            str(description["dataset"]),
+            int(description["seed"]),
+            None if encoding is None else Encoding.from_json(encoding),
+            None if description["image_shape"] is None else tuple(description["image_shape"]),
+        )
+    except (KeyError, TypeError, ValueError) as problem:
+        raise DataUnavailable(
+            f"The model in {folder} is damaged ({_short(problem)}); train it again or restore a copy."
+        ) from problem
+
+
+def write_folder(
+    folder: str | Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor], *, overwrite: bool
+) -> Path:
+    """Write a description and its tensors as one model folder, atomically."""
+    target = Path(folder)
+    if target.exists() and not overwrite:
+        raise InvalidInput(f"{target} exists already; choose another folder, or allow it to be overwritten.")
+    if target.exists() and not (target / _DESCRIPTION).is_file():
+        raise InvalidInput(
+            f"{target} exists and is not a Quietmax model; it is left alone, choose another folder."
+        )
+    header = {"format": FORMAT, "format_version": FORMAT_VERSION, "quietmax": __version__}
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        try:
+            safetensors.torch.save_file(
+                {name: tensor.contiguous() for name, tensor in tensors.items()}, staging / _WEIGHTS
+            )
+            text = json.dumps(header | dict(description), indent=2, allow_nan=False) + "\n"
+            (staging / _DESCRIPTION).write_text(text, encoding="utf-8")
+            for written in (staging / _WEIGHTS, staging / _DESCRIPTION):
+                with written.open("rb") as file:
+                    os.fsync(file.fileno())
+            staging.chmod(0o755)
+            replaced = staging.with_name(staging.name + "-replaced")
+            if target.exists():
+                target.rename(replaced)
+            staging.rename(target)
+            shutil.rmtree(replaced, ignore_errors=True)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    except OSError as problem:
+        raise QuietmaxError(
+            f"The model could not be written to {target} ({problem.strerror}); choose a folder you may write to."
+        ) from problem
+    return target
+
+
+def read_folder(folder: str | Path, kind: str | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read a model folder's description and tensors; with ``kind``, refuse any other kind of model."""
+    source = Path(folder)
+    description = read_description(source)
+    if kind is not None and description.get("kind") != kind:
+        raise InvalidInput(
+            f"The model in {source} is of kind {description.get('kind')!r}, but {kind!r} is needed here."
+        )
+    try:
+        tensors = safetensors.torch.load_file(source / _WEIGHTS)
+    except (OSError, safetensors.SafetensorError) as problem:
+        raise DataUnavailable(
+            f"The weights {source / _WEIGHTS} cannot be read ({_short(problem)}); train again or restore a copy."
+        ) from problem
+    return description, tensors
+
+
+def read_description(folder: str | Path) -> dict[str, Any]:
+    """Read and check the JSON part of a model folder."""
+    path = Path(folder) / _DESCRIPTION
+    if not path.is_file():
+        raise DataUnavailable(
+            f"There is no model in {folder} ({_DESCRIPTION} is missing); train one with 'quietmax train'."
+        )
+    try:
+        description = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise DataUnavailable(
+            f"{path} cannot be read ({_short(problem)}); train again or restore a copy."
+        ) from problem
+    if not isinstance(description, dict) or description.get("format") != FORMAT:
+        raise DataUnavailable(
+            f"{path} is not a Quietmax model file; point to a folder written by 'quietmax train'."
+        )
+    if description.get("format_version") != FORMAT_VERSION:
+        raise DataUnavailable(
+            f"{path} has format version {description.get('format_version')}, but this Quietmax reads version "
+            f"{FORMAT_VERSION}; install the Quietmax that wrote it ({description.get('quietmax')})."
+        )
+    return description
+
+
+def settings_to_json(settings: TrainingSettings) -> dict[str, Any]:
+    """Training settings as JSON values."""
+    return {**asdict(settings), "hidden": list(settings.hidden), "loss": loss_to_json(settings.loss)}
+
+
+def settings_from_json(values: Mapping[str, Any]) -> TrainingSettings:
+    """The inverse of `settings_to_json`."""
+    return TrainingSettings(
+        **{**values, "hidden": tuple(values["hidden"]), "loss": loss_from_json(values["loss"])}
+    )
+
+
+def loss_to_json(loss: Loss) -> dict[str, Any]:
+    """A loss by its name and constants."""
+    if isinstance(loss, Convexified):
+        return {
+            "name": "convexified",
+            "alpha": loss.alpha,
+            "averaged_over": loss.averaged_over,
+            "base": loss_to_json(loss.base)["name"],
+        }
+    return {"name": "cross-entropy" if isinstance(loss, CrossEntropy) else "quadratic"}
+
+
+def loss_from_json(values: Mapping[str, Any]) -> Loss:
+    """The inverse of `loss_to_json`."""
+    if values["name"] == "convexified":
+        return Convexified(float(values["alpha"]), values["averaged_over"], _BASES[values["base"]])
+    return _BASES[values["name"]]
+
+
+def _short(problem: Exception) -> str:
+    return str(problem).splitlines()[0][:120] if str(problem) else type(problem).__name__

@@ -1,0 +1,148 @@
+"""Loss functions: cross-entropy, quadratic, and the convexified ("risk-averting") loss in both its readings.
+
+A loss sees logits of shape ``(..., batch, classes)`` and averages over the batch. `value` is written for
+automatic differentiation; `logit_gradient` is the hand-derived gradient the stacked trainer uses. The tests
+hold one against the other.
+
+THEORY section 1: the paper prints ``(1/a) ln[(1/n) sum_i exp(a*l_i)]``; the authors' program averages over
+samples *and classes*, where every class but the true one has loss 0 and so contributes ``exp(0) = 1``.
+Neither makes the loss of a network with a hidden layer convex (THEORY 2.3d); the name is the paper's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from quietmax.errors import InvalidInput
+
+AveragedOver = Literal["samples and classes", "samples"]
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """``l_i = -ln p_i[y_i]``, averaged over the batch."""
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    """``l_i = sum_c (p_i[c] - [c == y_i])^2``, averaged over the batch."""
+
+
+@dataclass(frozen=True)
+class Convexified:
+    """``(1/alpha) ln mean exp(alpha * loss)``, the mean taken over samples, or over samples and classes."""
+
+    alpha: float = 1.0
+    averaged_over: AveragedOver = "samples and classes"
+    base: CrossEntropy | Quadratic = CrossEntropy()
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.alpha) and self.alpha > 0):
+            raise InvalidInput(
+                f"alpha is {self.alpha}, but it must be a positive number; the paper uses 1 to 5."
+            )
+        if self.averaged_over not in ("samples and classes", "samples"):
+            raise InvalidInput(
+                f"averaged_over is {self.averaged_over!r}, but it must be 'samples and classes' or 'samples'."
+            )
+
+
+Loss = CrossEntropy | Quadratic | Convexified
+
+
+def value(loss: Loss, logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the loss of one batch (``logits`` of shape (batch, classes)), differentiable.
+
+    >>> logits = torch.zeros(3, 2)
+    >>> round(float(value(CrossEntropy(), logits, torch.tensor([0, 1, 1]))), 4)
+    0.6931
+    """
+    if isinstance(loss, Convexified):
+        exponents = loss.alpha * _terms(loss.base, logits, labels)
+        count = logits.shape[0]
+        if loss.averaged_over == "samples":
+            return (torch.logsumexp(exponents.sum(-1), 0) - math.log(count)) / loss.alpha
+        return (torch.logsumexp(exponents.flatten(), 0) - math.log(exponents.numel())) / loss.alpha
+    return _terms(loss, logits, labels).sum(-1).mean()
+
+
+def _terms(base: CrossEntropy | Quadratic, logits: Tensor, labels: Tensor) -> Tensor:
+    """The base loss split by class: its sum over the last axis is ``l_i``."""
+    truth = torch.nn.functional.one_hot(labels, logits.shape[-1]).to(logits.dtype)
+    if isinstance(base, CrossEntropy):
+        return -torch.log_softmax(logits, -1) * truth
+    return (torch.softmax(logits, -1) - truth).square()
+
+
+def logit_gradient(
+    loss: Loss, logits: Tensor, labels: Tensor, alphas: Tensor | None = None, kept: Tensor | None = None
+) -> Tensor:
+    """Return d loss / d logits for stacked batches, shape (networks, batch, classes).
+
+    ``alphas`` of shape (networks, 1) overrides the loss's own alpha per network. ``kept`` of shape
+    (networks, batch) is 1 for records that count and 0 for those left out; the mean runs over the former.
+    """
+    base = loss.base if isinstance(loss, Convexified) else loss
+    picked = labels.unsqueeze(-1)
+    if isinstance(loss, Convexified):
+        alpha = alphas if alphas is not None else logits.new_full((logits.shape[0], 1), loss.alpha)
+        averaged_over: AveragedOver | None = loss.averaged_over
+    else:
+        alpha, averaged_over = logits.new_zeros(()), None
+
+    if isinstance(base, CrossEntropy):
+        log_probabilities = torch.log_softmax(logits, -1)
+        losses = log_probabilities.gather(-1, picked).squeeze(-1).neg_()
+        gradient = log_probabilities.exp_()
+        gradient.scatter_add_(-1, picked, gradient.new_full((), -1.0).expand(picked.shape))
+        weights = _record_weights(losses, alpha, averaged_over, kept, silent_classes=logits.shape[-1] - 1)
+        return gradient.mul_(weights.unsqueeze(-1))
+
+    probabilities = torch.softmax(logits, -1)
+    residual = probabilities.scatter_add(-1, picked, probabilities.new_full((), -1.0).expand(picked.shape))
+    if averaged_over == "samples and classes":
+        weights_by_class = _entry_weights(residual.square(), alpha, kept)
+        slope = 2 * residual * weights_by_class
+    else:
+        losses = residual.square().sum(-1)
+        slope = 2 * residual * _record_weights(losses, alpha, averaged_over, kept, 0).unsqueeze(-1)
+    return probabilities * (slope - (probabilities * slope).sum(-1, keepdim=True))
+
+
+def _record_weights(
+    losses: Tensor,
+    alpha: Tensor,
+    averaged_over: AveragedOver | None,
+    kept: Tensor | None,
+    silent_classes: int,
+) -> Tensor:
+    """``d loss / d l_i``: 1/n for a plain mean, the tilted weight ``exp(a*l_i)/sum`` for the convexified one.
+
+    ``silent_classes`` terms of ``exp(0)`` per record join the sum in the reading over samples and classes.
+    """
+    count = losses.new_tensor(losses.shape[-1]) if kept is None else kept.sum(-1, keepdim=True).clamp_(min=1)
+    if averaged_over is None:
+        return (count.reciprocal() if kept is None else kept / count).expand(losses.shape)
+    exponents = losses * alpha if kept is None else losses * alpha * kept
+    largest = exponents.amax(-1, keepdim=True)
+    weights = exponents.sub_(largest).exp_()
+    if kept is not None:
+        weights.mul_(kept)
+    total = weights.sum(-1, keepdim=True)
+    if averaged_over == "samples and classes" and silent_classes:
+        total.add_(largest.neg_().exp_() * (count * silent_classes))
+    return weights.div_(total.clamp_(min=torch.finfo(total.dtype).tiny))
+
+
+def _entry_weights(terms: Tensor, alpha: Tensor, kept: Tensor | None) -> Tensor:
+    """The tilted weight of every (record, class) entry when each class has a loss of its own."""
+    exponents = terms * alpha.unsqueeze(-1) if kept is None else terms * (alpha * kept).unsqueeze(-1)
+    weights = (exponents - exponents.amax((-1, -2), keepdim=True)).exp_()
+    if kept is not None:
+        weights.mul_(kept.unsqueeze(-1))
+    return weights.div_(weights.sum((-1, -2), keepdim=True).clamp_(min=torch.finfo(weights.dtype).tiny))

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quietmax.errors import InvalidInput
+from quietmax.models.losses import Convexified, CrossEntropy, Quadratic, logit_gradient, value
+
+LOSSES = [
+    CrossEntropy(),
+    Quadratic(),
+    *(
+        Convexified(alpha, averaged_over, base)
+        for alpha in (0.5, 1.0, 5.0)
+        for averaged_over in ("samples", "samples and classes")
+        for base in (CrossEntropy(), Quadratic())
+    ),
+]
+
+
+def _batch(networks: int = 3, records: int = 7, classes: int = 4, scale: float = 3.0):
+    generator = torch.Generator().manual_seed(5)
+    logits = scale * torch.randn(networks, records, classes, generator=generator, dtype=torch.float64)
+    return logits, torch.randint(0, classes, (networks, records), generator=generator)
+
+
+def _by_autograd(loss, logits, labels):
+    leaf = logits.clone().requires_grad_()
+    sum(value(loss, leaf[k], labels[k]) for k in range(len(leaf))).backward()
+    return leaf.grad
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=str)
+def test_the_hand_derived_gradient_equals_automatic_differentiation(loss):
+    logits, labels = _batch()
+    torch.testing.assert_close(logit_gradient(loss, logits, labels), _by_autograd(loss, logits, labels))
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=str)
+def test_a_left_out_record_counts_as_if_it_were_not_in_the_batch(loss):
+    logits, labels = _batch()
+    kept = torch.ones(logits.shape[:2], dtype=logits.dtype)
+    kept[:, 2] = 0
+    logits[:, 2] *= 50  # however badly it fits
+    others = [0, 1, 3, 4, 5, 6]
+    found = logit_gradient(loss, logits, labels, kept=kept)
+    assert (found[:, 2] == 0).all()
+    torch.testing.assert_close(found[:, others], logit_gradient(loss, logits[:, others], labels[:, others]))
+
+
+def test_each_network_may_have_its_own_alpha():
+    logits, labels = _batch()
+    alphas = torch.tensor([[0.5], [1.0], [7.0]], dtype=logits.dtype)
+    found = logit_gradient(Convexified(), logits, labels, alphas)
+    for k, alpha in enumerate(alphas[:, 0].tolist()):
+        expected = logit_gradient(Convexified(alpha), logits[k : k + 1], labels[k : k + 1])
+        torch.testing.assert_close(found[k : k + 1], expected)
+
+
+def test_the_two_readings_are_the_papers_formula_and_the_authors_program():
+    logits, labels = _batch(networks=1)
+    losses = torch.nn.functional.cross_entropy(logits[0], labels[0], reduction="none")
+    n, classes, alpha = *logits.shape[1:], 2.0
+    printed = math.log(float(torch.exp(alpha * losses).sum()) / n) / alpha
+    program = math.log(float((torch.exp(alpha * losses) + classes - 1).sum()) / (n * classes)) / alpha
+    assert float(value(Convexified(alpha, "samples"), logits[0], labels[0])) == pytest.approx(printed)
+    assert float(value(Convexified(alpha), logits[0], labels[0])) == pytest.approx(program)
+
+
+@given(
+    alpha=st.floats(0.01, 50),
+    scale=st.floats(0, 1e4),
+    averaged_over=st.sampled_from(["samples", "samples and classes"]),
+)
+def test_nothing_overflows_however_large_alpha_times_loss_is(alpha, scale, averaged_over):
+    logits, labels = _batch(scale=scale)
+    loss = Convexified(alpha, averaged_over)
+    assert torch.isfinite(logit_gradient(loss, logits.float(), labels)).all()
+    assert torch.isfinite(value(loss, logits[0].float(), labels[0]))
+
+
+def test_small_alpha_gives_the_ordinary_mean_loss():
+    logits, labels = _batch()
+    found = logit_gradient(Convexified(1e-9, "samples"), logits, labels)
+    torch.testing.assert_close(found, logit_gradient(CrossEntropy(), logits, labels))
+
+
+@pytest.mark.parametrize("alpha", [0, -1, math.nan, math.inf])
+def test_alpha_must_be_a_positive_number(alpha):
+    with pytest.raises(InvalidInput, match="alpha"):
+        Convexified(alpha)
+
+
+def test_an_unknown_reading_is_refused():
+    with pytest.raises(InvalidInput, match="averaged_over"):
+        Convexified(1.0, "classes")
+
+
+def test_the_convexified_loss_of_a_hidden_layer_network_is_not_convex():
+    """THEORY 2.3d: negating a tanh unit's weights changes nothing, so a convex loss could not beat the midpoint."""
+    generator = np.random.default_rng(1)
+    inputs = torch.tensor(generator.normal(size=(40, 2)))
+    labels = (inputs[:, 0] * inputs[:, 1] > 0).long()
+    first = torch.tensor(generator.normal(size=(2, 16)), requires_grad=True)
+    last = torch.tensor(generator.normal(size=(16, 2)), requires_grad=True)
+    optimiser = torch.optim.Adam([first, last], lr=0.05)
+    for alpha in (1.0, 5.0, 10.0):
+        loss = Convexified(alpha)
+        for _ in range(300):
+            optimiser.zero_grad()
+            value(loss, torch.tanh(inputs @ first) @ last, labels).backward()
+            optimiser.step()
+        with torch.no_grad():
+            trained = float(value(loss, torch.tanh(inputs @ first) @ last, labels))
+            mirrored = float(value(loss, torch.tanh(inputs @ -first) @ -last, labels))
+            midpoint = float(value(loss, torch.tanh(inputs @ (0 * first)) @ (0 * last), labels))
+        assert trained == pytest.approx(mirrored)
+        assert midpoint > trained + 0.01
