@@ -1,1 +1,19 @@
-"""Placeholder: filled by the first module of the package."""
+"""The dice: exact noise for everything that leaves the process, seeded fast noise for experiments."""
+
+from quietmax.noise.choice import Choice, choose, permute_and_flip
+from quietmax.noise.release import GaussianRelease, LaplaceRelease, release_gaussian, release_laplace
+from quietmax.noise.source import EXACT, ExactNoise, NoiseSource, SeededNoise
+
+__all__ = [
+    "EXACT",
+    "Choice",
+    "ExactNoise",
+    "GaussianRelease",
+    "LaplaceRelease",
+    "NoiseSource",
+    "SeededNoise",
+    "choose",
+    "permute_and_flip",
+    "release_gaussian",
+    "release_laplace",
+]
