@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quietmax.data import Encoding, Records
+from quietmax.data import Encoding
 from quietmax.errors import InvalidInput
 from quietmax.models.mlp import MLP
 from quietmax.models.settings import TrainingSettings
@@ -106,8 +106,3 @@ def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     """``exp(z) / sum exp(z)`` along the last axis, shifted so that nothing overflows."""
     shifted = np.exp(logits - logits.max(-1, keepdims=True))
     return np.asarray(shifted / shifted.sum(-1, keepdims=True))
-
-
-def accuracy(model: Any, records: Records) -> float:
-    """The share of records whose label the model predicts."""
-    return float((model.predict(records.features) == records.labels).mean())

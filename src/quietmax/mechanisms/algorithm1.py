@@ -1,0 +1,204 @@
+"""Algorithm 1 of the paper: noise on one sampled output neuron. As published, with what holds of it.
+
+**No privacy is claimed for three or more classes.** Only one logit is noised, so the others' differences are
+released exactly and tell neighbours apart (THEORY 2.1): the guarantee says `refuted`. For two classes it is
+private if the sensitivity given is a true bound, which the published one is not, and then costs less than the
+paper says (THEORY 2.2): `conditional`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from quietmax.accounting import Cost, Currency, GaussianCost, Guarantee, PureCost, Reading
+from quietmax.errors import InvalidInput
+from quietmax.mechanisms.mechanism import Answers, Floats
+from quietmax.models import Classifier, Model, softmax
+from quietmax.noise import (
+    GaussianRelease,
+    LaplaceRelease,
+    NoiseSource,
+    choose,
+    release_gaussian,
+    release_laplace,
+)
+from quietmax.sensitivity import published
+
+Noise = Literal["gaussian", "laplace"]
+
+_LARGEST_LOGIT_IN_STEPS = 2.0**50
+
+
+def budget_split(epsilon: float, classes: int, noise: Noise) -> float:
+    """The paper's ``e_s = e_n``: ``eps/(2C+1)`` for Laplace noise, ``eps/sqrt(4C+1)`` for Gaussian.
+
+    >>> budget_split(1.0, 10, "laplace") == 1 / 21
+    True
+    """
+    return epsilon / (2 * classes + 1) if noise == "laplace" else epsilon / math.sqrt(4 * classes + 1)
+
+
+def claimed_epsilon(epsilon_sampling: float, epsilon_neuron: float, classes: int, noise: Noise) -> float:
+    """What the paper claims one answer costs: ``e_s + 2C*e_n`` (Laplace), ``sqrt(e_s^2 + 4C*e_n^2)`` (Gaussian).
+
+    >>> round(claimed_epsilon(1 / 21, 1 / 21, 10, "laplace"), 12)
+    1.0
+    """
+    if noise == "laplace":
+        return epsilon_sampling + 2 * classes * epsilon_neuron
+    return math.sqrt(epsilon_sampling**2 + 4 * classes * epsilon_neuron**2)
+
+
+@dataclass(frozen=True)
+class Algorithm1:
+    """The paper's mechanism; parameters left at None are set from the model and the budget.
+
+    ``logit_sensitivity`` is Delta z, ``probability_sensitivity`` Delta p; by default the published formulas.
+    """
+
+    noise: Noise = "gaussian"
+    epsilon_sampling: float | None = None
+    epsilon_neuron: float | None = None
+    logit_sensitivity: float | None = None
+    probability_sensitivity: float | None = None
+    reading: Reading = "published"
+
+    def __post_init__(self) -> None:
+        if self.noise not in ("gaussian", "laplace"):
+            raise InvalidInput(f"noise is {self.noise!r}, but Algorithm 1 knows 'gaussian' and 'laplace'.")
+        for name in ("epsilon_sampling", "epsilon_neuron", "logit_sensitivity", "probability_sensitivity"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise InvalidInput(
+                    f"{name} is {value}, but it must be a positive number; leave it out for the default."
+                )
+
+    @property
+    def name(self) -> str:
+        """``algorithm1``."""
+        return "algorithm1"
+
+    @property
+    def currency(self) -> Currency:
+        """Pure for Laplace noise, Gaussian for Gaussian noise."""
+        return "pure" if self.noise == "laplace" else "gaussian"
+
+    def prepared(self, model: Classifier, per_query: Cost) -> Algorithm1:
+        """Fill in the budget split and the published sensitivities."""
+        epsilon = per_query.epsilon if isinstance(per_query, PureCost) else per_query.mu
+        share = budget_split(epsilon, model.classes, self.noise)
+        while claimed_epsilon(share, share, model.classes, self.noise) > epsilon:
+            share = math.nextafter(share, 0.0)
+        chosen = replace(
+            self,
+            epsilon_sampling=share if self.epsilon_sampling is None else self.epsilon_sampling,
+            epsilon_neuron=share if self.epsilon_neuron is None else self.epsilon_neuron,
+        )
+        if chosen.logit_sensitivity is None or chosen.probability_sensitivity is None:
+            if not isinstance(model, Model):
+                raise InvalidInput(
+                    "The published sensitivities exist only for a multilayer perceptron trained here; "
+                    "give logit_sensitivity and probability_sensitivity for any other model."
+                )
+            formulas = published(model)
+            chosen = replace(
+                chosen,
+                logit_sensitivity=chosen.logit_sensitivity or formulas.logit.value,
+                probability_sensitivity=chosen.probability_sensitivity or formulas.probability.value,
+            )
+        return chosen
+
+    def cost(self, classes: int) -> Cost:
+        """For two classes the tight cost ``2*e_n`` (THEORY 2.2), otherwise what the paper claims."""
+        sampling, neuron, _, _ = self._numbers()
+        spent = 2 * neuron if classes == 2 else claimed_epsilon(sampling, neuron, classes, self.noise)
+        return PureCost(spent) if self.noise == "laplace" else GaussianCost(spent)
+
+    def guarantee(self, classes: int) -> Guarantee:
+        """`refuted` for three or more classes, `conditional` on a true bound of one logit for two."""
+        sampling, neuron, logit, probability = self._numbers()
+        parameters: dict[str, Any] = {
+            "mechanism": self.name,
+            "noise": self.noise,
+            "classes": classes,
+            "epsilon_sampling": sampling,
+            "epsilon_neuron": neuron,
+            "logit_sensitivity": logit,
+            "probability_sensitivity": probability,
+            "claimed_by_the_paper": claimed_epsilon(sampling, neuron, classes, self.noise),
+        }
+        if classes == 2:
+            return Guarantee.of(
+                self.cost(classes),
+                status="conditional",
+                because="For two classes the released log-odds carry noise of the stated scale, if one record moves "
+                "a logit by at most the stated sensitivity; the published formula is not such a bound "
+                "(THEORY 2.2, 2.3).",
+                parameters=parameters,
+                assumptions=(f"One record moves any logit by at most {logit:g}.",),
+            )
+        return Guarantee.of(
+            self.cost(classes),
+            status="refuted",
+            because="Only one logit is noised, so the differences of the others are released exactly and tell "
+            "neighbouring training sets apart (THEORY 2.1).",
+            parameters=parameters,
+        )
+
+    def release(self, logits: Floats, source: NoiseSource) -> Answers:
+        """Lines 8 to 13 of Algorithm 1 for logits of shape (..., classes); lines 1 to 7 are the model's forward pass.
+
+        All logits are rounded to the grid of the noise. Otherwise, with noise on a grid, a logit's digits below
+        the grid would be released exactly even for two classes.
+        """
+        epsilon_sampling, epsilon_neuron, logit_sensitivity, probability_sensitivity = self._numbers()
+        values = np.asarray(logits, dtype=np.float64)
+        if values.ndim < 2 or values.shape[-1] < 2:
+            raise InvalidInput(
+                f"Logits have shape {values.shape}, but expected (queries, classes) with 2 or more classes."
+            )
+        z = values.reshape(-1, values.shape[-1])
+        if not np.isfinite(z).all():
+            raise InvalidInput(
+                "A logit is NaN or infinite; check the query and the model. Nothing was released."
+            )
+        query = np.arange(len(z))
+        # Line 8: p <- Softmax(z)
+        p = softmax(z)
+        # Line 9: v <- Exp-DP, Pr[v] proportional to exp(e_s * p_v / (2 * Delta p))
+        v = choose(p, epsilon=epsilon_sampling, sensitivity=probability_sensitivity, source=source).index
+        # Line 10: z_v <- z_v + Dist(0, Delta z / e_n)
+        sampled = z[query, v]
+        noised: LaplaceRelease | GaussianRelease
+        if self.noise == "laplace":
+            noised = release_laplace(
+                sampled, sensitivity=logit_sensitivity, epsilon=epsilon_neuron, source=source, coordinates=1
+            )
+        else:
+            noised = release_gaussian(
+                sampled, sensitivity=logit_sensitivity, mu=epsilon_neuron, source=source, coordinates=1
+            )
+        # Line 11: the other logits as they are
+        limit = _LARGEST_LOGIT_IN_STEPS * noised.step
+        noisy = np.rint(np.clip(z, -limit, limit) / noised.step) * noised.step
+        noisy[query, v] = noised.values
+        # Line 12: p <- Softmax(noisy z); line 13: return p
+        p = softmax(noisy).reshape(values.shape)
+        return Answers(p.argmax(-1), p)
+
+    def _numbers(self) -> tuple[float, float, float, float]:
+        numbers = (
+            self.epsilon_sampling,
+            self.epsilon_neuron,
+            self.logit_sensitivity,
+            self.probability_sensitivity,
+        )
+        if any(number is None for number in numbers):
+            raise InvalidInput(
+                "Algorithm 1 still has open parameters; give all four, or let a Predictor set them from its budget."
+            )
+        return numbers  # type: ignore[return-value]

@@ -1,0 +1,170 @@
+"""Predictor: a model, a mechanism and a budget. It spends before it draws, and refuses when the budget is gone."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quietmax.accounting import Budget, Cost, Guarantee, Meter, per_query
+from quietmax.accounting.meter import LIMIT
+from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.mechanisms import Answers, Mechanism
+from quietmax.models import Classifier
+from quietmax.noise import EXACT, NoiseSource
+
+Features = NDArray[np.floating]
+
+
+class BudgetExhausted(QuietmaxError):
+    """The budget does not pay for the queries asked; none was answered and nothing was spent."""
+
+
+@dataclass(frozen=True)
+class Remaining:
+    """What is left: a cost in the mechanism's currency, and the number of further queries it pays for."""
+
+    cost: Cost
+    queries: int
+
+
+class Predictor:
+    """Answers queries with a mechanism under a budget shared by everyone who asks.
+
+    A batch is answered whole or not at all. The same query asked again gets the stored answer at no cost, as long
+    as it is among the last ``stored_answers`` ones (0 turns this off). Safe to share between threads. The budget
+    lives in this object; for one that outlives the process use the service's ledger.
+    """
+
+    def __init__(
+        self,
+        model: Classifier,
+        mechanism: Mechanism,
+        budget: Budget,
+        *,
+        noise: NoiseSource = EXACT,
+        stored_answers: int = 10_000,
+    ) -> None:
+        if stored_answers < 0:
+            raise InvalidInput(f"stored_answers is {stored_answers}, but must be 0 (none are kept) or more.")
+        self.model = model
+        self.budget = budget
+        self.noise = noise
+        self.mechanism = mechanism.prepared(model, per_query(budget, mechanism.currency, mechanism.reading))
+        self.cost = self.mechanism.cost(model.classes)
+        self._meter = Meter(budget.in_currency(mechanism.currency, mechanism.reading))
+        self._units = self._meter.units(self.cost)
+        affordable = LIMIT // max(self._units, 1)
+        self._queries = affordable if budget.queries is None else min(affordable, budget.queries)
+        if self._queries < 1:
+            raise InvalidInput(
+                f"One answer costs {_amount(self.cost)}, more than the whole budget of {_amount(self._meter.total)}; "
+                "raise the budget or lower the mechanism's epsilons."
+            )
+        self._answered = 0
+        self._stored: OrderedDict[bytes, Answers] = OrderedDict()
+        self._stored_answers = stored_answers
+        self._lock = threading.Lock()
+
+    @property
+    def remaining(self) -> Remaining:
+        """What is left of the budget."""
+        with self._lock:
+            return Remaining(
+                self._meter.remaining(self._answered * self._units), self._queries - self._answered
+            )
+
+    @property
+    def answered(self) -> int:
+        """How many answers were paid for."""
+        with self._lock:
+            return self._answered
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What is claimed of all answers together, once the whole budget is spent."""
+        one = self.mechanism.guarantee(self.model.classes)
+        total = Guarantee.of(
+            one.cost.times(self._queries),
+            status=one.status,
+            because=one.because,
+            assumptions=one.assumptions,
+            extra_delta=one.extra_delta * self._queries,
+            parameters={**one.parameters, "queries": self._queries, "noise_source": self.noise.describe()},
+        )
+        if self.noise.exact or total.status == "refuted":
+            return total
+        return total.weakened(
+            "conditional",
+            f"{total.because} The noise is seeded and in floating point, for experiments only (THEORY 3.5).",
+            ("Nobody knows the seed, and nobody looks at the low digits of the answers.",),
+        )
+
+    def predict_proba(self, features: Features) -> NDArray[np.float64]:
+        """Randomised class probabilities, shape (queries, classes)."""
+        answers = self._answer(features)
+        if answers.probabilities is None:
+            raise InvalidInput(f"{self.mechanism.name} releases labels only; ask predict() instead.")
+        return answers.probabilities
+
+    def predict(self, features: Features) -> NDArray[np.int64]:
+        """Randomised labels, shape (queries,)."""
+        return self._answer(features).labels
+
+    def _answer(self, features: Features) -> Answers:
+        queries = np.ascontiguousarray(features, dtype=np.float32) + np.float32(0)  # -0.0 becomes 0.0
+        if queries.ndim != 2:
+            raise InvalidInput(
+                f"Queries have shape {queries.shape}, but expected (queries, features); add an axis."
+            )
+        if not np.isfinite(queries).all():
+            raise InvalidInput(
+                "A query holds NaN or infinity; correct it. Nothing was answered and nothing spent."
+            )
+        with self._lock:
+            if not self._stored_answers:
+                return self._draw(queries)
+            keys = [row.tobytes() for row in queries]
+            stored = {key: self._stored[key] for key in keys if key in self._stored}
+            new = {key: index for index, key in enumerate(keys) if key not in stored}
+            if new:
+                drawn = self._draw(queries[list(new.values())])
+                for index, key in enumerate(new):
+                    probabilities = None if drawn.probabilities is None else drawn.probabilities[index]
+                    stored[key] = Answers(drawn.labels[index], probabilities)
+            self._keep(stored)
+            return _joined([stored[key] for key in keys], self.model.classes)
+
+    def _draw(self, queries: NDArray[np.float32]) -> Answers:
+        """Charge for the queries, then draw their answers."""
+        logits = self.model.logits(queries)
+        left = self._queries - self._answered
+        if len(queries) > left:
+            raise BudgetExhausted(
+                f"{len(queries)} answers were asked for, but {self._answered} of {self._queries} are spent and {left} "
+                f"are left; ask at most {left}, or open a new predictor with a budget the owner allows."
+            )
+        self._answered += len(queries)
+        return self.mechanism.release(logits, self.noise)
+
+    def _keep(self, answers: dict[bytes, Answers]) -> None:
+        for key, answer in answers.items():
+            self._stored[key] = answer
+            self._stored.move_to_end(key)
+        while len(self._stored) > self._stored_answers:
+            self._stored.popitem(last=False)
+
+
+def _joined(answers: list[Answers], classes: int) -> Answers:
+    labels = np.array([answer.labels for answer in answers], dtype=np.int64)
+    if any(answer.probabilities is None for answer in answers):
+        return Answers(labels, None)
+    return Answers(labels, np.array([answer.probabilities for answer in answers]).reshape(-1, classes))
+
+
+def _amount(cost: Cost) -> str:
+    ((_, currency), (name, value)) = cost.to_json().items()
+    return f"{name} = {value:.6g} ({currency})"
