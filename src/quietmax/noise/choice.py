@@ -104,17 +104,19 @@ def _choose(
         raise InvalidInput(
             f"The scores have shape {array.shape}, but must be (rows, candidates) or (candidates,)."
         )
-    if (sensitivity is None) == (range_sensitivity is None):
-        raise InvalidInput(
-            "A choice needs either a sensitivity or a range_sensitivity of the scores: give exactly one."
-        )
+    spreads = []
+    if sensitivity is not None:
+        spreads.append(2.0 * checked_positive(sensitivity, "sensitivity"))
     if range_sensitivity is not None:
-        spread = checked_positive(range_sensitivity, "range sensitivity")
-    else:
-        spread = 2.0 * checked_positive(sensitivity or 0.0, "sensitivity")
-    grid = _grid(spread, checked_positive(epsilon, "epsilon"))
+        spreads.append(checked_positive(range_sensitivity, "range sensitivity"))
+    if not spreads:
+        raise InvalidInput(
+            "A choice needs the sensitivity or the range_sensitivity of the scores: give one or both."
+        )
+    grid = _grid(min(spreads), checked_positive(epsilon, "epsilon"))
     rows = np.ascontiguousarray(np.atleast_2d(array).T)
-    gaps = rows.max(axis=0) - rows
+    with np.errstate(over="ignore"):  # an infinite gap is clipped like any other
+        gaps = rows.max(axis=0) - rows
     np.minimum(gaps, CLIP_STEPS * grid.step, out=gaps)
     gaps /= grid.step
     np.rint(gaps, out=gaps)

@@ -32,6 +32,8 @@ from quietmax.noise.uniform import LazyUniform, ReadBytes
 MARGIN = 2.0**-42
 TAIL = 2.0**-16
 _CHUNK = 1 << 15
+_WORD = np.dtype("<i8")
+_LOW_BITS = np.int64(2**63 - 1)
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -67,10 +69,11 @@ def _draw(
     survival: Survival,
 ) -> Integers:
     drawn = np.empty(count, dtype=np.int64)
+    limit = 0.5 - scale * margin
     for start in range(0, count, _CHUNK):
         part = drawn[start : start + _CHUNK]
-        words = np.frombuffer(read(8 * part.size), dtype="<u8")
-        uniform = (words >> np.uint64(1)).astype(np.float64)
+        words = np.frombuffer(read(8 * part.size), dtype=_WORD)
+        uniform = (words & _LOW_BITS).astype(np.float64)
         uniform += 0.5
         uniform *= 2.0**-63
         distance = magnitude(uniform)
@@ -78,13 +81,13 @@ def _draw(
         nearest = np.rint(distance)
         distance -= nearest
         np.abs(distance, out=distance)
-        undecided = distance > 0.5 - scale * margin
+        undecided = distance > limit
         undecided |= uniform < TAIL
         part[:] = nearest
-        for index in np.flatnonzero(undecided):
-            lazy = LazyUniform(int(words[index]) >> 1, 63, read)
+        for index in undecided.nonzero()[0]:
+            lazy = LazyUniform(int(words[index]) & int(_LOW_BITS), 63, read)
             part[index] = _exact_magnitude(lazy, Fraction(scale), survival, int(nearest[index]))
-        np.negative(part, out=part, where=(words & np.uint64(1)).astype(bool))
+        np.negative(part, out=part, where=words < 0)
     return drawn
 
 

@@ -68,7 +68,7 @@ def release_gaussian(
     size = checked_coordinates(coordinates, array.size)
     rounding = math.isqrt(size - 1) + 1
     grid = grid_for(checked_positive(sensitivity, "sensitivity"), checked_positive(mu, "mu"), rounding)
-    noise = source.gaussian(grid.scale, array.shape)
+    noise = source.gaussian(grid.scale, array.size)
     return GaussianRelease(_noisy(array, noise, grid), grid.scale * grid.step, grid.step, source.name)
 
 
@@ -91,7 +91,7 @@ def release_laplace(
     array = checked_values(values)
     size = checked_coordinates(coordinates, array.size)
     grid = grid_for(checked_positive(sensitivity, "sensitivity"), checked_positive(epsilon, "epsilon"), size)
-    noise = source.laplace(grid.scale, array.shape)
+    noise = source.laplace(grid.scale, array.size)
     return LaplaceRelease(_noisy(array, noise, grid), grid.scale * grid.step, grid.step, source.name)
 
 
@@ -120,7 +120,13 @@ def checked_coordinates(coordinates: int | None, size: int) -> int:
 
 
 def _noisy(array: Floats, noise: NDArray[np.int64], grid: Grid) -> Floats:
+    """Return the rounded values plus the noise; overwrites `noise`."""
     limit = CLIP_STEPS * grid.step
-    steps = np.rint(np.clip(array, -limit, limit) / grid.step).astype(np.int64)
-    released: Floats = (steps + noise).astype(np.float64)
-    return released * grid.step
+    steps = np.maximum(array.reshape(-1), -limit)
+    np.minimum(steps, limit, out=steps)
+    steps /= grid.step
+    np.rint(steps, out=steps)
+    noise += steps.astype(np.int64)
+    released = noise.astype(np.float64)
+    released *= grid.step
+    return released.reshape(array.shape)

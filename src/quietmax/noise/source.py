@@ -28,6 +28,8 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Shape = int | tuple[int, ...]
 
+SMALLEST_SCALE = 2.0**-8
+"""With less, the error margin of `inversion` would vanish beside the rounding of a half."""
 LARGEST_SCALE = 2.0**50
 """With it, noise of 2^62 steps has probability below exp(-4000): whole numbers of 64 bits cannot overflow."""
 
@@ -65,10 +67,10 @@ class NoiseSource(Protocol):
 
 
 def _checked_scale(scale: float) -> float:
-    if 0.0 < scale <= LARGEST_SCALE:
+    if SMALLEST_SCALE <= scale <= LARGEST_SCALE:
         return float(scale)
     raise InvalidInput(
-        f"The noise scale is {scale!r} grid steps, but must be positive and at most 2^50: give such."
+        f"The noise scale is {scale!r} grid steps, but must be from 2^-8 to 2^50: give such a scale."
     )
 
 
