@@ -18,17 +18,21 @@ import math
 from scipy.optimize import brentq
 
 from quietmax.accounting.cost import checked_count
+from quietmax.accounting.decimals import as_number
 from quietmax.errors import InvalidInput
 
 _SLACK = 2.0**-44
 
 
 def _checked(epsilon: float, queries: int, delta: float) -> tuple[float, int, float]:
-    if not 0.0 < epsilon < math.inf or checked_count(queries) < 1 or not 0.0 < delta < 1.0:
+    if (
+        not 0.0 < as_number(epsilon) < math.inf
+        or checked_count(queries) < 1
+        or not 0.0 < as_number(delta) < 1.0
+    ):
         raise InvalidInput(
-            f"Advanced composition got epsilon {epsilon!r}, queries {queries!r}, delta {delta!r}: give a"
-            " positive"
-            " epsilon, at least one query and a delta between 0 and 1."
+            f"Advanced composition got epsilon {epsilon!r}, queries {queries!r}, delta {delta!r}:"
+            " give a positive epsilon, at least one query and a delta between 0 and 1."
         )
     return float(epsilon), int(queries), float(delta)
 
@@ -59,8 +63,17 @@ def advanced_composition_per_query(total_epsilon: float, queries: int, delta: fl
     if _total(total_epsilon, queries, delta) <= total_epsilon:
         share = total_epsilon
     else:
-        share = float(brentq(lambda e: _total(e, queries, delta) - total_epsilon, 0.5 * even, total_epsilon))
-    share *= 1.0 - 2.0 * _SLACK
+        share = float(
+            brentq(
+                lambda epsilon: _total(epsilon, queries, delta) - total_epsilon,
+                0.5 * even,
+                total_epsilon,
+                xtol=1e-300,
+                rtol=2.0**-48,
+                maxiter=500,
+            )
+        )
+    share *= 1.0 - 4.0 * _SLACK
     while advanced_composition(share, queries, delta) > total_epsilon:
         share *= 1.0 - _SLACK
     return share

@@ -14,14 +14,22 @@ For the pure currency the three agree.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 from quietmax.accounting.cost import Cost, Currency, GaussianCost, PureCost, checked_count
-from quietmax.accounting.decimals import decimal, rounded_down
+from quietmax.accounting.decimals import (
+    LARGEST,
+    SMALLEST,
+    as_number,
+    decimal,
+    root_rounded_up,
+    rounded_down,
+    rounded_up,
+)
 from quietmax.accounting.gaussian import mu_of
-from quietmax.accounting.meter import Meter
+from quietmax.accounting.meter import LIMIT, Meter
 from quietmax.errors import InvalidInput
 
 Reading = Literal["proven", "published", "published-example"]
@@ -42,18 +50,22 @@ class Budget:
     queries: int | None = None
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.epsilon, int | float) and 0.0 < self.epsilon < math.inf):
+        epsilon, delta = as_number(self.epsilon), as_number(self.delta)
+        if not SMALLEST <= epsilon <= LARGEST:
             raise InvalidInput(
-                f"The budget's epsilon is {self.epsilon!r}, but must be a positive number: give one."
+                f"The budget's epsilon is {self.epsilon!r}, but must be a number from 1e-100 to 1e100: give one."
             )
-        if not (isinstance(self.delta, int | float) and 0.0 <= self.delta < 1.0):
+        if not 0.0 <= delta < 1.0:
             raise InvalidInput(
                 f"The budget's delta is {self.delta!r}, but must be from 0 to below 1: give such a delta."
             )
         if self.queries is not None and checked_count(self.queries) < 1:
             raise InvalidInput(
-                f"The budget is for {self.queries!r} queries, but must be for at least 1, or None."
+                f"The budget is for {self.queries!r} queries, but must be for at least 1, or None: give one."
             )
+        object.__setattr__(self, "epsilon", epsilon)
+        object.__setattr__(self, "delta", delta)
+        object.__setattr__(self, "queries", None if self.queries is None else int(self.queries))
 
     def in_currency(self, currency: Currency, reading: Reading = "proven") -> Cost:
         """Return the total: epsilon, the mu within (epsilon, delta), or mu = epsilon as published."""
@@ -113,9 +125,17 @@ def queries_affordable(total: Cost, per_query_cost: Cost) -> int:
 
 
 def total_needed(per_query_cost: Cost, queries: int) -> Cost:
-    """Return the total that pays for this many queries: the inverse of `queries_affordable`, rounded up.
+    """Return the smallest total that pays for this many queries: the inverse of `queries_affordable`.
+
+    `queries_affordable(total_needed(cost, k), cost) >= k`, though a charge is rounded up to the meter's units.
 
     >>> total_needed(GaussianCost(0.1), 100)
     GaussianCost(mu=1.0)
     """
-    return per_query_cost.times(queries)
+    count = checked_count(queries)
+    if not 1 <= count <= LIMIT:
+        raise InvalidInput(f"A total for {queries!r} queries was asked for, but it must be for 1 to {LIMIT}.")
+    amount = per_query_cost.amount * Fraction(LIMIT, LIMIT // count)
+    if isinstance(per_query_cost, PureCost):
+        return PureCost(rounded_up(amount))
+    return GaussianCost(root_rounded_up(amount))

@@ -8,12 +8,12 @@ Thakurta 2022). (epsilon, delta) is no currency: it is derived at the edge, see
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Literal
 
-from quietmax.accounting.decimals import checked_amount, decimal, root_rounded_up, rounded_up
+from quietmax.accounting.decimals import as_number, checked_amount, decimal, root_rounded_up, rounded_up
 from quietmax.accounting.gaussian import pure_as_gaussian
 from quietmax.errors import InvalidInput
 
@@ -89,7 +89,8 @@ Cost = PureCost | GaussianCost
 
 def checked_count(count: int) -> int:
     """Return `count` as an int, refusing what is not a whole number from 0 up."""
-    if isinstance(count, bool) or int(count) != count or count < 0:
+    number = as_number(count)
+    if isinstance(count, bool) or not 0.0 <= number < 2.0**53 or number != int(number):
         raise InvalidInput(
             f"The number of releases is {count!r}, but must be a whole number from 0 up: give one."
         )
@@ -115,7 +116,7 @@ def compose(costs: Iterable[Cost]) -> Cost:
     return GaussianCost(root_rounded_up(sum((step.as_gaussian().amount for step in steps), Fraction(0))))
 
 
-def cost_from_json(record: dict[str, str | float]) -> Cost:
+def cost_from_json(record: Mapping[str, str | float]) -> Cost:
     """Return the cost that `to_json` wrote.
 
     >>> cost_from_json(PureCost(1.0).to_json())

@@ -27,17 +27,20 @@ def decimal(value: float) -> Fraction:
     return Fraction(repr(float(value)))
 
 
+def as_number(value: float) -> float:
+    """Return `value` as a float; NaN if it is no number."""
+    try:
+        return float(value) if not isinstance(value, str | bytes) else math.nan
+    except (TypeError, ValueError):
+        return math.nan
+
+
 def checked_amount(value: float, name: str) -> float:
     """Return `value` as a float, refusing what is not 0 or a number from 1e-100 to 1e100."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
+    number = as_number(value)
     if number == 0.0 or SMALLEST <= number <= LARGEST:
         return abs(number)
-    raise InvalidInput(
-        f"{name} is {value!r}, but must be 0 or a number from 1e-100 to 1e100: give such a number."
-    )
+    raise InvalidInput(f"{name} is {value!r}, but must be 0 or a number from 1e-100 to 1e100: give such one.")
 
 
 def rounded_up(value: Fraction) -> float:

@@ -19,6 +19,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import erfcx, erfinv, log_expit, ndtr, ndtri, ndtri_exp
 
+from quietmax.accounting.decimals import as_number
 from quietmax.errors import InvalidInput
 
 SMALLEST_DELTA = 1e-300
@@ -51,7 +52,7 @@ def _log_delta(mu: float, x: float) -> float:
 
 
 def _checked(value: float, name: str, low: float, high: float, low_allowed: bool) -> float:
-    number = float(value)
+    number = as_number(value)
     if (low < number or (low_allowed and number == low)) and number < high:
         return number
     bound = "at least" if low_allowed else "more than"
@@ -176,4 +177,4 @@ def bounded_range_as_gaussian(epsilon: float) -> float:
     >>> round(bounded_range_as_gaussian(0.01) / 0.01, 4)
     0.6267
     """
-    return pure_as_gaussian(0.5 * epsilon)
+    return pure_as_gaussian(0.5 * as_number(epsilon))

@@ -1,0 +1,123 @@
+"""A guarantee says what is claimed, whether it holds, and why; it survives JSON, copying and pickling."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quietmax.accounting import GaussianCost, Guarantee, PureCost, delta_of, epsilon_of
+from quietmax.errors import InvalidInput
+
+PURE = Guarantee.of(PureCost(1.0), status="proven", because="Laplace mechanism, theory section 3.")
+GAUSSIAN = Guarantee.of(
+    GaussianCost(0.5),
+    status="conditional",
+    because="The bound on one logit is assumed, theory section 2.2.",
+    parameters={"logit_sensitivity": 0.358, "classes": 2, "shape": [784, 128, 2]},
+    assumptions=("one record moves a logit by at most 0.358",),
+)
+
+
+@pytest.mark.parametrize("claim", [PURE, GAUSSIAN])
+def test_a_guarantee_survives_json_pickling_and_copying(claim):
+    assert Guarantee.from_json(json.loads(json.dumps(claim.to_json()))) == claim
+    assert pickle.loads(pickle.dumps(claim)) == claim
+    assert copy.deepcopy(claim) == claim
+    assert hash(copy.deepcopy(claim)) == hash(claim)
+
+
+def test_a_guarantee_keeps_its_own_copy_of_the_parameters():
+    parameters = {"classes": 2}
+    claim = Guarantee.of(PureCost(1.0), status="proven", because="x", parameters=parameters)
+    parameters["classes"] = 3
+    assert claim.parameters == {"classes": 2}
+
+
+def test_the_gaussian_claim_is_derived_by_the_closed_form():
+    assert GAUSSIAN.at_epsilon(1.0) == delta_of(0.5, 1.0)
+    assert GAUSSIAN.at_delta(1e-5) == epsilon_of(0.5, 1e-5)
+    assert GAUSSIAN.at_delta(0.0) == math.inf
+    assert GAUSSIAN.cost == GaussianCost(0.5)
+
+
+@given(st.floats(1e-3, 20.0), st.floats(0.0, 20.0))
+def test_the_pure_claim_is_derived_from_the_worst_case_randomised_response(claimed, epsilon):
+    claim = Guarantee.of(PureCost(claimed), status="proven", because="x")
+    right = math.exp(claimed) / (1 + math.exp(claimed))
+    wrong = 1 / (1 + math.exp(claimed))
+    worst = max(0.0, right - math.exp(epsilon) * wrong)
+    assert claim.at_epsilon(epsilon) == pytest.approx(worst, abs=1e-9)
+    delta = claim.at_epsilon(epsilon)
+    if delta > 0.0:
+        assert claim.at_delta(delta) == pytest.approx(epsilon, abs=1e-6)
+    assert claim.at_delta(0.0) == claimed
+
+
+def test_an_extra_delta_is_added_to_every_derived_delta():
+    for cost in (PureCost(1.0), GaussianCost(1.0)):
+        plain = Guarantee.of(cost, status="proven", because="x")
+        extra = Guarantee.of(cost, status="proven", because="x", extra_delta=1e-6)
+        assert extra.at_epsilon(2.0) == pytest.approx(plain.at_epsilon(2.0) + 1e-6, rel=1e-12)
+        assert extra.at_delta(1e-5) == pytest.approx(plain.at_delta(9e-6), rel=1e-9)
+        assert extra.at_delta(1e-7) == math.inf
+
+
+def test_a_guarantee_can_be_weakened_but_never_strengthened():
+    weaker = PURE.weakened("conditional", "Seeded noise, theory section 3.5.", ("the seed is secret",))
+    assert (weaker.status, weaker.epsilon) == ("conditional", 1.0)
+    assert weaker.assumptions == ("the seed is secret",)
+    with pytest.raises(InvalidInput):
+        weaker.weakened("proven", "It would be nice.")
+    with pytest.raises(InvalidInput):
+        PURE.weakened("excellent", "It would be nice.")
+
+
+def test_the_text_names_status_definition_numbers_and_reason():
+    text = str(GAUSSIAN.weakened("refuted", "Exact log-ratios survive, theory section 2.1."))
+    for part in ("refuted", "0.5-Gaussian", "add-remove", "epsilon 1.99 at delta 1e-05", "section 2.1"):
+        assert part in text
+    assert str(PURE).startswith("proven: 1-differential privacy")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"definition": "zcdp", "epsilon": 1.0, "because": "x"},
+        {"definition": "pure", "mu": 1.0, "because": "x"},
+        {"definition": "gaussian", "epsilon": 1.0, "because": "x"},
+        {"definition": "pure", "epsilon": 1.0, "mu": 1.0, "because": "x"},
+        {"definition": "pure", "epsilon": -1.0, "because": "x"},
+        {"definition": "pure", "epsilon": 1.0, "because": " "},
+        {"definition": "pure", "epsilon": 1.0, "because": "x", "status": "hoped"},
+        {"definition": "pure", "epsilon": 1.0, "because": "x", "neighbours": "replace-one"},
+        {"definition": "pure", "epsilon": 1.0, "because": "x", "extra_delta": 1.0},
+    ],
+)
+def test_an_ill_formed_guarantee_is_refused(fields):
+    with pytest.raises(InvalidInput):
+        Guarantee(**fields)
+
+
+def test_a_record_with_missing_or_unknown_fields_is_refused():
+    record = PURE.to_json()
+    with pytest.raises(InvalidInput):
+        Guarantee.from_json({**record, "colour": "blue"})
+    del record["because"]
+    with pytest.raises(InvalidInput):
+        Guarantee.from_json(record)
+
+
+@pytest.mark.parametrize("claim", [PURE, GAUSSIAN])
+def test_asking_at_impossible_values_is_refused(claim):
+    for bad in (-0.1, 1.0, math.nan):
+        with pytest.raises(InvalidInput):
+            claim.at_delta(bad)
+    for bad in (-0.1, math.nan, math.inf):
+        with pytest.raises(InvalidInput):
+            claim.at_epsilon(bad)
