@@ -52,12 +52,13 @@ def measure_accuracy_loss(
     repeats: int = 10,
     epsilons: Sequence[float] = EPSILONS,
     data_dir: str | Path | None = None,
+    download: bool = False,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[LossCurve]:
     """Train ``repeats`` convexified networks once; answer every test record once per epsilon and noise."""
     registered = dataset(name)
-    records = load_records(name, data_dir=data_dir)
+    records = load_records(name, data_dir=data_dir, download=download)
     splits = [split(records, size=registered.records, seed=seed + repeat) for repeat in range(repeats)]
     settings = TrainingSettings(loss=Convexified(registered.alpha))
     models = train_many(splits, settings=settings, progress=progress)

@@ -47,7 +47,7 @@ class Accuracies:
                         f"{loss} {part} accuracy",
                         printed,
                         float(values.mean()),
-                        abs(values.mean() - printed) <= TOLERANCE,
+                        bool(abs(values.mean() - printed) <= TOLERANCE),
                         spread=spread,
                     )
                 )
@@ -64,6 +64,7 @@ def measure_accuracies(
     repeats: int = 10,
     records: int | None = None,
     data_dir: str | Path | None = None,
+    download: bool = False,
     settings: TrainingSettings | None = None,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
@@ -74,7 +75,7 @@ def measure_accuracies(
     registered = dataset(name)
     base = settings or TrainingSettings()
     losses: dict[str, Loss] = {"original": CrossEntropy(), "convexified": Convexified(registered.alpha)}
-    everything = load_records(name, data_dir=data_dir)
+    everything = load_records(name, data_dir=data_dir, download=download)
     size = records or registered.records
     splits = [split(everything, size=size, seed=seed + repeat) for repeat in range(repeats)]
     groups = [splits[start : start + _AT_ONCE] for start in range(0, repeats, _AT_ONCE)]

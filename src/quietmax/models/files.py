@@ -41,7 +41,7 @@ def save_model(model: Model, folder: str | Path, *, overwrite: bool = False) -> 
         "records": model.records,
         "dataset": model.dataset,
         "seed": model.seed,
-        "encoding": None if model.encoding is None else model.encoding.to_json(),
+        "encoding": None if model.encoding is None else json.loads(model.encoding.to_json()),
         "image_shape": model.image_shape,
     }
     return write_folder(folder, description, dict(model.network.parameters()), overwrite=overwrite)
@@ -73,7 +73,7 @@ def load_model(folder: str | Path) -> Model:
             int(description["records"]),
             str(description["dataset"]),
             int(description["seed"]),
-            None if encoding is None else Encoding.from_json(encoding),
+            None if encoding is None else Encoding.from_json(json.dumps(encoding)),
             None if description["image_shape"] is None else tuple(description["image_shape"]),
         )
     except (KeyError, TypeError, ValueError) as problem:

@@ -1,0 +1,116 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from quietmax.errors import InvalidInput
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the data files; default: QUIETMAX_DATA, else the user's cache folder."),
+]
+Download = Annotated[bool, typer.Option("--download", help="Fetch missing official files first.")]
+Seed = Annotated[
+    int, typer.Option(min=0, help="Fixes the split, the initial weights and the order of records.")
+]
+Names = Annotated[
+    list[str] | None,
+    typer.Option("--datasets", help="One or more data sets, as in: --datasets mnist location."),
+]
+
+_OWN = "Own table"
+Label = Annotated[str | None, typer.Option(help="The label column.", rich_help_panel=_OWN)]
+Classes = Annotated[
+    str | None, typer.Option(help="The classes in order, as in no,yes.", rich_help_panel=_OWN)
+]
+Bounds = Annotated[
+    list[str] | None,
+    typer.Option(help="Public bounds of a numeric column, column=low:high; repeat.", rich_help_panel=_OWN),
+]
+Categories = Annotated[
+    list[str] | None,
+    typer.Option(help="Public categories of a column, column=a,b,c; repeat.", rich_help_panel=_OWN),
+]
+Ignore = Annotated[
+    list[str] | None, typer.Option(help="A column that is not a feature; repeat.", rich_help_panel=_OWN)
+]
+Identifier = Annotated[
+    str | None, typer.Option(help="The column that tells people apart.", rich_help_panel=_OWN)
+]
+Schema = Annotated[
+    Path | None,
+    typer.Option(help="A TOML or JSON file with all of these declarations.", rich_help_panel=_OWN),
+]
+Measure = Annotated[
+    bool,
+    typer.Option(
+        "--measure",
+        help="Read what is not declared off the records; a guarantee is then conditional.",
+        rich_help_panel=_OWN,
+    ),
+]
+
+
+def table_options(
+    label: str | None,
+    classes: str | None,
+    bounds: list[str] | None,
+    categories: list[str] | None,
+    ignore: list[str] | None,
+    identifier: str | None,
+    schema: Path | None,
+    measure: bool,
+) -> dict[str, Any]:
+    """The declarations about an own table that were given, as `quietmax.load` takes them."""
+    given = {
+        "label": label,
+        "classes": [name.strip() for name in classes.split(",")] if classes else None,
+        "bounds": column_bounds(bounds),
+        "categories": column_categories(categories),
+        "ignore": ignore,
+        "identifier": identifier,
+        "schema": schema,
+        "measure": measure,
+    }
+    return {name: value for name, value in given.items() if value}
+
+
+def column_bounds(texts: list[str] | None) -> dict[str, tuple[float, float]]:
+    """Read ``column=low:high``.
+
+    >>> column_bounds(["age=0:100"])
+    {'age': (0.0, 100.0)}
+    """
+    bounds = {}
+    for text in texts or []:
+        name, _, span = text.rpartition("=")
+        low, _, high = span.partition(":")
+        try:
+            bounds[name] = (float(low), float(high))
+        except ValueError:
+            raise InvalidInput(
+                f"--bounds {text!r} is not of the form column=low:high, as in age=0:100."
+            ) from None
+    return bounds
+
+
+def column_categories(texts: list[str] | None) -> dict[str, tuple[str, ...]]:
+    """Read ``column=first,second,...``.
+
+    >>> column_categories(["sex=Female,Male"])
+    {'sex': ('Female', 'Male')}
+    """
+    categories = {}
+    for text in texts or []:
+        name, equals, values = text.partition("=")
+        if not equals or not name or not values:
+            raise InvalidInput(
+                f"--categories {text!r} is not of the form column=first,second, as in sex=Female,Male."
+            )
+        categories[name] = tuple(value.strip() for value in values.split(","))
+    return categories
