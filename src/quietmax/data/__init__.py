@@ -1,12 +1,15 @@
 """Records in: registered data sets, the user's own tables, public encodings, deterministic splits."""
 
 from quietmax.data.columns import CategoricalColumn, NumericColumn
+from quietmax.data.download import fetch
 from quietmax.data.encoding import Encoding
 from quietmax.data.files import Download, Part, Source, default_data_dir
 from quietmax.data.loading import load, load_records
 from quietmax.data.records import Records, Split
 from quietmax.data.registry import DataSet, Status, dataset, datasets, status
+from quietmax.data.schema import Schema
 from quietmax.data.splits import split
+from quietmax.data.tables import Table, is_table_path, read_table
 
 __all__ = [
     "CategoricalColumn",
@@ -16,14 +19,19 @@ __all__ = [
     "NumericColumn",
     "Part",
     "Records",
+    "Schema",
     "Source",
     "Split",
     "Status",
+    "Table",
     "dataset",
     "datasets",
     "default_data_dir",
+    "fetch",
+    "is_table_path",
     "load",
     "load_records",
+    "read_table",
     "split",
     "status",
 ]

@@ -25,7 +25,7 @@ class Encoding:
     `measurements` names everything in it that was read off the records instead of given; a guarantee for a
     model that uses such an encoding holds only if these things are public after all.
 
-    >>> encoding = Encoding((NumericColumn("age", 0, 100, missing=False),), label="ill", classes=("no", "yes"))
+    >>> encoding = Encoding((NumericColumn("age", 0, 100, missing=False),), "ill", ("no", "yes"))
     >>> encoding.encode(pd.DataFrame({"age": [25, 250]}))
     array([[0.25],
            [1.  ]], dtype=float32)

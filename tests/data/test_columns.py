@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quietmax.data import CategoricalColumn, NumericColumn
+from quietmax.data.columns import Column
+from quietmax.errors import InvalidInput
+
+Refusal = Callable[..., str]
+
+
+def encoded(column: Column, values: object) -> list[list[float]]:
+    series = values if isinstance(values, pd.Series) else pd.Series(values)
+    features = np.zeros((len(series), len(column.feature_names)), dtype=np.float32)
+    column.encode(series, features)
+    return features.tolist()
+
+
+def test_numbers_are_scaled_by_the_public_bounds_and_clipped_to_them() -> None:
+    column = NumericColumn("age", 20, 60, missing=False)
+    assert encoded(column, [20, 30, 60, -5, 1e9]) == [[0], [0.25], [1], [0], [1]]
+
+
+def test_logarithmic_scale_is_the_logarithm_of_the_distance_from_the_lower_bound() -> None:
+    column = NumericColumn("gain", 10, 109, scale="log", missing=False)
+    expected = [[0], [math.log(10) / math.log(100)], [1]]
+    np.testing.assert_allclose(encoded(column, [10, 19, 109]), expected, rtol=1e-6)
+
+
+def test_an_edge_belongs_to_the_interval_above_it() -> None:
+    column = NumericColumn("age", 0, 100, edges=(30, 60), missing=False)
+    assert column.feature_names == ("age>=0", "age>=30", "age>=60")
+    assert encoded(column, [29.9, 30, 59, 60, 1000]) == [
+        [1, 0, 0],
+        [0, 1, 0],
+        [0, 1, 0],
+        [0, 0, 1],
+        [0, 0, 1],
+    ]
+
+
+def test_a_missing_number_becomes_the_lower_bound_and_is_marked() -> None:
+    assert encoded(NumericColumn("age", 0, 10), [5, None]) == [[0.5, 0], [0, 1]]
+    assert encoded(NumericColumn("age", 0, 10, missing=False), [5, None]) == [[0.5], [0]]
+    assert encoded(NumericColumn("age", 0, 10, edges=(5,)), [1, None]) == [[1, 0, 0], [0, 0, 1]]
+
+
+@pytest.mark.parametrize("marker", ["", " ", "?", "NA", "N/A", "null", "NULL"])
+def test_every_marker_of_a_missing_value_is_one_in_numbers_and_categories(marker: str) -> None:
+    assert encoded(NumericColumn("age", 0, 10), ["5", marker]) == [[0.5, 0], [0, 1]]
+    assert encoded(CategoricalColumn("sex", ("f", "m")), ["m", marker]) == [[0, 1, 0], [0, 0, 1]]
+
+
+def test_a_marker_that_is_declared_as_a_category_is_that_category() -> None:
+    assert encoded(CategoricalColumn("country", ("NA", "DE")), ["NA", "DE", ""]) == [
+        [1, 0, 0],
+        [0, 1, 0],
+        [0, 0, 1],
+    ]
+
+
+def test_numbers_written_as_text_are_numbers() -> None:
+    column = NumericColumn("age", 0, 10, missing=False)
+    assert encoded(column, [" 5", "1e1", "2.5 ", "-3"]) == [[0.5], [1], [0.25], [0]]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [["5", "elderly"], ["5", "nan"], ["5", "inf"], [5.0, math.inf], [5.0, -math.inf], ["5", "1,000"]],
+)
+def test_what_is_no_finite_number_is_refused_without_showing_it(
+    values: list[object], refusal: Refusal
+) -> None:
+    sentence = refusal(lambda: encoded(NumericColumn("age", 0, 10), values), InvalidInput)
+    assert "'age'" in sentence
+    assert "record 2" in sentence
+    assert str(values[1]) not in sentence.replace("finite", "")
+
+
+def test_categories_become_one_feature_each_and_unknown_ones_all_zeros() -> None:
+    column = CategoricalColumn("sex", ("Female", "Male"))
+    assert column.feature_names == ("sex=Female", "sex=Male", "sex missing")
+    assert encoded(column, ["Male", " Female ", "Martian", None]) == [
+        [0, 1, 0],
+        [1, 0, 0],
+        [0, 0, 0],
+        [0, 0, 1],
+    ]
+
+
+def test_codes_are_evenly_spaced_and_zero_is_left_for_unknown_and_missing() -> None:
+    column = CategoricalColumn("size", ("S", "M", "L", "XL"), style="codes", missing=False)
+    assert encoded(column, ["S", "M", "L", "XL", "?", "XXL"]) == [[0.25], [0.5], [0.75], [1], [0], [0]]
+
+
+def test_whole_numbers_match_categories_whatever_their_type() -> None:
+    column = CategoricalColumn("grade", ("1", "2"), missing=False)
+    for values in ([1, 2], [1.0, 2.0], ["1", "2"]):
+        assert encoded(column, values) == [[1, 0], [0, 1]]
+    assert encoded(column, pd.Series(["1", "2"], dtype="category")) == [[1, 0], [0, 1]]
+    assert encoded(CategoricalColumn("ill", ("True", "False"), missing=False), [True, False]) == [
+        [1, 0],
+        [0, 1],
+    ]
+
+
+@given(
+    values=st.lists(st.floats(allow_nan=False, allow_infinity=False) | st.none(), min_size=1),
+    low=st.floats(-1e6, 1e6),
+    width=st.floats(1e-3, 1e6),
+    scale=st.sampled_from(["linear", "log"]),
+)
+def test_a_numeric_feature_always_lies_between_zero_and_one(
+    values: list[float | None], low: float, width: float, scale: str
+) -> None:
+    column = NumericColumn("x", low, low + width, scale=scale)  # type: ignore[arg-type]
+    features = np.array(encoded(column, pd.Series(values, dtype=object)))
+    assert ((features >= 0) & (features <= 1)).all()
+
+
+@given(values=st.lists(st.floats(0, 10) | st.none(), min_size=2), changed=st.integers(0, 100))
+def test_the_features_of_a_record_depend_on_no_other_record(values: list[float | None], changed: int) -> None:
+    column, row = NumericColumn("x", 2, 8, edges=(3, 5)), changed % len(values)
+    others = [value for index, value in enumerate(values) if index != row]
+    before, after = (
+        encoded(column, pd.Series(values, dtype=object)),
+        encoded(column, pd.Series(others, dtype=object)),
+    )
+    assert before[:row] + before[row + 1 :] == after
+
+
+@pytest.mark.parametrize("bounds", [(1, 1), (2, 1), (0, math.inf), (math.nan, 1)])
+def test_bounds_that_bound_nothing_are_refused(bounds: tuple[float, float], refusal: Refusal) -> None:
+    assert "bounds of column 'age'" in refusal(lambda: NumericColumn("age", *bounds), InvalidInput)
+
+
+@pytest.mark.parametrize("edges", [(0,), (11,), (5, 5), (6, 5)])
+def test_edges_that_do_not_rise_between_the_bounds_are_refused(
+    edges: tuple[float, ...], refusal: Refusal
+) -> None:
+    assert "edges of column 'age'" in refusal(lambda: NumericColumn("age", 0, 10, edges=edges), InvalidInput)
+
+
+def test_an_unknown_scale_or_style_is_refused(refusal: Refusal) -> None:
+    assert "'cubic'" in refusal(lambda: NumericColumn("age", 0, 1, scale="cubic"), InvalidInput)  # type: ignore[arg-type]
+    assert "'hash'" in refusal(lambda: CategoricalColumn("sex", ("f",), style="hash"), InvalidInput)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("categories", [(), ("a", "a")])
+def test_categories_must_be_different_and_at_least_one(categories: tuple[str, ...], refusal: Refusal) -> None:
+    assert "categories of column 'sex'" in refusal(lambda: CategoricalColumn("sex", categories), InvalidInput)

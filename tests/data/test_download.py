@@ -1,0 +1,209 @@
+"""Fetching from a real HTTP server on this machine that misbehaves as told."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quietmax.data import Download, fetch
+from quietmax.errors import DataUnavailable
+
+Refusal = Callable[..., str]
+CONTENT = np.random.default_rng(0).bytes(900_001)
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Server(ThreadingHTTPServer):
+    """Serves CONTENT; `cuts` says after how many bytes each answer is broken off."""
+
+    daemon_threads = True
+    content = CONTENT
+    ranges = True
+    length = True
+    status = 200
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.cuts: list[int] = []
+        self.asked: list[str | None] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/file.bin"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.0"
+
+    def do_GET(self) -> None:
+        server, asked = self.server, self.headers.get("Range")
+        server.asked.append(asked)
+        if server.status != 200:
+            self.send_error(server.status)
+            return
+        start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and server.ranges else 0
+        if start >= len(server.content) and start:
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(server.content)}")
+            self.end_headers()
+            return
+        body = server.content[start:]
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header(
+                "Content-Range", f"bytes {start}-{len(server.content) - 1}/{len(server.content)}"
+            )
+        if server.length:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: server.cuts.pop(0)] if server.cuts else body)
+
+    def log_message(self, *_args: object) -> None:
+        return
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def official(server: Server, sha256: str | None = SHA256) -> Download:
+    return Download("file.bin", server.url, sha256)
+
+
+def test_a_file_is_fetched_into_a_new_folder_with_progress(server: Server, tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int | None]] = []
+    path = fetch(official(server), tmp_path / "new" / "folder", progress=lambda *step: seen.append(step))
+    assert path == tmp_path / "new" / "folder" / "file.bin"
+    assert path.read_bytes() == CONTENT
+    assert list(path.parent.iterdir()) == [path]
+    assert [step[1] for step in seen] == sorted(step[1] for step in seen)
+    assert seen[-1] == ("file.bin", len(CONTENT), len(CONTENT))
+    assert len(seen) > 2
+
+
+def test_a_file_that_is_there_is_not_fetched_again(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.bin").write_bytes(b"mine")
+    assert fetch(official(server), tmp_path).read_bytes() == b"mine"
+    assert server.asked == []
+
+
+def test_a_broken_transfer_goes_on_where_it_stopped(server: Server, tmp_path: Path) -> None:
+    server.cuts = [300_000, 200_000]
+    assert fetch(official(server), tmp_path).read_bytes() == CONTENT
+    assert server.asked == [None, "bytes=300000-", "bytes=500000-"]
+
+
+def test_a_part_left_by_an_earlier_run_is_continued(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.bin.part").write_bytes(CONTENT[:700_000])
+    assert fetch(official(server), tmp_path).read_bytes() == CONTENT
+    assert server.asked == ["bytes=700000-"]
+    assert not (tmp_path / "file.bin.part").exists()
+
+
+def test_what_arrived_is_kept_when_the_server_goes_away_and_continued_later(
+    server: Server, tmp_path: Path, refusal: Refusal
+) -> None:
+    server.cuts = [400_000, 0, 0, 0]
+    sentence = refusal(lambda: fetch(official(server), tmp_path), DataUnavailable)
+    assert "400000" in sentence
+    assert (tmp_path / "file.bin.part").read_bytes() == CONTENT[:400_000]
+    assert not (tmp_path / "file.bin").exists()
+    assert fetch(official(server), tmp_path).read_bytes() == CONTENT
+    assert server.asked[-1] == "bytes=400000-"
+
+
+def test_a_server_that_cannot_continue_is_asked_for_the_whole_file(server: Server, tmp_path: Path) -> None:
+    server.ranges = False
+    (tmp_path / "file.bin.part").write_bytes(b"old" * 1_000)
+    assert fetch(official(server), tmp_path).read_bytes() == CONTENT
+
+
+def test_a_server_that_states_no_length_is_believed_up_to_the_checksum(
+    server: Server, tmp_path: Path, refusal: Refusal
+) -> None:
+    server.length = False
+    assert fetch(official(server), tmp_path / "whole").read_bytes() == CONTENT
+    server.cuts = [1_000]
+    assert "checksum" in refusal(lambda: fetch(official(server), tmp_path / "cut"), DataUnavailable)
+
+
+def test_a_part_that_is_already_whole_becomes_the_file(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.bin.part").write_bytes(CONTENT)
+    assert fetch(official(server), tmp_path).read_bytes() == CONTENT
+
+
+def test_a_part_longer_than_the_file_is_thrown_away(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.bin.part").write_bytes(CONTENT + b"more")
+    assert fetch(official(server), tmp_path).read_bytes() == CONTENT
+    assert server.asked == [f"bytes={len(CONTENT) + 4}-", None]
+
+
+def test_a_wrong_checksum_leaves_nothing_behind(server: Server, tmp_path: Path, refusal: Refusal) -> None:
+    sentence = refusal(lambda: fetch(official(server, "0" * 64), tmp_path), DataUnavailable)
+    assert SHA256 in sentence
+    assert "0" * 64 in sentence
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_part_of_another_file_ends_in_a_wrong_checksum_and_the_next_try_succeeds(
+    server: Server, tmp_path: Path, refusal: Refusal
+) -> None:
+    (tmp_path / "file.bin.part").write_bytes(b"x" * 1_000)
+    assert "checksum" in refusal(lambda: fetch(official(server), tmp_path), DataUnavailable)
+    assert list(tmp_path.iterdir()) == []
+    assert fetch(official(server), tmp_path).read_bytes() == CONTENT
+
+
+def test_a_file_without_known_checksum_is_accepted(server: Server, tmp_path: Path) -> None:
+    assert fetch(official(server, None), tmp_path).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("status", [403, 404, 500])
+def test_an_answer_that_is_not_the_file_is_refused(
+    server: Server, tmp_path: Path, status: int, refusal: Refusal
+) -> None:
+    server.status = status
+    sentence = refusal(lambda: fetch(official(server), tmp_path), DataUnavailable)
+    assert str(status) in sentence
+    assert server.url in sentence
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_connection_is_one_sentence(tmp_path: Path, refusal: Refusal) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    download = Download("file.bin", f"http://127.0.0.1:{port}/file.bin", SHA256)
+    sentence = refusal(lambda: fetch(download, tmp_path), DataUnavailable)
+    assert "refused" in sentence
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_silent_server_is_given_up(tmp_path: Path, refusal: Refusal) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        download = Download("file.bin", f"http://127.0.0.1:{silent.getsockname()[1]}/file.bin", SHA256)
+        sentence = refusal(lambda: fetch(download, tmp_path, timeout=0.2), DataUnavailable)
+    assert "timed out" in sentence
+
+
+def test_a_folder_that_cannot_be_written_is_refused(server: Server, tmp_path: Path, refusal: Refusal) -> None:
+    (tmp_path / "taken").write_text("a file, not a folder")
+    sentence = refusal(lambda: fetch(official(server), tmp_path / "taken" / "below"), DataUnavailable)
+    assert "cannot be written" in sentence
+    assert server.asked == []

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quietmax.data import (
+    DataSet,
+    Download,
+    Part,
+    Records,
+    Source,
+    dataset,
+    datasets,
+    load,
+    load_records,
+    status,
+)
+from quietmax.errors import DataUnavailable, InvalidInput
+
+Refusal = Callable[..., str]
+
+PAPER = """
+adult,10000,14,2,20,1
+mnist,10000,784,10,50,1
+location,1200,446,30,30,1
+purchase-2,10000,594,2,20,1
+purchase-10,10000,594,10,20,5
+purchase-20,10000,594,20,20,5
+purchase-50,10000,594,50,20,5
+purchase-100,10000,594,100,20,5
+cifar-10,10000,3072,10,100,2
+cifar-100,10000,3072,100,100,1
+texas,10000,6169,100,10,4
+"""
+
+
+def read_points(source: Source) -> Records:
+    content = source.contents([Part("points.txt")])["points.txt"]
+    numbers = np.array(content.split(), dtype=np.float32)
+    return Records("points", numbers[:, None], (numbers > 5).astype(np.int64), 2)
+
+
+POINTS = DataSet(
+    name="points",
+    title="Points on a line",
+    records=4,
+    features=1,
+    classes=2,
+    shadow_models=2,
+    alpha=1,
+    read=read_points,
+    available=10,
+    needs=((Part("points.txt"),),),
+)
+
+
+def points() -> DataSet:
+    return POINTS
+
+
+def broken() -> DataSet:
+    raise RuntimeError("no such thing")
+
+
+@pytest.fixture
+def plug_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def install(*values: str) -> None:
+        entries = [EntryPoint(value.rpartition(":")[2], value, "quietmax.datasets") for value in values]
+        monkeypatch.setattr(
+            "quietmax.data.registry.entry_points",
+            lambda group: entries if group == "quietmax.datasets" else [],
+        )
+
+    return install
+
+
+def test_the_configurations_are_those_of_the_paper() -> None:
+    registered = [
+        f"{known.name},{known.records},{known.features},{known.classes},{known.shadow_models},{known.alpha}"
+        for known in datasets().values()
+        if known.name != "mnist-5k"
+    ]
+    assert registered == PAPER.split()
+
+
+def test_purchase_keeps_the_formula_number_of_features_apart_from_the_file_one() -> None:
+    purchase = dataset("purchase-50")
+    assert (purchase.features, purchase.width) == (594, 600)
+    assert "594" in purchase.note
+
+
+def test_every_needed_file_can_be_downloaded_or_comes_with_a_package() -> None:
+    for known in datasets().values():
+        offered = {download.name for download in known.downloads}
+        for alternatives in known.needs:
+            names = {name for part in alternatives for name in (part.name, f"{part.name}.gz", part.archive)}
+            assert names & offered, known.name
+
+
+@pytest.mark.parametrize("name", ["Adult", "minst", "purchase", "cifar10", "purchase-30", "MNIST-5K"])
+def test_an_unknown_name_is_refused_with_the_nearest_one(name: str, refusal: Refusal) -> None:
+    sentence = refusal(lambda: load(name), InvalidInput)
+    assert f"'{name}'" in sentence
+    assert "did you mean" in sentence
+
+
+def test_a_name_like_no_other_is_refused_with_all_names(refusal: Refusal) -> None:
+    sentence = refusal(lambda: load("zzzzzzz"), InvalidInput)
+    assert all(name in sentence for name in datasets())
+    assert ".csv" in sentence
+
+
+def test_status_tells_what_is_missing_and_whether_it_comes_along(tmp_path: Path) -> None:
+    assert status("mnist-5k", tmp_path).present
+    adult = status("adult", tmp_path)
+    assert not adult.present
+    assert "adult.data and adult.test" in adult.sentence
+    (tmp_path / "adult.data").write_text("something")
+    assert "lacks adult.test:" in status("adult", tmp_path).sentence
+    (tmp_path / "adult.test").write_text("something")
+    assert status("adult", tmp_path).present
+
+
+def test_status_of_all_data_sets_is_one_sentence_each(tmp_path: Path) -> None:
+    for name in datasets():
+        sentence = status(name, tmp_path).sentence
+        assert "\n" not in sentence
+        assert sentence
+
+
+def test_an_encoding_is_refused_where_there_is_no_choice(refusal: Refusal) -> None:
+    assert "only one encoding" in refusal(lambda: load("mnist-5k", encoding="one-hot"), InvalidInput)
+
+
+def test_options_for_own_files_are_refused_for_registered_data_sets(refusal: Refusal) -> None:
+    assert "'label'" in refusal(lambda: load("mnist-5k", label="digit"), InvalidInput)
+
+
+def test_loading_needs_the_file_and_never_fetches_it_unasked(
+    tmp_path: Path, plug_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch, refusal: Refusal
+) -> None:
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_args, **_more: pytest.fail("asked the network"))
+    for name in ("adult", "mnist", "location", "texas", "cifar-10"):
+        assert "--download" in refusal(lambda n=name: load(n, data_dir=tmp_path), DataUnavailable)
+    plug_in("test_registry:POINTS")
+    assert "lacks points.txt" in refusal(lambda: load("points", data_dir=tmp_path), DataUnavailable)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plug_in_adds_a_data_set_or_a_function_that_makes_one(
+    tmp_path: Path, plug_in: Callable[..., None]
+) -> None:
+    (tmp_path / "points.txt").write_text(" ".join(map(str, range(10))))
+    for value in ("test_registry:POINTS", "test_registry:points"):
+        plug_in(value)
+        assert list(datasets())[-1] == "points"
+        data = load("points", data_dir=tmp_path)
+        assert (len(data.train), len(data.test), len(data.pool)) == (4, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("test_registry:broken", "no such thing"),
+        ("test_registry:PAPER", "failed to load"),
+        ("test_registry:nothing", "failed to load"),
+        ("no_such_module:POINTS", "failed to load"),
+    ],
+)
+def test_a_broken_plug_in_is_reported_and_does_no_harm(
+    plug_in: Callable[..., None], value: str, said: str
+) -> None:
+    plug_in(value)
+    with pytest.warns(UserWarning, match=said):
+        names = list(datasets())
+    assert names[-1] == "mnist-5k"
+
+
+def test_a_plug_in_cannot_replace_a_built_in_data_set(
+    plug_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("test_registry.POINTS", replace(POINTS, name="adult"))
+    plug_in("test_registry:POINTS")
+    with pytest.warns(UserWarning, match="left aside"):
+        assert datasets()["adult"].title.startswith("US Adult")
+
+
+def test_a_missing_file_is_fetched_when_asked_and_then_read(
+    tmp_path: Path, plug_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = " ".join(map(str, range(10))).encode()
+    origin = tmp_path / "origin.txt"
+    origin.write_bytes(content)
+    download = Download("points.txt", origin.as_uri(), hashlib.sha256(content).hexdigest())
+    monkeypatch.setattr("test_registry.POINTS", replace(POINTS, downloads=(download,)))
+    plug_in("test_registry:POINTS")
+    steps: list[int] = []
+    records = load_records(
+        "points",
+        data_dir=tmp_path / "data",
+        download=True,
+        progress=lambda _name, size, _total: steps.append(size),
+    )
+    assert records.features[:, 0].tolist() == list(range(10))
+    assert (tmp_path / "data" / "points" / "points.txt").read_bytes() == content
+    assert steps == [len(content)]
