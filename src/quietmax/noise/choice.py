@@ -29,6 +29,7 @@ from quietmax.noise.source import EXACT, NoiseSource
 STEPS_PER_RANGE = 2.0**20
 CLIP_STEPS = 2.0**45
 ROUNDING_STEPS = 3
+_CELLS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -114,12 +115,21 @@ def _choose(
             "A choice needs the sensitivity or the range_sensitivity of the scores: give one or both."
         )
     grid = _grid(min(spreads), checked_positive(epsilon, "epsilon"))
-    rows = np.ascontiguousarray(np.atleast_2d(array).T)
-    with np.errstate(over="ignore"):  # an infinite gap is clipped like any other
-        gaps = rows.max(axis=0) - rows
-    np.minimum(gaps, CLIP_STEPS * grid.step, out=gaps)
-    gaps /= grid.step
-    np.rint(gaps, out=gaps)
     draw = source.permute_and_flip_choice if flip else source.exponential_choice
-    index = draw(gaps, grid.scale).reshape(array.shape[:-1])
-    return Choice(index, grid.scale / grid.step, grid.step, source.name)
+    rows = np.atleast_2d(array)
+    index = np.empty(len(rows), dtype=np.int64)
+    width = max(1, _CELLS // rows.shape[1])
+    for start in range(0, len(rows), width):
+        part = rows[start : start + width]
+        index[start : start + width] = draw(_gaps(part, grid.step), grid.scale)
+    return Choice(index.reshape(array.shape[:-1]), grid.scale / grid.step, grid.step, source.name)
+
+
+def _gaps(rows: NDArray[np.float64], step: float) -> NDArray[np.float64]:
+    """Return each score's distance from its row's best in whole steps, candidates by rows."""
+    columns = np.ascontiguousarray(rows.T)
+    with np.errstate(over="ignore"):  # an infinite gap is clipped like any other
+        gaps: NDArray[np.float64] = columns.max(axis=0) - columns
+    np.minimum(gaps, CLIP_STEPS * step, out=gaps)
+    gaps /= step
+    return np.rint(gaps, out=gaps)

@@ -82,7 +82,7 @@ def normal_survival(point: Fraction, bits: int) -> Bounds:
     square = point * point
     if square > 2 * bits:
         return Fraction(0), Fraction(1, 1 << bits)  # P(|N| > x) <= exp(-x^2/2)
-    carried = -(-(bits + int(square * 3 / 4) + 64) // 64) * 64
+    carried = -(-(bits + int(square * 3 / 4) + 24) // 64) * 64
     one = 1 << carried
     low_square, high_square = _scaled(square, carried)
     low_power, high_power = _scaled(point, carried)

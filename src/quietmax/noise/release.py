@@ -6,7 +6,8 @@ of the textbook mechanism on the grid, whose L2 (L1) sensitivity is sensitivity/
 and it is *exactly* mu-Gaussian (epsilon-differentially) private: no further delta for the discretisation is
 needed, unlike with the discrete Gaussian of theory section 3.5. Clipping and rounding in this order are safe
 because clipping moves two values no further apart. Turning the whole number into a float afterwards is
-post-processing.
+post-processing. The stated sensitivity must hold for the values as they were computed, rounding errors
+included.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ numpy's generator with ordinary floating-point noise: fast and repeatable, and f
 (floating-point noise leaks: Mironov 2012; Haney et al. 2022; theory section 3.5). Both draw whole numbers of
 grid steps; the grid is chosen in `release` and `choice`.
 
-Run time is a side channel: the exact source takes longer for about one draw in ten thousand, depending on the
-noise drawn and not on the data. Answer after a fixed delay if your clients can time single answers to
+Run time is a side channel. Noise takes longer for about one draw in ten thousand, depending on the digits
+drawn and not on the value it hides; a choice may also take longer for some scores than for others (nearly
+equal cumulative weights, tiny exponentials). Answer after a fixed delay if clients can time single answers to
 microseconds.
 """
 
