@@ -47,6 +47,13 @@ def test_the_label_column_may_have_another_name_in_another_table() -> None:
     assert ENCODING.encode_labels(TABLE.rename(columns={"ill": "truth"}), "truth").tolist() == [1, 0]
 
 
+def test_column_names_that_are_numbers_match_their_text() -> None:
+    encoding = Encoding((NumericColumn("0", 0, 2, missing=False),), "1", ("0", "1"))
+    features, labels = encoding.encode(pd.DataFrame([[1, 1], [2, 0]]), "1")
+    assert features.tolist() == [[0.5], [1]]
+    assert labels.tolist() == [1, 0]
+
+
 def test_an_encoding_survives_json() -> None:
     again = Encoding.from_json(ENCODING.to_json())
     assert again == ENCODING

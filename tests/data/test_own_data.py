@@ -109,6 +109,12 @@ def test_declarations_come_from_a_toml_or_json_file_and_arguments_win(tmp_path: 
     expect_people(path, schema=Schema.of(DECLARED), **dict.fromkeys(DECLARED))
 
 
+def test_empty_declarations_leave_those_of_the_schema_file_as_they_are(tmp_path: Path) -> None:
+    schema = written(tmp_path, json.dumps(DECLARED), "schema.json")
+    nothing: dict[str, Any] = {"label": None, "classes": None, "bounds": {}, "categories": {}, "ignore": []}
+    expect_people(written(tmp_path), schema=schema, **nothing)
+
+
 def test_scales_edges_and_complete_columns_refine_the_features(tmp_path: Path) -> None:
     schema = {**DECLARED, "scales": {"gain": "log"}, "edges": {"age": [30, 50]}, "complete": ["age", "gain"]}
     records = load_records(written(tmp_path), **schema)

@@ -44,6 +44,14 @@ def test_take_keeps_the_asked_order_and_everything_else() -> None:
     assert (taken.name, taken.classes, taken.image_shape, len(taken)) == ("images", 3, (1, 2, 2), 2)
 
 
+def test_take_accepts_a_mask_and_nothing_at_all() -> None:
+    records = some_records(count=4)
+    np.testing.assert_array_equal(
+        records.take(np.array([False, True, False, True])).labels, records.labels[[1, 3]]
+    )
+    assert len(records.take([])) == 0
+
+
 @given(st.permutations(range(12)))
 def test_digest_does_not_depend_on_the_order_of_rows(order: list[int]) -> None:
     records = some_records()

@@ -158,7 +158,7 @@ def _complete_records(source: Source) -> pd.DataFrame:
         tables[-1][LABEL] = tables[-1][LABEL].str.rstrip(".")
         if not tables[-1][LABEL].isin(CLASSES).all():
             raise DataUnavailable(
-                f"{part.name} has lines that do not end in a label {' or '.join(CLASSES)}, it may be cut off; get the "
-                "official file again."
+                f"{part.name} has lines that do not end in a label {' or '.join(CLASSES)}, it may be cut "
+                "off; get the official file again."
             )
     return pd.concat(tables, ignore_index=True).dropna()

@@ -145,6 +145,9 @@ def as_texts(values: pd.Series[Any]) -> NDArray[np.object_]:
     >>> as_texts(pd.Series([1.0, None, 2.5])).tolist()
     ['1', '', '2.5']
     """
+    if isinstance(values.dtype, pd.StringDtype | pd.CategoricalDtype):
+        codes, distinct = pd.factorize(values, use_na_sentinel=False)
+        return np.array([as_text(value) for value in distinct], dtype=object)[codes]
     return np.array([as_text(value) for value in values.tolist()], dtype=object)
 
 

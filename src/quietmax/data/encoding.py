@@ -73,11 +73,12 @@ class Encoding:
         Columns that the encoding does not know are left aside.
         """
         require_columns(table, [column.name for column in self.columns])
+        named = _with_text_names(table)
         features = np.zeros((len(table), len(self.feature_names)), dtype=np.float32)
         start = 0
         for column in self.columns:
             end = start + len(column.feature_names)
-            column.encode(table[column.name], features[:, start:end])
+            column.encode(named[column.name], features[:, start:end])
             start = end
         return features if label is None else (features, self.encode_labels(table, label))
 
@@ -85,7 +86,7 @@ class Encoding:
         """Return the class number of every row, read from the label column."""
         name = self.label if label is None else label
         require_columns(table, [name])
-        texts = as_texts(table[name])
+        texts = as_texts(_with_text_names(table)[name])
         labels = pd.Index(self.classes, dtype=object).get_indexer(pd.Index(texts, dtype=object))
         wrong = np.flatnonzero(labels < 0)
         if wrong.size:
@@ -147,22 +148,25 @@ def _column(entry: Mapping[str, Any]) -> Column:
 def require_columns(table: pd.DataFrame, names: list[str]) -> None:
     """Refuse a table that lacks one of the named columns or has several columns of one name."""
     present = [str(column) for column in table.columns]
+    distinct = set(present)
     repeated = (
-        sorted({name for name in present if present.count(name) > 1})
-        if len(set(present)) < len(present)
-        else []
+        sorted(name for name in distinct if present.count(name) > 1) if len(distinct) < len(present) else []
     )
     if repeated:
         raise InvalidInput(
             f"The table has several columns named {_listed(repeated)}, but every column needs its own name; "
             "rename them."
         )
-    absent = [name for name in names if name not in set(present)]
+    absent = [name for name in names if name not in distinct]
     if absent:
         raise InvalidInput(
             f"The table has no column {_listed(absent)}, its columns are {_listed(present)}; correct the "
             "name or add the column."
         )
+
+
+def _with_text_names(table: pd.DataFrame) -> pd.DataFrame:
+    return table.set_axis([str(name) for name in table.columns], axis=1)
 
 
 def _listed(names: list[str] | tuple[str, ...], limit: int = 30) -> str:

@@ -112,11 +112,13 @@ class Source:
     def _content(self, part: Part, stream: IO[bytes]) -> bytes:
         content = stream.read()
         if not content:
-            raise DataUnavailable(f"The file {self.find(part)} is empty; get the official file again.")
+            raise DataUnavailable(
+                f"The file {self.find(part)} is empty; remove it and get the official file again."
+            )
         if self.verify and part.sha256 not in (None, hashlib.sha256(content).hexdigest()):
             raise DataUnavailable(
                 f"The content of {part.name} in {self.find(part)} does not have the SHA-256 checksum "
-                f"{part.sha256} of the official one; get the official file again."
+                f"{part.sha256} of the official one; remove it and get the official file again."
             )
         return content
 
@@ -134,7 +136,8 @@ def _reading(path: Path) -> Iterator[None]:
             error.strerror if isinstance(error, OSError) and error.strerror else "it is damaged or cut off"
         )
         raise DataUnavailable(
-            f"The file {path} cannot be read ({reason}); make it readable or get the official file again."
+            f"The file {path} cannot be read ({reason}); make it readable, or remove it and get the "
+            "official file again."
         ) from error
 
 

@@ -80,8 +80,8 @@ def load_records(name: str | Path, **options: Unpack[Options]) -> Records:
     """Load all records of a data set or of the user's own file, encoded; see `load`."""
     own = is_table_path(name)
     foreign = RegisteredOptions.__annotations__ if own else OwnOptions.__annotations__
-    wrong = sorted(key for key, value in options.items() if key in foreign and value not in (None, False))
-    wrong = [key for key in wrong if key not in ("data_dir", "progress", "verify", "features")]
+    harmless = {"data_dir", "progress", "verify", "features"}
+    wrong = sorted(key for key, value in options.items() if key in foreign and key not in harmless and value)
     if wrong:
         kind = "a registered data set" if own else "a file of one's own (.csv, .parquet, .npz)"
         raise InvalidInput(

@@ -3,6 +3,9 @@
 Bounds, categories and classes must be declared: reading them off the records would let one record change the
 features of all others, and would reveal it.  Whoever says `measure=True` gets them measured, and the encoding
 then lists what was measured.
+
+The sentences that refuse a table depend on its records and are meant for their owner; they name rows and
+columns, never a value.
 """
 
 from __future__ import annotations

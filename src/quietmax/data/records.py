@@ -75,9 +75,10 @@ class Records:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, rows: NDArray[np.int64] | Sequence[int]) -> Records:
-        """Return the records at the given row numbers, in that order."""
-        chosen = np.asarray(rows, dtype=np.int64)
+    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_] | Sequence[int]) -> Records:
+        """Return the records at the given row numbers, in that order (or those that a mask of booleans marks)."""
+        given = np.asarray(rows)
+        chosen = np.flatnonzero(given) if given.dtype == np.bool_ else given.astype(np.int64)
         identities = None if self.identities is None else self.identities[chosen]
         return replace(
             self, features=self.features[chosen], labels=self.labels[chosen], identities=identities
@@ -85,6 +86,9 @@ class Records:
 
     def digest(self) -> str:
         """SHA-256 of the features and labels, the same for every order of the rows.
+
+        By it a ledger recognises records it has seen; it is computed from private records, so do not publish
+        it.
 
         >>> points = Records("points", np.eye(3, dtype=np.float32), np.array([0, 1, 1]), classes=2)
         >>> points.digest() == points.take([2, 0, 1]).digest()

@@ -100,8 +100,8 @@ class Schema:
         added = Schema.of(given, "the arguments")
         values: dict[str, Any] = {}
         for key in given:
-            value = getattr(added, key)
-            values[key] = {**getattr(self, key), **value} if isinstance(value, dict) else value
+            before, value = getattr(self, key), getattr(added, key)
+            values[key] = {**before, **value} if isinstance(value, dict) else value or before
         return replace(self, **values)
 
 
