@@ -261,7 +261,7 @@ def test_unknown_words_are_refused(words):
         Budget(epsilon=1.0).in_currency(*words)
 
 
-@pytest.mark.parametrize(("epsilon", "queries"), [(0.01, 1000), (0.1, 100), (0.5, 10)])
+@pytest.mark.parametrize(("epsilon", "queries"), [(0.01, 1000), (0.1, 100), (0.5, 10), (1.0, 50)])
 def test_advanced_composition_is_never_below_the_true_privacy_curve(epsilon, queries):
     # Randomised response is the worst epsilon-private release; dp-accounting composes it numerically.
     flip = 2.0 / (1.0 + math.exp(epsilon))

@@ -136,6 +136,26 @@ def test_a_common_shift_beyond_any_clipping_does_not_break_the_range():
     assert np.array_equal(keys[0], keys[1])
 
 
+def test_gaps_are_clipped_where_whole_steps_are_still_exact():
+    source = Capture()
+    for spread in (1e-6, 1.0, 1e6):
+        made = choose([0.0, 1.0, 1e300], epsilon=1.0, range_sensitivity=spread, source=source)
+        rate = made.exponent * made.step
+        assert source.keys.tolist() == [-rate * 2.0**45, -rate * 2.0**45, 0.0]
+
+
+@given(st.floats(0.0, 2.0), st.lists(st.floats(-2.0, 2.0), min_size=2, max_size=4))
+def test_gaps_near_the_clipping_move_no_further_than_the_range(beyond, moves):
+    source = Capture()
+    limit = choose([0.0, 1.0], epsilon=1.0, range_sensitivity=4.0).step * 2.0**45
+    scores = np.append(np.zeros(len(moves) - 1), limit + beyond)
+    keys = []
+    for values in (scores, scores + np.array(moves)):
+        choose(values, epsilon=1.0, range_sensitivity=4.0 + 1e-6, source=source)
+        keys.append(source.keys)
+    assert np.ptp(keys[0] - keys[1]) <= 1.0 + 1e-9
+
+
 def test_scores_at_the_ends_of_the_float_range_are_chosen_from_without_a_warning():
     with np.errstate(all="raise", under="ignore"):
         index = choose([[1e308, -1e308], [-1e308, 1e308]], epsilon=1.0, sensitivity=1.0).index

@@ -111,6 +111,28 @@ def test_exact_permute_and_flip_ranks_by_the_true_keys():
             assert chosen[column] == max(range(6), key=keys.__getitem__)
 
 
+@pytest.mark.parametrize("lines_in_the_tail", [(3,), (0, 5), (1, 2, 4)])
+def test_permute_and_flip_ranks_rightly_when_uniform_numbers_are_tiny(lines_in_the_tail):
+    generator = np.random.default_rng(6)
+    for _ in range(20):
+        words = np.frombuffer(generator.bytes(48), dtype="<u8").copy()
+        for line in lines_in_the_tail:
+            words[line] >>= np.uint64(generator.integers(17, 50))
+        gaps = np.floor(generator.exponential(6.0, (6, 1)))
+        gaps -= gaps.min()
+        keys = [
+            -np.log((float(word) + 0.5) / 2.0**64) - gap for word, gap in zip(words, gaps[:, 0], strict=True)
+        ]
+        (chosen,) = permute_and_flip_choice(gaps, 1.0, tape(words.tobytes()))
+        assert chosen == int(np.argmax(keys))
+
+
+def test_permute_and_flip_decides_between_two_words_of_zeros_by_further_bits():
+    gaps = np.array([[0.0], [1.0]])
+    chosen = [int(permute_and_flip_choice(gaps, 1e-6, tape(bytes(16), seed))[0]) for seed in range(40)]
+    assert 5 < sum(chosen) < 35
+
+
 def test_the_exact_weights_sum_over_the_uniform_number_in_proportion():
     # With weights 1 and 1/2 (gap ln 2 / rate) the boundary is at 2/3; numbers on either side must fall right.
     rate = float(np.log(2.0))
