@@ -104,7 +104,7 @@ def test_whole_numbers_match_categories_whatever_their_type() -> None:
     column = CategoricalColumn("grade", ("1", "2"), missing=False)
     for values in ([1, 2], [1.0, 2.0], ["1", "2"]):
         assert encoded(column, values) == [[1, 0], [0, 1]]
-    assert encoded(column, pd.Series(["1", "2"], dtype="category")) == [[1, 0], [0, 1]]
+    assert encoded(column, pd.Series(["1", None, "2"], dtype="category")) == [[1, 0], [0, 0], [0, 1]]
     assert encoded(CategoricalColumn("ill", ("True", "False"), missing=False), [True, False]) == [
         [1, 0],
         [0, 1],
@@ -136,7 +136,7 @@ def test_the_features_of_a_record_depend_on_no_other_record(values: list[float |
     assert before[:row] + before[row + 1 :] == after
 
 
-@pytest.mark.parametrize("bounds", [(1, 1), (2, 1), (0, math.inf), (math.nan, 1)])
+@pytest.mark.parametrize("bounds", [(1, 1), (2, 1), (0, math.inf), (math.nan, 1), (-1e308, 1e308)])
 def test_bounds_that_bound_nothing_are_refused(bounds: tuple[float, float], refusal: Refusal) -> None:
     assert "bounds of column 'age'" in refusal(lambda: NumericColumn("age", *bounds), InvalidInput)
 

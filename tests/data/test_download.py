@@ -28,6 +28,7 @@ class Server(ThreadingHTTPServer):
     ranges = True
     length = True
     status = 200
+    shift = 0
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -59,7 +60,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(206 if start else 200)
         if start:
             self.send_header(
-                "Content-Range", f"bytes {start}-{len(server.content) - 1}/{len(server.content)}"
+                "Content-Range",
+                f"bytes {start + server.shift}-{len(server.content) - 1}/{len(server.content)}",
             )
         if server.length:
             self.send_header("Content-Length", str(len(body)))
@@ -150,6 +152,15 @@ def test_a_part_longer_than_the_file_is_thrown_away(server: Server, tmp_path: Pa
     (tmp_path / "file.bin.part").write_bytes(CONTENT + b"more")
     assert fetch(official(server), tmp_path).read_bytes() == CONTENT
     assert server.asked == [f"bytes={len(CONTENT) + 4}-", None]
+
+
+def test_a_server_that_continues_at_another_place_is_asked_from_the_beginning(
+    server: Server, tmp_path: Path
+) -> None:
+    server.shift = 1
+    (tmp_path / "file.bin.part").write_bytes(CONTENT[:1_000])
+    assert fetch(official(server, None), tmp_path).read_bytes() == CONTENT
+    assert server.asked == ["bytes=1000-", None]
 
 
 def test_a_wrong_checksum_leaves_nothing_behind(server: Server, tmp_path: Path, refusal: Refusal) -> None:

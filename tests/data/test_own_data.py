@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -234,6 +235,13 @@ def test_an_identifier_tells_records_apart_that_look_the_same(tmp_path: Path, re
     assert len(load(path, **options, identifier="person").train) == 15
 
 
+def test_a_record_without_identifier_is_refused_where_one_is_named(tmp_path: Path, refusal: Refusal) -> None:
+    path = written(tmp_path, PEOPLE.replace("Cid", "").replace("Dan", "?"))
+    sentence = refusal(lambda: load(path, **{**DECLARED, "ignore": [], "identifier": "name"}), InvalidInput)
+    assert "Record 3" in sentence
+    assert "1 more" in sentence
+
+
 def npz(folder: Path, **arrays: Any) -> Path:
     np.savez(folder / "points.npz", **arrays)
     return folder / "points.npz"
@@ -264,6 +272,13 @@ def test_images_in_an_npz_file_keep_their_shape_and_bytes_need_no_bounds(
     np.testing.assert_allclose(records.features, pixels.reshape(4, -1) / 255, rtol=1e-6)
     assert records.encoding is not None
     assert not records.encoding.measured
+
+
+def test_truth_values_in_an_npz_file_need_no_bounds(tmp_path: Path) -> None:
+    bits = np.array([[True, False], [False, False]])
+    records = load_records(npz(tmp_path, features=bits, labels=np.array([0.0, 1.0])), classes=2)
+    np.testing.assert_array_equal(records.features, bits)
+    assert records.labels.tolist() == [0, 1]
 
 
 def test_numbers_in_an_npz_file_need_bounds(tmp_path: Path, refusal: Refusal) -> None:
@@ -331,13 +346,23 @@ def test_an_empty_csv_file_is_refused(tmp_path: Path, text: str, refusal: Refusa
 
 
 def test_a_csv_file_with_a_header_only_is_refused(tmp_path: Path, refusal: Refusal) -> None:
-    text = PEOPLE.partition("\n")[0] + "\n"
-    assert "no records" in refusal(lambda: load(written(tmp_path, text), **DECLARED), InvalidInput)
+    header = PEOPLE.partition("\n")[0]
+    for text in (header, f"{header}\n", f"{header}\n\n"):
+        sentence = refusal(lambda t=text: load(written(tmp_path, t), **DECLARED), InvalidInput)
+        assert "no records" in sentence
+
+
+def test_a_csv_file_may_be_wider_than_a_megabyte(tmp_path: Path) -> None:
+    names = [f"{'long ' * 100}{number}" for number in range(3_000)]
+    lines = [",".join([*names, "y"]), ",".join(["1"] * 3_001), ",".join(["0"] * 3_001)]
+    assert len(lines[0]) > 1 << 20
+    assert read_table(written(tmp_path, "\n".join(lines))).frame.shape == (2, 3_001)
 
 
 def test_a_file_in_another_text_encoding_is_refused(tmp_path: Path, refusal: Refusal) -> None:
     path = tmp_path / "people.csv"
-    for text in (PEOPLE.replace("Ann", "Änn"), PEOPLE.replace("name", "näme")):
+    far_down = PEOPLE + "Joe,30,m,10,yes\n" * 20_000 + "Zoë,30,f,10,yes\n"
+    for text in (PEOPLE.replace("Ann", "Änn"), PEOPLE.replace("name", "näme"), far_down):
         path.write_bytes(text.encode("latin-1"))
         assert "UTF-8" in refusal(lambda: load(path, **DECLARED), InvalidInput)
 
@@ -351,6 +376,17 @@ def test_a_missing_file_another_kind_of_file_and_a_folder_are_refused(
     )
     (tmp_path / "folder.csv").mkdir()
     assert "no file" in refusal(lambda: load(tmp_path / "folder.csv", **DECLARED), DataUnavailable)
+
+
+def test_an_unreadable_file_of_ones_own_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
+) -> None:
+    def forbidden(*_arguments: object, **_more: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    path = written(tmp_path)
+    monkeypatch.setattr(Path, "open", forbidden)
+    assert "Permission denied" in refusal(lambda: load(path, **DECLARED), DataUnavailable)
 
 
 def test_a_missing_label_column_is_refused_with_the_columns_there_are(

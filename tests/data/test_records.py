@@ -138,6 +138,10 @@ def test_shapes_that_do_not_fit_are_refused(refusal: Refusal) -> None:
     features, labels = np.zeros((3, 2), dtype=np.float32), np.zeros(2, dtype=np.int64)
     assert "(3, 2)" in refusal(lambda: Records("some", features, labels, 2), InvalidInput)
     assert "(6,)" in refusal(lambda: Records("some", features.ravel(), np.zeros(6), 2), InvalidInput)
+    few = np.zeros(2, dtype=np.uint64)
+    assert "identity" in refusal(
+        lambda: Records("some", features, np.zeros(3), 2, identities=few), InvalidInput
+    )
     assert "(1, 2, 2)" in refusal(
         lambda: Records("some", features, np.zeros(3), 2, image_shape=(1, 2, 2)), InvalidInput
     )

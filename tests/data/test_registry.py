@@ -138,6 +138,11 @@ def test_an_encoding_is_refused_where_there_is_no_choice(refusal: Refusal) -> No
     assert "only one encoding" in refusal(lambda: load("mnist-5k", encoding="one-hot"), InvalidInput)
 
 
+def test_a_misspelt_option_is_refused() -> None:
+    with pytest.raises(TypeError, match="'dowload'"):
+        load("mnist-5k", dowload=True)  # type: ignore[call-arg]
+
+
 def test_options_for_own_files_are_refused_for_registered_data_sets(refusal: Refusal) -> None:
     assert "'label'" in refusal(lambda: load("mnist-5k", label="digit"), InvalidInput)
 

@@ -43,7 +43,7 @@ class NumericColumn:
     missing: bool = True
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+        if not (self.low < self.high and math.isfinite(self.high - self.low)):
             raise InvalidInput(
                 f"The bounds of column '{self.name}' are {self.low} and {self.high}, but two finite numbers "
                 "with the lower one first are needed; correct the bounds."

@@ -99,6 +99,9 @@ def _attempt(download: Download, part: Path, progress: Progress | None, timeout:
         raise _Interrupted(getattr(error, "reason", None) or error) from error
     with response:
         continued = response.status == http.client.PARTIAL_CONTENT
+        if continued and not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+            part.unlink()
+            raise _Interrupted("the server continued at another place than asked")
         size = start if continued else 0
         total = _total(response.headers, size)
         with part.open("ab" if continued else "wb") as stream:

@@ -80,10 +80,6 @@ class Source:
                     return place / name
         return None
 
-    def missing(self, parts: Sequence[Part]) -> list[Part]:
-        """Return the parts for which there is no file."""
-        return [part for part in parts if self.find(part) is None]
-
     def read_each(self, parts: Sequence[Part], read: Callable[[Part, IO[bytes]], Read]) -> dict[str, Read]:
         """Return what `read` makes of every part's decompressed stream, opening each archive once."""
         plain: dict[Path, Part] = {}

@@ -34,11 +34,11 @@ class RegisteredOptions(TypedDict, total=False):
 
 
 class OwnOptions(TypedDict, total=False):
-    """Options for the user's own file: the declarations of `Schema`, and
+    """Options for the user's own file.
 
-    `schema`: a Schema or the path of a schema file, which the other declarations add to.  `measure`: read off
-    the records what is not declared, and say so in the encoding.  `features`: the array of features in an NPZ
-    file.
+    Declarations as in `Schema`.  `schema`: a Schema or the path of a schema file, which the other
+    declarations add to.  `measure`: read off the records what is not declared, and say so in the encoding.
+    `features`: the array of features in an NPZ file.
     """
 
     schema: Schema | str | Path | None
@@ -78,6 +78,9 @@ def load(name: str | Path, *, records: int | None = None, seed: int = 0, **optio
 
 def load_records(name: str | Path, **options: Unpack[Options]) -> Records:
     """Load all records of a data set or of the user's own file, encoded; see `load`."""
+    unknown = sorted(options.keys() - Options.__annotations__.keys())
+    if unknown:
+        raise TypeError(f"quietmax.data.load has no keyword argument '{unknown[0]}'")
     own = is_table_path(name)
     foreign = RegisteredOptions.__annotations__ if own else OwnOptions.__annotations__
     harmless = {"data_dir", "progress", "verify", "features"}

@@ -52,9 +52,7 @@ def read_own(
         )
     identities = None
     if schema.identifier is not None:
-        identities = np.array(
-            [_identity(text) for text in as_texts(table.frame[schema.identifier])], dtype=np.uint64
-        )
+        identities = _identities(table.frame, schema.identifier)
     return Records(
         Path(path).stem, encoded, labels, len(encoding.classes), table.image_shape, encoding, identities
     )
@@ -167,5 +165,14 @@ def _ordered(labels: NDArray[np.object_]) -> tuple[str, ...]:
     return classes
 
 
-def _identity(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+def _identities(frame: pd.DataFrame, identifier: str) -> NDArray[np.uint64]:
+    """Return a 64-bit number per row, equal for equal identifiers."""
+    texts = as_texts(frame[identifier])
+    absent = np.flatnonzero(is_missing(texts))
+    if absent.size:
+        raise InvalidInput(
+            f"Record {absent[0] + 1} has no identifier in column '{identifier}' (and {absent.size - 1} more "
+            "have none), but every record needs one; fill the column or name no identifier."
+        )
+    hashes = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
+    return np.frombuffer(b"".join(hashes), dtype="<u8").astype(np.uint64)

@@ -54,6 +54,11 @@ class Records:
                 f"features have shape {features.shape} and the labels {labels.shape}; give arrays of shapes "
                 "(n, m) and (n,)."
             )
+        if self.identities is not None and self.identities.shape != labels.shape:
+            raise InvalidInput(
+                f"The records of '{self.name}' have {len(labels)} rows but identities of shape "
+                f"{self.identities.shape}; give one identity per row."
+            )
         if not _all_finite(features):
             row, column = np.argwhere(~np.isfinite(features))[0]
             raise InvalidInput(

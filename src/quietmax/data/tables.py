@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from quietmax.errors import DataUnavailable, InvalidInput
 
+_BLOCK_BYTES = 1 << 24
 SUFFIXES = (".csv", ".tsv", ".parquet", ".pq", ".npz")
 
 
@@ -87,7 +88,9 @@ def _read_text(file: Path, delimiter: str) -> pd.DataFrame:
         _refuse_repeated(file, header)
         content = pyarrow.csv.read_csv(
             file,
-            read_options=pyarrow.csv.ReadOptions(use_threads=False, column_names=header, skip_rows=lines),
+            read_options=pyarrow.csv.ReadOptions(
+                use_threads=False, block_size=_BLOCK_BYTES, column_names=header, skip_rows=lines
+            ),
             parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=pyarrow.csv.ConvertOptions(
                 column_types=dict.fromkeys(header, pyarrow.string()), strings_can_be_null=False
@@ -96,7 +99,7 @@ def _read_text(file: Path, delimiter: str) -> pd.DataFrame:
     except UnicodeDecodeError as error:
         raise InvalidInput(f"The file {file} is not UTF-8 text; save it in that encoding.") from error
     except (pyarrow.ArrowInvalid, csv.Error) as error:
-        if "Empty CSV" in str(error):
+        if "Could not skip" in str(error):
             return pd.DataFrame()
         if "UTF8" in str(error):
             raise InvalidInput(f"The file {file} is not UTF-8 text; save it in that encoding.") from error
