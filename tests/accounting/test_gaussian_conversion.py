@@ -47,6 +47,14 @@ def test_delta_is_never_below_the_true_value_and_at_most_three_in_1e11_above(mu,
     assert truth <= computed <= truth * (1 + mpmath.mpf("3e-11"))
 
 
+@pytest.mark.parametrize("mu", [1e-12, 1e3, 1e4, 1e6])
+@pytest.mark.parametrize("place", [-30.0, 0.0, 5.0, 36.0])
+def test_delta_stays_safe_beyond_the_range_of_use(mu, place):
+    for epsilon in np.linspace(0.99999, 1.00001, 7) * max(0.0, mu * (place + mu / 2)):
+        truth = true_delta(mu, float(epsilon))
+        assert truth <= mpmath.mpf(delta_of(mu, float(epsilon)))
+
+
 @settings(deadline=None, max_examples=100)
 @given(powers_of_ten, deltas)
 def test_epsilon_is_safe_and_tight(mu, delta):

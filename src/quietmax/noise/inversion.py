@@ -9,7 +9,7 @@ that of the rounded real variable.
 
 What is trusted: SciPy's `ndtri` on [2^-17, 1/2] and NumPy's `log` on [2^-16, 1] err by less than 2^-43 (an
 absolute error; the tests measure below 2^-48 against 40-digit arithmetic). The other errors add up to less
-than 2^-46: V known to 2^-64 moves |X| by at most 2^-48 since V >= 2^-16, V rounded to a float by 2^-52, the
+than 2^-46: V known to 2^-64 moves |X| by at most 2^-48 since V >= 2^-16, V rounded to a float by 2^-51, the
 product by 2^-49. Together they stay below MARGIN = 2^-42.
 
 Run time: a draw takes longer in the rare undecided cases, which depend on the low digits of the noise and on

@@ -5,8 +5,8 @@ held as floats. Two laws: candidate v with probability proportional to exp(-rate
 mechanism), and permute-and-flip. Both compute in floating point, know a bound on their error, and settle what
 lies within it by exact arithmetic on the same, lazily extended, uniform numbers. The law is exact.
 
-What is trusted: NumPy's `exp` errs by less than 2^-44 of the result, its `log` on [2^-16, 1] by less than
-2^-43.
+What is trusted: NumPy's `exp` errs by less than 2^-44 of the result (where it underflows, by less than
+2^-1000), its `log` on [2^-16, 1] by less than 2^-43.
 """
 
 from __future__ import annotations
