@@ -11,6 +11,7 @@
 """
 
 from quietmax import sensitivity
+from quietmax.account import BudgetExhausted, FileAccount
 from quietmax.accounting import Budget, GaussianCost, Guarantee, PureCost
 from quietmax.data import Records, Split, datasets, load
 from quietmax.errors import QuietmaxError
@@ -29,7 +30,7 @@ from quietmax.models import (
     train_module,
 )
 from quietmax.noise import ExactNoise, SeededNoise
-from quietmax.predictor import BudgetExhausted, Predictor
+from quietmax.predictor import Predictor
 from quietmax.version import __version__
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "Convexified",
     "CrossEntropy",
     "ExactNoise",
+    "FileAccount",
     "GaussianCost",
     "Guarantee",
     "Model",

@@ -5,22 +5,20 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quietmax.account import Account, MemoryAccount
 from quietmax.accounting import Budget, Cost, Guarantee, Meter, per_query
 from quietmax.accounting.meter import LIMIT
-from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.errors import InvalidInput
 from quietmax.mechanisms import Answers, Mechanism
 from quietmax.models import Classifier
 from quietmax.noise import EXACT, NoiseSource
 
 Features = NDArray[np.floating]
-
-
-class BudgetExhausted(QuietmaxError):
-    """The budget does not pay for the queries asked; none was answered and nothing was spent."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,8 @@ class Predictor:
     """Answers queries with a mechanism under a budget shared by everyone who asks.
 
     A batch is answered whole or not at all. The same query asked again gets the stored answer at no cost, as long
-    as it is among the last ``stored_answers`` ones (0 turns this off). Safe to share between threads. The budget
-    lives in this object; for one that outlives the process use the service's ledger.
+    as it is among the last ``stored_answers`` ones (0 turns this off). Safe to share between threads. What was spent
+    is kept by ``account``: in memory, or in a `FileAccount` that outlives the process.
     """
 
     def __init__(
@@ -47,6 +45,7 @@ class Predictor:
         *,
         noise: NoiseSource = EXACT,
         stored_answers: int = 10_000,
+        account: Account | None = None,
     ) -> None:
         if stored_answers < 0:
             raise InvalidInput(f"stored_answers is {stored_answers}, but must be 0 (none are kept) or more.")
@@ -64,7 +63,7 @@ class Predictor:
                 f"One answer costs {_amount(self.cost)}, more than the whole budget of {_amount(self._meter.total)}; "
                 "raise the budget or lower the mechanism's epsilons."
             )
-        self._answered = 0
+        self._account: Account = MemoryAccount() if account is None else account
         self._stored: OrderedDict[bytes, Answers] = OrderedDict()
         self._stored_answers = stored_answers
         self._lock = threading.Lock()
@@ -72,16 +71,13 @@ class Predictor:
     @property
     def remaining(self) -> Remaining:
         """What is left of the budget."""
-        with self._lock:
-            return Remaining(
-                self._meter.remaining(self._answered * self._units), self._queries - self._answered
-            )
+        answered = self.answered
+        return Remaining(self._meter.remaining(answered * self._units), max(self._queries - answered, 0))
 
     @property
     def answered(self) -> int:
         """How many answers were paid for."""
-        with self._lock:
-            return self._answered
+        return self._account.answered
 
     @property
     def guarantee(self) -> Guarantee:
@@ -114,6 +110,12 @@ class Predictor:
         """Randomised labels, shape (queries,)."""
         return self._answer(features).labels
 
+    def __getstate__(self) -> dict[str, Any]:
+        raise InvalidInput(
+            "A predictor cannot be pickled or copied: the copy would carry the budget too, to be spent twice; "
+            "save the model and open one predictor."
+        )
+
     def _answer(self, features: Features) -> Answers:
         queries = np.ascontiguousarray(features, dtype=np.float32) + np.float32(0)  # -0.0 becomes 0.0
         if queries.ndim != 2:
@@ -140,15 +142,9 @@ class Predictor:
 
     def _draw(self, queries: NDArray[np.float32]) -> Answers:
         """Charge for the queries, then draw their answers."""
-        logits = self.model.logits(queries)
-        left = self._queries - self._answered
-        if len(queries) > left:
-            raise BudgetExhausted(
-                f"{len(queries)} answers were asked for, but {self._answered} of {self._queries} are spent and {left} "
-                f"are left; ask at most {left}, or open a new predictor with a budget the owner allows."
-            )
-        self._answered += len(queries)
-        return self.mechanism.release(logits, self.noise)
+        scores = self.model.scores(queries)
+        self._account.charge(len(queries), self._queries)
+        return self.mechanism.release(scores, self.noise)
 
     def _keep(self, answers: dict[bytes, Answers]) -> None:
         for key, answer in answers.items():

@@ -165,7 +165,7 @@ def test_bad_input_is_one_sentence(records):
     attempt("one per network", seeds=[0, 1])
     attempt("one per network", alphas=[1.0, 2.0])
     attempt("at least one training record", rows=[np.arange(0)])
-    attempt("at least one training record", rows=[], seeds=[])
+    attempt("no network to train", rows=[], seeds=[])
     attempt("row index", rows=[np.array([400])])
     attempt("label", labels=labels + 1)
     attempt("NaN", features=np.full_like(features, np.nan))

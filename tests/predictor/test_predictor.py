@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import copy
+import pickle
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -8,13 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quietmax.account import BudgetExhausted, FileAccount
 from quietmax.accounting import Budget, GaussianCost, PureCost
-from quietmax.errors import InvalidInput
+from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.mechanisms import Algorithm1, Answers
 from quietmax.models import Model, TorchModel, TrainingSettings
 from quietmax.models.mlp import initial_mlp
 from quietmax.noise import SeededNoise
-from quietmax.predictor import BudgetExhausted, Predictor
+from quietmax.predictor import Predictor
 
 
 def _model(classes: int = 4) -> Model:
@@ -123,7 +128,7 @@ class _Recorder:
         return Algorithm1("laplace", 1, 1, 1, 1).guarantee(classes)
 
     def release(self, logits, source):  # noqa: ARG002
-        self.seen.append(self.predictor._answered)
+        self.seen.append(self.predictor.answered)
         if len(self.seen) == 2:
             raise RuntimeError("the dice fell off the table")
         return Answers(logits.argmax(-1), None)
@@ -148,8 +153,10 @@ def test_a_mechanism_that_releases_labels_only_has_no_probabilities():
 
 
 @pytest.mark.parametrize("stored_answers", [0, 100])
-def test_sixteen_threads_never_get_more_than_the_budget(stored_answers):
-    quiet = _predictor(200, stored_answers=stored_answers)
+@pytest.mark.parametrize("durable", [False, True])
+def test_sixteen_threads_never_get_more_than_the_budget(stored_answers, durable, tmp_path):
+    account = FileAccount(tmp_path / "account") if durable else None
+    quiet = _predictor(200, stored_answers=stored_answers, account=account)
     answered, refused = [], []
     start = threading.Barrier(16)
 
@@ -233,6 +240,43 @@ def test_an_answer_dearer_than_the_whole_budget_is_refused_at_once():
     mechanism = Algorithm1("laplace", epsilon_sampling=1.0, epsilon_neuron=1.0)
     with pytest.raises(InvalidInput, match="more than the whole budget"):
         Predictor(_model(), mechanism, Budget(epsilon=1.0, queries=1))
+
+
+def test_a_predictor_cannot_be_copied_with_its_budget():
+    for copy_ in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(InvalidInput, match="spent twice"):
+            copy_(_predictor(1))
+
+
+def test_a_file_account_outlives_the_process_and_is_shared(tmp_path):
+    first = _predictor(10, account=FileAccount(tmp_path / "account"))
+    first.predict(_queries(4))
+    second = _predictor(10, account=FileAccount(tmp_path / "account"))
+    assert second.remaining.queries == 6
+    second.predict(_queries(6, seed=1))
+    with pytest.raises(BudgetExhausted):
+        first.predict(_queries(1, seed=2))
+
+
+def test_four_processes_share_a_file_account_exactly(tmp_path):
+    script = (
+        "import sys\nfrom quietmax.account import BudgetExhausted, FileAccount\n"
+        "account, paid = FileAccount(sys.argv[1]), 0\n"
+        "for _ in range(100):\n    try:\n        account.charge(1, 300)\n        paid += 1\n"
+        "    except BudgetExhausted:\n        pass\nprint(paid)"
+    )
+    path = str(tmp_path / "account")
+    runs = [subprocess.Popen([sys.executable, "-c", script, path], stdout=subprocess.PIPE) for _ in range(4)]
+    paid = [int(run.communicate(timeout=120)[0]) for run in runs]
+    assert sum(paid) == FileAccount(path).answered == 300
+
+
+def test_a_damaged_or_unreachable_account_answers_nothing(tmp_path):
+    (tmp_path / "account").write_text("{half a")
+    with pytest.raises(QuietmaxError, match="damaged"):
+        _predictor(10, account=FileAccount(tmp_path / "account")).predict(_queries(1))
+    with pytest.raises(QuietmaxError, match="cannot be opened"):
+        _predictor(10, account=FileAccount(tmp_path / "absent" / "account")).predict(_queries(1))
 
 
 def test_a_negative_store_is_refused():

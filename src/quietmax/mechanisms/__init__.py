@@ -1,6 +1,9 @@
-"""Randomised release: what turns a model's logits into answers."""
+"""Randomised release: what turns a model's scores into answers."""
 
 from quietmax.mechanisms.algorithm1 import Algorithm1
-from quietmax.mechanisms.mechanism import Answers, Mechanism
+from quietmax.mechanisms.gaussian import GaussianScores
+from quietmax.mechanisms.mechanism import Answers, Certified, Mechanism
+from quietmax.mechanisms.noisy_max import NoisyMax
+from quietmax.mechanisms.sampled_neuron import SampledNeuron
 
-__all__ = ["Algorithm1", "Answers", "Mechanism"]
+__all__ = ["Algorithm1", "Answers", "Certified", "GaussianScores", "Mechanism", "NoisyMax", "SampledNeuron"]

@@ -1,16 +1,18 @@
-"""What every mechanism is: a function from logits to randomised answers, with a cost and a guarantee per query."""
+"""What every mechanism is: a function from scores to randomised answers, with a cost and a guarantee per query."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quietmax.accounting import Cost, Currency, Guarantee, Reading
+from quietmax.errors import InvalidInput
 from quietmax.models import Classifier
 from quietmax.noise import NoiseSource
+from quietmax.sensitivity import ScoreBounds
 
 Floats = NDArray[np.float64]
 
@@ -57,6 +59,40 @@ class Mechanism(Protocol):
         """What is claimed of one query's answer."""
         ...
 
-    def release(self, logits: Floats, source: NoiseSource) -> Answers:
-        """Randomised answers for logits of shape (queries, classes)."""
+    def release(self, scores: Floats, source: NoiseSource) -> Answers:
+        """Randomised answers for scores of shape (queries, classes)."""
         ...
+
+
+@runtime_checkable
+class Certified(Protocol):
+    """A classifier that comes with certified bounds on its scores."""
+
+    @property
+    def bounds(self) -> ScoreBounds:
+        """How far one record moves the scores of any query."""
+        ...
+
+
+def certified_bounds(given: ScoreBounds | None, model: Classifier) -> ScoreBounds:
+    """The bounds given, else the model's own."""
+    if given is not None:
+        return given
+    if isinstance(model, Certified):
+        return model.bounds
+    raise InvalidInput(
+        "This model has no certified bound on its scores, so nothing can be proven of its answers; "
+        "use a private head or teachers, or pass the bounds you can prove."
+    )
+
+
+def checked_scores(scores: Floats) -> Floats:
+    """Scores as float64 of shape (queries, classes), all finite."""
+    values = np.asarray(scores, dtype=np.float64)
+    if values.ndim != 2 or values.shape[1] < 2:
+        raise InvalidInput(
+            f"Scores have shape {values.shape}, but expected (queries, classes) with 2 or more classes."
+        )
+    if not np.isfinite(values).all():
+        raise InvalidInput("A score is NaN or infinite; check the query and the model. Nothing was released.")
+    return values

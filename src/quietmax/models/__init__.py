@@ -1,7 +1,7 @@
 """Train: multilayer perceptrons, one or K at once, with the paper's losses; model files."""
 
 from quietmax.models.alpha import AlphaSearch, search_alpha
-from quietmax.models.ensemble import train_stack
+from quietmax.models.ensemble import train_apart, train_stack
 from quietmax.models.files import load_model, save_model
 from quietmax.models.losses import Convexified, CrossEntropy, Loss, Quadratic
 from quietmax.models.metrics import accuracy, accuracy_loss
@@ -28,6 +28,7 @@ __all__ = [
     "search_alpha",
     "softmax",
     "train",
+    "train_apart",
     "train_many",
     "train_module",
     "train_stack",

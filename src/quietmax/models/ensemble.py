@@ -7,7 +7,8 @@ records are shared: networks name theirs by row index, no copy is made. A stacke
 with the same seeds up to rounding.
 
 Networks may have different numbers of records. Each goes through its own batches at its own pace; those
-that are done leave the stack.
+that are done leave the stack. `train_apart` instead keeps every network in its place for a fixed number of
+steps, so that what one network's records are cannot touch another network even in the last digit.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ def train_stack(
     inputs = torch.as_tensor(features).to(dtype).contiguous()
     targets = torch.as_tensor(labels).to(torch.int64)
     _check(inputs, targets, classes, rows, seeds, settings, alphas, left_out)
+    if any(len(each) == 0 for each in rows):
+        raise InvalidInput("Every network needs at least one training record; give non-empty row indices.")
     start = initial_mlp(
         (inputs.shape[1], *settings.hidden, classes), settings.activation, tuple(seeds), dtype
     )
@@ -96,6 +99,54 @@ def train_stack(
     )
 
 
+def train_apart(
+    features: NDArray[np.floating] | Tensor,
+    labels: NDArray[np.integer] | Tensor,
+    classes: int,
+    rows: Sequence[Rows],
+    *,
+    settings: TrainingSettings,
+    seeds: Sequence[int],
+    steps: int,
+    progress: Progress | None = None,
+) -> MLP:
+    """Train one network per entry of ``rows``, all for exactly ``steps`` batches, none influencing another.
+
+    For teachers (THEORY 3.4): each network's weights must be a function of its own records and seed alone. All
+    operations have shapes fixed by public numbers, each network keeps its place in the stack, and no branch depends
+    on anybody's values. A network without records, or one that diverges, is returned like any other; the caller
+    looks at its weights. ``settings.epochs`` plays no part.
+    """
+    inputs = torch.as_tensor(features).to(torch.float32).contiguous()
+    targets = torch.as_tensor(labels).to(torch.int64)
+    _check(inputs, targets, classes, rows, seeds, settings, None, None)
+    # Padding is a record of zeros of its own: nobody's record may enter another network's arithmetic, even masked.
+    inputs = torch.cat([inputs, inputs.new_zeros(1, inputs.shape[1])])
+    targets = torch.cat([targets, targets.new_zeros(1)])
+    stack = initial_mlp((inputs.shape[1], *settings.hidden, classes), settings.activation, tuple(seeds))
+    step = _Step(stack, inputs, targets, settings, None, settings.batch_size, padding=len(inputs) - 1)
+    streams = [_stream(each, seed, settings.batch_size) for each, seed in zip(rows, seeds, strict=True)]
+    nobody = torch.full((len(rows),), _NOBODY)
+    for done in range(1, steps + 1):
+        step.run(torch.from_numpy(np.stack([next(stream) for stream in streams])), nobody)
+        if progress is not None and (done % _STEPS_PER_BLOCK == 0 or done == steps):
+            progress(done, steps)
+    return stack
+
+
+def _stream(rows: Rows, seed: int, width: int) -> Iterator[Rows]:
+    """Batches of ``width`` row indices without end, each pass in a new order, the last of a pass padded with -1."""
+    generator = np.random.default_rng((0x0DE5, seed))
+    while True:
+        yield from _pass(rows, generator, width)
+
+
+def _pass(rows: Rows, generator: np.random.Generator, width: int) -> Rows:
+    """All records once in a new order, cut into batches; at least one batch."""
+    missing = -len(rows) % width if len(rows) else width
+    return np.pad(generator.permutation(rows), (0, missing), constant_values=_NOBODY).reshape(-1, width)
+
+
 def _check(
     inputs: Tensor,
     targets: Tensor,
@@ -116,9 +167,9 @@ def _check(
             raise InvalidInput(
                 f"{what} has {len(given)} entries for {len(rows)} networks; give one per network."
             )
-    if not rows or any(len(each) == 0 for each in rows):
-        raise InvalidInput("Every network needs at least one training record; give non-empty row indices.")
-    if any(each.min() < 0 or each.max() >= len(inputs) for each in rows):
+    if not rows:
+        raise InvalidInput("There is no network to train; give the row indices of at least one.")
+    if any(len(each) and (each.min() < 0 or each.max() >= len(inputs)) for each in rows):
         raise InvalidInput(f"A row index lies outside the {len(inputs)} records; indices run from 0.")
     if len(targets) and (int(targets.min()) < 0 or int(targets.max()) >= classes):
         raise InvalidInput(f"A label lies outside 0 to {classes - 1}; encode labels as consecutive integers.")
@@ -163,9 +214,7 @@ class _Batches:
             yield torch.from_numpy(block)
 
     def _epoch(self, network: int) -> Rows:
-        shuffled = self._generators[network].permutation(self._rows[network])
-        missing = -len(shuffled) % self.width
-        return np.pad(shuffled, (0, missing), constant_values=_NOBODY).reshape(-1, self.width)
+        return _pass(self._rows[network], self._generators[network], self.width)
 
 
 class _Step:
@@ -179,9 +228,10 @@ class _Step:
         settings: TrainingSettings,
         tilts: Tensor | None,
         width: int,
+        padding: int = 0,
     ) -> None:
         self._stack, self._inputs, self._targets = stack, inputs, targets
-        self._settings, self._tilts = settings, tilts
+        self._settings, self._tilts, self._padding = settings, tilts, padding
         self._activation = activation(settings.activation)
         parameters = (stack.kernels, stack.biases)
         self._gradients = tuple([torch.zeros_like(tensor) for tensor in group] for group in parameters)
@@ -197,7 +247,8 @@ class _Step:
         """Take one step on ``records``, row indices of shape (networks still training, width)."""
         active = len(records)
         kept = self._kept(records, excluded)
-        slope = self._forward(records if kept is None else records.clamp(min=0), kept)
+        gathered = records if kept is None else torch.where(records < 0, self._padding, records)
+        slope = self._forward(gathered, kept)
         self._backward(slope)
         self._adam(active)
 

@@ -17,15 +17,15 @@ from quietmax.models.settings import TrainingSettings
 
 @runtime_checkable
 class Classifier(Protocol):
-    """Anything that gives one row of logits per record."""
+    """Anything that gives one row of scores per record: logits of a network, or votes of several."""
 
     @property
     def classes(self) -> int:
         """The number of classes."""
         ...
 
-    def logits(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Logits in float64, shape (records, classes)."""
+    def scores(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
+        """What a mechanism sees, in float64, shape (records, classes)."""
         ...
 
 
@@ -57,6 +57,8 @@ class Model:
     def logits(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
         """Logits in float64, shape (records, classes)."""
         return self.network.logits(features).double().numpy()
+
+    scores = logits
 
     def predict_proba(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
         """Plain class probabilities, with no privacy at all."""
@@ -96,6 +98,8 @@ class TorchModel:
                 "per record; check its last layer and the number of classes."
             )
         return logits
+
+    scores = logits
 
     def predict(self, features: NDArray[np.floating]) -> NDArray[np.int64]:
         """The most probable class, with no privacy at all."""

@@ -1,0 +1,328 @@
+"""Teachers: networks trained on disjoint shards of the records vote, and the votes are released with noise.
+
+No sensitivity analysis of any network is needed (THEORY 3.4): a record sits in one shard, so it can change one
+teacher, and with it the vote counts by at most sqrt(2) in L2 and 1 per class, whatever the networks are. For that to
+be true, a record's shard must not depend on the other records (a keyed hash of its identifier decides, never its
+position), a teacher must not depend on other shards (own seed, own place in the stack, no shared scaling), and a
+teacher without records or with broken weights votes evenly instead of causing an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from quietmax.accounting import Budget, Guarantee
+from quietmax.data import Records
+from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.mechanisms import GaussianScores, Mechanism, NoisyMax
+from quietmax.models import MLP, CrossEntropy, TrainingSettings, softmax, train_apart, train_module
+from quietmax.noise import EXACT, NoiseSource, SeededNoise
+from quietmax.predictor import Predictor, Remaining
+from quietmax.sensitivity import ScoreBounds, Sensitivity
+
+Floats = NDArray[np.float64]
+Build = Callable[[int, int], torch.nn.Module]
+Release = Literal["label", "probabilities"]
+Method = Literal["auto", "gaussian", "exponential", "permute-and-flip"]
+
+DEFAULT_SETTINGS = TrainingSettings(
+    hidden=(64,), loss=CrossEntropy(), learning_rate=0.003, epochs=60, batch_size=50
+)
+_BECAUSE = (
+    "One record changes one teacher's vote: one class loses at most 1, another gains at most 1 (THEORY 3.4)."
+)
+VOTE_BOUNDS = ScoreBounds(
+    one=Sensitivity(1.0, "certified", _BECAUSE),
+    vector=Sensitivity(float(np.nextafter(np.sqrt(2.0), 2.0)), "certified", _BECAUSE),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Crowd:
+    """Trained teachers: the scores of a query are their vote counts, or the sums of their probability vectors.
+
+    ``silent`` marks teachers that vote evenly: those without records or with weights that are not finite.
+    """
+
+    teachers: MLP | Sequence[torch.nn.Module | None]
+    silent: NDArray[np.bool_]
+    classes: int
+    soft: bool
+
+    @property
+    def bounds(self) -> ScoreBounds:
+        """One record moves the scores no further than this."""
+        return VOTE_BOUNDS
+
+    def scores(self, features: NDArray[np.floating]) -> Floats:
+        """Votes of shape (queries, classes); each row sums to the number of teachers."""
+        inputs = np.ascontiguousarray(features, dtype=np.float32)
+        votes = np.zeros((len(inputs), self.classes))
+        for start in range(0, len(inputs), 512):
+            part = inputs[start : start + 512]
+            logits = self._logits(part)
+            votes[start : start + 512] = self._ballots(logits).sum(0)
+        return votes
+
+    def _logits(self, features: NDArray[np.float32]) -> Floats:
+        if isinstance(self.teachers, MLP):
+            return self.teachers.stacked_logits(features).double().numpy()
+        answers = np.zeros((len(self.teachers), len(features), self.classes))
+        with torch.no_grad():
+            for index, teacher in enumerate(self.teachers):
+                if teacher is not None and not self.silent[index]:
+                    answers[index] = teacher(torch.from_numpy(features)).double().numpy()
+        return answers
+
+    def _ballots(self, logits: Floats) -> Floats:
+        even = self.silent[:, None, None] | ~np.isfinite(logits).all(-1, keepdims=True)
+        safe = np.where(even, 0.0, logits)
+        ballots = softmax(safe) if self.soft else np.eye(self.classes)[safe.argmax(-1)]
+        return np.where(even, 1 / self.classes, ballots)
+
+
+def shard_of(identifiers: Sequence[bytes], teachers: int, key: bytes) -> NDArray[np.int64]:
+    """The shard of each record: a keyed hash of its identifier alone, so that no other record matters.
+
+    >>> shard_of([b"ann", b"bob"], 10, b"key")[1] == shard_of([b"bob"], 10, b"key")[0]
+    True
+    """
+    digests = (hashlib.blake2b(each, key=key, digest_size=8).digest() for each in identifiers)
+    return np.array([int.from_bytes(digest, "big") % teachers for digest in digests], dtype=np.int64)
+
+
+def vote_noise(budget: Budget) -> tuple[float, float]:
+    """Standard deviation of the noise on a vote count per query: by a pure choice, by Gaussian noise.
+
+    The exponential mechanism with exponent eps/2 equals the largest of votes plus Gumbel noise of scale 2/eps, standard
+    deviation 2.565/eps.
+    """
+    queries = budget.queries or 1
+    pure = np.pi / np.sqrt(6) * 2 * queries / budget.epsilon
+    if budget.delta == 0:
+        return float(pure), float("inf")
+    mu = budget.in_currency("gaussian").to_json()["mu"]
+    return float(pure), float(np.sqrt(2 * queries) / float(mu))
+
+
+def default_teachers(budget: Budget, records: int) -> int:
+    """How many teachers: about eight standard deviations of noise, at least 20 records each; public numbers only.
+
+    >>> default_teachers(Budget(1.0, 1e-5, queries=1), 10_000)
+    21
+    """
+    return int(np.clip(round(8 * min(vote_noise(budget))), 3, max(records // 20, 3)))
+
+
+def _releases_probabilities(estimator: Teachers) -> bool:
+    return estimator.release == "probabilities"
+
+
+class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Answer ``queries`` queries within (epsilon, delta) by the noisy vote of networks trained on disjoint shards.
+
+    ``declared_size`` is the public number of records the defaults are computed from; without it the true number is
+    used and the guarantee is conditional on that number being public. The set of ``classes`` likewise. ``network`` is
+    either training settings of the built-in network, or a function (features, classes) -> torch module. ``features`` is
+    a public feature map with a ``transform`` method. ``release`` is "label" or "probabilities" (Gaussian noise on the
+    summed probability vectors). ``method`` "auto" takes the noise that is smaller for the budget. ``random_state`` None
+    means exact noise and a fresh secret key; a number means repeatable experiments and a conditional guarantee.
+
+    Every distinct query is paid for once; `quietmax.BudgetExhausted` is raised when the budget is spent.
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        delta: float = 1e-5,
+        queries: int = 1000,
+        teachers: int | None = None,
+        *,
+        release: Release = "label",
+        method: Method = "auto",
+        features: Any = None,
+        network: TrainingSettings | Build | None = None,
+        declared_size: int | None = None,
+        classes: Sequence[Any] | None = None,
+        random_state: int | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.queries = queries
+        self.teachers = teachers
+        self.release = release
+        self.method = method
+        self.features = features
+        self.network = network
+        self.declared_size = declared_size
+        self.classes = classes
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike, y: ArrayLike, identifiers: Sequence[Any] | None = None) -> Teachers:
+        """Assign records to shards and train one teacher on each.
+
+        ``identifiers`` names each record (a person's number, say); by default its own content does.
+        """
+        inputs: NDArray[np.float32]
+        inputs, given = validate_data(self, X, y, dtype=np.float32)
+        check_classification_targets(given)
+        budget = Budget(self.epsilon, self.delta, self.queries)
+        self.classes_ = np.unique(given) if self.classes is None else np.asarray(self.classes)
+        if len(self.classes_) < 2:
+            raise InvalidInput(
+                f"The labels hold one class only, {self.classes_[:1].tolist()}; a classifier needs two or more."
+            )
+        codes = {label: code for code, label in enumerate(self.classes_.tolist())}
+        try:
+            labels = np.array([codes[label] for label in np.asarray(given).tolist()], dtype=np.int64)
+        except KeyError as unknown:
+            raise InvalidInput(
+                f"The label {unknown} is not among the declared classes {list(codes)}."
+            ) from None
+        size = len(inputs) if self.declared_size is None else self.declared_size
+        count = default_teachers(budget, size) if self.teachers is None else self.teachers
+        if count < 1:
+            raise InvalidInput(f"teachers is {count}, but must be at least 1; leave it out for a default.")
+        key = (
+            os.urandom(32)
+            if self.random_state is None
+            else b"%d" % np.random.RandomState(self.random_state).randint(2**31)
+        )
+        mapped = self._mapped(inputs)
+        names = (
+            _names(inputs, labels) if identifiers is None else [repr(each).encode() for each in identifiers]
+        )
+        if len(names) != len(inputs):
+            raise InvalidInput(
+                f"There are {len(names)} identifiers for {len(inputs)} records; give one for each."
+            )
+        shards = shard_of(names, count, key)
+        self.crowd_ = self._trained(mapped, labels, shards, count, key, size)
+        source: NoiseSource = (
+            EXACT if self.random_state is None else SeededNoise(np.random.default_rng(list(key)))
+        )
+        self.predictor_ = Predictor(self.crowd_, self._mechanism(budget, count), budget, noise=source)
+        self.guarantee_ = self._guarantee(count, size)
+        return self
+
+    def _mechanism(self, budget: Budget, count: int) -> Mechanism:
+        if self.release == "probabilities":
+            return GaussianScores(votes=count)
+        if self.release != "label":
+            raise InvalidInput(f"release is {self.release!r}, but must be 'label' or 'probabilities'.")
+        if self.method == "auto":
+            pure, gaussian = vote_noise(budget)
+            return NoisyMax("permute-and-flip" if pure <= gaussian else "gaussian")
+        return NoisyMax(self.method)
+
+    def _trained(
+        self,
+        features: NDArray[np.float32],
+        labels: NDArray[np.int64],
+        shards: NDArray[np.int64],
+        count: int,
+        key: bytes,
+        size: int,
+    ) -> Crowd:
+        rows = [np.flatnonzero(shards == shard) for shard in range(count)]
+        seeds = [_seed(key, shard) for shard in range(count)]
+        empty = np.array([len(each) == 0 for each in rows])
+        classes, soft = len(self.classes_), self.release == "probabilities"
+        network = DEFAULT_SETTINGS if self.network is None else self.network
+        if isinstance(network, TrainingSettings):
+            steps = network.epochs * max(1, -(-size // (count * network.batch_size)))
+            stack = train_apart(features, labels, classes, rows, settings=network, seeds=seeds, steps=steps)
+            broken = ~torch.isfinite(stack.weight_vectors()).all(1).numpy()
+            return Crowd(stack, empty | broken, classes, soft)
+        modules = [
+            None
+            if empty[shard]
+            else _one_module(network, features[rows[shard]], labels[rows[shard]], classes, seed)
+            for shard, seed in enumerate(seeds)
+        ]
+        return Crowd(modules, np.array([module is None for module in modules]), classes, soft)
+
+    def _guarantee(self, count: int, size: int) -> Guarantee:
+        guarantee = self.predictor_.guarantee
+        parameters = {**guarantee.parameters, "teachers": count, "declared_size": size}
+        assumptions = list(guarantee.assumptions)
+        status, because = guarantee.status, guarantee.because
+        if self.classes is None:
+            assumptions.append("The set of classes is public.")
+        if self.declared_size is None:
+            status = "conditional"
+            assumptions.append(
+                "The number of records is public: it was read off them, since no declared_size was given."
+            )
+            because += " The number of records was not declared (THEORY 3.1)."
+        return Guarantee.of(
+            guarantee.cost,
+            status=status,
+            because=because,
+            parameters=parameters,
+            assumptions=tuple(assumptions),
+        )
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Labels, each distinct query paid for once."""
+        queries = self._queries(X)
+        return np.asarray(self.classes_[self.predictor_.predict(queries)])
+
+    @available_if(_releases_probabilities)  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: ArrayLike) -> Floats:
+        """Class probabilities; needs ``release="probabilities"``."""
+        queries = self._queries(X)
+        return self.predictor_.predict_proba(queries)
+
+    @property
+    def remaining(self) -> Remaining:
+        """What is left of the budget."""
+        check_is_fitted(self)
+        return self.predictor_.remaining
+
+    def _queries(self, X: ArrayLike) -> NDArray[np.float32]:
+        check_is_fitted(self)
+        return self._mapped(validate_data(self, X, dtype=np.float32, reset=False))
+
+    def _mapped(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
+        return (
+            inputs if self.features is None else np.asarray(self.features.transform(inputs), dtype=np.float32)
+        )
+
+
+def _names(features: NDArray[np.float32], labels: NDArray[np.int64]) -> list[bytes]:
+    """A record's own content as its identifier."""
+    return [row.tobytes() + bytes(str(label), "ascii") for row, label in zip(features, labels, strict=True)]
+
+
+def _seed(key: bytes, shard: int) -> int:
+    digest = hashlib.blake2b(b"seed %d" % shard, key=key, digest_size=7).digest()
+    return int.from_bytes(digest, "big")
+
+
+def _one_module(
+    build: Build, features: NDArray[np.float32], labels: NDArray[np.int64], classes: int, seed: int
+) -> torch.nn.Module | None:
+    """Train a teacher of any kind from its own seed; a failure makes it silent rather than an error."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            module = build(features.shape[1], classes)
+            train_module(
+                module, Records("shard", features, labels, classes), settings=DEFAULT_SETTINGS, seed=seed
+            )
+        except (QuietmaxError, RuntimeError, ValueError):
+            return None
+    return module.eval()

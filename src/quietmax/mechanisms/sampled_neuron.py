@@ -1,0 +1,157 @@
+"""The sampled neuron, repaired: the paper's idea with a proof, at a cost independent of the number of classes.
+
+Choose a label by the exponential mechanism (or permute-and-flip) on the logits, then release how strongly it wins:
+its log-odds against all others together, with noise. Nothing else of the logits leaves (THEORY 3.3).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from scipy.special import expit, logsumexp
+
+from quietmax.accounting import Cost, Currency, GaussianCost, Guarantee, PureCost, Reading
+from quietmax.errors import InvalidInput
+from quietmax.mechanisms.mechanism import Answers, Floats, certified_bounds, checked_scores
+from quietmax.mechanisms.selection import Selection, selection_epsilon
+from quietmax.models import Classifier
+from quietmax.noise import NoiseSource, choose, permute_and_flip, release_gaussian, release_laplace
+from quietmax.sensitivity import ScoreBounds
+
+Noise = Literal["laplace", "gaussian"]
+
+
+@dataclass(frozen=True)
+class SampledNeuron:
+    """Release a label and its probability.
+
+    ``sampling_share`` of the budget (of epsilon, or of mu^2) pays for the choice of the label, the rest for its
+    log-odds. With two classes there is nothing to choose: the log-odds of class 1 get the whole budget.
+    """
+
+    noise: Noise = "laplace"
+    selection: Selection = "exponential"
+    sampling_share: float = 0.75
+    bounds: ScoreBounds | None = None
+    per_query: Cost | None = None
+
+    def __post_init__(self) -> None:
+        if self.noise not in ("laplace", "gaussian"):
+            raise InvalidInput(f"noise is {self.noise!r}, but must be 'laplace' or 'gaussian'.")
+        if self.selection not in ("exponential", "permute-and-flip"):
+            raise InvalidInput(
+                f"selection is {self.selection!r}, but must be 'exponential' or 'permute-and-flip'."
+            )
+        if not 0 < self.sampling_share < 1:
+            raise InvalidInput(
+                f"sampling_share is {self.sampling_share}, but must lie between 0 and 1; try 0.75."
+            )
+
+    @property
+    def name(self) -> str:
+        """``sampled-neuron``."""
+        return "sampled-neuron"
+
+    @property
+    def reading(self) -> Reading:
+        """A budget means (epsilon, delta)."""
+        return "proven"
+
+    @property
+    def currency(self) -> Currency:
+        """Pure for Laplace noise, Gaussian for Gaussian noise."""
+        return "pure" if self.noise == "laplace" else "gaussian"
+
+    def prepared(self, model: Classifier, per_query: Cost) -> SampledNeuron:
+        """Fill in the cost per query and the model's certified bounds."""
+        return replace(
+            self, bounds=certified_bounds(self.bounds, model), per_query=self.per_query or per_query
+        )
+
+    def cost(self, classes: int) -> Cost:  # noqa: ARG002
+        """The stated cost per query; it does not depend on the number of classes."""
+        return self._ready()[1]
+
+    def guarantee(self, classes: int) -> Guarantee:
+        """Proven, given the certified bounds."""
+        bounds, cost = self._ready()
+        parameters: dict[str, Any] = {
+            "mechanism": self.name,
+            "noise": self.noise,
+            "selection": "none" if classes == 2 else self.selection,
+            "sampling_share": 0.0 if classes == 2 else self.sampling_share,
+            "classes": classes,
+            "releases": "label and its probability",
+            **bounds.to_json(),
+        }
+        return Guarantee.of(
+            cost,
+            status="proven",
+            because="A label chosen by the exponential mechanism or permute-and-flip, then its noised log-odds; "
+            "both move by at most the spread of the certified bounds (THEORY 3.3).",
+            parameters=parameters,
+        )
+
+    def release(self, scores: Floats, source: NoiseSource) -> Answers:
+        """Labels and probabilities for logits of shape (queries, classes)."""
+        bounds, cost = self._ready()
+        # The slack covers the rounding of the log-odds in float64, given that no logit exceeds 2^24 spreads.
+        spread = bounds.spread * (1 + 2**-20)
+        logits = np.clip(checked_scores(scores), -bounds.spread * 2**24, bounds.spread * 2**24)
+        queries, classes = logits.shape
+        if classes == 2:
+            odds = self._noised(logits[:, 1] - logits[:, 0], cost, spread, source)
+            second = expit(odds)
+            return Answers((odds > 0).astype(np.int64), np.stack([1 - second, second], axis=1))
+        for_choice, for_odds = self._shares(cost)
+        pick = choose if self.selection == "exponential" else permute_and_flip
+        epsilon = selection_epsilon(for_choice, self.selection)
+        chosen = pick(logits, epsilon=epsilon, range_sensitivity=spread, source=source).index
+        query = np.arange(queries)
+        others = logits.copy()
+        others[query, chosen] = -np.inf
+        odds = self._noised(logits[query, chosen] - logsumexp(others, axis=1), for_odds, spread, source)
+        # Post-processing: at least 1/C for the chosen label, so that noise cannot flip it; the rest shared evenly.
+        winning = np.maximum(expit(odds), 1 / classes)
+        each_other = np.minimum((1 - winning) / (classes - 1), winning)
+        probabilities = np.repeat(each_other[:, None], classes, axis=1)
+        probabilities[query, chosen] = winning
+        return Answers(chosen, probabilities)
+
+    def _noised(self, odds: Floats, cost: Cost, sensitivity: float, source: NoiseSource) -> Floats:
+        if isinstance(cost, PureCost):
+            return release_laplace(
+                odds, sensitivity=sensitivity, epsilon=cost.epsilon, source=source, coordinates=1
+            ).values
+        return release_gaussian(
+            odds, sensitivity=sensitivity, mu=cost.mu, source=source, coordinates=1
+        ).values
+
+    def _shares(self, cost: Cost) -> tuple[Cost, Cost]:
+        """Parts of the cost that add up to no more than it: of epsilon, or of mu^2."""
+        share = self.sampling_share
+        if isinstance(cost, PureCost):
+            first = PureCost(share * cost.epsilon)
+            return first, PureCost(_left(cost.epsilon, first.epsilon, 1))
+        first_mu = GaussianCost(math.sqrt(share) * cost.mu)
+        return first_mu, GaussianCost(_left(cost.mu, first_mu.mu, 2))
+
+    def _ready(self) -> tuple[ScoreBounds, Cost]:
+        if self.bounds is None or self.per_query is None:
+            raise InvalidInput(
+                "The sampled neuron still has open parameters; give bounds and per_query, or use a Predictor."
+            )
+        wanted = PureCost if self.noise == "laplace" else GaussianCost
+        if not isinstance(self.per_query, wanted):
+            raise InvalidInput(
+                f"{self.noise} noise is paid in the {self.currency} currency; give such a cost."
+            )
+        return self.bounds, self.per_query
+
+
+def _left(whole: float, part: float, power: int) -> float:
+    """What remains of ``whole**power`` after ``part**power``, a little less for rounding."""
+    return float((whole**power - part**power) ** (1 / power)) * (1 - 2**-48)

@@ -1,0 +1,250 @@
+"""Teachers: one record changes one teacher and nothing else, so the votes move as little as certified (THEORY 3.4)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from quietmax.account import BudgetExhausted
+from quietmax.accounting import Budget
+from quietmax.errors import InvalidInput
+from quietmax.estimators.teachers import (
+    VOTE_BOUNDS,
+    Crowd,
+    Teachers,
+    default_teachers,
+    shard_of,
+    vote_noise,
+)
+from quietmax.models import CrossEntropy, TrainingSettings, train_apart
+
+FAST = TrainingSettings(hidden=(8,), loss=CrossEntropy(), learning_rate=0.02, epochs=15, batch_size=16)
+LINEAR = TrainingSettings(hidden=(), loss=CrossEntropy(), learning_rate=0.05, epochs=5, batch_size=8)
+
+
+def _blobs(count: int = 400, classes: int = 3, seed: int = 0):
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, classes, count)
+    centres = 3 * np.random.default_rng(99).normal(size=(classes, 5))
+    return (centres[labels] + generator.normal(size=(count, 5))).astype(np.float32), labels
+
+
+def _teachers(**changes) -> Teachers:
+    options = {
+        "epsilon": 8.0,
+        "queries": 50,
+        "teachers": 7,
+        "network": FAST,
+        "declared_size": 400,
+        "classes": range(3),
+    }
+    return Teachers(**(options | changes))
+
+
+def test_a_crowd_of_teachers_answers_well_with_a_generous_budget():
+    features, labels = _blobs()
+    others, truth = _blobs(50, seed=1)
+    crowd = _teachers(epsilon=500.0).fit(features, labels)
+    assert (crowd.predict(others) == truth).mean() > 0.9
+    assert crowd.guarantee_.status == "proven"
+    assert crowd.remaining.queries == 0
+    with pytest.raises(BudgetExhausted, match="50 of 50 are spent"):
+        crowd.predict(_blobs(1, seed=5)[0])
+    np.testing.assert_array_equal(crowd.predict(others), crowd.predict(others))  # stored answers stay free
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 10**6), kind=st.sampled_from(["ordinary", "mislabelled", "extreme", "duplicate"]))
+def test_removing_a_record_changes_one_teacher_and_the_votes_by_at_most_the_bound(seed, kind):
+    """Bit for bit: all other teachers keep exactly the same weights."""
+    generator = np.random.default_rng(seed)
+    features, labels = _blobs(60, seed=seed % 50)
+    victim = int(generator.integers(60))
+    if kind == "mislabelled":
+        labels[victim] = (labels[victim] + 1) % 3
+    elif kind == "extreme":
+        features[victim] = 1e30 * generator.choice([-1, 1], 5)
+    elif kind == "duplicate":
+        features[victim], labels[victim] = features[victim - 1], labels[victim - 1]
+    kept = np.arange(60) != victim
+    make = lambda: _teachers(teachers=5, network=LINEAR, random_state=3, declared_size=60)  # noqa: E731
+    with_it, without = make().fit(features, labels), make().fit(features[kept], labels[kept])
+    one, other = (each.crowd_.teachers.weight_vectors() for each in (with_it, without))
+    different = [k for k in range(5) if not torch.equal(torch.nan_to_num(one[k]), torch.nan_to_num(other[k]))]
+    assert len(different) <= 1
+    queries = np.vstack([_blobs(40, seed=7)[0], features[[victim]]])
+    moved = with_it.crowd_.scores(queries) - without.crowd_.scores(queries)
+    assert np.abs(moved).max() <= VOTE_BOUNDS.one.value + 1e-9
+    assert np.linalg.norm(moved, axis=1).max() <= VOTE_BOUNDS.vector.value + 1e-9
+    assert (moved.max(1) - moved.min(1)).max() <= VOTE_BOUNDS.spread + 1e-9
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_the_vote_bound_is_reached(soft):
+    """One record can turn a teacher around completely: the bound is tight."""
+    features = np.zeros((1, 2), np.float32)
+    strong = torch.nn.Linear(2, 2)
+    with torch.no_grad():
+        strong.weight.zero_()
+        strong.bias.copy_(torch.tensor([50.0, -50.0]))
+    turned = torch.nn.Linear(2, 2)
+    with torch.no_grad():
+        turned.weight.zero_()
+        turned.bias.copy_(torch.tensor([-50.0, 50.0]))
+    votes = [
+        Crowd([strong, module], np.array([False, False]), 2, soft).scores(features)[0]
+        for module in (strong, turned)
+    ]
+    moved = votes[0] - votes[1]
+    assert np.linalg.norm(moved) >= 0.9 * VOTE_BOUNDS.vector.value
+    assert np.abs(moved).max() >= 0.9 * VOTE_BOUNDS.one.value
+
+
+def test_a_records_shard_depends_on_nothing_but_its_identifier_and_the_key():
+    names = [b"%d" % number for number in range(1000)]
+    shards = shard_of(names, 10, b"secret")
+    np.testing.assert_array_equal(shards[::-1], shard_of(names[::-1], 10, b"secret"))
+    np.testing.assert_array_equal(shards[5:], shard_of(names[5:], 10, b"secret"))
+    assert (shards != shard_of(names, 10, b"other")).mean() > 0.8
+    assert np.bincount(shards, minlength=10).min() > 60
+
+
+def test_rows_with_the_same_identifier_sit_in_the_same_shard():
+    features, labels = _blobs(60)
+    people = np.repeat(np.arange(20), 3)
+    crowd = _teachers(teachers=4, network=LINEAR, random_state=1)
+    crowd.fit(features, labels, identifiers=people)
+    other = _teachers(teachers=4, network=LINEAR, random_state=1)
+    # Taking one person out leaves every teacher but one as it was, though three records went.
+    kept = people != 4
+    other.fit(features[kept], labels[kept], identifiers=people[kept])
+    one, two = crowd.crowd_.teachers.weight_vectors(), other.crowd_.teachers.weight_vectors()
+    assert sum(not torch.equal(one[k], two[k]) for k in range(4)) == 1
+
+
+def test_a_teacher_without_records_votes_evenly():
+    features, labels = _blobs(12)
+    crowd = _teachers(teachers=30, network=LINEAR, random_state=0).fit(features, labels).crowd_
+    assert crowd.silent.sum() >= 18
+    assert crowd.scores(features).sum(1) == pytest.approx(np.full(12, 30.0))
+
+
+def test_a_broken_teacher_votes_evenly_and_breaks_no_other():
+    features, labels = _blobs(40)
+    features[0] = np.float32(3e38)
+    crowd = _teachers(
+        teachers=3,
+        network=TrainingSettings(hidden=(), loss=CrossEntropy(), learning_rate=1e30, epochs=3),
+        random_state=0,
+    )
+    votes = crowd.fit(features, labels).crowd_.scores(features)
+    assert np.isfinite(votes).all()
+    assert votes.sum(1) == pytest.approx(np.full(40, 3.0))
+
+
+def test_padding_brings_no_foreign_record_into_a_networks_arithmetic():
+    """A record of huge values in row 0 must not reach networks that do not own it, even through masked batches."""
+    features, labels = _blobs(20)
+    rows = [np.arange(1, 7), np.arange(7, 20)]
+    plain = train_apart(features, labels, 3, rows, settings=LINEAR, seeds=[1, 2], steps=9)
+    features[0] = np.float32(3e38)
+    assert torch.equal(
+        plain.weight_vectors(),
+        train_apart(features, labels, 3, rows, settings=LINEAR, seeds=[1, 2], steps=9).weight_vectors(),
+    )
+
+
+def test_any_torch_module_can_be_a_teacher():
+    features, labels = _blobs(120)
+
+    def build(width, classes):
+        return torch.nn.Sequential(torch.nn.Linear(width, 6), torch.nn.ReLU(), torch.nn.Linear(6, classes))
+
+    crowd = _teachers(epsilon=500.0, teachers=3, network=build).fit(features, labels)
+    assert (crowd.predict(features[:40]) == labels[:40]).mean() > 0.7
+    broken = _teachers(teachers=3, network=lambda width, classes: torch.nn.Linear(width + 1, classes)).fit(
+        features, labels
+    )
+    assert broken.crowd_.silent.all()
+    assert broken.crowd_.scores(features[:2]) == pytest.approx(np.ones((2, 3)))
+
+
+def test_probabilities_are_released_with_gaussian_noise():
+    features, labels = _blobs()
+    crowd = _teachers(release="probabilities", epsilon=500.0).fit(features, labels)
+    probabilities = crowd.predict_proba(features[:10])
+    np.testing.assert_allclose(probabilities.sum(1), 1.0)
+    assert crowd.guarantee_.parameters["mechanism"] == "gaussian"
+    assert not hasattr(_teachers().fit(features, labels), "predict_proba")
+
+
+def test_the_smaller_noise_is_chosen_from_public_numbers():
+    few, many = Budget(1.0, 1e-5, queries=1), Budget(1.0, 1e-5, queries=100)
+    assert vote_noise(few)[0] < vote_noise(few)[1]
+    assert vote_noise(many)[0] > vote_noise(many)[1]
+    features, labels = _blobs(60)
+    methods = [
+        _teachers(epsilon=1.0, queries=queries, network=LINEAR)
+        .fit(features, labels)
+        .guarantee_.parameters["method"]
+        for queries in (1, 100)
+    ]
+    assert methods == ["permute-and-flip", "gaussian"]
+    assert default_teachers(many, 10_000) == 422
+    assert default_teachers(many, 1200) == 60
+
+
+def test_the_guarantee_is_honest_about_what_was_read_off_the_data():
+    features, labels = _blobs(60)
+    undeclared = _teachers(network=LINEAR, declared_size=None, classes=None).fit(features, labels).guarantee_
+    assert undeclared.status == "conditional"
+    assert len(undeclared.assumptions) == 2
+    seeded = _teachers(network=LINEAR, random_state=0).fit(features, labels).guarantee_
+    assert seeded.status == "conditional"
+    assert "seed" in seeded.because
+
+
+def test_bad_input_is_refused_with_a_sentence():
+    features, labels = _blobs(30)
+    for changes, match in (
+        ({"release": "votes"}, "release"),
+        ({"method": "best"}, "method"),
+        ({"teachers": 0}, "teachers"),
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"classes": [0, 1]}, "declared classes"),
+        ({"classes": [0]}, "one class"),
+    ):
+        with pytest.raises(InvalidInput, match=match):
+            _teachers(network=LINEAR, **changes).fit(features, labels)
+    with pytest.raises(InvalidInput, match="identifiers"):
+        _teachers(network=LINEAR).fit(features, labels, identifiers=[1, 2])
+
+
+PICKLED = "a copy of a fitted predictor would carry a copy of its budget, to be spent twice; it refuses to be pickled"
+
+
+def _cannot_apply(estimator):  # noqa: ARG001
+    return {"check_estimators_pickle": PICKLED}
+
+
+@parametrize_with_checks(
+    [
+        Teachers(
+            epsilon=1e9,
+            queries=10**6,
+            teachers=1,
+            random_state=0,
+            network=TrainingSettings(
+                hidden=(16,), loss=CrossEntropy(), learning_rate=0.02, epochs=60, batch_size=16
+            ),
+        )
+    ],
+    expected_failed_checks=_cannot_apply,
+)
+def test_scikit_learns_own_estimator_checks_pass(estimator, check):
+    """With so large a budget the noise is nothing: the checks look at the interface, not at privacy."""
+    check(estimator)
