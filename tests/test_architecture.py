@@ -21,6 +21,7 @@ ORDER = [
     "account",
     "predictor",
     "estimators",
+    "card",
     "ledger",
     "server",
     "attacks",

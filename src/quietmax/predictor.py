@@ -15,6 +15,7 @@ from quietmax.accounting import Budget, Cost, Guarantee, Meter, per_query
 from quietmax.accounting.meter import LIMIT
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms import Answers, Mechanism
+from quietmax.mechanisms.mechanism import checked_scores
 from quietmax.models import Classifier
 from quietmax.noise import EXACT, NoiseSource
 
@@ -117,19 +118,15 @@ class Predictor:
         )
 
     def _answer(self, features: Features) -> Answers:
-        queries = np.ascontiguousarray(features, dtype=np.float32) + np.float32(0)  # -0.0 becomes 0.0
+        queries = np.ascontiguousarray(features, dtype=np.float32)
         if queries.ndim != 2:
             raise InvalidInput(
                 f"Queries have shape {queries.shape}, but expected (queries, features); add an axis."
             )
-        if not np.isfinite(queries).all():
-            raise InvalidInput(
-                "A query holds NaN or infinity; correct it. Nothing was answered and nothing spent."
-            )
         with self._lock:
             if not self._stored_answers:
                 return self._draw(queries)
-            keys = [row.tobytes() for row in queries]
+            keys = [row.tobytes() for row in queries + np.float32(0)]  # -0.0 becomes 0.0
             stored = {key: self._stored[key] for key in keys if key in self._stored}
             new = {key: index for index, key in enumerate(keys) if key not in stored}
             if new:
@@ -142,7 +139,7 @@ class Predictor:
 
     def _draw(self, queries: NDArray[np.float32]) -> Answers:
         """Charge for the queries, then draw their answers."""
-        scores = self.model.scores(queries)
+        scores = checked_scores(self.model.scores(queries))
         self._account.charge(len(queries), self._queries)
         return self.mechanism.release(scores, self.noise)
 

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from quietmax.cli import datasets, demo, predict, reproduce, sensitivity, train
+from quietmax.cli import card, datasets, demo, predict, reproduce, sensitivity, train
 from quietmax.cli.output import errors
 from quietmax.errors import QuietmaxError
 from quietmax.version import __version__
@@ -28,6 +28,7 @@ for name, module in {
     "train": train,
     "sensitivity": sensitivity,
     "predict": predict,
+    "card": card,
 }.items():
     app.command(name)(module.command)
 app.add_typer(reproduce.app, name="reproduce")

@@ -28,6 +28,7 @@ from quietmax.data import Records
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.mechanisms import GaussianScores, Mechanism, NoisyMax
 from quietmax.models import MLP, CrossEntropy, TrainingSettings, softmax, train_apart, train_module
+from quietmax.models.mlp import checked_finite
 from quietmax.noise import EXACT, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor, Remaining
 from quietmax.sensitivity import ScoreBounds, Sensitivity
@@ -80,10 +81,11 @@ class Crowd:
         if isinstance(self.teachers, MLP):
             return self.teachers.stacked_logits(features).double().numpy()
         answers = np.zeros((len(self.teachers), len(features), self.classes))
+        inputs = checked_finite(torch.from_numpy(features))
         with torch.no_grad():
             for index, teacher in enumerate(self.teachers):
                 if teacher is not None and not self.silent[index]:
-                    answers[index] = teacher(torch.from_numpy(features)).double().numpy()
+                    answers[index] = teacher(inputs).double().numpy()
         return answers
 
     def _ballots(self, logits: Floats) -> Floats:

@@ -18,7 +18,7 @@ from torch import Tensor
 from quietmax.errors import InvalidInput
 from quietmax.models.activations import activation
 
-_ROWS_AT_ONCE = 4096
+_ROWS_AT_ONCE = 2048
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class MLP:
     def stacked_logits(self, features: NDArray[np.floating] | Tensor) -> Tensor:
         """Logits of all networks for the same records, shape (networks, records, classes)."""
         inputs = self._checked(features)
-        parts = [self._forward(part) for part in torch.split(inputs, _ROWS_AT_ONCE)]
+        parts = [self._forward(checked_finite(part)) for part in torch.split(inputs, _ROWS_AT_ONCE)]
         return torch.cat(parts, 1) if parts else inputs.new_empty(self.networks, 0, self.classes)
 
     def logits(self, features: NDArray[np.floating] | Tensor) -> Tensor:
@@ -89,6 +89,14 @@ class MLP:
         for kernel, bias in zip(self.kernels[:-1], self.biases[:-1], strict=True):
             signal = apply_(torch.baddbmm(bias, signal, kernel))
         return torch.baddbmm(self.biases[-1], signal, self.kernels[-1].transpose(1, 2))
+
+
+def checked_finite(features: Tensor) -> Tensor:
+    """The features, unless one is NaN or infinite; a sum of squares settles it in one pass unless it overflows."""
+    flat = features.reshape(-1)
+    if torch.isfinite(torch.dot(flat, flat)) or torch.isfinite(flat).all():
+        return features
+    raise InvalidInput("A query holds NaN or infinity; correct it. Nothing was answered and nothing spent.")
 
 
 def initial_mlp(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quietmax.data import Encoding
 from quietmax.errors import InvalidInput
-from quietmax.models.mlp import MLP
+from quietmax.models.mlp import MLP, checked_finite
 from quietmax.models.settings import TrainingSettings
 
 
@@ -25,7 +25,7 @@ class Classifier(Protocol):
         ...
 
     def scores(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
-        """What a mechanism sees, in float64, shape (records, classes)."""
+        """What a mechanism sees, in float64, shape (records, classes); `InvalidInput` for features it cannot take."""
         ...
 
 
@@ -88,7 +88,7 @@ class TorchModel:
         try:
             with torch.no_grad():
                 parts = torch.split(torch.as_tensor(features, dtype=torch.float32), self.rows_at_once)
-                answers = [self.module(part) for part in parts]
+                answers = [self.module(checked_finite(part)) for part in parts]
         finally:
             self.module.train(training)
         logits = torch.cat(answers).double().numpy() if answers else np.empty((0, self.classes))
@@ -107,6 +107,5 @@ class TorchModel:
 
 
 def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """``exp(z) / sum exp(z)`` along the last axis, shifted so that nothing overflows."""
-    shifted = np.exp(logits - logits.max(-1, keepdims=True))
-    return np.asarray(shifted / shifted.sum(-1, keepdims=True))
+    """``exp(z - max) / sum exp(z - max)`` along the last axis: only differences of logits matter, nothing overflows."""
+    return torch.softmax(torch.from_numpy(np.ascontiguousarray(logits, dtype=np.float64)), -1).numpy()

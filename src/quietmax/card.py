@@ -1,0 +1,141 @@
+"""The privacy card: one page that says what is promised of a model, why, and what was seen.
+
+It is made from the model folder alone: the description, the account of answers paid for, and the attack reports that
+`quietmax attack` left there.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from quietmax.account import FileAccount
+from quietmax.accounting import Guarantee
+from quietmax.models.files import read_description
+
+ACCOUNT_FILE = "account.json"
+LEAKAGE_FILE = "leakage.json"
+_PLAIN = (
+    "No guarantee: this is an ordinary model. Its answers, and the file itself, may tell who was in the training data; "
+    "keep both private, or answer through a mechanism."
+)
+
+
+@dataclass(frozen=True)
+class PrivacyCard:
+    """What a reviewer needs to know of one model."""
+
+    model: str
+    kind: str
+    dataset: str
+    declared_size: int | None
+    guarantee: Guarantee | None
+    delta: float | None
+    epsilon_at_delta: float | None
+    queries: str
+    answered: int | None
+    leakage: tuple[dict[str, Any], ...]
+
+    @property
+    def status(self) -> str:
+        """``proven``, ``conditional``, ``refuted``, or ``none`` for an ordinary model."""
+        return "none" if self.guarantee is None else self.guarantee.status
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The card line by line: (what, value)."""
+        rows = [("model", self.model), ("kind", self.kind), ("trained on", self.dataset)]
+        if self.declared_size is not None:
+            rows.append(("declared number of records", f"{self.declared_size:,}"))
+        rows.append(("status", self.status))
+        if self.guarantee is None:
+            rows.append(("guarantee", _PLAIN))
+        else:
+            rows.append(("guarantee", str(self.guarantee)))
+            if self.delta is not None and self.epsilon_at_delta is not None:
+                rows.append(("in (epsilon, delta)", f"({self.epsilon_at_delta:.4g}, {self.delta:g})"))
+            rows.append(("neighbours", f"{self.guarantee.neighbours}: data sets that differ by one record"))
+            rows += [
+                ("assumes", assumption) for assumption in self.guarantee.assumptions or ("nothing further",)
+            ]
+        rows.append(("queries", self.queries))
+        if self.answered is not None:
+            rows.append(("answers paid for so far", f"{self.answered:,}"))
+        for report in self.leakage:
+            rows.append(
+                (f"observed leakage, {report.get('attack', 'attack')}", f"{report.get('leakage', '?')}")
+            )
+        if not self.leakage:
+            rows.append(("observed leakage", "not measured; run 'quietmax attack'"))
+        if self.guarantee is not None:
+            rows += [(f"parameter {name}", f"{value}") for name, value in self.guarantee.parameters.items()]
+        return rows
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as JSON values."""
+        return {
+            **{name: getattr(self, name) for name in ("model", "kind", "dataset", "declared_size", "status")},
+            "guarantee": None if self.guarantee is None else self.guarantee.to_json(),
+            "delta": self.delta,
+            "epsilon_at_delta": self.epsilon_at_delta,
+            "queries": self.queries,
+            "answered": self.answered,
+            "leakage": list(self.leakage),
+        }
+
+    def to_html(self) -> str:
+        """One self-contained page."""
+        colour = {"proven": "#1a7f37", "conditional": "#9a6700", "refuted": "#cf222e", "none": "#cf222e"}[
+            self.status
+        ]
+        lines = "\n".join(
+            f"<tr><th>{escape(what)}</th><td>{escape(value)}</td></tr>" for what, value in self.rows()
+        )
+        return f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Privacy card: {escape(self.model)}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem; color: #1f2328; }}
+h1 {{ font-size: 1.4rem; }}
+.status {{ display: inline-block; padding: .1rem .7rem; border-radius: 1rem; color: #fff; background: {colour}; }}
+table {{ border-collapse: collapse; width: 100%; }}
+th, td {{ text-align: left; vertical-align: top; padding: .35rem .5rem; border-bottom: 1px solid #d0d7de; }}
+th {{ width: 13rem; font-weight: 600; }}
+td {{ overflow-wrap: anywhere; }}
+@media (max-width: 40rem) {{ th, td {{ display: block; width: auto; border: 0; padding: .1rem 0; }}
+tr {{ display: block; border-bottom: 1px solid #d0d7de; padding: .4rem 0; }} }}
+</style>
+<h1>Privacy card <span class="status">{escape(self.status)}</span></h1>
+<table>
+{lines}
+</table>
+</html>
+"""
+
+
+def read_card(folder: str | Path) -> PrivacyCard:
+    """Read the card of the model in ``folder``."""
+    place = Path(folder)
+    description = read_description(place)
+    stated = description.get("guarantee")
+    guarantee = None if stated is None else Guarantee.from_json(stated)
+    delta = description.get("delta")
+    queries = description.get("queries")
+    account = place / ACCOUNT_FILE
+    reports = place / LEAKAGE_FILE
+    return PrivacyCard(
+        model=str(place),
+        kind=str(description.get("kind")),
+        dataset=str(description.get("dataset", "unknown")),
+        declared_size=description.get("declared_size"),
+        guarantee=guarantee,
+        delta=delta,
+        epsilon_at_delta=guarantee.at_delta(delta) if guarantee is not None and delta else None,
+        queries="any number" if queries is None and guarantee is not None else f"{queries or 'no budget'}",
+        answered=FileAccount(account).answered if account.exists() else None,
+        leakage=tuple(json.loads(reports.read_text(encoding="utf-8"))) if reports.exists() else (),
+    )
