@@ -22,9 +22,16 @@ GAUSSIAN = Guarantee.of(
     parameters={"logit_sensitivity": 0.358, "classes": 2, "shape": [784, 128, 2]},
     assumptions=("one record moves a logit by at most 0.358",),
 )
+APPROXIMATE = Guarantee(
+    "approximate",
+    epsilon=1.0,
+    delta=1e-5,
+    status="proven",
+    because="Subsampled noisy gradients, theory section 3.7.",
+)
 
 
-@pytest.mark.parametrize("claim", [PURE, GAUSSIAN])
+@pytest.mark.parametrize("claim", [PURE, GAUSSIAN, APPROXIMATE])
 def test_a_guarantee_survives_json_pickling_and_copying(claim):
     assert Guarantee.from_json(json.loads(json.dumps(claim.to_json()))) == claim
     assert pickle.loads(pickle.dumps(claim)) == claim
@@ -68,6 +75,36 @@ def test_an_extra_delta_is_added_to_every_derived_delta():
         assert extra.at_delta(1e-7) == math.inf
 
 
+def test_an_approximate_guarantee_holds_from_its_own_delta_up_and_says_nothing_below():
+    assert APPROXIMATE.at_delta(1e-5) == 1.0
+    assert APPROXIMATE.at_delta(0.999e-5) == math.inf
+    assert APPROXIMATE.at_delta(0.0) == math.inf
+    assert APPROXIMATE.at_epsilon(1.0) == APPROXIMATE.at_epsilon(50.0) == 1e-5
+    more = Guarantee("approximate", epsilon=1.0, delta=1e-5, extra_delta=1e-6, status="proven", because="x")
+    assert more.at_epsilon(1.0) == pytest.approx(1.1e-5, rel=1e-9)
+    assert more.at_delta(1e-5) == math.inf
+
+
+@given(st.floats(1e-3, 20.0), st.floats(0.0, 20.0), st.floats(1e-9, 0.5))
+def test_the_approximate_claim_covers_the_release_that_reveals_all_with_probability_delta(
+    claimed, epsilon, delta
+):
+    """With probability delta the data, otherwise randomised response: the worst case of (epsilon, delta)."""
+    claim = Guarantee("approximate", epsilon=claimed, delta=delta, status="proven", because="x")
+    right, wrong = (share / (1 + math.exp(claimed)) for share in (math.exp(claimed), 1.0))
+    worst = delta + (1 - delta) * max(0.0, right - math.exp(epsilon) * wrong)
+    assert claim.at_epsilon(epsilon) >= worst * (1 - 1e-12)
+    assert claim.at_epsilon(epsilon) <= worst + delta + 1e-12
+
+
+def test_an_approximate_guarantee_has_no_cost_in_either_currency():
+    with pytest.raises(InvalidInput, match="do not compose"):
+        _ = APPROXIMATE.cost
+    assert str(APPROXIMATE).startswith("proven: (1, 1e-05)-differential privacy (add-remove)")
+    assert "delta" not in PURE.to_json()
+    assert "delta" not in GAUSSIAN.to_json()
+
+
 def test_a_guarantee_can_be_weakened_but_never_strengthened():
     weaker = PURE.weakened("conditional", "Seeded noise, theory section 3.5.", ("the seed is secret",))
     assert (weaker.status, weaker.epsilon) == ("conditional", 1.0)
@@ -93,6 +130,14 @@ def test_the_text_names_status_definition_numbers_and_reason():
         {"definition": "gaussian", "epsilon": 1.0, "because": "x"},
         {"definition": "pure", "epsilon": 1.0, "mu": 1.0, "because": "x"},
         {"definition": "pure", "epsilon": -1.0, "because": "x"},
+        {"definition": "pure", "epsilon": 1.0, "delta": 1e-5, "because": "x"},
+        {"definition": "gaussian", "mu": 1.0, "delta": 1e-5, "because": "x"},
+        {"definition": "approximate", "epsilon": 1.0, "because": "x"},
+        {"definition": "approximate", "delta": 1e-5, "because": "x"},
+        {"definition": "approximate", "epsilon": 1.0, "mu": 1.0, "delta": 1e-5, "because": "x"},
+        {"definition": "approximate", "epsilon": 1.0, "delta": 1.0, "because": "x"},
+        {"definition": "approximate", "epsilon": 1.0, "delta": -1e-5, "because": "x"},
+        {"definition": "approximate", "epsilon": 1.0, "delta": 0.6, "extra_delta": 0.5, "because": "x"},
         {"definition": "pure", "epsilon": 1.0, "because": " "},
         {"definition": "pure", "epsilon": 1.0, "because": "x", "status": "hoped"},
         {"definition": "pure", "epsilon": 1.0, "because": "x", "neighbours": "replace-one"},
@@ -113,7 +158,7 @@ def test_a_record_with_missing_or_unknown_fields_is_refused():
         Guarantee.from_json(record)
 
 
-@pytest.mark.parametrize("claim", [PURE, GAUSSIAN])
+@pytest.mark.parametrize("claim", [PURE, GAUSSIAN, APPROXIMATE])
 def test_asking_at_impossible_values_is_refused(claim):
     for bad in (-0.1, 1.0, math.nan):
         with pytest.raises(InvalidInput):

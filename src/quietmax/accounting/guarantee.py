@@ -12,19 +12,22 @@ from quietmax.accounting.decimals import checked_amount
 from quietmax.accounting.gaussian import delta_of, epsilon_of
 from quietmax.errors import InvalidInput
 
-Definition = Literal["pure", "gaussian"]
+Definition = Literal["pure", "gaussian", "approximate"]
 Status = Literal["proven", "conditional", "refuted"]
 Parameter = Any
 """A JSON value: text, number, truth value, None, or a list or mapping of these."""
 _UP = 1.0 + 2.0**-44
+_STATED: dict[str, set[str]] = {"pure": {"epsilon"}, "gaussian": {"mu"}, "approximate": {"epsilon", "delta"}}
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What is claimed: epsilon- (pure) or mu-Gaussian privacy, its status, and why.
+    """What is claimed: epsilon- (pure), mu-Gaussian or (epsilon, delta)- (approximate) privacy, its status, and why.
 
-    `extra_delta` is added to every derived delta. `status` is `proven`, `conditional` (true if the named
-    `assumptions` hold) or `refuted` (the numbers are what was claimed, not what holds). `because` is one
+    An approximate guarantee is one point (epsilon, `delta`): what a numerical accountant certifies of a release whose
+    whole curve is in neither currency, such as subsampled noisy gradients. It has no cost: (epsilon, delta) pairs do
+    not compose exactly. `extra_delta` is added to every derived delta. `status` is `proven`, `conditional` (true if
+    the named `assumptions` hold) or `refuted` (the numbers are what was claimed, not what holds). `because` is one
     sentence that names the section of the theory page. `parameters` are the public constants the claim rests
     on.
 
@@ -41,24 +44,21 @@ class Guarantee:
     because: str = ""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
+    delta: float | None = None
 
     def __post_init__(self) -> None:
-        if self.definition not in ("pure", "gaussian") or self.status not in (
-            "proven",
-            "conditional",
-            "refuted",
-        ):
+        if self.definition not in _STATED or self.status not in ("proven", "conditional", "refuted"):
             raise InvalidInput(
                 f"A guarantee was given definition {self.definition!r} and status {self.status!r}: expected"
-                " pure or"
-                " gaussian, and proven, conditional or refuted."
+                " pure, gaussian or approximate, and proven, conditional or refuted."
             )
-        stated, other = (self.epsilon, self.mu) if self.definition == "pure" else (self.mu, self.epsilon)
-        if stated is None or other is not None:
+        stated = _STATED[self.definition]
+        given = {name for name in ("epsilon", "mu", "delta") if getattr(self, name) is not None}
+        if given != stated:
             raise InvalidInput(
-                f"A {self.definition} guarantee was given epsilon {self.epsilon!r} and mu {self.mu!r}: a"
-                " pure one"
-                " states epsilon alone, a gaussian one mu alone."
+                f"A {self.definition} guarantee was given epsilon {self.epsilon!r}, mu {self.mu!r} and delta"
+                f" {self.delta!r}: a pure one states epsilon alone, a gaussian one mu alone, an approximate one"
+                " epsilon and delta."
             )
         if self.neighbours != "add-remove" or not 0.0 <= self.extra_delta < 1.0 or not self.because.strip():
             raise InvalidInput(
@@ -66,8 +66,13 @@ class Guarantee:
                 " because;"
                 f" got {self.neighbours!r}, {self.extra_delta!r}, {self.because!r}."
             )
-        name = "epsilon" if self.definition == "pure" else "mu"
-        object.__setattr__(self, name, checked_amount(stated, f"The {name} of a guarantee"))
+        for name in sorted(stated):
+            amount = checked_amount(getattr(self, name), f"The {name} of a guarantee")
+            object.__setattr__(self, name, amount)
+        if self._surplus >= 1.0:
+            raise InvalidInput(
+                f"The delta of a guarantee is {self._surplus!r}, but must be less than 1: give such a number."
+            )
         object.__setattr__(self, "parameters", dict(self.parameters))
         object.__setattr__(self, "assumptions", tuple(self.assumptions))
 
@@ -100,16 +105,29 @@ class Guarantee:
 
     @property
     def cost(self) -> Cost:
-        """The cost of the release in its currency."""
+        """The cost of the release in its currency; an approximate guarantee is in none, and refuses."""
+        if self.definition == "approximate":
+            raise InvalidInput(
+                f"An approximate guarantee ({self.epsilon:g}, {self.delta:g}) has no cost: (epsilon, delta) pairs do"
+                " not compose exactly; keep such a release outside of a budget in epsilon or mu."
+            )
         if self.definition == "pure":
             return PureCost(cast(float, self.epsilon))
         return GaussianCost(cast(float, self.mu))
+
+    @property
+    def _surplus(self) -> float:
+        """What is added to every derived delta: `extra_delta`, and the stated delta of an approximate guarantee."""
+        if self.delta is None or self.extra_delta == 0.0:
+            return self.extra_delta if self.delta is None else self.delta
+        return (self.extra_delta + self.delta) * _UP
 
     def at_epsilon(self, epsilon: float) -> float:
         """Return the claimed delta at this epsilon, rounded up.
 
         Pure: max(0, (exp(claimed) - exp(epsilon))/(1 + exp(claimed))), the worst case being randomised
-        response. Gaussian: `delta_of`. `extra_delta` is added to both.
+        response. Approximate: the same plus the stated delta (the worst case reveals everything with that
+        probability; Kairouz, Oh, Viswanath 2015). Gaussian: `delta_of`. `extra_delta` is added to all.
         """
         if self.definition == "gaussian":
             delta = delta_of(cast(float, self.mu), epsilon)
@@ -119,18 +137,18 @@ class Guarantee:
             if not 0.0 <= epsilon < math.inf:
                 raise InvalidInput(f"epsilon is {epsilon!r}, but must be at least 0: give such a number.")
             delta = 0.0 if gap >= 0.0 else -math.expm1(gap) / (1.0 + math.exp(-claimed)) * _UP
-        return min(1.0, (delta + self.extra_delta) * (_UP if delta and self.extra_delta else 1.0))
+        return min(1.0, (delta + self._surplus) * (_UP if delta and self._surplus else 1.0))
 
     def at_delta(self, delta: float) -> float:
         """Return the claimed epsilon at this delta, rounded up; infinite if `extra_delta` alone exceeds it.
 
-        Pure: claimed + ln(1 - delta*(1 + exp(-claimed))), the inverse of `at_epsilon`. Gaussian:
-        `epsilon_of`.
+        Pure and approximate: claimed + ln(1 - delta*(1 + exp(-claimed))), the inverse of `at_epsilon`, where the
+        stated delta of an approximate guarantee counts as `extra_delta`. Gaussian: `epsilon_of`.
         """
         if not 0.0 <= delta < 1.0:
             raise InvalidInput(f"delta is {delta!r}, but must be from 0 to below 1: give such a number.")
-        left = delta - self.extra_delta
-        if self.extra_delta > 0.0:
+        left = delta - self._surplus
+        if self._surplus > 0.0:
             left /= _UP
         if left < 0.0:
             return math.inf
@@ -158,8 +176,8 @@ class Guarantee:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields by name, as JSON values."""
-        return {
+        """Return all fields by name, as JSON values; `delta` only where it is stated."""
+        record = {
             "definition": self.definition,
             "epsilon": self.epsilon,
             "mu": self.mu,
@@ -170,12 +188,13 @@ class Guarantee:
             "parameters": dict(self.parameters),
             "assumptions": list(self.assumptions),
         }
+        return record if self.delta is None else {**record, "delta": self.delta}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Guarantee:
         """Return the guarantee that `to_json` wrote."""
-        names = set(cls.__dataclass_fields__)
-        if set(record) != names:
+        names = set(cls.__dataclass_fields__) - {"delta"}
+        if set(record) - {"delta"} != names:
             raise InvalidInput(
                 f"A guarantee has the fields {sorted(names)}, but the record has {sorted(record)}: give"
                 " exactly those."
@@ -183,11 +202,14 @@ class Guarantee:
         return cls(**{**record, "assumptions": tuple(record["assumptions"])})
 
     def __hash__(self) -> int:
-        return hash((self.definition, self.epsilon, self.mu, self.status, self.because, self.assumptions))
+        amounts = (self.epsilon, self.mu, self.delta)
+        return hash((self.definition, *amounts, self.status, self.because, self.assumptions))
 
     def __str__(self) -> str:
         if self.definition == "pure":
             claim = f"{self.epsilon:.4g}-differential privacy ({self.neighbours})"
+        elif self.definition == "approximate":
+            claim = f"({self.epsilon:.4g}, {self._surplus:.3g})-differential privacy ({self.neighbours})"
         else:
             claim = (
                 f"{self.mu:.4g}-Gaussian differential privacy ({self.neighbours}):"
