@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from quietmax.accounting import Budget
 from quietmax.cli.options import Json
 from quietmax.cli.output import console, print_json, print_table, progress_bar
-from quietmax.data import load
+from quietmax.cli.predict import print_guarantee
+from quietmax.data import Split, load
 from quietmax.experiments import reference
-from quietmax.models import CrossEntropy, TrainingSettings, accuracy, train
+from quietmax.mechanisms import Algorithm1
+from quietmax.models import CrossEntropy, Model, TrainingSettings, accuracy, train
+from quietmax.predictor import Predictor
 from quietmax.sensitivity import published
 
 
 def command(as_json: Json = False) -> None:
-    """Train on 5,000 real digits and print both of the paper's table rows for them.
+    """Train on 5,000 real digits, print both of the paper's table rows for them, and ask one question privately.
 
     Example: quietmax demo
     """
@@ -25,16 +31,21 @@ def command(as_json: Json = False) -> None:
         for loss, model in models.items()
         for part in ("train", "test")
     }
-    sensitivities = published(models["convexified"]).to_json()
+    model = models["convexified"]
+    sensitivities = published(model).to_json()
+    answer = _one_answer(model, data)
     if as_json:
-        print_json({"dataset": "mnist-5k", "accuracy": accuracies, "sensitivity": sensitivities})
+        answer["guarantee"] = answer["guarantee"].to_json()
+        print_json(
+            {"dataset": data.name, "accuracy": accuracies, "sensitivity": sensitivities, "answer": answer}
+        )
         return
     console.print(
-        f"mnist-5k: {len(data.train):,} training and {len(data.test):,} test digits. The paper's MNIST row has 10,000."
+        f"{data.name}: {len(data.train):,} training and {len(data.test):,} test digits; the paper's MNIST has 10,000."
     )
     printed = reference.accuracy_table()["mnist"]
     print_table(
-        "Accuracy of the ordinary network",
+        "1. Accuracy of the ordinary network",
         ("", "here", "paper's MNIST"),
         (
             (name.replace("_", " "), f"{value:.4f}", f"{printed[name]:.4f}")
@@ -49,8 +60,28 @@ def command(as_json: Json = False) -> None:
         "probability": "delta_probability",
     }
     print_table(
-        "Sensitivity as published",
+        "2. Sensitivity as published",
         ("", "here", "paper's MNIST"),
         ((name, f"{sensitivities[name]:.4f}", f"{printed[column]:.4f}") for name, column in columns.items()),
         caption="The paper's formulas; not upper bounds (theory, section 2).",
     )
+    print_table(
+        f"3. One test digit (a {answer['truth']}), asked plainly and through Algorithm 1 with Gaussian noise, eps = 1",
+        ("class", "plain", "noisy"),
+        (
+            (str(digit), f"{plain:.4f}", f"{noisy:.4f}")
+            for digit, (plain, noisy) in enumerate(zip(answer["plain"], answer["noisy"], strict=True))
+        ),
+    )
+    print_guarantee(answer["guarantee"])
+
+
+def _one_answer(model: Model, data: Split) -> dict[str, Any]:
+    query = data.test.features[:1]
+    quiet = Predictor(model, Algorithm1(noise="gaussian"), Budget(epsilon=1.0, queries=1))
+    return {
+        "truth": int(data.test.labels[0]),
+        "plain": model.predict_proba(query)[0].tolist(),
+        "noisy": quiet.predict_proba(query)[0].tolist(),
+        "guarantee": quiet.guarantee,
+    }

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from quietmax.accounting import GaussianCost, PureCost
-from quietmax.data import dataset, load_records, split
+from quietmax.data import dataset, split
 from quietmax.experiments import reference
+from quietmax.experiments.accuracy_table import paper_records
 from quietmax.experiments.comparison import Comparison
 from quietmax.mechanisms import Algorithm1
 from quietmax.mechanisms.algorithm1 import Noise
@@ -58,7 +59,7 @@ def measure_accuracy_loss(
 ) -> list[LossCurve]:
     """Train ``repeats`` convexified networks once; answer every test record once per epsilon and noise."""
     registered = dataset(name)
-    records = load_records(name, data_dir=data_dir, download=download)
+    records = paper_records(name, data_dir=data_dir, download=download)
     splits = [split(records, size=registered.records, seed=seed + repeat) for repeat in range(repeats)]
     settings = TrainingSettings(loss=Convexified(registered.alpha))
     models = train_many(splits, settings=settings, progress=progress)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from quietmax.data import Split, dataset, load_records, split
+from quietmax.data import Records, Split, dataset, load_records, split
 from quietmax.errors import InvalidInput
 from quietmax.experiments import reference
 from quietmax.experiments.comparison import Comparison
@@ -18,6 +18,7 @@ from quietmax.models import Convexified, CrossEntropy, Loss, Model, TrainingSett
 TOLERANCE = 0.02
 # Networks trained at once: enough to amortise the overhead, few enough for memory with wide inputs.
 _AT_ONCE = 10
+_CENTRED = frozenset({"cifar-10", "cifar-100"})
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def measure_accuracies(
     registered = dataset(name)
     base = settings or TrainingSettings()
     losses: dict[str, Loss] = {"original": CrossEntropy(), "convexified": Convexified(registered.alpha)}
-    everything = load_records(name, data_dir=data_dir, download=download)
+    everything = paper_records(name, data_dir=data_dir, download=download)
     size = records or registered.records
     splits = [split(everything, size=size, seed=seed + repeat) for repeat in range(repeats)]
     groups = [splits[start : start + _AT_ONCE] for start in range(0, repeats, _AT_ONCE)]
@@ -91,6 +92,19 @@ def measure_accuracies(
             models = train_many(group, settings=replace(base, loss=loss), progress=report)
             _collect(found, loss_name, models, group)
     return Accuracies(name, **{key: tuple(values) for key, values in found.items()})
+
+
+def paper_records(name: str, *, data_dir: str | Path | None = None, download: bool = False) -> Records:
+    """A data set's records, scaled as comes closest to the paper's accuracies.
+
+    The paper does not say how it scales pixels. For CIFAR, of pixel/255, pixel/255 - 0.5 and that at other scales, the
+    second reproduces CIFAR-100's convexified row (0.202/0.139 against 0.203/0.139); CIFAR-10 stays 0.04 to 0.05 away
+    with every one.
+    """
+    records = load_records(name, data_dir=data_dir, download=download)
+    if name in _CENTRED:
+        return replace(records, features=records.features - np.float32(0.5))
+    return records
 
 
 def _collect(
