@@ -91,8 +91,8 @@ def test_the_approximate_claim_covers_the_release_that_reveals_all_with_probabil
 ):
     """With probability delta the data, otherwise randomised response: the worst case of (epsilon, delta)."""
     claim = Guarantee("approximate", epsilon=claimed, delta=delta, status="proven", because="x")
-    right, wrong = (share / (1 + math.exp(claimed)) for share in (math.exp(claimed), 1.0))
-    worst = delta + (1 - delta) * max(0.0, right - math.exp(epsilon) * wrong)
+    response = max(0.0, -math.expm1(epsilon - claimed) / (1 + math.exp(-claimed)))
+    worst = delta + (1 - delta) * response
     assert claim.at_epsilon(epsilon) >= worst * (1 - 1e-12)
     assert claim.at_epsilon(epsilon) <= worst + delta + 1e-12
 
