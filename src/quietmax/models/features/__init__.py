@@ -1,0 +1,24 @@
+"""Public feature maps: functions of one record, chosen without the private records (THEORY 3.1)."""
+
+from quietmax.models.features.base import FeatureMap
+from quietmax.models.features.fourier import RandomFourier
+from quietmax.models.features.frozen import FrozenModule
+from quietmax.models.features.pipeline import Pipeline, feature_map_from_json
+from quietmax.models.features.scattering import Scattering, scatter
+from quietmax.models.features.synthetic import dead_leaves
+from quietmax.models.features.tables import Identity, OneHot, Scaling, UnitNorm
+
+__all__ = [
+    "FeatureMap",
+    "FrozenModule",
+    "Identity",
+    "OneHot",
+    "Pipeline",
+    "RandomFourier",
+    "Scaling",
+    "Scattering",
+    "UnitNorm",
+    "dead_leaves",
+    "feature_map_from_json",
+    "scatter",
+]

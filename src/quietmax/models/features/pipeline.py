@@ -1,0 +1,75 @@
+"""Feature maps one after the other, and reading any of them from JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from quietmax.errors import InvalidInput
+from quietmax.models.features.base import FeatureMap, Floats
+from quietmax.models.features.fourier import RandomFourier
+from quietmax.models.features.frozen import FrozenModule
+from quietmax.models.features.scattering import Scattering
+from quietmax.models.features.tables import Identity, OneHot, Scaling, UnitNorm
+
+
+@dataclass(frozen=True)
+class Pipeline(FeatureMap):
+    """Maps applied one after the other.
+
+    >>> Pipeline((Scaling(low=(0.0,), high=(10.0,)), UnitNorm(constant=1.0))).transform([[20.0]]).round(3)
+    array([[0.707, 0.707]], dtype=float32)
+    """
+
+    maps: tuple[FeatureMap, ...]
+    kind: ClassVar[str] = "pipeline"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "maps", tuple(self.maps))
+        if not self.maps or not all(isinstance(step, FeatureMap) for step in self.maps):
+            raise InvalidInput(
+                "A pipeline needs at least one feature map and nothing else; give a tuple of maps."
+            )
+
+    def dimension(self, columns: int) -> int:
+        """What the last map returns."""
+        for step in self.maps:
+            columns = step.dimension(columns)
+        return columns
+
+    def _features(self, records: Floats) -> Floats:
+        for step in self.maps:
+            records = step.transform(records)
+        return records
+
+    def to_json(self) -> dict[str, Any]:
+        """The maps in order."""
+        return {"kind": self.kind, "maps": [step.to_json() for step in self.maps]}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Pipeline:
+        """The inverse of `to_json`."""
+        return cls(tuple(feature_map_from_json(step) for step in values["maps"]))
+
+
+_KINDS: dict[str, type[FeatureMap]] = {
+    kind.kind: kind
+    for kind in (Identity, Scaling, OneHot, UnitNorm, RandomFourier, Scattering, FrozenModule, Pipeline)
+}
+
+
+def feature_map_from_json(values: Mapping[str, Any]) -> FeatureMap:
+    """The map that `to_json` described.
+
+    >>> feature_map_from_json(UnitNorm(constant=0.5).to_json())
+    UnitNorm(constant=0.5)
+    """
+    try:
+        return _KINDS[values["kind"]].from_json(values)
+    except InvalidInput:
+        raise
+    except (KeyError, TypeError, ValueError) as problem:
+        raise InvalidInput(
+            "This is not the description of a feature map; give what a map's to_json returned."
+        ) from problem
