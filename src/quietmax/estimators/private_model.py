@@ -1,0 +1,58 @@
+"""A private model opened from its folder: asked with features of records, answers with what is claimed of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quietmax.accounting import Guarantee
+from quietmax.data import Encoding
+from quietmax.models.features import FeatureMap
+from quietmax.predictor import Predictor
+
+
+class Answers(Protocol):
+    """Anything that answers in class numbers, and perhaps in probabilities."""
+
+    def predict(self, features: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Class numbers."""
+        ...
+
+    def predict_proba(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Class probabilities, where the model releases them."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateModel:
+    """``inputs`` features per record; ``answerer`` sees them after the public feature map.
+
+    A `Predictor` as answerer pays for every answer; a head's weights were paid for once, at training.
+    """
+
+    kind: str
+    inputs: int
+    classes: tuple[str, ...]
+    guarantee: Guarantee
+    encoding: Encoding | None
+    features: FeatureMap | None
+    answerer: Answers
+
+    def predict(self, records: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Class numbers for encoded records."""
+        return self.answerer.predict(self._mapped(records))
+
+    def predict_proba(self, records: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Class probabilities for encoded records."""
+        return self.answerer.predict_proba(self._mapped(records))
+
+    @property
+    def remaining(self) -> int | None:
+        """How many further answers are paid for; None means any number."""
+        return self.answerer.remaining.queries if isinstance(self.answerer, Predictor) else None
+
+    def _mapped(self, records: NDArray[np.float32]) -> NDArray[np.float32]:
+        return records if self.features is None else self.features.transform(records)
