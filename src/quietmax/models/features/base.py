@@ -1,11 +1,11 @@
 """What a feature map is: a public function of one record, chosen without looking at the private records (THEORY 3.1).
 
-A map must give a record the same features whatever other records it is computed with: otherwise removing one record
-would move the others, and the sensitivity of everything built on the features would be wrong. Matrix products and
-Fourier transforms may round differently with the shape of a batch, so maps that use them always compute batches of
-one fixed shape (`in_batches`), multiply by matrices whose columns come in sixteens (narrower ones were seen to round
-differently with a row's place in memory), and the tests check that a record's features do not depend, bit for bit, on
-its place.
+A map must give a record the same features whatever other records it is computed with: otherwise removing
+one record would move the others, and the sensitivity of everything built on the features would be wrong.
+Matrix products and Fourier transforms may round differently with the shape of a batch, so maps that use
+them always compute batches of one fixed shape (`in_batches`), multiply by matrices whose columns come in
+sixteens (narrower ones were seen to round differently with a row's place in memory), and the tests check
+that a record's features do not depend, bit for bit, on its place.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ def _frequencies(columns: int, pairs: int, bandwidth: float, seed: int) -> NDArr
 class RandomFourier(FeatureMap):
     """`(cos(w_k.x), sin(w_k.x)) / sqrt(K)` for K = count/2 frequencies `w_k ~ N(0, 1/bandwidth^2)`, from a public seed.
 
-    Every record's features have length exactly 1, and their inner products approximate
-    `exp(-||x - y||^2 / (2 bandwidth^2))` (Rahimi & Recht, 2007). The default bandwidth `sqrt(m)/4` suits m columns in
-    [0, 1]: two unrelated uniform records are about `0.41 sqrt(m)` apart.
+    Every record's features have length exactly 1, and their inner products approximate `exp(-||x - y||^2 /
+    (2 bandwidth^2))` (Rahimi & Recht, 2007). The default bandwidth `sqrt(m)/4` suits m columns in [0, 1]:
+    two unrelated uniform records are about `0.41 sqrt(m)` apart.
 
     >>> RandomFourier(count=6).transform([[0.0, 0.0]]).round(3)
     array([[0.577, 0.577, 0.577, 0.   , 0.   , 0.   ]], dtype=float32)

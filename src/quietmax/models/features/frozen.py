@@ -17,8 +17,8 @@ from quietmax.models.features.base import FeatureMap, Floats, in_batches
 class FrozenModule(FeatureMap):
     """The outputs of a torch module whose weights owe nothing to the private records, flattened per record.
 
-    The module gets batches of `rows_at_once` records shaped `(rows, *input_shape)` (`(rows, m)` without one), in
-    evaluation mode and without gradients. It must treat the rows of a batch independently.
+    The module gets batches of `rows_at_once` records shaped `(rows, *input_shape)` (`(rows, m)` without
+    one), in evaluation mode and without gradients. It must treat the rows of a batch independently.
 
     >>> FrozenModule(torch.nn.ReLU(), outputs=2).transform([[-1.0, 2.0]])
     array([[0., 2.]], dtype=float32)

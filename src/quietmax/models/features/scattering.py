@@ -1,11 +1,11 @@
 """Wavelet scattering of images with group normalisation: a public feature map (THEORY 3.1).
 
-The transform follows Bruna & Mallat (2013): moduli of Morlet wavelet convolutions, averaged by a Gaussian window
-of width 2^J. Filters, reflection padding and subsampling agree with the `kymatio` package (Andreux et al., 2020),
-against which the tests compare. It is written here because `kymatio` 0.3 cannot be imported as a whole with current
-SciPy, and because the averaging is separable, which saves most of the Fourier transforms. Group normalisation of
-the coefficients of each image follows Tramer & Boneh (2021), "Differentially Private Learning Needs Better
-Features (or Much More Data)".
+The transform follows Bruna & Mallat (2013): moduli of Morlet wavelet convolutions, averaged by a Gaussian
+window of width 2^J. Filters, reflection padding and subsampling agree with the `kymatio` package (Andreux
+et al., 2020), against which the tests compare. It is written here because `kymatio` 0.3 cannot be imported
+as a whole with current SciPy, and because the averaging is separable, which saves most of the Fourier
+transforms. Group normalisation of the coefficients of each image follows Tramer & Boneh (2021),
+"Differentially Private Learning Needs Better Features (or Much More Data)".
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _TINY = 1e-30
 class _Filters:
     """What one image size needs.
 
-    `wavelets[j][r]`: Fourier multipliers of scale j at resolution r, (L, rows, columns, 2) with equal factors for the
-    real and the imaginary part. `averages[r]`: the matrix that averages a flattened image of resolution r, filled up
-    with empty columns; the averages have the shape `places`.
+    `wavelets[j][r]`: Fourier multipliers of scale j at resolution r, (L, rows, columns, 2) with equal
+    factors for the real and the imaginary part. `averages[r]`: the matrix that averages a flattened image
+    of resolution r, filled up with empty columns; the averages have the shape `places`.
     """
 
     wavelets: tuple[tuple[torch.Tensor, ...], ...]
@@ -138,8 +138,8 @@ def _moduli(spectrum: torch.Tensor, wavelets: torch.Tensor, step: int) -> torch.
 def scatter(images: torch.Tensor, scales: int = 2, angles: int = 8) -> torch.Tensor:
     """Scattering coefficients up to order 2 of images (n, rows, columns): (n, paths, rows / 2^J, columns / 2^J).
 
-    Order 0 is `x * phi`, order 1 `|x * psi_1| * phi`, order 2 `||x * psi_1| * psi_2| * phi` over the wavelets psi_2
-    coarser than psi_1, in kymatio's order: `1 + J L + L^2 J (J - 1) / 2` paths.
+    Order 0 is `x * phi`, order 1 `|x * psi_1| * phi`, order 2 `||x * psi_1| * psi_2| * phi` over the
+    wavelets psi_2 coarser than psi_1, in kymatio's order: `1 + J L + L^2 J (J - 1) / 2` paths.
 
     >>> scatter(torch.ones(1, 28, 28)).shape
     torch.Size([1, 81, 7, 7])
@@ -182,12 +182,13 @@ def _whitening(scattering: Scattering) -> torch.Tensor:
 class Scattering(FeatureMap):
     """Wavelet scattering of images (channels, height, width): normalised per image, whitened, of unit length.
 
-    1. The image divided by the root of its mean square, so that units do not matter; then the scattering coefficients of
-       every colour channel: K paths at every place (`scatter`).
-    2. Group normalisation: `groups` groups of neighbouring paths, each brought to mean 0 and variance 1 in each image.
-    3. The K paths of every place are multiplied by `(C / trace C + 0.001)^(-whitening/2)`, C their covariance over
-       512 synthetic images (`dead_leaves`), so that a few strong directions do not use up the noise allowance.
-       `whitening=0` leaves this out.
+    1. The image divided by the root of its mean square, so that units do not matter; then the scattering
+       coefficients of every colour channel: K paths at every place (`scatter`).
+    2. Group normalisation: `groups` groups of neighbouring paths, each brought to mean 0 and variance 1 in
+    each image.
+    3. The K paths of every place are multiplied by `(C / trace C + 0.001)^(-whitening/2)`, C their
+       covariance over 512 synthetic images (`dead_leaves`), so that a few strong directions do not use up
+       the noise allowance. `whitening=0` leaves this out.
     4. Every image's features are divided by their length.
 
     >>> Scattering((1, 28, 28)).dimension(784)

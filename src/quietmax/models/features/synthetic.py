@@ -1,8 +1,8 @@
 """Synthetic images that stand for "images in general": the public measure of how scattering channels vary together.
 
-Dead leaves (Matheron 1968; Lee, Mumford & Huang 2001): discs of random place, size and brightness that cover one
-another. They share with natural images and drawings what matters here, edges of all directions and scales with flat
-regions between, and owe nothing to any record.
+Dead leaves (Matheron 1968; Lee, Mumford & Huang 2001): discs of random place, size and brightness that
+cover one another. They share with natural images and drawings what matters here, edges of all directions
+and scales with flat regions between, and owe nothing to any record.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _COLOUR = 0.25
 def dead_leaves(count: int, image_shape: tuple[int, int, int], seed: int) -> NDArray[np.float32]:
     """`count` images of shape (channels, height, width) with values in [0, 1], from a public seed.
 
-    Radii have density proportional to `r^-2` between 1/14 and 10/14 of the image's mean side; brightness is uniform,
-    and each channel differs from it by at most 0.25.
+    Radii have density proportional to `r^-2` between 1/14 and 10/14 of the image's mean side; brightness is
+    uniform, and each channel differs from it by at most 0.25.
 
     >>> dead_leaves(2, (3, 16, 16), seed=0).shape
     (2, 3, 16, 16)

@@ -145,8 +145,8 @@ class OneHot(FeatureMap):
 class UnitNorm(FeatureMap):
     """Divide every record by its length: `x / ||x||`, with a constant c > 0 `(x, c) / ||(x, c)||`.
 
-    With the constant nothing is lost to a linear classifier: `w.x + b > 0` and `(w.x + (b/c) c) / ||(x, c)|| > 0` are
-    the same statement. A record of zeros stays zero if there is no constant.
+    With the constant nothing is lost to a linear classifier: `w.x + b > 0` and `(w.x + (b/c) c) / ||(x,
+    c)|| > 0` are the same statement. A record of zeros stays zero if there is no constant.
 
     >>> UnitNorm().transform([[3.0, 4.0]])
     array([[0.6, 0.8]], dtype=float32)

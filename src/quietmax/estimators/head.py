@@ -1,0 +1,413 @@
+"""PrivateHead: a linear classifier on public features, trained with differential privacy (THEORY 3.1, 3.2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from quietmax.accounting import Budget, GaussianCost, Guarantee, compose, mu_of
+from quietmax.errors import InvalidInput
+from quietmax.estimators import head_plan
+from quietmax.estimators.head_solver import MeanCrossEntropy, Objective, Solution, Tilted, minimise
+from quietmax.estimators.head_table import Floats, Labels, Table
+from quietmax.estimators.head_training import (
+    Allowance,
+    centred,
+    clipped_features,
+    descend,
+    released_centre,
+    released_size,
+)
+from quietmax.estimators.head_weights import HeadWeights, PrivateHeadWeights
+from quietmax.mechanisms import NoisyMax
+from quietmax.models.features import FeatureMap, FrozenModule, Scattering, UnitNorm
+from quietmax.noise import EXACT, NoiseSource, SeededNoise, release_gaussian
+from quietmax.predictor import Predictor
+from quietmax.sensitivity import certified
+
+Route = Literal["gradient", "output"]
+Release = Literal["weights", "query"]
+Loss = Literal["cross-entropy", "convexified"]
+
+_CONSTANT_PER_COLUMN = 0.3
+"""Default features of tables: `UnitNorm` with this constant times the root of the number of columns."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    """What every route starts from."""
+
+    table: Table
+    centre: Floats
+    size: float
+    allowance: Allowance | None
+    source: NoiseSource
+
+
+def _releases_weights(estimator: PrivateHead) -> bool:
+    return estimator.release == "weights"
+
+
+class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Softmax regression on public features, (epsilon, delta)-private in one record added or removed.
+
+    With `release="weights"` the weights are released once: they may be published, and predictions are
+    unlimited. With `release="query"` (output route) nothing is released by training, and each of `queries`
+    answers is pure epsilon/queries-private; only labels are given.
+
+    Parameters
+    ----------
+    epsilon, delta : the guarantee; `mu` states it in the Gaussian currency instead.
+    route : "gradient" (noisy full-batch steps) or "output" (noise on the certified minimiser).
+    features : a map of `quietmax.models.features`, or "auto": wavelet scattering if `image_shape` (channels,
+        height, width) is given, otherwise each record divided by its length together with a constant.
+    classes : the public set of labels; if None it is read off `y` and the guarantee says so.
+    declared_size : the public number of records, for the settings; it need not be the true one. If None, a
+        noisy count is released first, for 1% of mu^2.
+    centring : share of mu^2 spent on the mean of the features; 0 leaves centring out.
+    radius : features are clipped to this length.
+    loss : "cross-entropy", or "convexified" (output route) with its `alpha` and public `mass` (the size).
+    steps, rate, clip, regularisation : override the defaults that `head_plan` computes from public numbers.
+    random_state : None means exact noise from the operating system; anything else means seeded noise for
+        experiments, and a conditional guarantee.
+
+    Attributes
+    ----------
+    coef_ : the released weights (C, d + 1), the last column for the constant feature.
+    centre_, size_ : the released mean of the features, and the size used.
+    guarantee_ : what is claimed. sensitivity_, plan_ : what the noise was made for.
+    classes_, n_features_in_, feature_map_ : the labels, the number of columns and the map used.
+
+    >>> X, y = np.array([[0.0, 1.0], [1.0, 0.0]] * 500), np.array([0, 1] * 500)
+    >>> head = PrivateHead(epsilon=1.0, delta=1e-5, classes=(0, 1)).fit(X, y)
+    >>> head.predict([[0.1, 0.9]]), head.guarantee_.status
+    (array([0]), 'proven')
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        delta: float = 1e-5,
+        *,
+        mu: float | None = None,
+        route: Route = "gradient",
+        features: FeatureMap | Literal["auto"] = "auto",
+        image_shape: tuple[int, int, int] | None = None,
+        classes: Sequence[Any] | None = None,
+        declared_size: int | None = None,
+        release: Release = "weights",
+        queries: int = 1,
+        centring: float = head_plan.CENTRING_SHARE,
+        radius: float = 1.0,
+        loss: Loss = "cross-entropy",
+        alpha: float = 1.0,
+        mass: float | None = None,
+        steps: int | None = None,
+        rate: float | None = None,
+        clip: float | None = None,
+        regularisation: float | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.mu = mu
+        self.route = route
+        self.features = features
+        self.image_shape = image_shape
+        self.classes = classes
+        self.declared_size = declared_size
+        self.release = release
+        self.queries = queries
+        self.centring = centring
+        self.radius = radius
+        self.loss = loss
+        self.alpha = alpha
+        self.mass = mass
+        self.steps = steps
+        self.rate = rate
+        self.clip = clip
+        self.regularisation = regularisation
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> PrivateHead:
+        """Train and release."""
+        self._check_settings()
+        records, given = validate_data(self, X, y, dtype=np.float32)
+        check_classification_targets(given)
+        labels = self._class_numbers(given)
+        self.feature_map_ = self._feature_map(records.shape[1])
+        prepared = self._prepare(records, labels)
+        self.size_, self.centre_ = prepared.size, prepared.centre
+        if self.release == "query":
+            self._fit_for_queries(prepared)
+        elif self.route == "gradient":
+            self._fit_by_gradient(prepared)
+        else:
+            self._fit_by_output(prepared)
+        return self
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """The most probable label of each record; with `release="query"` a private answer that is paid for."""
+        features = self._public_features(X)
+        numbers = self._answerer.predict(features)
+        return np.asarray(self.classes_[numbers])
+
+    @available_if(_releases_weights)  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: ArrayLike) -> Floats:
+        """Class probabilities from the released weights."""
+        return self._released_weights.predict_proba(self._public_features(X))
+
+    @available_if(_releases_weights)  # type: ignore[untyped-decorator]
+    def decision_function(self, X: ArrayLike) -> Floats:
+        """Logits from the released weights, (n, C); for two classes their difference, (n,)."""
+        scores = self._released_weights.scores(self._public_features(X))
+        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
+
+    @property
+    def _released_weights(self) -> HeadWeights:
+        return HeadWeights(self.coef_, self.centre_, head_plan.BIAS, float(self.radius))
+
+    @property
+    def _answerer(self) -> HeadWeights | Predictor:
+        return self._released_weights if self.release == "weights" else self.predictor_
+
+    def _public_features(self, X: ArrayLike) -> NDArray[np.float32]:
+        check_is_fitted(self)
+        records = validate_data(self, X, dtype=np.float32, reset=False)
+        return self.feature_map_.transform(records)
+
+    def _class_numbers(self, given: NDArray[Any]) -> Labels:
+        if self.classes is None:
+            self.classes_ = np.unique(given)
+        else:
+            self.classes_ = np.asarray(self.classes)
+        if len(self.classes_) < 2 or len(set(self.classes_.tolist())) < len(self.classes_):
+            raise InvalidInput(
+                "A classifier needs at least two different classes, but the labels or the declaration hold one class "
+                f"or a repeated one, {self.classes_.tolist()[:20]}; declare the classes."
+            )
+        numbers = {label: number for number, label in enumerate(self.classes_.tolist())}
+        try:
+            return np.array([numbers[label] for label in given.tolist()], dtype=np.int64)
+        except KeyError as unknown:
+            raise InvalidInput(
+                f"The label {unknown} is not among the declared classes {list(numbers)}; correct it or declare it."
+            ) from None
+
+    def _feature_map(self, columns: int) -> FeatureMap:
+        if isinstance(self.features, FeatureMap):
+            return self.features
+        if self.image_shape is not None:
+            return Scattering(self.image_shape)
+        return UnitNorm(_CONSTANT_PER_COLUMN * math.sqrt(columns))
+
+    def _prepare(self, records: NDArray[np.float32], labels: Labels) -> _Prepared:
+        source: NoiseSource = EXACT
+        if self.random_state is not None:
+            source = SeededNoise(int(check_random_state(self.random_state).randint(2**31 - 1)))
+        allowance = None if self.release == "query" else self._allowance()
+        rows = clipped_features(self.feature_map_, records, float(self.radius))
+        size = float(self.declared_size or len(records))
+        centre = np.zeros(rows.shape[1] - 1)
+        if allowance is not None and allowance.size is not None:
+            size = released_size(len(records), allowance.size, source)
+        if allowance is not None and allowance.centre is not None:
+            centre = released_centre(rows, size, allowance.centre, source)
+        table = Table(centred(rows, centre, head_plan.BIAS), labels, len(self.classes_))
+        return _Prepared(table, centre, size, allowance, source)
+
+    def _allowance(self) -> Allowance:
+        mu = mu_of(self.epsilon, self.delta) if self.mu is None else float(self.mu)
+        return Allowance.of(mu, head_plan.SIZE_SHARE if self.declared_size is None else 0.0, self.centring)
+
+    def _fit_by_gradient(self, prepared: _Prepared) -> None:
+        table, allowance = prepared.table, prepared.allowance
+        assert allowance is not None
+        plan = head_plan.gradient_plan(
+            prepared.size,
+            table.features,
+            table.classes,
+            allowance.training,
+            steps=self.steps,
+            rate=self.rate,
+            clip=self.clip,
+        )
+        self.plan_: head_plan.GradientPlan | head_plan.OutputPlan = plan
+        self.sensitivity_ = certified.head_gradient(plan.clip)
+        self.coef_ = descend(table, plan, prepared.size, allowance.training, prepared.source)
+        self.guarantee_ = self._weights_guarantee(
+            prepared,
+            plan.steps,
+            "Gaussian mechanisms on exact clipped gradient sums compose to mu (THEORY 3.1).",
+        )
+
+    def _fit_by_output(self, prepared: _Prepared) -> None:
+        allowance = prepared.allowance
+        assert allowance is not None
+        solution = self._minimised(prepared, allowance.training)
+        noisy = release_gaussian(
+            solution.weights,
+            sensitivity=self.sensitivity_.value,
+            mu=allowance.training,
+            source=prepared.source,
+        ).values
+        self.coef_ = noisy - noisy.mean(axis=0)
+        self.guarantee_ = self._weights_guarantee(
+            prepared, 1, f"Gaussian mechanism on a certified minimiser. {self.sensitivity_.because}"
+        )
+
+    def _fit_for_queries(self, prepared: _Prepared) -> None:
+        solution = self._minimised(prepared, float(self.epsilon) / int(self.queries))
+        bounds = certified.score_bounds(self.sensitivity_, classes=prepared.table.classes)
+        weights = PrivateHeadWeights(
+            solution.weights, self.centre_, head_plan.BIAS, float(self.radius), bounds
+        )
+        budget = Budget(self.epsilon, 0.0, self.queries)
+        self.predictor_ = Predictor(weights, NoisyMax("permute-and-flip"), budget, noise=prepared.source)
+        claimed = self.predictor_.guarantee
+        self.guarantee_ = Guarantee.of(
+            claimed.cost,
+            status=claimed.status,
+            because=claimed.because,
+            parameters={**claimed.parameters, **self._parameters(prepared)},
+            assumptions=(*claimed.assumptions, *self._assumptions()),
+        )
+
+    def _minimised(self, prepared: _Prepared, strength: float) -> Solution:
+        """Solve, and set the certified sensitivity of the solution."""
+        plan = head_plan.output_plan(prepared.size, strength, regularisation=self.regularisation)
+        objective: Objective = MeanCrossEntropy(prepared.size, plan.regularisation)
+        self.sensitivity_ = certified.head_output(
+            regularisation=plan.regularisation, declared_size=prepared.size, tolerance=plan.tolerance
+        )
+        if self.loss == "convexified":
+            plan = head_plan.OutputPlan(plan.regularisation, head_plan.TILTED_TOLERANCE)
+            objective = Tilted(float(self.alpha), float(self.mass or prepared.size), plan.regularisation)
+            self.sensitivity_ = certified.head_tilted(
+                alpha=objective.alpha,
+                mass=objective.mass,
+                regularisation=plan.regularisation,
+                classes=prepared.table.classes,
+                tolerance=plan.tolerance,
+            )
+        self.plan_ = plan
+        return minimise(prepared.table, objective, plan.tolerance)
+
+    def _weights_guarantee(self, prepared: _Prepared, releases: int, because: str) -> Guarantee:
+        assert prepared.allowance is not None
+        costs: list[GaussianCost] = prepared.allowance.costs(releases)
+        guarantee = Guarantee.of(
+            compose(costs),
+            status="proven",
+            because=because,
+            parameters=self._parameters(prepared),
+            assumptions=self._assumptions(),
+        )
+        if prepared.source.exact:
+            return guarantee
+        return guarantee.weakened(
+            "conditional",
+            f"{because} The noise is seeded and in floating point, for experiments only (THEORY 3.5).",
+            ("Nobody knows the seed, and nobody looks at the low digits of the weights.",),
+        )
+
+    def _parameters(self, prepared: _Prepared) -> dict[str, Any]:
+        described: Mapping[str, Any] = (
+            {"kind": FrozenModule.kind} if _has_module(self.feature_map_) else self.feature_map_.to_json()
+        )
+        parameters: dict[str, Any] = {
+            "estimator": "head",
+            "route": self.route,
+            "release": self.release,
+            "loss": self.loss,
+            "features": dict(described),
+            "dimension": prepared.table.features,
+            "classes": prepared.table.classes,
+            "classes_declared": self.classes is not None,
+            "declared_size": prepared.size,
+            "size_from": "noisy count" if self.declared_size is None else "declared",
+            "radius": float(self.radius),
+            "bias": head_plan.BIAS,
+            "sensitivity": self.sensitivity_.value,
+            "noise_source": prepared.source.describe(),
+            **self.plan_.to_json(),
+        }
+        if prepared.allowance is not None:
+            parameters["mu_size"] = prepared.allowance.size
+            parameters["mu_centring"] = prepared.allowance.centre
+            parameters["mu_training"] = prepared.allowance.training
+        if self.loss == "convexified":
+            parameters |= {"alpha": float(self.alpha), "mass": float(self.mass or prepared.size)}
+        return parameters
+
+    def _assumptions(self) -> tuple[str, ...]:
+        given = "The feature map and all settings were chosen without looking at the private records."
+        if _has_module(self.feature_map_):
+            given += " The frozen module treats every record on its own."
+        if self.classes is None:
+            return (
+                given,
+                "The set of classes is public: it was read off the labels, since none were declared.",
+            )
+        return (given,)
+
+    def _check_settings(self) -> None:
+        """Refuse settings that make no sense; none of this looks at the records."""
+        words: dict[str, tuple[Any, tuple[str, ...]]] = {
+            "route": (self.route, ("gradient", "output")),
+            "release": (self.release, ("weights", "query")),
+            "loss": (self.loss, ("cross-entropy", "convexified")),
+        }
+        for name, (word, allowed) in words.items():
+            if word not in allowed:
+                raise InvalidInput(
+                    f"The {name} is {word!r}, but must be one of {', '.join(allowed)}; choose one."
+                )
+        if not (isinstance(self.features, FeatureMap) or self.features == "auto"):
+            raise InvalidInput(
+                f"The features are {self.features!r}, but must be 'auto' or a quietmax.models.features map; give one."
+            )
+        if self.release == "query" and (self.route != "output" or self.declared_size is None):
+            raise InvalidInput(
+                "Answers per query need the output route and a declared size; set route='output' and declared_size."
+            )
+        if self.loss == "convexified" and self.route != "output":
+            raise InvalidInput(
+                "The convexified loss is certified for the output route only; set route='output'."
+            )
+        if not 0.0 <= self.centring < 1.0 - head_plan.SIZE_SHARE:
+            raise InvalidInput(
+                f"The centring share is {self.centring}, but must be from 0 to below 0.99; give such a share."
+            )
+        positive = {
+            "mu": self.mu,
+            "declared_size": self.declared_size,
+            "queries": self.queries,
+            "radius": self.radius,
+            "alpha": self.alpha,
+            "mass": self.mass,
+            "steps": self.steps,
+            "rate": self.rate,
+            "clip": self.clip,
+            "regularisation": self.regularisation,
+        }
+        for name, value in positive.items():
+            if value is not None and not 0.0 < value < math.inf:
+                raise InvalidInput(
+                    f"The setting {name} is {value!r}, but must be a positive number; give one."
+                )
+
+
+def _has_module(feature_map: FeatureMap) -> bool:
+    steps = getattr(feature_map, "maps", (feature_map,))
+    return any(isinstance(step, FrozenModule) for step in steps)

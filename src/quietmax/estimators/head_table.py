@@ -1,0 +1,189 @@
+"""The records as a head sees them, and sums over records without rounding.
+
+Differential privacy is proven for exact sums. Floating-point sums are not: they depend on the order of the
+records, and the sensitivity of a rounded sum can be far larger than that of the true one (Casacuberta et
+al., 2022). Here every number that enters a sum over records is a whole multiple of a power of two, with so
+few bits that products and sums are exact in float64, in any order and on any number of threads. What a
+record contributes is then a function of that record and of public numbers alone: removing it changes the
+sum by exactly its contribution, whose length is bounded.
+
+Units: features are multiples of 2^-20 of length at most 1; clipped residuals are multiples of 2^-20.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quietmax.errors import InvalidInput
+
+Floats = NDArray[np.float64]
+Labels = NDArray[np.int64]
+
+BITS = 20
+"""Features and residuals are multiples of 2^-BITS."""
+GRID = 2.0**-30
+"""Released sums are multiples of this."""
+LARGEST_TABLE = 2**22
+"""More records would overflow 63 bits: a block's sum has at most 52 bits, and there are at most 2^11 blocks."""
+ROWS_AT_ONCE = 1024
+_UNIT = 2.0**BITS
+_SHORTENED = 1.0 - 2.0**-40
+"""Lengths computed in float64 are right up to 2^-50; scaling to this much less than the limit keeps them below it."""
+_MANTISSA = 53
+
+
+def on_grid(values: Floats) -> Floats:
+    """Round towards zero to multiples of 2^-20, so that no length grows."""
+    units: Floats = np.trunc(values * _UNIT)
+    return units / _UNIT
+
+
+def clipped_rows(features: NDArray[np.float32], radius: float) -> Floats:
+    """Rows divided by `radius`, shortened to length at most 1 and put on the grid; what is not finite becomes 0.
+
+    >>> clipped_rows(np.array([[3.0, 4.0], [0.25, 0.0]], np.float32), 1.0).round(3)
+    array([[0.6 , 0.8 ],
+           [0.25, 0.  ]])
+    """
+    scaled = np.nan_to_num(features.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0) / radius
+    lengths = np.sqrt(np.square(scaled).sum(axis=1, keepdims=True))
+    return on_grid(scaled * (_SHORTENED / np.maximum(lengths, _SHORTENED)))
+
+
+def unit_rows(rows: Floats, centre: Floats, bias: float) -> Floats:
+    """`(f - m, b) / ||(f - m, b)||` for rows f and centre m on the grid, both of length at most 1, put on the grid.
+
+    A linear classifier of the result is an affine one of f: dividing by a length changes no decision.
+    """
+    shifted = np.concatenate([rows - centre, np.full((len(rows), 1), on_grid(np.array(bias)))], axis=1)
+    squares = np.square(shifted).sum(
+        axis=1, keepdims=True
+    )  # exact: whole multiples of 2^-40, at most 2^43 of them
+    lengths = np.sqrt(np.maximum(squares, 2.0**-60))
+    return on_grid(shifted / lengths * _SHORTENED)
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Records ready for training: `rows` on the grid, of length at most 1, and class numbers in `labels`."""
+
+    rows: NDArray[np.float32]
+    labels: Labels
+    classes: int
+
+    def __post_init__(self) -> None:
+        if len(self.rows) > LARGEST_TABLE:
+            raise InvalidInput(
+                f"There are {len(self.rows)} records, but a head sums at most {LARGEST_TABLE} exactly; give fewer."
+            )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def features(self) -> int:
+        """The number of features, the constant one included."""
+        return int(self.rows.shape[1])
+
+    def blocks(self) -> Iterator[tuple[torch.Tensor, Labels]]:
+        """Rows in float64 with their labels, some at a time."""
+        for start in range(0, len(self.rows), ROWS_AT_ONCE):
+            part = slice(start, start + ROWS_AT_ONCE)
+            yield torch.from_numpy(self.rows[part]).to(torch.float64), self.labels[part]
+
+
+def repeatable_exp(values: Floats) -> Floats:
+    """exp(x) for x <= 0, to about 2 units in the last place, by additions and multiplications of whole arrays alone.
+
+    Library exponentials may round differently at the end of an array; these do not depend on a number's
+    place.
+
+    >>> float(abs(repeatable_exp(np.array([-1.0])) - math.exp(-1.0))[0]) < 1e-15
+    True
+    """
+    clipped = np.maximum(values, -700.0)
+    powers = np.rint(clipped * 1.4426950408889634)
+    rest = clipped - powers * 0.693147180369123816490  # ln 2 with its last 21 bits zero: the product is exact
+    rest = rest - powers * 1.90821492927058770002e-10
+    result = np.full_like(rest, 1.0 / math.factorial(13))
+    for order in range(12, -1, -1):
+        result = result * rest
+        result = result + 1.0 / math.factorial(order)
+    scaled: Floats = np.ldexp(result, powers.astype(np.int32))
+    return scaled
+
+
+def probabilities(logits: Floats) -> Floats:
+    """Softmax over the first axis of (C, n) logits; a column's result does not depend on the other columns."""
+    weights = repeatable_exp(logits - logits.max(axis=0))
+    total = weights[0].copy()
+    for weight in weights[1:]:
+        total += weight
+    shares: Floats = weights / total
+    return shares
+
+
+def weights_on_grid(weights: Floats) -> Floats:
+    """Weights rounded to a grid coarse enough that every logit of a row on the grid is exact in float64.
+
+    A logit's partial sums are at most `||W_c||` long, in multiples of 2^-20 times the grid: at most 2^53 of
+    them.
+    """
+    longest = math.sqrt(float(np.square(weights).sum(axis=1).max()))
+    bits = _MANTISSA - BITS - 1 - max(0, math.frexp(longest)[1])
+    unit = 2.0 ** min(bits, 40)
+    grid: Floats = np.rint(weights * unit)
+    return grid / unit
+
+
+def residuals(weights: torch.Tensor, rows: torch.Tensor, labels: Labels) -> Floats:
+    """`p - e_y` of every row as (C, n), for weights on their grid."""
+    errors = probabilities((weights @ rows.T).numpy())
+    errors[labels, np.arange(len(labels))] -= 1.0
+    return errors
+
+
+def clipped_residuals(errors: Floats, lengths: Floats, clip: float) -> Floats:
+    """`(p - e_y) * min(1, S / (||p - e_y|| ||f||))` on the grid: then `||(p - e_y) f^T|| <= S`."""
+    squares = np.zeros(errors.shape[1])
+    for error in errors:
+        squares += error * error
+    norms = np.sqrt(squares) * lengths
+    return on_grid(errors * (clip * _SHORTENED / np.maximum(norms, clip * _SHORTENED)))
+
+
+def gradient_sum(table: Table, weights: Floats, clip: float) -> Floats:
+    """`sum_i clip_S((p_i - e_{y_i}) f_i^T)` as (C, d), without rounding, then rounded to multiples of `GRID`.
+
+    One record changes it by at most `certified.head_gradient(clip, coordinates=C*d, grid=GRID)` in L2.
+    """
+    grid_weights = torch.from_numpy(weights_on_grid(weights))
+    total = np.zeros((table.classes, table.features), dtype=np.int64)
+    for rows, labels in table.blocks():
+        lengths = np.sqrt(np.square(rows.numpy()).sum(axis=1))
+        errors = clipped_residuals(residuals(grid_weights, rows, labels), lengths, clip)
+        total += np.ldexp((torch.from_numpy(errors) @ rows).numpy(), 2 * BITS).astype(np.int64)
+    return _released(total, 2 * BITS)
+
+
+def row_sum(rows: NDArray[np.float32]) -> Floats:
+    """Sum of rows on the grid, without rounding."""
+    total = np.zeros(rows.shape[1], dtype=np.int64)
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        total += np.ldexp(rows[start : start + ROWS_AT_ONCE].sum(axis=0, dtype=np.float64), BITS).astype(
+            np.int64
+        )
+    return np.ldexp(total.astype(np.float64), -BITS)
+
+
+def _released(total: NDArray[np.int64], bits: int) -> Floats:
+    """Whole numbers of 2^-bits rounded to multiples of `GRID`: at most 2^53 of them, so exact in float64."""
+    drop = bits + round(math.log2(GRID))
+    rounded = (total + (1 << (drop - 1))) >> drop
+    return np.ldexp(rounded.astype(np.float64), drop - bits)
