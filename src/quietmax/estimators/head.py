@@ -165,12 +165,14 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     @available_if(_releases_weights)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: ArrayLike) -> Floats:
         """Class probabilities from the released weights."""
-        return self._released_weights.predict_proba(self._public_features(X))
+        features = self._public_features(X)
+        return self._released_weights.predict_proba(features)
 
     @available_if(_releases_weights)  # type: ignore[untyped-decorator]
     def decision_function(self, X: ArrayLike) -> Floats:
         """Logits from the released weights, (n, C); for two classes their difference, (n,)."""
-        scores = self._released_weights.scores(self._public_features(X))
+        features = self._public_features(X)
+        scores = self._released_weights.scores(features)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     @property

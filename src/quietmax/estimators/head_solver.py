@@ -18,7 +18,7 @@ import torch
 from scipy.optimize import minimize
 
 from quietmax.errors import InvalidInput
-from quietmax.estimators.head_table import ROWS_AT_ONCE, Floats, Table
+from quietmax.estimators.head_table import Floats, Table
 
 _ROUNDING = 2.0**-53
 FAST_ITERATIONS = 500
@@ -67,9 +67,9 @@ def _residual_rounding(table: Table, weights: Floats) -> float:
     return 2 * math.sqrt(table.classes) * _ROUNDING * (logits + 4 * table.classes + 64)
 
 
-def _sum_rounding(records: int) -> float:
+def _sum_rounding(table: Table) -> float:
     """Relative error of a sum over records in blocks."""
-    return 2 * _ROUNDING * (ROWS_AT_ONCE + records / ROWS_AT_ONCE + 8)
+    return 2 * _ROUNDING * (table.rows_at_once + len(table) / table.rows_at_once + 8)
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ class MeanCrossEntropy:
         """The objective and its gradient."""
         matrix = torch.from_numpy(weights)
         value, gradient = 0.0, torch.zeros_like(matrix)
-        for rows, labels in table.blocks():
-            losses, errors = losses_and_residuals(matrix, rows, torch.from_numpy(labels))
+        for rows, part in table.blocks():
+            losses, errors = losses_and_residuals(matrix, rows, torch.from_numpy(table.labels[part]))
             value += float(losses.sum())
             gradient += errors.T @ rows
         penalty = 0.5 * self.regularisation * float(np.square(weights).sum())
@@ -99,8 +99,7 @@ class MeanCrossEntropy:
         records = len(table) / self.size
         regulariser = 4 * _ROUNDING * self.regularisation * math.sqrt(float(np.square(weights).sum()))
         return (
-            records * (_residual_rounding(table, weights) + math.sqrt(2) * _sum_rounding(len(table)))
-            + regulariser
+            records * (_residual_rounding(table, weights) + math.sqrt(2) * _sum_rounding(table)) + regulariser
         )
 
 
@@ -121,8 +120,8 @@ class Tilted:
         matrix = torch.from_numpy(weights)
         shift = math.log(self.mass)
         total, gradient = 1.0, torch.zeros_like(matrix)  # both in units of e^shift
-        for rows, labels in table.blocks():
-            losses, errors = losses_and_residuals(matrix, rows, torch.from_numpy(labels))
+        for rows, part in table.blocks():
+            losses, errors = losses_and_residuals(matrix, rows, torch.from_numpy(table.labels[part]))
             highest = max(shift, self.alpha * float(losses.max()))
             shrink = math.exp(shift - highest)
             shares = (self.alpha * losses - highest).exp()
@@ -136,7 +135,7 @@ class Tilted:
     def rounding(self, table: Table, weights: Floats) -> float:
         """As for the mean, with weights that add up to at most 1 and are themselves off by the error of `a l_i`."""
         residual = _residual_rounding(table, weights)
-        exponent = 4 * self.alpha * residual + 8 * _ROUNDING * (len(table) / ROWS_AT_ONCE + 8)
+        exponent = 4 * self.alpha * residual + 8 * _ROUNDING * (len(table) / table.rows_at_once + 8)
         exponent += (
             8
             * _ROUNDING
@@ -144,7 +143,7 @@ class Tilted:
             * (math.log(table.classes) + 2 * math.sqrt(float(np.square(weights).sum())))
         )
         regulariser = 4 * _ROUNDING * self.regularisation * math.sqrt(float(np.square(weights).sum()))
-        return residual + math.sqrt(2) * (_sum_rounding(len(table)) + 2 * exponent) + regulariser
+        return residual + math.sqrt(2) * (_sum_rounding(table) + 2 * exponent) + regulariser
 
 
 @dataclass(frozen=True, eq=False)
