@@ -15,7 +15,8 @@ from quietmax.account import BudgetExhausted, FileAccount
 from quietmax.accounting import Budget, GaussianCost, Guarantee, PureCost
 from quietmax.data import Records, Split, datasets, load
 from quietmax.errors import QuietmaxError
-from quietmax.mechanisms import Algorithm1
+from quietmax.estimators import PrivateHead, Teachers
+from quietmax.mechanisms import Algorithm1, GaussianScores, NoisyMax, SampledNeuron
 from quietmax.models import (
     Convexified,
     CrossEntropy,
@@ -42,15 +43,20 @@ __all__ = [
     "ExactNoise",
     "FileAccount",
     "GaussianCost",
+    "GaussianScores",
     "Guarantee",
     "Model",
+    "NoisyMax",
     "Predictor",
+    "PrivateHead",
     "PureCost",
     "Quadratic",
     "QuietmaxError",
     "Records",
+    "SampledNeuron",
     "SeededNoise",
     "Split",
+    "Teachers",
     "TorchModel",
     "TrainingSettings",
     "__version__",

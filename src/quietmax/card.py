@@ -14,9 +14,9 @@ from typing import Any
 
 from quietmax.account import FileAccount
 from quietmax.accounting import Guarantee
+from quietmax.estimators.private_model import ACCOUNT_FILE
 from quietmax.models.files import read_description
 
-ACCOUNT_FILE = "account.json"
 LEAKAGE_FILE = "leakage.json"
 _PLAIN = (
     "No guarantee: this is an ordinary model. Its answers, and the file itself, may tell who was in the training data; "

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from quietmax.accounting import Budget
+from quietmax.cli.guarantees import print_guarantee
 from quietmax.cli.options import Json
 from quietmax.cli.output import console, print_json, print_table, progress_bar
-from quietmax.cli.predict import print_guarantee
 from quietmax.data import Split, load
 from quietmax.experiments import reference
 from quietmax.mechanisms import Algorithm1

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
 
 from quietmax.accounting import Budget, Guarantee
+from quietmax.cli.guarantees import print_guarantee
 from quietmax.cli.options import Json
-from quietmax.cli.output import console, print_json, print_table
+from quietmax.cli.output import print_json, print_table
 from quietmax.data.queries import read_queries
 from quietmax.errors import InvalidInput
+from quietmax.estimators import PrivateModel, open_private
 from quietmax.mechanisms import Algorithm1
 from quietmax.models import load_model
+from quietmax.models.files import read_description
 from quietmax.noise import EXACT, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor
+
+_SHOWN = 20
 
 
 def command(
     model: Annotated[Path, typer.Option(help="Folder written by 'quietmax train'.")],
     input_file: Annotated[Path, typer.Option("--input", help="CSV, TSV, Parquet or NPZ file of queries.")],
-    epsilon: Annotated[float, typer.Option(help="The whole budget, shared by all queries.")],
+    epsilon: Annotated[
+        float | None, typer.Option(help="Ordinary model: the whole budget, shared by all queries.")
+    ] = None,
     mechanism: Annotated[
-        str, typer.Option(help="algorithm1: as published, no proven guarantee.")
-    ] = "algorithm1",
-    noise: Annotated[str, typer.Option(help="gaussian or laplace.")] = "gaussian",
+        str | None, typer.Option(help="Ordinary model: algorithm1, as published, without proven guarantee.")
+    ] = None,
+    noise: Annotated[str, typer.Option(help="algorithm1: gaussian or laplace.")] = "gaussian",
     queries: Annotated[
         int | None, typer.Option(min=1, help="Queries the budget is for; default: those in the file.")
     ] = None,
@@ -37,12 +46,27 @@ def command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Answer the queries of a file with noise, and print the guarantee with its status.
+    """Answer the queries of a file, and print the guarantee with its status.
 
-    Example: quietmax predict --model model --input queries.csv --epsilon 1 --noise gaussian
+    A private model (trained with --private) answers under its own guarantee; its folder counts what was spent.
+
+    Examples:
+
+    quietmax predict --model private --input queries.npz
+
+    quietmax predict --model model --input queries.csv --mechanism algorithm1 --noise gaussian --epsilon 1
     """
-    if mechanism != "algorithm1":
-        raise InvalidInput(f"There is no mechanism {mechanism!r} for this model; choose algorithm1.")
+    if read_description(model).get("kind") != "mlp":
+        if (epsilon, mechanism, seeded, queries) != (None, None, None, None):
+            raise InvalidInput("A private model has its own mechanism and budget; leave those options out.")
+        private = open_private(model)
+        names = private.encoding.classes if private.encoding else private.classes
+        _report(names, *_private_answers(private, input_file), as_json)
+        return
+    if (mechanism or "algorithm1") != "algorithm1":
+        raise InvalidInput(f"There is no mechanism {mechanism!r} for an ordinary model; choose algorithm1.")
+    if epsilon is None:
+        raise InvalidInput("An ordinary model answers only with noise under a budget; give --epsilon.")
     trained = load_model(model)
     features = read_queries(input_file, encoding=trained.encoding, width=trained.features)
     source: NoiseSource = EXACT if seeded is None else SeededNoise(seeded)
@@ -58,37 +82,54 @@ def command(
         if trained.encoding
         else tuple(str(label) for label in range(trained.classes))
     )
-    labels = [names[label] for label in probabilities.argmax(-1)]
+    spending = {
+        "cost": quiet.cost.to_json(),
+        "spent": quiet.answered,
+        "remaining": {"queries": quiet.remaining.queries, "cost": quiet.remaining.cost.to_json()},
+    }
+    _report(names, probabilities.argmax(-1), probabilities, quiet.guarantee, spending, as_json)
+
+
+def _private_answers(
+    private: PrivateModel, input_file: Path
+) -> tuple[NDArray[np.int64], NDArray[np.float64] | None, Guarantee, dict[str, Any]]:
+    features = read_queries(input_file, encoding=private.encoding, width=private.inputs)
+    releases_probabilities = private.remaining is None
+    probabilities = private.predict_proba(features) if releases_probabilities else None
+    labels = private.predict(features) if probabilities is None else probabilities.argmax(-1)
+    return labels, probabilities, private.guarantee, {"remaining": {"queries": private.remaining}}
+
+
+def _report(
+    names: tuple[str, ...],
+    labels: NDArray[np.int64],
+    probabilities: NDArray[np.float64] | None,
+    guarantee: Guarantee,
+    spending: dict[str, Any],
+    as_json: bool,
+) -> None:
     if as_json:
         print_json(
             {
-                "labels": labels,
-                "probabilities": probabilities.tolist(),
+                "labels": [names[label] for label in labels],
+                "probabilities": None if probabilities is None else probabilities.tolist(),
                 "classes": list(names),
-                "cost": quiet.cost.to_json(),
-                "spent": quiet.answered,
-                "remaining": {"queries": quiet.remaining.queries, "cost": quiet.remaining.cost.to_json()},
-                "guarantee": quiet.guarantee.to_json(),
+                **spending,
+                "guarantee": guarantee.to_json(),
             }
         )
         return
-    shown = 20
     print_table(
-        f"Answers of {mechanism} with {noise} noise",
-        ("query", "label", "probability"),
+        "Answers",
+        ("query", "label", *(() if probabilities is None else ("probability",))),
         (
-            (str(index + 1), label, f"{probabilities[index].max():.4f}")
-            for index, label in enumerate(labels[:shown])
+            (
+                str(index + 1),
+                names[label],
+                *(() if probabilities is None else (f"{probabilities[index, label]:.4f}",)),
+            )
+            for index, label in enumerate(labels[:_SHOWN])
         ),
-        caption=f"The first {shown} of {len(labels)}; --json prints all." if len(labels) > shown else None,
+        caption=f"The first {_SHOWN} of {len(labels)}; --json prints all." if len(labels) > _SHOWN else None,
     )
-    print_guarantee(quiet.guarantee)
-
-
-def print_guarantee(guarantee: Guarantee) -> None:
-    """Print what is claimed, its status first and in colour."""
-    colour = {"proven": "green", "conditional": "yellow", "refuted": "red"}[guarantee.status]
-    console.print("Guarantee:", style="bold", end=" ")
-    console.print(str(guarantee), style=colour, markup=False, highlight=False)
-    for assumption in guarantee.assumptions:
-        console.print(f"  assumes: {assumption}", markup=False, highlight=False)
+    print_guarantee(guarantee)

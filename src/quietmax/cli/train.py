@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from quietmax.cli.guarantees import print_guarantee
 from quietmax.cli.options import (
     Bounds,
     Categories,
@@ -24,6 +25,7 @@ from quietmax.cli.options import (
     table_options,
 )
 from quietmax.cli.output import print_json, print_table, progress_bar
+from quietmax.cli.train_private import PrivateOptions, train_private
 from quietmax.data import datasets, load
 from quietmax.errors import InvalidInput
 from quietmax.models import (
@@ -37,7 +39,10 @@ from quietmax.models import (
     search_alpha,
     train,
 )
+from quietmax.models.files import check_target
 from quietmax.sensitivity import published
+
+_PRIVATE = "Private training"
 
 
 def command(
@@ -50,6 +55,36 @@ def command(
     ] = False,
     records: Annotated[int | None, typer.Option(help="Training records, and as many test records.")] = None,
     seed: Seed = 0,
+    private: Annotated[
+        str | None,
+        typer.Option(help="head or teachers: train with a proven guarantee.", rich_help_panel=_PRIVATE),
+    ] = None,
+    epsilon: Annotated[float, typer.Option(help="The whole privacy budget.", rich_help_panel=_PRIVATE)] = 1.0,
+    delta: Annotated[float, typer.Option(help="Its delta.", rich_help_panel=_PRIVATE)] = 1e-5,
+    queries: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Answers the budget is for; a head without it answers any number.",
+            rich_help_panel=_PRIVATE,
+        ),
+    ] = None,
+    declared_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="The public number of training records.", rich_help_panel=_PRIVATE),
+    ] = None,
+    teachers: Annotated[
+        int | None, typer.Option(min=1, help="Number of teachers.", rich_help_panel=_PRIVATE)
+    ] = None,
+    route: Annotated[
+        str, typer.Option(help="Head: gradient or output.", rich_help_panel=_PRIVATE)
+    ] = "gradient",
+    features: Annotated[
+        str,
+        typer.Option(
+            help="Public features: auto, identity, unit-norm or scattering.", rich_help_panel=_PRIVATE
+        ),
+    ] = "auto",
     loss: Annotated[str, typer.Option(help="convexified, cross-entropy or quadratic.")] = "convexified",
     alpha: Annotated[
         str | None,
@@ -79,15 +114,22 @@ def command(
     download: Download = False,
     as_json: Json = False,
 ) -> None:
-    """Train an ordinary classifier with the paper's loss. Its plain answers are not private.
+    """Train an ordinary classifier with the paper's loss (plain answers, not private), or a private one.
+
+    Which private one? Many queries, or weights to publish: --private head. A few queries (up to about 4 at epsilon 1
+    with 10,000 records) from any network: --private teachers --queries N.
 
     Examples:
 
     quietmax train mnist-5k --output model
 
+    quietmax train mnist-5k --private head --epsilon 1 --output private
+
     quietmax train people.csv --label income --bounds age=0:100 --categories sex=Female,Male -o model
     """
     own = table_options(label, classes, bounds, categories, ignore, identifier, schema, measure)
+    if output is not None:
+        check_target(output, overwrite=overwrite)
     settings = TrainingSettings(
         tuple(hidden) if hidden else (128,), activation, Convexified(), learning_rate, batch_size, epochs, l2
     )
@@ -102,6 +144,11 @@ def command(
             encoding=encoding,
             **own,
         )
+    if private is not None:
+        options = PrivateOptions(private, epsilon, delta, queries, declared_size, teachers, route, features)
+        with progress_bar(f"training {private}", quiet=as_json):
+            _report_private(train_private(split, options, output, overwrite), as_json)
+        return
     searched = None
     if loss == "convexified":
         convexified = Convexified(1.0, averaged_over)  # type: ignore[arg-type]
@@ -152,6 +199,25 @@ def command(
         ),
         caption=None if output else "Not saved: give --output FOLDER to keep it.",
     )
+
+
+def _report_private(result: dict[str, Any], as_json: bool) -> None:
+    guarantee = result.pop("guarantee")
+    if as_json:
+        print_json({**result, "guarantee": guarantee.to_json()})
+        return
+    print_table(
+        "Trained with privacy",
+        ("", ""),
+        (
+            (name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else f"{value}")
+            for name, value in result.items()
+            if value is not None
+        ),
+        caption="The test accuracy is for the owner's eyes: the guarantee does not cover publishing it."
+        + ("" if result["model"] else " Not saved: give --output FOLDER to keep the model."),
+    )
+    print_guarantee(guarantee)
 
 
 def _plain_loss(name: str) -> Loss:

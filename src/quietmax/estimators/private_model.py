@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,14 @@ from quietmax.accounting import Guarantee
 from quietmax.data import Encoding
 from quietmax.models.features import FeatureMap
 from quietmax.predictor import Predictor
+
+ACCOUNT_FILE = "account.json"
+"""Where a model folder counts the answers paid for."""
+
+
+def plain_label(label: Any) -> Any:
+    """A class label as a JSON value."""
+    return label.item() if isinstance(label, np.generic) else label
 
 
 class Answers(Protocol):

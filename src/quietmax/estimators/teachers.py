@@ -100,7 +100,7 @@ class Crowd:
 def shard_of(identifiers: Sequence[bytes], teachers: int, key: bytes) -> NDArray[np.int64]:
     """The shard of each record: a keyed hash of its identifier alone, so that no other record matters.
 
-    >>> shard_of([b"ann", b"bob"], 10, b"key")[1] == shard_of([b"bob"], 10, b"key")[0]
+    >>> bool(shard_of([b"ann", b"bob"], 10, b"key")[1] == shard_of([b"bob"], 10, b"key")[0])
     True
     """
     digests = (hashlib.blake2b(each, key=key, digest_size=8).digest() for each in identifiers)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from quietmax.account import FileAccount
 from quietmax.accounting import Budget, Guarantee
 from quietmax.data import Encoding
 from quietmax.errors import DataUnavailable, InvalidInput
-from quietmax.estimators.private_model import PrivateModel
+from quietmax.estimators.private_model import ACCOUNT_FILE, PrivateModel, plain_label
 from quietmax.estimators.teachers import Crowd, Teachers
 from quietmax.mechanisms import GaussianScores, Mechanism, NoisyMax
 from quietmax.models import MLP
@@ -21,7 +20,6 @@ from quietmax.models.files import read_folder, write_folder
 from quietmax.predictor import Predictor
 
 KIND = "teachers"
-ACCOUNT_FILE = "account.json"
 
 
 def save_teachers(
@@ -30,6 +28,7 @@ def save_teachers(
     *,
     dataset: str,
     encoding: Encoding | None = None,
+    guarantee: Guarantee | None = None,
     overwrite: bool = False,
 ) -> Path:
     """Write fitted teachers; the key that assigned records to shards is not stored.
@@ -56,13 +55,13 @@ def save_teachers(
         "activation": crowd.teachers.activation,
         "silent": [bool(each) for each in crowd.silent],
         "soft": crowd.soft,
-        "classes": [_plain(label) for label in teachers.classes_],
+        "classes": [plain_label(label) for label in teachers.classes_],
         "method": mechanism.method if isinstance(mechanism, NoisyMax) else "gaussian probabilities",
         "epsilon": teachers.epsilon,
         "delta": teachers.delta,
         "queries": teachers.queries,
         "declared_size": teachers.guarantee_.parameters["declared_size"],
-        "guarantee": teachers.guarantee_.to_json(),
+        "guarantee": (guarantee or teachers.guarantee_).to_json(),
     }
     return write_folder(folder, description, dict(crowd.teachers.parameters()), overwrite=overwrite)
 
@@ -102,7 +101,3 @@ def open_teachers(folder: str | Path) -> PrivateModel:
         raise DataUnavailable(
             f"The teachers in {folder} are damaged ({problem}); train them again or restore a copy."
         ) from problem
-
-
-def _plain(label: Any) -> Any:
-    return label.item() if isinstance(label, np.generic) else label

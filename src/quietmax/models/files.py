@@ -86,13 +86,7 @@ def write_folder(
     folder: str | Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor], *, overwrite: bool
 ) -> Path:
     """Write a description and its tensors as one model folder, atomically."""
-    target = Path(folder)
-    if target.exists() and not overwrite:
-        raise InvalidInput(f"{target} exists already; choose another folder, or allow it to be overwritten.")
-    if target.exists() and not (target / _DESCRIPTION).is_file():
-        raise InvalidInput(
-            f"{target} exists and is not a Quietmax model; it is left alone, choose another folder."
-        )
+    target = check_target(folder, overwrite=overwrite)
     header = {"format": FORMAT, "format_version": FORMAT_VERSION, "quietmax": __version__}
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -118,6 +112,18 @@ def write_folder(
         raise QuietmaxError(
             f"The model could not be written to {target} ({problem.strerror}); choose a folder you may write to."
         ) from problem
+    return target
+
+
+def check_target(folder: str | Path, *, overwrite: bool) -> Path:
+    """The folder as a path, unless something is there that must not be replaced."""
+    target = Path(folder)
+    if target.exists() and not overwrite:
+        raise InvalidInput(f"{target} exists already; choose another folder, or allow it to be overwritten.")
+    if target.exists() and not (target / _DESCRIPTION).is_file():
+        raise InvalidInput(
+            f"{target} exists and is not a Quietmax model; it is left alone, choose another folder."
+        )
     return target
 
 

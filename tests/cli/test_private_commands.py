@@ -1,0 +1,203 @@
+"""Training, asking and looking at private models from the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from quietmax.card import LEAKAGE_FILE
+from quietmax.cli import main
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    def call(*arguments) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["quietmax", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def people(tmp_path):
+    generator = np.random.default_rng(0)
+    ages = generator.integers(18, 90, 1200)
+    rows = [f"{age},{'FM'[age % 2]},{'hi' if age > 50 else 'lo'}" for age in ages]
+    path = tmp_path / "people.csv"
+    path.write_text("\n".join(["age,sex,income", *rows]))
+    return path
+
+
+DECLARED = ("--label", "income", "--classes", "lo,hi", "--bounds", "age=18:90", "--categories", "sex=F,M")
+
+
+@pytest.fixture
+def asked(tmp_path):
+    path = tmp_path / "asked.csv"
+    path.write_text("age,sex\n20,F\n85,M\n")
+    return path
+
+
+def test_a_head_is_trained_on_an_own_table_and_asked_without_end(run, people, asked, tmp_path):
+    folder = tmp_path / "head"
+    code, out, _ = run(
+        "train",
+        people,
+        *DECLARED,
+        "--private",
+        "head",
+        "--epsilon",
+        4,
+        "--declared-size",
+        480,
+        "-o",
+        folder,
+        "--json",
+    )
+    assert code == 0
+    result = json.loads(out)
+    assert result["guarantee"]["status"] == "proven"
+    assert result["test_accuracy"] > 0.8
+    for _ in range(3):
+        code, out, _ = run("predict", "--model", folder, "--input", asked, "--json")
+        assert code == 0
+        answer = json.loads(out)
+        assert answer["labels"] == ["lo", "hi"]
+        assert answer["remaining"]["queries"] is None
+    code, out, _ = run("predict", "--model", folder, "--input", asked)
+    assert code == 0
+    assert "Guarantee: proven" in out
+
+
+def test_teachers_answer_until_the_budget_is_gone_also_in_a_new_process(run, people, asked, tmp_path):
+    folder = tmp_path / "crowd"
+    code, out, _ = run(
+        "train", people, *DECLARED, "--private", "teachers", "--queries", 3, "--epsilon", 30, "--declared-size", 480,
+        "-o", folder,
+    )  # fmt: skip
+    assert code == 0
+    assert "Guarantee: proven" in out
+    code, out, _ = run("predict", "--model", folder, "--input", asked, "--json")
+    assert code == 0
+    assert json.loads(out)["remaining"]["queries"] == 1
+    code, out, err = run("predict", "--model", folder, "--input", asked)
+    assert (code, out) == (1, "")
+    assert "2 of 3 are spent" in err
+
+
+def test_a_measured_encoding_makes_the_guarantee_conditional(run, people):
+    code, out, _ = run(
+        "train",
+        people,
+        "--label",
+        "income",
+        "--measure",
+        "--private",
+        "head",
+        "--declared-size",
+        480,
+        "--json",
+    )
+    assert code == 0
+    guarantee = json.loads(out)["guarantee"]
+    assert guarantee["status"] == "conditional"
+    assert any("age" in assumption for assumption in guarantee["assumptions"])
+
+
+def test_answers_per_query_from_a_head_are_pure(run, people, tmp_path):
+    code, out, _ = run(
+        "train",
+        people,
+        *DECLARED,
+        "--private",
+        "head",
+        "--queries",
+        5,
+        "--declared-size",
+        480,
+        "-o",
+        tmp_path / "m",
+        "--json",
+    )
+    assert code == 0
+    guarantee = json.loads(out)["guarantee"]
+    assert (guarantee["definition"], guarantee["status"]) == ("pure", "proven")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--private", "sgd"], "head or teachers"),
+        (["--private", "head", "--epsilon", "-1"], "epsilon"),
+        (["--private", "head", "--features", "scattering"], "needs images"),
+        (["--private", "head", "--features", "sift"], "sift"),
+        (["--private", "head", "--route", "scenic"], "route"),
+    ],
+)
+def test_bad_private_options_are_one_sentence(run, people, tmp_path, arguments, word):
+    code, out, err = run(
+        "train", people, *DECLARED, *arguments, "--declared-size", 480, "-o", tmp_path / "model"
+    )
+    assert (code, out) == (1, "")
+    assert word in err
+    assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_private_model_takes_no_mechanism_of_the_callers(run, people, asked, tmp_path):
+    run("train", people, *DECLARED, "--private", "head", "--declared-size", 480, "-o", tmp_path / "model")
+    code, _, err = run("predict", "--model", tmp_path / "model", "--input", asked, "--epsilon", 5)
+    assert code == 1
+    assert "its own mechanism" in err
+
+
+def test_the_card_tells_guarantee_status_assumptions_spending_and_leakage(run, people, asked, tmp_path):
+    folder = tmp_path / "crowd"
+    run(
+        "train",
+        people,
+        *DECLARED,
+        "--private",
+        "teachers",
+        "--queries",
+        3,
+        "--declared-size",
+        480,
+        "-o",
+        folder,
+    )
+    run("predict", "--model", folder, "--input", asked)
+    (folder / LEAKAGE_FILE).write_text(json.dumps([{"attack": "shadow", "leakage": 0.01}]))
+    page = tmp_path / "card.html"
+    code, out, _ = run("card", folder, "--html", page, "--json")
+    assert code == 0
+    card = json.loads(out)
+    assert card["status"] == "proven"
+    assert card["answered"] == 2
+    assert card["declared_size"] == 480
+    assert card["leakage"] == [{"attack": "shadow", "leakage": 0.01}]
+    text = page.read_text()
+    assert "proven" in text
+    assert "http" not in text  # nothing is fetched to show it
+    code, out, _ = run("card", folder)
+    assert code == 0
+    assert "Privacy card: proven" in out
+
+
+def test_the_card_of_an_ordinary_model_promises_nothing(run, tmp_path):
+    run("train", "mnist-5k", "--records", 200, "--epochs", 0, "-o", tmp_path / "model")
+    code, out, _ = run("card", tmp_path / "model", "--json")
+    assert code == 0
+    assert json.loads(out)["status"] == "none"
+    code, _, err = run("card", tmp_path / "absent")
+    assert code == 1
+    assert "no model" in err
+    code, _, err = run("card", tmp_path / "model", "--html", tmp_path / "absent" / "card.html")
+    assert code == 1
+    assert "could not be written" in err

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from quietmax.account import BudgetExhausted
+from quietmax.errors import DataUnavailable, InvalidInput
+from quietmax.estimators import PrivateHead, open_private, save_head
+
+
+def _data():
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 3, 400)
+    return (2 * np.eye(3)[labels] @ generator.normal(size=(3, 6)) + generator.normal(size=(400, 6))).astype(
+        np.float32
+    ), labels
+
+
+def _fitted(**changes) -> PrivateHead:
+    options = {"epsilon": 50.0, "delta": 1e-5, "classes": range(3), "declared_size": 400}
+    return PrivateHead(**(options | changes)).fit(*_data())
+
+
+@pytest.mark.parametrize("route", ["gradient", "output"])
+def test_a_saved_head_answers_any_number_of_queries_as_before(tmp_path, route):
+    head, (features, _) = _fitted(route=route), _data()
+    folder = save_head(head, tmp_path / "model", dataset="made up")
+    opened = open_private(folder)
+    np.testing.assert_array_equal(opened.predict_proba(features), head.predict_proba(features))
+    np.testing.assert_array_equal(opened.predict(features), head.predict(features))
+    assert opened.remaining is None
+    assert opened.guarantee == head.guarantee_
+    assert opened.guarantee.status == "proven"
+
+
+def test_a_head_that_answers_per_query_keeps_its_account_and_its_bounds(tmp_path):
+    head, (features, _) = _fitted(route="output", release="query", queries=4), _data()
+    folder = save_head(head, tmp_path / "model", dataset="made up")
+    opened = open_private(folder)
+    assert opened.remaining == 4
+    opened.predict(features[:3])
+    again = open_private(folder)
+    assert again.remaining == 1
+    assert again.answerer.model.bounds == head.predictor_.model.bounds
+    with pytest.raises(BudgetExhausted):
+        again.predict(features[5:7])
+
+
+def test_labels_of_any_type_survive(tmp_path):
+    features, labels = _data()
+    names = np.array(["a", "b", "c"])
+    head = PrivateHead(epsilon=50.0, classes=names, declared_size=400).fit(features, names[labels])
+    assert open_private(save_head(head, tmp_path / "model", dataset="made up")).classes == ("a", "b", "c")
+
+
+def test_a_damaged_head_and_a_model_of_another_kind_give_one_sentence(tmp_path):
+    folder = save_head(_fitted(), tmp_path / "model", dataset="made up")
+    path = folder / "model.json"
+    for broken in ({"features": {}}, {"bias": None}, {"classes": None}, {"guarantee": {}}):
+        path.write_text(json.dumps(json.loads(path.read_text()) | broken))
+        with pytest.raises(DataUnavailable, match="damaged"):
+            open_private(folder)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"kind": "mlp"}))
+    with pytest.raises(InvalidInput, match="not a private one"):
+        open_private(folder)
