@@ -1,0 +1,70 @@
+"""The journal's chain: every row carries the hash of the row before it.
+
+`hash = SHA-256(JSON list of the row's fields, the previous hash among them)`. Whoever edits, drops or moves a row must
+rewrite every later one, and the head that an auditor has written down (`quietmax ledger status`) no longer fits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Kind = Literal["open", "charge", "training", "grant", "quota", "revoke", "bind", "key-created", "key-revoked"]
+START = "0" * 64
+"""What the first row names as the hash before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row of the journal. `units` is what it adds to the balance, `spent_units` the balance after it."""
+
+    account: int
+    sequence: int
+    time: int
+    kind: str
+    client: str
+    model: str
+    answers: int
+    units: int
+    spent_units: int
+    limit_units: int
+    detail: str
+    previous: str
+    hash: str = ""
+
+    def sealed(self) -> Entry:
+        """The entry with its hash."""
+        return Entry(**{**asdict(self), "hash": self.digest()})
+
+    def digest(self) -> str:
+        """The hash this entry must carry."""
+        return digest(
+            self.account,
+            self.sequence,
+            self.time,
+            self.kind,
+            self.client,
+            self.model,
+            self.answers,
+            self.units,
+            self.spent_units,
+            self.limit_units,
+            self.detail,
+            self.previous,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name."""
+        return asdict(self)
+
+
+def digest(*fields: int | str) -> str:
+    """SHA-256 of the fields as one JSON list without spaces, in UTF-8.
+
+    >>> digest(1, "a") == hashlib.sha256(b'[1,"a"]').hexdigest()
+    True
+    """
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()

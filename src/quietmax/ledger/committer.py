@@ -1,0 +1,246 @@
+"""Group commit: one thread writes everything that waits in one transaction, so that a disk flush serves many.
+
+While a group is being flushed the next one gathers. `done` is called in this thread, after the commit: an outcome
+`Charged` means that the charge will survive a crash. Charges of a group whose transaction failed are not tried again
+(nobody is answered); answers that could not be stored are, until their deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+
+from quietmax.errors import QuietmaxError
+from quietmax.ledger.books import Posting, count_refusals, keep, locked
+from quietmax.ledger.charges import Charge, Failed, Outcome, Refused, Store, Stored
+from quietmax.ledger.database import unavailable, writer
+from quietmax.ledger.errors import LedgerUnavailable
+
+_MOST_TOGETHER = 1024
+_PAUSE = 0.1
+_NOT_FLUSHED = text("SET LOCAL synchronous_commit = off")
+
+ChargeDone = Callable[[Outcome], None]
+StoreDone = Callable[[Stored | Failed], None]
+_Waiting = tuple[Charge, ChargeDone]
+_Keeping = tuple[Store, StoreDone]
+
+_CLOSED = LedgerUnavailable("The ledger is closed; nothing was spent, ask again when it is open.")
+_TOO_LATE = LedgerUnavailable(
+    "The ledger did not come to this request in time; nothing was spent, ask again."
+)
+
+
+class Committer:
+    """The writing thread of a ledger."""
+
+    def __init__(self, engine: Engine, place: Place) -> None:
+        self._engine = engine
+        self._queue: queue.SimpleQueue[_Waiting | _Keeping | None] = queue.SimpleQueue()
+        self._again: list[_Keeping] = []
+        self._refusals: Counter[tuple[int, int]] = Counter()
+        self._connection: Connection | None = None
+        self._flushes = True
+        self._sqlite = engine.dialect.name == "sqlite"
+        self._place = place
+        self._closing = False
+        self.groups = 0
+        self.failing: QuietmaxError | None = None
+        self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
+        self._thread.start()
+
+    def charge(self, charge: Charge, done: ChargeDone) -> None:
+        """Charge with the next group."""
+        if self._closing:
+            _tell(done, Failed(_CLOSED))
+        else:
+            self._queue.put((charge, done))
+
+    def store(self, store: Store, done: StoreDone) -> None:
+        """Store with the next group."""
+        if self._closing:
+            _tell(done, Failed(_CLOSED))
+        else:
+            self._queue.put((store, done))
+
+    def close(self) -> None:
+        """Write what waits, then stop."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing or self._again:
+            charges, stores = self._gathered()
+            if charges or stores:
+                self._write(charges, stores)
+        if self._refusals:
+            with contextlib.suppress(Exception):
+                self._commit([], [])
+        self._drop_connection()
+
+    def _gathered(self) -> tuple[list[_Waiting], list[_Keeping]]:
+        charges: list[_Waiting] = []
+        stores, self._again = self._again, []
+        if stores:
+            time.sleep(_PAUSE)
+        try:
+            item = self._queue.get(block=not stores)
+            while True:
+                if item is None:
+                    self._closing = True
+                elif isinstance(item[0], Charge):
+                    charges.append(item)
+                else:
+                    stores.append(item)
+                if self._closing or len(charges) + len(stores) >= _MOST_TOGETHER:
+                    break
+                item = self._queue.get_nowait()
+        except queue.Empty:
+            pass
+        return charges, stores
+
+    def _write(self, charges: list[_Waiting], stores: list[_Keeping]) -> None:
+        moment = time.monotonic()
+        for charge, done in charges:
+            if charge.deadline <= moment:
+                _tell(done, Failed(_TOO_LATE))
+        in_time = [waiting for waiting in charges if waiting[0].deadline > moment]
+        try:
+            self._write_group(in_time, stores)
+        except IntegrityError:
+            # Another process wrote the same request id in the meantime: each on its own, so that it is seen.
+            for waiting in in_time:
+                self._write_alone([waiting], [])
+            for keeping in stores:
+                self._write_alone([], [keeping])
+
+    def _write_alone(self, charges: list[_Waiting], stores: list[_Keeping]) -> None:
+        try:
+            self._write_group(charges, stores)
+        except IntegrityError as problem:
+            for _, done in [*charges, *stores]:
+                _tell(done, Failed(unavailable(self._engine, problem)))
+
+    def _write_group(self, charges: list[_Waiting], stores: list[_Keeping]) -> None:
+        try:
+            outcomes, kept = self._commit([charge for charge, _ in charges], [store for store, _ in stores])
+        except IntegrityError:
+            raise
+        except Exception as problem:
+            failed = problem if isinstance(problem, QuietmaxError) else _unexpected(problem)
+            self.failing = failed
+            moment = time.monotonic()
+            for _, done in charges:
+                _tell(done, Failed(failed))
+            for keeping in stores:
+                if (
+                    isinstance(failed, LedgerUnavailable)
+                    and keeping[0].deadline > moment
+                    and not self._closing
+                ):
+                    self._again.append(keeping)
+                else:
+                    _tell(keeping[1], Failed(failed))
+            return
+        for (_, done), outcome in zip(charges, outcomes, strict=True):
+            _tell(done, outcome)
+        for (_, stored_done), stored in zip(stores, kept, strict=True):
+            _tell(stored_done, stored)
+
+    def _commit(self, charges: list[Charge], stores: list[Store]) -> tuple[list[Outcome], list[Stored]]:
+        """One transaction. Raises `LedgerUnavailable` (nothing may be answered) or `IntegrityError` (undone)."""
+        self._place.check()
+        durable = bool(charges) or any(store.request is not None for store in stores)
+        refusals = dict(self._refusals)
+        try:
+            connection = self._ready(durable)
+            with connection.begin() as transaction:
+                if not durable and not self._sqlite:
+                    connection.execute(_NOT_FLUSHED)
+                named = {charge.account for charge in charges} | {account for account, _ in refusals}
+                books = locked(connection, named) if named else {}
+                posting = Posting(connection, books, charges, time.time_ns() // 1000)
+                kept = keep(connection, stores)
+                changed = bool(stores) or posting.changed or not charges
+                if changed:
+                    posting.save()
+                    if refusals:
+                        count_refusals(connection, refusals)
+                else:
+                    transaction.rollback()
+        except IntegrityError:
+            raise
+        except (SQLAlchemyError, sqlite3.Error) as problem:
+            self._drop_connection()
+            raise unavailable(self._engine, problem) from problem
+        if changed:
+            self._refusals.clear()
+            self.failing = None
+        for charge, outcome in zip(charges, posting.outcomes, strict=True):
+            if isinstance(outcome, Refused):
+                self._refusals[charge.account, charge.client] += 1
+        self.groups += 1
+        return posting.outcomes, kept
+
+    def _ready(self, durable: bool) -> Connection:
+        """The connection; SQLite flushes at commit unless nothing paid for is written."""
+        if self._connection is None:
+            self._connection = writer(self._engine)
+            self._flushes = True
+        if self._sqlite and durable != self._flushes:
+            driver = self._connection.connection.driver_connection
+            assert isinstance(driver, sqlite3.Connection)
+            driver.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            self._flushes = durable
+        return self._connection
+
+    def _drop_connection(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(SQLAlchemyError):
+                self._connection.invalidate()
+            with contextlib.suppress(SQLAlchemyError):
+                self._connection.close()
+        self._connection = None
+
+
+class Place:
+    """Notices that a SQLite file was moved, deleted or replaced since it was opened: charges to it would be lost."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._path = Path(str(engine.url.database)) if engine.dialect.name == "sqlite" else None
+        self._known = self._seen()
+
+    def check(self) -> None:
+        """Refuse to write to a file that is no longer in its place."""
+        if self._path is not None and self._seen() != self._known:
+            raise LedgerUnavailable(
+                f"The ledger {self._path} was moved, deleted or replaced while in use; put the file back, or restart."
+            )
+
+    def _seen(self) -> tuple[int, int] | None:
+        if self._path is None:
+            return None
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+
+def _tell(done: Callable[..., None], outcome: object) -> None:
+    with contextlib.suppress(Exception):
+        done(outcome)
+
+
+def _unexpected(problem: Exception) -> LedgerUnavailable:
+    return LedgerUnavailable(f"The ledger failed in an unforeseen way ({type(problem).__name__}: {problem}).")

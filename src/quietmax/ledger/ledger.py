@@ -1,0 +1,296 @@
+"""The ledger: budgets that outlive the process and cannot be overspent, in SQLite or PostgreSQL."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from sqlalchemy import Connection, select, text
+
+from quietmax.accounting import Cost
+from quietmax.errors import QuietmaxError
+from quietmax.ledger import accounts as _accounts
+from quietmax.ledger import keys as _keys
+from quietmax.ledger import verify as _verify
+from quietmax.ledger.accounts import AccountState, Part, Terms
+from quietmax.ledger.chain import Entry
+from quietmax.ledger.charges import Charge, Charged, Failed, Outcome, Refused, Store, Stored
+from quietmax.ledger.committer import ChargeDone, Committer, Place, StoreDone
+from quietmax.ledger.database import default_url, opened, reading, shown, writing
+from quietmax.ledger.keys import Key, Role
+from quietmax.ledger.migrations import migrate
+from quietmax.ledger.tables import journal, meta
+from quietmax.ledger.verify import Verification
+
+Told = TypeVar("Told")
+_PULSE = text(
+    "INSERT INTO meta (name, value) VALUES ('pulse', :value) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+)
+TRAINING_CLIENT = "training"
+"""The client who is charged for what training itself spent."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """What was spent at a moment (microseconds since 1970)."""
+
+    time: int
+    spent_units: int
+
+
+class Ledger:
+    """Accounts, clients, keys and the journal. Safe to share between threads; several processes may open the same.
+
+    >>> import tempfile
+    >>> from quietmax.accounting import PureCost
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with Ledger(Path(folder.name) / "ledger.sqlite") as ledger:
+    ...     account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+    ...     client = ledger.client("ann")
+    ...     charge = Charge(account.id, client, "model/1", account.units(PureCost(0.4)), rows=1)
+    ...     [type(ledger.charge(charge)).__name__ for _ in range(3)]
+    ['Charged', 'Charged', 'Refused']
+    """
+
+    def __init__(self, address: str | Path | None = None) -> None:
+        self._engine = opened(default_url() if address is None else address)
+        migrate(self._engine)
+        with reading(self._engine) as connection:
+            known = {row.name: row.value for row in connection.execute(select(meta))}
+        self._salt = bytes.fromhex(known["query_salt"])
+        self.session_secret = bytes.fromhex(known["session_secret"])
+        self._place = Place(self._engine)
+        self._committer: Committer | None = None
+        self._starting = threading.Lock()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Write what waits and let go of the database."""
+        if self._committer is not None:
+            self._committer.close()
+        self._engine.dispose()
+
+    @property
+    def address(self) -> str:
+        """Where it lies, without a password."""
+        return shown(self._engine.url)
+
+    @property
+    def committer(self) -> Committer:
+        """The writing thread; started on first use."""
+        with self._starting:
+            if self._committer is None:
+                self._committer = Committer(self._engine, self._place)
+            return self._committer
+
+    # Charges
+
+    def submit(self, charge: Charge, done: ChargeDone) -> None:
+        """Charge with the next group; `done` is called from the writing thread, after the flush."""
+        self.committer.charge(charge, done)
+
+    def submit_store(self, store: Store, done: StoreDone) -> None:
+        """Store answers with the next group."""
+        self.committer.store(store, done)
+
+    def charge(self, charge: Charge) -> Outcome:
+        """Charge and wait until it is durable."""
+        waiter: _Waiter[Outcome] = _Waiter()
+        self.submit(charge, waiter)
+        return waiter.outcome()
+
+    def store(self, store: Store) -> Stored:
+        """Store answers and wait."""
+        waiter: _Waiter[Stored | Failed] = _Waiter()
+        self.submit_store(store, waiter)
+        kept = waiter.outcome()
+        if isinstance(kept, Failed):
+            raise kept.problem
+        return kept
+
+    def charge_training(self, account: AccountState, model: str, digest: str, cost: Cost) -> None:
+        """Charge, once for each model, what its training spent; refuse a model that the budget does not pay for."""
+        request = hashlib.sha256(f"training {account.id} {digest}".encode()).digest()
+        outcome = self.charge(
+            Charge(
+                account.id,
+                self.client(TRAINING_CLIENT),
+                model,
+                account.units(cost),
+                rows=1,
+                request=request,
+                kind="training",
+            )
+        )
+        if isinstance(outcome, Refused):
+            raise QuietmaxError(
+                f"Training the model {model} spent more than what is left of the account {account.name!r}; "
+                "it cannot be served unless an administrator raises the budget with 'quietmax ledger grant'."
+            )
+        if isinstance(outcome, Failed):
+            raise outcome.problem
+        if isinstance(outcome, Charged):
+            self.store(Store(request=request, answer=b"trained"))
+
+    # Hashes
+
+    def request_key(self, client: int, request_id: str) -> bytes:
+        """What the ledger keeps of a request id: ids of different clients never meet."""
+        return self._keyed(b"request %d " % client + request_id.encode())
+
+    def query_key(self, model_digest: bytes, query: bytes) -> bytes:
+        """What the ledger keeps of a query to a model version."""
+        return self._keyed(model_digest + query)
+
+    def _keyed(self, content: bytes) -> bytes:
+        return hashlib.blake2b(content, key=self._salt, digest_size=32).digest()
+
+    # Administration
+
+    def open_account(
+        self,
+        name: str,
+        total: Cost,
+        terms: Terms,
+        *,
+        digest: str | None = None,
+        named_by_owner: bool = False,
+        because: str | None = None,
+    ) -> AccountState:
+        """The account of a training set, opened if it is new."""
+        with self._writing() as connection:
+            return _accounts.open_account(
+                connection,
+                name,
+                total,
+                terms,
+                digest=digest,
+                named_by_owner=named_by_owner,
+                because=because,
+            )
+
+    def find_account(self, name: str, digest: str | None = None) -> AccountState | None:
+        """The account of that digest, else of that name, if there is one."""
+        with reading(self._engine) as connection:
+            bound = None if digest is None else _accounts.by_digest(connection, digest)
+            return bound or _accounts.by_name(connection, name)
+
+    def account(self, name: str) -> AccountState:
+        """The account of that name."""
+        with reading(self._engine) as connection:
+            return _accounts.named(connection, name)
+
+    def accounts(self) -> list[AccountState]:
+        """All accounts."""
+        with reading(self._engine) as connection:
+            return _accounts.all_of(connection)
+
+    def parts(self, account: AccountState) -> list[Part]:
+        """The clients' parts of an account."""
+        with reading(self._engine) as connection:
+            return _accounts.parts_of(connection, account.id)
+
+    def client(self, name: str) -> int:
+        """The number of a client, created if new."""
+        with self._writing() as connection:
+            _accounts.locked_keys_book(connection)
+            return _accounts.client_id(connection, name, create=True)
+
+    def grant(self, account: str, terms: Terms, because: str) -> AccountState:
+        """Set an account's whole budget."""
+        with self._writing() as connection:
+            return _accounts.grant(connection, account, terms, because)
+
+    def set_quota(self, account: str, client: str, share: float | None, because: str) -> AccountState:
+        """Limit a client to a share of an account."""
+        with self._writing() as connection:
+            return _accounts.set_quota(connection, account, client, share, because)
+
+    def revoke(self, account: str, client: str | None, because: str) -> AccountState:
+        """Take back what is unspent."""
+        with self._writing() as connection:
+            return _accounts.revoke(connection, account, client, because)
+
+    def create_key(self, client: str, role: Role = "client", days: float | None = None) -> tuple[str, Key]:
+        """A new key, to be shown once."""
+        with self._writing() as connection:
+            return _keys.create_key(connection, client, role, days)
+
+    def revoke_key(self, number: str) -> Key:
+        """End a key."""
+        with self._writing() as connection:
+            return _keys.revoke_key(connection, number)
+
+    def keys(self) -> list[Key]:
+        """All keys."""
+        with reading(self._engine) as connection:
+            return _keys.all_keys(connection)
+
+    # Looking
+
+    def ping(self) -> None:
+        """Raise `LedgerUnavailable` unless the database answers; after a failed write, unless it can be written."""
+        committer = self.committer
+        if committer.failing is None:
+            self._place.check()
+            with reading(self._engine) as connection:
+                connection.execute(text("SELECT 1"))
+        else:
+            with self._writing() as connection:
+                connection.execute(_PULSE, {"value": str(_accounts.now())})
+            committer.failing = None
+
+    def curve(self, account: AccountState, points: int = 120) -> list[Point]:
+        """What was spent over time: the account's rows, thinned out evenly."""
+        last = account.sequence
+        wanted = sorted({max(1, round(last * step / points)) for step in range(points + 1)}) if last else []
+        with reading(self._engine) as connection:
+            rows = connection.execute(
+                select(journal.c.time, journal.c.spent_units)
+                .where(journal.c.account == account.id, journal.c.sequence.in_(wanted))
+                .order_by(journal.c.sequence)
+            )
+            return [Point(*row) for row in rows]
+
+    def export(self, account: str | None = None) -> Iterator[Entry]:
+        """The journal, row by row."""
+        with reading(self._engine, snapshot=True) as connection:
+            number = None if account is None else _accounts.named(connection, account).id
+            yield from _verify.entries(connection, number)
+
+    def verify(self, anchors: Mapping[str, tuple[int, str]] | None = None) -> Verification:
+        """Recompute everything from the journal."""
+        with reading(self._engine, snapshot=True) as connection:
+            return _verify.verify(connection, anchors)
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        self._place.check()
+        with writing(self._engine) as connection:
+            yield connection
+
+
+class _Waiter(Generic[Told]):
+    """Is told an outcome by the writing thread, and waits for it in another."""
+
+    def __init__(self) -> None:
+        self._ready = threading.Event()
+
+    def __call__(self, outcome: Told) -> None:
+        self._outcome = outcome
+        self._ready.set()
+
+    def outcome(self) -> Told:
+        """What was told."""
+        self._ready.wait()
+        return self._outcome
