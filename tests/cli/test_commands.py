@@ -300,3 +300,6 @@ def test_the_demo_prints_both_rows_as_json(run, monkeypatch):
     found = json.loads(out)
     assert found["accuracy"]["convexified_test_acc"] > 0.85
     assert found["sensitivity"]["rho"] == pytest.approx(2.2274, abs=5e-5)
+    assert found["answer"]["guarantee"]["status"] == "refuted"
+    assert found["private_head"]["guarantee"]["status"] == "proven"
+    assert found["private_head"]["test_acc"] > 0.9
