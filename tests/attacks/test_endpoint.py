@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+
+from quietmax.attacks import Endpoint, EndpointFailed, Threshold, ask
+from quietmax.errors import InvalidInput
+
+
+class _Server:
+    """A model server that keeps what it was asked; ``reply`` makes the outputs of a batch."""
+
+    def __init__(self, reply, *, key=None):
+        self.bodies, self.headers = [], []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                metadata = {
+                    "name": "income",
+                    "inputs": [{"name": "rows", "shape": [-1, 40], "datatype": "FP32"}],
+                }
+                self._send(200, metadata if self.path == "/v2/models/income" else {})
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.bodies.append(body)
+                outer.headers.append(dict(self.headers))
+                if key is not None and self.headers.get("Authorization") != f"Bearer {key}":
+                    self._send(401, {"error": "unknown key"})
+                elif self.path != "/v2/models/income/infer":
+                    self._send(404, {"error": "no such model"})
+                else:
+                    (tensor,) = body["inputs"]
+                    rows = np.array(tensor["data"], dtype=np.float32).reshape(tensor["shape"])
+                    self._send(*reply(rows))
+
+            def _send(self, status, content):
+                text = content if isinstance(content, bytes) else json.dumps(content).encode()
+                self.send_response(status)
+                if status == 302:
+                    self.send_header("Location", "http://127.0.0.1:9/elsewhere")
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *arguments):
+                """Stay quiet."""
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}/v2/models/income"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    servers = []
+
+    def start(reply, **options):
+        servers.append(_Server(reply, **options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.http.shutdown()
+        server.http.server_close()
+
+
+def tensor(name, values, datatype):
+    return {
+        "name": name,
+        "shape": list(values.shape),
+        "datatype": datatype,
+        "data": values.ravel().tolist(),
+    }
+
+
+def probabilities_of(model):
+    return lambda rows: (
+        200,
+        {
+            "outputs": [
+                tensor("label", model.predict(rows), "INT64"),
+                tensor("probabilities", model.predict_proba(rows), "FP64"),
+            ]
+        },
+    )
+
+
+def labels_of(model):
+    return lambda rows: (200, {"outputs": [tensor("label", model.predict(rows)[:, None], "INT64")]})
+
+
+def test_a_server_s_probabilities_arrive_in_order_and_in_batches(serve, overfitted, memorised):
+    server = serve(probabilities_of(overfitted))
+    features = memorised.test.features
+    asked = ask(Endpoint(server.url, rows_at_once=30), features, 3)
+    np.testing.assert_allclose(asked.answers.probabilities, overfitted.predict_proba(features), atol=1e-12)
+    assert [body["inputs"][0]["shape"] for body in server.bodies] == [[30, 40]] * 3 + [[10, 40]]
+    assert {body["inputs"][0]["name"] for body in server.bodies} == {"rows"}
+    assert (asked.queries, asked.target) == (100, server.url)
+
+
+def test_a_server_that_gives_labels_only_is_attacked_by_labels(serve, overfitted, memorised, outside_pool):
+    server = serve(labels_of(overfitted))
+    report = Threshold().run(overfitted, memorised, target=server.url, pool=outside_pool)
+    assert report.released == "labels"
+    gap = (overfitted.predict(memorised.train.features) == memorised.train.labels).mean() - (
+        overfitted.predict(memorised.test.features) == memorised.test.labels
+    ).mean()
+    assert report.leakage.value == pytest.approx(gap)
+
+
+def test_the_key_is_sent_and_a_refusal_quotes_the_server(serve, overfitted, memorised):
+    server = serve(probabilities_of(overfitted), key="secret")
+    features = memorised.test.features[:2]
+    assert len(ask(Endpoint(server.url, key="secret"), features, 3).answers.labels) == 2
+    with pytest.raises(EndpointFailed, match=r"401 \(unknown key\)") as refused:
+        ask(Endpoint(server.url, key="wrong"), features, 3)
+    assert "wrong" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "complaint"),
+    [
+        (403, {"error": "the budget is spent"}, "403 .the budget is spent."),
+        (500, b"oops", "500"),
+        (302, {}, "redirects are not followed"),
+        (200, b"<html>", "something else than JSON"),
+        (200, {"outputs": []}, "neither probabilities"),
+        (200, {"outputs": [{"name": "x", "shape": [2, 3], "datatype": "FP32", "data": [1]}]}, "neither"),
+        (200, {"outputs": [{"name": "x", "shape": [1], "datatype": "INT64", "data": [1]}]}, "neither"),
+        (200, {"outputs": [{"name": "x", "shape": [2], "datatype": "BYTES", "data": ["a", "b"]}]}, "neither"),
+        (200, [], "neither"),
+    ],
+)
+def test_bad_replies_are_refused_in_one_sentence(serve, memorised, status, content, complaint):
+    server = serve(lambda _: (status, content))
+    with pytest.raises(EndpointFailed, match=complaint):
+        ask(Endpoint(server.url), memorised.test.features[:2], 3)
+
+
+def test_metadata_without_an_input_ask_for_its_name(serve, overfitted, memorised):
+    server = serve(probabilities_of(overfitted))
+    with pytest.raises(EndpointFailed, match="input_name"):
+        ask(Endpoint(server.url + "/versions/2"), memorised.test.features[:2], 3)
+
+
+def test_a_server_that_does_not_listen_is_named(memorised):
+    with pytest.raises(EndpointFailed, match="cannot be reached"):
+        ask("http://127.0.0.1:9/v2/models/income", memorised.test.features[:2], 3)
+
+
+@pytest.mark.parametrize("address", ["file:///etc/hosts", "ftp://host/x", "http://", "income"])
+def test_only_web_addresses_are_asked(address):
+    with pytest.raises(InvalidInput, match="http"):
+        Endpoint(address)
