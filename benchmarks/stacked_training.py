@@ -41,7 +41,7 @@ def main() -> None:
         inputs = generator.random((2 * records, features), dtype=np.float32)
         labels = generator.integers(0, classes, 2 * records)
         rows = [generator.permutation(2 * records)[:records] for _ in range(networks)]
-        epochs = max(1, 1200 // records)
+        epochs = max(1, 12_000 // records)
         settings = TrainingSettings(epochs=epochs, loss=Convexified(1.0))
 
         def stacked(inputs=inputs, labels=labels, classes=classes, rows=rows, settings=settings) -> None:

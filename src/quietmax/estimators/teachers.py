@@ -38,9 +38,12 @@ Build = Callable[[int, int], torch.nn.Module]
 Release = Literal["label", "probabilities"]
 Method = Literal["auto", "gaussian", "exponential", "permute-and-flip"]
 
-DEFAULT_SETTINGS = TrainingSettings(
-    hidden=(64,), loss=CrossEntropy(), learning_rate=0.003, epochs=60, batch_size=50
+NETWORK = TrainingSettings(hidden=(64,), loss=CrossEntropy(), learning_rate=0.003, epochs=60, batch_size=50)
+"""Teachers that see the records as they are."""
+LINEAR = TrainingSettings(
+    hidden=(), loss=CrossEntropy(), learning_rate=0.1, epochs=60, batch_size=50, l2=1e-5
 )
+"""Teachers that see public features of length 1."""
 _BECAUSE = (
     "One record changes one teacher's vote: one class loses at most 1, another gains at most 1 (THEORY 3.4)."
 )
@@ -139,7 +142,8 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     ``declared_size`` is the public number of records the defaults are computed from; without it the true number is
     used and the guarantee is conditional on that number being public. The set of ``classes`` likewise. ``network`` is
-    either training settings of the built-in network, or a function (features, classes) -> torch module. ``features`` is
+    either training settings of the built-in network, or a function (features, classes) -> torch module; by default a
+    small network, or a linear one on a feature map. ``features`` is
     a public feature map with a ``transform`` method. ``release`` is "label" or "probabilities" (Gaussian noise on the
     summed probability vectors). ``method`` "auto" takes the noise that is smaller for the budget. ``random_state`` None
     means exact noise and a fresh secret key; a number means repeatable experiments and a conditional guarantee.
@@ -244,7 +248,7 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         seeds = [_seed(key, shard) for shard in range(count)]
         empty = np.array([len(each) == 0 for each in rows])
         classes, soft = len(self.classes_), self.release == "probabilities"
-        network = DEFAULT_SETTINGS if self.network is None else self.network
+        network = self.network or (NETWORK if self.features is None else LINEAR)
         if isinstance(network, TrainingSettings):
             steps = network.epochs * max(1, -(-size // (count * network.batch_size)))
             stack = train_apart(features, labels, classes, rows, settings=network, seeds=seeds, steps=steps)
@@ -324,9 +328,7 @@ def _one_module(
         torch.manual_seed(seed)
         try:
             module = build(features.shape[1], classes)
-            train_module(
-                module, Records("shard", features, labels, classes), settings=DEFAULT_SETTINGS, seed=seed
-            )
+            train_module(module, Records("shard", features, labels, classes), settings=NETWORK, seed=seed)
         except (QuietmaxError, RuntimeError, ValueError):
             return None
     return module.eval()

@@ -1,0 +1,91 @@
+"""Accuracy of private answers on MNIST with 10,000 records, per number of queries, at the same budget.
+
+Teachers and the private head at (1, 1e-5); the head's per-query answers and Algorithm 1 (no guarantee) at pure
+epsilon 1. Test records are answered as if each belonged to its own budget of that many queries.
+
+    python benchmarks/private_answers.py [--splits 3] [--data-dir DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+
+from quietmax.accounting import Budget, PureCost, per_query
+from quietmax.data import load_records, split
+from quietmax.estimators import PrivateHead, Teachers
+from quietmax.mechanisms import Algorithm1
+from quietmax.models import train
+from quietmax.models.features import Scattering
+from quietmax.noise import EXACT
+
+ASKED = 3000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--splits", type=int, default=3)
+    parser.add_argument("--data-dir", default=None)
+    arguments = parser.parse_args()
+    records = load_records("mnist", data_dir=arguments.data_dir)
+    scattering = Scattering((1, 28, 28))
+    found: dict[str, list[float]] = {}
+
+    def note(what: str, right: np.ndarray, seconds: float) -> None:
+        found.setdefault(what, []).append(float(right.mean()))
+        print(f"  {what:60s} {right.mean():.4f}   {seconds:6.1f} s", flush=True)
+
+    for seed in range(arguments.splits):
+        data = split(records, size=10_000, seed=seed)
+        queries, truth = data.test.features[:ASKED], data.test.labels[:ASKED]
+        public = {"classes": range(10), "declared_size": 10_000}
+        print(f"split {seed}")
+        model = train(data)
+        logits = model.logits(queries)
+        note("ordinary convexified network (no privacy)", logits.argmax(1) == truth, 0)
+        for count in (1, 10):
+            cost = per_query(Budget(1.0, queries=count), "pure", "published")
+            labels = (
+                Algorithm1("laplace").prepared(model, PureCost(cost.epsilon)).release(logits, EXACT).labels
+            )
+            note(f"Algorithm 1, Laplace, pure eps 1 for {count} queries (no guarantee)", labels == truth, 0)
+            start = time.perf_counter()
+            head = PrivateHead(
+                1.0, route="output", release="query", queries=count, image_shape=(1, 28, 28), **public
+            ).fit(data.train.features, data.train.labels)
+            features = head.feature_map_.transform(queries)
+            predictor = head.predictor_
+            answers = predictor.mechanism.release(predictor.model.scores(features), EXACT).labels
+            note(
+                f"head per query, label, pure eps 1 for {count} queries",
+                answers == truth,
+                time.perf_counter() - start,
+            )
+        for name, features in (("pixels", None), ("scattering", scattering)):
+            for count in (1, 10, 100):
+                start = time.perf_counter()
+                crowd = Teachers(1.0, 1e-5, count, features=features, **public)
+                crowd.fit(data.train.features, data.train.labels)
+                inputs = queries if features is None else features.transform(queries)
+                answers = crowd.predictor_.mechanism.release(crowd.crowd_.scores(inputs), EXACT).labels
+                what = f"teachers on {name} ({len(crowd.crowd_.silent)}), (1, 1e-5) for {count} queries"
+                note(what, answers == truth, time.perf_counter() - start)
+        start = time.perf_counter()
+        head = PrivateHead(1.0, 1e-5, image_shape=(1, 28, 28), **public).fit(
+            data.train.features, data.train.labels
+        )
+        note(
+            "private head, (1, 1e-5), any number of queries",
+            head.predict(queries) == truth,
+            time.perf_counter() - start,
+        )
+    print("\nmean over splits")
+    for what, values in found.items():
+        spread = np.std(values, ddof=1) if len(values) > 1 else 0.0
+        print(f"| {what} | {np.mean(values):.4f} | {spread:.4f} |")
+
+
+if __name__ == "__main__":
+    main()
