@@ -21,6 +21,7 @@ from quietmax.attacks.rmia import RMIA
 from quietmax.attacks.shadow import Shadow
 from quietmax.attacks.shadow_pool import ShadowPool
 from quietmax.attacks.threshold import Threshold
+from quietmax.attacks.together import run_together
 
 __all__ = [
     "RMIA",
@@ -43,5 +44,6 @@ __all__ = [
     "named",
     "plot_reports",
     "registered",
+    "run_together",
     "summarise",
 ]

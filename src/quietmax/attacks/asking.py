@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from quietmax.accounting import Budget, Cost, per_query
 from quietmax.attacks.endpoint import Endpoint
 from quietmax.errors import InvalidInput
+from quietmax.estimators.private_model import PrivateModel
 from quietmax.mechanisms import Answers, Mechanism
 from quietmax.models import Classifier, Model, softmax
 from quietmax.noise import EXACT, NoiseSource
@@ -23,7 +24,7 @@ from quietmax.predictor import Predictor
 
 Features = NDArray[np.float32]
 Target = Any
-"""A `Model` or other classifier, `Predictor`, `NoisyModel`, estimator, `Endpoint`, URL, or function of features."""
+"""A classifier, `Predictor`, `NoisyModel`, estimator, private model, `Endpoint`, URL, or function of features."""
 
 _SUM_TOLERANCE = 1e-2
 
@@ -76,53 +77,42 @@ def ask(target: Target, features: Features, classes: int) -> Asked:
     >>> asked.queries, asked.answers.probabilities.shape
     (3, (3, 2))
     """
-    queries = len(features)
-    if isinstance(target, Predictor):
-        return _ask_predictor(target, features, classes)
-    if isinstance(target, NoisyModel):
-        cost = target.mechanism.cost(target.model.classes).times(queries)
-        answers = target.answer(features)
-        return Asked(_checked(answers, queries, classes), queries, cost, f"{target.mechanism.name}")
     if isinstance(target, str):
         target = Endpoint(target)
-    if isinstance(target, Endpoint):
-        return Asked(_checked(target.answer(features), queries, classes), queries, None, target.url)
-    name = "plain model" if isinstance(target, Model) else type(target).__name__
-    before = _paid(target)
+    queries, spent, name = len(features), None, _name(target)
+    account = _account_of(target)
+    before = 0 if account is None else account.answered
     answers = _checked(_answers_of(target, features, classes), queries, classes)
-    spent = _paid(target)
-    if before is None or spent is None:
-        return Asked(answers, queries, None, name)
-    (cost, already), (_, now) = before, spent
-    return Asked(answers, now - already, cost.times(now - already), name)
+    if account is not None:
+        queries = account.answered - before
+        spent = account.cost.times(queries)
+    elif isinstance(target, NoisyModel):
+        spent = target.mechanism.cost(target.model.classes).times(queries)
+    return Asked(answers, queries, spent, name)
 
 
-def _ask_predictor(target: Predictor, features: Features, classes: int) -> Asked:
-    """Ask for probabilities, or for labels where the mechanism releases no more."""
-    before = target.answered
-    answers = None
-    try:
-        # One record tells which it is; its stored answer is used again below, at no further cost.
-        target.predict_proba(features[:1])
-    except InvalidInput:
-        answers = Answers(target.predict(features), None)
-    if answers is None:
-        answers = _with_labels(target.predict_proba(features))
-    paid = target.answered - before
-    return Asked(
-        _checked(answers, len(features), classes), paid, target.cost.times(paid), target.mechanism.name
-    )
+def _name(target: Target) -> str:
+    """What a report calls the target."""
+    if isinstance(target, Predictor | NoisyModel):
+        return target.mechanism.name
+    if isinstance(target, Endpoint):
+        return target.url
+    return "plain model" if isinstance(target, Model) else type(target).__name__
 
 
-def _paid(target: Target) -> tuple[Cost, int] | None:
-    """Cost per query and number of paid queries of an estimator that answers through a predictor."""
-    predictor = getattr(target, "predictor_", None)
-    return (predictor.cost, predictor.answered) if isinstance(predictor, Predictor) else None
+def _account_of(target: Target) -> Predictor | None:
+    """The predictor that pays for the target's answers, where one does."""
+    if isinstance(target, PrivateModel):
+        return _account_of(target.answerer)
+    behind = target if isinstance(target, Predictor) else getattr(target, "predictor_", None)
+    return behind if isinstance(behind, Predictor) else None
 
 
 def _answers_of(target: Target, features: Features, classes: int) -> Answers:
+    if isinstance(target, NoisyModel | Endpoint):
+        return target.answer(features)
     columns = _columns(target, classes)
-    if hasattr(target, "predict_proba"):
+    if hasattr(target, "predict_proba") and not _refuses_probabilities(target, features):
         return _with_labels(_spread(_numbers(target.predict_proba(features)), columns, classes))
     if isinstance(target, Classifier):
         return _with_labels(softmax(target.scores(features)))
@@ -134,6 +124,17 @@ def _answers_of(target: Target, features: Features, classes: int) -> Answers:
         f"A target of type {type(target).__name__} cannot be asked; give a model, a Predictor, a fitted estimator, "
         "a function from features to probabilities or labels, or the URL of a server."
     )
+
+
+def _refuses_probabilities(target: Target, features: Features) -> bool:
+    """Whether a paying target releases labels only; one record tells, and its stored answer is free to ask again."""
+    if not isinstance(target, Predictor | PrivateModel) or _account_of(target) is None:
+        return False
+    try:
+        target.predict_proba(features[:1])
+    except InvalidInput:
+        return True
+    return False
 
 
 def _from_function(target: Callable[[Features], Any], features: Features) -> Answers:

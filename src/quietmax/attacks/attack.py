@@ -84,7 +84,7 @@ class Attack(ABC):
         settings alone may stand for ``model``. ``pool`` reuses shadow networks trained before. The target is asked
         once per candidate, before anything is trained.
         """
-        settings = _settings_of(model, data, target)
+        settings = settings_for(model, data, target)
         if pool is not None:
             self.check_pool(pool)
             _check_same_split(pool, data)
@@ -138,7 +138,7 @@ def _check_same_split(pool: ShadowPool, data: Split) -> None:
         )
 
 
-def _settings_of(model: Model | TrainingSettings, data: Split, target: Target) -> TrainingSettings:
+def settings_for(model: Model | TrainingSettings, data: Split, target: Target) -> TrainingSettings:
     """The settings to train shadow networks with, after checking that model and data belong together."""
     if isinstance(model, TrainingSettings):
         if target is None:
