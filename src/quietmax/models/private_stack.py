@@ -1,0 +1,200 @@
+"""DP-SGD for K networks at once, for experiments: each with its own noise, clip norm, seed and records.
+
+As in `ensemble`, every operation works on all K networks; the clipped sums need no per-example gradient (see
+`clipped_sums`). Everything is float32 and seeded: repeatable, fast, and for both reasons no protection. A model to be
+released is trained by `private_release`.
+
+Networks of one seed and the same records see the same batches and the same standard noise, each scaled by its own
+noise multiplier: exactly what each would see alone, drawn once. So a sweep over epsilons compares like with like.
+
+The convexified loss is no mean of per-example losses: a record's weight in it depends on the other records, so there
+is no per-example gradient to clip. DP-SGD here minimises cross-entropy, which the paper's configuration table names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.models.clipped_sums import ClippedSums, Gradients
+from quietmax.models.ensemble import Progress, Rows
+from quietmax.models.mlp import MLP, initial_mlp
+from quietmax.models.private_settings import PrivateSettings, Update
+
+DIVERGED = "Training diverged: a weight is no longer a finite number; lower the learning rate."
+
+
+def train_private_stack(
+    features: NDArray[np.floating] | Tensor,
+    labels: NDArray[np.integer] | Tensor,
+    classes: int,
+    rows: Sequence[Rows],
+    *,
+    settings: PrivateSettings,
+    noise_multipliers: Sequence[float],
+    seeds: Sequence[int],
+    clips: Sequence[float] | None = None,
+    sizes: Sequence[int] | None = None,
+    progress: Progress | None = None,
+) -> MLP:
+    """Train one network per entry of ``rows`` on those records of the shared ``features`` and ``labels``.
+
+    ``clips`` gives each network its own clip norm. ``sizes`` are the public (declared) numbers of records by which
+    steps are scaled, by default the true ones. A step is
+
+        w <- w - rate * (sum of clipped gradients + N(0, (multiplier*clip)^2)) / (sampling_rate * size),
+
+    or the same gradient given to momentum or Adam.
+    """
+    inputs = torch.as_tensor(features).to(torch.float32)
+    targets = torch.as_tensor(labels).to(torch.int64)
+    limits = [settings.clip] * len(rows) if clips is None else list(clips)
+    declared = [len(each) for each in rows] if sizes is None else list(sizes)
+    check_records(inputs, targets, classes)
+    _check(len(inputs), rows, seeds, noise_multipliers, limits, declared)
+    network = initial_mlp((inputs.shape[1], *settings.hidden, classes), settings.activation, tuple(seeds))
+    batches = _Batches(rows, seeds, declared, settings, padding=len(inputs))
+    expected = [settings.sampling_rate * size for size in declared]
+    sums = ClippedSums(
+        network,
+        torch.cat([inputs, inputs.new_zeros(1, inputs.shape[1])]),
+        torch.cat([targets, targets.new_zeros(1)]),
+        torch.tensor(limits, dtype=torch.float32),
+        torch.tensor([1 / batch for batch in expected], dtype=torch.float32),
+    )
+    spreads = [
+        multiplier * clip / batch
+        for multiplier, clip, batch in zip(noise_multipliers, limits, expected, strict=True)
+    ]
+    noise = _Noise(spreads, batches.streams, seeds)
+    gradients, update = Gradients.zeros(network), Update(network, settings)
+    for step in range(1, settings.steps + 1):
+        # Noise first, the clipped gradients on top of it: one pass over memory less.
+        noise.write(gradients)
+        sums.add_to(gradients, batches.next())
+        update.take(gradients)
+        if progress is not None and (step % 64 == 0 or step == settings.steps):
+            progress(step, settings.steps)
+    if not all(torch.isfinite(tensor).all() for _, tensor in network.parameters()):
+        raise QuietmaxError(DIVERGED)
+    return network
+
+
+def check_records(inputs: Tensor, targets: Tensor, classes: int) -> None:
+    """Refuse records that do not fit together."""
+    if inputs.ndim != 2 or targets.shape != inputs.shape[:1]:
+        raise InvalidInput(
+            f"Features of shape {tuple(inputs.shape)} and labels of shape {tuple(targets.shape)} do not fit; "
+            "expected (records, features) and (records,)."
+        )
+    if len(targets) and (int(targets.min()) < 0 or int(targets.max()) >= classes):
+        raise InvalidInput(f"A label lies outside 0 to {classes - 1}; encode labels as consecutive integers.")
+    if not torch.isfinite(inputs).all():
+        raise InvalidInput("A feature is NaN or infinite; remove or impute such records before training.")
+
+
+def _check(
+    records: int,
+    rows: Sequence[Rows],
+    seeds: Sequence[int],
+    multipliers: Sequence[float],
+    clips: Sequence[float],
+    sizes: Sequence[int],
+) -> None:
+    if not rows:
+        raise InvalidInput("There is no network to train; give the row indices of at least one.")
+    counts = {"seeds": seeds, "noise_multipliers": multipliers, "clips": clips, "sizes": sizes}
+    for what, given in counts.items():
+        if len(given) != len(rows):
+            raise InvalidInput(
+                f"{what} has {len(given)} entries for {len(rows)} networks; give one per network."
+            )
+    if any(not math.isfinite(each) or each < 0 for each in multipliers):
+        raise InvalidInput("A noise multiplier is negative or not finite; give numbers from 0 up.")
+    if any(not math.isfinite(each) or each <= 0 for each in clips) or any(size < 1 for size in sizes):
+        raise InvalidInput("Clip norms and sizes must be positive; give such numbers.")
+    if any(len(each) and (each.min() < 0 or each.max() >= records) for each in rows):
+        raise InvalidInput(f"A row index lies outside the {records} records; indices run from 0.")
+
+
+class _Batches:
+    """One batch of row indices per network and step, filled up with `padding`.
+
+    `streams` names, per network, the stream its batches come from: networks of equal seed, size and rows share one.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Rows],
+        seeds: Sequence[int],
+        sizes: Sequence[int],
+        settings: PrivateSettings,
+        *,
+        padding: int,
+    ) -> None:
+        names: dict[tuple[object, ...], int] = {}
+        self.streams: list[int] = []
+        self._draws: list[Iterator[Rows]] = []
+        for each, seed, size in zip(rows, seeds, sizes, strict=True):
+            own = np.asarray(each, np.int64)
+            name = (seed, size, own.tobytes())
+            if name not in names:
+                names[name] = len(names)
+                self._draws.append(_draws(own, seed, size, settings))
+            self.streams.append(names[name])
+        self._padding = padding
+
+    def next(self) -> Tensor:
+        """Row indices of the next step, of shape (networks, width), or (1, width) if all networks share them."""
+        drawn = [next(draws) for draws in self._draws]
+        width = max(1, *(len(each) for each in drawn))
+        batch = np.full((len(drawn), width), self._padding, np.int64)
+        for line, each in zip(batch, drawn, strict=True):
+            line[: len(each)] = each
+        return torch.from_numpy(batch if len(drawn) == 1 else batch[self.streams])
+
+
+def _draws(rows: Rows, seed: int, size: int, settings: PrivateSettings) -> Iterator[Rows]:
+    """Batches without end."""
+    generator = np.random.default_rng((0x0DE5, seed))
+    width = max(1, round(settings.sampling_rate * size))
+    while True:
+        if settings.sampling == "shuffled":
+            order = generator.permutation(rows)
+            yield from np.split(order, range(width, max(len(order), 1), width))
+        elif settings.sampling_rate == 1:
+            yield rows
+        else:
+            yield rows[generator.random(len(rows)) < settings.sampling_rate]
+
+
+class _Noise:
+    """Gaussian noise of each network's own standard deviation, from its stream's own seed."""
+
+    def __init__(self, spreads: Sequence[float], streams: Sequence[int], seeds: Sequence[int]) -> None:
+        first = [streams.index(stream) for stream in range(max(streams) + 1)]
+        alike = len(first) in (1, len(streams))
+        self._streams = None if alike else torch.tensor(streams)
+        self._generators = [torch.Generator().manual_seed(_noise_seed(seeds[index])) for index in first]
+        self._spreads = torch.tensor(spreads, dtype=torch.float32).view(-1, 1, 1)
+
+    def write(self, gradients: Gradients) -> None:
+        """Overwrite the gradients with noise."""
+        counts = [tensor[0].numel() for tensor in gradients.tensors()]
+        standard = torch.empty(len(self._generators), sum(counts))
+        for generator, line in zip(self._generators, standard, strict=True):
+            line.normal_(generator=generator)
+        if self._streams is not None:
+            standard = standard[self._streams]
+        for tensor, part in zip(gradients.tensors(), torch.split(standard, counts, 1), strict=True):
+            torch.mul(part.view(-1, *tensor.shape[1:]), self._spreads, out=tensor)
+
+
+def _noise_seed(seed: int) -> int:
+    return int(np.random.SeedSequence((0x5EED, seed)).generate_state(1, np.uint64)[0] >> 1)
