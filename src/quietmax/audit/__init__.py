@@ -1,0 +1,23 @@
+"""Does the claim survive: lower bounds on epsilon and mu for a mechanism and for a training run; measured stability."""
+
+from quietmax.audit import training
+from quietmax.audit.distinguish import distinguish
+from quietmax.audit.intervals import CONFIDENCE
+from quietmax.audit.mechanism import mechanism
+from quietmax.audit.neighbours import Neighbours, Reach, worst_case
+from quietmax.audit.report import AuditReport, Verdict
+from quietmax.audit.stability import StabilityReport, stability
+
+__all__ = [
+    "CONFIDENCE",
+    "AuditReport",
+    "Neighbours",
+    "Reach",
+    "StabilityReport",
+    "Verdict",
+    "distinguish",
+    "mechanism",
+    "stability",
+    "training",
+    "worst_case",
+]

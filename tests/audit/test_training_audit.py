@@ -1,0 +1,230 @@
+"""Audit of a training run: releases of known mu and epsilon survive, with half the noise they fall."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from quietmax import audit
+from quietmax.accounting import GaussianCost, Guarantee, PureCost
+from quietmax.audit.training import label_score, mislabelled, network_draws, one_run, repeated
+from quietmax.data import Records, load
+from quietmax.errors import InvalidInput
+from quietmax.estimators.head import PrivateHead
+from quietmax.estimators.teachers import Teachers
+from quietmax.models import CrossEntropy, TrainingSettings
+from quietmax.models.features import UnitNorm
+
+SURE = 1 - 1e-7
+
+
+def sums(noise, scale, canaries, seed=0):
+    """Release how often each number occurs, with noise: one record moves one count by 1."""
+    dice = np.random.default_rng(seed)
+    draw = dice.normal if noise == "gaussian" else dice.laplace
+
+    def fit(features, _labels):
+        present = np.bincount(features[:, 0].astype(int), minlength=canaries + 1)[1:]
+        return present + draw(0.0, scale, canaries)
+
+    return fit
+
+
+def apart(count):
+    """Canaries that do not disturb each other: the numbers from 1; and a record of zero that no canary resembles."""
+    canaries = Records("canaries", np.arange(1, count + 1)[:, None], np.zeros(count, int), classes=2)
+    return Records("zero", np.zeros((1, 1)), np.zeros(1, int), classes=2), canaries
+
+
+def released(model, _features, _labels):
+    return model
+
+
+@pytest.mark.parametrize(
+    ("noise", "claimed"), [("gaussian", GaussianCost(1.0)), ("laplace", PureCost(1.0))], ids=["mu", "epsilon"]
+)
+def test_one_run_leaves_a_true_claim_alone_and_refutes_half_the_noise(noise, claimed):
+    """Counts with noise of scale 1 cost exactly 1 per canary; 2,000 guesses about 20,000 canaries.
+
+    Of these, at 99%, fewer than 40 wrong ones refute mu = 1. With mu = 1 each is wrong with probability 0.096, with
+    mu = 2 with 0.0049: either verdict comes out wrong with probability below 1e-9. For epsilon even less.
+    """
+    records, canaries = apart(20_000)
+    honest = one_run(sums(noise, 1.0, 20_000), released, records, canaries, claimed, shares=[0.1])
+    assert honest.verdict == "consistent"
+    assert honest.share > 0.4
+    assert honest.confidence == 0.99
+    broken = one_run(sums(noise, 0.5, 20_000), released, records, canaries, claimed, shares=[0.1])
+    assert broken.verdict == "refuted"
+    assert broken.samples == 20_000
+    assert broken.details["games"][0]["guesses"] == 2000
+
+
+def test_one_run_at_high_confidence_leaves_true_claims_alone():
+    """False-alarm probability 1e-7 each."""
+    records, canaries = apart(1000)
+    for noise, claimed in (("gaussian", GaussianCost(1.0)), ("laplace", PureCost(1.0))):
+        report = one_run(
+            sums(noise, 1.0, 1000, seed=7), released, records, canaries, claimed, confidence=SURE
+        )
+        assert report.verdict == "consistent"
+
+
+def test_one_run_without_any_noise_finds_every_canary():
+    records, canaries = apart(400)
+    report = one_run(
+        sums("gaussian", 1e-9, 400), released, records, canaries, PureCost(3.0), shares=[0.5, 0.1]
+    )
+    assert report.verdict == "refuted"
+    assert report.evidence == "200 of 200 guesses about canaries were right"
+
+
+def test_scores_that_know_nothing_show_nothing():
+    """Ties are broken at random: a constant score guesses right half of the time."""
+    records, canaries = apart(2000)
+    report = one_run(
+        sums("gaussian", 1.0, 2000),
+        lambda *_: np.zeros(2000),
+        records,
+        canaries,
+        PureCost(0.0),
+        confidence=SURE,
+    )
+    assert report.verdict == "consistent"
+    (everything,) = [game for game in report.details["games"] if game["guesses"] == 2000]
+    assert 850 < everything["right"] < 1150  # 6.7 standard deviations on either side
+
+
+def test_repeated_training_leaves_a_true_claim_alone_and_refutes_half_the_noise():
+    """A mean of 50 records in [0, 1]^3: noise of 1/50 per coordinate makes a unit canary cost mu = 1."""
+    dice = np.random.default_rng(1)
+    records = Records("fifty", dice.random((50, 3)), np.zeros(50, int), classes=2)
+    canary = Records("canary", np.array([[1.0, 0.0, 0.0]]), np.array([0]), classes=2)
+
+    def mean(scale):
+        return lambda features, _: features.sum(0) / 50 + dice.normal(0, scale / 50, 3)
+
+    honest = repeated(mean(1.0), released, records, canary, GaussianCost(1.0), times=6000, confidence=SURE)
+    assert honest.verdict == "consistent"
+    assert honest.share > 0.4
+    broken = repeated(mean(0.5), released, records, canary, GaussianCost(1.0), times=6000, confidence=SURE)
+    assert broken.verdict == "refuted"
+
+
+def head(mu, seeds):
+    def fit(features, labels):
+        return PrivateHead(
+            mu=mu,
+            features=UnitNorm(),
+            classes=(0, 1),
+            declared_size=4,
+            centring=0.0,
+            steps=1,
+            random_state=next(seeds),
+        ).fit(features, labels)
+
+    return fit
+
+
+def test_the_private_head_survives_repeated_training_and_falls_with_half_the_noise():
+    """One noisy step on four records, all released weights looked at: the worst case of the gradient route."""
+    records = Records("four", np.eye(4, 2) + 0.1, np.array([0, 1, 0, 1]), classes=2)
+    canary = Records("canary", np.array([[0.0, 5.0]]), np.array([0]), classes=2)
+
+    def weights(model, _features, _labels):
+        return model.coef_.ravel()
+
+    honest = repeated(head(2.0, itertools.count()), weights, records, canary, times=500, confidence=SURE)
+    assert honest.definition == "gaussian"
+    assert honest.claimed == pytest.approx(2.0)
+    assert honest.verdict == "consistent"
+    assert honest.share > 0.4
+    broken = repeated(
+        head(4.0, itertools.count()), weights, records, canary, GaussianCost(2.0), times=500, confidence=SURE
+    )
+    assert broken.verdict == "refuted"
+
+
+def test_teachers_survive_a_one_run_audit_of_the_labels_they_release():
+    data = load("mnist-5k", records=300, seed=2)
+    canaries = mislabelled(data.pool, count=100, seed=2)
+
+    def fit(features, labels):
+        crowd = Teachers(
+            1.0,
+            1e-5,
+            queries=100,
+            teachers=5,
+            classes=tuple(range(10)),
+            declared_size=300,
+            network=TrainingSettings(hidden=(16,), loss=CrossEntropy(), epochs=5),
+            random_state=5,
+        )
+        return crowd.fit(features, labels)
+
+    report = one_run(fit, label_score, data.train, canaries, confidence=SURE)
+    assert report.verdict == "consistent"
+    assert report.epsilon_claimed == pytest.approx(1.0, rel=1e-6)
+
+
+def test_an_ordinary_network_is_refuted_by_training_it_often_with_and_without_one_record():
+    """Many networks at once; 64 trainings without and 64 with a mislabelled record."""
+    data = load("mnist-5k", records=60, seed=1)
+    canary = mislabelled(data.pool, count=1, seed=1)
+    settings = TrainingSettings(hidden=(16,), loss=CrossEntropy(), epochs=30, learning_rate=0.01)
+    claim = Guarantee("approximate", epsilon=0.5, delta=1e-5, because="Nobody's claim.")
+    without, inside = network_draws(data.train, canary, settings=settings)
+    report = audit.distinguish(without, inside, claim, samples=80, confidence=0.999)
+    assert report.verdict == "refuted"
+
+
+def test_networks_without_the_canary_are_not_told_apart():
+    data = load("mnist-5k", records=60, seed=1)
+    canary = mislabelled(data.pool, count=1, seed=1)
+    without, _ = network_draws(
+        data.train, canary, settings=TrainingSettings(hidden=(4,), loss=CrossEntropy(), epochs=2)
+    )
+    report = audit.distinguish(without, without, PureCost(0.0), samples=64, confidence=SURE)
+    assert report.verdict == "consistent"
+
+
+def test_canaries_are_real_records_with_wrong_labels():
+    data = load("mnist-5k", records=100, seed=0)
+    canaries = mislabelled(data.pool, count=50, seed=3)
+    known = {row.tobytes(): label for row, label in zip(data.pool.features, data.pool.labels, strict=True)}
+    for row, label in zip(canaries.features, canaries.labels, strict=True):
+        assert known[row.tobytes()] != label
+        assert 0 <= label < 10
+
+
+def test_the_label_score_uses_probabilities_where_there_are_some():
+    class Labels:
+        def predict(self, _):
+            return np.array([0, 1])
+
+    class Probabilities(Labels):
+        def predict_proba(self, _):
+            return np.array([[0.5, 0.5], [0.0, 1.0]])
+
+    features, labels = np.zeros((2, 1), np.float32), np.array([1, 1])
+    assert label_score(Labels(), features, labels).tolist() == [0.0, 1.0]
+    assert label_score(Probabilities(), features, labels) == pytest.approx([np.log(0.5), 0.0])
+
+
+def test_what_makes_no_game_is_refused_with_a_sentence():
+    records, canaries = apart(10)
+    fit = sums("gaussian", 1.0, 10)
+    with pytest.raises(InvalidInput, match="at least 2 canaries"):
+        one_run(fit, released, records, canaries.take([0]), PureCost(1.0))
+    with pytest.raises(InvalidInput, match="one number per canary"):
+        one_run(fit, lambda *_: np.zeros(3), records, canaries, PureCost(1.0))
+    with pytest.raises(InvalidInput, match="no guarantee of its own"):
+        one_run(fit, released, records, canaries)
+    with pytest.raises(InvalidInput, match="exactly one record"):
+        repeated(fit, released, records, canaries, PureCost(1.0))
+    with pytest.raises(InvalidInput, match="features"):
+        one_run(fit, released, records, Records("wide", np.zeros((4, 2)), np.zeros(4, int), 2), PureCost(1.0))
+    with pytest.raises(InvalidInput, match="ask for fewer"):
+        mislabelled(records, count=2)
