@@ -10,7 +10,7 @@
 ('refuted', 97)
 """
 
-from quietmax import sensitivity
+from quietmax import attacks, audit, sensitivity
 from quietmax.account import BudgetExhausted, FileAccount
 from quietmax.accounting import Budget, GaussianCost, Guarantee, PureCost
 from quietmax.data import Records, Split, datasets, load
@@ -60,6 +60,8 @@ __all__ = [
     "TorchModel",
     "TrainingSettings",
     "__version__",
+    "attacks",
+    "audit",
     "datasets",
     "load",
     "load_model",

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from quietmax.cli import card, datasets, demo, predict, reproduce, sensitivity, train
+from quietmax.cli import attack, audit, card, datasets, demo, predict, reproduce, sensitivity, train
 from quietmax.cli.output import errors
 from quietmax.errors import QuietmaxError
 from quietmax.version import __version__
@@ -28,9 +28,11 @@ for name, module in {
     "train": train,
     "sensitivity": sensitivity,
     "predict": predict,
+    "attack": attack,
     "card": card,
 }.items():
     app.command(name)(module.command)
+app.add_typer(audit.app, name="audit")
 app.add_typer(reproduce.app, name="reproduce")
 
 
