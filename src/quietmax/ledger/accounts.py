@@ -21,7 +21,7 @@ from quietmax.accounting import LIMIT, Budget, Cost, Meter, Reading, cost_from_j
 from quietmax.errors import InvalidInput
 from quietmax.ledger.books import Book, locked
 from quietmax.ledger.chain import START
-from quietmax.ledger.tables import KEYS_BOOK, accounts, clients, subaccounts, training_sets
+from quietmax.ledger.tables import KEYS_BOOK, accounts, clients, journal, subaccounts, training_sets
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MOST_UNITS = 2**62
@@ -329,6 +329,24 @@ def revoke(connection: Connection, name: str, client: str | None, because: str) 
     book.add(now(), "revoke", client=client or "", detail=_detail(quota_units=limit, because=because))
     book.save(connection)
     return named(connection, name)
+
+
+def note_unproven(connection: Connection, account: AccountState, model: str, status: str) -> None:
+    """Write down, once, that a model without proven guarantee answers from this account."""
+    book = locked(connection, [account.id])[account.id]
+    if (model, status) not in unproven_models(connection, account.id):
+        book.add(now(), "unproven", model=model, detail=_detail(status=status))
+        book.save(connection)
+
+
+def unproven_models(connection: Connection, account: int) -> list[tuple[str, str]]:
+    """Models without proven guarantee that ever answered from an account, with the status of their guarantee."""
+    rows = connection.execute(
+        select(journal.c.model, journal.c.detail)
+        .where(journal.c.account == account, journal.c.kind == "unproven")
+        .order_by(journal.c.sequence)
+    )
+    return [(row.model, json.loads(row.detail)["status"]) for row in rows]
 
 
 def client_id(connection: Connection, name: str, *, create: bool = False) -> int:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
-Kind = Literal["open", "charge", "training", "grant", "quota", "revoke", "bind", "key-created", "key-revoked"]
 START = "0" * 64
 """What the first row names as the hash before it."""
 

@@ -28,7 +28,7 @@ class Charge:
     queries: tuple[bytes, ...] = ()
     request: bytes | None = None
     body: bytes = b""
-    kind: Literal["charge", "training"] = "charge"
+    kind: Literal["charge", "training", "carried over"] = "charge"
     deadline: float = math.inf
 
 

@@ -169,8 +169,8 @@ class Committer:
                     connection.execute(_NOT_FLUSHED)
                 named = {charge.account for charge in charges} | {account for account, _ in refusals}
                 books = locked(connection, named) if named else {}
+                kept = keep(connection, stores)  # first, so that the charges see what was stored before them
                 posting = Posting(connection, books, charges, time.time_ns() // 1000)
-                kept = keep(connection, stores)
                 changed = bool(stores) or posting.changed or not charges
                 if changed:
                     posting.save()

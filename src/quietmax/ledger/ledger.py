@@ -221,6 +221,16 @@ class Ledger:
         with self._writing() as connection:
             return _accounts.revoke(connection, account, client, because)
 
+    def note_unproven(self, account: AccountState, model: str, status: str) -> None:
+        """Write down that a model without proven guarantee answers from an account."""
+        with self._writing() as connection:
+            _accounts.note_unproven(connection, account, model, status)
+
+    def unproven_models(self, account: AccountState) -> list[tuple[str, str]]:
+        """Models without proven guarantee that ever answered from an account, with their status."""
+        with reading(self._engine) as connection:
+            return _accounts.unproven_models(connection, account.id)
+
     def create_key(self, client: str, role: Role = "client", days: float | None = None) -> tuple[str, Key]:
         """A new key, to be shown once."""
         with self._writing() as connection:

@@ -126,4 +126,5 @@ answers = Table(
 )
 """`query` is a keyed hash of model version and features."""
 
-Index("journal_by_client", journal.c.account, journal.c.client)
+_rare = journal.c.kind != "charge"
+Index("journal_rare", journal.c.account, journal.c.kind, sqlite_where=_rare, postgresql_where=_rare)

@@ -1,0 +1,169 @@
+"""`quietmax serve`: private predictions over HTTP, with a ledger that cannot be overspent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quietmax.cli.options import Json
+from quietmax.cli.output import errors, print_json
+from quietmax.errors import InvalidInput
+
+
+def command(
+    models: Annotated[
+        list[str], typer.Argument(help="Model folders, each as FOLDER, NAME=FOLDER or NAME/VERSION=FOLDER.")
+    ],
+    ledger: Annotated[
+        str | None,
+        typer.Option(help="SQLite file or postgresql://...; default: QUIETMAX_LEDGER, else one per user."),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Epsilon of the training set's whole budget; default: the model's own."),
+    ] = None,
+    delta: Annotated[float, typer.Option(help="Delta of the budget.")] = 0.0,
+    queries: Annotated[
+        int | None, typer.Option(min=1, help="Ordinary model: answers the budget is divided among.")
+    ] = None,
+    mechanism: Annotated[
+        str | None,
+        typer.Option(help="Ordinary model: algorithm1. Head that answers per query: sampled-neuron."),
+    ] = None,
+    noise: Annotated[str, typer.Option(help="algorithm1: gaussian or laplace.")] = "gaussian",
+    account: Annotated[
+        str | None, typer.Option(help="Name of the training set's account; default: the data set's name.")
+    ] = None,
+    accept_unproven: Annotated[
+        bool,
+        typer.Option(
+            "--accept-unproven", help="Serve models without proven guarantee; every answer says so."
+        ),
+    ] = False,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8080,
+    anonymous: Annotated[
+        bool, typer.Option("--anonymous", help="Answer without keys; only on this machine.")
+    ] = False,
+    tls_certificate: Annotated[Path | None, typer.Option(help="TLS certificate file.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="TLS private key file.")] = None,
+    behind_proxy: Annotated[
+        bool, typer.Option("--behind-proxy", help="A proxy in front of this service speaks TLS.")
+    ] = False,
+    most_rows: Annotated[int, typer.Option(min=1, help="Rows in one request.")] = 1000,
+    most_bytes: Annotated[int, typer.Option(min=1, help="Bytes in one request.")] = 16 * 2**20,
+    seconds: Annotated[float, typer.Option(help="Seconds until a request is given up.")] = 10.0,
+    stored_answers: Annotated[
+        bool,
+        typer.Option(
+            "--stored-answers/--no-stored-answers", help="Identical queries get the stored answer at no cost."
+        ),
+    ] = True,
+    log_requests: Annotated[
+        bool, typer.Option("--log-requests/--no-log-requests", help="One log line per request.")
+    ] = True,
+    as_json: Json = False,
+) -> None:
+    """Serve models over the Open Inference Protocol v2. Every answer is paid for in the ledger before it is drawn.
+
+    Examples:
+
+    quietmax serve digits=models/head
+
+    quietmax serve models/teachers --ledger postgresql://ledger.example/quietmax --host 0.0.0.0 --behind-proxy
+
+    quietmax serve model --accept-unproven --anonymous --budget 10 --queries 1000
+    """
+    try:
+        from quietmax.ledger import Ledger, Terms
+        from quietmax.server import Service, Settings, bind, load_servables
+        from quietmax.server.run import Listening, check_anonymous, run
+    except ImportError as missing:
+        raise InvalidInput(
+            f"Serving needs further packages ({missing.name} is missing); install: pip install 'quietmax[serve]'."
+        ) from missing
+    import torch
+
+    listening = Listening(host, port, tls_certificate, tls_key, behind_proxy)
+    if anonymous:
+        check_anonymous(listening)
+    if budget is None and delta:
+        raise InvalidInput(
+            "--delta belongs to --budget; give both, or leave both out for the model's own budget."
+        )
+    settings = Settings(
+        anonymous=anonymous,
+        most_bytes=most_bytes,
+        most_rows=most_rows,
+        seconds=seconds,
+        stored_answers=stored_answers,
+        log_requests=log_requests,
+        secure_cookies=listening.secure_cookies,
+    )
+    terms = None if budget is None else Terms(budget, delta)
+    loaded = load_servables(
+        models,
+        budget=terms,
+        queries=queries,
+        mechanism=mechanism,
+        noise=noise,
+        accept_unproven=accept_unproven,
+    )
+    torch.set_num_threads(1)  # requests come in parallel; a network this small gains nothing from more
+    book = Ledger(ledger)
+    try:
+        offers = bind(book, loaded, budget=terms, account=account)
+        service = Service(book, offers, settings)
+        _announce(service, listening.host, port, tls_certificate is not None, as_json)
+        run(service, listening)
+    finally:
+        book.close()
+
+
+def _announce(service: object, host: str, port: int, tls: bool, as_json: bool) -> None:
+    from quietmax.server import Service
+
+    assert isinstance(service, Service)
+    url = f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+    keys = len(service.ledger.keys())
+    if as_json:
+        print_json(
+            {
+                "url": url,
+                "ledger": service.ledger.address,
+                "keys": keys,
+                "models": [
+                    {
+                        "name": offer.name,
+                        "version": offer.version,
+                        "account": offer.account.name,
+                        "status": offer.status,
+                    }
+                    for offer in service.offers
+                ],
+            }
+        )
+        return
+    errors.print(f"Serving on {url} with the ledger {service.ledger.address}.", highlight=False, markup=False)
+    for offer in service.offers:
+        answers = (
+            "any number of answers, paid at training"
+            if offer.unit_cost == 0
+            else f"{offer.account.left_units // offer.unit_cost:,} answers left"
+        )
+        errors.print(
+            f"  {offer.label} ({offer.status}): account {offer.account.name}, {answers}",
+            highlight=False,
+            markup=False,
+        )
+        if offer.warning:
+            errors.print(f"  {offer.warning}", style="yellow", highlight=False, markup=False)
+    if not keys and not service.settings.anonymous:
+        errors.print(
+            "There is no key yet, so nobody can ask; create one with: quietmax ledger key create NAME",
+            style="yellow",
+            highlight=False,
+            markup=False,
+        )

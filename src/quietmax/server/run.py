@@ -1,0 +1,90 @@
+"""Run the service with uvicorn, with defaults that are safe on a laptop and behind a proxy."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from quietmax.errors import InvalidInput
+from quietmax.server.application import application
+from quietmax.server.service import Service
+from quietmax.server.settings import is_loopback
+
+SECONDS_TO_FINISH = 15
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where the service listens. A proxy that ends TLS must be declared with `behind_proxy`."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    certificate: Path | None = None
+    private_key: Path | None = None
+    behind_proxy: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.private_key is None):
+            raise InvalidInput("TLS needs a certificate and its private key; give both, or neither.")
+        for file in (self.certificate, self.private_key):
+            if file is not None and not file.is_file():
+                raise InvalidInput(f"There is no file {file}; name the certificate and the key of this host.")
+        if not is_loopback(self.host) and self.certificate is None and not self.behind_proxy:
+            raise InvalidInput(
+                f"On {self.host} keys would travel in the clear; give --tls-certificate and --tls-key, or "
+                "--behind-proxy if a proxy in front speaks TLS."
+            )
+
+    @property
+    def secure_cookies(self) -> bool:
+        """Whether browsers reach the service over TLS."""
+        return self.certificate is not None or self.behind_proxy
+
+
+def check_anonymous(listening: Listening) -> None:
+    """Anonymous access is for this machine only."""
+    if not is_loopback(listening.host) or listening.behind_proxy:
+        raise InvalidInput(
+            "Anonymous access is only for this machine: listen on 127.0.0.1 and not behind a proxy, or use keys."
+        )
+
+
+def configuration(service: Service, listening: Listening) -> uvicorn.Config:
+    """The server's configuration: no proxy headers are believed, nothing of requests is logged by uvicorn."""
+    fast = importlib.util.find_spec("uvloop") is not None
+    return uvicorn.Config(
+        application(service),
+        host=listening.host,
+        port=listening.port,
+        loop="uvloop" if fast else "asyncio",
+        http="httptools" if importlib.util.find_spec("httptools") is not None else "h11",
+        ws="none",
+        access_log=False,
+        log_level="warning",
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=60,
+        timeout_graceful_shutdown=SECONDS_TO_FINISH,
+        h11_max_incomplete_event_size=64 * 1024,
+        ssl_certfile=listening.certificate,
+        ssl_keyfile=listening.private_key,
+    )
+
+
+def run(service: Service, listening: Listening) -> None:
+    """Serve until a signal asks to stop; requests under way are answered first."""
+    server = uvicorn.Server(configuration(service, listening))
+    try:
+        server.run()
+    except OSError as problem:
+        raise InvalidInput(
+            f"The service cannot listen on {listening.host}:{listening.port} ({problem.strerror}); choose another port."
+        ) from problem
+    if not server.started:
+        raise InvalidInput(
+            f"The service could not start on {listening.host}:{listening.port}; is the port in use? Choose another."
+        )

@@ -1,0 +1,168 @@
+"""The service behind the HTTP surface: offers, ledger, access, pipeline, metrics and log, together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from quietmax.errors import QuietmaxError
+from quietmax.ledger import AccountState, Failed, KeyEnded, Ledger, Outcome, Refused, Reused
+from quietmax.server.access import Access, Caller
+from quietmax.server.amounts import answers_left, budget_json, currency_name, shown_cost, shown_left
+from quietmax.server.logs import Log
+from quietmax.server.metrics import Metrics
+from quietmax.server.offers import Offer, Offers
+from quietmax.server.pipeline import Answer, Pipeline
+from quietmax.server.refusals import HttpRefusal, unavailable
+from quietmax.server.settings import Settings
+from quietmax.server.tensors import Query
+
+P = ParamSpec("P")
+Seen = TypeVar("Seen")
+_READY_SECONDS = 3.0
+_READY_FRESH_SECONDS = 0.2
+
+
+class Service:
+    """Answers queries and tells how it stands. `start` and `stop` belong to the event loop that serves."""
+
+    def __init__(
+        self, ledger: Ledger, offers: Offers, settings: Settings | None = None, log: Log | None = None
+    ) -> None:
+        self.ledger = ledger
+        self.offers = offers
+        self.settings = settings or Settings()
+        self.metrics = Metrics()
+        self.log = log or Log()
+        self.access = Access(ledger, self.settings)
+        self._pipeline: Pipeline | None = None
+        self._checked = (-1.0, "")
+
+    async def start(self) -> None:
+        """Begin to answer."""
+        self._pipeline = Pipeline(self.ledger, self.settings)
+        self.log.event("started", models=len(self.offers), ledger=self.ledger.address)
+
+    async def stop(self) -> None:
+        """Answer what was charged, write what waits, and stop."""
+        if self._pipeline is not None:
+            await self._pipeline.close()
+        await asyncio.to_thread(self.ledger.close)
+        self.log.event("stopped")
+
+    def offer(self, name: str, version: str | None) -> Offer:
+        """The offer of that name and version, or 404."""
+        found = self.offers.find(name, version)
+        if found is None:
+            raise HttpRefusal(404, "There is no such model or version; GET /v2/models lists those there are.")
+        return found
+
+    async def answer(self, offer: Offer, query: Query, caller: Caller) -> tuple[Answer, dict[str, Any]]:
+        """The answer to a query and the parameters that go with it; or a refusal that has spent nothing new."""
+        if self._pipeline is None:
+            raise unavailable("The service is starting or stopping; ask again in a second.")
+        result = await self._pipeline.ask(offer, query, caller)
+        if not isinstance(result, Answer):
+            raise _refusal(offer, result)
+        self.metrics.answers(offer.name, offer.version, result.answers, len(result.rows) - result.answers)
+        return result, _parameters(offer, result)
+
+    async def unready(self) -> str | None:
+        """Why the service is not ready, or None if it is. Asks the ledger, at most five times a second."""
+        at, why = self._checked
+        if time.monotonic() - at > _READY_FRESH_SECONDS:
+            why = await self._check()
+            self._checked = (time.monotonic(), why)
+        return why or None
+
+    async def _check(self) -> str:
+        if self._pipeline is None:
+            return "The service is starting or stopping."
+        try:
+            await asyncio.wait_for(asyncio.to_thread(self.ledger.ping), _READY_SECONDS)
+        except TimeoutError:
+            return "The ledger does not answer."
+        except QuietmaxError as problem:
+            return str(problem)
+        return ""
+
+    async def account(self, offer: Offer) -> AccountState:
+        """The offer's account as it stands."""
+        return await self.look(self.ledger.account, offer.account.name)
+
+    async def look(self, function: Callable[P, Seen], *arguments: P.args, **named: P.kwargs) -> Seen:
+        """Read something from the ledger in a thread; 503 if that fails."""
+        try:
+            return await asyncio.wait_for(
+                asyncio.to_thread(function, *arguments, **named), self.settings.seconds
+            )
+        except (QuietmaxError, TimeoutError) as problem:
+            raise unavailable(str(problem) or "The ledger does not answer; ask again later.") from problem
+
+    async def budget(self, offer: Offer, caller: Caller) -> dict[str, Any]:
+        """What is spent and left of the account behind a model."""
+        account = await self.account(offer)
+        parts = await self.look(self.ledger.parts, account)
+        unproven = await self.look(self.ledger.unproven_models, account)
+        told = budget_json(account, parts, caller.client, caller.admin)
+        mine = next((part for part in parts if part.client == caller.client), None)
+        left = account.left_units
+        if mine is not None and mine.limit_units is not None:
+            left = min(left, mine.limit_units - mine.spent_units)
+        if offer.unit_cost:
+            told["cost_per_answer"] = shown_cost(account.total, offer.unit_cost)
+            told["remaining_answers"] = answers_left(left, offer.unit_cost)
+            told["note"] = (
+                "Every new answer is paid for; a stored answer to an identical query costs nothing."
+            )
+        else:
+            told["cost_per_answer"] = 0.0
+            told["remaining_answers"] = None
+            told["note"] = "All of it was paid at training: any number of answers, at no further cost."
+        told["unproven_models"] = [f"{model} ({status})" for model, status in unproven]
+        return told
+
+
+def _parameters(offer: Offer, answer: Answer) -> dict[str, Any]:
+    total = offer.account.total
+    told: dict[str, Any] = {
+        "guarantee_status": offer.status,
+        "currency": currency_name(total),
+        "cost": shown_cost(total, answer.units),
+        "new_answers": answer.answers,
+    }
+    if answer.left_units is None:
+        told["paid_at_training"] = True
+    else:
+        told["remaining"] = shown_left(total, answer.left_units)
+        told["remaining_answers"] = answers_left(answer.left_units, offer.unit_cost)
+    if offer.warning is not None:
+        told["warning"] = offer.warning
+    return told
+
+
+def _refusal(offer: Offer, outcome: Outcome) -> HttpRefusal:
+    if isinstance(outcome, Refused):
+        total = offer.account.total
+        left = answers_left(outcome.left_units, offer.unit_cost)
+        whose = "the budget of these records" if outcome.whose == "budget" else "your quota"
+        return HttpRefusal(
+            403,
+            f"{outcome.units // offer.unit_cost} new answers were asked for, but {whose} pays for {left} more; nothing "
+            "was spent, ask for fewer or ask the owner of the records.",
+            {"remaining": shown_left(total, outcome.left_units), "remaining_answers": left},
+        )
+    if isinstance(outcome, Reused):
+        return HttpRefusal(
+            409, "This request id was used for another request; nothing was spent, choose a new id."
+        )
+    if isinstance(outcome, KeyEnded):
+        return HttpRefusal(
+            401,
+            "The key was revoked or has expired; ask the administrator for a new one.",
+            headers={"www-authenticate": "Bearer"},
+        )
+    assert isinstance(outcome, Failed)
+    return unavailable(str(outcome.problem))

