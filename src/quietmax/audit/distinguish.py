@@ -61,12 +61,12 @@ def distinguish(
     if not 0 < delta < 1:
         raise InvalidInput(f"delta is {delta}, but must lie between 0 and 1; try 1e-5.")
     searching = samples // 2
-    found = Worlds(Observed.of(first(searching)), Observed.of(second(searching)))
+    found = drawn_worlds(first, second, searching)
     event, _ = find_event(found, rating_for(claim.parameter, claim.extra_delta, confidence))
     epsilon_event = event
     if claim.parameter == "mu":
         epsilon_event, _ = find_event(found, rating_for("epsilon", delta, confidence))
-    fresh = Worlds(Observed.of(first(samples - searching)), Observed.of(second(samples - searching)))
+    fresh = drawn_worlds(first, second, samples - searching)
     counts = event.counts(fresh)
     epsilon = bound = counts.lower_bound(claim.parameter, claim.extra_delta, confidence)
     if claim.parameter == "mu":
@@ -89,6 +89,17 @@ def distinguish(
             "event_trials": counts.trials,
         },
     )
+
+
+def drawn_worlds(first: Draw, second: Draw, draws: int) -> Worlds:
+    """That many draws of each world."""
+    worlds = Worlds(Observed.of(first(draws)), Observed.of(second(draws)))
+    if [len(seen) for seen in worlds] != [draws, draws] or worlds.first.columns != worlds.second.columns:
+        raise InvalidInput(
+            f"{draws} draws of the same release were asked for, but the two worlds gave {len(worlds.first)} and "
+            f"{len(worlds.second)} of {worlds.first.columns} and {worlds.second.columns} numbers."
+        )
+    return worlds
 
 
 def rating_for(parameter: Parameter, delta: float, confidence: float) -> Rating:

@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from quietmax.accounting import Cost, Guarantee
-from quietmax.audit.distinguish import Draw, distinguish, rating_for
-from quietmax.audit.events import Worlds, find_event
+from quietmax.audit.distinguish import Draw, distinguish, drawn_worlds, rating_for
+from quietmax.audit.events import find_event
 from quietmax.audit.intervals import CONFIDENCE
 from quietmax.audit.neighbours import Floats, Neighbours, Reach, worst_case
 from quietmax.audit.report import AuditReport, Claim
-from quietmax.audit.statistics import Observed
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms import Answers, Mechanism
 from quietmax.noise import NoiseSource, SeededNoise
@@ -101,8 +100,8 @@ def _worst(
         draws = max(int(share * samples), _FEWEST_DRAWS)
         rated = []
         for done, pair in enumerate(left, 1):
-            seen = (Observed.of(_draw(subject, scores, dice)(draws)) for scores in (pair.first, pair.second))
-            rated.append(find_event(Worlds(*seen), rating)[1])
+            first, second = (_draw(subject, scores, dice) for scores in (pair.first, pair.second))
+            rated.append(find_event(drawn_worlds(first, second, draws), rating)[1])
             if progress is not None:
                 progress(done, len(left))
         left = [left[place] for place in np.argsort(-np.array(rated), kind="stable")[:kept]]

@@ -109,11 +109,10 @@ def worst_case(classes: int, reach: Reach, claimed: float, *, seed: int = 0) -> 
     }
     if classes == 2:
         del directions["one up, all others down"], directions["one up, all others down a little"]
-    unit_of = {name: float(np.ptp(reach.scaled(each))) for name, each in directions.items()}
     pairs = []
     for name, direction in directions.items():
         move = reach.scaled(direction)
-        unit = unit_of[name] / min(claimed, 1.0) if claimed > 0 else unit_of[name]
+        unit = float(np.ptp(move)) / (min(claimed, 1.0) if claimed > 0 else 1.0)
         starts = {"all equal": np.zeros(classes)} if classes > 2 else {}
         for behind in _BEHIND:
             start = np.full(classes, -_FAR_BEHIND * unit)

@@ -53,8 +53,10 @@ class Observed:
             )
         numbers = np.asarray(released, dtype=np.float64)
         numbers = numbers[:, None] if numbers.ndim == 1 else numbers.reshape(len(numbers), -1)
-        if np.isnan(numbers).any():
-            raise InvalidInput("A released number is NaN, so nothing can be compared; check the release.")
+        if not numbers.shape[1] or not np.isfinite(numbers).all():
+            raise InvalidInput(
+                "Released numbers are missing, NaN or infinite, so nothing can be compared; check the release."
+            )
         return cls(None, numbers, False)
 
     def __len__(self) -> int:

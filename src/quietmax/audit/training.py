@@ -40,7 +40,10 @@ class _Predicts(Protocol):
 
 
 def label_score(model: _Predicts, features: NDArray[np.float32], labels: NDArray[np.int64]) -> Floats:
-    """How much the model believes in each label: ``ln p[label]`` if it releases probabilities, else right or wrong."""
+    """How much the model believes in each label: ``ln p[label]`` if it releases probabilities, else right or wrong.
+
+    The model's classes must be the whole numbers from 0, as in encoded records.
+    """
     try:
         # An estimator that releases labels only has no such method, or refuses at the call.
         probabilities = np.asarray(model.predict_proba(features))  # type: ignore[attr-defined]

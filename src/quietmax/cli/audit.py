@@ -1,0 +1,392 @@
+"""`quietmax audit`: lower bounds on a claimed epsilon or mu, and observed sensitivity beside the published one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import typer
+from rich.markup import escape
+
+from quietmax import audit
+from quietmax.accounting import Budget, Cost, Currency, GaussianCost, Guarantee, PureCost, per_query
+from quietmax.audit import AuditReport
+from quietmax.cli.options import DataDir, Download, Json, Seed
+from quietmax.cli.output import console, print_json, print_table, progress_bar
+from quietmax.data import Split, load
+from quietmax.errors import InvalidInput
+from quietmax.estimators.head import PrivateHead
+from quietmax.estimators.teachers import Teachers
+from quietmax.mechanisms import Algorithm1, GaussianScores, Mechanism, NoisyMax, SampledNeuron
+from quietmax.mechanisms.algorithm1 import budget_split
+from quietmax.models import Convexified, CrossEntropy, Model, TrainingSettings, train_stack
+from quietmax.noise import EXACT
+from quietmax.sensitivity import ScoreBounds, Sensitivity, published_for
+from quietmax.sensitivity.observed import observed
+
+app = typer.Typer(help="Test a claim: what an adversary can show against it.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="A data set's name, or a CSV, Parquet or NPZ file.")]
+Records = Annotated[int | None, typer.Option(min=2, help="Training records; default: the data set's own.")]
+Epochs = Annotated[int, typer.Option(min=0, help="Passes over the training records.")]
+Alpha = Annotated[float, typer.Option(help="Constant of the convexified loss; 0 means cross-entropy.")]
+Confidence = Annotated[float, typer.Option(help="Of the lower bound.")]
+
+_COLOURS = {"refuted": "red", "consistent": "green"}
+
+
+@app.command("mechanism")
+def mechanism(
+    name: Annotated[
+        str, typer.Option("--mechanism", help="algorithm1, sampled-neuron, noisy-max or gaussian.")
+    ] = "algorithm1",
+    classes: Annotated[int, typer.Option(min=2, help="Number of classes.")] = 10,
+    epsilon: Annotated[float, typer.Option(help="Claimed of one answer.")] = 1.0,
+    delta: Annotated[
+        float, typer.Option(help="For Gaussian noise: mu is the largest within (epsilon, delta).")
+    ] = 1e-5,
+    noise: Annotated[
+        str, typer.Option(help="laplace or gaussian; noisy-max also exponential, permute-and-flip.")
+    ] = "laplace",
+    one_score: Annotated[float, typer.Option(help="How far one record moves one score.")] = 0.358,
+    all_scores: Annotated[
+        float | None, typer.Option(help="How far in L2 all of them; default: sqrt(2) times one.")
+    ] = None,
+    noise_share: Annotated[
+        float, typer.Option(help="Try the auditor: draw only this part of the noise, claim as before.")
+    ] = 1.0,
+    samples: Annotated[int, typer.Option(min=1000, help="Answers drawn in each of two worlds.")] = 100_000,
+    confidence: Confidence = audit.CONFIDENCE,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Draw the exact noise of a release, not repeatable.")
+    ] = False,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """An adversary who knows both neighbouring worlds' scores draws answers and tells the worlds apart.
+
+    The claim of Algorithm 1 is the paper's: epsilon, or mu = epsilon with Gaussian noise; for two classes the
+    smaller cost that its noise really has (THEORY 2.2).
+
+    Example: quietmax audit mechanism --mechanism algorithm1 --classes 10 --epsilon 1
+    """
+    if not 0 < noise_share <= 1:
+        raise InvalidInput(f"--noise-share is {noise_share}, but must be above 0 and at most 1.")
+    bounds = _bounds(one_score, all_scores)
+    claiming = _prepared(name, noise, classes, epsilon, delta, bounds, 1.0)
+    released = _prepared(name, noise, classes, epsilon, delta, bounds, noise_share)
+    with progress_bar("looking for the worst neighbours", quiet=as_json) as progress:
+        report = audit.mechanism(
+            released,
+            classes,
+            claimed=claiming.guarantee(classes),
+            samples=samples,
+            confidence=confidence,
+            delta=delta,
+            source=EXACT if exact else None,
+            seed=seed,
+            progress=progress,
+        )
+    _print_report(f"Audit of {name} with {classes} classes", report, as_json)
+
+
+def _bounds(one: float, all_scores: float | None) -> ScoreBounds:
+    because = "Stated on the command line."
+    return ScoreBounds(
+        Sensitivity(one, "certified", because),
+        Sensitivity(math.sqrt(2) * one if all_scores is None else all_scores, "certified", because),
+    )
+
+
+def _prepared(
+    name: str, noise: str, classes: int, epsilon: float, delta: float, bounds: ScoreBounds, share: float
+) -> Mechanism:
+    """The mechanism with its budget for one answer, and with only a share of the noise that takes."""
+    if name == "algorithm1":
+        drawn: Literal["gaussian", "laplace"] = "gaussian" if noise == "gaussian" else "laplace"
+        _one_of("--noise", noise, ("laplace", "gaussian"))
+        part = budget_split(epsilon, classes, drawn)
+        probability = min(math.expm1(2 * bounds.one.value), 1.0)
+        return Algorithm1(drawn, part, part / share, bounds.one.value, probability)
+    if name == "sampled-neuron":
+        _one_of("--noise", noise, ("laplace", "gaussian"))
+        cost = _cost("pure" if noise == "laplace" else "gaussian", epsilon, delta, share)
+        return SampledNeuron(noise, bounds=bounds, per_query=cost)  # type: ignore[arg-type]
+    if name == "noisy-max":
+        method = "exponential" if noise == "laplace" else noise
+        _one_of("--noise", method, ("exponential", "permute-and-flip", "gaussian"))
+        cost = _cost("gaussian" if method == "gaussian" else "pure", epsilon, delta, share)
+        return NoisyMax(method, bounds=bounds, per_query=cost)  # type: ignore[arg-type]
+    if name == "gaussian":
+        cost = _cost("gaussian", epsilon, delta, share)
+        return GaussianScores(bounds=bounds, per_query=cost)  # type: ignore[arg-type]
+    raise InvalidInput(
+        f"There is no mechanism {name!r}; choose algorithm1, sampled-neuron, noisy-max or gaussian."
+    )
+
+
+def _cost(currency: Currency, epsilon: float, delta: float, share: float) -> Cost:
+    cost = per_query(Budget(epsilon, delta), currency)
+    return PureCost(cost.epsilon / share) if isinstance(cost, PureCost) else GaussianCost(cost.mu / share)
+
+
+@app.command("sensitivity")
+def sensitivity(
+    data: Name,
+    records: Records = None,
+    removals: Annotated[
+        int, typer.Option(min=1, help="Records to retrain without: mislabelled, extreme, ordinary in turn.")
+    ] = 6,
+    queries: Annotated[int, typer.Option(min=0, help="Test records whose logits are compared.")] = 1000,
+    epochs: Epochs = 100,
+    alpha: Alpha = 1.0,
+    seed: Seed = 0,
+    data_dir: DataDir = None,
+    download: Download = False,
+    as_json: Json = False,
+) -> None:
+    """Retrain without single records, same start and order, and compare the changes with the paper's bounds.
+
+    Example: quietmax audit sensitivity mnist --records 10000 --removals 6
+    """
+    split = load(data, records=records, seed=seed, data_dir=data_dir, download=download)
+    settings = _settings(epochs, alpha)
+    with progress_bar(f"{removals + 1} networks", quiet=as_json) as progress:
+        found = observed(
+            split.train,
+            removals=removals,
+            queries=split.test.features[:queries],
+            settings=settings,
+            seed=seed,
+            progress=progress,
+        )
+    formulas = published_for(
+        split.records.features.shape[1], settings.hidden, split.classes, len(split.train), l2=settings.l2
+    )
+    checks = found.against(formulas)
+    if as_json:
+        print_json(
+            {
+                "dataset": split.name,
+                "verdict": "refuted" if any(check.verdict == "refuted" for check in checks) else "consistent",
+                "bounds": [check.to_json() for check in checks],
+                **found.to_json(),
+            }
+        )
+        return
+    print_table(
+        f"Removing one of {found.records:,} records of {split.name}",
+        ("removed", "one weight", "weights (L2)", "one logit"),
+        (
+            (removal.kind, f"{removal.weight:.4f}", f"{removal.weights_l2:.4f}", f"{removal.logit:.4f}")
+            for removal in found.removals
+        ),
+    )
+    print_table(
+        "Beside the paper's bounds",
+        ("quantity", "observed", "bound", "verdict"),
+        (
+            (check.quantity.replace("_", " "), f"{check.observed:.4f}", f"{check.bound:.4f}", check.verdict)
+            for check in checks
+        ),
+        caption="An observed change above the bound refutes it; one below proves nothing.",
+    )
+
+
+@app.command("training")
+def training(
+    data: Name,
+    estimator: Annotated[str, typer.Option(help="teachers, head, or network (no privacy at all).")] = "head",
+    method: Annotated[str, typer.Option(help="one-run or repeated.")] = "one-run",
+    records: Records = None,
+    canaries: Annotated[
+        int, typer.Option(min=2, help="one-run: mislabelled records, each in by a fair coin.")
+    ] = 500,
+    times: Annotated[
+        int, typer.Option(min=64, help="repeated: trainings with, and as many without, one canary.")
+    ] = 200,
+    epsilon: Annotated[float, typer.Option(help="Claimed of the whole training and its answers.")] = 1.0,
+    delta: Annotated[float, typer.Option(help="Claimed of the whole training and its answers.")] = 1e-5,
+    epochs: Epochs = 20,
+    confidence: Confidence = audit.training.CONFIDENCE,
+    seed: Seed = 0,
+    data_dir: DataDir = None,
+    download: Download = False,
+    as_json: Json = False,
+) -> None:
+    """Put the auditor's own mislabelled records into the training set or not, and guess from the model which.
+
+    The canaries come from the pool, disjoint from the training part. Seeded noise, so a run can be repeated.
+
+    Example: quietmax audit training mnist-5k --estimator head --records 1000 --canaries 500
+    """
+    _one_of("--estimator", estimator, ("teachers", "head", "network"))
+    _one_of("--method", method, ("one-run", "repeated"))
+    split = load(data, records=records, seed=seed, data_dir=data_dir, download=download)
+    count = canaries if method == "one-run" else 1
+    chosen = audit.training.mislabelled(split.pool, count=count, seed=seed)
+    subject = f"{estimator} on {split.name}"
+    stated = Guarantee("approximate", epsilon=epsilon, delta=delta, because="Stated on the command line.")
+    with progress_bar(f"training {estimator}", quiet=as_json) as progress:
+        if estimator == "network" and method == "repeated":
+            without, inside = audit.training.network_draws(
+                split.train, chosen, settings=_settings(epochs, 0.0), seed=seed, progress=progress
+            )
+            report = audit.distinguish(
+                without,
+                inside,
+                stated,
+                samples=times,
+                confidence=confidence,
+                subject=subject,
+                details={"method": "repeated training", "records": len(split.train)},
+            )
+        else:
+            fit = _fit(estimator, split, epsilon, delta, count, epochs, seed)
+            claimed = stated if estimator == "network" else None
+            if method == "one-run":
+                report = audit.training.one_run(
+                    fit,
+                    audit.training.label_score,
+                    split.train,
+                    chosen,
+                    claimed,
+                    confidence=confidence,
+                    delta=delta,
+                    seed=seed,
+                    subject=subject,
+                )
+            else:
+                report = audit.training.repeated(
+                    fit,
+                    audit.training.label_score,
+                    split.train,
+                    chosen,
+                    claimed,
+                    times=times,
+                    confidence=confidence,
+                    delta=delta,
+                    subject=subject,
+                    progress=progress,
+                )
+    _print_report(f"Audit of {subject}, {method}", report, as_json)
+
+
+def _fit(
+    estimator: str, split: Split, epsilon: float, delta: float, canaries: int, epochs: int, seed: int
+) -> audit.training.Fit[Any]:
+    """Train afresh at every call, each time from another seed."""
+    classes = tuple(range(split.classes))
+    size = len(split.train)
+    seeds = itertools.count(seed)
+
+    def fit(features: Any, labels: Any) -> Any:
+        state = next(seeds) % 2**32
+        if estimator == "network":
+            return _plain_network(features, labels, split.classes, epochs, state)
+        model: Teachers | PrivateHead = (
+            Teachers(
+                epsilon, delta, queries=canaries, classes=classes, declared_size=size, random_state=state
+            )
+            if estimator == "teachers"
+            else PrivateHead(epsilon, delta, classes=classes, declared_size=size, random_state=state)
+        )
+        return model.fit(features, labels)
+
+    return fit
+
+
+def _plain_network(features: Any, labels: Any, classes: int, epochs: int, seed: int) -> Model:
+    settings = _settings(epochs, 0.0)
+    rows = [np.arange(len(labels))]
+    stack = train_stack(features, labels, classes, rows, settings=settings, seeds=[seed])
+    return Model(stack, settings, len(labels), "audit", seed)
+
+
+@app.command("stability")
+def stability(
+    data: Name,
+    records: Records = None,
+    removed: Annotated[int, typer.Option(min=2, help="Random records to retrain without.")] = 31,
+    noise: Annotated[
+        list[float] | None, typer.Option(help="Standard deviation of noise on every weight; repeat.")
+    ] = None,
+    draws: Annotated[int, typer.Option(min=1, help="Draws of each noise.")] = 32,
+    confidence: Annotated[float, typer.Option(help="Of all intervals together.")] = 0.95,
+    epochs: Epochs = 100,
+    alpha: Alpha = 1.0,
+    seed: Seed = 0,
+    data_dir: DataDir = None,
+    download: Download = False,
+    as_json: Json = False,
+) -> None:
+    """Measure On-Average-Remove-One stability by retraining, and what noise on the weights does to it.
+
+    Example: quietmax audit stability mnist-5k --records 300 --removed 99 --noise 0.03 --alpha 0 --epochs 60
+    """
+    split = load(data, records=records, seed=seed, data_dir=data_dir, download=download)
+    with progress_bar(f"{removed + 1} networks", quiet=as_json) as progress:
+        report = audit.stability(
+            split.train,
+            removed=removed,
+            settings=_settings(epochs, alpha),
+            noise=noise or (),
+            draws=draws,
+            confidence=confidence,
+            seed=seed,
+            progress=progress,
+        )
+    if as_json:
+        print_json({"dataset": split.name, **report.to_json()})
+        return
+    print_table(
+        f"On-Average-Remove-One stability on {split.name}, {report.removed} of {report.records:,} records removed",
+        ("", "measured", "interval", "beside", "verdict"),
+        [
+            (
+                "plain",
+                f"{report.plain.value:.4f}",
+                f"{report.plain.low:.4f} to {report.plain.high:.4f}",
+                f"bound {report.bound.value:.4f}",
+                report.verdict,
+            ),
+            *(
+                (
+                    f"noise {each.noise:g}",
+                    f"{each.both_noisy.value:.4f}",
+                    f"{each.both_noisy.low:.4f} to {each.both_noisy.high:.4f}",
+                    f"change {each.change.low:+.4f} to {each.change.high:+.4f}",
+                    each.verdict,
+                )
+                for each in report.noisy
+            ),
+        ],
+        caption="Plain: of the paper's bound. Noise: of its corollary that noise makes training more stable.",
+    )
+
+
+def _settings(epochs: int, alpha: float) -> TrainingSettings:
+    settings = TrainingSettings(epochs=epochs)
+    return replace(settings, loss=CrossEntropy() if alpha == 0 else Convexified(alpha))
+
+
+def _one_of(option: str, given: str, allowed: tuple[str, ...]) -> None:
+    if given not in allowed:
+        raise InvalidInput(f"{option} is {given!r}, but must be one of {', '.join(allowed)}.")
+
+
+def _print_report(title: str, report: AuditReport, as_json: bool) -> None:
+    if as_json:
+        print_json(report.to_json())
+        return
+    print_table(title, ("", ""), ((what, escape(value)) for what, value in report.rows()))
+    console.print(
+        {
+            "refuted": "The claim is refuted: the event tells the worlds apart better than it permits.",
+            "consistent": "Nothing found against the claim; that is evidence, not a proof.",
+        }[report.verdict],
+        style=_COLOURS[report.verdict],
+    )
