@@ -6,7 +6,19 @@ import sys
 
 import typer
 
-from quietmax.cli import attack, audit, card, datasets, demo, predict, reproduce, sensitivity, train
+from quietmax.cli import (
+    attack,
+    audit,
+    card,
+    datasets,
+    demo,
+    ledger,
+    predict,
+    reproduce,
+    sensitivity,
+    serve,
+    train,
+)
 from quietmax.cli.output import errors
 from quietmax.errors import QuietmaxError
 from quietmax.version import __version__
@@ -30,9 +42,11 @@ for name, module in {
     "predict": predict,
     "attack": attack,
     "card": card,
+    "serve": serve,
 }.items():
     app.command(name)(module.command)
 app.add_typer(audit.app, name="audit")
+app.add_typer(ledger.app, name="ledger")
 app.add_typer(reproduce.app, name="reproduce")
 
 
