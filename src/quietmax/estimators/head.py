@@ -30,7 +30,7 @@ from quietmax.estimators.head_training import (
 )
 from quietmax.estimators.head_weights import HeadWeights, PrivateHeadWeights
 from quietmax.mechanisms import NoisyMax
-from quietmax.models.features import FeatureMap, FrozenModule, Scattering, UnitNorm
+from quietmax.models.features import FeatureMap, FrozenModule
 from quietmax.noise import EXACT, NoiseSource, SeededNoise, release_gaussian
 from quietmax.predictor import Predictor
 from quietmax.sensitivity import certified
@@ -38,9 +38,6 @@ from quietmax.sensitivity import certified
 Route = Literal["gradient", "output"]
 Release = Literal["weights", "query"]
 Loss = Literal["cross-entropy", "convexified"]
-
-_CONSTANT_PER_COLUMN = 0.3
-"""Default features of tables: `UnitNorm` with this constant times the root of the number of columns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,9 +206,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _feature_map(self, columns: int) -> FeatureMap:
         if isinstance(self.features, FeatureMap):
             return self.features
-        if self.image_shape is not None:
-            return Scattering(self.image_shape)
-        return UnitNorm(_CONSTANT_PER_COLUMN * math.sqrt(columns))
+        return head_plan.default_features(columns, self.image_shape)
 
     def _prepare(self, records: NDArray[np.float32], labels: Labels) -> _Prepared:
         source: NoiseSource = EXACT
@@ -256,7 +251,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _fit_by_output(self, prepared: _Prepared) -> None:
         allowance = prepared.allowance
         assert allowance is not None
-        solution = self._minimised(prepared, allowance.training)
+        solution = self._minimised(prepared, allowance.training, head_plan.OUTPUT_NOISE)
         noisy = release_gaussian(
             solution.weights,
             sensitivity=self.sensitivity_.value,
@@ -269,7 +264,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def _fit_for_queries(self, prepared: _Prepared) -> None:
-        solution = self._minimised(prepared, float(self.epsilon) / int(self.queries))
+        solution = self._minimised(prepared, float(self.epsilon) / int(self.queries), head_plan.QUERY_NOISE)
         bounds = certified.score_bounds(self.sensitivity_, classes=prepared.table.classes)
         weights = PrivateHeadWeights(
             solution.weights, self.centre_, head_plan.BIAS, float(self.radius), bounds
@@ -285,9 +280,9 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             assumptions=(*claimed.assumptions, *self._assumptions()),
         )
 
-    def _minimised(self, prepared: _Prepared, strength: float) -> Solution:
+    def _minimised(self, prepared: _Prepared, strength: float, noise: float) -> Solution:
         """Solve, and set the certified sensitivity of the solution."""
-        plan = head_plan.output_plan(prepared.size, strength, regularisation=self.regularisation)
+        plan = head_plan.output_plan(prepared.size, strength, noise=noise, regularisation=self.regularisation)
         objective: Objective = MeanCrossEntropy(prepared.size, plan.regularisation)
         self.sensitivity_ = certified.head_output(
             regularisation=plan.regularisation, declared_size=prepared.size, tolerance=plan.tolerance

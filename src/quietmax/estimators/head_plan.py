@@ -14,6 +14,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from quietmax.models.features import FeatureMap, Scattering, UnitNorm
+
 SIZE_SHARE = 0.01
 """Share of mu^2 spent on a noisy count when the size is not declared."""
 CENTRING_SHARE = 0.05
@@ -24,6 +26,8 @@ GRADIENT_NOISE = 0.7
 """kappa: standard deviation that all noise together may have on a logit."""
 OUTPUT_NOISE = 0.25
 """The same for the output route, whose logits are kept small by the regulariser."""
+QUERY_NOISE = 0.15
+"""The same for answers per query, where epsilon takes the place of mu."""
 CLIP = 0.2
 FEWEST_STEPS, MOST_STEPS = 30, 300
 SHORT_STEP, LONGEST_STEP = 20.0, 300.0
@@ -34,6 +38,21 @@ TOLERANCE = 0.005
 """The solver's gradient may be this share of one record's, which adds 1% to the sensitivity."""
 TILTED_TOLERANCE = 1e-6
 """The same for the convexified loss, whose gradient does not shrink with the size."""
+
+
+CONSTANT_PER_COLUMN = 0.3
+"""Default features of tables: `UnitNorm` with this constant times the root of the number of columns."""
+
+
+def default_features(columns: int, image_shape: tuple[int, int, int] | None = None) -> FeatureMap:
+    """Wavelet scattering for images; for a table each record divided by its length together with a constant.
+
+    >>> default_features(100)
+    UnitNorm(constant=3.0)
+    """
+    if image_shape is not None:
+        return Scattering(image_shape)
+    return UnitNorm(CONSTANT_PER_COLUMN * math.sqrt(columns))
 
 
 @dataclass(frozen=True)
@@ -86,14 +105,16 @@ def gradient_plan(
     return GradientPlan(int(steps), float(rate), float(clip))
 
 
-def output_plan(size: float, strength: float, *, regularisation: float | None = None) -> OutputPlan:
+def output_plan(
+    size: float, strength: float, *, noise: float = OUTPUT_NOISE, regularisation: float | None = None
+) -> OutputPlan:
     """`lam = sqrt(2) / (kappa * N * strength)`, strength being mu (weights released) or epsilon (per query).
 
-    Then the noise on a logit has scale kappa.
+    Then the noise on a logit has a scale of about kappa (`noise`).
 
     >>> round(output_plan(10_000, 0.26).regularisation, 5)
     0.00218
     """
     if regularisation is None:
-        regularisation = max(math.sqrt(2) / (OUTPUT_NOISE * size * strength), SMALLEST_REGULARISATION)
+        regularisation = max(math.sqrt(2) / (noise * size * strength), SMALLEST_REGULARISATION)
     return OutputPlan(float(regularisation), TOLERANCE * math.sqrt(2) / size)

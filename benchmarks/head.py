@@ -1,0 +1,184 @@
+"""Accuracy and time of the private head beside other linear classifiers, as a Markdown table on stdout.
+
+The same records and, where it says so, the same public features for all: the private head with its defaults,
+ordinary logistic regression (no privacy), and diffprivlib's LogisticRegression at the same epsilon (pure
+differential privacy, its own guarantee). Means and standard deviations over random splits; times are those of
+`fit`, features included.
+
+    python benchmarks/head.py [--sets mnist adult location cifar-10] [--splits 2] [--official]
+
+The real data are read from QUIETMAX_DATA. `--official` adds all 60,000 MNIST training records and the official
+test set. diffprivlib 0.6.6 does not work with scikit-learn 1.7 or later: `--diffprivlib PYTHON` names an
+interpreter where it does (for example an environment with scikit-learn 1.5.2).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+
+import quietmax.data
+from quietmax.data import Records
+from quietmax.estimators.head import PrivateHead
+from quietmax.estimators.head_plan import default_features
+
+RECORDS = {"mnist": 10_000, "adult": 10_000, "location": 1_200, "cifar-10": 10_000}
+OPTIONS = {"adult": {"encoding": "one-hot"}}
+EPSILONS = {"mnist": (1.0, 4.38), "adult": (1.0,), "location": (1.0, 10.0), "cifar-10": (1.0, 3.0)}
+DELTA = 1e-5
+
+DIFFPRIVLIB = """
+import sys, time, warnings
+import numpy as np
+from diffprivlib.models import LogisticRegression
+warnings.simplefilter("ignore")
+data = np.load(sys.argv[1])
+started = time.perf_counter()
+model = LogisticRegression(epsilon=float(sys.argv[2]), data_norm=1.0, max_iter=100).fit(data["train"], data["labels"])
+print(model.score(data["test"], data["test_labels"]), time.perf_counter() - started)
+"""
+
+
+@dataclass(frozen=True)
+class Measured:
+    accuracy: float
+    seconds: float
+
+
+def head(train: Records, test: Records, **settings: object) -> Measured:
+    started = time.perf_counter()
+    fitted = PrivateHead(
+        delta=DELTA,
+        image_shape=train.image_shape,
+        classes=range(train.classes),
+        declared_size=len(train),
+        **settings,  # type: ignore[arg-type]
+    ).fit(train.features, train.labels)
+    seconds = time.perf_counter() - started
+    assert fitted.guarantee_.status == "proven"
+    return Measured(fitted.score(test.features, test.labels), seconds)
+
+
+def public_features(train: Records, test: Records) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
+    """The features the head sees by default, of length 1, and the time to compute the training part."""
+    feature_map = default_features(train.features.shape[1], train.image_shape)
+    started = time.perf_counter()
+    features = feature_map.transform(train.features)
+    return features, feature_map.transform(test.features), time.perf_counter() - started
+
+
+def ordinary(
+    train: Records, test: Records, features: tuple[NDArray[np.float32], NDArray[np.float32], float]
+) -> Measured:
+    started = time.perf_counter()
+    model = LogisticRegression(C=10.0, max_iter=200).fit(features[0], train.labels)
+    seconds = features[2] + time.perf_counter() - started
+    return Measured(float(model.score(features[1], test.labels)), seconds)
+
+
+def diffprivlib(
+    interpreter: str,
+    train: Records,
+    test: Records,
+    features: tuple[NDArray[np.float32], NDArray[np.float32]],
+    epsilon: float,
+) -> Measured | str:
+    """diffprivlib's classifier in its own interpreter, on records of length at most 1; or why it did not run."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "data.npz"
+        train_features, test_features = (
+            (part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1.0)).astype(np.float64)
+            for part in features
+        )
+        np.savez(path, train=train_features, labels=train.labels, test=test_features, test_labels=test.labels)
+        run = subprocess.run(
+            [interpreter, "-c", DIFFPRIVLIB, str(path), str(epsilon)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if run.returncode:
+        return run.stderr.strip().splitlines()[-1]
+    accuracy, seconds = (float(word) for word in run.stdout.split())
+    return Measured(accuracy, seconds)
+
+
+def line(name: str, guarantee: str, values: list[Measured | str]) -> str:
+    measured = [value for value in values if isinstance(value, Measured)]
+    if not measured:
+        return f"| {name} | {guarantee} | not run: {values[0]} | |"
+    accuracies = [value.accuracy for value in measured]
+    spread = f" ± {statistics.stdev(accuracies):.4f}" if len(accuracies) > 1 else ""
+    seconds = statistics.mean(value.seconds for value in measured)
+    return f"| {name} | {guarantee} | {statistics.mean(accuracies):.4f}{spread} | {seconds:.1f} |"
+
+
+def compare(name: str, splits: int, interpreter: str) -> None:
+    results: dict[tuple[str, str], list[Measured | str]] = {}
+    feature_seconds = []
+
+    def note(method: str, guarantee: str, value: Measured | str) -> None:
+        results.setdefault((method, guarantee), []).append(value)
+        print(f"{name}: {method}, {guarantee}: {value}", file=sys.stderr)
+
+    for seed in range(splits):
+        split = quietmax.data.load(name, records=RECORDS[name], seed=seed, **OPTIONS.get(name, {}))  # type: ignore[arg-type]
+        train, test = split.train, split.test
+        features = public_features(train, test)
+        feature_seconds.append(features[2])
+        note("logistic regression on the same features", "none", ordinary(train, test, features))
+        for epsilon in EPSILONS[name]:
+            private = f"({epsilon:g}, {DELTA:g})"
+            note("head, gradient route", private, head(train, test, epsilon=epsilon))
+            note("head, output route", private, head(train, test, epsilon=epsilon, route="output"))
+            pure = f"({epsilon:g}, 0)"
+            raw = (train.features, test.features)
+            note("diffprivlib, raw records", pure, diffprivlib(interpreter, train, test, raw, epsilon))
+            note(
+                "diffprivlib, same features",
+                pure,
+                diffprivlib(interpreter, train, test, features[:2], epsilon),
+            )
+    mean_seconds = statistics.mean(feature_seconds)
+    print(f"\n{name}: {RECORDS[name]} training records, {splits} splits; features in {mean_seconds:.1f} s\n")
+    print("| method | (epsilon, delta) | accuracy | fit, s |\n| --- | --- | --- | --- |")
+    for (method, guarantee), values in results.items():
+        print(line(method, guarantee, values))
+
+
+def official() -> None:
+    records = quietmax.data.load_records("mnist")
+    train, test = records.take(range(60_000)), records.take(range(60_000, 70_000))
+    print("\nmnist: all 60,000 training records, official test set\n")
+    print("| method | (epsilon, delta) | accuracy | fit, s |\n| --- | --- | --- | --- |")
+    for epsilon in (1.0, 3.0):
+        print(line("head, gradient route", f"({epsilon:g}, {DELTA:g})", [head(train, test, epsilon=epsilon)]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sets", nargs="+", default=["adult", "location", "mnist"], choices=list(RECORDS))
+    parser.add_argument("--splits", type=int, default=2)
+    parser.add_argument("--official", action="store_true")
+    parser.add_argument("--diffprivlib", default=sys.executable, metavar="PYTHON")
+    arguments = parser.parse_args()
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    for name in arguments.sets:
+        compare(name, arguments.splits, arguments.diffprivlib)
+    if arguments.official:
+        official()
+
+
+if __name__ == "__main__":
+    main()
