@@ -35,7 +35,9 @@ def data(table):
 
 @pytest.fixture(scope="module")
 def folder(data, tmp_path_factory):
-    settings = TrainingSettings(hidden=(16,), loss=CrossEntropy(), learning_rate=0.02, epochs=60, batch_size=20)
+    settings = TrainingSettings(
+        hidden=(16,), loss=CrossEntropy(), learning_rate=0.02, epochs=60, batch_size=20
+    )
     return save_model(train(data, settings=settings), tmp_path_factory.mktemp("models") / "model")
 
 
