@@ -11,7 +11,7 @@ import numpy as np
 from quietmax.attacks.asking import Asked, Target, ask
 from quietmax.attacks.rates import Floats
 from quietmax.attacks.report import AttackReport, summarise
-from quietmax.attacks.shadow_pool import Design, Progress, Rows, ShadowPool, candidate_rows
+from quietmax.attacks.shadow_pool import Design, Progress, Rows, ShadowPool, candidate_rows, set_size
 from quietmax.attacks.statistics import Released, released_by
 from quietmax.data import Split
 from quietmax.errors import InvalidInput
@@ -88,6 +88,8 @@ class Attack(ABC):
         if pool is not None:
             self.check_pool(pool)
             _check_same_split(pool, data)
+        elif self.designs[0] == "outside":
+            set_size(data)  # refuses, where nothing is left over, before the target is asked
         asked = self.ask(model if target is None else target, data)
         chosen = self.train_pool(data, settings, progress) if pool is None else pool
         return self.report(self.fit(chosen, released_by(asked.answers), progress), asked, chosen)
@@ -111,7 +113,7 @@ class Attack(ABC):
             threshold=fitted.threshold,
             queries=asked.queries,
             spent=asked.spent,
-            settings=self._described(pool),
+            settings=self.described(pool),
             notes=(*pool.notes, *fitted.notes),
         )
 
@@ -123,7 +125,8 @@ class Attack(ABC):
                 f"{pool.design}; train one with ShadowPool.{self.designs[0]}."
             )
 
-    def _described(self, pool: ShadowPool) -> dict[str, Any]:
+    def described(self, pool: ShadowPool) -> dict[str, Any]:
+        """The attack's settings and its shadow pool as JSON values, for the report."""
         return {**asdict(self), "models": pool.networks, "pool": pool.design}
 
 

@@ -11,7 +11,7 @@ import math
 import urllib.error
 import urllib.parse
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.message import Message
 from typing import IO, Any
 
@@ -53,7 +53,7 @@ class Endpoint:
     """
 
     url: str
-    key: str | None = None
+    key: str | None = field(default=None, repr=False)
     input_name: str | None = None
     rows_at_once: int = 256
     timeout: float = 60.0

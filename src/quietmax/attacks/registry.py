@@ -23,7 +23,7 @@ from quietmax.errors import InvalidInput
 ENTRY_POINT_GROUP = "quietmax.attacks"
 AttackFactory = Callable[..., Attack]
 
-_BUILT_IN: dict[str, AttackFactory] = {
+BUILT_IN: dict[str, AttackFactory] = {
     "shadow": Shadow,
     "threshold": Threshold,
     "threshold-confidence": partial(Threshold, statistic="confidence"),
@@ -41,7 +41,7 @@ def registered() -> Mapping[str, AttackFactory]:
     >>> registered()["lira"](models=16, seed=1).name
     'lira'
     """
-    known = dict(_BUILT_IN)
+    known = dict(BUILT_IN)
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         if entry.name in known:
             warnings.warn(

@@ -49,7 +49,7 @@ class AttackReport:
     leakage: Estimate
     advantage: Estimate
     auc: Estimate
-    tpr_at_01_percent_fpr: Estimate
+    tpr_at_0_1_percent_fpr: Estimate
     tpr_at_1_percent_fpr: Estimate
     threshold: float
     queries: int
@@ -74,7 +74,7 @@ class AttackReport:
             "leakage": self.leakage,
             "advantage": self.advantage,
             "AUC": self.auc,
-            "TPR at 0.1% FPR": self.tpr_at_01_percent_fpr,
+            "TPR at 0.1% FPR": self.tpr_at_0_1_percent_fpr,
             "TPR at 1% FPR": self.tpr_at_1_percent_fpr,
         }
 
@@ -99,7 +99,7 @@ class AttackReport:
             "leakage": self.leakage.to_json(),
             "advantage": self.advantage.to_json(),
             "auc": self.auc.to_json(),
-            "tpr_at_01_percent_fpr": self.tpr_at_01_percent_fpr.to_json(),
+            "tpr_at_0_1_percent_fpr": self.tpr_at_0_1_percent_fpr.to_json(),
             "tpr_at_1_percent_fpr": self.tpr_at_1_percent_fpr.to_json(),
             "threshold": self.threshold,
             "queries": self.queries,
@@ -152,7 +152,7 @@ def summarise(
         leakage=difference(tpr, fpr),
         advantage=difference(_rate(member_scores, threshold), _rate(nonmember_scores, threshold)),
         auc=area(member_scores, nonmember_scores),
-        tpr_at_01_percent_fpr=tpr_at(curve, 0.001),
+        tpr_at_0_1_percent_fpr=tpr_at(curve, 0.001),
         tpr_at_1_percent_fpr=tpr_at(curve, 0.01),
         threshold=threshold,
         queries=queries,

@@ -8,7 +8,7 @@ target's answers. Attack networks always learn from *plain* answers, also when t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from quietmax.attacks.statistics import Released, probabilities_of
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms import Answers
 from quietmax.models import MLP, CrossEntropy, TrainingSettings, train_stack
+from quietmax.models.files import settings_to_json
 
 ATTACK_NETWORK = TrainingSettings(hidden=(64,), loss=CrossEntropy(), learning_rate=0.01, l2=1e-6)
 """The paper's attack network: 64 tanh units, two softmax outputs, 100 epochs in batches of 100."""
@@ -107,6 +108,10 @@ class Shadow(Attack):
             threshold=best_threshold(judged[was_inside], judged[~was_inside]),
             notes=_notes(np.flatnonzero(~able)),
         )
+
+    def described(self, pool: ShadowPool) -> dict[str, Any]:
+        """The settings of attack and attack networks as JSON values."""
+        return {**super().described(pool), "network": settings_to_json(self.network)}
 
 
 def attack_data(pool: ShadowPool, released: Released) -> AttackData:

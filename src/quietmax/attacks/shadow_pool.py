@@ -68,13 +68,7 @@ class ShadowPool:
 
         A set is as large as the target's; if the leftover records do not hold two such sets, half of them.
         """
-        wanted, available = len(data.train_rows), len(data.pool_rows)
-        size = min(wanted, available // 2)
-        if size < 1:
-            raise InvalidInput(
-                f"The split of '{data.name}' leaves {available} records over, but shadow networks need at least two; "
-                "load it with fewer records for training."
-            )
+        wanted, available, size = len(data.train_rows), len(data.pool_rows), set_size(data)
         notes: tuple[str, ...] = ()
         if size < wanted:
             notes = (
@@ -164,6 +158,17 @@ class ShadowPool:
         return np.stack(
             [statistic(plain_answers(network, features, released), labels) for network in self.each()]
         )
+
+
+def set_size(data: Split) -> int:
+    """How many records a shadow set drawn from the left-over records has: the target's number, or half of them."""
+    available = len(data.pool_rows)
+    if available < 2:
+        raise InvalidInput(
+            f"The split of '{data.name}' leaves {available} records over, but shadow networks need at least two; "
+            "load it with fewer records for training."
+        )
+    return min(len(data.train_rows), available // 2)
 
 
 def candidate_rows(data: Split) -> Rows:

@@ -10,7 +10,7 @@ import numpy as np
 from quietmax.attacks.asking import Target, ask
 from quietmax.attacks.attack import Attack, settings_for
 from quietmax.attacks.report import AttackReport
-from quietmax.attacks.shadow_pool import Design, Progress, ShadowPool
+from quietmax.attacks.shadow_pool import Design, Progress, ShadowPool, set_size
 from quietmax.attacks.statistics import released_by
 from quietmax.data import Split
 from quietmax.errors import InvalidInput
@@ -34,11 +34,14 @@ def run_together(
     if not attacks:
         raise InvalidInput("There is no attack to run; name at least one.")
     settings = settings_for(model, data, target)
+    designs = shared_designs(attacks)
+    if "outside" in designs:
+        set_size(data)  # refuses, where nothing is left over, before the target is asked
     rows = np.unique(np.concatenate([attack.queried_rows(data) for attack in attacks]))
     asked = ask(model if target is None else target, data.records.features[rows], data.classes)
     pools: dict[Design, ShadowPool] = {}
     reports = []
-    for attack, design in zip(attacks, shared_designs(attacks), strict=True):
+    for attack, design in zip(attacks, designs, strict=True):
         if design not in pools:
             needing = [other for other in attacks if design in other.designs]
             train = ShadowPool.outside if design == "outside" else ShadowPool.around

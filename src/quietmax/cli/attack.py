@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from quietmax.attacks import AttackReport, Endpoint, NoisyModel, named, plot_reports, registered, run_together
+from quietmax.attacks import AttackReport, Endpoint, NoisyModel, named, plot_reports, run_together
 from quietmax.attacks.asking import Target
+from quietmax.attacks.registry import BUILT_IN
 from quietmax.attacks.report import INTERVALS
 from quietmax.cli.options import (
     Bounds,
@@ -48,7 +49,9 @@ def command(
     ],
     attack: Annotated[
         list[str] | None,
-        typer.Option(help=f"One of {', '.join(registered())}; repeat for several. Default: shadow."),
+        typer.Option(
+            help=f"One of {', '.join(BUILT_IN)}, or a plug-in's; repeat for several. Default: shadow."
+        ),
     ] = None,
     shadows: Annotated[
         int | None, typer.Option(min=1, help="Shadow networks; default: the data set's, else 20.")

@@ -1,0 +1,224 @@
+"""The Shadow attack beside IBM's Adversarial Robustness Toolbox: same records, networks and work, one run.
+
+Both train the same number of shadow networks (the target's network, loss and epochs) on halves of the same 2n leftover
+records, one attack network of 64 units per class on their answers, and judge the same target's answers. The target is
+trained once and not timed; nor are imports and files.
+
+ART lives in an environment of its own (its requirements are not ours): --art-python names its interpreter, as in
+
+    python benchmarks/shadow_attack.py --data-dir DATA --art-python art-env/bin/python
+
+If that file does not exist, an environment is created there and ART installed into it. Without --art-python only
+Quietmax is timed. Quietmax runs before and after ART, so that a change of the machine's load can be seen; on a busy
+machine compare the processor times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from pathlib import Path
+
+import numpy as np
+import torch
+
+REQUIRED, AIMED = 6.0, 15.0
+REQUIREMENTS = (["torch==2.13.0"], ["adversarial-robustness-toolbox==1.20.1", "scikit-learn", "packaging"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dataset", default="location")
+    parser.add_argument("--data-dir")
+    parser.add_argument("--shadows", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--art-python", type=Path)
+    parser.add_argument("--art-part", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.art_part is not None:
+        run_art(options.art_part)
+        return
+    compare(options)
+
+
+def compare(options: argparse.Namespace) -> None:
+    from quietmax.attacks import Shadow
+    from quietmax.data import Split, load
+    from quietmax.models import train
+
+    data = load(options.dataset, data_dir=options.data_dir, seed=options.seed)
+    size = len(data.train_rows)
+    # ART divides all records it is given in halves, so both get 2n of the leftover ones.
+    data = Split(data.records, data.train_rows, data.test_rows, data.pool_rows[: 2 * size], data.seed)
+    model = train(data)
+    print(
+        f"{options.dataset}: {size} records, {data.classes} classes, {options.shadows} shadow networks, torch "
+        f"{torch.__version__}, {torch.get_num_threads()} thread(s)"
+    )
+
+    def ours() -> tuple[float, float, float]:
+        start, processor = time.perf_counter(), time.process_time()
+        report = Shadow(models=options.shadows, seed=options.seed).run(model, data)
+        taken = time.perf_counter() - start, time.process_time() - processor
+        print(
+            f"quietmax {taken[0]:8.1f} s, {taken[1]:7.1f} s of processor  leakage {report.leakage.value:.4f}"
+        )
+        return *taken, report.leakage.value
+
+    before = ours()
+    if options.art_python is None:
+        return
+    prepare(options.art_python)
+    with tempfile.TemporaryDirectory() as folder:
+        exchange = Path(folder) / "exchange.npz"
+        rows = np.concatenate([data.train_rows, data.test_rows])
+        np.savez(
+            exchange,
+            shadow_features=data.pool.features,
+            shadow_labels=data.pool.labels,
+            answers=model.predict_proba(data.records.features[rows]).astype(np.float32),
+            labels=data.records.labels[rows],
+            hidden=model.settings.hidden[0],
+            classes=data.classes,
+            alpha=model.settings.loss.alpha,
+            epochs=model.settings.epochs,
+            batch=model.settings.batch_size,
+            rate=model.settings.learning_rate,
+            l2=model.settings.l2,
+            shadows=options.shadows,
+            seed=options.seed,
+        )
+        command = [
+            str(options.art_python),
+            __file__,
+            "--threads",
+            str(options.threads),
+            "--art-part",
+            str(exchange),
+        ]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    art = json.loads(done.stdout.splitlines()[-1])
+    seconds = sum(art["seconds"].values())
+    called = np.array(art["called_members"])
+    leakage = float(called[:size].mean() - called[size:].mean())
+    parts = ", ".join(f"{what} {value:.1f}" for what, value in art["seconds"].items())
+    print(
+        f"ART      {seconds:8.1f} s, {art['processor']:7.1f} s of processor  leakage {leakage:.4f}  ({parts})"
+    )
+    after = ours()
+    ratio = seconds / ((before[0] + after[0]) / 2)
+    of_processor = art["processor"] / ((before[1] + after[1]) / 2)
+    print(
+        f"ratio {ratio:.1f}, of processor time {of_processor:.1f} (required {REQUIRED:g}, aimed for {AIMED:g}); "
+        f"leakages differ by {abs(leakage - before[2]):.4f} (within 0.05 wanted); ART {art['version']}"
+    )
+
+
+def prepare(python: Path) -> None:
+    """Create the environment of ART if it is not there."""
+    if python.exists():
+        return
+    print(f"creating {python.parent.parent} and installing ART into it", file=sys.stderr)
+    venv.create(python.parent.parent, with_pip=True)
+    for wanted in REQUIREMENTS:
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *wanted], check=True)
+
+
+def run_art(exchange: Path) -> None:
+    """The same attack in ART; runs in its environment and prints one line of JSON."""
+    import art
+    from art.attacks.inference.membership_inference import MembershipInferenceBlackBox, ShadowModels
+    from art.estimators.classification import PyTorchClassifier
+
+    given = np.load(exchange)
+    classes, epochs, batch = (int(given[name]) for name in ("classes", "epochs", "batch"))
+
+    class Configured(PyTorchClassifier):
+        """ART fits shadow and attack models with its default epochs and batch size; here with the paper's."""
+
+        def fit(self, x, y, **_) -> None:
+            super().fit(x, y, batch_size=batch, nb_epochs=epochs)
+
+    class ConvexifiedLoss(torch.nn.Module):
+        """The loss averaged over samples and classes, on one-hot labels."""
+
+        def forward(self, logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+            exponents = -float(given["alpha"]) * torch.log_softmax(logits, -1) * truth
+            return (torch.logsumexp(exponents.flatten(), 0) - np.log(exponents.numel())) / float(
+                given["alpha"]
+            )
+
+    def classifier(features: int, hidden: int, outputs: int, rate: float, l2: float, loss: torch.nn.Module):
+        network = torch.nn.Sequential(
+            torch.nn.Linear(features, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, outputs)
+        )
+        optimiser = torch.optim.Adam(network.parameters(), lr=rate, weight_decay=2 * l2)
+        return Configured(network, loss, (features,), outputs, optimizer=optimiser)
+
+    torch.manual_seed(int(given["seed"]))
+    template = classifier(
+        given["shadow_features"].shape[1],
+        int(given["hidden"]),
+        classes,
+        float(given["rate"]),
+        float(given["l2"]),
+        ConvexifiedLoss(),
+    )
+    one_hot = np.eye(classes, dtype=np.float32)
+    start, processor = time.perf_counter(), time.process_time()
+    shadows = ShadowModels(template, int(given["shadows"]), random_state=int(given["seed"]))
+    inside, outside = shadows.generate_shadow_dataset(
+        given["shadow_features"], one_hot[given["shadow_labels"]]
+    )
+    (_, inside_truth, inside_logits), (_, outside_truth, outside_logits) = inside, outside
+    trained = time.perf_counter()
+    inside_answers, outside_answers = softmax(inside_logits), softmax(outside_logits)
+    inside_labels, outside_labels = inside_truth.argmax(-1), outside_truth.argmax(-1)
+    attacks = []
+    for label in range(classes):
+        network = classifier(classes, 64, 2, 0.01, 1e-6, torch.nn.CrossEntropyLoss())
+        attack = MembershipInferenceBlackBox(template, attack_model=network, scaler_type=None)
+        attack.fit(
+            pred=inside_answers[inside_labels == label], test_pred=outside_answers[outside_labels == label]
+        )
+        attacks.append(attack)
+    fitted = time.perf_counter()
+    called = np.zeros(len(given["labels"]), dtype=np.int64)
+    for label, attack in enumerate(attacks):
+        rows = np.flatnonzero(given["labels"] == label)
+        if len(rows):
+            judged = attack.infer(None, pred=given["answers"][rows], probabilities=True)
+            called[rows] = judged[:, 1] > judged[:, 0]
+    ended = time.perf_counter()
+    seconds = {
+        "shadow networks": trained - start,
+        "attack networks": fitted - trained,
+        "verdicts": ended - fitted,
+    }
+    spent = time.process_time() - processor
+    print(
+        json.dumps(
+            {
+                "processor": spent,
+                "version": art.__version__,
+                "seconds": seconds,
+                "called_members": called.tolist(),
+            }
+        )
+    )
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+if __name__ == "__main__":
+    main()
