@@ -192,3 +192,9 @@ def test_wrong_settings_are_refused(arguments, words):
 def test_numbers_that_are_not_numbers_are_refused():
     with pytest.raises(InvalidInput, match="NaN"):
         audit.distinguish(lambda draws: np.full(draws, np.nan), np.zeros, PureCost(1.0))
+    with pytest.raises(InvalidInput, match="missing"):
+        audit.distinguish(lambda draws: np.zeros((draws, 0)), np.zeros, PureCost(1.0))
+    with pytest.raises(InvalidInput, match="same release"):
+        audit.distinguish(lambda draws: np.zeros((draws, 2)), np.zeros, PureCost(1.0))
+    with pytest.raises(InvalidInput, match="same release"):
+        audit.distinguish(lambda draws: np.zeros(draws - 1), np.zeros, PureCost(1.0))

@@ -59,7 +59,7 @@ CASES = [
     (permute_and_flip, 10, 20_000),
     (gaussian_max, 10, 20_000),
     (laplace_neuron, 2, 20_000),
-    (laplace_neuron, 10, 50_000),
+    (laplace_neuron, 10, 80_000),
     (gaussian_neuron, 2, 20_000),
     (gaussian_neuron, 10, 20_000),
     (gaussian_scores, 10, 20_000),
@@ -89,8 +89,9 @@ def algorithm1(noise, classes, epsilon=1.0, factor=1.0):
     return Algorithm1(noise, share, factor * share, logit_sensitivity=0.358, probability_sensitivity=1.0)
 
 
-@pytest.mark.parametrize("noise", ["laplace", "gaussian"])
-@pytest.mark.parametrize("classes", [3, 10, 30])
+@pytest.mark.parametrize(
+    ("noise", "classes"), [("laplace", 3), ("laplace", 10), ("gaussian", 10), ("laplace", 30)]
+)
 def test_algorithm_1_with_three_or_more_classes_is_refuted_within_its_own_sensitivity(noise, classes):
     """THEORY 2.1: at the paper's epsilon = 1, found without being told where to look."""
     mechanism = algorithm1(noise, classes)

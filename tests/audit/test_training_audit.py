@@ -129,20 +129,24 @@ def head(mu, seeds):
 
 
 def test_the_private_head_survives_repeated_training_and_falls_with_half_the_noise():
-    """One noisy step on four records, all released weights looked at: the worst case of the gradient route."""
+    """One noisy step on four records, all released weights looked at: the worst case of the gradient route.
+
+    With 400 trainings to bound by, mu = 2 is estimated to 0.11 and mu = 4 to 0.2: the assertions on lower bounds are
+    five such errors away from what is expected, the honest verdict has a false-alarm probability of 1e-7.
+    """
     records = Records("four", np.eye(4, 2) + 0.1, np.array([0, 1, 0, 1]), classes=2)
     canary = Records("canary", np.array([[0.0, 5.0]]), np.array([0]), classes=2)
 
     def weights(model, _features, _labels):
         return model.coef_.ravel()
 
-    honest = repeated(head(2.0, itertools.count()), weights, records, canary, times=500, confidence=SURE)
+    honest = repeated(head(2.0, itertools.count()), weights, records, canary, times=800, confidence=SURE)
     assert honest.definition == "gaussian"
     assert honest.claimed == pytest.approx(2.0)
     assert honest.verdict == "consistent"
-    assert honest.share > 0.4
+    assert honest.share > 0.3
     broken = repeated(
-        head(4.0, itertools.count()), weights, records, canary, GaussianCost(2.0), times=500, confidence=SURE
+        head(4.0, itertools.count()), weights, records, canary, GaussianCost(2.0), times=800, confidence=0.999
     )
     assert broken.verdict == "refuted"
 

@@ -24,7 +24,7 @@ Integers = NDArray[np.int64]
 
 ATOM_WIDTH = 1e-6
 """Values that agree to this are the same value."""
-KEPT_COLUMNS = 6
+KEPT_COLUMNS = 5
 """Pairs are formed among the columns that differ most; all columns enter the linear combination."""
 _SMALLEST = 1e-300
 _LINEAR_FLOOR = 1e-12
