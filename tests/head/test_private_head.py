@@ -17,7 +17,8 @@ from quietmax.accounting import Budget, PureCost, mu_of
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.estimators import head_plan
 from quietmax.estimators.head import PrivateHead
-from quietmax.estimators.head_training import Allowance, released_centre, released_size
+from quietmax.estimators.head_table import Table, clipped_rows, unit_rows
+from quietmax.estimators.head_training import Allowance, descend, released_centre, released_size
 from quietmax.mechanisms import SampledNeuron
 from quietmax.models.features import FrozenModule, Identity, Pipeline, RandomFourier, Scattering, UnitNorm
 from quietmax.noise import SeededNoise
@@ -373,38 +374,42 @@ def test_the_plan_depends_on_public_numbers_only_and_keeps_the_noise_on_a_logit(
     assert head_plan.gradient_plan(1e6, 10, 2, 100.0).rate * head_plan.CLIP == head_plan.LONGEST_STEP
 
 
+def test_a_rate_that_makes_the_weights_explode_is_refused_on_released_numbers():
+    with pytest.raises(InvalidInput, match="smaller rate"):
+        PrivateHead(rate=1e300, random_state=0, **PUBLIC).fit(TABLE, LABELS)
+
+
+def test_weights_of_any_reasonable_size_keep_the_sums_exact():
+    head = PrivateHead(rate=1e40, random_state=0, **PUBLIC).fit(TABLE, LABELS)
+    assert np.isfinite(head.coef_).all()
+
+
 def test_shares_of_the_budget_add_up_to_it():
     parts = Allowance.of(0.8, 0.01, 0.05)
     assert math.hypot(parts.size or 0, parts.centre or 0, parts.training) == pytest.approx(0.8, rel=1e-9)
     assert sum(cost.mu**2 for cost in parts.costs(7)) <= 0.64
 
 
-def test_a_thousand_fits_on_neighbours_cannot_be_told_apart_better_than_the_claim_allows():
+def test_a_thousand_releases_on_neighbours_cannot_be_told_apart_better_than_the_claim_allows():
     """The best test for one step: the projection on the true difference, whose two laws lie at most mu apart."""
-    mu, fits = 2.0, 1000
-    settings = {
-        "centring": 0.0,
-        "steps": 1,
-        "clip": 0.3,
-        "rate": 1.0,
-        "classes": (0, 1, 2),
-        "declared_size": 3,
-    }
-    data = (TABLE[:3], LABELS[:3]), (TABLE[:2], LABELS[:2])
-    clean = [PrivateHead(mu=1e9, **settings).fit(*each).coef_ for each in data]
+    mu, releases = 2.0, 1000
+    plan = head_plan.GradientPlan(steps=1, rate=1.0, clip=0.3)
+    rows = unit_rows(clipped_rows(TABLE[:3].astype(np.float32), 1.0), np.zeros(4), 0.2).astype(np.float32)
+    tables = [Table(rows[:kept], LABELS[:kept], 3) for kept in (3, 2)]
+    clean = [descend(table, plan, 3.0, 1e9, SeededNoise(0)) for table in tables]
     direction = clean[0] - clean[1]
     seen = [
         np.array(
             [
-                (PrivateHead(mu=mu, **settings, random_state=start + seed).fit(*each).coef_ * direction).sum()
-                for seed in range(fits)
+                (descend(table, plan, 3.0, mu, SeededNoise(start + seed)) * direction).sum()
+                for seed in range(releases)
             ]
         )
-        for each, start in zip(data, (0, fits), strict=True)
+        for table, start in zip(tables, (0, releases), strict=True)
     ]
     best = max(np.mean(seen[0] > cut) - np.mean(seen[1] > cut) for cut in np.concatenate(seen))
     # the true advantage is at most 2 Phi(mu/2) - 1; by DKW each empirical law is off by more with probability 1e-8
-    margin = 2 * math.sqrt(math.log(2e8) / (2 * fits))
+    margin = 2 * math.sqrt(math.log(2e8) / (2 * releases))
     assert 0.5 < best <= 2 * norm.cdf(mu / 2) - 1 + margin < 0.9
 
 

@@ -25,6 +25,7 @@ from quietmax.estimators.head_training import (
     centred,
     clipped_features,
     descend,
+    gradient_sensitivity,
     released_centre,
     released_size,
 )
@@ -240,7 +241,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             clip=self.clip,
         )
         self.plan_: head_plan.GradientPlan | head_plan.OutputPlan = plan
-        self.sensitivity_ = certified.head_gradient(plan.clip)
+        self.sensitivity_ = gradient_sensitivity(table, plan)
         self.coef_ = descend(table, plan, prepared.size, allowance.training, prepared.source)
         self.guarantee_ = self._weights_guarantee(
             prepared,
@@ -265,9 +266,8 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _fit_for_queries(self, prepared: _Prepared) -> None:
         solution = self._minimised(prepared, float(self.epsilon) / int(self.queries), head_plan.QUERY_NOISE)
-        bounds = certified.score_bounds(self.sensitivity_, classes=prepared.table.classes)
-        weights = PrivateHeadWeights(
-            solution.weights, self.centre_, head_plan.BIAS, float(self.radius), bounds
+        weights = PrivateHeadWeights.certified(
+            HeadWeights(solution.weights, self.centre_, head_plan.BIAS, float(self.radius)), self.sensitivity_
         )
         budget = Budget(self.epsilon, 0.0, self.queries)
         self.predictor_ = Predictor(weights, NoisyMax("permute-and-flip"), budget, noise=prepared.source)
@@ -348,15 +348,14 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return parameters
 
     def _assumptions(self) -> tuple[str, ...]:
-        given = "The feature map and all settings were chosen without looking at the private records."
+        assumptions = ["The feature map and all settings were chosen without looking at the private records."]
         if _has_module(self.feature_map_):
-            given += " The frozen module treats every record on its own."
+            assumptions.append("The frozen module computes a record's features from that record alone.")
         if self.classes is None:
-            return (
-                given,
-                "The set of classes is public: it was read off the labels, since none were declared.",
+            assumptions.append(
+                "The set of classes is public: it was read off the labels, none being declared."
             )
-        return (given,)
+        return tuple(assumptions)
 
     def _check_settings(self) -> None:
         """Refuse settings that make no sense; none of this looks at the records."""

@@ -72,6 +72,11 @@ def _sum_rounding(table: Table) -> float:
     return 2 * _ROUNDING * (table.rows_at_once + len(table) / table.rows_at_once + 8)
 
 
+def _regulariser_rounding(regularisation: float, weights: Floats) -> float:
+    """Of `lam W`, and lam times that of making the rows sum to zero in the end."""
+    return 8 * _ROUNDING * regularisation * math.sqrt(float(np.square(weights).sum()))
+
+
 @dataclass(frozen=True)
 class MeanCrossEntropy:
     """`(1/N) sum_i l_i(W) + (lam/2) ||W||^2` with the public size N."""
@@ -97,7 +102,7 @@ class MeanCrossEntropy:
     def rounding(self, table: Table, weights: Floats) -> float:
         """n records, each with a residual slightly off and summed with rounding; and the regulariser's."""
         records = len(table) / self.size
-        regulariser = 4 * _ROUNDING * self.regularisation * math.sqrt(float(np.square(weights).sum()))
+        regulariser = _regulariser_rounding(self.regularisation, weights)
         return (
             records * (_residual_rounding(table, weights) + math.sqrt(2) * _sum_rounding(table)) + regulariser
         )
@@ -142,7 +147,7 @@ class Tilted:
             * self.alpha
             * (math.log(table.classes) + 2 * math.sqrt(float(np.square(weights).sum())))
         )
-        regulariser = 4 * _ROUNDING * self.regularisation * math.sqrt(float(np.square(weights).sum()))
+        regulariser = _regulariser_rounding(self.regularisation, weights)
         return residual + math.sqrt(2) * (_sum_rounding(table) + 2 * exponent) + regulariser
 
 

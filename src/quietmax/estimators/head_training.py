@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietmax.accounting import GaussianCost
+from quietmax.errors import InvalidInput
 from quietmax.estimators.head_plan import GradientPlan
 from quietmax.estimators.head_table import (
     BITS,
@@ -29,9 +30,10 @@ from quietmax.estimators.head_table import (
 )
 from quietmax.models.features import FeatureMap
 from quietmax.noise import NoiseSource, release_gaussian
-from quietmax.sensitivity import certified
+from quietmax.sensitivity import Sensitivity, certified
 
 RECORDS_AT_ONCE = 4096
+_LARGEST_WEIGHT = 2.0**200
 _SPARE = 1.0 - 1e-12
 """Shares of mu^2 are rounded; this keeps their sum below the whole."""
 
@@ -101,6 +103,11 @@ def centred(rows: NDArray[np.float32], centre: Floats, bias: float) -> NDArray[n
     return rows
 
 
+def gradient_sensitivity(table: Table, plan: GradientPlan) -> Sensitivity:
+    """How far one record moves a released gradient sum."""
+    return certified.head_gradient(plan.clip, coordinates=table.classes * table.features, grid=GRID)
+
+
 def descend(
     table: Table,
     plan: GradientPlan,
@@ -113,14 +120,17 @@ def descend(
 
     `watch` is called with every step's number and released weights.
     """
-    shape = (table.classes, table.features)
-    sensitivity = certified.head_gradient(plan.clip, coordinates=shape[0] * shape[1], grid=GRID)
+    sensitivity = gradient_sensitivity(table, plan)
     per_step = mu / math.sqrt(plan.steps)
-    weights = np.zeros(shape)
+    weights = np.zeros((table.classes, table.features))
     for step in range(plan.steps):
         total = gradient_sum(table, weights, plan.clip)
         noisy = release_gaussian(total, sensitivity=sensitivity.value, mu=per_step, source=source).values
         weights = weights - (plan.rate / size) * noisy
+        if not np.abs(weights).max() < _LARGEST_WEIGHT:  # decided on released numbers alone
+            raise InvalidInput(
+                f"The weights grew beyond bounds at rate {plan.rate:g}; choose a smaller rate."
+            )
         if watch is not None:
             watch(step + 1, weights)
     centred_weights: Floats = weights - weights.mean(axis=0)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quietmax.errors import InvalidInput
 from quietmax.estimators.head_table import ROWS_AT_ONCE, clipped_rows, unit_rows
 from quietmax.models import softmax
-from quietmax.sensitivity import ScoreBounds
+from quietmax.sensitivity import ScoreBounds, Sensitivity, certified
 
 Floats = NDArray[np.float64]
+
+_SLACK = 2.0**-20
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,3 +60,17 @@ class PrivateHeadWeights(HeadWeights):
     """Weights that were not released, with certified bounds on their scores: a `Predictor` may answer from them."""
 
     bounds: ScoreBounds
+
+    @classmethod
+    def certified(cls, head: HeadWeights, sensitivity: Sensitivity) -> PrivateHeadWeights:
+        """Add the bounds that follow from the weights' sensitivity, widened for the rounding of computed scores.
+
+        A score computed in float64 is off by at most `(d + 2) 2^-53 ||W_c||`, twice that between neighbours.
+        """
+        widened = Sensitivity(sensitivity.value * (1 + _SLACK), sensitivity.basis, sensitivity.because)
+        longest = math.sqrt(float(np.square(head.weights).sum(axis=1).max()))
+        rounding = 2 * (head.weights.shape[1] + 2) * 2.0**-53 * longest * math.sqrt(head.classes)
+        if rounding > _SLACK * sensitivity.value / 2:
+            raise InvalidInput("Float64 cannot certify scores this close together; regularise less.")
+        bounds = certified.score_bounds(widened, classes=head.classes)
+        return cls(head.weights, head.centre, head.bias, head.radius, bounds)

@@ -64,7 +64,7 @@ def as_matrix(records: ArrayLike) -> Floats:
     """Return the records as a finite float32 table, refusing anything else."""
     try:
         with np.errstate(over="ignore"):
-            matrix = np.asarray(records, dtype=np.float32)
+            matrix = np.ascontiguousarray(records, dtype=np.float32)
     except (TypeError, ValueError):
         matrix = np.empty(0, np.float32)
     if matrix.ndim != 2:
