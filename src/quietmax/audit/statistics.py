@@ -213,14 +213,13 @@ def _linear(first: Observed, second: Observed, *, logs: bool) -> Statistic:
 
 def _atoms(first: Observed, second: Observed, kept: list[int]) -> Iterator[Statistic]:
     """The evidence of all values that come back exactly: ``sum of ln(frequency here / frequency there)``."""
-    relations: list[tuple[str, Callable[[Observed], Floats]]] = []
-    for column in kept:
-        relations.append((f"x[{column}]", partial(Observed.number, column=column)))
-    for one, other in itertools.combinations(kept, 2):
-        compare = Observed.log_ratio if first.probabilities else Observed.difference
-        relations.append((f"{one}:{other}", partial(compare, one=one, other=other)))
+    compare = Observed.log_ratio if first.probabilities else Observed.difference
+    relations: list[Callable[[Observed], Floats]] = [
+        *(partial(Observed.number, column=column) for column in kept),
+        *(partial(compare, one=one, other=other) for one, other in itertools.combinations(kept, 2)),
+    ]
     tables = []
-    for _, relation in relations:
+    for relation in relations:
         keys, weights = _repeated(relation(first), relation(second))
         if len(keys):
             tables.append((relation, keys, weights))
@@ -245,15 +244,14 @@ def _atoms(first: Observed, second: Observed, kept: list[int]) -> Iterator[Stati
 def _repeated(first: Floats, second: Floats) -> tuple[Floats, Floats]:
     """Values that come back in either world, sorted, and ``ln(share in the second / share in the first)``."""
     least = max(8.0, _ATOM_SHARE * len(first))
-    found: dict[float, list[float]] = {}
-    for world, values in enumerate((first, second)):
-        keys, counts = np.unique(np.rint(values / ATOM_WIDTH), return_counts=True)
-        often = np.argsort(-counts, kind="stable")[:_ATOMS_PER_COLUMN]
-        for place in often[counts[often] >= least]:
-            found.setdefault(float(keys[place]), [0.0, 0.0])[world] = float(counts[place])
-    keys = np.array(sorted(found))
-    shares = np.array([found[key] for key in sorted(found)]).reshape(-1, 2)
-    weights = np.log((shares[:, 1] + 1.0) / (len(second) + 2.0)) - np.log(
-        (shares[:, 0] + 1.0) / (len(first) + 2.0)
-    )
-    return keys, weights
+    counted = [np.unique(np.rint(values / ATOM_WIDTH), return_counts=True) for values in (first, second)]
+    often = []
+    for keys, counts in counted:
+        top = np.argsort(-counts, kind="stable")[:_ATOMS_PER_COLUMN]
+        often.append(keys[top[counts[top] >= least]])
+    repeated = np.unique(np.concatenate(often))
+    shares = []
+    for keys, counts in counted:
+        place = np.minimum(np.searchsorted(keys, repeated), len(keys) - 1)
+        shares.append(np.log(np.where(keys[place] == repeated, counts[place], 0) + 1.0))
+    return repeated, np.asarray(shares[1] - shares[0])
