@@ -7,6 +7,7 @@ It is made from the model folder alone: the description, the account of answers 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from quietmax.account import FileAccount
 from quietmax.accounting import Guarantee
+from quietmax.errors import DataUnavailable, QuietmaxError
 from quietmax.estimators.private_model import ACCOUNT_FILE
 from quietmax.models.files import read_description
 
@@ -64,9 +66,10 @@ class PrivacyCard:
         if self.answered is not None:
             rows.append(("answers paid for so far", f"{self.answered:,}"))
         for report in self.leakage:
-            rows.append(
-                (f"observed leakage, {report.get('attack', 'attack')}", f"{report.get('leakage', '?')}")
-            )
+            seen, area = report["leakage"], report["auc"]
+            value = f"{seen['value']:.4f} [{seen['low']:.4f}, {seen['high']:.4f}], AUC {area['value']:.4f}"
+            asked = f"answers by {report['released_by']}, {report['members']:,} members"
+            rows.append((f"observed leakage, {report['attack']}", f"{value}; {asked}"))
         if not self.leakage:
             rows.append(("observed leakage", "not measured; run 'quietmax attack'"))
         if self.guarantee is not None:
@@ -117,6 +120,34 @@ tr {{ display: block; border-bottom: 1px solid #d0d7de; padding: .4rem 0; }} }}
 """
 
 
+def record_leakage(folder: str | Path, reports: Sequence[Mapping[str, Any]]) -> None:
+    """Keep what attacks saw in the model's folder for its card; a newer run of an attack replaces the older one."""
+    path = Path(folder) / LEAKAGE_FILE
+    kept = {(entry["attack"], entry["released_by"]): entry for entry in _recorded(path)}
+    for report in reports:
+        entry = {
+            "attack": report["attack"],
+            "released_by": report["released_by"],
+            "leakage": report["leakage"],
+            "auc": report["auc"],
+            "members": report["members"],
+        }
+        kept[entry["attack"], entry["released_by"]] = entry
+    try:
+        path.write_text(json.dumps(list(kept.values()), indent=2) + "\n", encoding="utf-8")
+    except OSError as problem:
+        raise QuietmaxError(
+            f"The attack's result could not be kept in {path} ({problem.strerror}); make the folder writable."
+        ) from problem
+
+
+def _recorded(path: Path) -> list[dict[str, Any]]:
+    try:
+        return list(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else []
+    except (OSError, ValueError) as problem:
+        raise DataUnavailable(f"{path} cannot be read; delete it and run the attack again.") from problem
+
+
 def read_card(folder: str | Path) -> PrivacyCard:
     """Read the card of the model in ``folder``."""
     place = Path(folder)
@@ -126,7 +157,6 @@ def read_card(folder: str | Path) -> PrivacyCard:
     delta = description.get("delta")
     queries = description.get("queries")
     account = place / ACCOUNT_FILE
-    reports = place / LEAKAGE_FILE
     return PrivacyCard(
         model=str(place),
         kind=str(description.get("kind")),
@@ -137,5 +167,5 @@ def read_card(folder: str | Path) -> PrivacyCard:
         epsilon_at_delta=guarantee.at_delta(delta) if guarantee is not None and delta else None,
         queries="any number" if queries is None and guarantee is not None else f"{queries or 'no budget'}",
         answered=FileAccount(account).answered if account.exists() else None,
-        leakage=tuple(json.loads(reports.read_text(encoding="utf-8"))) if reports.exists() else (),
+        leakage=tuple(_recorded(place / LEAKAGE_FILE)),
     )

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from quietmax.card import LEAKAGE_FILE
+from quietmax.card import LEAKAGE_FILE, record_leakage
 from quietmax.cli import main
 
 
@@ -173,7 +173,12 @@ def test_the_card_tells_guarantee_status_assumptions_spending_and_leakage(run, p
         folder,
     )
     run("predict", "--model", folder, "--input", asked)
-    (folder / LEAKAGE_FILE).write_text(json.dumps([{"attack": "shadow", "leakage": 0.01}]))
+    seen = {"value": 0.01, "low": -0.01, "high": 0.03}
+    report = {"attack": "shadow", "released_by": "the model", "leakage": seen, "auc": seen, "members": 480}
+    record_leakage(folder, [report])
+    record_leakage(
+        folder, [report | {"members": 300}, report | {"attack": "lira"}]
+    )  # a newer run replaces the older
     page = tmp_path / "card.html"
     code, out, _ = run("card", folder, "--html", page, "--json")
     assert code == 0
@@ -181,7 +186,10 @@ def test_the_card_tells_guarantee_status_assumptions_spending_and_leakage(run, p
     assert card["status"] == "proven"
     assert card["answered"] == 2
     assert card["declared_size"] == 480
-    assert card["leakage"] == [{"attack": "shadow", "leakage": 0.01}]
+    assert [(entry["attack"], entry["members"]) for entry in card["leakage"]] == [
+        ("shadow", 300),
+        ("lira", 480),
+    ]
     text = page.read_text()
     assert "proven" in text
     assert "http" not in text  # nothing is fetched to show it
@@ -190,8 +198,17 @@ def test_the_card_tells_guarantee_status_assumptions_spending_and_leakage(run, p
     assert "Privacy card: proven" in out
 
 
-def test_the_card_of_an_ordinary_model_promises_nothing(run, tmp_path):
-    run("train", "mnist-5k", "--records", 200, "--epochs", 0, "-o", tmp_path / "model")
+def test_the_card_of_an_ordinary_model_promises_nothing_and_shows_what_an_attack_saw(run, tmp_path):
+    run("train", "mnist-5k", "--records", 200, "--epochs", 5, "-o", tmp_path / "model")
+    code, _, _ = run("attack", tmp_path / "model", "--attack", "threshold", "--shadows", 2)
+    assert code == 0
+    code, out, _ = run("card", tmp_path / "model")
+    assert "observed leakage, threshold" in " ".join(out.split())
+    (tmp_path / "model" / LEAKAGE_FILE).write_text("[")
+    code, _, err = run("card", tmp_path / "model")
+    assert code == 1
+    assert "cannot be read" in err
+    (tmp_path / "model" / LEAKAGE_FILE).unlink()
     code, out, _ = run("card", tmp_path / "model", "--json")
     assert code == 0
     assert json.loads(out)["status"] == "none"

@@ -12,6 +12,7 @@ from quietmax.attacks import AttackReport, Endpoint, NoisyModel, named, plot_rep
 from quietmax.attacks.asking import Target
 from quietmax.attacks.registry import BUILT_IN
 from quietmax.attacks.report import INTERVALS
+from quietmax.card import record_leakage
 from quietmax.cli.options import (
     Bounds,
     Categories,
@@ -141,6 +142,9 @@ def command(
         reports = run_together(chosen, model, split, target=asked, progress=progress)
     if plot is not None:
         plot_reports(reports, plot)
+    if found.is_folder and target is None:
+        by = "the model" if mechanism == "none" else f"{mechanism}, epsilon {epsilon:g} per answer"
+        record_leakage(subject, [{**report.to_json(), "released_by": by} for report in reports])
     if as_json:
         print_json(
             {
