@@ -2,6 +2,29 @@
 
 from quietmax.sensitivity.basis import Basis, Sensitivity
 from quietmax.sensitivity.bounds import ScoreBounds
+from quietmax.sensitivity.observed import (
+    BoundCheck,
+    ObservedSensitivity,
+    Removal,
+    Trained,
+    observed,
+    observed_by,
+    plant,
+)
 from quietmax.sensitivity.published import PublishedSensitivity, published, published_for
 
-__all__ = ["Basis", "PublishedSensitivity", "ScoreBounds", "Sensitivity", "published", "published_for"]
+__all__ = [
+    "Basis",
+    "BoundCheck",
+    "ObservedSensitivity",
+    "PublishedSensitivity",
+    "Removal",
+    "ScoreBounds",
+    "Sensitivity",
+    "Trained",
+    "observed",
+    "observed_by",
+    "plant",
+    "published",
+    "published_for",
+]
