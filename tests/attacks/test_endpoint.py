@@ -106,6 +106,12 @@ def test_a_server_s_probabilities_arrive_in_order_and_in_batches(serve, overfitt
     assert (asked.queries, asked.target) == (100, server.url)
 
 
+def test_wide_records_travel_in_smaller_batches(serve):
+    server = serve(lambda rows: (200, {"outputs": [tensor("label", np.zeros(len(rows), int), "INT64")]}))
+    ask(Endpoint(server.url, input_name="rows"), np.zeros((7, 100_000), np.float32), 3)
+    assert [body["inputs"][0]["shape"][0] for body in server.bodies] == [2, 2, 2, 1]
+
+
 def test_a_server_that_gives_labels_only_is_attacked_by_labels(serve, overfitted, memorised, outside_pool):
     server = serve(labels_of(overfitted))
     report = Threshold().run(overfitted, memorised, target=server.url, pool=outside_pool)

@@ -23,6 +23,8 @@ from quietmax.mechanisms import Answers
 
 _FRACTIONS = ("FP16", "FP32", "FP64", "BF16")
 _WHOLE = ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")
+_NUMBERS_AT_ONCE = 250_000
+"""Some 6 MB of JSON: servers limit the size of a request."""
 _LARGEST_REPLY = 256 * 2**20
 
 
@@ -47,7 +49,7 @@ class _StayHere(urllib.request.HTTPRedirectHandler):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A model on a server. ``key`` is sent as a bearer token; ``rows_at_once`` queries travel in one request.
+    """A model on a server. ``key`` is sent as a bearer token; at most ``rows_at_once`` queries travel in one request.
 
     ``input_name`` is the input tensor's name; by default the server's model metadata is asked for it.
     """
@@ -71,10 +73,8 @@ class Endpoint:
         """Ask all rows, in requests of at most ``rows_at_once``."""
         rows = np.asarray(features, dtype=np.float32)
         name = self.input_name or self._stated_input_name()
-        replies = [
-            self._infer(rows[start : start + self.rows_at_once], name)
-            for start in range(0, len(rows), self.rows_at_once)
-        ]
+        at_once = max(1, min(self.rows_at_once, _NUMBERS_AT_ONCE // max(rows.shape[1], 1)))
+        replies = [self._infer(rows[start : start + at_once], name) for start in range(0, len(rows), at_once)]
         labels = np.concatenate([reply.labels for reply in replies])
         parts = [reply.probabilities for reply in replies if reply.probabilities is not None]
         return Answers(labels, np.concatenate(parts) if len(parts) == len(replies) else None)
