@@ -126,6 +126,12 @@ def test_tpr_at_an_fpr_between_two_ties_is_sure_to_be_small():
     assert tpr_at(operating_curve(scores, scores), 0.01).high < 0.01
 
 
+@given(few_values, few_values, st.sampled_from([0.001, 0.01, 0.2, 0.5, 1.0]))
+def test_tpr_at_an_fpr_lies_in_its_interval(members, nonmembers, fpr):
+    found = tpr_at(operating_curve(members, nonmembers), fpr)
+    assert 0 <= found.low <= found.value <= found.high <= 1
+
+
 def test_the_interval_of_tpr_at_an_fpr_covers_the_true_one():
     generator = np.random.default_rng(4)
     truth = norm.sf(norm.isf(0.05) - 1.5)

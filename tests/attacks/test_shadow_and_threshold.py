@@ -156,6 +156,8 @@ def test_a_pool_for_another_split_is_refused(memorised, overfitted, outside_pool
     other = qm.data.split(memorised.records, size=100, seed=2)
     with pytest.raises(InvalidInput, match="another split"):
         Threshold().run(overfitted, other, pool=outside_pool)
+    with pytest.raises(InvalidInput, match="another split"):
+        leakage_curve(overfitted, other, Algorithm1(), (1.0,), attack=Threshold(), pool=outside_pool)
 
 
 def test_a_model_of_other_data_is_refused(overfitted):

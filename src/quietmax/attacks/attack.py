@@ -87,7 +87,7 @@ class Attack(ABC):
         settings = settings_for(model, data, target)
         if pool is not None:
             self.check_pool(pool)
-            _check_same_split(pool, data)
+            check_same_split(pool, data)
         elif self.designs[0] == "outside":
             set_size(data)  # refuses, where nothing is left over, before the target is asked
         asked = self.ask(model if target is None else target, data)
@@ -130,7 +130,8 @@ class Attack(ABC):
         return {**asdict(self), "models": pool.networks, "pool": pool.design}
 
 
-def _check_same_split(pool: ShadowPool, data: Split) -> None:
+def check_same_split(pool: ShadowPool, data: Split) -> None:
+    """Refuse a pool trained around or outside other candidates."""
     same = len(pool.data.records) == len(data.records) and np.array_equal(
         candidate_rows(pool.data), candidate_rows(data)
     )

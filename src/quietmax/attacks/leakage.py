@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quietmax.attacks.asking import NoisyModel
-from quietmax.attacks.attack import Attack, Fitted
+from quietmax.attacks.attack import Attack, Fitted, check_same_split, settings_for
 from quietmax.attacks.report import AttackReport
 from quietmax.attacks.shadow_pool import Progress, ShadowPool
 from quietmax.attacks.statistics import released_by
@@ -61,8 +61,11 @@ def leakage_curve(
     """
     if not epsilons:
         raise InvalidInput("There is no epsilon to attack at; give at least one.")
+    settings = settings_for(model, data, model)
+    if pool is not None:
+        check_same_split(pool, data)
     plain = attack.ask(model, data)
-    chosen = attack.train_pool(data, model.settings, progress) if pool is None else pool
+    chosen = attack.train_pool(data, settings, progress) if pool is None else pool
     fitted: dict[str, Fitted] = {}
     reports = []
     targets = [NoisyModel.at(model, mechanism, epsilon, delta=delta, noise=noise) for epsilon in epsilons]
