@@ -328,6 +328,7 @@ def test_unreleased_weights_answer_through_any_predictor():
         {"features": "scattering"},
         {"release": "query"},
         {"release": "query", "route": "output"},
+        {"release": "query", "route": "output", "declared_size": 400, "mu": 1.0},
         {"loss": "convexified"},
         {"centring": 1.0},
         {"centring": -0.1},
@@ -352,6 +353,16 @@ def test_settings_without_meaning_are_refused_with_one_sentence(settings):
     with pytest.raises(InvalidInput) as refusal:
         PrivateHead(**settings).fit(TABLE, LABELS)
     assert str(refusal.value).count("\n") == 0
+
+
+def test_refitting_leaves_nothing_of_the_former_release_behind():
+    head = PrivateHead(epsilon=5.0, route="output", random_state=0, **PUBLIC).fit(TABLE, LABELS)
+    head.set_params(release="query").fit(TABLE, LABELS)
+    assert not hasattr(head, "coef_")
+    head.set_params(release="weights").fit(TABLE, LABELS)
+    assert not hasattr(head, "predictor_")
+    before = head.predict_proba(TABLE)
+    np.testing.assert_array_equal(head.set_params(radius=9.0).predict_proba(TABLE), before)
 
 
 def test_a_fitted_head_survives_cloning_and_pickling():

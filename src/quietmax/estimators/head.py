@@ -140,12 +140,14 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: ArrayLike, y: ArrayLike) -> PrivateHead:
         """Train and release."""
         self._check_settings()
+        for stale in ("coef_", "predictor_"):
+            self.__dict__.pop(stale, None)
         records, given = validate_data(self, X, y, dtype=np.float32)
         check_classification_targets(given)
         labels = self._class_numbers(given)
         self.feature_map_ = self._feature_map(records.shape[1])
         prepared = self._prepare(records, labels)
-        self.size_, self.centre_ = prepared.size, prepared.centre
+        self.size_, self.centre_, self.radius_ = prepared.size, prepared.centre, float(self.radius)
         if self.release == "query":
             self._fit_for_queries(prepared)
         elif self.route == "gradient":
@@ -175,11 +177,11 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def _released_weights(self) -> HeadWeights:
-        return HeadWeights(self.coef_, self.centre_, head_plan.BIAS, float(self.radius))
+        return HeadWeights(self.coef_, self.centre_, head_plan.BIAS, self.radius_)
 
     @property
     def _answerer(self) -> HeadWeights | Predictor:
-        return self._released_weights if self.release == "weights" else self.predictor_
+        return self.predictor_ if hasattr(self, "predictor_") else self._released_weights
 
     def _public_features(self, X: ArrayLike) -> NDArray[np.float32]:
         check_is_fitted(self)
@@ -267,7 +269,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _fit_for_queries(self, prepared: _Prepared) -> None:
         solution = self._minimised(prepared, float(self.epsilon) / int(self.queries), head_plan.QUERY_NOISE)
         weights = PrivateHeadWeights.certified(
-            HeadWeights(solution.weights, self.centre_, head_plan.BIAS, float(self.radius)), self.sensitivity_
+            HeadWeights(solution.weights, self.centre_, head_plan.BIAS, self.radius_), self.sensitivity_
         )
         budget = Budget(self.epsilon, 0.0, self.queries)
         self.predictor_ = Predictor(weights, NoisyMax("permute-and-flip"), budget, noise=prepared.source)
@@ -333,7 +335,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "classes_declared": self.classes is not None,
             "declared_size": prepared.size,
             "size_from": "noisy count" if self.declared_size is None else "declared",
-            "radius": float(self.radius),
+            "radius": self.radius_,
             "bias": head_plan.BIAS,
             "sensitivity": self.sensitivity_.value,
             "noise_source": prepared.source.describe(),
@@ -377,6 +379,8 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise InvalidInput(
                 "Answers per query need the output route and a declared size; set route='output' and declared_size."
             )
+        if self.release == "query" and self.mu is not None:
+            raise InvalidInput("Answers per query are pure and cost epsilon; leave mu out.")
         if self.loss == "convexified" and self.route != "output":
             raise InvalidInput(
                 "The convexified loss is certified for the output route only; set route='output'."

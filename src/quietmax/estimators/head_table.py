@@ -36,8 +36,8 @@ ROWS_AT_ONCE = 512
 _BLOCK = 2**19
 """About this many numbers are held in float64 at once: they fit into a processor's cache."""
 _UNIT = 2.0**BITS
-_SHORTENED = 1.0 - 2.0**-40
-"""Lengths computed in float64 are right up to 2^-50; scaling to this much less than the limit keeps them below it."""
+_SHORTENED = 1.0 - 2.0**-36
+"""Lengths computed in float64 are right up to 2^-40; scaling to this much less than the limit keeps them below it."""
 _MANTISSA = 53
 
 
@@ -65,9 +65,8 @@ def unit_rows(rows: Floats, centre: Floats, bias: float) -> Floats:
     A linear classifier of the result is an affine one of f: dividing by a length changes no decision.
     """
     shifted = np.concatenate([rows - centre, np.full((len(rows), 1), on_grid(np.array(bias)))], axis=1)
-    squares = np.square(shifted).sum(
-        axis=1, keepdims=True
-    )  # exact: whole multiples of 2^-40, at most 2^43 of them
+    # Exact: whole multiples of 2^-40, at most 2^43 of them.
+    squares = np.square(shifted).sum(axis=1, keepdims=True)
     lengths = np.sqrt(np.maximum(squares, 2.0**-60))
     return on_grid(shifted / lengths * _SHORTENED)
 
