@@ -24,7 +24,11 @@ from quietmax.ledger import (
     Store,
     Terms,
 )
+from quietmax.ledger.books import Posting, keep
 from quietmax.ledger.committer import Committer
+from quietmax.ledger.database import writing
+from quietmax.ledger.hand import Hand
+from quietmax.ledger.shelf import Shelf
 
 
 def _open(ledger, queries=10, name="patients"):
@@ -125,8 +129,8 @@ def test_a_retry_before_the_answer_was_stored_pays_nothing_and_only_the_first_an
     first, second = ledger.charge(charge), ledger.charge(charge)
     assert (first.units, first.resumed) == (units, False)
     assert (second.units, second.answers, second.resumed) == (0, 1, True)
-    won = ledger.store(Store(((query, b"drawn second"),), request, b"drawn second"))
-    lost = ledger.store(Store(((query, b"drawn first"),), request, b"drawn first"))
+    won = ledger.store(Store(account.id, (query,), b"drawn second", request, b"drawn second"))
+    lost = ledger.store(Store(account.id, (query,), b"drawn first", request, b"drawn first"))
     assert (won.first, lost.first) == (True, False)
     assert lost.answer == b"drawn second"
     asked = ledger.charge(Charge(account.id, ann, "m/1", units, rows=1, queries=(query,)))
@@ -142,7 +146,7 @@ def test_two_draws_of_one_request_stored_in_one_group_leave_only_the_first(ledge
     assert ledger.charge(charge).units + ledger.charge(charge).units == units
     gate, told = _held(ledger), []
     for drawn in (b"first", b"second"):
-        ledger.submit_store(Store(((query, drawn),), request, drawn), told.append)
+        ledger.submit_store(Store(account.id, (query,), drawn, request, drawn), told.append)
     gate.set()
     _wait_until(lambda: len(told) == 2)
     assert [(kept.answer, kept.first) for kept in told] == [(b"first", True), (b"first", False)]
@@ -156,7 +160,7 @@ def _held(ledger):
 
     def hold(_):
         reached.set()
-        gate.wait()
+        gate.wait(20)
 
     ledger.submit_store(Store(), hold)
     assert reached.wait(10)
@@ -187,10 +191,10 @@ def test_identical_queries_are_free_once_their_answer_is_stored(ledger):
     ann, bob = ledger.client("ann"), ledger.client("bob")
     queries = tuple(ledger.query_key(b"model", bytes([number])) for number in range(3))
     assert ledger.charge(Charge(account.id, ann, "m/1", units, 3, queries=queries)).answers == 3
-    ledger.store(Store(answers=tuple((query, b"a" + query) for query in queries[:2])))
+    ledger.store(Store(account.id, queries[:2], b"answer 0answer 1"))
     charged = ledger.charge(Charge(account.id, bob, "m/1", units, 3, queries=queries))
     assert (charged.answers, charged.units) == (1, units)
-    assert dict(charged.stored) == {query: b"a" + query for query in queries[:2]}
+    assert dict(charged.stored) == {queries[0]: b"answer 0", queries[1]: b"answer 1"}
     another_version = ledger.query_key(b"retrained", bytes([0]))
     assert ledger.charge(Charge(account.id, bob, "m/2", units, 1, queries=(another_version,))).answers == 1
 
@@ -198,8 +202,10 @@ def test_identical_queries_are_free_once_their_answer_is_stored(ledger):
 def test_more_query_keys_than_the_database_takes_in_one_statement_are_looked_up(ledger):
     account, _ = _open(ledger)
     ann = ledger.client("ann")
-    queries = tuple(number.to_bytes(32, "big") for number in range(25_000))
-    ledger.store(Store(answers=tuple((query, b"x") for query in queries)))
+    queries = tuple(number.to_bytes(16, "little") for number in range(25_000))
+    for query in queries[::25]:
+        start = int.from_bytes(query, "little")
+        ledger.submit_store(Store(account.id, queries[start : start + 25], b"x" * 25), lambda _: None)
     charged = ledger.charge(Charge(account.id, ann, "m/1", 1, len(queries), queries=queries))
     assert (charged.units, len(charged.stored)) == (0, 25_000)
 
@@ -279,7 +285,7 @@ def test_charges_are_flushed_to_the_disk_and_mere_conveniences_are_not(ledger):
         if sqlite:
             patch.setattr(Committer, "_ready", spied)
         ledger.charge(Charge(account.id, ann, "m/1", units, rows=1))
-        ledger.store(Store(answers=((b"q", b"a"),)))
+        ledger.store(Store(account.id, (b"q" * 16,), b"a"))
         request = ledger.request_key(ann, "x")
         ledger.charge(Charge(account.id, ann, "m/1", units, rows=1, request=request))
         ledger.store(Store(request=request, answer=b"a"))
@@ -391,3 +397,56 @@ def test_four_processes_of_four_threads_get_exactly_the_answers_the_budget_pays_
     with Ledger(address) as ledger:
         assert ledger.account("patients").left_units == 0
         assert ledger.verify().sound
+
+
+def test_answers_stored_by_another_process_are_found(address):
+    with Ledger(address) as one, Ledger(address) as other:
+        account, units = _open(one)
+        ann = one.client("ann")
+        query = one.query_key(b"model", b"query")
+        asked = Charge(account.id, ann, "m/1", units, 1, queries=(query,))
+        assert other.charge(asked).answers == 1
+        one.store(Store(account.id, (query,), b"answer"))
+        assert dict(other.charge(asked).stored) == {query: b"answer"}
+
+
+def test_only_the_latest_answers_are_kept_in_the_index_and_they_survive_a_restart(ledger):
+    account, units = _open(ledger)
+    queries = [ledger.query_key(b"model", b"%d" % number) for number in range(12)]
+    for start in range(0, 12, 2):
+        ledger.store(Store(account.id, tuple(queries[start : start + 2]), b"%02d%02d" % (start, start + 1)))
+    with writing(ledger._engine) as connection:
+        for _ in range(2):
+            shelf = Shelf(most=5)
+            found = shelf.find(Hand(connection), account.id, queries)
+            assert found == {queries[number]: b"%02d" % number for number in range(8, 12)}
+            everything = Shelf(most=100)
+            assert len(everything.find(Hand(connection), account.id, queries)) == 12
+        ten = Shelf(most=12)
+        ten.find(Hand(connection), account.id, [])
+        keep(Hand(connection), [Store(account.id, (b"z" * 16,), b"zz")])
+        assert ten.find(Hand(connection), account.id, [queries[0], b"z" * 16]) == {b"z" * 16: b"zz"}
+    assert ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", units, 1)).units == units
+
+
+def test_keys_that_agree_in_their_first_half_only_are_told_apart(ledger):
+    account, units = _open(ledger)
+    ledger.store(Store(account.id, (b"12345678" * 2,), b"answer"))
+    other = Charge(account.id, ledger.client("ann"), "m/1", units, 1, queries=(b"12345678abcdefgh",))
+    assert ledger.charge(other).answers == 1
+
+
+def test_what_an_undone_transaction_stored_is_not_found_afterwards(ledger, monkeypatch):
+    account, units = _open(ledger)
+    query = ledger.query_key(b"model", b"query")
+    charge = Charge(account.id, ledger.client("ann"), "m/1", units, 1, queries=(query,))
+    gate, told = _held(ledger), []
+    with monkeypatch.context() as patch:
+        patch.setattr(Posting, "save", lambda _: 1 / 0)
+        ledger.submit_store(Store(account.id, (query,), b"answer", deadline=0.0), told.append)
+        ledger.submit(charge, told.append)
+        gate.set()
+        _wait_until(lambda: len(told) == 2)
+        assert all(isinstance(outcome, Failed) for outcome in told)
+    assert ledger.charge(charge).answers == 1
+    assert ledger.account("patients").spent_units == units

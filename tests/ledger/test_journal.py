@@ -8,7 +8,17 @@ from sqlalchemy import inspect, text
 
 from quietmax.accounting import LIMIT, GaussianCost, PureCost
 from quietmax.errors import InvalidInput
-from quietmax.ledger import Charge, Charged, Ledger, LedgerDamaged, LedgerUnavailable, Store, Terms, find_key
+from quietmax.ledger import (
+    Charge,
+    Charged,
+    Ledger,
+    LedgerDamaged,
+    LedgerUnavailable,
+    Store,
+    Stored,
+    Terms,
+    find_key,
+)
 from quietmax.ledger.accounts import now
 from quietmax.ledger.chain import START
 from quietmax.ledger.database import default_url, opened, parsed_url
@@ -384,13 +394,15 @@ def test_a_full_disk_refuses_cleanly_and_the_ledger_recovers(tmp_path):
 
 def test_answers_are_stored_as_soon_as_the_ledger_is_back(tmp_path):
     path = tmp_path / "ledger.sqlite"
+    query = b"q" * 16
     with Ledger(path) as ledger:
+        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
         path.rename(tmp_path / "away")
         told: list = []
-        ledger.submit_store(Store(answers=((b"query", b"answer"),)), told.append)
+        ledger.submit_store(Store(account.id, (query,), b"answer"), told.append)
         (tmp_path / "away").rename(path)
-        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+        asked = ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", 1, 1, queries=(query,)))
         while not told:
-            pass
-        asked = ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", 1, 1, queries=(b"query",)))
-        assert dict(asked.stored) == {b"query": b"answer"}
+            asked = ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", 1, 1, queries=(query,)))
+        assert told == [Stored(b"", True)]
+        assert dict(asked.stored) == {query: b"answer"}

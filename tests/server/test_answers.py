@@ -4,8 +4,8 @@ import time
 
 import numpy as np
 import pytest
+from running_service import CLASSES, FEATURES, inference, running, some_rows
 
-from conftest import CLASSES, FEATURES, inference, some_rows
 from quietmax.accounting import LIMIT
 from quietmax.ledger import Terms
 from quietmax.server import Settings
@@ -182,8 +182,6 @@ def test_a_head_that_answers_per_query_releases_labels_or_with_sampled_neuron_pr
 
 
 def test_several_models_and_versions_are_served_and_the_highest_version_by_default(tmp_path, models):
-    from conftest import running
-
     names = [
         f"people/9={models / 'plain'}",
         f"people/10={models / 'plain'}",

@@ -21,6 +21,7 @@ from quietmax.accounting import LIMIT, Budget, Cost, Meter, Reading, cost_from_j
 from quietmax.errors import InvalidInput
 from quietmax.ledger.books import Book, locked
 from quietmax.ledger.chain import START
+from quietmax.ledger.hand import Hand
 from quietmax.ledger.tables import KEYS_BOOK, accounts, clients, journal, subaccounts, training_sets
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -218,7 +219,7 @@ def open_account(
         if bound is not None:
             connection.execute(training_sets.delete().where(training_sets.c.digest == digest))
             book.add(now(), "bind", detail=_detail(account=name, before=bound.name, because=because))
-            book.save(connection)
+            book.save(Hand(connection))
         connection.execute(insert(training_sets), {"digest": digest, "account": found.id})
     return found
 
@@ -255,7 +256,7 @@ def _created(
     book = Book(created.id, LIMIT, 0, 0, START)
     reason = {} if because is None else {"because": because}
     book.add(moment, "open", detail=_detail(total=total.to_json(), terms=terms.to_json(), **reason))
-    book.save(connection)
+    book.save(Hand(connection))
     created = by_name(connection, name)
     assert created is not None
     return created
@@ -264,7 +265,7 @@ def _created(
 def locked_keys_book(connection: Connection) -> Book:
     """The book of keys, locked."""
     number = connection.execute(select(accounts.c.id).where(accounts.c.name == KEYS_BOOK)).scalar_one()
-    return locked(connection, [number])[number]
+    return locked(Hand(connection), [number])[number]
 
 
 def named(connection: Connection, name: str) -> AccountState:
@@ -282,7 +283,7 @@ def grant(connection: Connection, name: str, terms: Terms, because: str) -> Acco
     """Set the whole budget of an account to new terms; what was spent stays spent."""
     checked_reason(because)
     account = named(connection, name)
-    book = locked(connection, [account.id])[account.id]
+    book = locked(Hand(connection), [account.id])[account.id]
     wanted = terms.total(account.total.currency)
     limit = int(wanted.amount * LIMIT / Fraction(account.total.amount))
     if not book.spent_units <= limit <= _MOST_UNITS:
@@ -292,7 +293,7 @@ def grant(connection: Connection, name: str, terms: Terms, because: str) -> Acco
         )
     book.limit_units = limit
     book.add(now(), "grant", detail=_detail(terms=terms.to_json(), because=because))
-    book.save(connection)
+    book.save(Hand(connection))
     return named(connection, name)
 
 
@@ -302,7 +303,7 @@ def set_quota(
     """Limit a client to a share of the account's budget (None: no limit but the budget itself)."""
     checked_reason(because)
     account = named(connection, name)
-    book = locked(connection, [account.id])[account.id]
+    book = locked(Hand(connection), [account.id])[account.id]
     if share is not None and not 0 <= share <= 1:
         raise InvalidInput(
             f"The share is {share!r}, but must be from 0 to 1; give a part of the whole budget."
@@ -310,7 +311,7 @@ def set_quota(
     limit = None if share is None else int(Fraction(str(share)) * book.limit_units)
     _limit_client(connection, book, client, limit)
     book.add(now(), "quota", client=client, detail=_detail(share=share, quota_units=limit, because=because))
-    book.save(connection)
+    book.save(Hand(connection))
     return named(connection, name)
 
 
@@ -318,7 +319,7 @@ def revoke(connection: Connection, name: str, client: str | None, because: str) 
     """Take back what is unspent: of the whole account, or of one client's part."""
     checked_reason(because)
     account = named(connection, name)
-    book = locked(connection, [account.id])[account.id]
+    book = locked(Hand(connection), [account.id])[account.id]
     limit = None
     if client is None:
         book.limit_units = book.spent_units
@@ -327,16 +328,16 @@ def revoke(connection: Connection, name: str, client: str | None, because: str) 
         limit = known[client].spent_units if client in known else 0
         _limit_client(connection, book, client, limit)
     book.add(now(), "revoke", client=client or "", detail=_detail(quota_units=limit, because=because))
-    book.save(connection)
+    book.save(Hand(connection))
     return named(connection, name)
 
 
 def note_unproven(connection: Connection, account: AccountState, model: str, status: str) -> None:
     """Write down, once, that a model without proven guarantee answers from this account."""
-    book = locked(connection, [account.id])[account.id]
+    book = locked(Hand(connection), [account.id])[account.id]
     if (model, status) not in unproven_models(connection, account.id):
         book.add(now(), "unproven", model=model, detail=_detail(status=status))
-        book.save(connection)
+        book.save(Hand(connection))
 
 
 def unproven_models(connection: Connection, account: int) -> list[tuple[str, str]]:

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from sqlalchemy import Connection, Row, bindparam, select, text
 
 from quietmax.ledger.chain import digest
 from quietmax.ledger.charges import (
@@ -25,52 +22,36 @@ from quietmax.ledger.charges import (
     Stored,
 )
 from quietmax.ledger.errors import LedgerDamaged
-from quietmax.ledger.tables import accounts, answers, clients, journal, keys, requests, subaccounts
+from quietmax.ledger.hand import Hand, Values
+from quietmax.ledger.shelf import Shelf
 
-_MOST_PARAMETERS = 10_000
-_ACCOUNTS = (
-    select(
-        accounts.c.id, accounts.c.limit_units, accounts.c.spent_units, accounts.c.sequence, accounts.c.head
-    )
-    .where(accounts.c.id.in_(bindparam("ids", expanding=True)))
-    .order_by(accounts.c.id)
-    .with_for_update()
+_LOCK = "SELECT id, limit_units, spent_units, sequence, head FROM accounts WHERE id IN (??) ORDER BY id FOR UPDATE"
+_SAVE = "UPDATE accounts SET limit_units = ?, spent_units = ?, sequence = ?, head = ? WHERE id = ?"
+_JOURNAL = (
+    "INSERT INTO journal (account, sequence, time, kind, client, model, answers, units, spent_units, limit_units,"
+    " detail, previous, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_SUBACCOUNTS = (
-    select(
-        subaccounts.c.account,
-        subaccounts.c.client,
-        clients.c.name,
-        subaccounts.c.limit_units,
-        subaccounts.c.spent_units,
-    )
-    .join_from(clients, subaccounts, subaccounts.c.client == clients.c.id, isouter=True)
-    .where(clients.c.id.in_(bindparam("ids", expanding=True)))
+_PARTS = (
+    "SELECT subaccounts.account, clients.id, clients.name, subaccounts.limit_units, subaccounts.spent_units"
+    " FROM clients LEFT OUTER JOIN subaccounts ON subaccounts.client = clients.id WHERE clients.id IN (??)"
 )
-_CLIENTS = select(clients.c.id, clients.c.name).where(clients.c.id.in_(bindparam("ids", expanding=True)))
-_KEYS = select(keys.c.id, keys.c.client, keys.c.expires, keys.c.revoked).where(
-    keys.c.id.in_(bindparam("ids", expanding=True))
+_NEW_PART = (
+    "INSERT INTO subaccounts (account, client, limit_units, spent_units, refused) VALUES (?, ?, NULL, ?, 0)"
 )
-_REQUESTS = select(requests.c.request, requests.c.body, requests.c.units, requests.c.answer).where(
-    requests.c.request.in_(bindparam("ids", expanding=True))
+_SAVE_PART = "UPDATE subaccounts SET spent_units = ? WHERE account = ? AND client = ?"
+_KEYS = "SELECT id, client, expires, revoked FROM keys WHERE id IN (??)"
+_REQUESTS = "SELECT request, body, units, answer FROM requests WHERE request IN (??)"
+_NEW_REQUEST = (
+    "INSERT INTO requests (request, body, account, units, time, answer) VALUES (?, ?, ?, ?, ?, NULL)"
 )
-_ANSWERS = select(answers.c.query, answers.c.answer).where(
-    answers.c.query.in_(bindparam("ids", expanding=True))
-)
-_SAVE_ACCOUNT = text(
-    "UPDATE accounts SET limit_units = :limit_units, spent_units = :spent_units, sequence = :sequence, head = :head"
-    " WHERE id = :account"
-)
-_SAVE_SUBACCOUNT = text(
-    "UPDATE subaccounts SET spent_units = :spent_units WHERE account = :account AND client = :client"
-)
-_SAVE_REQUEST = text("UPDATE requests SET units = :units WHERE request = :request")
-_COUNT_REFUSED = text(
-    "INSERT INTO subaccounts (account, client, spent_units, refused) VALUES (:account, :client, 0, :refused)"
+_SAVE_REQUEST = "UPDATE requests SET units = ? WHERE request = ?"
+_ANSWER_REQUEST = "UPDATE requests SET answer = ? WHERE request = ? AND answer IS NULL"
+_ANSWER_OF_REQUEST = "SELECT answer FROM requests WHERE request = ?"
+_NEW_ANSWERS = "INSERT INTO answers (account, keys, answers) VALUES (?, ?, ?)"
+_COUNT_REFUSED = (
+    "INSERT INTO subaccounts (account, client, spent_units, refused) VALUES (?, ?, 0, ?)"
     " ON CONFLICT (account, client) DO UPDATE SET refused = subaccounts.refused + excluded.refused"
 )
-_KEEP_ANSWER = text("INSERT INTO answers (query, answer) VALUES (:query, :answer) ON CONFLICT DO NOTHING")
-_KEEP_REQUEST = text("UPDATE requests SET answer = :answer WHERE request = :request AND answer IS NULL")
 
 
 @dataclass(slots=True)
@@ -82,7 +63,7 @@ class Book:
     spent_units: int
     sequence: int
     head: str
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[Values] = field(default_factory=list)
 
     def add(
         self,
@@ -98,42 +79,33 @@ class Book:
         """Append a row to the journal and move the balance by its units."""
         self.spent_units += units
         self.sequence += 1
-        fields: dict[str, Any] = {
-            "account": self.account,
-            "sequence": self.sequence,
-            "time": now,
-            "kind": kind,
-            "client": client,
-            "model": model,
-            "answers": answers,
-            "units": units,
-            "spent_units": self.spent_units,
-            "limit_units": self.limit_units,
-            "detail": detail,
-            "previous": self.head,
-        }
-        self.head = digest(*fields.values())
-        self.rows.append({**fields, "hash": self.head})
-
-    def save(self, connection: Connection) -> None:
-        """Write the balance and the new rows."""
-        connection.execute(
-            _SAVE_ACCOUNT,
-            {
-                "account": self.account,
-                "limit_units": self.limit_units,
-                "spent_units": self.spent_units,
-                "sequence": self.sequence,
-                "head": self.head,
-            },
+        fields = (
+            self.account,
+            self.sequence,
+            now,
+            kind,
+            client,
+            model,
+            answers,
+            units,
+            self.spent_units,
+            self.limit_units,
+            detail,
+            self.head,
         )
-        connection.execute(journal.insert(), self.rows)
+        self.head = digest(*fields)
+        self.rows.append((*fields, self.head))
+
+    def save(self, hand: Hand) -> None:
+        """Write the balance and the new rows."""
+        hand.run(_SAVE, (self.limit_units, self.spent_units, self.sequence, self.head, self.account))
+        hand.run_many(_JOURNAL, self.rows)
 
 
-def locked(connection: Connection, ids: Iterable[int]) -> dict[int, Book]:
+def locked(hand: Hand, ids: Iterable[int]) -> dict[int, Book]:
     """The named accounts, locked until the transaction ends."""
-    wanted = sorted(set(ids))
-    found = {row.id: Book(*row) for row in connection.execute(_ACCOUNTS, {"ids": wanted})}
+    wanted = set(ids)
+    found = {row[0]: Book(*row) for row in hand.rows_of(_LOCK, wanted)}
     if len(found) < len(wanted):
         raise LedgerDamaged("An account is missing from the ledger; restore it from a copy, or start again.")
     return found
@@ -153,9 +125,9 @@ class Posting:
     """Works through the charges of one transaction; `outcomes` says what became of each, in their order."""
 
     def __init__(
-        self, connection: Connection, books: Mapping[int, Book], charges: Sequence[Charge], now: int
+        self, hand: Hand, shelf: Shelf, books: Mapping[int, Book], charges: Sequence[Charge], now: int
     ) -> None:
-        self._connection = connection
+        self._hand = hand
         self._now = now
         self._books = books
         self._names: dict[int, str] = {}
@@ -165,8 +137,8 @@ class Posting:
         self._requests = self._known_requests(
             {charge.request for charge in charges if charge.request is not None}
         )
-        self._stored = self._stored_answers({query for charge in charges for query in charge.queries})
-        self._new_requests: dict[bytes, dict[str, Any]] = {}
+        self._stored = _stored_answers(hand, shelf, charges)
+        self._new_requests: dict[bytes, tuple[Charge, int]] = {}
         self._raised_requests: dict[bytes, int] = {}
         self.outcomes: list[Outcome] = [self._one(charge) for charge in charges]
 
@@ -177,25 +149,23 @@ class Posting:
 
     def save(self) -> None:
         """Write balances, journal and requests."""
+        hand = self._hand
         for book in self._books.values():
             if book.rows:
-                book.save(self._connection)
-        fresh: list[dict[str, int]] = []
-        moved: list[dict[str, int]] = []
+                book.save(hand)
         for (account, client), part in self._parts.items():
-            if part.changed:
-                row = {"account": account, "client": client, "spent_units": part.spent_units}
-                (fresh if part.is_new else moved).append(row)
-        if fresh:
-            self._connection.execute(
-                subaccounts.insert(), [{**row, "limit_units": None, "refused": 0} for row in fresh]
-            )
-        if moved:
-            self._connection.execute(_SAVE_SUBACCOUNT, moved)
-        if self._new_requests:
-            self._connection.execute(requests.insert(), list(self._new_requests.values()))
-        for request, units in self._raised_requests.items():
-            self._connection.execute(_SAVE_REQUEST, {"request": request, "units": units})
+            if part.changed and part.is_new:
+                hand.run(_NEW_PART, (account, client, part.spent_units))
+            elif part.changed:
+                hand.run(_SAVE_PART, (part.spent_units, account, client))
+        hand.run_many(
+            _NEW_REQUEST,
+            [
+                (request, charge.body, charge.account, units, self._now)
+                for request, (charge, units) in self._new_requests.items()
+            ],
+        )
+        hand.run_many(_SAVE_REQUEST, [(units, request) for request, units in self._raised_requests.items()])
 
     def _one(self, charge: Charge) -> Outcome:
         if charge.key is not None and self._holders.get(charge.key) != charge.client:
@@ -236,56 +206,42 @@ class Posting:
         return Charged(units, count, _left(book, part), stored, resumed)
 
     def _note_request(self, charge: Charge, request: bytes, units: int, resumed: bool) -> None:
-        if not resumed:
-            self._new_requests[request] = {
-                "request": request,
-                "body": charge.body,
-                "account": charge.account,
-                "units": units,
-                "time": self._now,
-                "answer": None,
-            }
-        elif request in self._new_requests:
-            self._new_requests[request]["units"] = units
+        if not resumed or request in self._new_requests:
+            self._new_requests[request] = (charge, units)
         elif units > self._requests[request][1]:
             self._raised_requests[request] = units
         self._requests[request] = (charge.body, units, None)
 
     def _read_parts(self, ids: set[int]) -> None:
-        for account, client, name, limit_units, spent_units in self._connection.execute(
-            _SUBACCOUNTS, {"ids": sorted(ids)}
-        ):
+        for account, client, name, limit_units, spent_units in self._hand.rows_of(_PARTS, ids):
+            self._names[client] = name
             if account is not None:
                 self._parts[account, client] = _Part(limit_units, spent_units, is_new=False)
-                self._names[client] = name
-        missing = ids - self._names.keys()
-        if missing:
-            self._names.update(
-                (row.id, row.name) for row in self._connection.execute(_CLIENTS, {"ids": sorted(missing)})
-            )
 
     def _valid_keys(self, ids: set[str]) -> dict[str, int]:
         """Keys that are neither revoked nor expired, with their clients."""
-        if not ids:
-            return {}
         return {
-            row.id: row.client
-            for row in self._connection.execute(_KEYS, {"ids": sorted(ids)})
-            if row.revoked is None and (row.expires is None or row.expires > self._now)
+            number: client
+            for number, client, expires, revoked in self._hand.rows_of(_KEYS, ids)
+            if revoked is None and (expires is None or expires > self._now)
         }
 
     def _known_requests(self, ids: set[bytes]) -> dict[bytes, tuple[bytes, int, bytes | None]]:
         return {
-            bytes(row.request): (
-                bytes(row.body),
-                row.units,
-                None if row.answer is None else bytes(row.answer),
-            )
-            for row in _in_parts(self._connection, _REQUESTS, ids)
+            bytes(request): (bytes(body), units, None if answer is None else bytes(answer))
+            for request, body, units, answer in self._hand.rows_of(_REQUESTS, ids)
         }
 
-    def _stored_answers(self, ids: set[bytes]) -> Mapping[bytes, bytes]:
-        return {bytes(row.query): bytes(row.answer) for row in _in_parts(self._connection, _ANSWERS, ids)}
+
+def _stored_answers(hand: Hand, shelf: Shelf, charges: Sequence[Charge]) -> dict[bytes, bytes]:
+    asked: dict[int, set[bytes]] = {}
+    for charge in charges:
+        if charge.queries:
+            asked.setdefault(charge.account, set()).update(charge.queries)
+    stored: dict[bytes, bytes] = {}
+    for account, queries in asked.items():
+        stored.update(shelf.find(hand, account, queries))
+    return stored
 
 
 def _left(book: Book, part: _Part) -> int:
@@ -293,51 +249,31 @@ def _left(book: Book, part: _Part) -> int:
     return left if part.limit_units is None else min(left, part.limit_units - part.spent_units)
 
 
-def _in_parts(connection: Connection, statement: Any, ids: set[bytes]) -> list[Row[Any]]:
-    ordered = sorted(ids)
-    rows: list[Row[Any]] = []
-    for start in range(0, len(ordered), _MOST_PARAMETERS):
-        rows += connection.execute(statement, {"ids": ordered[start : start + _MOST_PARAMETERS]}).all()
-    return rows
-
-
-def keep(connection: Connection, stores: Sequence[Store]) -> list[Stored]:
-    """Keep answers; where one is there already, the first stays.
+def keep(hand: Hand, stores: Sequence[Store]) -> list[Stored]:
+    """Keep answers.
 
     Of several draws for one request id (a retry while the first try was under way) only one was paid for, so only the
     first to be stored may ever leave: the others are forgotten here, their answers by query too.
     """
     kept = []
-    by_query: dict[bytes, bytes] = {}
     for store in stores:
         answer = store.answer
         first = True
         if store.request is not None:
-            done = connection.execute(_KEEP_REQUEST, {"request": store.request, "answer": store.answer})
-            first = done.rowcount == 1
-        if first:
-            for query, one in store.answers:
-                by_query.setdefault(query, one)
-        else:
-            found = connection.execute(
-                select(requests.c.answer).where(requests.c.request == store.request)
-            ).scalar_one_or_none()
-            if found is None:
+            first = hand.run(_ANSWER_REQUEST, (store.answer, store.request)) == 1
+        if not first:
+            found = hand.rows(_ANSWER_OF_REQUEST, (store.request,))
+            if not found or found[0][0] is None:
                 raise LedgerDamaged("A request that was charged is missing from the ledger; restore a copy.")
-            answer = bytes(found)
+            answer = bytes(found[0][0])
+        elif store.queries:
+            hand.run(_NEW_ANSWERS, (store.account, b"".join(store.queries), store.answers))
         kept.append(Stored(answer, first))
-    if by_query:
-        rows = [{"query": query, "answer": by_query[query]} for query in sorted(by_query)]
-        connection.execute(_KEEP_ANSWER, rows)
     return kept
 
 
-def count_refusals(connection: Connection, refusals: Mapping[tuple[int, int], int]) -> None:
+def count_refusals(hand: Hand, refusals: Mapping[tuple[int, int], int]) -> None:
     """Add refused requests to the clients' parts of accounts."""
-    connection.execute(
-        _COUNT_REFUSED,
-        [
-            {"account": account, "client": client, "refused": count}
-            for (account, client), count in sorted(refusals.items())
-        ],
+    hand.run_many(
+        _COUNT_REFUSED, [(account, client, count) for (account, client), count in sorted(refusals.items())]
     )

@@ -86,9 +86,14 @@ Outcome = Charged | Replayed | Refused | Reused | KeyEnded | Failed
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Keep answers: by query, and the whole answer of a request that carries an id."""
+    """Keep answers: by query, and the whole answer of a request that carries an id.
 
-    answers: tuple[tuple[bytes, bytes], ...] = ()
+    `queries` are the keys of new queries to an account, `answers` theirs one after the other, all of one length.
+    """
+
+    account: int = 0
+    queries: tuple[bytes, ...] = ()
+    answers: bytes = b""
     request: bytes | None = None
     answer: bytes = b""
     deadline: float = math.inf

@@ -16,19 +16,21 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import Connection, Engine, text
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
 
 from quietmax.errors import QuietmaxError
 from quietmax.ledger.books import Posting, count_refusals, keep, locked
 from quietmax.ledger.charges import Charge, Failed, Outcome, Refused, Store, Stored
 from quietmax.ledger.database import unavailable, writer
 from quietmax.ledger.errors import LedgerUnavailable
+from quietmax.ledger.hand import Hand
+from quietmax.ledger.shelf import Shelf
 
 _MOST_TOGETHER = 1024
 _PAUSE = 0.1
-_NOT_FLUSHED = text("SET LOCAL synchronous_commit = off")
 
 ChargeDone = Callable[[Outcome], None]
 StoreDone = Callable[[Stored | Failed], None]
@@ -39,6 +41,10 @@ _CLOSED = LedgerUnavailable("The ledger is closed; nothing was spent, ask again 
 _TOO_LATE = LedgerUnavailable(
     "The ledger did not come to this request in time; nothing was spent, ask again."
 )
+
+
+class _Collided(Exception):
+    """Another process has written the same row in the meantime; the transaction was undone."""
 
 
 class Committer:
@@ -52,6 +58,10 @@ class Committer:
         self._connection: Connection | None = None
         self._flushes = True
         self._sqlite = engine.dialect.name == "sqlite"
+        self._shelf = Shelf()
+        driver: Any = engine.dialect.dbapi
+        self._driver_error: type[Exception] = driver.Error
+        self._integrity: type[Exception] = driver.IntegrityError
         self._place = place
         self._closing = False
         self.groups = 0
@@ -117,7 +127,7 @@ class Committer:
         in_time = [waiting for waiting in charges if waiting[0].deadline > moment]
         try:
             self._write_group(in_time, stores)
-        except IntegrityError:
+        except _Collided:
             # Another process wrote the same request id in the meantime: each on its own, so that it is seen.
             for waiting in in_time:
                 self._write_alone([waiting], [])
@@ -127,14 +137,14 @@ class Committer:
     def _write_alone(self, charges: list[_Waiting], stores: list[_Keeping]) -> None:
         try:
             self._write_group(charges, stores)
-        except IntegrityError as problem:
+        except _Collided as problem:
             for _, done in [*charges, *stores]:
                 _tell(done, Failed(unavailable(self._engine, problem)))
 
     def _write_group(self, charges: list[_Waiting], stores: list[_Keeping]) -> None:
         try:
             outcomes, kept = self._commit([charge for charge, _ in charges], [store for store, _ in stores])
-        except IntegrityError:
+        except _Collided:
             raise
         except Exception as problem:
             failed = problem if isinstance(problem, QuietmaxError) else _unexpected(problem)
@@ -158,31 +168,34 @@ class Committer:
             _tell(stored_done, stored)
 
     def _commit(self, charges: list[Charge], stores: list[Store]) -> tuple[list[Outcome], list[Stored]]:
-        """One transaction. Raises `LedgerUnavailable` (nothing may be answered) or `IntegrityError` (undone)."""
+        """One transaction. Raises `LedgerUnavailable` (nothing may be answered) or `_Collided` (undone)."""
         self._place.check()
         durable = bool(charges) or any(store.request is not None for store in stores)
         refusals = dict(self._refusals)
         try:
             connection = self._ready(durable)
             with connection.begin() as transaction:
+                hand = Hand(connection)
                 if not durable and not self._sqlite:
-                    connection.execute(_NOT_FLUSHED)
+                    hand.run("SET LOCAL synchronous_commit = off")
                 named = {charge.account for charge in charges} | {account for account, _ in refusals}
-                books = locked(connection, named) if named else {}
-                kept = keep(connection, stores)  # first, so that the charges see what was stored before them
-                posting = Posting(connection, books, charges, time.time_ns() // 1000)
+                books = locked(hand, named | {store.account for store in stores if store.queries})
+                kept = keep(hand, stores)  # first, so that the charges see what was stored before them
+                posting = Posting(hand, self._shelf, books, charges, time.time_ns() // 1000)
                 changed = bool(stores) or posting.changed or not charges
                 if changed:
                     posting.save()
-                    if refusals:
-                        count_refusals(connection, refusals)
+                    count_refusals(hand, refusals)
                 else:
                     transaction.rollback()
-        except IntegrityError:
+        except BaseException as problem:
+            self._shelf.forget()
+            if isinstance(problem, self._integrity):
+                raise _Collided from problem
+            if isinstance(problem, (SQLAlchemyError, self._driver_error)):
+                self._drop_connection()
+                raise unavailable(self._engine, problem) from problem
             raise
-        except (SQLAlchemyError, sqlite3.Error) as problem:
-            self._drop_connection()
-            raise unavailable(self._engine, problem) from problem
         if changed:
             self._refusals.clear()
             self.failing = None

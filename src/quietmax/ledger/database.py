@@ -135,8 +135,12 @@ def translated(engine: Engine) -> Iterator[None]:
     """Turn failures of the database into one sentence."""
     try:
         yield
-    except SQLAlchemyError as problem:
+    except (SQLAlchemyError, _driver(engine).Error) as problem:
         raise unavailable(engine, problem) from problem
+
+
+def _driver(engine: Engine) -> Any:
+    return engine.dialect.dbapi
 
 
 def unavailable(engine: Engine, problem: Exception) -> LedgerUnavailable:

@@ -18,6 +18,7 @@ from sqlalchemy import Connection, insert, select
 
 from quietmax.errors import InvalidInput
 from quietmax.ledger.accounts import client_id, locked_keys_book, now
+from quietmax.ledger.hand import Hand
 from quietmax.ledger.tables import clients, keys
 
 Role = Literal["admin", "client"]
@@ -82,7 +83,7 @@ def create_key(connection: Connection, client: str, role: Role, days: float | No
         client=client,
         detail=key_detail(number, role, cast(str, row["secret_hash"]), cast("int | None", row["expires"])),
     )
-    book.save(connection)
+    book.save(Hand(connection))
     return f"qm_{number}_{secret}", Key(
         number,
         client,
@@ -117,7 +118,7 @@ def revoke_key(connection: Connection, number: str) -> Key:
             client=found.client,
             detail=json.dumps({"id": number, "revoked": moment}, sort_keys=True),
         )
-        book.save(connection)
+        book.save(Hand(connection))
     return next(key for key in all_keys(connection) if key.id == number)
 
 

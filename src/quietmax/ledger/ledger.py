@@ -24,6 +24,7 @@ from quietmax.ledger.committer import ChargeDone, Committer, Place, StoreDone
 from quietmax.ledger.database import default_url, opened, reading, shown, writing
 from quietmax.ledger.keys import Key, Role
 from quietmax.ledger.migrations import migrate
+from quietmax.ledger.shelf import KEY_BYTES
 from quietmax.ledger.tables import journal, meta
 from quietmax.ledger.verify import Verification
 
@@ -146,14 +147,14 @@ class Ledger:
 
     def request_key(self, client: int, request_id: str) -> bytes:
         """What the ledger keeps of a request id: ids of different clients never meet."""
-        return self._keyed(b"request %d " % client + request_id.encode())
+        return self._keyed(b"request %d " % client + request_id.encode(), 32)
 
     def query_key(self, model_digest: bytes, query: bytes) -> bytes:
         """What the ledger keeps of a query to a model version."""
-        return self._keyed(model_digest + query)
+        return self._keyed(model_digest + query, KEY_BYTES)
 
-    def _keyed(self, content: bytes) -> bytes:
-        return hashlib.blake2b(content, key=self._salt, digest_size=32).digest()
+    def _keyed(self, content: bytes, size: int) -> bytes:
+        return hashlib.blake2b(content, key=self._salt, digest_size=size).digest()
 
     # Administration
 

@@ -121,10 +121,14 @@ requests = Table(
 answers = Table(
     "answers",
     metadata,
-    Column("query", LargeBinary, primary_key=True),
-    Column("answer", LargeBinary, nullable=False),
+    Column("id", _Number, primary_key=True, autoincrement=True),
+    Column("account", _Number, ForeignKey("accounts.id"), nullable=False),
+    Column("keys", LargeBinary, nullable=False),
+    Column("answers", LargeBinary, nullable=False),
+    sqlite_autoincrement=True,
 )
-"""`query` is a keyed hash of model version and features."""
+"""Answers of one request: `keys` are keyed hashes of model version and features, 16 bytes each."""
 
+Index("answers_by_account", answers.c.account, answers.c.id)
 _rare = journal.c.kind != "charge"
 Index("journal_rare", journal.c.account, journal.c.kind, sqlite_where=_rare, postgresql_where=_rare)

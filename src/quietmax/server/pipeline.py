@@ -200,15 +200,26 @@ class Pipeline:
             return
         finished: list[tuple[_Ask, Result]] = []
         for ask, answer in zip(asks, answers, strict=True):
-            kept = tuple((ask.keys[row], answer.rows[row].tobytes()) for row in ask.new) if ask.keys else ()
+            queries, drawn = self._new_answers(ask, answer)
             if ask.request is not None:
-                store = Store(kept, ask.request, answer.rows.tobytes(), ask.deadline)
+                store = Store(
+                    ask.offer.account.id, queries, drawn, ask.request, answer.rows.tobytes(), ask.deadline
+                )
                 self._ledger.submit_store(store, partial(self._stored, ask, answer))
                 continue
-            if kept:
-                self._ledger.submit_store(Store(kept, deadline=ask.deadline), _ignore)
+            if queries:
+                store = Store(ask.offer.account.id, queries, drawn, deadline=ask.deadline)
+                self._ledger.submit_store(store, _ignore)
             finished.append((ask, answer))
         self._finish(finished)
+
+    def _new_answers(self, ask: _Ask, answer: Answer) -> tuple[tuple[bytes, ...], bytes]:
+        """Keys and answers of the rows that were drawn, to be stored."""
+        if not ask.keys or not ask.new:
+            return (), b""
+        if len(ask.new) == len(ask.rows):
+            return tuple(ask.keys), answer.rows.tobytes()
+        return tuple(ask.keys[row] for row in ask.new), answer.rows[ask.new].tobytes()
 
     def _drawn(self, asks: list[_Ask]) -> list[Answer]:
         """Draw for all rows that are new, in one go."""
