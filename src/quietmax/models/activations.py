@@ -25,9 +25,12 @@ class Activation:
     backward: Callable[[Tensor, Tensor], Tensor]
 
 
+_MINUS_ONE = torch.tensor(-1.0)
+
+
 def _tanh_(values: Tensor) -> Tensor:
     # tanh(x) = 2*sigmoid(2x) - 1: the same to 2e-7 in float32 and over twice as fast as torch.tanh on a CPU.
-    return values.mul_(2).sigmoid_().mul_(2).sub_(1)
+    return torch.add(_MINUS_ONE.to(values.dtype), values.mul_(2).sigmoid_(), alpha=2, out=values)
 
 
 def _relu_backward(slope: Tensor, output: Tensor) -> Tensor:

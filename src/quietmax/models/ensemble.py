@@ -79,10 +79,11 @@ def train_stack(
     if alphas is not None:
         tilts = torch.tensor([alphas[index] for index in order], dtype=dtype).unsqueeze(1)
     step = _Step(stack, inputs, targets, settings, tilts, batches.width)
+    complete = excluded is None and not batches.padded
     done = 0
     for block in batches:
         for records in block:
-            step.run(records, excluded)
+            step.run(records, None if complete else kept_records(records, excluded))
         done += len(block)
         if progress is not None:
             progress(done, batches.steps)
@@ -128,7 +129,8 @@ def train_apart(
     streams = [_stream(each, seed, settings.batch_size) for each, seed in zip(rows, seeds, strict=True)]
     nobody = torch.full((len(rows),), _NOBODY)
     for done in range(1, steps + 1):
-        step.run(torch.from_numpy(np.stack([next(stream) for stream in streams])), nobody)
+        records = torch.from_numpy(np.stack([next(stream) for stream in streams]))
+        step.run(records, kept_records(records, nobody))
         if progress is not None and (done % _STEPS_PER_BLOCK == 0 or done == steps):
             progress(done, steps)
     return stack
@@ -242,74 +244,59 @@ class _Step:
             torch.empty(stack.networks, width, neurons, dtype=inputs.dtype) for neurons in stack.widths
         ]
         self._slopes = [torch.empty_like(signal) for signal in self._signals[1:-1]]
+        self._views: _Views | None = None
 
-    def run(self, records: Tensor, excluded: Tensor | None) -> None:
+    def run(self, records: Tensor, kept: Tensor | None) -> None:
         """Take one step on ``records``, row indices of shape (networks still training, width)."""
-        active = len(records)
-        kept = self._kept(records, excluded)
-        gathered = records if kept is None else torch.where(records < 0, self._padding, records)
-        slope = self._forward(gathered, kept)
-        self._backward(slope)
-        self._adam(active)
+        gathered, weights = records, None
+        if kept is not None:
+            gathered, weights = torch.where(records < 0, self._padding, records), kept.to(self._inputs.dtype)
+        if self._views is None or self._views.active != len(records):
+            self._views = _Views(self, len(records))
+        slope = self._forward(self._views, gathered, weights)
+        self._backward(self._views, slope)
+        self._adam(self._views)
 
-    def _kept(self, records: Tensor, excluded: Tensor | None) -> Tensor | None:
-        """1 for the records that count, 0 for padding and the left-out one; None when all count."""
-        if excluded is not None:
-            return ((records != excluded[: len(records), None]) & (records >= 0)).to(self._inputs.dtype)
-        counting = records >= 0
-        return None if bool(counting.all()) else counting.to(self._inputs.dtype)
-
-    def _forward(self, records: Tensor, kept: Tensor | None) -> Tensor:
+    def _forward(self, views: _Views, records: Tensor, kept: Tensor | None) -> Tensor:
         """Fill the signals of every layer and return d loss / d logits."""
-        active = len(records)
-        first, *others = (signal[:active] for signal in self._signals)
-        picked = records.flatten()
-        torch.index_select(self._inputs, 0, picked, out=first.view(-1, first.shape[-1]))
-        *hidden, logits = others
-        signal = first
+        picked = records.view(-1)
+        torch.index_select(self._inputs, 0, picked, out=views.batch)
+        signal, *hidden, logits = views.signals
         for depth, outgoing in enumerate(hidden):
-            torch.baddbmm(
-                self._stack.biases[depth][:active], signal, self._stack.kernels[depth][:active], out=outgoing
-            )
+            torch.baddbmm(views.biases[depth], signal, views.kernels[depth], out=outgoing)
             signal = self._activation.apply_(outgoing)
-        kernel = self._stack.kernels[-1][:active].transpose(1, 2)
-        torch.baddbmm(self._stack.biases[-1][:active], signal, kernel, out=logits)
-        labels = self._targets[picked].view(records.shape)
-        tilts = None if self._tilts is None else self._tilts[:active]
-        return logit_gradient(self._settings.loss, logits, labels, tilts, kept)
+        torch.baddbmm(views.biases[-1], signal, views.flipped[-1], out=logits)
+        labels = torch.index_select(self._targets, 0, picked).view(records.shape)
+        return logit_gradient(self._settings.loss, logits, labels, views.tilts, kept)
 
-    def _backward(self, slope: Tensor) -> None:
+    def _backward(self, views: _Views, slope: Tensor) -> None:
         """Fill the gradients of every layer, from the last to the first."""
-        active = len(slope)
-        for depth in reversed(range(len(self._stack.kernels))):
-            incoming = self._signals[depth][:active]
-            gradient = self._gradients[0][depth][:active]
-            torch.sum(slope, 1, keepdim=True, out=self._gradients[1][depth][:active])
-            kernel = self._stack.kernels[depth][:active]
-            if depth == len(self._stack.kernels) - 1:
-                torch.bmm(slope.transpose(1, 2), incoming, out=gradient)
+        last = len(views.kernels) - 1
+        for depth in range(last, -1, -1):
+            incoming = views.signals[depth]
+            torch.sum(slope, 1, keepdim=True, out=views.gradients[1][depth])
+            if depth == last:
+                torch.bmm(slope.transpose(1, 2), incoming, out=views.gradients[0][depth])
             else:
-                torch.bmm(incoming.transpose(1, 2), slope, out=gradient)
-                kernel = kernel.transpose(1, 2)
+                torch.bmm(incoming.transpose(1, 2), slope, out=views.gradients[0][depth])
             if depth:
-                outgoing = torch.bmm(slope, kernel, out=self._slopes[depth - 1][:active])
+                kernel = views.kernels[depth] if depth == last else views.flipped[depth]
+                outgoing = torch.bmm(slope, kernel, out=views.slopes[depth - 1])
                 slope = self._activation.backward(outgoing, incoming)
 
-    def _adam(self, active: int) -> None:
+    def _adam(self, views: _Views) -> None:
         """Adam for kernels (with the L2 penalty's gradient ``2*l2*W``) and biases (without).
 
         torch's fused kernel does it in one pass over memory; torch.optim.Adam calls the same one, but spends
         five times as long around it. The tests hold the two against each other.
         """
-        for step in self._taken:
-            step += 1
+        torch._foreach_add_(self._taken, 1)
         for group, decay in ((0, 2 * self._settings.l2), (1, 0.0)):
-            tensors = (self._stack.kernels, self._stack.biases)[group]
             torch._fused_adam_(
-                [tensor[:active] for tensor in tensors],
-                [tensor[:active] for tensor in self._gradients[group]],
-                [tensor[:active] for tensor in self._means[group]],
-                [tensor[:active] for tensor in self._squares[group]],
+                (views.kernels, views.biases)[group],
+                views.gradients[group],
+                views.means[group],
+                views.squares[group],
                 [],
                 self._taken,
                 lr=self._settings.learning_rate,
@@ -320,3 +307,27 @@ class _Step:
                 amsgrad=False,
                 maximize=False,
             )
+
+
+class _Views:
+    """The first ``active`` networks' part of a step's memory, made once and used in every step."""
+
+    def __init__(self, step: _Step, active: int) -> None:
+        self.active = active
+        self.kernels = [kernel[:active] for kernel in step._stack.kernels]
+        self.flipped = [kernel.transpose(1, 2) for kernel in self.kernels]
+        self.biases = [bias[:active] for bias in step._stack.biases]
+        self.signals = [signal[:active] for signal in step._signals]
+        self.batch = self.signals[0].view(-1, self.signals[0].shape[-1])
+        self.slopes = [slope[:active] for slope in step._slopes]
+        self.gradients, self.means, self.squares = (
+            [[tensor[:active] for tensor in group] for group in groups]
+            for groups in (step._gradients, step._means, step._squares)
+        )
+        self.tilts = None if step._tilts is None else step._tilts[:active]
+
+
+def kept_records(records: Tensor, excluded: Tensor | None) -> Tensor:
+    """True for the records that count, False for padding and each network's left-out one."""
+    counting = records >= 0
+    return counting if excluded is None else counting & (records != excluded[: len(records), None])

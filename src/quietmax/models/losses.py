@@ -89,11 +89,12 @@ def logit_gradient(
     """
     base = loss.base if isinstance(loss, Convexified) else loss
     picked = labels.unsqueeze(-1)
+    alpha: Tensor | float
     if isinstance(loss, Convexified):
-        alpha = alphas if alphas is not None else logits.new_full((logits.shape[0], 1), loss.alpha)
+        alpha = loss.alpha if alphas is None else alphas
         averaged_over: AveragedOver | None = loss.averaged_over
     else:
-        alpha, averaged_over = logits.new_zeros(()), None
+        alpha, averaged_over = 0.0, None
 
     if isinstance(base, CrossEntropy):
         log_probabilities = torch.log_softmax(logits, -1)
@@ -116,7 +117,7 @@ def logit_gradient(
 
 def _record_weights(
     losses: Tensor,
-    alpha: Tensor,
+    alpha: Tensor | float,
     averaged_over: AveragedOver | None,
     kept: Tensor | None,
     silent_classes: int,
@@ -125,9 +126,11 @@ def _record_weights(
 
     ``silent_classes`` terms of ``exp(0)`` per record join the sum in the reading over samples and classes.
     """
-    count = losses.new_tensor(losses.shape[-1]) if kept is None else kept.sum(-1, keepdim=True).clamp_(min=1)
+    count = losses.shape[-1] if kept is None else kept.sum(-1, keepdim=True).clamp_(min=1)
     if averaged_over is None:
-        return (count.reciprocal() if kept is None else kept / count).expand(losses.shape)
+        return (
+            losses.new_full((), 1 / losses.shape[-1]).expand(losses.shape) if kept is None else kept / count
+        )
     exponents = losses * alpha if kept is None else losses * alpha * kept
     largest = exponents.amax(-1, keepdim=True)
     weights = exponents.sub_(largest).exp_()
@@ -135,13 +138,15 @@ def _record_weights(
         weights.mul_(kept)
     total = weights.sum(-1, keepdim=True)
     if averaged_over == "samples and classes" and silent_classes:
-        total.add_(largest.neg_().exp_() * (count * silent_classes))
+        total.add_(largest.neg_().exp_().mul_(count * silent_classes))
     return weights.div_(total.clamp_(min=torch.finfo(total.dtype).tiny))
 
 
-def _entry_weights(terms: Tensor, alpha: Tensor, kept: Tensor | None) -> Tensor:
+def _entry_weights(terms: Tensor, alpha: Tensor | float, kept: Tensor | None) -> Tensor:
     """The tilted weight of every (record, class) entry when each class has a loss of its own."""
-    exponents = terms * alpha.unsqueeze(-1) if kept is None else terms * (alpha * kept).unsqueeze(-1)
+    exponents = terms * (alpha.unsqueeze(-1) if isinstance(alpha, Tensor) else alpha)
+    if kept is not None:
+        exponents = exponents * kept.unsqueeze(-1)
     weights = (exponents - exponents.amax((-1, -2), keepdim=True)).exp_()
     if kept is not None:
         weights.mul_(kept.unsqueeze(-1))
