@@ -51,7 +51,9 @@ def serve(private: bool, address: str, port: int) -> None:
     from quietmax.server.run import Listening, configuration
 
     torch.set_num_threads(1)
-    model = Model(initial_mlp((FEATURES, HIDDEN, CLASSES), "tanh", (0,)), TrainingSettings(), 10_000, "bench", 0)
+    model = Model(
+        initial_mlp((FEATURES, HIDDEN, CLASSES), "tanh", (0,)), TrainingSettings(), 10_000, "bench", 0
+    )
     with tempfile.TemporaryDirectory() as folder:
         save_model(model, Path(folder) / "bench")
         loaded = load_servables(
@@ -195,7 +197,9 @@ def main() -> None:
         serve(kind == "private", address, int(port))
         return
     os.environ["OMP_NUM_THREADS"] = "1"
-    print(f"{'load':<34}{'private/s':>12}{'plain/s':>12}{'ratio':>8}{'median ms':>11}{'p99 ms':>9}{'rows/s':>10}")
+    print(
+        f"{'load':<34}{'private/s':>12}{'plain/s':>12}{'ratio':>8}{'median ms':>11}{'p99 ms':>9}{'rows/s':>10}"
+    )
     for name, load in {
         "1 row, JSON": Load(1, False, arguments.seconds),
         "1 row, binary": Load(1, True, arguments.seconds),
