@@ -25,7 +25,6 @@ from quietmax.ledger import (
     Terms,
 )
 from quietmax.ledger.books import Posting, keep
-from quietmax.ledger.committer import Committer
 from quietmax.ledger.database import writing
 from quietmax.ledger.hand import Hand
 from quietmax.ledger.shelf import Shelf
@@ -263,38 +262,29 @@ def _asked(ledger, question):
         return connection.exec_driver_sql(question).scalar_one()
 
 
-def test_charges_are_flushed_to_the_disk_and_mere_conveniences_are_not(ledger):
+def test_every_commit_is_flushed_to_the_disk(ledger):
     account, units = _open(ledger)
-    ann = ledger.client("ann")
-    sqlite = ledger._engine.dialect.name == "sqlite"
-    question = "PRAGMA synchronous" if sqlite else "SHOW synchronous_commit"
-
-    def mode():
-        found: list = []
-        original = Committer._ready
-
-        def spied(committer, durable):
-            connection = original(committer, durable)
-            found.append(connection.connection.driver_connection.execute(question).fetchone()[0])
-            return connection
-
-        return found, spied
-
-    found, spied = mode()
-    with pytest.MonkeyPatch.context() as patch:
-        if sqlite:
-            patch.setattr(Committer, "_ready", spied)
-        ledger.charge(Charge(account.id, ann, "m/1", units, rows=1))
-        ledger.store(Store(account.id, (b"q" * 16,), b"a"))
-        request = ledger.request_key(ann, "x")
-        ledger.charge(Charge(account.id, ann, "m/1", units, rows=1, request=request))
-        ledger.store(Store(request=request, answer=b"a"))
-    full, normal = 2, 1
-    if sqlite:
-        assert found == [full, normal, full, full]
+    ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", units, rows=1))
+    driver = ledger.committer._connection.connection.driver_connection
+    if ledger._engine.dialect.name == "sqlite":
+        full = 2
+        assert driver.execute("PRAGMA synchronous").fetchone()[0] == full
         assert _asked(ledger, "PRAGMA journal_mode") == "wal"
     else:
-        assert _asked(ledger, question) == "on"
+        assert driver.execute("SHOW synchronous_commit").fetchone()[0] == "on"
+        assert driver.execute("SHOW fsync").fetchone()[0] == "on"
+
+
+def test_answers_nobody_waits_for_are_written_with_the_next_charge_or_soon(ledger):
+    account, units = _open(ledger)
+    query = ledger.query_key(b"model", b"query")
+    charge = Charge(account.id, ledger.client("ann"), "m/1", units, 1, queries=(query,))
+    before = ledger.committer.groups
+    ledger.submit_store(Store(account.id, (query,), b"answer"), lambda _: None)
+    assert dict(ledger.charge(charge).stored) == {query: b"answer"}
+    assert ledger.committer.groups - before == 1
+    ledger.submit_store(Store(account.id, (b"other" * 3 + b"!",), b"answer"), lambda _: None)
+    _wait_until(lambda: ledger.committer.groups - before == 2, 2.0)
 
 
 def test_a_sqlite_ledger_is_readable_by_its_owner_alone(tmp_path):

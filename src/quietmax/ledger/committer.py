@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import sqlite3
 import threading
 import time
 from collections import Counter
@@ -31,6 +30,7 @@ from quietmax.ledger.shelf import Shelf
 
 _MOST_TOGETHER = 1024
 _PAUSE = 0.1
+_MOMENT = 0.02
 
 ChargeDone = Callable[[Outcome], None]
 StoreDone = Callable[[Stored | Failed], None]
@@ -56,8 +56,6 @@ class Committer:
         self._again: list[_Keeping] = []
         self._refusals: Counter[tuple[int, int]] = Counter()
         self._connection: Connection | None = None
-        self._flushes = True
-        self._sqlite = engine.dialect.name == "sqlite"
         self._shelf = Shelf()
         driver: Any = engine.dialect.dbapi
         self._driver_error: type[Exception] = driver.Error
@@ -99,25 +97,37 @@ class Committer:
         self._drop_connection()
 
     def _gathered(self) -> tuple[list[_Waiting], list[_Keeping]]:
+        """What waits. Answers nobody waits for are held back until something else is written, or for a moment."""
         charges: list[_Waiting] = []
         stores, self._again = self._again, []
         if stores:
             time.sleep(_PAUSE)
+        until = time.monotonic() + _MOMENT if stores else None
+        hurry = False
         try:
-            item = self._queue.get(block=not stores)
             while True:
-                if item is None:
-                    self._closing = True
-                elif isinstance(item[0], Charge):
-                    charges.append(item)
-                else:
-                    stores.append(item)
-                if self._closing or len(charges) + len(stores) >= _MOST_TOGETHER:
-                    break
-                item = self._queue.get_nowait()
+                item = self._queue.get(
+                    timeout=None if until is None else max(until - time.monotonic(), 0.001)
+                )
+                while True:
+                    if item is None:
+                        self._closing = True
+                    elif isinstance(item[0], Charge):
+                        charges.append(item)
+                    else:
+                        stores.append(item)
+                        hurry |= item[0].request is not None
+                    if self._closing or len(charges) + len(stores) >= _MOST_TOGETHER:
+                        return charges, stores
+                    try:
+                        item = self._queue.get_nowait()
+                    except queue.Empty:
+                        break
+                if charges or hurry:
+                    return charges, stores
+                until = until or time.monotonic() + _MOMENT
         except queue.Empty:
-            pass
-        return charges, stores
+            return charges, stores
 
     def _write(self, charges: list[_Waiting], stores: list[_Keeping]) -> None:
         moment = time.monotonic()
@@ -170,14 +180,11 @@ class Committer:
     def _commit(self, charges: list[Charge], stores: list[Store]) -> tuple[list[Outcome], list[Stored]]:
         """One transaction. Raises `LedgerUnavailable` (nothing may be answered) or `_Collided` (undone)."""
         self._place.check()
-        durable = bool(charges) or any(store.request is not None for store in stores)
         refusals = dict(self._refusals)
         try:
-            connection = self._ready(durable)
+            connection = self._ready()
             with connection.begin() as transaction:
                 hand = Hand(connection)
-                if not durable and not self._sqlite:
-                    hand.run("SET LOCAL synchronous_commit = off")
                 named = {charge.account for charge in charges} | {account for account, _ in refusals}
                 books = locked(hand, named | {store.account for store in stores if store.queries})
                 kept = keep(hand, stores)  # first, so that the charges see what was stored before them
@@ -205,16 +212,9 @@ class Committer:
         self.groups += 1
         return posting.outcomes, kept
 
-    def _ready(self, durable: bool) -> Connection:
-        """The connection; SQLite flushes at commit unless nothing paid for is written."""
+    def _ready(self) -> Connection:
         if self._connection is None:
             self._connection = writer(self._engine)
-            self._flushes = True
-        if self._sqlite and durable != self._flushes:
-            driver = self._connection.connection.driver_connection
-            assert isinstance(driver, sqlite3.Connection)
-            driver.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
-            self._flushes = durable
         return self._connection
 
     def _drop_connection(self) -> None:

@@ -103,8 +103,12 @@ def _parameters(owner: Mapping[str, Any]) -> dict[str, Any]:
     parameters = owner.get("parameters")
     if parameters is None:
         return {}
-    if not isinstance(parameters, dict):
-        raise bad_request("The parameters must be an object; send one, or none.")
+    if not isinstance(parameters, dict) or not all(
+        isinstance(value, str | int | float) for value in parameters.values()
+    ):
+        raise bad_request(
+            "The parameters must be an object of texts, numbers and truth values; correct or leave them out."
+        )
     return parameters
 
 

@@ -26,6 +26,10 @@ from quietmax.server.tensors import LABEL, PROBABILITIES, Query, unpacked
 COOKIE = "quietmax_session"
 _WIDTH, _HEIGHT = 600, 160
 _MOST_BYTES = 2**20
+_PAGE: dict[str, Any] = {
+    "description": "The page to log in.",
+    "content": {"text/html": {"schema": {"type": "string"}}},
+}
 _templates = Environment(
     loader=FileSystemLoader(Path(__file__).parent),
     autoescape=select_autoescape(default=True),
@@ -45,7 +49,14 @@ def add(app: FastAPI, service: Service) -> None:
             return _html("login.html", service, wrong=False)
         return _html("page.html", service, caller=caller, state=await state(service, caller))
 
-    @app.post("/login", tags=["dashboard"], responses=refusals(400, 403, 413, 503), response_model=None)
+    @app.post(
+        "/login",
+        tags=["dashboard"],
+        status_code=303,
+        responses={**refusals(403, 413, 503), 401: _PAGE, 303: {"description": "Logged in."}},
+        response_class=Response,
+        response_model=None,
+    )
     async def login(request: Request) -> Response:
         """Open a session with a key, given as the form field `key`."""
         _same_origin(request)
@@ -68,7 +79,14 @@ def add(app: FastAPI, service: Service) -> None:
         )
         return answer
 
-    @app.post("/logout", tags=["dashboard"], responses=refusals(403), response_model=None)
+    @app.post(
+        "/logout",
+        tags=["dashboard"],
+        status_code=303,
+        responses={**refusals(403), 303: {"description": "Logged out."}},
+        response_class=Response,
+        response_model=None,
+    )
     async def logout(request: Request) -> Response:
         """End the session."""
         _same_origin(request)
