@@ -277,9 +277,12 @@ def _mutated(rng: random.Random) -> bytes:
     if how == 0:
         tensor[rng.choice(["name", "shape", "datatype", "data"])] = rng.choice(_BROKEN)
     elif how == 1:
-        request[rng.choice(["inputs", "outputs", "parameters", "id"])] = rng.choice(
-            [value for value in _BROKEN if value not in (None, [], {}, "x", "\u0000")]
-        )
+        field = rng.choice(["inputs", "outputs", "parameters", "id"])
+        sound = {"id": (str, type(None)), "parameters": type(None), "outputs": type(None), "inputs": ()}[
+            field
+        ]
+        wrong = [value for value in _BROKEN if not isinstance(value, sound) and value not in ([], {})]
+        request[field] = rng.choice(wrong)
     elif how == 2:
         tensor["shape"] = [rng.choice([0, 2, 7, 10**9, -5]), rng.choice([FEATURES, 5, 0])]
     elif how == 3:
