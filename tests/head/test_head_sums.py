@@ -115,6 +115,16 @@ def test_the_sum_depends_on_neither_the_order_of_the_records_nor_the_blocks(monk
     np.testing.assert_array_equal(gradient_sum(shuffled, weights, 0.2), whole)
 
 
+def test_the_sum_does_not_depend_on_the_number_of_threads():
+    rng = np.random.default_rng(9)
+    table = random_table(rng, 3000, 40, 3)
+    weights = rng.normal(size=(3, 41)) * 5
+    whole = gradient_sum(table, weights, 0.2)
+    torch.set_num_threads(3)
+    assert len(table.pieces) == 3
+    np.testing.assert_array_equal(gradient_sum(table, weights, 0.2), whole)
+
+
 def test_logits_of_rows_and_weights_on_their_grids_are_exact():
     rng = np.random.default_rng(4)
     for scale in (1e-3, 1.0, 1e4, 1e12):

@@ -19,6 +19,7 @@ from scipy.optimize import minimize
 
 from quietmax.errors import InvalidInput
 from quietmax.estimators.head_table import Floats, Table
+from quietmax.models.features.threads import side_by_side
 
 _ROUNDING = 2.0**-53
 FAST_ITERATIONS = 500
@@ -69,7 +70,7 @@ def _residual_rounding(table: Table, weights: Floats) -> float:
 
 def _sum_rounding(table: Table) -> float:
     """Relative error of a sum over records in blocks."""
-    return 2 * _ROUNDING * (table.rows_at_once + len(table) / table.rows_at_once + 8)
+    return 2 * _ROUNDING * (table.rows_at_once + len(table) / table.rows_at_once + 1024)
 
 
 def _regulariser_rounding(regularisation: float, weights: Floats) -> float:
@@ -90,12 +91,19 @@ class MeanCrossEntropy:
 
     def value_and_gradient(self, table: Table, weights: Floats) -> tuple[float, Floats]:
         """The objective and its gradient."""
-        matrix = torch.from_numpy(weights)
-        value, gradient = 0.0, torch.zeros_like(matrix)
-        for rows, part in table.blocks():
-            losses, errors = losses_and_residuals(matrix, rows, torch.from_numpy(table.labels[part]))
-            value += float(losses.sum())
-            gradient += errors.T @ rows
+        matrix, pieces = torch.from_numpy(weights), table.pieces
+
+        def piece_sum(number: int) -> tuple[float, torch.Tensor]:
+            value, gradient = 0.0, torch.zeros_like(matrix)
+            for rows, part in table.blocks(pieces[number]):
+                losses, errors = losses_and_residuals(matrix, rows, torch.from_numpy(table.labels[part]))
+                value += float(losses.sum())
+                gradient += errors.T @ rows
+            return value, gradient
+
+        sums = side_by_side(piece_sum, len(pieces))
+        value = sum(value for value, _ in sums)
+        gradient = torch.stack([gradient for _, gradient in sums]).sum(dim=0)
         penalty = 0.5 * self.regularisation * float(np.square(weights).sum())
         return value / self.size + penalty, gradient.numpy() / self.size + self.regularisation * weights
 

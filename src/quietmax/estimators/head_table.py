@@ -12,6 +12,7 @@ Units: features are multiples of 2^-20 of length at most 1; clipped residuals ar
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from quietmax.errors import InvalidInput
+from quietmax.models.features.threads import side_by_side
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -105,12 +107,20 @@ class Table:
         squares: Floats = np.concatenate([np.empty(0), *parts])
         return np.sqrt(squares)
 
-    def blocks(self) -> Iterator[tuple[torch.Tensor, slice]]:
+    @property
+    def pieces(self) -> list[slice]:
+        """Consecutive parts of the records, one for each of torch's threads unless there are few records."""
+        count = max(1, min(torch.get_num_threads(), len(self.rows) // ROWS_AT_ONCE))
+        edges = [len(self.rows) * piece // count for piece in range(count + 1)]
+        return [slice(start, stop) for start, stop in itertools.pairwise(edges)]
+
+    def blocks(self, piece: slice | None = None) -> Iterator[tuple[torch.Tensor, slice]]:
         """Rows in float64 and which they are, some at a time; the tensor is overwritten by the next ones."""
+        first, last = (0, len(self.rows)) if piece is None else (piece.start, piece.stop)
         height = self.rows_at_once
-        buffer = torch.empty((min(height, len(self.rows)), self.features), dtype=torch.float64)
-        for start in range(0, len(self.rows), height):
-            part = slice(start, min(start + height, len(self.rows)))
+        buffer = torch.empty((min(height, last - first), self.features), dtype=torch.float64)
+        for start in range(first, last, height):
+            part = slice(start, min(start + height, last))
             rows = buffer[: part.stop - start]
             rows.copy_(torch.from_numpy(self.rows[part]))
             yield rows, part
@@ -182,13 +192,17 @@ def gradient_sum(table: Table, weights: Floats, clip: float) -> Floats:
     One record changes it by at most `certified.head_gradient(clip, coordinates=C*d, grid=GRID)` in L2.
     """
     grid_weights = torch.from_numpy(weights_on_grid(weights))
-    total = np.zeros((table.classes, table.features), dtype=np.int64)
-    for rows, part in table.blocks():
-        errors = clipped_residuals(
-            residuals(grid_weights, rows, table.labels[part]), table.lengths[part], clip
-        )
-        total += np.ldexp((torch.from_numpy(errors) @ rows).numpy(), 2 * BITS).astype(np.int64)
-    return _released(total, 2 * BITS)
+    lengths, pieces = table.lengths, table.pieces
+
+    def piece_sum(number: int) -> NDArray[np.int64]:
+        total = np.zeros((table.classes, table.features), dtype=np.int64)
+        for rows, part in table.blocks(pieces[number]):
+            errors = clipped_residuals(residuals(grid_weights, rows, table.labels[part]), lengths[part], clip)
+            total += np.ldexp((torch.from_numpy(errors) @ rows).numpy(), 2 * BITS).astype(np.int64)
+        return total
+
+    sums = side_by_side(piece_sum, len(pieces))
+    return _released(np.add.reduce(sums), 2 * BITS)
 
 
 def row_sum(rows: NDArray[np.float32]) -> Floats:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quietmax.errors import InvalidInput
+from quietmax.models.features.threads import side_by_side
 
 Floats = NDArray[np.float32]
 
@@ -79,14 +80,31 @@ def as_matrix(records: ArrayLike) -> Floats:
 
 
 def in_batches(
-    compute: Callable[[Floats], Floats], records: Floats, rows_at_once: int, dimension: int
+    compute: Callable[[Floats], Floats],
+    records: Floats,
+    rows_at_once: int,
+    dimension: int,
+    *,
+    apart: bool = False,
 ) -> Floats:
-    """Apply `compute` to batches of exactly `rows_at_once` rows, the last one filled up with zeros."""
+    """Apply `compute` to batches of exactly `rows_at_once` rows, the last one filled up with zeros.
+
+    `apart` computes several batches at once, each on one thread.
+    """
     features = np.empty((len(records), dimension), np.float32)
-    for start in range(0, len(records), rows_at_once):
+
+    def fill(number: int) -> None:
+        start = number * rows_at_once
         batch = records[start : start + rows_at_once]
         rows = len(batch)
         if rows < rows_at_once:
             batch = np.concatenate([batch, np.zeros((rows_at_once - rows, records.shape[1]), np.float32)])
         features[start : start + rows] = compute(np.ascontiguousarray(batch))[:rows]
+
+    batches = -(-len(records) // rows_at_once)
+    if apart:
+        side_by_side(fill, batches)
+    else:
+        for number in range(batches):
+            fill(number)
     return features

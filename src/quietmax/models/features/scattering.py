@@ -251,6 +251,7 @@ class Scattering(FeatureMap):
     def _features(self, records: Floats) -> Floats:
         rows_at_once = max(1, _PLANES_AT_ONCE // self.image_shape[0])
 
+        @torch.no_grad()
         def run(batch: Floats) -> Floats:
             paths = self.normalised(torch.from_numpy(batch).reshape(len(batch), *self.image_shape))
             if self.whitening > 0.0:
@@ -259,8 +260,9 @@ class Scattering(FeatureMap):
             unit: Floats = (flat / flat.norm(dim=1, keepdim=True).clamp_min(_TINY)).numpy()
             return unit
 
-        with torch.no_grad():
-            return in_batches(run, records, rows_at_once, self.dimension(records.shape[1]))
+        if self.whitening > 0.0:
+            _whitening(self)  # once, before the batches ask for it from several threads
+        return in_batches(run, records, rows_at_once, self.dimension(records.shape[1]), apart=True)
 
     def to_json(self) -> dict[str, Any]:
         """The image shape and the constants."""
