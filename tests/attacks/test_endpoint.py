@@ -100,7 +100,8 @@ def test_a_server_s_probabilities_arrive_in_order_and_in_batches(serve, overfitt
     server = serve(probabilities_of(overfitted))
     features = memorised.test.features
     asked = ask(Endpoint(server.url, rows_at_once=30), features, 3)
-    np.testing.assert_allclose(asked.answers.probabilities, overfitted.predict_proba(features), atol=1e-12)
+    # Single-precision products of 30 rows and of 100 rows may differ in their last digit.
+    np.testing.assert_allclose(asked.answers.probabilities, overfitted.predict_proba(features), atol=1e-6)
     assert [body["inputs"][0]["shape"] for body in server.bodies] == [[30, 40]] * 3 + [[10, 40]]
     assert {body["inputs"][0]["name"] for body in server.bodies} == {"rows"}
     assert (asked.queries, asked.target) == (100, server.url)
