@@ -79,13 +79,16 @@ def command(
     try:
         from quietmax.ledger import Ledger, Terms
         from quietmax.server import Service, Settings, bind, load_servables
-        from quietmax.server.run import Listening, check_anonymous, run
+        from quietmax.server.logs import Log
+        from quietmax.server.run import Listening, check_anonymous
+        from quietmax.server.supervisor import open_port, supervise
     except ImportError as missing:
         raise InvalidInput(
             f"Serving needs further packages ({missing.name} is missing); install: pip install 'quietmax[serve]'."
         ) from missing
     import torch
 
+    torch.set_num_threads(1)  # requests come in parallel; a network this small gains nothing from more
     listening = Listening(host, port, tls_certificate, tls_key, behind_proxy)
     if anonymous:
         check_anonymous(listening)
@@ -111,15 +114,18 @@ def command(
         noise=noise,
         accept_unproven=accept_unproven,
     )
-    torch.set_num_threads(1)  # requests come in parallel; a network this small gains nothing from more
-    book = Ledger(ledger)
+    port_opened = open_port(listening)
+
+    def make() -> Service:
+        book = Ledger(ledger)
+        return Service(book, bind(book, loaded, budget=terms, account=account), settings)
+
+    first = make()
     try:
-        offers = bind(book, loaded, budget=terms, account=account)
-        service = Service(book, offers, settings)
-        _announce(service, listening.host, port, tls_certificate is not None, as_json)
-        run(service, listening)
+        _announce(first, listening.host, port_opened.getsockname()[1], tls_certificate is not None, as_json)
     finally:
-        book.close()
+        first.ledger.close()
+    supervise(make, listening, port_opened, Log())
 
 
 def _announce(service: object, host: str, port: int, tls: bool, as_json: bool) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,16 +79,21 @@ def configuration(service: Service, listening: Listening) -> uvicorn.Config:
     )
 
 
-def run(service: Service, listening: Listening) -> None:
-    """Serve until a signal asks to stop; requests under way are answered first."""
-    server = uvicorn.Server(configuration(service, listening))
-    try:
-        server.run()
-    except OSError as problem:
-        raise InvalidInput(
-            f"The service cannot listen on {listening.host}:{listening.port} ({problem.strerror}); choose another port."
-        ) from problem
-    if not server.started:
-        raise InvalidInput(
-            f"The service could not start on {listening.host}:{listening.port}; is the port in use? Choose another."
-        )
+class _Server(uvicorn.Server):
+    """Ends with a return when asked to stop; uvicorn's own would end the process by the signal once more."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop gracefully on SIGINT and SIGTERM; a second signal stops at once."""
+        wanted = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self.handle_exit) for number in wanted}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def run(service: Service, listening: Listening, port: socket.socket) -> None:
+    """Serve on an open port until a signal asks to stop; requests under way are answered first."""
+    _Server(configuration(service, listening)).run(sockets=[port])

