@@ -46,16 +46,25 @@ class ClippedSums:
     """Sums over a batch of every record's cross-entropy gradient, each clipped to its network's norm.
 
     ``inputs`` and ``targets`` hold all records; the last one is the padding and counts nothing. ``clips`` are the
-    networks' norms; ``weights``, if given, multiply the networks' sums.
+    networks' norms; ``weights``, if given, multiply the networks' sums. With ``alpha`` the loss of a record is the
+    convexified loss of a batch of one, `(1/a) ln[(exp(a*l) + C - 1)/C]`: its gradient is that of the cross-entropy l
+    times `1/(1 + (C - 1)*p_y^a)`, since exp(-l) = p_y.
     """
 
     def __init__(
-        self, network: MLP, inputs: Tensor, targets: Tensor, clips: Tensor, weights: Tensor | None = None
+        self,
+        network: MLP,
+        inputs: Tensor,
+        targets: Tensor,
+        clips: Tensor,
+        weights: Tensor | None = None,
+        alpha: float | None = None,
     ) -> None:
         self._network, self._inputs, self._targets = network, inputs.contiguous(), targets
         self._lengths = inputs.square().sum(1)
         self._clips = clips.unsqueeze(1)
         self._weights = None if weights is None else weights.unsqueeze(1)
+        self._alpha = alpha
         self._activation = activation(network.activation)
 
     def add_to(self, gradients: Gradients, records: Tensor) -> None:
@@ -96,7 +105,10 @@ class ClippedSums:
         """d loss_i / d pre-activation of every layer: for cross-entropy, p - e_y at the last."""
         slope = torch.softmax(logits, -1)
         wanted = labels.expand(len(slope), -1).unsqueeze(-1)
+        probability = None if self._alpha is None else slope.gather(-1, wanted)
         slope.scatter_add_(-1, wanted, slope.new_full((), -1.0).expand(wanted.shape))
+        if probability is not None and self._alpha is not None:
+            slope /= 1 + (slope.shape[-1] - 1) * probability**self._alpha
         slopes = [slope]
         for depth in reversed(range(1, len(self._network.kernels))):
             kernel = self._network.kernels[depth]

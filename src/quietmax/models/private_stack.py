@@ -7,8 +7,9 @@ released is trained by `private_release`.
 Networks of one seed and the same records see the same batches and the same standard noise, each scaled by its own
 noise multiplier: exactly what each would see alone, drawn once. So a sweep over epsilons compares like with like.
 
-The convexified loss is no mean of per-example losses: a record's weight in it depends on the other records, so there
-is no per-example gradient to clip. DP-SGD here minimises cross-entropy, which the paper's configuration table names.
+The loss is cross-entropy, which the paper's configuration table names. The convexified loss is no mean of per-example
+losses: a record's weight in it depends on the other records of the batch, so there is no per-example gradient to clip.
+What can be clipped is the convexified loss of each record as a batch of one; ``alpha`` asks for that reading.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch import Tensor
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.models.clipped_sums import ClippedSums, Gradients
 from quietmax.models.ensemble import Progress, Rows
+from quietmax.models.losses import Convexified
 from quietmax.models.mlp import MLP, initial_mlp
 from quietmax.models.private_settings import PrivateSettings, Update
 
@@ -41,12 +43,13 @@ def train_private_stack(
     seeds: Sequence[int],
     clips: Sequence[float] | None = None,
     sizes: Sequence[int] | None = None,
+    alpha: float | None = None,
     progress: Progress | None = None,
 ) -> MLP:
     """Train one network per entry of ``rows`` on those records of the shared ``features`` and ``labels``.
 
     ``clips`` gives each network its own clip norm. ``sizes`` are the public (declared) numbers of records by which
-    steps are scaled, by default the true ones. A step is
+    steps are scaled, by default the true ones. ``alpha`` convexifies each record's loss by itself. A step is
 
         w <- w - rate * (sum of clipped gradients + N(0, (multiplier*clip)^2)) / (sampling_rate * size),
 
@@ -58,6 +61,8 @@ def train_private_stack(
     declared = [len(each) for each in rows] if sizes is None else list(sizes)
     check_records(inputs, targets, classes)
     _check(len(inputs), rows, seeds, noise_multipliers, limits, declared)
+    if alpha is not None:
+        Convexified(alpha)  # refuses constants that make no sense
     network = initial_mlp((inputs.shape[1], *settings.hidden, classes), settings.activation, tuple(seeds))
     batches = _Batches(rows, seeds, declared, settings, padding=len(inputs))
     expected = [settings.sampling_rate * size for size in declared]
@@ -67,6 +72,7 @@ def train_private_stack(
         torch.cat([targets, targets.new_zeros(1)]),
         torch.tensor(limits, dtype=torch.float32),
         torch.tensor([1 / batch for batch in expected], dtype=torch.float32),
+        alpha,
     )
     spreads = [
         multiplier * clip / batch
@@ -146,7 +152,7 @@ class _Batches:
             name = (seed, size, own.tobytes())
             if name not in names:
                 names[name] = len(names)
-                self._draws.append(_draws(own, seed, size, settings))
+                self._draws.append(seeded_batches(own, seed, size, settings))
             self.streams.append(names[name])
         self._padding = padding
 
@@ -160,8 +166,8 @@ class _Batches:
         return torch.from_numpy(batch if len(drawn) == 1 else batch[self.streams])
 
 
-def _draws(rows: Rows, seed: int, size: int, settings: PrivateSettings) -> Iterator[Rows]:
-    """Batches without end."""
+def seeded_batches(rows: Rows, seed: int, size: int, settings: PrivateSettings) -> Iterator[Rows]:
+    """Batches of row indices without end, from a seed."""
     generator = np.random.default_rng((0x0DE5, seed))
     width = max(1, round(settings.sampling_rate * size))
     while True:

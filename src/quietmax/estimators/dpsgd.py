@@ -1,0 +1,245 @@
+"""DPSGD: a network trained by noisy clipped gradients, what a user would otherwise do, under five accountants."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from quietmax.accounting import Guarantee
+from quietmax.accounting.dpsgd import Accountant, NoiseReading
+from quietmax.errors import InvalidInput
+from quietmax.estimators.dpsgd_claim import claim
+from quietmax.estimators.dpsgd_module import Build, train_private_module
+from quietmax.estimators.dpsgd_plan import LENGTH_PER_COLUMN, Configuration, Plan, plan
+from quietmax.models import MLP, TorchModel, softmax
+from quietmax.models.private_release import train_private
+from quietmax.models.private_settings import Optimiser
+from quietmax.models.private_stack import train_private_stack
+
+Floats = NDArray[np.float64]
+_PROBES = 64
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateNetwork:
+    """A network whose weights were released: everything computed from it is post-processing."""
+
+    network: MLP | TorchModel
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return self.network.classes
+
+    def scores(self, features: NDArray[np.floating]) -> Floats:
+        """Logits of shape (records, classes)."""
+        logits = self.network.logits(features)
+        return logits.double().numpy() if isinstance(logits, torch.Tensor) else logits
+
+    def predict(self, features: NDArray[np.floating]) -> NDArray[np.int64]:
+        """Class numbers."""
+        return np.asarray(self.scores(features).argmax(-1))
+
+    def predict_proba(self, features: NDArray[np.floating]) -> Floats:
+        """Class probabilities."""
+        return softmax(self.scores(features))
+
+
+class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A network trained by DP-SGD; its weights may be published and predictions are unlimited.
+
+    Parameters
+    ----------
+    epsilon, delta : the promise; delta None means 1/(10*size).
+    accountant : "pld", "rdp", "zcdp", "ac" or "nc", see `quietmax.accounting.dpsgd`.
+    reading : "proven" (Poisson samples, every step counted) or "published" (shuffled epochs, counted as the program
+        that the paper used does; conditional).
+    configuration : "today" or "paper", where settings that are None come from (`dpsgd_plan`).
+    features : a public feature map with a `transform` method, or None.
+    hidden, activation, sampling_rate, steps, clip, learning_rate, optimiser, l2 : override the configuration.
+    network : a function (features, classes) -> torch module that returns logits, instead of the built-in network.
+    length : a public guess at the length of a record's features, for the default step size; by default what public
+        random records in [0, 1] have after the feature map, or 0.3 per root of the number of columns without one.
+    declared_size : the public number of records; without it the true one is used and the guarantee is conditional.
+    classes : the public set of labels; if None it is read off `y` and the guarantee says so.
+    random_state : None means exact noise from the operating system; anything else means seeded noise for experiments,
+        and a conditional guarantee.
+
+    Attributes
+    ----------
+    guarantee_ : what is claimed. plan_ : all public numbers of the run. model_ : the released network.
+    classes_, n_features_in_ : the labels and the number of columns.
+
+    >>> X, y = np.array([[0.0, 1.0], [1.0, 0.0]] * 500), np.array([0, 1] * 500)
+    >>> private = DPSGD(epsilon=1.0, delta=1e-5, declared_size=1000, classes=(0, 1)).fit(X, y)
+    >>> private.predict([[0.1, 0.9]]), private.guarantee_.status
+    (array([0]), 'proven')
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        delta: float | None = None,
+        *,
+        accountant: Accountant = "pld",
+        reading: NoiseReading = "proven",
+        configuration: Configuration = "today",
+        features: Any = None,
+        hidden: Sequence[int] | None = None,
+        activation: str | None = None,
+        sampling_rate: float | None = None,
+        steps: int | None = None,
+        clip: float | None = None,
+        learning_rate: float | None = None,
+        optimiser: Optimiser | None = None,
+        l2: float | None = None,
+        network: Build | None = None,
+        length: float | None = None,
+        declared_size: int | None = None,
+        classes: Sequence[Any] | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.accountant = accountant
+        self.reading = reading
+        self.configuration = configuration
+        self.features = features
+        self.hidden = hidden
+        self.activation = activation
+        self.sampling_rate = sampling_rate
+        self.steps = steps
+        self.clip = clip
+        self.learning_rate = learning_rate
+        self.optimiser = optimiser
+        self.l2 = l2
+        self.network = network
+        self.length = length
+        self.declared_size = declared_size
+        self.classes = classes
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> DPSGD:
+        """Train and release."""
+        records, given = validate_data(self, X, y, dtype=np.float32)
+        check_classification_targets(given)
+        labels = self._class_numbers(given)
+        self.plan_ = self._plan(len(records), records.shape[1])
+        inputs = self._mapped(records)
+        seed = None
+        if self.random_state is not None:
+            seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self.model_ = PrivateNetwork(self._trained(inputs, labels, seed))
+        self.guarantee_: Guarantee = claim(
+            self.plan_,
+            exact=seed is None,
+            own_module=self.network is not None,
+            size_declared=self.declared_size is not None,
+            classes_declared=self.classes is not None,
+            parameters={"dimension": inputs.shape[1], "classes": len(self.classes_)},
+        )
+        return self
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """The most probable label of each record."""
+        queries = self._queries(X)
+        return np.asarray(self.classes_[self.model_.predict(queries)])
+
+    def predict_proba(self, X: ArrayLike) -> Floats:
+        """Class probabilities."""
+        queries = self._queries(X)
+        return self.model_.predict_proba(queries)
+
+    def decision_function(self, X: ArrayLike) -> Floats:
+        """Logits, (n, C); for two classes their difference, (n,)."""
+        queries = self._queries(X)
+        scores = self.model_.scores(queries)
+        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
+
+    def _plan(self, records: int, columns: int) -> Plan:
+        """Everything here is computed from public numbers (the true number of records only if none is declared)."""
+        return plan(
+            records if self.declared_size is None else self.declared_size,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            accountant=self.accountant,
+            reading=self.reading,
+            configuration=self.configuration,
+            length=self._length(columns) if self.length is None else self.length,
+            hidden=None if self.hidden is None else tuple(self.hidden),
+            activation=self.activation,
+            sampling_rate=self.sampling_rate,
+            steps=self.steps,
+            clip=self.clip,
+            learning_rate=self.learning_rate,
+            optimiser=self.optimiser,
+            l2=self.l2,
+        )
+
+    def _length(self, columns: int) -> float:
+        if self.features is None:
+            return LENGTH_PER_COLUMN * math.sqrt(columns)
+        probes = np.random.default_rng(0).random((_PROBES, columns), dtype=np.float32)
+        return max(float(np.median(np.linalg.norm(self._mapped(probes), axis=1))), 1e-6)
+
+    def _class_numbers(self, given: NDArray[Any]) -> NDArray[np.int64]:
+        self.classes_ = np.unique(given) if self.classes is None else np.asarray(self.classes)
+        if len(self.classes_) < 2 or len(set(self.classes_.tolist())) < len(self.classes_):
+            raise InvalidInput(
+                "A classifier needs at least two different classes, but the labels or the declaration hold one class "
+                f"or a repeated one, {self.classes_.tolist()[:20]}; declare the classes."
+            )
+        numbers = {label: number for number, label in enumerate(self.classes_.tolist())}
+        try:
+            return np.array([numbers[label] for label in given.tolist()], dtype=np.int64)
+        except KeyError as unknown:
+            raise InvalidInput(
+                f"The label {unknown} is not among the declared classes {list(numbers)}; correct it or declare it."
+            ) from None
+
+    def _trained(
+        self, inputs: NDArray[np.float32], labels: NDArray[np.int64], seed: int | None
+    ) -> MLP | TorchModel:
+        settings, multiplier, size = self.plan_.settings, self.plan_.noise_multiplier, self.plan_.size
+        classes = len(self.classes_)
+        if self.network is not None:
+            module = self.network(inputs.shape[1], classes)
+            trained = train_private_module(
+                module, inputs, labels, settings=settings, noise_multiplier=multiplier, size=size, seed=seed
+            )
+            return TorchModel(trained, classes)
+        if seed is None:
+            first = int.from_bytes(os.urandom(4), "big")
+            return train_private(
+                inputs, labels, classes, settings=settings, noise_multiplier=multiplier, size=size, seed=first
+            )
+        return train_private_stack(
+            inputs,
+            labels,
+            classes,
+            [np.arange(len(inputs))],
+            settings=settings,
+            noise_multipliers=[multiplier],
+            seeds=[seed],
+            sizes=[size],
+        )
+
+    def _queries(self, X: ArrayLike) -> NDArray[np.float32]:
+        check_is_fitted(self)
+        return self._mapped(validate_data(self, X, dtype=np.float32, reset=False))
+
+    def _mapped(self, records: NDArray[np.float32]) -> NDArray[np.float32]:
+        if self.features is None:
+            return records
+        return np.ascontiguousarray(self.features.transform(records), dtype=np.float32)

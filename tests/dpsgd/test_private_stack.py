@@ -1,0 +1,264 @@
+"""The stacked engine: K networks at once are K single ones, and every step is the step that is claimed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.models import Convexified
+from quietmax.models.clipped_sums import ClippedSums, Gradients
+from quietmax.models.losses import value
+from quietmax.models.mlp import initial_mlp
+from quietmax.models.private_release import unforeseeable_batches
+from quietmax.models.private_settings import PrivateSettings
+from quietmax.models.private_stack import seeded_batches, train_private_stack
+
+SETTINGS = PrivateSettings(hidden=(7,), sampling_rate=0.3, steps=12, learning_rate=0.5)
+
+
+def _blobs(count=90, classes=3, columns=5, seed=0):
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, classes, count)
+    centres = 3 * np.random.default_rng(99).normal(size=(classes, columns))
+    return (centres[labels] + generator.normal(size=(count, columns))).astype(np.float32), labels
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("sampling", ["poisson", "shuffled"])
+@pytest.mark.parametrize("hidden", [(), (7,), (6, 5)])
+def test_a_stack_equals_single_runs_with_own_noise_clip_seed_and_records(optimiser, sampling, hidden):
+    features, labels = _blobs()
+    settings = PrivateSettings(
+        hidden=hidden,
+        sampling_rate=0.2,
+        steps=9,
+        learning_rate=0.05,
+        optimiser=optimiser,
+        sampling=sampling,
+        l2=0.01,
+    )
+    rows = [np.arange(60), np.arange(60), np.arange(30, 90), np.arange(0, 90, 2)]
+    multipliers, clips, seeds = [0.5, 2.0, 1.0, 0.0], [1.0, 0.3, 2.0, 0.1], [1, 1, 2, 3]
+    stack = train_private_stack(
+        features, labels, 3, rows, settings=settings, noise_multipliers=multipliers, seeds=seeds, clips=clips
+    )
+    for index in range(4):
+        single = train_private_stack(
+            features,
+            labels,
+            3,
+            rows[index : index + 1],
+            settings=settings,
+            noise_multipliers=multipliers[index : index + 1],
+            seeds=seeds[index : index + 1],
+            clips=clips[index : index + 1],
+        )
+        torch.testing.assert_close(
+            stack.network(index).weight_vectors(), single.weight_vectors(), rtol=1e-4, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "momentum", "adam"])
+def test_without_noise_and_clipping_it_is_torchs_own_optimiser(optimiser):
+    features, labels = _blobs(40)
+    settings = PrivateSettings(
+        hidden=(6,), sampling_rate=1.0, steps=8, clip=1e6, learning_rate=0.1, optimiser=optimiser, l2=0.02
+    )
+    ours = train_private_stack(
+        features,
+        labels,
+        3,
+        [np.arange(40)],
+        settings=settings,
+        noise_multipliers=[0.0],
+        seeds=[4],
+        sizes=[50],
+    )
+    start = initial_mlp((5, 6, 3), "tanh", (4,))
+    module = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
+    with torch.no_grad():
+        module[0].weight.copy_(start.kernels[0][0].T)
+        module[2].weight.copy_(start.kernels[1][0])
+        module[0].bias.zero_()
+        module[2].bias.zero_()
+    groups = [
+        {"params": [module[0].weight, module[2].weight], "weight_decay": 2 * settings.l2},
+        {"params": [module[0].bias, module[2].bias]},
+    ]
+    theirs = {
+        "sgd": lambda: torch.optim.SGD(groups, lr=0.1),
+        "momentum": lambda: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
+        "adam": lambda: torch.optim.Adam(groups, lr=0.1, eps=1e-7),
+    }[optimiser]()
+    for _ in range(8):
+        theirs.zero_grad()
+        outputs = module(torch.from_numpy(features))
+        (
+            torch.nn.functional.cross_entropy(outputs, torch.from_numpy(labels), reduction="sum") / 50
+        ).backward()
+        theirs.step()
+    torch.testing.assert_close(ours.kernels[0][0].T, module[0].weight.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours.biases[1][0, 0], module[2].bias.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_noise_has_the_stated_spread_and_networks_of_one_seed_share_it():
+    """Without records a step is noise alone. 20,100 draws: their mean square is off by 6% with probability < 1e-8."""
+    features, labels = np.zeros((3, 200), np.float32), np.zeros(3, np.int64)
+    settings = PrivateSettings(sampling_rate=0.1, steps=1, learning_rate=1.0)
+    nobody = np.arange(0)
+    stack = train_private_stack(
+        features,
+        labels,
+        100,
+        [nobody] * 3,
+        settings=settings,
+        noise_multipliers=[2.0, 6.0, 2.0],
+        seeds=[1, 1, 2],
+        clips=[0.5, 0.5, 0.5],
+        sizes=[400, 400, 400],
+    )
+    start = initial_mlp((200, 100), "tanh", (1, 1, 2))
+    moved = (stack.weight_vectors() - start.weight_vectors()).double()
+    spread = 2.0 * 0.5 / (0.1 * 400)
+    assert float(moved[0].square().mean()) == pytest.approx(spread**2, rel=0.06)
+    assert float(moved[2].square().mean()) == pytest.approx(spread**2, rel=0.06)
+    torch.testing.assert_close(moved[1], 3 * moved[0], rtol=1e-3, atol=1e-6)
+    correlation = float(torch.corrcoef(moved[[0, 2]])[0, 1])
+    assert abs(correlation) < 0.05  # seven standard deviations
+
+
+def test_steps_are_scaled_by_the_declared_size_not_the_true_one():
+    features, labels = _blobs(30)
+    settings = PrivateSettings(sampling_rate=1.0, steps=1, learning_rate=1.0)
+    start = initial_mlp((5, 3), "tanh", (0, 0)).weight_vectors()
+    stack = train_private_stack(
+        features,
+        labels,
+        3,
+        [np.arange(30)] * 2,
+        settings=settings,
+        noise_multipliers=[0.0, 0.0],
+        seeds=[0, 0],
+        sizes=[30, 300],
+    )
+    moved = stack.weight_vectors() - start
+    torch.testing.assert_close(moved[0], 10 * moved[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("source", ["seeded", "operating system"])
+def test_poisson_batches_take_every_record_independently_at_the_stated_rate(source):
+    """4,000 steps: a count of mean 1200 and deviation 29 is off by more than 6.5 deviations with p < 1e-10."""
+    settings = PrivateSettings(sampling_rate=0.3, steps=1)
+    records, steps = 40, 4000
+    if source == "seeded":
+        batches = seeded_batches(np.arange(records), 5, records, settings)
+    else:
+        batches = unforeseeable_batches(records, records, settings)
+    taken = np.zeros((steps, records))
+    for line in taken:
+        line[next(batches)] = 1
+    deviation = np.sqrt(0.3 * 0.7 / steps)
+    assert np.abs(taken.mean(0) - 0.3).max() < 6.5 * deviation
+    pairs = taken[:, ::2] * taken[:, 1::2]
+    assert np.abs(pairs.mean(0) - 0.09).max() < 6.5 * np.sqrt(0.09 * 0.91 / steps)
+    # The size of a batch varies as a binomial number does, which shuffled batches of one size would not.
+    assert taken.sum(1).var() == pytest.approx(records * 0.3 * 0.7, rel=0.16)
+
+
+@pytest.mark.parametrize("source", ["seeded", "operating system"])
+def test_shuffled_batches_take_every_record_once_an_epoch(source):
+    settings = PrivateSettings(sampling_rate=0.25, steps=1, sampling="shuffled")
+    rows = np.arange(10)
+    batches = (
+        seeded_batches(rows, 0, 8, settings) if source == "seeded" else unforeseeable_batches(10, 8, settings)
+    )
+    orders = []
+    for _ in range(3):
+        epoch = [next(batches) for _ in range(5)]
+        assert [len(each) for each in epoch] == [2, 2, 2, 2, 2]
+        orders.append(tuple(np.concatenate(epoch)))
+        assert sorted(orders[-1]) == list(range(10))
+    assert len(set(orders)) == 3
+
+
+def test_alpha_convexifies_the_loss_of_each_record_by_itself():
+    features, labels = _blobs(12, classes=4)
+    network = initial_mlp((5, 6, 4), "tanh", (0,))
+    padded = torch.cat([torch.from_numpy(features), torch.zeros(1, 5)])
+    targets = torch.cat([torch.from_numpy(labels), torch.zeros(1, dtype=torch.int64)])
+    for alpha in (0.5, 1.0, 3.0):
+        gradients = Gradients.zeros(network)
+        sums = ClippedSums(network, padded, targets, torch.tensor([1e6]), alpha=alpha)
+        sums.add_to(gradients, torch.arange(12).unsqueeze(0))
+        kernel, output = network.kernels[0][0].clone().requires_grad_(), network.kernels[1][0]
+        total = sum(
+            value(Convexified(alpha), torch.tanh(row @ kernel).unsqueeze(0) @ output.T, label.unsqueeze(0))
+            for row, label in zip(padded[:-1], targets[:-1], strict=True)
+        )
+        total.backward()
+        torch.testing.assert_close(gradients.kernels[0][0], kernel.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_progress_is_told_and_divergence_is_an_error():
+    features, labels = _blobs()
+    seen = []
+    options = {"noise_multipliers": [1.0], "seeds": [0]}
+    train_private_stack(
+        features,
+        labels,
+        3,
+        [np.arange(90)],
+        settings=SETTINGS,
+        progress=lambda *told: seen.append(told),
+        **options,
+    )
+    assert seen == [(12, 12)]
+    wild = PrivateSettings(sampling_rate=1.0, steps=5, learning_rate=1e38, clip=1e6)
+    with pytest.raises(QuietmaxError, match="diverged"):
+        train_private_stack(features, labels, 3, [np.arange(90)], settings=wild, **options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"rows": []}, "no network"),
+        ({"rows": [np.array([0, 95])]}, "outside"),
+        ({"seeds": [0, 1]}, "seeds"),
+        ({"noise_multipliers": [-1.0]}, "negative"),
+        ({"noise_multipliers": [np.inf]}, "finite"),
+        ({"clips": [0.0]}, "positive"),
+        ({"sizes": [0]}, "positive"),
+        ({"labels": np.full(90, 3)}, "label"),
+        ({"labels": np.zeros(5, np.int64)}, "shape"),
+        ({"features": np.full((90, 5), np.nan)}, "NaN"),
+        ({"alpha": -1.0}, "alpha"),
+    ],
+)
+def test_bad_input_is_refused_with_a_sentence(changes, match):
+    features, labels = _blobs()
+    options = {"features": features, "labels": labels, "classes": 3, "rows": [np.arange(90)], "seeds": [0]}
+    options |= {"noise_multipliers": [1.0], "settings": SETTINGS} | changes
+    with pytest.raises(InvalidInput, match=match):
+        train_private_stack(**options)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"hidden": (0,)},
+        {"activation": "cube"},
+        {"sampling_rate": 0.0},
+        {"sampling_rate": 1.5},
+        {"steps": 0},
+        {"clip": 0.0},
+        {"learning_rate": float("nan")},
+        {"optimiser": "newton"},
+        {"sampling": "sorted"},
+        {"l2": -1.0},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(fields):
+    with pytest.raises(InvalidInput):
+        PrivateSettings(**fields)
