@@ -27,6 +27,7 @@ ORDER = [
     "attacks",
     "audit",
     "experiments",
+    "surface",
     "cli",
 ]
 APART = {"accounting", "noise"}

@@ -10,64 +10,24 @@
 ('refuted', 97)
 """
 
-from quietmax import attacks, audit, sensitivity
-from quietmax.account import BudgetExhausted, FileAccount
-from quietmax.accounting import Budget, GaussianCost, Guarantee, PureCost
-from quietmax.data import Records, Split, datasets, load
-from quietmax.errors import QuietmaxError
-from quietmax.estimators import PrivateHead, Teachers
-from quietmax.mechanisms import Algorithm1, GaussianScores, NoisyMax, SampledNeuron
-from quietmax.models import (
-    Convexified,
-    CrossEntropy,
-    Model,
-    Quadratic,
-    TorchModel,
-    TrainingSettings,
-    load_model,
-    save_model,
-    train,
-    train_many,
-    train_module,
-)
-from quietmax.noise import ExactNoise, SeededNoise
-from quietmax.predictor import Predictor
-from quietmax.version import __version__
+from __future__ import annotations
 
-__all__ = [
-    "Algorithm1",
-    "Budget",
-    "BudgetExhausted",
-    "Convexified",
-    "CrossEntropy",
-    "ExactNoise",
-    "FileAccount",
-    "GaussianCost",
-    "GaussianScores",
-    "Guarantee",
-    "Model",
-    "NoisyMax",
-    "Predictor",
-    "PrivateHead",
-    "PureCost",
-    "Quadratic",
-    "QuietmaxError",
-    "Records",
-    "SampledNeuron",
-    "SeededNoise",
-    "Split",
-    "Teachers",
-    "TorchModel",
-    "TrainingSettings",
-    "__version__",
-    "attacks",
-    "audit",
-    "datasets",
-    "load",
-    "load_model",
-    "save_model",
-    "sensitivity",
-    "train",
-    "train_many",
-    "train_module",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quietmax.surface import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Import the packages when a name is first wanted, so that a command that needs none of them starts at once."""
+        surface = import_module("quietmax.surface")
+        if hasattr(surface, name):
+            return getattr(surface, name)
+        if name in globals():  # a package that came with the surface, as in quietmax.accounting
+            return globals()[name]
+        raise AttributeError(f"module 'quietmax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *import_module("quietmax.surface").__all__})

@@ -3,30 +3,60 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+from typing import Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from quietmax.cli import (
-    attack,
-    audit,
-    card,
-    datasets,
-    demo,
-    ledger,
-    predict,
-    reproduce,
-    sensitivity,
-    serve,
-    train,
-)
-from quietmax.cli.output import errors
 from quietmax.errors import QuietmaxError
 from quietmax.version import __version__
 
 # Options that take several values in a row, as in --datasets mnist location.
 _LISTS = frozenset({"--datasets"})
 
+# Every command is the module of its name: a function `command`, or a Typer `app` for a group.
+COMMANDS = {
+    "demo": "The whole story on real digits, in two minutes and without a download.",
+    "datasets": "What data sets there are, and where their files come from.",
+    "train": "Train on a data set or your own table, plainly or with --private.",
+    "sensitivity": "The paper's sensitivities of a network: formulas, not bounds.",
+    "predict": "Answer the queries of a file, with the guarantee's status.",
+    "attack": "Can members be told from a model's answers?",
+    "audit": "Test a claim: what an adversary can show against it.",
+    "card": "The one-page privacy card of a model.",
+    "serve": "Answer over HTTP; every answer is paid for in the ledger first.",
+    "ledger": "Budgets, keys and the journal.",
+    "reproduce": "The paper's tables and figures, its numbers beside ours.",
+}
+
+
+class Commands(TyperGroup):
+    """The commands by name and summary; a command's module is imported when it is called, as torch takes seconds."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for name, summary in COMMANDS.items():
+            self.add_command(TyperCommand(name, help=summary))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command called, in earnest."""
+        name, *rest = args
+        return (name, loaded(name), rest) if name in COMMANDS else super().resolve_command(ctx, args)
+
+
+def loaded(name: str) -> Any:
+    """Import a command's module and build its parser."""
+    module = import_module(f"quietmax.cli.{name}")
+    if hasattr(module, "app"):
+        return typer.main.get_group(module.app)
+    single = typer.Typer(add_completion=False)
+    single.command(name)(module.command)
+    return typer.main.get_command(single)
+
+
 app = typer.Typer(
+    cls=Commands,
     name="quietmax",
     help="Private predictions from ordinary classifiers, with guarantees you can audit.",
     no_args_is_help=True,
@@ -34,20 +64,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for name, module in {
-    "demo": demo,
-    "datasets": datasets,
-    "train": train,
-    "sensitivity": sensitivity,
-    "predict": predict,
-    "attack": attack,
-    "card": card,
-    "serve": serve,
-}.items():
-    app.command(name)(module.command)
-app.add_typer(audit.app, name="audit")
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(reproduce.app, name="reproduce")
 
 
 def _version(wanted: bool) -> None:
@@ -90,5 +106,7 @@ def main() -> None:
     try:
         app(spread_lists(sys.argv[1:]))
     except QuietmaxError as refusal:
+        from quietmax.cli.output import errors
+
         errors.print(f"quietmax: {refusal}", style="bold red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
