@@ -18,7 +18,7 @@ from quietmax.models import Convexified, CrossEntropy, Loss, Model, TrainingSett
 TOLERANCE = 0.02
 # Networks trained at once: enough to amortise the overhead, few enough for memory with wide inputs.
 _AT_ONCE = 10
-_CENTRED = frozenset({"cifar-10", "cifar-100"})
+CENTRED = frozenset({"cifar-10", "cifar-100"})
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def paper_records(name: str, *, data_dir: str | Path | None = None, download: bo
     with every one.
     """
     records = load_records(name, data_dir=data_dir, download=download)
-    if name in _CENTRED:
+    if name in CENTRED:
         return replace(records, features=records.features - np.float32(0.5))
     return records
 

@@ -1,0 +1,311 @@
+"""The methods that are compared: how each answers, and what holds of its guarantee. One entry each.
+
+Another package adds a method by naming a `Method` as an entry point in the group `quietmax.methods`.
+
+Noise is seeded here, so that a run can be repeated; ``status`` is what holds of the method with exact noise, and
+settings follow from public numbers only. THEORY section 4: *as published* means the paper's own labels, *like for
+like* (epsilon, delta) with delta = 1/(10 N) for the stated number of answers.
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quietmax.accounting import Budget, Guarantee, per_query
+from quietmax.accounting.dpsgd import ACCOUNTANTS, PUBLISHED_ACCOUNTANTS, Accountant
+from quietmax.attacks.shadow_pool import candidate_rows
+from quietmax.errors import InvalidInput
+from quietmax.estimators import PrivateHead, Teachers
+from quietmax.estimators.dpsgd import DPSGD
+from quietmax.experiments.accuracy_loss import EPSILONS
+from quietmax.experiments.cell import Cell
+from quietmax.experiments.shared import Shared
+from quietmax.mechanisms import Algorithm1, Answers, Mechanism, SampledNeuron
+from quietmax.models import softmax
+from quietmax.models.features import Identity
+from quietmax.noise import SeededNoise
+
+ENTRY_POINT_GROUP = "quietmax.methods"
+Status = Literal["none", "refuted", "conditional", "proven"]
+Axis = Literal["published", "like-for-like"]
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Release:
+    """A method ready to answer the rows of the group's records; ``mechanism`` is what an audit can draw from."""
+
+    answer: Callable[[Rows], Answers]
+    fit_seconds: float
+    claim: Guarantee | None = None
+    mechanism: Mechanism | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Method:
+    """One method. ``status`` is that of its guarantee; ``per_answer`` tells whether every answer costs."""
+
+    name: str
+    title: str
+    status: Status
+    prepare: Callable[[Cell, Shared], Release]
+    axis: Axis = "like-for-like"
+    per_answer: bool = False
+    attacked: bool = True
+
+    def status_for(self, classes: int) -> Status:
+        """Algorithm 1 is refuted for three or more classes; for two it is private given a true bound (THEORY 2)."""
+        return "conditional" if self.status == "refuted" and classes == 2 else self.status
+
+
+def declared_delta(records: int) -> float:
+    """``1/(10 N)`` of THEORY section 4.
+
+    >>> declared_delta(10_000)
+    1e-05
+    """
+    return 1 / (10 * records)
+
+
+def _epsilon(cell: Cell) -> float:
+    if cell.epsilon is None:
+        raise InvalidInput(f"The method '{cell.method}' needs an epsilon; give at least one.")
+    return cell.epsilon
+
+
+def _plain(cell: Cell, shared: Shared, *, original: bool = False) -> Release:  # noqa: ARG001
+    started = time.perf_counter()
+    model = shared.original if original else shared.model
+    seconds = time.perf_counter() - started
+
+    def answer(rows: Rows) -> Answers:
+        logits = model.logits(shared.data.records.features[rows])
+        return Answers(logits.argmax(-1), softmax(logits))
+
+    return Release(answer, seconds)
+
+
+def _algorithm1(cell: Cell, shared: Shared, *, noise: Literal["gaussian", "laplace"]) -> Release:
+    open_mechanism = Algorithm1(noise)
+    budget = Budget(_epsilon(cell), queries=cell.queries or 1)
+    cost = per_query(budget, open_mechanism.currency, "published")
+    mechanism = open_mechanism.prepared(shared.model, cost)
+    source = SeededNoise(cell.noise_seed)
+
+    def answer(rows: Rows) -> Answers:
+        return mechanism.release(shared.model.logits(shared.data.records.features[rows]), source)
+
+    return Release(answer, 0.0, mechanism.guarantee(shared.data.classes), mechanism)
+
+
+def _public(cell: Cell, shared: Shared) -> dict[str, Any]:
+    return {
+        "classes": range(shared.data.classes),
+        "declared_size": shared.group.effort.records,
+        "random_state": cell.noise_seed % 2**31,
+    }
+
+
+def _training_part(shared: Shared) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    return shared.public_features[: len(shared.data.train_rows)], shared.train_labels
+
+
+def _places(shared: Shared, rows: Rows) -> NDArray[np.float32]:
+    """Public features of rows among the candidates."""
+    order = candidate_rows(shared.data)
+    place = np.full(len(shared.data.records), -1)
+    place[order] = np.arange(len(order))
+    if (place[rows] < 0).any():
+        raise InvalidInput(
+            "This attack asks for records that are neither members nor non-members, which the proven methods of a "
+            "comparison do not answer; choose shadow, threshold or lira."
+        )
+    return np.asarray(shared.public_features[place[rows]])
+
+
+def _head(cell: Cell, shared: Shared) -> Release:
+    features, labels = _training_part(shared)
+    started = time.perf_counter()
+    head = PrivateHead(
+        _epsilon(cell),
+        declared_delta(shared.group.effort.records),
+        features=Identity(),
+        **_public(cell, shared),
+    ).fit(features, labels)
+    seconds = time.perf_counter() - started
+
+    def answer(rows: Rows) -> Answers:
+        probabilities = head.predict_proba(_places(shared, rows))
+        return Answers(probabilities.argmax(-1), probabilities)
+
+    return Release(answer, seconds, head.guarantee_)
+
+
+def _sampled_neuron(cell: Cell, shared: Shared) -> Release:
+    """The repaired neuron on the logits of a head whose weights stay inside: pure epsilon per answer."""
+    features, labels = _training_part(shared)
+    queries = cell.queries or 1
+    started = time.perf_counter()
+    head = PrivateHead(
+        _epsilon(cell),
+        features=Identity(),
+        route="output",
+        release="query",
+        queries=queries,
+        **_public(cell, shared),
+    ).fit(features, labels)
+    seconds = time.perf_counter() - started
+    cost = per_query(Budget(_epsilon(cell), queries=queries), "pure")
+    mechanism = SampledNeuron("laplace").prepared(head.predictor_.model, cost)
+    source = SeededNoise(cell.noise_seed)
+
+    def answer(rows: Rows) -> Answers:
+        return mechanism.release(head.predictor_.model.scores(_places(shared, rows)), source)
+
+    return Release(answer, seconds, mechanism.guarantee(shared.data.classes), mechanism)
+
+
+def _teachers(cell: Cell, shared: Shared) -> Release:
+    features, labels = _training_part(shared)
+    started = time.perf_counter()
+    crowd = Teachers(
+        _epsilon(cell),
+        declared_delta(shared.group.effort.records),
+        cell.queries or 1,
+        features=Identity(),
+        **_public(cell, shared),
+    ).fit(features, labels)
+    seconds = time.perf_counter() - started
+    mechanism = crowd.predictor_.mechanism
+    source = SeededNoise(cell.noise_seed)
+
+    def answer(rows: Rows) -> Answers:
+        return mechanism.release(crowd.crowd_.scores(_places(shared, rows)), source)
+
+    return Release(answer, seconds, mechanism.guarantee(shared.data.classes), mechanism)
+
+
+def _dpsgd(cell: Cell, shared: Shared, *, accountant: Accountant) -> Release:
+    features, labels = _training_part(shared)
+    started = time.perf_counter()
+    private = DPSGD(
+        _epsilon(cell),
+        declared_delta(shared.group.effort.records),
+        accountant=accountant,
+        length=1.0,  # the public features have length 1
+        **_public(cell, shared),
+    ).fit(features, labels)
+    seconds = time.perf_counter() - started
+
+    def answer(rows: Rows) -> Answers:
+        probabilities = private.predict_proba(_places(shared, rows))
+        return Answers(probabilities.argmax(-1), probabilities)
+
+    return Release(answer, seconds, private.guarantee_)
+
+
+def _published_dpsgd(cell: Cell, shared: Shared, *, accountant: Accountant) -> Release:
+    if cell.epsilon not in EPSILONS:
+        raise InvalidInput(
+            f"DP-SGD as published is trained at the paper's epsilons only, {', '.join(f'{e:g}' for e in EPSILONS)}; "
+            f"{cell.epsilon} is not among them."
+        )
+    started = time.perf_counter()
+    network = shared.sweep(accountant, _epsilon(cell))
+    seconds = time.perf_counter() - started
+
+    def answer(rows: Rows) -> Answers:
+        logits = network.logits(shared.data.records.features[rows]).double().numpy()
+        return Answers(logits.argmax(-1), softmax(logits))
+
+    return Release(answer, seconds)
+
+
+_BUILT_IN = (
+    Method("plain", "plain network, convexified loss", "none", _plain, "published"),
+    Method(
+        "original",
+        "plain network, original loss",
+        "none",
+        partial(_plain, original=True),
+        "published",
+        attacked=False,
+    ),
+    *(
+        Method(
+            f"algorithm1-{noise}",
+            f"Algorithm 1, {noise.title()}",
+            "refuted",
+            partial(_algorithm1, noise=noise),
+            "published",
+            per_answer=True,
+        )
+        for noise in ("gaussian", "laplace")
+    ),
+    *(
+        Method(
+            f"published-{accountant}",
+            f"DP-SGD as published, {accountant.upper()}",
+            "conditional",
+            partial(_published_dpsgd, accountant=accountant),
+            "published",
+        )
+        for accountant in PUBLISHED_ACCOUNTANTS
+    ),
+    Method("sampled-neuron", "repaired neuron", "proven", _sampled_neuron, per_answer=True),
+    Method("teachers", "teachers", "proven", _teachers, per_answer=True),
+    Method("head", "private head", "proven", _head),
+    *(
+        Method(
+            "dpsgd" if accountant == "pld" else f"dpsgd-{accountant}",
+            f"DP-SGD, {accountant.upper()}",
+            "proven",
+            partial(_dpsgd, accountant=accountant),
+        )
+        for accountant in ACCOUNTANTS
+    ),
+)
+
+
+def methods() -> Mapping[str, Method]:
+    """All methods by name: the built-in ones first, then those of installed plug-ins.
+
+    >>> methods()["head"].status
+    'proven'
+    """
+    known = {method.name: method for method in _BUILT_IN}
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        try:
+            loaded = entry.load()
+        except Exception as error:
+            warnings.warn(f"The method plug-in '{entry.name}' failed to load: {error}", stacklevel=2)
+            continue
+        if not isinstance(loaded, Method) or loaded.name in known:
+            warnings.warn(
+                f"The method plug-in '{entry.name}' is left aside: it names no Method with a new name.",
+                stacklevel=2,
+            )
+            continue
+        known[loaded.name] = loaded
+    return MappingProxyType(known)
+
+
+def method(name: str) -> Method:
+    """The method of that name, or a refusal that suggests the nearest one."""
+    known = methods()
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    advice = f"did you mean '{near[0]}'?" if near else "name one of them."
+    raise InvalidInput(f"There is no method '{name}' among {', '.join(known)}; {advice}")

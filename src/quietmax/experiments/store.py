@@ -1,0 +1,99 @@
+"""Store: results and shared networks on disk, each file whole or absent, so that a killed run loses nothing.
+
+Every file is written beside its place, flushed to the disk and renamed. A cell's result is one JSON file; a group's
+networks are one safetensors file each. One run at a time uses a store; the lock goes away with its process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from quietmax.errors import QuietmaxError
+from quietmax.experiments.cell import Cell, Group
+
+Result = dict[str, Any]
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Store:
+    """Results under ``folder/cells``, networks under ``folder/networks``."""
+
+    folder: Path
+
+    def result(self, cell: Cell) -> Result | None:
+        """The stored result of a cell, or None."""
+        try:
+            stored = json.loads(self._result_path(cell).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return stored["result"] if isinstance(stored, dict) and "result" in stored else None
+
+    def keep_result(self, cell: Cell, result: Result) -> None:
+        """Store a cell's result."""
+        text = json.dumps({"cell": cell.to_json(), "result": result}, indent=1, allow_nan=False)
+        _write_whole(self._result_path(cell), lambda path: path.write_text(text, encoding="utf-8"))
+
+    def arrays(self, group: Group, name: str) -> Arrays | None:
+        """Arrays kept for a group under ``name``, or None."""
+        try:
+            return load_file(self._arrays_path(group, name))
+        except (OSError, SafetensorError):
+            return None
+
+    def keep_arrays(self, group: Group, name: str, arrays: Arrays) -> None:
+        """Keep arrays for a group."""
+        whole = {key: np.ascontiguousarray(value) for key, value in arrays.items()}
+        _write_whole(self._arrays_path(group, name), lambda path: save_file(whole, path))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the store for one run; refuse while another run holds it."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / "lock").open("w") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise QuietmaxError(
+                        f"Another run is using {self.folder}; wait for it, or give another --output."
+                    ) from None
+                yield
+        except OSError as problem:
+            raise QuietmaxError(
+                f"Results cannot be written to {self.folder} ({problem.strerror}); give another --output."
+            ) from problem
+
+    def _result_path(self, cell: Cell) -> Path:
+        return self.folder / "cells" / f"{cell.key}.json"
+
+    def _arrays_path(self, group: Group, name: str) -> Path:
+        return self.folder / "networks" / group.key / f"{name}.safetensors"
+
+
+def _write_whole(path: Path, write: Callable[[Path], Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    os.close(descriptor)
+    staging = Path(name)
+    try:
+        write(staging)
+        with staging.open("rb") as written:
+            os.fsync(written.fileno())
+        staging.chmod(0o644)
+        staging.replace(path)
+    finally:
+        staging.unlink(missing_ok=True)
