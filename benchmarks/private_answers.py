@@ -16,7 +16,7 @@ import numpy as np
 from quietmax.accounting import Budget, PureCost, per_query
 from quietmax.data import load_records, split
 from quietmax.estimators import PrivateHead, Teachers
-from quietmax.mechanisms import Algorithm1
+from quietmax.mechanisms import Algorithm1, SampledNeuron
 from quietmax.models import train
 from quietmax.models.features import Scattering
 from quietmax.noise import EXACT
@@ -62,6 +62,15 @@ def main() -> None:
                 f"head per query, label, pure eps 1 for {count} queries",
                 answers == truth,
                 time.perf_counter() - start,
+            )
+            neuron = SampledNeuron("laplace", "permute-and-flip").prepared(
+                predictor.model, PureCost(1 / count)
+            )
+            answers = neuron.release(predictor.model.scores(features), EXACT).labels
+            note(
+                f"sampled neuron, label and probability, pure eps 1 for {count} queries",
+                answers == truth,
+                0,
             )
         for name, features in (("pixels", None), ("scattering", scattering)):
             for count in (1, 10, 100):

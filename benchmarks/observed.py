@@ -1,0 +1,139 @@
+"""Observed against certified: what removing one record moved, beside each bound, as a Markdown table on stdout.
+
+The noiseless head of each route and the teachers are trained with all records and without each of a few (ordinary,
+mislabelled, extreme); the paper's network stands beside them with its published formulas. A change above a certified
+bound would refute its proof.
+
+    python benchmarks/observed.py [--dataset mnist] [--records 10000] [--removals 6] [--data-dir DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from quietmax.accounting import mu_of
+from quietmax.data import Records, load
+from quietmax.estimators import Teachers, head_plan
+from quietmax.estimators.head_solver import MeanCrossEntropy, Objective, Tilted, minimise
+from quietmax.estimators.head_table import Table, gradient_sum
+from quietmax.estimators.head_training import centred, clipped_features, gradient_sensitivity
+from quietmax.models.features import FeatureMap, Identity
+from quietmax.sensitivity import Sensitivity, certified, observed, observed_by, published_for
+from quietmax.sensitivity.observed import ObservedSensitivity, Quantity, Trained
+from quietmax.sensitivity.published import PublishedSensitivity
+
+EPSILON, DELTA, QUERIES = 1.0, 1e-5, 500
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dataset", default="mnist")
+    parser.add_argument("--records", type=int, default=10_000)
+    parser.add_argument("--removals", type=int, default=6)
+    parser.add_argument("--data-dir")
+    options = parser.parse_args()
+    data = load(options.dataset, records=options.records, data_dir=options.data_dir, seed=0)
+    train, classes, size = data.train, data.classes, float(options.records)
+    feature_map = head_plan.default_features(train.features.shape[1], train.image_shape)
+    mapped = on_features(train, feature_map)
+    queries = table_of(on_features(data.test.take(range(QUERIES)), feature_map)).rows
+    mu = mu_of(EPSILON, DELTA)
+    print(
+        f"{options.dataset}, {options.records} records, {options.removals} removals, torch {torch.__version__}\n"
+    )
+    print("| trained | quantity | observed | bound | share | basis | verdict |")
+    print("| --- | --- | ---: | ---: | ---: | --- | --- |")
+
+    def show(
+        name: str,
+        found: ObservedSensitivity,
+        bounds: PublishedSensitivity | Mapping[Quantity, Sensitivity],
+    ) -> None:
+        for check in found.against(bounds):
+            print(
+                f"| {name} | {check.quantity.replace('_', ' ')} | {check.observed:.3g} | {check.bound:.3g} "
+                f"| {check.observed / check.bound:.0%} | {check.basis} | {check.verdict} |",
+                flush=True,
+            )
+
+    def solved(objective: Objective, tolerance: float) -> ObservedSensitivity:
+        def retrain(kept: Records) -> Trained:
+            weights = minimise(table_of(kept), objective, tolerance).weights
+            return Trained(weights.ravel(), queries @ weights.T)
+
+        return observed_by(retrain, mapped, removals=options.removals)
+
+    def bounds_of(weights: Sensitivity) -> dict[Quantity, Sensitivity]:
+        return {"weights_l2": weights, "logit": certified.logit(weights, classes=classes)}
+
+    plan = head_plan.output_plan(size, mu)
+    show(
+        "head, output route",
+        solved(MeanCrossEntropy(size, plan.regularisation), plan.tolerance),
+        bounds_of(
+            certified.head_output(
+                regularisation=plan.regularisation, declared_size=size, tolerance=plan.tolerance
+            )
+        ),
+    )
+    tolerance = head_plan.TILTED_TOLERANCE
+    show(
+        "head, output route, convexified loss (alpha 1)",
+        solved(Tilted(1.0, size, plan.regularisation), tolerance),
+        bounds_of(
+            certified.head_tilted(
+                alpha=1.0, mass=size, regularisation=plan.regularisation, classes=classes, tolerance=tolerance
+            )
+        ),
+    )
+    steps = head_plan.gradient_plan(size, mapped.features.shape[1] + 1, classes, mu)
+
+    def one_gradient(kept: Records) -> Trained:
+        table = table_of(kept)
+        total = gradient_sum(table, np.zeros((classes, table.features)), steps.clip)
+        return Trained(total.ravel(), np.zeros((1, classes)))
+
+    show(
+        "head, gradient route, one sum",
+        observed_by(one_gradient, mapped, removals=options.removals),
+        {"weights_l2": gradient_sensitivity(table_of(mapped), steps)},
+    )
+
+    def votes(kept: Records) -> Trained:
+        crowd = Teachers(
+            EPSILON, DELTA, 100, classes=range(classes), declared_size=options.records, random_state=0
+        )
+        crowd.fit(kept.features, kept.labels)
+        return Trained(np.zeros(1), crowd.crowd_.scores(data.test.features[:QUERIES]))
+
+    one_vote = Sensitivity(1.0, "certified", "A record is in one teacher's shard (THEORY 3.4).")
+    show(
+        "teachers, votes for a label",
+        observed_by(votes, train, removals=options.removals),
+        {"logit": one_vote},
+    )
+    show(
+        "the paper's network",
+        observed(train, removals=options.removals, queries=data.test.features[:QUERIES]),
+        published_for(train.features.shape[1], (128,), classes, options.records),
+    )
+
+
+def on_features(records: Records, feature_map: FeatureMap) -> Records:
+    """The same records by their public features."""
+    return replace(records, features=feature_map.transform(records.features), image_shape=None)
+
+
+def table_of(records: Records) -> Table:
+    """Records as the head sees them: clipped to length 1, with the constant feature, on the grid."""
+    rows = clipped_features(Identity(), records.features, 1.0)
+    return Table(centred(rows, np.zeros(rows.shape[1] - 1), head_plan.BIAS), records.labels, records.classes)
+
+
+if __name__ == "__main__":
+    main()
