@@ -7,7 +7,7 @@ from quietmax.account import BudgetExhausted, FileAccount
 from quietmax.accounting import Budget, GaussianCost, Guarantee, PureCost
 from quietmax.data import Records, Split, datasets, load
 from quietmax.errors import QuietmaxError
-from quietmax.estimators import PrivateHead, Teachers
+from quietmax.estimators import DPSGD, PrivateHead, Teachers
 from quietmax.mechanisms import Algorithm1, GaussianScores, NoisyMax, SampledNeuron
 from quietmax.models import (
     Convexified,
@@ -27,6 +27,7 @@ from quietmax.predictor import Predictor
 from quietmax.version import __version__
 
 __all__ = [
+    "DPSGD",
     "Algorithm1",
     "Budget",
     "BudgetExhausted",

@@ -133,7 +133,7 @@ def test_answers_per_query_from_a_head_are_pure(run, people, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["--private", "sgd"], "head or teachers"),
+        (["--private", "sgd"], "head, teachers or dpsgd"),
         (["--private", "head", "--epsilon", "-1"], "epsilon"),
         (["--private", "head", "--features", "scattering"], "needs images"),
         (["--private", "head", "--features", "sift"], "sift"),
@@ -196,6 +196,8 @@ def test_the_card_tells_guarantee_status_assumptions_spending_and_leakage(run, p
     code, out, _ = run("card", folder)
     assert code == 0
     assert "Privacy card: proven" in out
+    assert "for a source table" in out
+    assert "doubles" in out
 
 
 def test_the_card_of_an_ordinary_model_promises_nothing_and_shows_what_an_attack_saw(run, tmp_path):

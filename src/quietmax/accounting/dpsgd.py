@@ -25,6 +25,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -109,6 +110,7 @@ def noise_multiplier(
     return _proven(float(epsilon), float(delta), schedule, accountant)
 
 
+@lru_cache(maxsize=1024)
 def _published(epsilon: float, delta: float, schedule: Schedule, accountant: str) -> float:
     epochs = schedule.epochs
     if accountant == "nc":
@@ -127,6 +129,7 @@ def _published(epsilon: float, delta: float, schedule: Schedule, accountant: str
     )
 
 
+@lru_cache(maxsize=1024)
 def _proven(epsilon: float, delta: float, schedule: Schedule, accountant: str) -> float:
     if accountant == "pld":
         if schedule.sampling_rate == 1.0:

@@ -25,6 +25,7 @@ from quietmax.cli.options import (
     table_options,
 )
 from quietmax.cli.output import print_json, print_table, progress_bar
+from quietmax.cli.train_dpsgd import DPSGDOptions
 from quietmax.cli.train_private import PrivateOptions, train_private
 from quietmax.data import datasets, load
 from quietmax.errors import InvalidInput
@@ -43,6 +44,7 @@ from quietmax.models.files import check_target
 from quietmax.sensitivity import published
 
 _PRIVATE = "Private training"
+_DPSGD = "Private training with DP-SGD"
 
 
 def command(
@@ -57,10 +59,15 @@ def command(
     seed: Seed = 0,
     private: Annotated[
         str | None,
-        typer.Option(help="head or teachers: train with a proven guarantee.", rich_help_panel=_PRIVATE),
+        typer.Option(help="head, teachers or dpsgd: train with a guarantee.", rich_help_panel=_PRIVATE),
     ] = None,
     epsilon: Annotated[float, typer.Option(help="The whole privacy budget.", rich_help_panel=_PRIVATE)] = 1.0,
-    delta: Annotated[float, typer.Option(help="Its delta.", rich_help_panel=_PRIVATE)] = 1e-5,
+    delta: Annotated[
+        float | None,
+        typer.Option(
+            help="Its delta; default 1e-5, with DP-SGD 1/(10 * declared size).", rich_help_panel=_PRIVATE
+        ),
+    ] = None,
     queries: Annotated[
         int | None,
         typer.Option(
@@ -85,6 +92,36 @@ def command(
             help="Public features: auto, identity, unit-norm or scattering.", rich_help_panel=_PRIVATE
         ),
     ] = "auto",
+    accountant: Annotated[
+        str | None, typer.Option(help="pld (default), rdp, zcdp, ac or nc.", rich_help_panel=_DPSGD)
+    ] = None,
+    reading: Annotated[
+        str | None,
+        typer.Option(
+            help="proven (default): Poisson samples, every step counted; published: shuffled epochs, counted as the "
+            "paper's program did, conditional.",
+            rich_help_panel=_DPSGD,
+        ),
+    ] = None,
+    configuration: Annotated[
+        str,
+        typer.Option(
+            help="Where other settings come from: today, or paper (128 tanh units, Adam 0.001, batches of 100, 100 "
+            "epochs, clip 1).",
+            rich_help_panel=_DPSGD,
+        ),
+    ] = "today",
+    sampling_rate: Annotated[
+        float | None,
+        typer.Option(help="Chance of a record to be in a step's batch.", rich_help_panel=_DPSGD),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps to take.", rich_help_panel=_DPSGD)] = None,
+    clip: Annotated[
+        float | None, typer.Option(help="Largest norm of one record's gradient.", rich_help_panel=_DPSGD)
+    ] = None,
+    optimiser: Annotated[
+        str | None, typer.Option(help="sgd, momentum or adam.", rich_help_panel=_DPSGD)
+    ] = None,
     loss: Annotated[str, typer.Option(help="convexified, cross-entropy or quadratic.")] = "convexified",
     alpha: Annotated[
         str | None,
@@ -96,11 +133,13 @@ def command(
     hidden: Annotated[
         list[int] | None, typer.Option(help="Neurons of a hidden layer; repeat per layer.")
     ] = None,
-    activation: Annotated[str, typer.Option(help="tanh, sigmoid or relu.")] = "tanh",
-    epochs: Annotated[int, typer.Option(min=0, help="Passes over the training records.")] = 100,
-    batch_size: Annotated[int, typer.Option(help="Records per step.")] = 100,
-    learning_rate: Annotated[float, typer.Option(help="Adam's step size.")] = 0.001,
-    l2: Annotated[float, typer.Option(help="L2 penalty on the kernels.")] = 0.001,
+    activation: Annotated[str | None, typer.Option(help="tanh (default), sigmoid or relu.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=0, help="Passes over the training records; default 100.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Records per step; default 100.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Step size; default Adam's 0.001.")] = None,
+    l2: Annotated[float | None, typer.Option(help="L2 penalty on the kernels; default 0.001.")] = None,
     label: Label = None,
     classes: Classes = None,
     bounds: Bounds = None,
@@ -117,7 +156,8 @@ def command(
     """Train an ordinary classifier with the paper's loss (plain answers, not private), or a private one.
 
     Which private one? Many queries, or weights to publish: --private head. A few queries (up to about 4 at epsilon 1
-    with 10,000 records) from any network: --private teachers --queries N.
+    with 10,000 records) from any network: --private teachers --queries N. A network of your own shape trained by noisy
+    gradients, any number of queries: --private dpsgd (usually less accurate than a head).
 
     Examples:
 
@@ -125,13 +165,35 @@ def command(
 
     quietmax train mnist-5k --private head --epsilon 1 --output private
 
+    quietmax train mnist-5k --private dpsgd --accountant pld --epsilon 1 --declared-size 2500 --output private
+
     quietmax train people.csv --label income --bounds age=0:100 --categories sex=Female,Male -o model
     """
     own = table_options(label, classes, bounds, categories, ignore, identifier, schema, measure)
     if output is not None:
         check_target(output, overwrite=overwrite)
+    noisy = DPSGDOptions(
+        accountant,
+        reading,
+        configuration,
+        tuple(hidden) if hidden and private == "dpsgd" else None,
+        activation if private == "dpsgd" else None,
+        sampling_rate,
+        steps,
+        clip,
+        learning_rate if private == "dpsgd" else None,
+        optimiser,
+        l2 if private == "dpsgd" else None,
+    )
+    _check(private, noisy, epochs, batch_size)
     settings = TrainingSettings(
-        tuple(hidden) if hidden else (128,), activation, Convexified(), learning_rate, batch_size, epochs, l2
+        tuple(hidden) if hidden else (128,),
+        activation or "tanh",
+        Convexified(),
+        0.001 if learning_rate is None else learning_rate,
+        100 if batch_size is None else batch_size,
+        100 if epochs is None else epochs,
+        0.001 if l2 is None else l2,
     )
     with progress_bar("loading", quiet=as_json) as progress:
         split = load(
@@ -145,7 +207,9 @@ def command(
             **own,
         )
     if private is not None:
-        options = PrivateOptions(private, epsilon, delta, queries, declared_size, teachers, route, features)
+        options = PrivateOptions(
+            private, epsilon, delta, queries, declared_size, teachers, route, features, noisy
+        )
         with progress_bar(f"training {private}", quiet=as_json):
             _report_private(train_private(split, options, output, overwrite), as_json)
         return
@@ -182,7 +246,7 @@ def command(
         "test_accuracy": accuracy(model, split.test),
         "model": None if output is None else str(output),
     }
-    if activation != "relu" and l2 > 0:
+    if settings.activation != "relu" and settings.l2 > 0:
         result["sensitivity"] = published(model).to_json()
     if searched is not None:
         result["alpha_search"] = [vars(trial) for trial in searched.trials]
@@ -218,6 +282,17 @@ def _report_private(result: dict[str, Any], as_json: bool) -> None:
         + ("" if result["model"] else " Not saved: give --output FOLDER to keep the model."),
     )
     print_guarantee(guarantee)
+
+
+def _check(private: str | None, noisy: DPSGDOptions, epochs: int | None, batch_size: int | None) -> None:
+    if private is None and noisy != DPSGDOptions():
+        raise InvalidInput(
+            f"{', '.join(noisy.given())} belong to --private dpsgd; add it, or leave them out to train without privacy."
+        )
+    if private == "dpsgd" and (epochs is not None or batch_size is not None):
+        raise InvalidInput(
+            "DP-SGD draws random samples, not epochs of batches; give --sampling-rate (batch/records) and --steps."
+        )
 
 
 def _plain_loss(name: str) -> Loss:

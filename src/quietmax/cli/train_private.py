@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from quietmax.accounting import Guarantee
+from quietmax.cli.train_dpsgd import DPSGDOptions, private_network
 from quietmax.data import Encoding, Split
 from quietmax.errors import InvalidInput
-from quietmax.estimators import PrivateHead, Teachers, save_head, save_teachers
+from quietmax.estimators import DPSGD, PrivateHead, Teachers, save_dpsgd, save_head, save_teachers
 from quietmax.models import accuracy
 from quietmax.models.features import FeatureMap, Identity, Scattering, UnitNorm
 
@@ -21,12 +22,17 @@ class PrivateOptions:
 
     kind: str
     epsilon: float
-    delta: float
+    delta: float | None
     queries: int | None
     declared_size: int | None
     teachers: int | None
     route: str
     features: str
+    dpsgd: DPSGDOptions = field(default_factory=DPSGDOptions)
+
+
+DELTA = 1e-5
+"""Unless another is asked for; DP-SGD has its own rule, 1/(10 * declared size)."""
 
 
 def train_private(
@@ -36,12 +42,14 @@ def train_private(
     shape = data.records.image_shape
     encoding = data.records.encoding
     started = time.perf_counter()
-    estimator: PrivateHead | Teachers
+    _check(options)
+    estimator: PrivateHead | Teachers | DPSGD
+    delta = DELTA if options.delta is None else options.delta
     if options.kind == "head":
         per_query = options.queries is not None
         estimator = PrivateHead(
             options.epsilon,
-            options.delta,
+            delta,
             route="output" if per_query else options.route,  # type: ignore[arg-type]
             features="auto" if options.features == "auto" else _feature_map(options.features, shape),
             image_shape=shape,
@@ -55,7 +63,7 @@ def train_private(
         name = automatic if options.features == "auto" else options.features
         estimator = Teachers(
             options.epsilon,
-            options.delta,
+            delta,
             options.queries or 1,
             options.teachers,
             features=_feature_map(name, shape),
@@ -63,30 +71,71 @@ def train_private(
             classes=range(data.classes),
         )
     else:
-        raise InvalidInput(f"--private {options.kind!r} is not known; choose head or teachers.")
+        automatic = "scattering" if shape and options.dpsgd.configuration == "today" else "identity"
+        name = automatic if options.features == "auto" else options.features
+        estimator = private_network(
+            options.dpsgd,
+            epsilon=options.epsilon,
+            delta=options.delta,
+            features=None if name == "identity" else _feature_map(name, shape),
+            classes=range(data.classes),
+            declared_size=options.declared_size,
+        )
     train = data.train
     estimator.fit(train.features, train.labels)
     seconds = time.perf_counter() - started
     guarantee = _with_encoding(estimator.guarantee_, encoding)
     if output is not None:
-        save = save_head if isinstance(estimator, PrivateHead) else save_teachers
+        save = _SAVERS[options.kind]
         save(
             estimator, output, dataset=data.name, encoding=encoding, guarantee=guarantee, overwrite=overwrite
         )
-    unlimited = options.kind == "head" and options.queries is None
+    unlimited = options.kind == "dpsgd" or (options.kind == "head" and options.queries is None)
+    if isinstance(estimator, DPSGD):
+        delta = estimator.plan_.delta
     return {
         "dataset": data.name,
         "private": options.kind,
         "epsilon": options.epsilon,
-        "delta": options.delta,
+        "delta": delta,
         "queries": "any number" if unlimited else options.queries or 1,
         "records": len(train),
         "declared_size": options.declared_size,
-        # The test part is not the private training set; only a head whose weights are out answers it for nothing.
+        **(_settings(estimator) if isinstance(estimator, DPSGD) else {}),
+        # The test part is not the private training set; only released weights answer it for nothing.
         "test_accuracy": accuracy(estimator, data.test) if unlimited else None,
         "seconds": round(seconds, 2),
         "model": None if output is None else str(output),
         "guarantee": guarantee,
+    }
+
+
+_SAVERS: dict[str, Any] = {"head": save_head, "teachers": save_teachers, "dpsgd": save_dpsgd}
+
+
+def _check(options: PrivateOptions) -> None:
+    if options.kind not in _SAVERS:
+        raise InvalidInput(f"--private {options.kind!r} is not known; choose head, teachers or dpsgd.")
+    if options.kind == "dpsgd" and options.queries is not None:
+        raise InvalidInput("DP-SGD releases its weights for any number of answers; leave --queries out.")
+    if options.kind != "dpsgd" and options.dpsgd != DPSGDOptions():
+        raise InvalidInput(
+            f"{', '.join(options.dpsgd.given())} belong to --private dpsgd; leave them out, or train with it."
+        )
+
+
+def _settings(estimator: DPSGD) -> dict[str, Any]:
+    """The public numbers of a run of DP-SGD that a reader wants to see."""
+    plan = estimator.plan_
+    return {
+        "accountant": plan.accountant,
+        "reading": plan.reading,
+        "hidden": list(plan.settings.hidden) or None,
+        "sampling_rate": plan.settings.sampling_rate,
+        "steps": plan.settings.steps,
+        "clip": plan.settings.clip,
+        "learning_rate": plan.settings.learning_rate,
+        "noise_multiplier": plan.noise_multiplier,
     }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from quietmax.errors import InvalidInput
+from quietmax.estimators.dpsgd import DPSGD
+from quietmax.estimators.dpsgd_file import open_dpsgd, save_dpsgd
 from quietmax.estimators.head import PrivateHead
 from quietmax.estimators.head_file import open_head, save_head
 from quietmax.estimators.private_model import PrivateModel
@@ -12,9 +14,18 @@ from quietmax.estimators.teachers import Teachers
 from quietmax.estimators.teachers_file import open_teachers, save_teachers
 from quietmax.models.files import read_description
 
-__all__ = ["PrivateHead", "PrivateModel", "Teachers", "open_private", "save_head", "save_teachers"]
+__all__ = [
+    "DPSGD",
+    "PrivateHead",
+    "PrivateModel",
+    "Teachers",
+    "open_private",
+    "save_dpsgd",
+    "save_head",
+    "save_teachers",
+]
 
-_OPENERS = {"head": open_head, "teachers": open_teachers}
+_OPENERS = {"head": open_head, "teachers": open_teachers, "dpsgd": open_dpsgd}
 
 
 def open_private(folder: str | Path) -> PrivateModel:

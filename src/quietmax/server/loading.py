@@ -132,7 +132,7 @@ def _ordinary(folder: Folder) -> Servable:
 
 
 def _private(folder: Folder) -> Servable:
-    """A head or teachers, under the guarantee their training stated."""
+    """A head, teachers or a network trained by DP-SGD, under the guarantee their training stated."""
     private = open_private(folder.path)
     classes = private.encoding.classes if private.encoding else private.classes
     epsilon, delta = folder.description.get("epsilon"), folder.description.get("delta")
@@ -206,5 +206,6 @@ LOADERS: dict[str, Callable[[Folder], Servable]] = {
     "mlp": _ordinary,
     "head": _private,
     "teachers": _private,
+    "dpsgd": _private,
 }
 """The kinds of model folders that can be served, and the function that loads each."""
