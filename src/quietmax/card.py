@@ -58,7 +58,10 @@ class PrivacyCard:
             rows.append(("guarantee", str(self.guarantee)))
             if self.delta is not None and self.epsilon_at_delta is not None:
                 rows.append(("in (epsilon, delta)", f"({self.epsilon_at_delta:.4g}, {self.delta:g})"))
-            rows.append(("neighbours", f"{self.guarantee.neighbours}: data sets that differ by one record"))
+            rows.append(
+                ("neighbours", f"{self.guarantee.neighbours}: training sets that differ by one record")
+            )
+            rows.append(("for a source table", _of_source_table(self.guarantee)))
             rows += [
                 ("assumes", assumption) for assumption in self.guarantee.assumptions or ("nothing further",)
             ]
@@ -118,6 +121,19 @@ tr {{ display: block; border-bottom: 1px solid #d0d7de; padding: .4rem 0; }} }}
 </table>
 </html>
 """
+
+
+def _of_source_table(guarantee: Guarantee) -> str:
+    """What holds for a record of the table that a split took the training part from (`data.splits`)."""
+    twice = {
+        "pure": "epsilon doubles",
+        "gaussian": "mu doubles",
+        "approximate": "epsilon doubles, delta grows by the factor 1 + e^epsilon",
+    }[guarantee.definition]
+    return (
+        "if the training set is the training part of a split, as 'quietmax train' makes it, one record more or less in "
+        f"the table may replace one training record, which counts as a removal and an addition: {twice}"
+    )
 
 
 def record_leakage(folder: str | Path, reports: Sequence[Mapping[str, Any]]) -> None:

@@ -230,6 +230,8 @@ def test_an_own_table_is_trained_on_and_asked(run, tmp_path):
         (["train", "mnist-5k", "--averaged-over", "classes"], ["averaged_over"]),
         (["train", "mnist-5k", "--label", "y"], ["label"]),
         (["train", "people.csv", "--bounds", "age"], ["column=low:high"]),
+        (["train", "people.csv", "--classes", "yes"], ["fewer than two classes"]),
+        (["train", "people.csv", "--classes", "1"], ["fewer than two classes"]),
         (["train", "people.csv", "--categories", "sex"], ["column=first,second"]),
         (["predict", "--model", "absent", "--input", "x.csv", "--epsilon", "1"], ["no model"]),
         (["reproduce", "sensitivity-table", "--datasets", "mnits"], ["mnits"]),

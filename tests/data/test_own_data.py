@@ -506,3 +506,21 @@ def test_a_wrong_schema_file_is_refused(
 def test_a_missing_schema_file_is_refused(tmp_path: Path, refusal: Refusal) -> None:
     schema = tmp_path / "gone.toml"
     assert str(schema) in refusal(lambda: load(written(tmp_path), schema=schema), DataUnavailable)
+
+
+def test_the_toml_file_beside_a_table_is_its_schema_unless_another_is_named(tmp_path):
+    path = written(tmp_path)
+    written(
+        tmp_path,
+        'label = "ill"\nclasses = ["no", "yes"]\nignore = ["name"]\n'
+        'bounds = { age = [20, 60], gain = [0, 100] }\ncategories = { sex = ["f", "m"] }\n',
+        "people.toml",
+    )
+    beside = load_records(path)
+    np.testing.assert_allclose(beside.features, FEATURES, rtol=1e-6)
+    assert beside.encoding is not None
+    assert not beside.encoding.measured
+    wider = load_records(path, bounds={"age": (20, 95)})
+    assert wider.features[0, 0] == pytest.approx(10 / 75)
+    with pytest.raises(InvalidInput, match="found by itself"):
+        load_records(path, schema=Schema(label="ill"))

@@ -26,7 +26,11 @@ Names = Annotated[
 _OWN = "Own table"
 Label = Annotated[str | None, typer.Option(help="The label column.", rich_help_panel=_OWN)]
 Classes = Annotated[
-    str | None, typer.Option(help="The classes in order, as in no,yes.", rich_help_panel=_OWN)
+    str | None,
+    typer.Option(
+        help="The classes in order, as in no,yes; or their number if labels are 0, 1, ...",
+        rich_help_panel=_OWN,
+    ),
 ]
 Bounds = Annotated[
     list[str] | None,
@@ -69,7 +73,7 @@ def table_options(
     """The declarations about an own table that were given, as `quietmax.load` takes them."""
     given = {
         "label": label,
-        "classes": [name.strip() for name in classes.split(",")] if classes else None,
+        "classes": class_names(classes),
         "bounds": column_bounds(bounds),
         "categories": column_categories(categories),
         "ignore": ignore,
@@ -78,6 +82,24 @@ def table_options(
         "measure": measure,
     }
     return {name: value for name, value in given.items() if value}
+
+
+def class_names(text: str | None) -> int | list[str] | None:
+    """Read names in order, or one whole number: the number of classes.
+
+    >>> class_names("no, yes"), class_names("2"), class_names("0,1")
+    (['no', 'yes'], 2, ['0', '1'])
+    """
+    if not text:
+        return None
+    names = [name.strip() for name in text.split(",")]
+    if len(names) > 1:
+        return names
+    if not names[0].isdecimal() or int(names[0]) < 2:
+        raise InvalidInput(
+            f"--classes {text!r} names fewer than two classes; give names, as in no,yes, or a number, as in 2."
+        )
+    return int(names[0])
 
 
 def column_bounds(texts: list[str] | None) -> dict[str, tuple[float, float]]:

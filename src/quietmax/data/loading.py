@@ -37,7 +37,8 @@ class OwnOptions(TypedDict, total=False):
     """Options for the user's own file.
 
     Declarations as in `Schema`.  `schema`: a Schema or the path of a schema file, which the other
-    declarations add to.  `measure`: read off the records what is not declared, and say so in the encoding.
+    declarations add to; by default the .toml file beside the table, if there is one (`people.toml` beside
+    `people.csv`).  `measure`: read off the records what is not declared, and say so in the encoding.
     `features`: the array of features in an NPZ file.
     """
 
@@ -94,7 +95,8 @@ def load_records(name: str | Path, **options: Unpack[Options]) -> Records:
 
 
 def _load_own(path: str | Path, options: Options) -> Records:
-    given = options.get("schema")
+    beside = Path(path).expanduser().with_suffix(".toml")
+    given = options.get("schema") or (beside if beside.is_file() else None)
     schema = given if isinstance(given, Schema) else Schema() if given is None else Schema.from_file(given)
     declared = {key: options.get(key) for key in Schema.__dataclass_fields__}
     return read_own(

@@ -109,9 +109,9 @@ def _open_sentence(columns: list[str], label: str | None) -> str:
     if label is not None:
         lacking.append(f"no classes for label '{label}' (give classes=[...])")
     return (
-        f"There are {' and '.join(lacking)}: declare these public facts as arguments or in a schema file, "
-        "since reading them off the records would reveal something of them, or accept that with "
-        "measure=True."
+        f"There are {' and '.join(lacking)}: declare these public facts as arguments or in a schema file (a .toml "
+        "beside the table is found by itself), since reading them off the records would reveal something of them, or "
+        "accept that with measure=True."
     )
 
 
