@@ -12,6 +12,7 @@ import quietmax
 ROOT = Path(quietmax.__file__).parent
 # What a package may import of ours: the packages before it. `errors` and `version` are open to all.
 ORDER = [
+    "picture",
     "accounting",
     "noise",
     "data",
@@ -30,7 +31,7 @@ ORDER = [
     "surface",
     "cli",
 ]
-APART = {"accounting", "noise"}
+APART = {"accounting", "noise", "picture"}
 
 
 def _packages() -> list[str]:

@@ -57,6 +57,12 @@ def test_the_table_shows_the_event_with_its_brackets():
     assert "not a proof" in shown
 
 
+def test_a_picture_is_written_on_request(tmp_path):
+    path = tmp_path / "audit.svg"
+    run("mechanism", "--mechanism", "sampled-neuron", "--classes", 2, "--samples", 4000, "--plot", path)
+    assert "consistent -->" in path.read_text(encoding="utf-8")
+
+
 def test_sensitivity_is_observed_beside_the_published_bounds():
     options = ("mnist-5k", "--records", 200, "--removals", 3, "--epochs", 5, "--queries", 20)
     report = json.loads(run("sensitivity", *options, "--json"))

@@ -22,7 +22,8 @@ from quietmax.attacks.rates import (
     tpr_at,
 )
 from quietmax.attacks.statistics import Released
-from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.errors import InvalidInput
+from quietmax.picture import write_picture
 
 INTERVALS = (
     "95% intervals: TPR and FPR Clopper-Pearson; leakage and advantage from those limits, squared and added "
@@ -190,13 +191,7 @@ def plot_reports(reports: Sequence[AttackReport], path: str | Path) -> Path:
     axes.set_ylim(lowest, 1.1)
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", fontsize="small")
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as problem:
-        raise QuietmaxError(
-            f"The plot could not be written to {path} ({problem}); choose a writable .png, .pdf or .svg file."
-        ) from problem
-    return Path(path)
+    return write_picture(figure, path)
 
 
 def _rate(scores: Floats, threshold: float) -> Estimate:

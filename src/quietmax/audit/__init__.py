@@ -5,18 +5,21 @@ from quietmax.audit.distinguish import distinguish
 from quietmax.audit.intervals import CONFIDENCE
 from quietmax.audit.mechanism import mechanism
 from quietmax.audit.neighbours import Neighbours, Reach, worst_case
+from quietmax.audit.plot import Finding, plot_findings
 from quietmax.audit.report import AuditReport, Verdict
 from quietmax.audit.stability import StabilityReport, stability
 
 __all__ = [
     "CONFIDENCE",
     "AuditReport",
+    "Finding",
     "Neighbours",
     "Reach",
     "StabilityReport",
     "Verdict",
     "distinguish",
     "mechanism",
+    "plot_findings",
     "stability",
     "training",
     "worst_case",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -13,7 +14,7 @@ from rich.markup import escape
 
 from quietmax import audit
 from quietmax.accounting import Budget, Cost, Currency, GaussianCost, Guarantee, PureCost, per_query
-from quietmax.audit import AuditReport
+from quietmax.audit import AuditReport, Finding, plot_findings
 from quietmax.cli.options import DataDir, Download, Json, Seed
 from quietmax.cli.output import console, print_json, print_table, progress_bar
 from quietmax.data import Split, load
@@ -33,6 +34,10 @@ Name = Annotated[str, typer.Argument(help="A data set's name, or a CSV, Parquet 
 Records = Annotated[int | None, typer.Option(min=2, help="Training records; default: the data set's own.")]
 Epochs = Annotated[int, typer.Option(min=0, help="Passes over the training records.")]
 Alpha = Annotated[float, typer.Option(help="Constant of the convexified loss; 0 means cross-entropy.")]
+Plot = Annotated[
+    Path | None,
+    typer.Option(help="Write a picture of found against claimed to this .png, .pdf or .svg file."),
+]
 Confidence = Annotated[float, typer.Option(help="Of the lower bound.")]
 
 _COLOURS = {"refuted": "red", "consistent": "green"}
@@ -64,6 +69,7 @@ def mechanism(
         bool, typer.Option("--exact", help="Draw the exact noise of a release, not repeatable.")
     ] = False,
     seed: Seed = 0,
+    plot: Plot = None,
     as_json: Json = False,
 ) -> None:
     """An adversary who knows both neighbouring worlds' scores draws answers and tells the worlds apart.
@@ -90,7 +96,7 @@ def mechanism(
             seed=seed,
             progress=progress,
         )
-    _print_report(f"Audit of {name} with {classes} classes", report, as_json)
+    _print_report(f"Audit of {name} with {classes} classes", report, plot, as_json)
 
 
 def _bounds(one: float, all_scores: float | None) -> ScoreBounds:
@@ -144,6 +150,7 @@ def sensitivity(
     epochs: Epochs = 100,
     alpha: Alpha = 1.0,
     seed: Seed = 0,
+    plot: Plot = None,
     data_dir: DataDir = None,
     download: Download = False,
     as_json: Json = False,
@@ -167,6 +174,9 @@ def sensitivity(
         split.records.features.shape[1], settings.hidden, split.classes, len(split.train), l2=settings.l2
     )
     checks = found.against(formulas)
+    title = f"Removing one of {found.records:,} records of {split.name}"
+    if plot is not None:
+        plot_findings([Finding.of_check(check) for check in checks], plot, title=title)
     if as_json:
         print_json(
             {
@@ -178,7 +188,7 @@ def sensitivity(
         )
         return
     print_table(
-        f"Removing one of {found.records:,} records of {split.name}",
+        title,
         ("removed", "one weight", "weights (L2)", "one logit"),
         (
             (removal.kind, f"{removal.weight:.4f}", f"{removal.weights_l2:.4f}", f"{removal.logit:.4f}")
@@ -213,6 +223,7 @@ def training(
     epochs: Epochs = 20,
     confidence: Confidence = audit.training.CONFIDENCE,
     seed: Seed = 0,
+    plot: Plot = None,
     data_dir: DataDir = None,
     download: Download = False,
     as_json: Json = False,
@@ -272,7 +283,7 @@ def training(
                     subject=subject,
                     progress=progress,
                 )
-    _print_report(f"Audit of {subject}, {method}", report, as_json)
+    _print_report(f"Audit of {subject}, {method}", report, plot, as_json)
 
 
 def _fit(
@@ -378,7 +389,9 @@ def _one_of(option: str, given: str, allowed: tuple[str, ...]) -> None:
         raise InvalidInput(f"{option} is {given!r}, but must be one of {', '.join(allowed)}.")
 
 
-def _print_report(title: str, report: AuditReport, as_json: bool) -> None:
+def _print_report(title: str, report: AuditReport, plot: Path | None, as_json: bool) -> None:
+    if plot is not None:
+        plot_findings([Finding.of_report(report)], plot, title=title)
     if as_json:
         print_json(report.to_json())
         return
