@@ -1,0 +1,99 @@
+"""Finds the code blocks of a page and runs them: Python in one namespace, `quietmax` commands in this process.
+
+An HTML comment on the line before a fence says what is special about a block:
+
+    <!-- not run: why -->          never run by a test
+    <!-- slow -->                  run by the slow tests only
+    <!-- exits with 1 -->          a command that is meant to be refused
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+MARK = re.compile(r"<!--\s*(not run: .+?|slow|exits with \d)\s*-->\s*\Z")
+LANGUAGES = ("python", "sh")
+# What is shown but is no program.
+SHOWN = ("", "text", "toml", "bibtex", "json")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block: its language, its text, the line it begins on and its mark."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+    mark: str
+
+    @property
+    def runs(self) -> bool:
+        return not self.mark.startswith("not run")
+
+    @property
+    def slow(self) -> bool:
+        return self.mark == "slow"
+
+    @property
+    def expected_exit(self) -> int:
+        return int(self.mark.removeprefix("exits with ")) if self.mark.startswith("exits") else 0
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """The programs of a page, in order."""
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for match in FENCE.finditer(text):
+        language, content = match.groups()
+        line = text.count("\n", 0, match.start()) + 1
+        assert language in LANGUAGES + SHOWN, (
+            f"{page.name}:{line} has a block of unknown language {language!r}"
+        )
+        if language in LANGUAGES:
+            mark = MARK.search(text[: match.start()])
+            found.append(Block(page, line, language, content, mark.group(1) if mark else ""))
+    return found
+
+
+def run(block: Block, namespace: dict[str, Any]) -> str:
+    """Run one block and return what it printed; fails with the page and line if it fails."""
+    told = io.StringIO()
+    place = f"{block.page.name}:{block.line}"
+    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
+        if block.language == "python":
+            code = compile("\n" * block.line + block.text, str(block.page), "exec")
+            exec(code, namespace)
+        else:
+            for words in commands(block.text):
+                code = _exit_code(words)
+                assert code == block.expected_exit, f"{place}: {' '.join(words)}\n{told.getvalue()}"
+    return told.getvalue()
+
+
+def commands(text: str) -> list[list[str]]:
+    """The command lines of a shell block, as words; comments are left out, continued lines joined."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def _exit_code(words: list[str]) -> int:
+    from quietmax.cli import main
+
+    assert words[0] == "quietmax", f"{words[0]} is not run here; mark its block '<!-- not run: why -->'"
+    before, sys.argv = sys.argv, words
+    try:
+        main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    finally:
+        sys.argv = before
+    return 0
