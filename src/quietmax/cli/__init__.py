@@ -13,7 +13,7 @@ from quietmax.errors import QuietmaxError
 from quietmax.version import __version__
 
 # Options that take several values in a row, as in --datasets mnist location.
-_LISTS = frozenset({"--datasets"})
+_LISTS = frozenset({"--datasets", "--methods", "--epsilons", "--attacks"})
 
 # Every command is the module of its name: a function `command`, or a Typer `app` for a group.
 COMMANDS = {
@@ -27,6 +27,7 @@ COMMANDS = {
     "card": "The one-page privacy card of a model.",
     "serve": "Answer over HTTP; every answer is paid for in the ledger first.",
     "ledger": "Budgets, keys and the journal.",
+    "compare": "Privacy and utility of every method on your own data.",
     "reproduce": "The paper's tables and figures, its numbers beside ours.",
 }
 

@@ -1,24 +1,40 @@
-"""`quietmax reproduce`: the paper's tables from our own code, its numbers beside ours."""
+"""`quietmax reproduce`: the paper's evaluation from our own code, its numbers beside ours."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from quietmax.cli.grids import Output, Ray, Workers, compute, duration, finish, where
 from quietmax.cli.options import DataDir, Download, Json, Names, Seed
-from quietmax.cli.output import print_json, print_table, progress_bar
-from quietmax.data import status
+from quietmax.cli.output import console, print_json, print_table, progress_bar
+from quietmax.data import load_records, status
 from quietmax.errors import DataUnavailable
 from quietmax.experiments import reference
-from quietmax.experiments.accuracy_loss import TOLERANCE as LOSS_TOLERANCE
-from quietmax.experiments.accuracy_loss import measure_accuracy_loss
 from quietmax.experiments.accuracy_table import TOLERANCE, measure_accuracies
+from quietmax.experiments.cell import Cell
 from quietmax.experiments.comparison import Comparison
 from quietmax.experiments.correlation import reproduce_correlations
+from quietmax.experiments.estimate import estimated_seconds
+from quietmax.experiments.findings import Finding, findings
+from quietmax.experiments.multi_query import ManyQueries, multi_query
+from quietmax.experiments.profiles import PAPER_REPEATS, PARTS, Part, checked_profile, reproduction_cells
+from quietmax.experiments.report import About, write_report
+from quietmax.experiments.reproduction import usable_cores
+from quietmax.experiments.runner import Run
 from quietmax.experiments.sensitivity_table import reproduce_sensitivity_table
+from quietmax.experiments.summary import LOSS_TOLERANCE, accuracy_comparisons, curve_comparisons, summarise
+
+FOLDER = Path("quietmax-results")
+ProfileName = Annotated[
+    str, typer.Option("--profile", help="quick (minutes) or paper (10 repeats, all shadow networks).")
+]
+Repeats = Annotated[int | None, typer.Option(min=1, help="Repeats; default: the profile's.")]
 
 app = typer.Typer(help="Reproduce the paper's tables, its numbers beside ours.", no_args_is_help=True)
 
@@ -35,9 +51,11 @@ def sensitivity_table(names: Names = None, as_json: Json = False) -> None:
 @app.command("accuracy-table")
 def accuracy_table(
     names: Names = None,
+    profile: ProfileName = "paper",
     repeats: Annotated[
-        int, typer.Option(help="Random splits to average over; the paper's number is 10.")
-    ] = 10,
+        int | None,
+        typer.Option(help="Random splits to average over; default: 10, or 3 with --profile quick."),
+    ] = None,
     data_dir: DataDir = None,
     download: Download = False,
     seed: Seed = 0,
@@ -49,16 +67,17 @@ def accuracy_table(
 
     Example: quietmax reproduce accuracy-table --datasets mnist location adult --repeats 10
     """
+    count = (3 if checked_profile(profile) == "quick" else PAPER_REPEATS) if repeats is None else repeats
     found = []
     for name in _chosen(names, data_dir, download):
-        with progress_bar(f"{name}: {2 * repeats} networks", quiet=as_json) as progress:
+        with progress_bar(f"{name}: {2 * count} networks", quiet=as_json) as progress:
             found.append(
                 measure_accuracies(
-                    name, repeats=repeats, data_dir=data_dir, download=download, seed=seed, progress=progress
+                    name, repeats=count, data_dir=data_dir, download=download, seed=seed, progress=progress
                 )
             )
     rows = [row for each in found for row in each.comparisons()]
-    _print(f"Accuracy, mean of {repeats} splits", rows, as_json, f"within {TOLERANCE:g}")
+    _print(f"Accuracy, mean of {count} splits", rows, as_json, f"within {TOLERANCE:g}")
 
 
 @app.command()
@@ -73,28 +92,231 @@ def correlations(as_json: Json = False) -> None:
 @app.command()
 def figures(
     names: Names = None,
-    repeats: Annotated[
-        int, typer.Option(min=1, help="Networks to average over; the paper's number is 10.")
-    ] = 10,
+    profile: ProfileName = "quick",
+    repeats: Repeats = None,
+    output: Output = FOLDER,
+    workers: Workers = None,
+    ray: Ray = None,
     data_dir: DataDir = None,
     download: Download = False,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Algorithm 1's accuracy loss at the paper's eleven values of epsilon, both noises.
+    """Accuracy loss and leakage of Algorithm 1 and published DP-SGD at the paper's eleven values of epsilon.
 
     Without --datasets, every data set of the paper whose files are present.
 
     Example: quietmax reproduce figures --datasets location mnist
     """
-    rows = []
-    for name in _chosen(names, data_dir, download):
-        with progress_bar(f"{name}: {repeats} networks", quiet=as_json) as progress:
-            curves = measure_accuracy_loss(
-                name, repeats=repeats, data_dir=data_dir, download=download, seed=seed, progress=progress
+    asked = _Asked(names, profile, repeats, output, workers, ray, data_dir, download, seed, as_json)
+    done = asked.compute(["algorithm1", "dpsgd"])
+    summaries = summarise(done.results)
+    _print("Accuracy loss and leakage", curve_comparisons(summaries), as_json, f"within {LOSS_TOLERANCE:g}")
+    finish(done, write_report(summaries, output, asked.about(done)), quiet=as_json)
+
+
+@app.command("findings")
+def findings_command(
+    names: Names = None,
+    profile: ProfileName = "quick",
+    repeats: Repeats = None,
+    output: Output = FOLDER,
+    workers: Workers = None,
+    ray: Ray = None,
+    data_dir: DataDir = None,
+    download: Download = False,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """The paper's five findings, each with a verdict from our own numbers.
+
+    Example: quietmax reproduce findings --datasets location adult mnist
+    """
+    asked = _Asked(names, profile, repeats, output, workers, ray, data_dir, download, seed, as_json)
+    done = asked.compute(PARTS)
+    found = findings(summarise(done.results))
+    if as_json:
+        print_json([each.to_json() for each in found])
+    else:
+        _print_findings(found)
+    finish(done, [], quiet=as_json)
+
+
+@app.command("multi-query")
+def multi_query_command(
+    names: Names = None,
+    profile: ProfileName = "quick",
+    repeats: Repeats = None,
+    output: Output = FOLDER,
+    workers: Workers = None,
+    ray: Ray = None,
+    data_dir: DataDir = None,
+    download: Download = False,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """What a total epsilon gives for many answers, in both of the paper's readings, beside methods without a limit.
+
+    Example: quietmax reproduce multi-query --datasets location
+    """
+    asked = _Asked(names, profile, repeats, output, workers, ray, data_dir, download, seed, as_json)
+    done = asked.compute(PARTS)
+    rows = multi_query(summarise(done.results))
+    if as_json:
+        print_json([row.to_json() for row in rows])
+    else:
+        _print_multi_query(rows)
+    finish(done, [], quiet=as_json)
+
+
+@app.command("all")
+def everything(
+    names: Names = None,
+    profile: ProfileName = "quick",
+    repeats: Repeats = None,
+    output: Output = FOLDER,
+    workers: Workers = None,
+    ray: Ray = None,
+    data_dir: DataDir = None,
+    download: Download = False,
+    seed: Seed = 0,
+    estimate_only: Annotated[
+        bool, typer.Option("--estimate", help="Only say how long both profiles would take here.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Every table and figure of the paper's evaluation on every data set that is present, and a report.
+
+    Can be stopped at any time; the same command goes on from there.
+
+    Example: quietmax reproduce all --profile quick
+    """
+    asked = _Asked(names, profile, repeats, output, workers, ray, data_dir, download, seed, as_json)
+    estimates = _estimates(asked)
+    if estimate_only:
+        if as_json:
+            print_json(estimates)
+        return
+    done = asked.compute(PARTS)
+    summaries = summarise(done.results)
+    about = asked.about(done)
+    written = write_report(summaries, output, about)
+    found, many = findings(summaries), multi_query(summaries)
+    if as_json:
+        print_json(
+            {
+                "sensitivity": [row.to_json() for row in reproduce_sensitivity_table()],
+                "correlations": [row.to_json() for row in reproduce_correlations()],
+                "accuracy": [row.to_json() for row in accuracy_comparisons(summaries)],
+                "figures": [row.to_json() for row in curve_comparisons(summaries)],
+                "findings": [each.to_json() for each in found],
+                "multi_query": [row.to_json() for row in many],
+                "results": [each.flat() for each in summaries],
+                "estimates": estimates,
+                "computed": done.computed,
+                "failures": {str(cell): failure for cell, failure in done.failures.items()},
+                "written": [str(path) for path in written],
+            }
+        )
+    else:
+        _print("Sensitivities", reproduce_sensitivity_table(), False, "to the printed digits")
+        _print("Correlations", reproduce_correlations(), False, "to the printed digits")
+        _print("Plain networks", accuracy_comparisons(summaries), False, "within 0.02 (leakage 0.04)")
+        _print("Figures", curve_comparisons(summaries), False, f"within {LOSS_TOLERANCE:g}")
+        _print_findings(found)
+        _print_multi_query(many)
+    finish(done, written, quiet=as_json)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The options of a command that runs a grid."""
+
+    names: list[str] | None
+    profile: str
+    repeats: int | None
+    output: Path
+    workers: int | None
+    ray: str | None
+    data_dir: Path | None
+    download: bool
+    seed: int
+    quiet: bool
+
+    @cached_property
+    def chosen(self) -> list[str]:
+        chosen = _chosen(self.names, self.data_dir, self.download)
+        for name in chosen:
+            if not status(name, self.data_dir).present:
+                load_records(name, data_dir=self.data_dir, download=self.download)
+        return chosen
+
+    def cells(self, parts: Sequence[Part], profile: str | None = None) -> list[Cell]:
+        return reproduction_cells(
+            self.chosen, profile or self.profile, parts=parts, repeats=self.repeats, seed=self.seed
+        )
+
+    def compute(self, parts: Sequence[Part]) -> Run:
+        place = where(self.workers, self.ray)
+        return compute(self.cells(parts), self.output, place, self.data_dir, quiet=self.quiet)
+
+    def about(self, done: Run) -> About:
+        efforts = {cell.group.source.title: cell.group.effort for cell in (*done.results, *done.failures)}
+        return About(
+            "The paper's evaluation again",
+            f"Profile {self.profile}: "
+            + "; ".join(
+                f"{name} {effort.records:,} records, {effort.shadows} shadow networks, {effort.epochs} epochs"
+                for name, effort in efforts.items()
+            ),
+            self.seed,
+            tuple(f"{cell}: {failure}" for cell, failure in done.failures.items()),
+        )
+
+
+def _estimates(asked: _Asked) -> dict[str, float]:
+    """Hours of one core for both profiles, measured at the start; printed with the time on these cores."""
+    cores = asked.workers or usable_cores()
+    found = {}
+    for profile in ("quick", "paper"):
+        found[profile] = sum(estimated_seconds(asked.cells(PARTS, profile)).values()) / 3600
+        if not asked.quiet:
+            console.print(
+                f"Estimate, profile {profile}: {found[profile]:.1f} core hours, about "
+                f"{duration(3600 * found[profile] / cores)} with {cores} workers.",
+                highlight=False,
             )
-        rows += [row for curve in curves for row in curve.comparisons()]
-    _print(f"Accuracy loss of Algorithm 1, mean of {repeats}", rows, as_json, f"within {LOSS_TOLERANCE:g}")
+    return found
+
+
+def _print_findings(found: Sequence[Finding]) -> None:
+    for each in found:
+        console.print(
+            f"Finding {each.number}: {each.verdict.upper()}. {each.claim}\n  {each.evidence}",
+            markup=False,
+            highlight=False,
+        )
+
+
+def _print_multi_query(rows: Sequence[ManyQueries]) -> None:
+    print_table(
+        "Many answers from one total",
+        ("data set", "method", "reading", "total", "answers", "each", "accuracy loss", "leakage"),
+        (
+            (
+                row.dataset,
+                row.method,
+                row.reading,
+                f"{row.total:g}",
+                f"{row.queries:,}",
+                "" if row.per_answer is None else f"{row.per_answer:.3g}",
+                f"{row.accuracy_loss:.3f}" + ("*" if row.extrapolated else ""),
+                "" if row.leakage is None else f"{row.leakage:.3f}",
+            )
+            for row in rows
+        ),
+        caption="Algorithm 1 has no guarantee. * below the smallest measured epsilon: the value there.",
+    )
 
 
 def _chosen(names: list[str] | None, data_dir: Path | None, download: bool) -> list[str]:

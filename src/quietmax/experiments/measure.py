@@ -22,7 +22,7 @@ from quietmax.experiments.store import Result, Store
 from quietmax.mechanisms import Answers
 from quietmax.models import accuracy_loss
 
-AUDIT_DRAWS = 10_000
+AUDIT_DRAWS = 4_000
 AUDIT_CONFIDENCE = 0.99
 _FIGURES = ("leakage", "advantage", "auc", "tpr_at_0_1_percent_fpr", "tpr_at_1_percent_fpr")
 

@@ -109,12 +109,7 @@ class Shared:
     @cached_property
     def _sweep(self) -> MLP:
         def trained() -> Arrays:
-            found = train_sweep(
-                [self.data],
-                epsilons=EPSILONS,
-                accountants=PUBLISHED_ACCOUNTANTS,
-                alpha=self.group.effort.alpha,
-            )
+            found = train_sweep([self.data], epsilons=EPSILONS, accountants=PUBLISHED_ACCOUNTANTS)
             return stack_to_arrays(found.networks)
 
         return stack_from_arrays(self._kept("dpsgd", trained))

@@ -1,0 +1,196 @@
+"""`quietmax compare`: privacy and utility of every method on a data set or one's own file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from quietmax.attacks.registry import registered as known_attacks
+from quietmax.cli.grids import Output, Ray, Workers, compute, finish, listed, numbers, where
+from quietmax.cli.options import (
+    Bounds,
+    Categories,
+    Classes,
+    DataDir,
+    Download,
+    Identifier,
+    Ignore,
+    Json,
+    Label,
+    Measure,
+    Schema,
+    Seed,
+    table_options,
+)
+from quietmax.cli.output import print_json, print_table
+from quietmax.data import dataset, is_table_path, load_records, split, status
+from quietmax.errors import InvalidInput
+from quietmax.experiments.accuracy_loss import EPSILONS
+from quietmax.experiments.cell import Cell, Effort, Group, Source
+from quietmax.experiments.methods import method
+from quietmax.experiments.report import About, write_report
+from quietmax.experiments.summary import STATUS_WORDS, Summary, summarise
+
+DEFAULT_METHODS = (
+    "plain",
+    "algorithm1-gaussian",
+    "algorithm1-laplace",
+    "sampled-neuron",
+    "teachers",
+    "head",
+    "dpsgd",
+)
+DEFAULT_EPSILONS = (0.1, 1.0, 10.0)
+
+
+def command(
+    subject: Annotated[
+        str,
+        typer.Argument(metavar="DATASET|FILE", help="A data set's name, or a .csv, .parquet or .npz file."),
+    ],
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(help="One or more; also dpsgd-rdp, dpsgd-zcdp, dpsgd-ac, dpsgd-nc, published-rdp, ..."),
+    ] = None,
+    epsilons: Annotated[list[str] | None, typer.Option(help="As in: --epsilons 0.1 1 10.")] = None,
+    queries: Annotated[
+        list[str] | None, typer.Option(help="Answers that epsilon pays for, where each costs: 1,100.")
+    ] = None,
+    attacks: Annotated[list[str] | None, typer.Option(help="One or more; default: shadow.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Random splits to average over.")] = 1,
+    records: Annotated[
+        int | None, typer.Option(min=10, help="Training records; default: the data set's, else two fifths.")
+    ] = None,
+    shadows: Annotated[int, typer.Option(min=1, help="Shadow networks for the attacks.")] = 10,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of the network and its shadows.")] = 100,
+    attack_epochs: Annotated[int, typer.Option(min=1, help="Epochs of the attack networks.")] = 50,
+    output: Output = Path("quietmax-comparison"),
+    workers: Workers = None,
+    ray: Ray = None,
+    label: Label = None,
+    classes: Classes = None,
+    bounds: Bounds = None,
+    categories: Categories = None,
+    ignore: Ignore = None,
+    identifier: Identifier = None,
+    schema: Schema = None,
+    measure: Measure = False,
+    data_dir: DataDir = None,
+    download: Download = False,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Accuracy, leakage, claimed and audited epsilon, and times of every method, on the same splits of your records.
+
+    Methods without a proven guarantee are named so. Can be stopped at any time; the same command goes on from there.
+
+    Examples:
+
+    quietmax compare location --epsilons 0.1 1 10 --attacks shadow threshold
+
+    quietmax compare people.csv --label income --classes no,yes --bounds age=0:100 --queries 1,100
+    """
+    own = table_options(label, classes, bounds, categories, ignore, identifier, schema, measure)
+    chosen_attacks = tuple(dict.fromkeys(listed(attacks) or ["shadow"]))
+    unknown = [name for name in chosen_attacks if name not in known_attacks()]
+    if unknown:
+        raise InvalidInput(
+            f"There is no attack '{unknown[0]}' among {', '.join(known_attacks())}; name one of them."
+        )
+    if shadows < 2 and any(name.startswith(("lira", "rmia")) for name in chosen_attacks):
+        raise InvalidInput("LiRA and RMIA compare shadow networks with each other; give --shadows 2 or more.")
+    size, alpha = _size(subject, records, own, data_dir, download)
+    effort = Effort(size, shadows, alpha, epochs, attack_epochs, chosen_attacks)
+    source = Source.of(subject, own)
+    counts = [_whole(count) for count in numbers(queries, "--queries") or [1.0]]
+    wanted = numbers(epsilons, "--epsilons") or list(DEFAULT_EPSILONS)
+    names = list(dict.fromkeys(listed(methods) or DEFAULT_METHODS))
+    cells = [
+        cell
+        for repeat in range(repeats)
+        for name in names
+        for cell in method_cells(Group(source, effort, repeat, seed), name, wanted, counts)
+    ]
+    done = compute(cells, output, where(workers, ray), data_dir, quiet=as_json)
+    summaries = summarise(done.results)
+    about = About(
+        f"Privacy and utility on {source.title}",
+        f"{size:,} training records, {shadows} shadow networks, {epochs} epochs, {repeats} repeats",
+        seed,
+        tuple(f"{cell}: {failure}" for cell, failure in done.failures.items()),
+        paper=False,
+    )
+    written = write_report(summaries, output, about)
+    if as_json:
+        failures = {str(cell): failure for cell, failure in done.failures.items()}
+        print_json(
+            {
+                "results": [each.flat() for each in summaries],
+                "failures": failures,
+                "computed": done.computed,
+                "written": [str(path) for path in written],
+            }
+        )
+    else:
+        _print(summaries, chosen_attacks)
+    finish(done, written, quiet=as_json)
+
+
+def method_cells(group: Group, name: str, epsilons: Sequence[float], queries: Sequence[int]) -> list[Cell]:
+    """The cells of one method; published DP-SGD exists at the paper's epsilons only."""
+    chosen = method(name)
+    if chosen.status == "none":
+        return [Cell(group, name)]
+    if name.startswith("published-"):
+        epsilons = [epsilon for epsilon in epsilons if epsilon in EPSILONS]
+    counts: Sequence[int | None] = queries if chosen.per_answer else [None]
+    return [Cell(group, name, epsilon, count) for count in counts for epsilon in epsilons]
+
+
+def _size(
+    subject: str, records: int | None, own: dict[str, Any], data_dir: Path | None, download: bool
+) -> tuple[int, float]:
+    """Training records and alpha; reading a file here refuses a bad one before anything is trained."""
+    if is_table_path(subject):
+        found = load_records(subject, **own)
+        return len(split(found, size=records).train_rows), 1.0
+    if own:
+        raise InvalidInput(
+            f"The declarations about a table do not belong to the data set '{subject}'; leave them out."
+        )
+    registered = dataset(subject)
+    if download or not status(subject, data_dir).present:
+        load_records(subject, data_dir=data_dir, download=download)
+    return records or registered.records, registered.alpha
+
+
+def _whole(count: float) -> int:
+    if count != int(count):
+        raise InvalidInput(f"--queries must be whole numbers; got {count:g}.")
+    return int(count)
+
+
+def _print(summaries: Sequence[Summary], attacks: Sequence[str]) -> None:
+    print_table(
+        "Privacy and utility",
+        ("method", "guarantee", "eps", "answers", "accuracy", "loss", *attacks, "audited", "fit, s"),
+        (
+            (
+                each.method,
+                STATUS_WORDS[each.status],
+                "" if each.epsilon is None else f"{each.epsilon:g}",
+                "any" if each.queries is None else f"{each.queries:,}",
+                f"{each.test_accuracy.value:.3f}",
+                f"{each.accuracy_loss.value:.3f}",
+                *(f"{each.leakage[name].value:.3f}" if name in each.leakage else "" for name in attacks),
+                "" if each.audited_epsilon is None else f"{each.audited_epsilon:.2f}",
+                f"{each.fit_seconds:.1f}",
+            )
+            for each in summaries
+        ),
+        caption="Attacks: leakage, TPR - FPR. Audited: at least this epsilon (of one answer, in its currency, where "
+        "each costs). Noise is seeded; the guarantee named is that of exact noise.",
+    )

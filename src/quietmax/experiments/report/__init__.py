@@ -1,0 +1,29 @@
+"""The report: one HTML file to look at without a network, pictures for a paper, tables for further work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from quietmax.errors import QuietmaxError
+from quietmax.experiments.report.page import About, html
+from quietmax.experiments.report.panels import Panel, panels
+from quietmax.experiments.report.pictures import draw
+from quietmax.experiments.summary import Summary, write_tables
+
+__all__ = ["About", "Panel", "html", "panels", "write_report"]
+
+
+def write_report(summaries: Sequence[Summary], folder: Path, about: About) -> list[Path]:
+    """Write ``report.html``, ``results.csv``, ``results.parquet`` and the figures as PNG and PDF."""
+    if not summaries:
+        return []
+    page = folder / "report.html"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        page.write_text(html(summaries, about), encoding="utf-8")
+        return [page, *write_tables(summaries, folder), *draw(panels(summaries), folder / "figures")]
+    except OSError as problem:
+        raise QuietmaxError(
+            f"The report could not be written to {folder} ({problem.strerror}); give another --output."
+        ) from problem

@@ -1,0 +1,183 @@
+"""Panels: the plots of a report as data, drawn by the page's own script and by matplotlib alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from quietmax.experiments import reference
+from quietmax.experiments.methods import methods
+from quietmax.experiments.summary import PAPER_SERIES, STATUS_WORDS, Summary
+
+COLOURS = {
+    "algorithm1-gaussian": "#b4431f",
+    "algorithm1-laplace": "#d98a2b",
+    "published-rdp": "#6b7785",
+    "published-zcdp": "#8d98a5",
+    "published-ac": "#a9b2bc",
+    "published-nc": "#c4cad1",
+    "head": "#0b6e4f",
+    "teachers": "#2a62b8",
+    "sampled-neuron": "#7b3fa0",
+    "dpsgd": "#00838f",
+    "plain": "#222222",
+}
+_OTHER = ("#5d4037", "#ad1457", "#33691e", "#283593", "#827717")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve: points of (epsilon, value, spread or None). Without a proven guarantee it is dashed."""
+
+    name: str
+    colour: str
+    dashed: bool
+    thin: bool
+    points: tuple[tuple[float, float, float | None], ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot; ``level`` is a horizontal line, such as the plain network's value."""
+
+    dataset: str
+    figure: str
+    title: str
+    axis: str
+    lines: tuple[Line, ...]
+    level: float | None = None
+    level_name: str = ""
+    note: str = ""
+
+    @property
+    def file_name(self) -> str:
+        """A name for picture files."""
+        return f"{self.dataset}-{self.figure}"
+
+    def to_json(self) -> dict[str, Any]:
+        """For the page's script."""
+        return asdict(self)
+
+
+def panels(summaries: Sequence[Summary]) -> list[Panel]:
+    """For every data set: accuracy loss and leakage as published, then accuracy and leakage like for like."""
+    found = []
+    for name in dict.fromkeys(each.dataset for each in summaries):
+        mine = [each for each in summaries if each.dataset == name]
+        published = [each for each in mine if _axis(each) == "published" and each.epsilon is not None]
+        alike = [each for each in mine if _axis(each) == "like-for-like" and each.epsilon is not None]
+        plain = next((each for each in mine if each.method == "plain"), None)
+        attacks = plain.attacks if plain is not None else ()
+        if published:
+            found.append(_loss_panel(name, published))
+            found += [_leakage_panel(name, published, plain, attack, True) for attack in attacks]
+        if alike:
+            found.append(_accuracy_panel(name, alike, mine, plain))
+            found += [_leakage_panel(name, alike, plain, attack, False) for attack in attacks]
+    return found
+
+
+def _axis(each: Summary) -> str:
+    known = methods().get(each.method)
+    return "like-for-like" if known is None else known.axis
+
+
+def _loss_panel(name: str, published: Sequence[Summary]) -> Panel:
+    lines = _lines(published, lambda each: (each.accuracy_loss.value, each.accuracy_loss.spread))
+    return Panel(
+        name,
+        "accuracy-loss",
+        f"{name}: accuracy loss, as published",
+        "accuracy loss",
+        (*_paper_lines(name, "acc_loss", published), *lines),
+        note="epsilon is the paper's own label: for Algorithm 1 it buys one answer, for DP-SGD all of them.",
+    )
+
+
+def _leakage_panel(
+    name: str, chosen: Sequence[Summary], plain: Summary | None, attack: str, published: bool
+) -> Panel:
+    with_attack = [each for each in chosen if attack in each.leakage]
+    lines = _lines(with_attack, lambda each: (each.leakage[attack].value, each.leakage[attack].spread))
+    paper = _paper_lines(name, "priv_leak", with_attack) if published and attack == "shadow" else ()
+    level = plain.leakage[attack].value if plain is not None and attack in plain.leakage else None
+    which = "as published" if published else "like for like"
+    return Panel(
+        name,
+        f"leakage-{attack}" if published else f"like-for-like-leakage-{attack}",
+        f"{name}: leakage under {attack}, {which}",
+        "leakage (TPR - FPR)",
+        (*paper, *lines),
+        level,
+        "plain network",
+    )
+
+
+def _accuracy_panel(
+    name: str, alike: Sequence[Summary], everything: Sequence[Summary], plain: Summary | None
+) -> Panel:
+    """Proven methods at equal (epsilon, delta), and Algorithm 1's own labels, dashed."""
+    low, high = min(each.epsilon or 0 for each in alike), max(each.epsilon or 0 for each in alike)
+    unproven = [
+        each
+        for each in everything
+        if each.method.startswith("algorithm1") and each.epsilon is not None and low <= each.epsilon <= high
+    ]
+    delta = next((each.delta for each in alike if each.delta), None)
+    return Panel(
+        name,
+        "like-for-like",
+        f"{name}: accuracy like for like",
+        "test accuracy",
+        tuple(
+            _lines([*unproven, *alike], lambda each: (each.test_accuracy.value, each.test_accuracy.spread))
+        ),
+        None if plain is None else plain.test_accuracy.value,
+        "plain network",
+        "Equal (epsilon, delta)"
+        + ("" if delta is None else f", delta = {delta:.3g}")
+        + " for the number of answers named; head and DP-SGD answer any number. Settings were chosen on public data"
+        " sets beforehand, which is not charged. Algorithm 1: its own label, one answer, no guarantee.",
+    )
+
+
+def _lines(summaries: Sequence[Summary], value: Any) -> list[Line]:
+    series: dict[tuple[str, int | None], list[Summary]] = {}
+    for each in summaries:
+        series.setdefault((each.method, each.queries), []).append(each)
+    lines = []
+    fewest = {method: min((q or 0) for other, q in series if other == method) for method, _ in series}
+    others = [method for method, _ in series if method not in COLOURS]
+    for (method, queries), found in series.items():
+        ordered = sorted(found, key=lambda each: each.epsilon or 0.0)
+        colour = COLOURS.get(method) or _OTHER[others.index(method) % len(_OTHER)]
+        lines.append(
+            Line(
+                ordered[0].title,
+                colour if (queries or 0) == fewest[method] else _paler(colour),
+                ordered[0].status != "proven",
+                False,
+                tuple((each.epsilon or 0.0, *value(each)) for each in ordered),
+            )
+        )
+    return lines
+
+
+def _paper_lines(name: str, metric: str, measured: Sequence[Summary]) -> list[Line]:
+    lines = []
+    for method in dict.fromkeys(each.method for each in measured):
+        if method not in PAPER_SERIES:
+            continue
+        curve = reference.curve(name, metric, PAPER_SERIES[method])
+        if curve:
+            title = methods()[method].title
+            points = tuple((epsilon, value, None) for epsilon, value in sorted(curve.items()))
+            status = STATUS_WORDS["refuted" if method.startswith("algorithm1") else "conditional"]
+            lines.append(Line(f"paper: {title} ({status})", COLOURS[method], True, True, points))
+    return lines
+
+
+def _paler(colour: str) -> str:
+    """Half way to white."""
+    return "#" + "".join(f"{(int(colour[at : at + 2], 16) + 255) // 2:02x}" for at in (1, 3, 5))
