@@ -1,0 +1,98 @@
+"""From a table to a private service: declare, train, look at the card, answer over HTTP until the budget refuses.
+
+    python examples/2-your-own-data/own_data.py [--quick]
+
+The table is made up here; put your own in its place, with what is publicly known of its columns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import threading
+from pathlib import Path
+
+import numpy as np
+import uvicorn
+
+import quietmax as qm
+from quietmax.card import read_card
+from quietmax.data import load
+from quietmax.estimators import save_teachers
+from quietmax.ledger import Ledger
+from quietmax.server import Client, Service, Settings, bind, load_servables
+from quietmax.server.run import Listening, configuration
+
+FACTS = """\
+label = "income"
+classes = ["no", "yes"]
+bounds = { age = [0, 120], hours = [0, 100] }
+categories = { sex = ["female", "male"] }
+"""
+QUERIES = 5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="Fewer records.")
+    quick = parser.parse_args().quick
+
+    table = made_up_table(Path("people.csv"), 1000 if quick else 20_000)
+    Path("people.toml").write_text(FACTS, encoding="utf-8")  # found by itself, beside the table
+    data = load(table)
+    print(f"{len(data.train)} training records of {data.records.features.shape[1]} features")
+
+    # Teachers pay for every answer, so that the budget can be seen to end.
+    crowd = qm.Teachers(
+        epsilon=1.0,
+        delta=1e-5,
+        queries=QUERIES,
+        teachers=5 if quick else 40,
+        classes=range(2),
+        declared_size=len(data.train),
+    ).fit(data.train.features, data.train.labels)
+    save_teachers(crowd, "income", dataset=data.name, encoding=data.records.encoding, overwrite=True)
+    for what, value in read_card("income").rows()[:6]:
+        print(f"  {what}: {value}")
+
+    ask_over_http(data.test.features)
+
+
+def made_up_table(path: Path, people: int) -> Path:
+    generator = np.random.default_rng(0)
+    age, hours = generator.integers(18, 90, people), generator.integers(5, 70, people)
+    sex = generator.choice(["female", "male"], people)
+    wealthy = age / 90 + hours / 70 + generator.normal(0, 0.25, people) > 1.25
+    rows = zip(age, hours, sex, np.where(wealthy, "yes", "no"), strict=True)
+    lines = ["age,hours,sex,income", *(",".join(map(str, row)) for row in rows)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def ask_over_http(queries: np.ndarray) -> None:
+    """What `quietmax serve income --anonymous` does, in a thread of this script."""
+    ledger = Ledger("ledger.sqlite")
+    service = Service(
+        ledger, bind(ledger, load_servables(["income"])), Settings(anonymous=True, log_requests=False)
+    )
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    server = uvicorn.Server(configuration(service, Listening(port=port)))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        with Client(f"http://127.0.0.1:{port}") as client:
+            for number, query in enumerate(queries[: QUERIES + 1], start=1):
+                try:
+                    answer = client.ask("income", [query])
+                    print(f"query {number}: class {answer.labels[0]}")
+                except qm.BudgetExhausted as refusal:
+                    print(f"query {number}: {refusal}")
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+if __name__ == "__main__":
+    main()
