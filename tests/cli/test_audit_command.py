@@ -78,7 +78,7 @@ def test_sensitivity_is_observed_beside_the_published_bounds():
     assert "Beside the paper's bounds" in shown
 
 
-@pytest.mark.parametrize("estimator", ["head", "teachers"])
+@pytest.mark.parametrize("estimator", ["head", "teachers", "dpsgd"])
 def test_private_training_survives_one_run(estimator):
     report = json.loads(
         run("training", "mnist-5k", "--estimator", estimator, "--records", 300, "--canaries", 60, "--json")
@@ -86,6 +86,16 @@ def test_private_training_survives_one_run(estimator):
     assert report["verdict"] == "consistent"
     assert report["epsilon_claimed"] == pytest.approx(1.0, rel=1e-6)
     assert report["samples"] == 60
+
+
+def test_dpsgd_can_be_trained_often_with_a_part_of_its_noise():
+    options = ("training", "mnist-5k", "--estimator", "dpsgd", "--method", "repeated", "--records", 40)
+    options += ("--times", 64, "--epsilon", 4, "--json")
+    honest = json.loads(run(*options))
+    assert honest["verdict"] == "consistent"
+    assert honest["epsilon_claimed"] == pytest.approx(4.0, rel=1e-6)
+    bare = json.loads(run(*options, "--noise-share", 0.001))
+    assert bare["verdict"] == "refuted"
 
 
 def test_an_ordinary_network_is_refuted_by_one_run():

@@ -22,6 +22,9 @@ from quietmax.audit.report import AuditReport, Claim
 from quietmax.data import Records
 from quietmax.errors import InvalidInput
 from quietmax.models import TrainingSettings, train_stack
+from quietmax.models.mlp import initial_mlp
+from quietmax.models.private_settings import PrivateSettings
+from quietmax.models.private_stack import train_private_stack
 
 Floats = NDArray[np.float64]
 Trained = TypeVar("Trained")
@@ -150,10 +153,7 @@ def repeated(
     at: one or more numbers per model, such as the released weights or the canary's loss. Without ``claimed``, a trained
     model's own ``guarantee_`` is tested.
     """
-    if len(canary) != 1:
-        raise InvalidInput(
-            f"There are {len(canary)} canaries, but neighbours differ in exactly one record; give one."
-        )
+    _single(canary)
     trained = 0
 
     def draws(features: NDArray[np.float32], labels: NDArray[np.int64]) -> Draw:
@@ -198,37 +198,91 @@ def network_draws(
 
     Every network has its own seed. What is released here is the plain answer to one query, the canary itself.
     """
-    if len(canary) != 1:
-        raise InvalidInput(
-            f"There are {len(canary)} canaries, but neighbours differ in exactly one record; give one."
+    features, labels = _joined(records, _single(canary))
+
+    def train(rows: NDArray[np.int64], seeds: list[int]) -> Floats:
+        stack = train_stack(
+            features,
+            labels,
+            records.classes,
+            [rows] * len(seeds),
+            settings=settings,
+            seeds=seeds,
+            progress=progress,
         )
-    features, labels = _joined(records, canary)
-    everything = np.arange(len(labels))
+        return np.asarray(stack.stacked_logits(canary.features).double().numpy()[:, 0])
+
+    return _neighbouring_draws(len(labels), train, seed, at_once)
+
+
+def private_network_draws(
+    records: Records,
+    canary: Records,
+    *,
+    settings: PrivateSettings,
+    noise_multiplier: float,
+    size: int,
+    seed: int = 0,
+    at_once: int = 512,
+    progress: Progress | None = None,
+) -> tuple[Draw, Draw]:
+    """Draws for `distinguish`: how far DP-SGD moved the canary's margin, without and with it, many trained at once.
+
+    The margin is the logit of its label minus the mean of the others. Every network has its own seed. The adversary
+    sees the released weights and, since no record enters them, the first ones; the margin after training minus the one
+    before is a function of both. ``size`` is the declared number of records.
+    """
+    features, labels = _joined(records, _single(canary))
+    widths = (features.shape[1], *settings.hidden, records.classes)
+
+    def train(rows: NDArray[np.int64], seeds: list[int]) -> Floats:
+        stack = train_private_stack(
+            features,
+            labels,
+            records.classes,
+            [rows] * len(seeds),
+            settings=settings,
+            noise_multipliers=[noise_multiplier] * len(seeds),
+            seeds=seeds,
+            sizes=[size] * len(seeds),
+            progress=progress,
+        )
+        first = initial_mlp(widths, settings.activation, tuple(seeds))
+        moved = (stack.stacked_logits(canary.features) - first.stacked_logits(canary.features))[:, 0]
+        own = moved[:, int(canary.labels[0])]
+        return np.asarray((own - (moved.sum(1) - own) / (records.classes - 1)).double().numpy())
+
+    return _neighbouring_draws(len(labels), train, seed, at_once)
+
+
+def _neighbouring_draws(
+    count: int, train: Callable[[NDArray[np.int64], list[int]], Floats], seed: int, at_once: int
+) -> tuple[Draw, Draw]:
+    """Draws without the last of ``count`` records, and with it; every network gets a seed of its own."""
+    everything = np.arange(count)
     taken = 0
 
     def draws(rows: NDArray[np.int64]) -> Draw:
-        def draw(count: int) -> Floats:
+        def draw(wanted: int) -> Floats:
             nonlocal taken
             parts = []
-            for start in range(0, count, at_once):
-                networks = min(at_once, count - start)
-                seeds = [(seed << 32) + taken + place for place in range(networks)]
+            for start in range(0, wanted, at_once):
+                networks = min(at_once, wanted - start)
+                parts.append(train(rows, [(seed << 32) + taken + place for place in range(networks)]))
                 taken += networks
-                stack = train_stack(
-                    features,
-                    labels,
-                    records.classes,
-                    [rows] * networks,
-                    settings=settings,
-                    seeds=seeds,
-                    progress=progress,
-                )
-                parts.append(stack.stacked_logits(canary.features).double().numpy()[:, 0])
             return np.concatenate(parts)
 
         return draw
 
     return draws(everything[:-1]), draws(everything)
+
+
+def _single(canary: Records) -> Records:
+    if len(canary) != 1:
+        raise InvalidInput(
+            f"There are {len(canary)} canaries, but neighbours differ in exactly one record; give one."
+        )
+    return canary
 
 
 def mislabelled(records: Records, *, count: int, seed: int = 0) -> Records:

@@ -17,8 +17,12 @@ from quietmax.accounting import Budget, Cost, Currency, GaussianCost, Guarantee,
 from quietmax.audit import AuditReport, Finding, plot_findings
 from quietmax.cli.options import DataDir, Download, Json, Seed
 from quietmax.cli.output import console, print_json, print_table, progress_bar
+from quietmax.data import Records as LoadedRecords
 from quietmax.data import Split, load
 from quietmax.errors import InvalidInput
+from quietmax.estimators.dpsgd import DPSGD
+from quietmax.estimators.dpsgd_claim import claim
+from quietmax.estimators.dpsgd_plan import LENGTH_PER_COLUMN, plan
 from quietmax.estimators.head import PrivateHead
 from quietmax.estimators.teachers import Teachers
 from quietmax.mechanisms import Algorithm1, GaussianScores, Mechanism, NoisyMax, SampledNeuron
@@ -209,7 +213,9 @@ def sensitivity(
 @app.command("training")
 def training(
     data: Name,
-    estimator: Annotated[str, typer.Option(help="teachers, head, or network (no privacy at all).")] = "head",
+    estimator: Annotated[
+        str, typer.Option(help="teachers, head, dpsgd, or network (no privacy at all).")
+    ] = "head",
     method: Annotated[str, typer.Option(help="one-run or repeated.")] = "one-run",
     records: Records = None,
     canaries: Annotated[
@@ -220,6 +226,10 @@ def training(
     ] = 200,
     epsilon: Annotated[float, typer.Option(help="Claimed of the whole training and its answers.")] = 1.0,
     delta: Annotated[float, typer.Option(help="Claimed of the whole training and its answers.")] = 1e-5,
+    noise_share: Annotated[
+        float,
+        typer.Option(help="dpsgd, repeated: draw only this part of the noise, claim as before."),
+    ] = 1.0,
     epochs: Epochs = 20,
     confidence: Confidence = audit.training.CONFIDENCE,
     seed: Seed = 0,
@@ -234,7 +244,7 @@ def training(
 
     Example: quietmax audit training mnist-5k --estimator head --records 1000 --canaries 500
     """
-    _one_of("--estimator", estimator, ("teachers", "head", "network"))
+    _one_of("--estimator", estimator, ("teachers", "head", "dpsgd", "network"))
     _one_of("--method", method, ("one-run", "repeated"))
     split = load(data, records=records, seed=seed, data_dir=data_dir, download=download)
     count = canaries if method == "one-run" else 1
@@ -255,7 +265,15 @@ def training(
                 subject=subject,
                 details={"method": "repeated training", "records": len(split.train)},
             )
+        elif estimator == "dpsgd" and method == "repeated":
+            report = _repeated_dpsgd(
+                split, chosen, epsilon, delta, times, noise_share, confidence, seed, subject, progress
+            )
         else:
+            if noise_share != 1:
+                raise InvalidInput(
+                    "--noise-share belongs to --estimator dpsgd --method repeated; leave it out."
+                )
             fit = _fit(estimator, split, epsilon, delta, count, epochs, seed)
             claimed = stated if estimator == "network" else None
             if method == "one-run":
@@ -298,6 +316,8 @@ def _fit(
         state = next(seeds) % 2**32
         if estimator == "network":
             return _plain_network(features, labels, split.classes, epochs, state)
+        if estimator == "dpsgd":
+            return _dpsgd(epsilon, delta, classes, size, state).fit(features, labels)
         model: Teachers | PrivateHead = (
             Teachers(
                 epsilon, delta, queries=canaries, classes=classes, declared_size=size, random_state=state
@@ -308,6 +328,48 @@ def _fit(
         return model.fit(features, labels)
 
     return fit
+
+
+def _dpsgd(epsilon: float, delta: float, classes: tuple[int, ...], size: int, state: int) -> DPSGD:
+    return DPSGD(epsilon, delta, classes=classes, declared_size=size, random_state=state)
+
+
+def _repeated_dpsgd(
+    split: Split,
+    canary: LoadedRecords,
+    epsilon: float,
+    delta: float,
+    times: int,
+    noise_share: float,
+    confidence: float,
+    seed: int,
+    subject: str,
+    progress: audit.training.Progress,
+) -> AuditReport:
+    """The default DP-SGD for this many records, trained often without and with the canary."""
+    if not 0 < noise_share <= 1:
+        raise InvalidInput(f"--noise-share is {noise_share}, but must be above 0 and at most 1.")
+    size, columns = len(split.train), split.train.features.shape[1]
+    planned = plan(size, epsilon=epsilon, delta=delta, length=LENGTH_PER_COLUMN * math.sqrt(columns))
+    without, inside = audit.training.private_network_draws(
+        split.train,
+        canary,
+        settings=planned.settings,
+        noise_multiplier=noise_share * planned.noise_multiplier,
+        size=size,
+        seed=seed,
+        progress=progress,
+    )
+    return audit.distinguish(
+        without,
+        inside,
+        claim(planned, exact=False, own_module=False, size_declared=True, classes_declared=True),
+        samples=times,
+        confidence=confidence,
+        delta=delta,
+        subject=subject,
+        details={"method": "repeated training", "records": size},
+    )
 
 
 def _plain_network(features: Any, labels: Any, classes: int, epochs: int, seed: int) -> Model:
