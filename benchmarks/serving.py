@@ -1,10 +1,13 @@
-"""How fast is the service? Private answers per second beside the same server with privacy and ledger switched off.
+"""How fast is the service? Private answers per second beside MLServer's and our own plain ones.
 
-Run with `python benchmarks/serving.py`. The load comes from separate processes over loopback: 16 connections, each with
-one request under way; all queries differ, so that every answer is new, is charged durably and draws exact noise. The
-private and the plain server run in turns (each alone), so that a busy machine slows both; medians over the turns are
-given, and the median of the ratios within a turn. The plain server is this server with the same network and no ledger,
-no noise and no keys; it exists only in this script.
+Run with `python benchmarks/serving.py`: under five minutes, a Markdown table on standard output. The load comes from
+separate processes over loopback: 16 connections, each with one request under way; all queries differ, so that every
+answer is new, is charged durably and draws exact noise. Three servers run, only one of them loaded at a time, in turns,
+so that a busy machine slows all of them; medians over the turns are given, and the median of the ratios within a turn.
+
+- private: `quietmax serve` as it is, a network of the paper's size behind Algorithm 1 (10 classes), SQLite ledger;
+- plain: the same server and network without noise, ledger and keys; it exists only in this script;
+- MLServer: the same network in numpy, in the process that answers (its fastest way), in an environment of its own.
 """
 
 from __future__ import annotations
@@ -19,14 +22,55 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
+import venv
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 FEATURES, CLASSES, HIDDEN = 784, 10, 128
 CONNECTIONS = 16
+MLSERVER = "mlserver==1.7.1"
+RUNTIME = """
+import numpy as np
+from mlserver import MLModel
+from mlserver.types import InferenceResponse, ResponseOutput
+
+
+class Plain(MLModel):
+    async def load(self):
+        weights = np.load(self.settings.parameters.uri)
+        self.layers = [weights[name] for name in ("weights0", "biases0", "weights1", "biases1")]
+        return True
+
+    async def predict(self, payload):
+        tensor = payload.inputs[0]
+        rows = np.asarray(tensor.data.root, dtype=np.float32).reshape(tensor.shape)
+        weights0, biases0, weights1, biases1 = self.layers
+        scores = np.tanh(rows @ weights0 + biases0) @ weights1 + biases1
+        probabilities = np.exp(scores - scores.max(1, keepdims=True))
+        probabilities /= probabilities.sum(1, keepdims=True)
+        return InferenceResponse(
+            model_name=self.name,
+            outputs=[
+                ResponseOutput(
+                    name="label", shape=[len(rows)], datatype="INT64", data=probabilities.argmax(1).tolist()
+                ),
+                ResponseOutput(
+                    name="probabilities",
+                    shape=list(probabilities.shape),
+                    datatype="FP32",
+                    data=probabilities.ravel().tolist(),
+                ),
+            ],
+        )
+"""
 
 
 @dataclass(frozen=True)
@@ -45,17 +89,12 @@ def serve(private: bool, address: str, port: int) -> None:
 
     from quietmax.ledger import Ledger, Terms
     from quietmax.mechanisms import Answers
-    from quietmax.models import Model, TrainingSettings, save_model
-    from quietmax.models.mlp import initial_mlp
     from quietmax.server import Offers, Service, Settings, bind, load_servables
     from quietmax.server.run import Listening, configuration
 
     torch.set_num_threads(1)
-    model = Model(
-        initial_mlp((FEATURES, HIDDEN, CLASSES), "tanh", (0,)), TrainingSettings(), 10_000, "bench", 0
-    )
     with tempfile.TemporaryDirectory() as folder:
-        save_model(model, Path(folder) / "bench")
+        model = save_network(Path(folder) / "bench")
         loaded = load_servables(
             [f"bench={folder}/bench"], budget=Terms(100.0), queries=50_000_000, accept_unproven=True
         )
@@ -71,6 +110,18 @@ def serve(private: bool, address: str, port: int) -> None:
         offers = Offers([replace(offer, unit_cost=0, servable=replace(offer.servable, answer=plain))])
     service = Service(ledger, offers, Settings(anonymous=True, log_requests=False))
     uvicorn.Server(configuration(service, Listening(port=port))).run()
+
+
+def save_network(folder: Path) -> Any:
+    """Write the network's folder; the network."""
+    from quietmax.models import Model, TrainingSettings, save_model
+    from quietmax.models.mlp import initial_mlp
+
+    model = Model(
+        initial_mlp((FEATURES, HIDDEN, CLASSES), "tanh", (0,)), TrainingSettings(), 10_000, "bench", 0
+    )
+    save_model(model, folder)
+    return model
 
 
 class Requests:
@@ -117,7 +168,7 @@ def connection(load: Load, port: int, seed: int, start: Any, results: Any) -> No
     requests = Requests(load, seed, port)
     sock = socket.create_connection(("127.0.0.1", port))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    expected = (b'"new_answers":%d' % load.rows, b'"paid_at_training":true')
+    expected = (b'"new_answers":%d' % load.rows, b'"paid_at_training":true', b'"id":')
     times: list[float] = []
     wrong = b""
     start.wait()
@@ -137,92 +188,265 @@ def connection(load: Load, port: int, seed: int, start: Any, results: Any) -> No
     results.put((times, time.perf_counter() - begun, wrong))
 
 
-def measure(private: bool, address: str, load: Load) -> dict[str, float]:
-    """Requests per second and latency of one server under one load, after a second of warming up."""
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, __file__, "--serve", "private" if private else "plain", address, str(port)]
-    server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def started(command: list[str], port: int, folder: Path | None = None) -> Iterator[psutil.Process]:
+    """A server that is ready on a port."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    server = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder, env=environment
+    )
     try:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
-            except OSError:
-                assert time.monotonic() < deadline, "the server did not start"
-                assert server.poll() is None, "the server ended"
-                time.sleep(0.05)
-        loaded(port, replace(load, seconds=1.0), first_seed=1000)
-        return loaded(port, load, first_seed=1)
+        ready_after(port, server, "v2/models/bench/ready")
+        yield psutil.Process(server.pid)
     finally:
         server.terminate()
         server.wait()
+
+
+def ready_after(port: int, server: subprocess.Popen[Any], path: str = "v2/health/ready") -> float:
+    """Wait until a server is ready; the seconds that took."""
+    begun = time.monotonic()
+    while True:
+        with (
+            suppress(OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5) as told,
+        ):
+            if told.status == 200:
+                return time.monotonic() - begun
+        assert time.monotonic() < begun + 120, "the server did not start"
+        assert server.poll() is None, "the server ended"
+        time.sleep(0.01)
+
+
+@contextmanager
+def ours(kind: str, address: str) -> Iterator[tuple[int, psutil.Process]]:
+    port = free_port()
+    with started([sys.executable, __file__, "--serve", kind, address, str(port)], port) as process:
+        yield port, process
+
+
+@contextmanager
+def mlserver(folder: Path) -> Iterator[tuple[int, psutil.Process]]:
+    """MLServer in an environment of its own, with the same network."""
+    environment = Path(tempfile.gettempdir()) / f"quietmax-{MLSERVER}"
+    binaries = environment / "bin"
+    if not (binaries / "mlserver").exists():
+        print(f"Installing {MLSERVER} into {environment}.", file=sys.stderr)
+        venv.create(environment, with_pip=True)
+        subprocess.run(
+            [binaries / "pip", "install", "--quiet", "--disable-pip-version-check", MLSERVER],
+            check=True,
+            stderr=subprocess.DEVNULL,
+        )
+    model = folder / "models" / "bench"
+    model.mkdir(parents=True)
+    (model / "runtime.py").write_text(RUNTIME)
+    network = weights()
+    np.savez(model / "weights.npz", **network)
+    described = {
+        "name": "bench",
+        "implementation": "runtime.Plain",
+        "parameters": {"uri": str(model / "weights.npz")},
+    }
+    (model / "model-settings.json").write_text(json.dumps(described))
+    port = free_port()
+    settings = {
+        "http_port": port,
+        "grpc_port": free_port(),
+        "metrics_port": free_port(),
+        "parallel_workers": 0,
+        "debug": False,
+        "host": "127.0.0.1",
+    }
+    (model.parent / "settings.json").write_text(json.dumps(settings))
+    with started([str(binaries / "mlserver"), "start", "."], port, model.parent) as process:
+        yield port, process
+
+
+def weights() -> dict[str, np.ndarray]:
+    """The network of the benchmark as matrices."""
+    rng = np.random.default_rng(0)
+    return {
+        "weights0": rng.normal(0, 0.05, (FEATURES, HIDDEN)).astype(np.float32),
+        "biases0": np.zeros(HIDDEN, np.float32),
+        "weights1": rng.normal(0, 0.1, (HIDDEN, CLASSES)).astype(np.float32),
+        "biases1": np.zeros(CLASSES, np.float32),
+    }
+
+
+def measure(port: int, process: psutil.Process, load: Load, seeds: Iterator[int]) -> dict[str, float]:
+    """One server under one load, after half a second of warming up."""
+    loaded(port, replace(load, seconds=0.5), next(seeds))
+    before = process.cpu_times()
+    told = loaded(port, load, next(seeds))
+    after = process.cpu_times()
+    spent = after.user + after.system - before.user - before.system
+    return {**told, "cpu_us": 1e6 * spent / told.pop("requests")}
 
 
 def loaded(port: int, load: Load, first_seed: int) -> dict[str, float]:
     context = multiprocessing.get_context("fork")
     start, results = context.Barrier(CONNECTIONS), context.Queue()
     workers = [
-        context.Process(target=connection, args=(load, port, first_seed + index, start, results))
+        context.Process(target=connection, args=(load, port, first_seed + index, start, results), daemon=True)
         for index in range(CONNECTIONS)
     ]
     for worker in workers:
         worker.start()
-    told = [results.get(timeout=load.seconds + 60) for _ in workers]
+    told = [results.get(timeout=load.seconds + 30) for _ in workers]
     for worker in workers:
         worker.join()
     wrong = [answer for _, _, answer in told if answer]
     assert not wrong, f"an answer was not new and paid: {wrong[0][:300]!r}"
     times = sorted(moment for each, _, _ in told for moment in each)
-    requests = sum(len(each) / elapsed for each, elapsed, _ in told)
+    per_second = sum(len(each) / elapsed for each, elapsed, _ in told)
     return {
-        "requests_per_second": requests,
-        "rows_per_second": requests * load.rows,
+        "requests": len(times),
+        "per_second": per_second,
+        "rows": per_second * load.rows,
         "median_ms": 1000 * times[len(times) // 2],
         "p99_ms": 1000 * times[int(len(times) * 0.99)],
     }
+
+
+def flush_ms(folder: Path) -> float:
+    """What one flush of the disk takes: a charge on its own cannot be faster."""
+    times = []
+    with (folder / "flush").open("wb", buffering=0) as file:
+        for _ in range(50):
+            file.write(b"x" * 4096)
+            begun = time.perf_counter()
+            os.fsync(file.fileno())
+            times.append(time.perf_counter() - begun)
+    return 1000 * statistics.median(times)
+
+
+def restarts(folder: Path, kills: int = 5) -> tuple[float, float]:
+    """Seconds until `quietmax serve` is ready: from nothing, and (median) after its service was killed."""
+    save_network(folder / "restart")
+    port = free_port()
+    command = [
+        sys.executable,
+        "-c",
+        "from quietmax.cli import main; main()",
+        "serve",
+        str(folder / "restart"),
+    ]
+    options = [
+        "--accept-unproven",
+        "--anonymous",
+        "--budget",
+        "100",
+        "--ledger",
+        str(folder / "restart.sqlite"),
+    ]
+    server = subprocess.Popen(
+        [*command, *options, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        first = ready_after(port, server)
+        again = []
+        for _ in range(kills):
+            (service,) = psutil.Process(server.pid).children()
+            time.sleep(2)
+            service.kill()
+            service.wait()
+            again.append(ready_after(port, server))
+        return first, statistics.median(again)
+    finally:
+        server.terminate()
+        server.wait()
+
+
+LOADS = {
+    "1 row, JSON": Load(1, False, 0),
+    "1 row, binary": Load(1, True, 0),
+    "100 rows, JSON": Load(100, False, 0),
+    "100 rows, binary": Load(100, True, 0),
+}
+Turns = list[dict[str, dict[str, float]]]
+
+
+def row(name: str, turns: Turns) -> str:
+    """A row of the table: medians over the turns."""
+
+    def middle(server: str, figure: str) -> float:
+        return statistics.median(turn[server][figure] for turn in turns)
+
+    def ratio(other: str) -> str:
+        if other not in turns[0]:
+            return "-"
+        parts = (turn["private"]["per_second"] / turn[other]["per_second"] for turn in turns)
+        return f"{middle(other, 'per_second'):,.0f} | {statistics.median(parts):.2f}"
+
+    private = f"{middle('private', 'per_second'):,.0f} | {middle('private', 'rows'):,.0f}"
+    latency = f"{middle('private', 'median_ms'):.1f} | {middle('private', 'p99_ms'):.1f}"
+    work = f"{middle('private', 'cpu_us'):,.0f} | {middle('plain', 'cpu_us'):,.0f}"
+    others = f"{ratio('plain')} | {ratio('mlserver') if 'mlserver' in turns[0] else '- | -'}"
+    return f"| {name} | {private} | {latency} | {others} | {work} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--serve", nargs=3)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--ledger", default="")
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--ledger", default="", help="another ledger than a fresh SQLite file")
+    parser.add_argument("--without-mlserver", action="store_true")
     arguments = parser.parse_args()
     if arguments.serve:
         kind, address, port = arguments.serve
         serve(kind == "private", address, int(port))
         return
     os.environ["OMP_NUM_THREADS"] = "1"
-    print(
-        f"{'load':<34}{'private/s':>12}{'plain/s':>12}{'ratio':>8}{'median ms':>11}{'p99 ms':>9}{'rows/s':>10}"
-    )
-    for name, load in {
-        "1 row, JSON": Load(1, False, arguments.seconds),
-        "1 row, binary": Load(1, True, arguments.seconds),
-        "100 rows, JSON": Load(100, False, arguments.seconds),
-        "100 rows, binary": Load(100, True, arguments.seconds),
-    }.items():
-        turns = []
+    seeds = count(1, CONNECTIONS)
+    busy = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="quietmax-bench-") as place, ExitStack() as stack:
+        folder = Path(place)
+        flush = flush_ms(folder)
+        print("Measuring restarts.", file=sys.stderr)
+        first, again = restarts(folder)
+        servers = {
+            "private": stack.enter_context(
+                ours("private", arguments.ledger or f"sqlite:///{folder}/ledger.sqlite")
+            ),
+            "plain": stack.enter_context(ours("plain", f"sqlite:///{folder}/plain.sqlite")),
+        }
+        if not arguments.without_mlserver:
+            try:
+                servers["mlserver"] = stack.enter_context(mlserver(folder / "mlserver"))
+            except (OSError, subprocess.CalledProcessError) as problem:
+                print(f"MLServer is left out: {problem}", file=sys.stderr)
+        turns: dict[str, Turns] = {name: [] for name in LOADS}
         for _ in range(arguments.turns):
-            with tempfile.TemporaryDirectory(prefix="quietmax-bench-") as folder:
-                address = arguments.ledger or f"sqlite:///{folder}/ledger.sqlite"
-                private = measure(True, address, load)
-                plain = measure(False, f"sqlite:///{folder}/plain.sqlite", load)
-            turns.append((private, plain))
-        middle = {key: statistics.median(private[key] for private, _ in turns) for key in turns[0][0]}
-        others = statistics.median(plain["requests_per_second"] for _, plain in turns)
-        ratio = statistics.median(
-            private["requests_per_second"] / plain["requests_per_second"] for private, plain in turns
-        )
-        print(
-            f"{name:<34}{middle['requests_per_second']:>12.0f}{others:>12.0f}{ratio:>8.2f}{middle['median_ms']:>11.1f}"
-            f"{middle['p99_ms']:>9.1f}{middle['rows_per_second']:>10.0f}",
-            flush=True,
-        )
+            for name, load in LOADS.items():
+                print(f"Measuring: {name}", file=sys.stderr)
+                turns[name].append(
+                    {
+                        server: measure(port, process, replace(load, seconds=arguments.seconds), seeds)
+                        for server, (port, process) in servers.items()
+                        if not (server == "mlserver" and load.binary)
+                    }
+                )
+    print(
+        "| load | private requests/s | private rows/s | median ms | p99 ms | plain requests/s | private : plain "
+        "| MLServer requests/s | private : MLServer | private CPU us/request | plain CPU us/request |"
+    )
+    print("| --- " * 11 + "|")
+    for name, measured in turns.items():
+        print(row(name, measured))
+    print()
+    print(
+        f"{os.cpu_count()} cores, load average {busy:.1f} before; {arguments.turns} turns of {arguments.seconds:g} s; "
+        f"{CONNECTIONS} connections. A flush of the disk takes {flush:.2f} ms. `quietmax serve` is ready {first:.1f} s "
+        f"after its start, and {again:.2f} s after its service was killed."
+    )
 
 
 if __name__ == "__main__":

@@ -75,6 +75,26 @@ def test_refusals_are_counted_for_each_client(address):
         assert ledger.verify().sound
 
 
+def test_refusals_are_counted_soon_even_when_nothing_else_is_written(ledger):
+    account, _ = _open(ledger)
+    ann = ledger.client("ann")
+    ledger.charge(Charge(account.id, ann, "m/1", LIMIT + 1, rows=1))
+    deadline = time.monotonic() + 60
+    while [part.refused for part in ledger.parts(account)] != [1]:
+        assert time.monotonic() < deadline, "the refusal was never counted"
+        time.sleep(0.05)
+
+
+def test_a_flood_of_refusals_is_counted_while_it_lasts(ledger):
+    account, _ = _open(ledger)
+    ann = ledger.client("ann")
+    deadline = time.monotonic() + 60
+    while not [part for part in ledger.parts(account) if part.refused]:
+        assert time.monotonic() < deadline, "the refusals were never counted"
+        ledger.charge(Charge(account.id, ann, "m/1", LIMIT + 1, rows=1))
+    assert ledger.verify().sound
+
+
 def test_a_pure_cost_counts_in_a_gaussian_account_but_not_the_other_way(ledger):
     gaussian = ledger.open_account("one", GaussianCost(1.0), Terms(1.0, 1e-5))
     assert gaussian.units(PureCost(0.1)) == gaussian.units(PureCost(0.1).as_gaussian())

@@ -132,6 +132,23 @@ def test_a_retrained_model_of_the_same_data_set_continues_its_account(folder, le
     assert again.account.id == first.account.id
 
 
+def test_records_are_counted_in_a_second_account_only_with_a_reason_in_words(folder, ledger):
+    loaded = load_servables([str(folder / "head")])
+    (first,) = bind(ledger, loaded)
+    with pytest.raises(InvalidInput, match=r"belong to the account 'visitors'.*give a reason in words"):
+        bind(ledger, loaded, account="fresh")
+    with pytest.raises(InvalidInput, match="must be a sentence"):
+        bind(ledger, loaded, account="fresh", because="because")
+    assert [account.name for account in ledger.accounts()] == ["visitors"]
+    (second,) = bind(ledger, loaded, account="fresh", because="New records came in under the old name.")
+    assert second.account.name == "fresh"
+    (third,) = bind(ledger, loaded)
+    assert third.account.id == second.account.id != first.account.id
+    told = [json.loads(row.detail) for row in ledger.export() if row.kind in ("open", "bind")]
+    assert sum("New records came in" in detail.get("because", "") for detail in told) == 2
+    assert ledger.verify().sound
+
+
 def test_two_releases_from_the_same_records_share_one_budget(folder, ledger):
     head = load_servables([str(folder / "head")])
     teachers = load_servables([str(folder / "teachers")])

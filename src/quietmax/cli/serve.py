@@ -36,6 +36,10 @@ def command(
     account: Annotated[
         str | None, typer.Option(help="Name of the training set's account; default: the data set's name.")
     ] = None,
+    because: Annotated[
+        str | None,
+        typer.Option(help="Reason, in words, to count records elsewhere than before; the journal keeps it."),
+    ] = None,
     accept_unproven: Annotated[
         bool,
         typer.Option(
@@ -96,6 +100,8 @@ def command(
         raise InvalidInput(
             "--delta belongs to --budget; give both, or leave both out for the model's own budget."
         )
+    if because is not None and account is None:
+        raise InvalidInput("--because belongs to --account; name the account that these records shall have.")
     settings = Settings(
         anonymous=anonymous,
         most_bytes=most_bytes,
@@ -116,11 +122,11 @@ def command(
     )
     port_opened = open_port(listening)
 
-    def make() -> Service:
+    def make(reason: str | None = None) -> Service:
         book = Ledger(ledger)
-        return Service(book, bind(book, loaded, budget=terms, account=account), settings)
+        return Service(book, bind(book, loaded, budget=terms, account=account, because=reason), settings)
 
-    first = make()
+    first = make(because)
     try:
         _announce(first, listening.host, port_opened.getsockname()[1], tls_certificate is not None, as_json)
     finally:

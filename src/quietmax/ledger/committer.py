@@ -8,6 +8,7 @@ While a group is being flushed the next one gathers. `done` is called in this th
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import threading
@@ -31,6 +32,7 @@ from quietmax.ledger.shelf import Shelf
 _MOST_TOGETHER = 1024
 _PAUSE = 0.1
 _MOMENT = 0.02
+_REFUSALS_SECONDS = 0.5
 
 ChargeDone = Callable[[Outcome], None]
 StoreDone = Callable[[Stored | Failed], None]
@@ -62,6 +64,7 @@ class Committer:
         self._integrity: type[Exception] = driver.IntegrityError
         self._place = place
         self._closing = False
+        self._counted = time.monotonic()
         self.groups = 0
         self.failing: QuietmaxError | None = None
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
@@ -89,7 +92,7 @@ class Committer:
     def _run(self) -> None:
         while not self._closing or self._again:
             charges, stores = self._gathered()
-            if charges or stores:
+            if charges or stores or self._refusals:
                 self._write(charges, stores)
         if self._refusals:
             with contextlib.suppress(Exception):
@@ -97,12 +100,17 @@ class Committer:
         self._drop_connection()
 
     def _gathered(self) -> tuple[list[_Waiting], list[_Keeping]]:
-        """What waits. Answers nobody waits for are held back until something else is written, or for a moment."""
+        """What waits. Answers nobody waits for are held back until something else is written, or for a moment.
+
+        Refusals wait to be counted for longer, so that a flood of them writes little.
+        """
         charges: list[_Waiting] = []
         stores, self._again = self._again, []
         if stores:
             time.sleep(_PAUSE)
-        until = time.monotonic() + _MOMENT if stores else None
+            until: float | None = time.monotonic() + _MOMENT
+        else:
+            until = time.monotonic() + _REFUSALS_SECONDS if self._refusals else None
         hurry = False
         try:
             while True:
@@ -125,7 +133,7 @@ class Committer:
                         break
                 if charges or hurry:
                     return charges, stores
-                until = until or time.monotonic() + _MOMENT
+                until = min(until or math.inf, time.monotonic() + _MOMENT)
         except queue.Empty:
             return charges, stores
 
@@ -189,7 +197,8 @@ class Committer:
                 books = locked(hand, named | {store.account for store in stores if store.queries})
                 kept = keep(hand, stores)  # first, so that the charges see what was stored before them
                 posting = Posting(hand, self._shelf, books, charges, time.time_ns() // 1000)
-                changed = bool(stores) or posting.changed or not charges
+                late = bool(refusals) and time.monotonic() - self._counted > _REFUSALS_SECONDS
+                changed = bool(stores) or posting.changed or not charges or late
                 if changed:
                     posting.save()
                     count_refusals(hand, refusals)
@@ -205,6 +214,7 @@ class Committer:
             raise
         if changed:
             self._refusals.clear()
+            self._counted = time.monotonic()
             self.failing = None
         for charge, outcome in zip(charges, posting.outcomes, strict=True):
             if isinstance(outcome, Refused):

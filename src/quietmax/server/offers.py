@@ -155,15 +155,17 @@ def _account(
     named_by_owner: bool,
     because: str | None,
 ) -> AccountState:
-    found = ledger.find_account(name)
-    if budget is None and found is not None:
-        return found
+    """The account of the model's data set, wherever the ledger counts it; another one only with a reason in words."""
+    records = hashlib.sha256(f"data set {servable.dataset}".encode()).hexdigest()
+    found = ledger.find_account(name, None if named_by_owner else records)
     total: Cost
     if budget is not None:
         reading = "proven" if servable.terms is None else servable.terms.reading
         terms = Terms(budget.epsilon, budget.delta, reading)
         currency = found.total.currency if found is not None else _currency(servable)
         total = terms.total(currency)
+    elif found is not None:
+        terms, total = found.terms, found.total
     elif servable.terms is not None:
         terms = servable.terms
         total = servable.training_cost or terms.total(_currency(servable))
@@ -171,7 +173,9 @@ def _account(
         raise InvalidInput(
             f"There is no account {name!r} yet and the model brings no budget along; give --budget and --delta."
         )
-    return ledger.open_account(name, total, terms, named_by_owner=named_by_owner, because=because)
+    return ledger.open_account(
+        name, total, terms, digest=records, named_by_owner=named_by_owner, because=because
+    )
 
 
 def _charge_training(ledger: Ledger, named: Named, state: AccountState) -> None:

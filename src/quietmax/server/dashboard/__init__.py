@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -109,7 +110,16 @@ def add(app: FastAPI, service: Service) -> None:
         _same_origin(request)
         caller = await _known(service, request)
         offer, query = _question(service, await _body(request))
-        answer, parameters = await service.answer(offer, query, caller)
+        started = time.perf_counter()
+        status = 500
+        try:
+            answer, parameters = await service.answer(offer, query, caller)
+            status = 200
+        except HttpRefusal as refusal:
+            status = refusal.status
+            raise
+        finally:
+            service.metrics.request(offer.name, offer.version, status, time.perf_counter() - started)
         outputs = unpacked(answer.rows)
         return JSONResponse(
             {
@@ -194,7 +204,7 @@ def _html(template: str, service: Service, status: int = 200, **values: Any) -> 
         {
             "content-security-policy": policy,
             "x-content-type-options": "nosniff",
-            "referrer-policy": "no-referrer",
+            "referrer-policy": "same-origin",
             "cache-control": "no-store",
         },
     )
@@ -229,7 +239,7 @@ def _model(service: Service, offer: Offer, account: AccountState) -> dict[str, A
         "inputs": servable.inputs,
         "account": account.name,
         "status": offer.status,
-        "guarantee": str(guarantee),
+        "guarantee": str(guarantee).removesuffix(guarantee.because).strip(),
         "because": guarantee.because,
         "assumptions": list(guarantee.assumptions),
         "warning": offer.warning,
@@ -248,16 +258,17 @@ async def _account(service: Service, account: AccountState, caller: Caller) -> d
     told = budget_json(account, parts, caller.client, caller.admin)
     told["refused"] = sum(part.refused for part in parts)
     told["unproven_models"] = [f"{model} ({status})" for model, status in unproven]
-    told["curve"] = _polyline(curve, account.limit_units)
-    told["from"], told["to"] = (curve[0].time // 1000, curve[-1].time // 1000) if curve else (0, 0)
+    now = time.time_ns() // 1000
+    told["curve"] = _polyline(curve, account.limit_units, now)
+    told["from"], told["to"] = (curve[0].time // 1000, now // 1000) if curve else (0, 0)
     return told
 
 
-def _polyline(curve: list[Point], limit: int) -> str:
-    """The spending curve as steps, for an SVG polyline of `_WIDTH` by `_HEIGHT`."""
+def _polyline(curve: list[Point], limit: int, now: int) -> str:
+    """The spending curve up to now as steps, for an SVG polyline of `_WIDTH` by `_HEIGHT`."""
     if not curve:
         return ""
-    start, span = curve[0].time, max(curve[-1].time - curve[0].time, 1)
+    start, span = curve[0].time, max(now - curve[0].time, curve[-1].time - curve[0].time, 1)
     points: list[str] = []
     before = float(_HEIGHT)
     for point in curve:
