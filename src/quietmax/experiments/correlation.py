@@ -41,7 +41,8 @@ def correlate(first: Sequence[float], second: Sequence[float]) -> Correlation:
     """
     if len(first) != len(second) or len(first) < 3:
         raise InvalidInput(
-            f"A correlation needs two series of equal length of at least 3, not {len(first)} and {len(second)} values."
+            f"A correlation needs two series of equal length of at least 3, not {len(first)} and {len(second)} values; "
+            "give such series."
         )
     values = []
     for test in (stats.pearsonr, stats.spearmanr, stats.kendalltau):

@@ -17,7 +17,7 @@ from quietmax.accounting.dpsgd import PUBLISHED_ACCOUNTANTS
 from quietmax.attacks.shadow import Shadow
 from quietmax.data import dataset, is_table_path
 from quietmax.experiments.accuracy_loss import EPSILONS
-from quietmax.experiments.cell import Cell, Group
+from quietmax.experiments.cell import Cell, Group, Source
 from quietmax.models import TrainingSettings, train_stack
 
 _RECORDS, _NETWORKS = 1_000, 4
@@ -52,7 +52,7 @@ def estimated_seconds(cells: Sequence[Cell], *, measured: bool = True) -> dict[C
 
 def _shared(cell: Cell, measured: bool) -> dict[str, float]:
     effort = cell.group.effort
-    width, classes = shape_of(cell.group)
+    width, classes = shape_of(cell.group.source)
     speed = seconds_per_record if measured else _guess
     layers = (width, *TrainingSettings().hidden, classes)
     one = effort.epochs * effort.records * speed(layers, 100)
@@ -66,7 +66,7 @@ def _shared(cell: Cell, measured: bool) -> dict[str, float]:
     judged = 2 * effort.shadows * effort.records * effort.attack_epochs
     stack = (classes, *judges.hidden, 2)
     costs["attack"] = judged * speed(stack, judges.batch_size)
-    if cell.method in ("teachers",):
+    if cell.method == "teachers":
         costs["attack on labels"] = costs["attack"]
     if cell.method.startswith("published-"):
         networks = len(PUBLISHED_ACCOUNTANTS) * len(EPSILONS)
@@ -75,7 +75,7 @@ def _shared(cell: Cell, measured: bool) -> dict[str, float]:
 
 
 def _method(cell: Cell) -> float:
-    width, classes = shape_of(cell.group)
+    width, classes = shape_of(cell.group.source)
     values = cell.group.effort.records * width * classes
     if not is_table_path(cell.group.source.name) and width >= 784:
         values = int(values * _SCATTERING)
@@ -83,11 +83,12 @@ def _method(cell: Cell) -> float:
     return rate * values
 
 
-def shape_of(group: Group) -> tuple[int, int]:
+@cache
+def shape_of(source: Source) -> tuple[int, int]:
     """Features and classes; of a file, whose columns are not read for an estimate, a guess."""
-    if is_table_path(group.source.name):
+    if is_table_path(source.name):
         return _GUESSED_WIDTH, _GUESSED_CLASSES
-    registered = dataset(group.source.name)
+    registered = dataset(source.name)
     return registered.width or registered.features, registered.classes
 
 

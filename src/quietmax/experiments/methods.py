@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any, Literal
@@ -278,6 +278,7 @@ _BUILT_IN = (
 )
 
 
+@cache
 def methods() -> Mapping[str, Method]:
     """All methods by name: the built-in ones first, then those of installed plug-ins.
 

@@ -93,8 +93,9 @@ def reproduction_cells(
     for name in names:
         chosen = work(name, profile)
         count = chosen.repeats if repeats is None else repeats
+        source = Source.of(name)
         for repeat in range(count):
-            group = Group(Source.of(name), chosen.effort, repeat, seed)
+            group = Group(source, chosen.effort, repeat, seed)
             cells.append(Cell(group, "plain"))
             if "accuracy" in parts:
                 cells.append(Cell(group, "original"))
