@@ -87,7 +87,9 @@ class FileAccount:
             yield file
         except OSError as problem:
             raise QuietmaxError(
-                f"The account {self.path} cannot be written ({problem.strerror}); nothing was answered."
+                f"The account {self.path} cannot be written ({problem.strerror}), so nothing was answered; "
+                "make room or give "
+                "the right to write."
             ) from problem
         finally:
             os.close(file)

@@ -49,7 +49,9 @@ class Predictor:
         account: Account | None = None,
     ) -> None:
         if stored_answers < 0:
-            raise InvalidInput(f"stored_answers is {stored_answers}, but must be 0 (none are kept) or more.")
+            raise InvalidInput(
+                f"stored_answers is {stored_answers}, but must be 0 (none are kept) or more; give such a number."
+            )
         self.model = model
         self.budget = budget
         self.noise = noise

@@ -134,7 +134,10 @@ def total_needed(per_query_cost: Cost, queries: int) -> Cost:
     """
     count = checked_count(queries)
     if not 1 <= count <= LIMIT:
-        raise InvalidInput(f"A total for {queries!r} queries was asked for, but it must be for 1 to {LIMIT}.")
+        raise InvalidInput(
+            f"A total for {queries!r} queries was asked for, but it must be for 1 to {LIMIT}; give such a "
+            "number."
+        )
     amount = per_query_cost.amount * Fraction(LIMIT, LIMIT // count)
     if isinstance(per_query_cost, PureCost):
         return PureCost(rounded_up(amount))

@@ -128,5 +128,5 @@ def cost_from_json(record: Mapping[str, str | float]) -> Cost:
         return GaussianCost(float(record["mu"]))
     raise InvalidInput(
         f"A cost cannot be read from {record!r}: expected a currency (pure or gaussian) with its epsilon or"
-        " mu."
+        " mu; give such a record."
     )

@@ -92,7 +92,7 @@ def epsilon_of(mu: float, delta: float) -> float:
     delta = _checked(delta, "delta", 0.0, 1.0, False)
     if delta < SMALLEST_DELTA:
         raise InvalidInput(
-            f"delta is {delta!r}, but a Gaussian guarantee is derived only for delta from 1e-300 up."
+            f"delta is {delta!r}, but a Gaussian guarantee is derived only for delta from 1e-300 up; give a larger one."
         )
     if mu == 0.0 or delta_of(mu, 0.0) <= delta:
         return 0.0
@@ -117,7 +117,7 @@ def mu_of(epsilon: float, delta: float) -> float:
     delta = _checked(delta, "delta", 0.0, 1.0, False)
     if delta < SMALLEST_DELTA:
         raise InvalidInput(
-            f"delta is {delta!r}, but a Gaussian budget is derived only for delta from 1e-300 up."
+            f"delta is {delta!r}, but a Gaussian budget is derived only for delta from 1e-300 up; give a larger one."
         )
     # delta <= Phi(-x) and delta <= mu/sqrt(2 pi) give two values of mu that certainly suffice.
     quantile = -float(ndtri(delta))

@@ -182,7 +182,7 @@ def _numbers(given: Any) -> NDArray[np.float64]:
     except (TypeError, ValueError):
         raise InvalidInput(
             "The target's answers are not numbers; it must return probabilities of shape (queries, classes) or "
-            "whole-number labels of shape (queries,)."
+            "whole-number labels of shape (queries,); correct the target."
         ) from None
 
 
@@ -190,7 +190,7 @@ def _whole(labels: NDArray[np.float64]) -> NDArray[np.int64]:
     if not np.isfinite(labels).all() or (labels != np.rint(labels)).any():
         raise InvalidInput(
             "The target's answers have one number per query, but not whole ones; labels must be class numbers, "
-            "probabilities a row per query."
+            "probabilities a row per query; correct the target."
         )
     return labels.astype(np.int64)
 

@@ -67,7 +67,9 @@ class Endpoint:
                 f"The target {self.url!r} is not an address of the form http://host/v2/models/name; give such a one."
             )
         if self.rows_at_once < 1:
-            raise InvalidInput(f"rows_at_once is {self.rows_at_once}, but must be at least 1.")
+            raise InvalidInput(
+                f"rows_at_once is {self.rows_at_once}, but must be at least 1; give such a number."
+            )
 
     def answer(self, features: NDArray[np.floating]) -> Answers:
         """Ask all rows, in requests of at most ``rows_at_once``."""

@@ -141,7 +141,7 @@ class LiRA(Attack):
         if self.mode not in ("online", "offline") or self.variance not in ("fixed", "per-example"):
             raise InvalidInput(
                 f"mode {self.mode!r} and variance {self.variance!r} must be 'online' or 'offline', and 'fixed' or "
-                "'per-example'."
+                "'per-example'; choose one of each."
             )
 
     @property

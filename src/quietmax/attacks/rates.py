@@ -78,7 +78,9 @@ def operating_curve(members: Floats, nonmembers: Floats) -> OperatingCurve:
         raise InvalidInput("An attack needs at least one member and one non-member; give a split with both.")
     scores = np.concatenate([members, nonmembers])
     if not np.isfinite(scores).all():
-        raise InvalidInput("An attack's score is NaN or infinite; scores must be finite numbers.")
+        raise InvalidInput(
+            "An attack's score is NaN or infinite; scores must be finite numbers; correct the attack."
+        )
     order = np.argsort(-scores, kind="stable")
     is_member = order < len(members)
     last_of_ties = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)

@@ -76,7 +76,9 @@ class RMIA(Attack):
 
     def __post_init__(self) -> None:
         if self.mode not in ("online", "offline"):
-            raise InvalidInput(f"mode is {self.mode!r}, but must be 'online' or 'offline'.")
+            raise InvalidInput(
+                f"mode is {self.mode!r}, but must be 'online' or 'offline'; choose one of them."
+            )
         if not (math.isfinite(self.gamma) and self.gamma > 0) or self.population < 1:
             raise InvalidInput(
                 f"gamma {self.gamma} and population {self.population} must be positive; try 2 and 2500."

@@ -57,7 +57,9 @@ def negative_entropy(answers: Answers, labels: Labels) -> Floats:  # noqa: ARG00
 def probabilities_of(answers: Answers) -> Floats:
     """The released probability vectors, or a refusal where only labels were released."""
     if answers.probabilities is None:
-        raise InvalidInput("This target releases labels only, so its probabilities cannot be used.")
+        raise InvalidInput(
+            "This target releases labels only, so its probabilities cannot be used; choose an attack that reads labels."
+        )
     return answers.probabilities
 
 

@@ -54,7 +54,7 @@ class Threshold(Attack):
     def __post_init__(self) -> None:
         if self.statistic not in _STATISTICS:
             raise InvalidInput(
-                f"The statistic is {self.statistic!r}, but must be one of {', '.join(_STATISTICS)}."
+                f"The statistic is {self.statistic!r}, but must be one of {', '.join(_STATISTICS)}; choose one."
             )
 
     @property

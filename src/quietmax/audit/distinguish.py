@@ -97,7 +97,8 @@ def drawn_worlds(first: Draw, second: Draw, draws: int) -> Worlds:
     if [len(seen) for seen in worlds] != [draws, draws] or worlds.first.columns != worlds.second.columns:
         raise InvalidInput(
             f"{draws} draws of the same release were asked for, but the two worlds gave {len(worlds.first)} and "
-            f"{len(worlds.second)} of {worlds.first.columns} and {worlds.second.columns} numbers."
+            f"{len(worlds.second)} of {worlds.first.columns} and {worlds.second.columns} numbers; return equally "
+            "many of equal width."
         )
     return worlds
 

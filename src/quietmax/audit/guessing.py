@@ -51,7 +51,9 @@ def tail_under_epsilon(canaries: int, guesses: int, right: int, epsilon: float, 
     """
     _check(canaries, guesses, right)
     if not (epsilon >= 0 and 0 <= delta <= 1):
-        raise InvalidInput(f"epsilon {epsilon} and delta {delta} must be at least 0, and delta at most 1.")
+        raise InvalidInput(
+            f"epsilon {epsilon} and delta {delta} must be at least 0, and delta at most 1; give such numbers."
+        )
     share = 1 / (1 + math.exp(-epsilon))
     tail = float(binom.sf(right - 1, guesses, share))
     if delta > 0 and right > 0:
@@ -135,5 +137,5 @@ def _check(canaries: int, guesses: int, right: int) -> None:
     if not 0 <= right <= guesses <= canaries or guesses < 1:
         raise InvalidInput(
             f"{right} right of {guesses} guesses about {canaries} canaries is impossible; need at least one guess, "
-            "no more right than guessed and no more guessed than canaries."
+            "no more right than guessed and no more guessed than canaries; count again."
         )

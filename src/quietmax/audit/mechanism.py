@@ -64,10 +64,14 @@ def mechanism(
         claim = Claim.of(claimed or subject.guarantee(classes))
         pairs = worst_case(classes, reach or Reach.of(subject), claim.amount, seed=seed)
     if not pairs or len({len(pair.first) for pair in pairs}) != 1:
-        raise InvalidInput("Give at least one pair of neighbours, all with the same number of classes.")
+        raise InvalidInput(
+            "The pairs of neighbours are none, or differ in their number of classes; give one or more of equal length."
+        )
     width = len(pairs[0].first)
     if classes is not None and classes != width:
-        raise InvalidInput(f"The neighbours have {width} scores, but {classes} classes were stated.")
+        raise InvalidInput(
+            f"The neighbours have {width} scores, but {classes} classes were stated; leave the classes out."
+        )
     stated = claimed or subject.guarantee(width)
     dice = source or SeededNoise(np.random.default_rng((0xD1CE, seed)))
     pair = _worst(pairs, subject, dice, Claim.of(stated), samples, progress)

@@ -74,7 +74,7 @@ class Neighbours:
         if self.first.ndim != 1 or self.first.shape != self.second.shape or len(self.first) < 2:
             raise InvalidInput(
                 f"Neighbours have scores of shapes {self.first.shape} and {self.second.shape}, but need one score per "
-                "class, the same classes in both worlds."
+                "class, the same classes in both worlds; give two vectors of equal length."
             )
         if not (np.isfinite(self.first).all() and np.isfinite(self.second).all()):
             raise InvalidInput("A neighbour's score is NaN or infinite; give finite scores.")

@@ -74,7 +74,10 @@ class Observed:
     @property
     def _needed(self) -> Floats:
         if self.numbers is None:
-            raise InvalidInput("This release holds no numbers, only labels.")
+            raise InvalidInput(
+                "This release holds no numbers, only labels; audit a mechanism that releases numbers, or "
+                "look at the labels."
+            )
         return self.numbers
 
     @property

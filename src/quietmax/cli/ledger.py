@@ -44,7 +44,7 @@ def _opened(address: str | None, *, create: bool = False) -> Iterator[Ledger]:
     url = parsed_url(default_url() if address is None else address)
     if url.drivername == "sqlite" and not create and not Path(str(url.database)).is_file():
         raise InvalidInput(
-            f"There is no ledger {url.database}; it is created by 'quietmax serve' or 'quietmax ledger key create'."
+            f"There is no ledger {url.database}; create it with 'quietmax serve' or 'quietmax ledger key create'."
         )
     with Ledger(address) as ledger:
         yield ledger

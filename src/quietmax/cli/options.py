@@ -116,7 +116,7 @@ def column_bounds(texts: list[str] | None) -> dict[str, tuple[float, float]]:
             bounds[name] = (float(low), float(high))
         except ValueError:
             raise InvalidInput(
-                f"--bounds {text!r} is not of the form column=low:high, as in age=0:100."
+                f"--bounds {text!r} is not of the form column=low:high; write it as in age=0:100."
             ) from None
     return bounds
 
@@ -132,7 +132,7 @@ def column_categories(texts: list[str] | None) -> dict[str, tuple[str, ...]]:
         name, equals, values = text.partition("=")
         if not equals or not name or not values:
             raise InvalidInput(
-                f"--categories {text!r} is not of the form column=first,second, as in sex=Female,Male."
+                f"--categories {text!r} is not of the form column=first,second; write it as in sex=Female,Male."
             )
         categories[name] = tuple(value.strip() for value in values.split(","))
     return categories

@@ -40,10 +40,12 @@ def command(
     """
     if model is not None:
         if not (features is None and hidden is None and classes is None and records is None):
-            raise InvalidInput("Give either --model or the network's shape, not both.")
+            raise InvalidInput("Both --model and the network's shape were given; give one of them, not both.")
         found = published(load_model(model), maxima=maximum)
     elif features is None or classes is None or records is None:
-        raise InvalidInput("Without --model, all of --features, --classes and --records are needed.")
+        raise InvalidInput(
+            "Without --model, all of --features, --classes and --records are needed; give them, or --model FOLDER."
+        )
     else:
         found = published_for(
             features, hidden or [128], classes, records, l2=l2, activation_name=activation, maxima=maximum

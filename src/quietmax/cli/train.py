@@ -306,4 +306,6 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InvalidInput(f"--alpha is {text!r}, but it must be a positive number or 'search'.") from None
+        raise InvalidInput(
+            f"--alpha is {text!r}, but it must be a positive number or 'search'; give one of these."
+        ) from None

@@ -31,7 +31,11 @@ def save_dpsgd(
     if not isinstance(network, MLP):
         raise InvalidInput("Only the built-in network can be saved; modules of your own are yours to keep.")
     if not (estimator.features is None or isinstance(estimator.features, FeatureMap)):
-        raise InvalidInput("A feature map that is not one of quietmax.models.features cannot be saved.")
+        raise InvalidInput(
+            "A feature map that is not one of quietmax.models.features cannot be saved; use one of those, or "
+            "apply yours "
+            "to the records before."
+        )
     description = {
         "kind": KIND,
         "dataset": dataset,

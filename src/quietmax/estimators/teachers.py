@@ -190,14 +190,16 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_ = np.unique(given) if self.classes is None else np.asarray(self.classes)
         if len(self.classes_) < 2:
             raise InvalidInput(
-                f"The labels hold one class only, {self.classes_[:1].tolist()}; a classifier needs two or more."
+                f"The labels hold one class only, {self.classes_[:1].tolist()}; a classifier needs two or "
+                "more; give records of another class."
             )
         codes = {label: code for code, label in enumerate(self.classes_.tolist())}
         try:
             labels = np.array([codes[label] for label in np.asarray(given).tolist()], dtype=np.int64)
         except KeyError as unknown:
             raise InvalidInput(
-                f"The label {unknown} is not among the declared classes {list(codes)}."
+                f"The label {unknown} is not among the declared classes {list(codes)}; declare it, or correct "
+                "the label."
             ) from None
         size = len(inputs) if self.declared_size is None else self.declared_size
         count = default_teachers(budget, size) if self.teachers is None else self.teachers
@@ -229,7 +231,9 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.release == "probabilities":
             return GaussianScores(votes=count)
         if self.release != "label":
-            raise InvalidInput(f"release is {self.release!r}, but must be 'label' or 'probabilities'.")
+            raise InvalidInput(
+                f"release is {self.release!r}, but must be 'label' or 'probabilities'; choose one."
+            )
         if self.method == "auto":
             pure, gaussian = vote_noise(budget)
             return NoisyMax("permute-and-flip" if pure <= gaussian else "gaussian")

@@ -42,7 +42,8 @@ def save_teachers(
         )
     if not (teachers.features is None or isinstance(teachers.features, FeatureMap)):
         raise InvalidInput(
-            "Teachers with a feature map that is not one of quietmax.models.features cannot be saved."
+            "Teachers with a feature map that is not one of quietmax.models.features cannot be saved; use one of "
+            "those, or apply yours to the records before."
         )
     mechanism = teachers.predictor_.mechanism
     description = {

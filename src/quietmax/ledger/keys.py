@@ -62,7 +62,8 @@ def create_key(connection: Connection, client: str, role: Role, days: float | No
         raise InvalidInput(f"The role is {role!r}, but must be admin or client; name one.")
     if days is not None and not 0 < days <= 36_500:
         raise InvalidInput(
-            f"The key would expire after {days} days, but must last for more than 0 and up to 36500."
+            f"The key would expire after {days} days, but must last for more than 0 and up to 36500; give "
+            "such a number."
         )
     book = locked_keys_book(connection)
     number, secret = secrets.token_hex(8), secrets.token_urlsafe(32)

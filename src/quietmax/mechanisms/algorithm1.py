@@ -69,7 +69,9 @@ class Algorithm1:
 
     def __post_init__(self) -> None:
         if self.noise not in ("gaussian", "laplace"):
-            raise InvalidInput(f"noise is {self.noise!r}, but Algorithm 1 knows 'gaussian' and 'laplace'.")
+            raise InvalidInput(
+                f"noise is {self.noise!r}, but Algorithm 1 knows 'gaussian' and 'laplace'; choose one."
+            )
         for name in ("epsilon_sampling", "epsilon_neuron", "logit_sensitivity", "probability_sensitivity"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
@@ -159,7 +161,8 @@ class Algorithm1:
         values = np.asarray(logits, dtype=np.float64)
         if values.ndim < 2 or values.shape[-1] < 2:
             raise InvalidInput(
-                f"Logits have shape {values.shape}, but expected (queries, classes) with 2 or more classes."
+                f"Logits have shape {values.shape}, but expected (queries, classes) with 2 or more classes; "
+                "reshape them."
             )
         z = values.reshape(-1, values.shape[-1])
         if not np.isfinite(z).all():

@@ -91,7 +91,7 @@ def checked_scores(scores: Floats) -> Floats:
     values = np.asarray(scores, dtype=np.float64)
     if values.ndim != 2 or values.shape[1] < 2:
         raise InvalidInput(
-            f"Scores have shape {values.shape}, but expected (queries, classes) with 2 or more classes."
+            f"Scores have shape {values.shape}, but expected (queries, classes) with 2 or more classes; reshape them."
         )
     if not np.isfinite(values).all():
         raise InvalidInput("A score is NaN or infinite; check the query and the model. Nothing was released.")

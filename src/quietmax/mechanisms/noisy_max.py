@@ -33,7 +33,7 @@ class NoisyMax:
     def __post_init__(self) -> None:
         if self.method not in ("gaussian", "exponential", "permute-and-flip"):
             raise InvalidInput(
-                f"method is {self.method!r}, but must be 'gaussian', 'exponential' or 'permute-and-flip'."
+                f"method is {self.method!r}, but must be 'gaussian', 'exponential' or 'permute-and-flip'; choose one."
             )
         if self.method == "gaussian" and self.count_in == "pure":
             raise InvalidInput(

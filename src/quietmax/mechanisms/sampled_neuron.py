@@ -40,10 +40,10 @@ class SampledNeuron:
 
     def __post_init__(self) -> None:
         if self.noise not in ("laplace", "gaussian"):
-            raise InvalidInput(f"noise is {self.noise!r}, but must be 'laplace' or 'gaussian'.")
+            raise InvalidInput(f"noise is {self.noise!r}, but must be 'laplace' or 'gaussian'; choose one.")
         if self.selection not in ("exponential", "permute-and-flip"):
             raise InvalidInput(
-                f"selection is {self.selection!r}, but must be 'exponential' or 'permute-and-flip'."
+                f"selection is {self.selection!r}, but must be 'exponential' or 'permute-and-flip'; choose one."
             )
         if not 0 < self.sampling_share < 1:
             raise InvalidInput(

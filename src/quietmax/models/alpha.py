@@ -69,7 +69,8 @@ def search_alpha(
     held = int(len(data.train_rows) * validation_share)
     if not 0 < held < len(data.train_rows):
         raise InvalidInput(
-            f"{len(data.train_rows)} training records are too few to hold out a validation part."
+            f"{len(data.train_rows)} training records are too few to hold out a validation part; take more, "
+            "or give alpha."
         )
     order = np.random.default_rng((0xA1FA, seed)).permutation(data.train_rows)
     validation, rest = order[:held], order[held:]

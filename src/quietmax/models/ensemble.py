@@ -162,7 +162,7 @@ def _check(
     if inputs.ndim != 2 or targets.shape != inputs.shape[:1]:
         raise InvalidInput(
             f"Features of shape {tuple(inputs.shape)} and labels of shape {tuple(targets.shape)} do not fit; "
-            "expected (records, features) and (records,)."
+            "expected (records, features) and (records,); reshape them."
         )
     for what, given in (("seeds", seeds), ("alphas", alphas), ("left_out", left_out)):
         if given is not None and len(given) != len(rows):

@@ -133,7 +133,8 @@ def read_folder(folder: str | Path, kind: str | None = None) -> tuple[dict[str, 
     description = read_description(source)
     if kind is not None and description.get("kind") != kind:
         raise InvalidInput(
-            f"The model in {source} is of kind {description.get('kind')!r}, but {kind!r} is needed here."
+            f"The model in {source} is of kind {description.get('kind')!r}, but {kind!r} is needed here; name "
+            "another folder."
         )
     try:
         tensors = safetensors.torch.load_file(source / _WEIGHTS)

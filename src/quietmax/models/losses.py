@@ -48,7 +48,8 @@ class Convexified:
             )
         if self.averaged_over not in ("samples and classes", "samples"):
             raise InvalidInput(
-                f"averaged_over is {self.averaged_over!r}, but it must be 'samples and classes' or 'samples'."
+                f"averaged_over is {self.averaged_over!r}, but it must be 'samples and classes' or 'samples'; "
+                "choose one."
             )
 
 

@@ -28,6 +28,7 @@ def accuracy_loss(private: float, baseline: float) -> float:
     """
     if baseline <= 0:
         raise InvalidInput(
-            f"The baseline's accuracy is {baseline}, but a loss relative to it needs a positive one."
+            f"The baseline's accuracy is {baseline}, but a loss relative to it needs a positive one; give "
+            "such a baseline."
         )
     return 1 - private / baseline

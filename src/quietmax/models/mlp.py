@@ -105,7 +105,10 @@ def initial_mlp(
     """Draw Glorot-uniform kernels and zero biases, each network from its own seed."""
     activation(activation_name)
     if len(widths) < 2 or min(widths) < 1:
-        raise InvalidInput(f"Layer widths {widths} are not a network; every layer needs at least one neuron.")
+        raise InvalidInput(
+            f"Layer widths {widths} are not a network; every layer needs at least one neuron; give "
+            "such widths."
+        )
     drawn = [_glorot(widths, np.random.default_rng((0x1417, seed))) for seed in seeds]
     kernels = [torch.from_numpy(np.stack(layer)).to(dtype) for layer in zip(*drawn, strict=True)]
     kernels[-1] = kernels[-1].transpose(1, 2).contiguous()

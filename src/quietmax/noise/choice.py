@@ -103,7 +103,7 @@ def _choose(
     array = checked_values(scores)
     if array.ndim not in (1, 2) or array.shape[-1] < 1:
         raise InvalidInput(
-            f"The scores have shape {array.shape}, but must be (rows, candidates) or (candidates,)."
+            f"The scores have shape {array.shape}, but must be (rows, candidates) or (candidates,); reshape them."
         )
     spreads = []
     if sensitivity is not None:

@@ -52,7 +52,7 @@ def published(
     if records is not None:
         if maxima is not None:
             raise InvalidInput(
-                "Give either the records to measure the maxima on or the maxima themselves, not both."
+                "Both the records to measure the maxima on and the maxima themselves were given; give one, not both."
             )
         maxima = measured_maxima(model, records)
     return published_for(
@@ -91,14 +91,14 @@ def published_for(
     if min(layers) < 1 or classes < 2 or records < 1:
         raise InvalidInput(
             f"Features {features}, hidden {tuple(hidden)}, classes {classes}, records {records} do not describe a "
-            "network and its training set; widths and records must be at least 1, classes at least 2."
+            "network and its training set; give widths and records of at least 1, classes of at least 2."
         )
     if not (math.isfinite(l2) and l2 > 0):
-        raise InvalidInput(f"The L2 coefficient is {l2}, but the formulas divide by it; it must be positive.")
+        raise InvalidInput(f"The L2 coefficient is {l2}, but the formulas divide by it; give a positive one.")
     largest = [1.0] * len(layers) if maxima is None else [float(each) for each in maxima]
     if len(largest) != len(layers) or not all(math.isfinite(each) and each >= 0 for each in largest):
         raise InvalidInput(
-            f"maxima {largest} must hold one number of 0 or more for each of {len(layers)} layers."
+            f"maxima {largest} must hold one number of 0 or more for each of {len(layers)} layers; give as many."
         )
     bound = activation(activation_name).bound if hidden else None
     if bound is None:

@@ -38,7 +38,9 @@ class Client:
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidInput(f"The address {url!r} is no http or https address; give one.")
+            raise InvalidInput(
+                f"The address {url!r} is no http or https address; give one, as in http://127.0.0.1:8080."
+            )
         self._parts = parts
         self._seconds = seconds
         self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
@@ -133,7 +135,8 @@ class Client:
                     self.close()
                     if last:
                         raise QuietmaxError(
-                            f"The service at {self._parts.netloc} cannot be reached ({problem}); is it running?"
+                            f"The service at {self._parts.netloc} cannot be reached ({problem}); start it "
+                            "with 'quietmax serve', or correct the address."
                         ) from problem
         if response.status == 200:
             return content, response.headers

@@ -91,7 +91,7 @@ def load_servable(folder: Folder) -> Servable:
     kind = str(folder.description.get("kind"))
     if kind not in LOADERS:
         raise InvalidInput(
-            f"The model in {folder.path} is of kind {kind!r}, which cannot be served; the kinds are: "
+            f"The model in {folder.path} is of kind {kind!r}, which cannot be served; serve one of the kinds: "
             f"{', '.join(LOADERS)}."
         )
     return LOADERS[kind](folder)
