@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from sklearn.base import clone
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
@@ -14,10 +15,10 @@ from quietmax.accounting import Guarantee
 from quietmax.accounting.dpsgd import Schedule, noise_multiplier
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators.dpsgd import DPSGD
-from quietmax.estimators.dpsgd_claim import PLACES, POISSON
+from quietmax.estimators.dpsgd_claim import ALONE, PLACES, POISSON
 from quietmax.estimators.dpsgd_file import open_dpsgd, save_dpsgd
 from quietmax.estimators.dpsgd_plan import LOGIT_NOISE, plan
-from quietmax.models.features import RandomFourier, UnitNorm
+from quietmax.models.features import FrozenModule, RandomFourier, UnitNorm
 
 
 def _blobs(count=1000, seed=0):
@@ -85,6 +86,29 @@ def test_what_was_read_off_the_records_or_seeded_is_said():
     assert "seeded" in seeded.because
 
 
+class _Halved:
+    """Not one of ours: nobody knows whether it looks at one record at a time."""
+
+    def transform(self, records):
+        return records / 2
+
+
+def test_a_feature_map_that_is_not_ours_makes_the_guarantee_conditional():
+    features, labels = _blobs(60)
+    options = {"declared_size": 60, "steps": 2}
+    ours = _private(features=UnitNorm(0.5), **options).fit(features, labels).guarantee_
+    assert ours.status == "proven"
+    assert ours.parameters["features"] == UnitNorm(0.5).to_json()
+    frozen = FrozenModule(torch.nn.ReLU(), outputs=6)
+    outside = _private(features=frozen, **options).fit(features, labels).guarantee_
+    assert ALONE in outside.assumptions
+    own = _private(features=_Halved(), **options).fit(features, labels)
+    assert own.guarantee_.status == "conditional"
+    assert ALONE in own.guarantee_.assumptions
+    with pytest.raises(InvalidInput, match="cannot be saved"):
+        save_dpsgd(own, "nowhere", dataset="blobs")
+
+
 def test_a_seed_repeats_a_run_and_none_never_does():
     features, labels = _blobs(200)
     options = {"declared_size": 200, "steps": 5}
@@ -126,6 +150,14 @@ def test_a_saved_network_answers_as_before_and_keeps_its_guarantee(tmp_path):
     (folder / "model.json").write_text(json.dumps(description))
     with pytest.raises(DataUnavailable, match="damaged"):
         open_dpsgd(folder)
+
+
+def test_a_module_of_ones_own_is_not_saved(tmp_path):
+    pytest.importorskip("opacus")
+    features, labels = _blobs(40)
+    fitted = _private(network=torch.nn.Linear, declared_size=40, steps=2).fit(features, labels)
+    with pytest.raises(InvalidInput, match="built-in network"):
+        save_dpsgd(fitted, tmp_path / "module", dataset="blobs")
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,7 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             own_module=self.network is not None,
             size_declared=self.declared_size is not None,
             classes_declared=self.classes is not None,
+            features=self.features,
             parameters={"dimension": inputs.shape[1], "classes": len(self.classes_)},
         )
         return self

@@ -10,6 +10,7 @@ from quietmax.accounting import Guarantee
 from quietmax.accounting.guarantee import Status
 from quietmax.estimators import dpsgd_module
 from quietmax.estimators.dpsgd_plan import Plan
+from quietmax.models.features import FeatureMap, FrozenModule
 
 _NAMES = {
     "pld": "the privacy loss distribution",
@@ -23,6 +24,7 @@ PLACES = (
     "Removing a record leaves the other records in their batches: epochs are counted as one Gaussian mechanism each, "
     "although a shuffled order moves them."
 )
+ALONE = "The feature map computes a record's features from that record alone."
 POISSON = "Shuffled batches protect as well as Poisson samples of the same expected size, as which they are counted."
 
 
@@ -33,6 +35,7 @@ def claim(
     own_module: bool,
     size_declared: bool,
     classes_declared: bool,
+    features: object = None,
     parameters: Mapping[str, Any] | None = None,
 ) -> Guarantee:
     """Return the guarantee of a run by this plan.
@@ -64,6 +67,11 @@ def claim(
         status = "conditional"
         assumptions += dpsgd_module.ASSUMPTIONS
         because += " The module is the user's own."
+    if features is not None and not (isinstance(features, FeatureMap) and not _has_module(features)):
+        assumptions.append(ALONE)
+    if not (features is None or isinstance(features, FeatureMap)):
+        status = "conditional"
+        because += " The feature map is the user's own."
     if not classes_declared:
         assumptions.append(
             "The set of classes is public: it was read off the labels, since none were declared."
@@ -79,7 +87,13 @@ def claim(
         assumptions.append("Nobody knows the seed, and nobody looks at the low digits of the weights.")
         because += " The noise is seeded and in floating point, for experiments only (THEORY 3.5)."
     source = {"source": "exact" if exact else "seeded", "exact": exact}
-    described = {"estimator": "dpsgd", **plan.to_json(), **(parameters or {}), "noise_source": source}
+    described = {
+        "estimator": "dpsgd",
+        **plan.to_json(),
+        "features": _described(features),
+        **(parameters or {}),
+        "noise_source": source,
+    }
     return Guarantee(
         definition="gaussian" if gaussian else "approximate",
         epsilon=None if gaussian else plan.epsilon,
@@ -90,3 +104,15 @@ def claim(
         parameters=described,
         assumptions=tuple(assumptions),
     )
+
+
+def _has_module(features: FeatureMap) -> bool:
+    return any(isinstance(step, FrozenModule) for step in getattr(features, "maps", (features,)))
+
+
+def _described(features: object) -> Any:
+    if features is None:
+        return None
+    if isinstance(features, FeatureMap) and not _has_module(features):
+        return features.to_json()
+    return {"kind": FrozenModule.kind if isinstance(features, FeatureMap) else type(features).__name__}
