@@ -3,7 +3,9 @@
   const panels = JSON.parse(document.getElementById("data").textContent);
   const holder = document.getElementById("panels");
   const names = "http://www.w3.org/2000/svg";
-  const size = { width: 520, height: 320, left: 52, right: 12, top: 10, bottom: 40 };
+  // A narrow screen gets a smaller drawing, so that its letters stay readable.
+  const narrow = window.innerWidth < 620;
+  const size = { width: narrow ? 350 : 520, height: narrow ? 260 : 320, left: 52, right: 22, top: 10, bottom: 40 };
 
   const made = (tag, attributes, parent) => {
     const node = document.createElementNS(names, tag);
@@ -50,7 +52,8 @@
       made("line", { x1: size.left, x2: size.width - size.right, y1: y(mark), y2: y(mark), stroke: "#e8ebee" }, svg);
       text(short(mark), size.left - 6, y(mark) + 4, "end", svg);
     }
-    const shown = epsilons.length > 12 ? epsilons.filter((each) => Number.isInteger(Math.log10(each))) : epsilons;
+    const whole = (each) => Math.abs(Math.log10(each) - Math.round(Math.log10(each))) < 1e-9;
+    const shown = span > 2.5 ? epsilons.filter(whole) : epsilons;
     let edge = -Infinity;
     for (const epsilon of shown) {
       made("line", { x1: x(epsilon), x2: x(epsilon), y1: size.height - size.bottom, y2: size.height - size.bottom + 4, stroke: "#9aa4ad" }, svg);
@@ -122,7 +125,7 @@
         const row = document.createElement("div");
         const colour = document.createElement("i");
         colour.style.background = line.colour;
-        row.append(colour, `${point[1].toFixed(3)}${point[2] ? ` ± ${point[2].toFixed(3)}` : ""}  ${line.name}`);
+        row.append(colour, `${point[1].toFixed(3)}${point[2] ? ` ± ${point[2].toFixed(3)}` : ""}  ${line.name.replace(/ \([^)]*\)$/, "")}`);
         tip.appendChild(row);
       });
       tip.hidden = false;
