@@ -10,7 +10,6 @@ Random weights and records of MNIST's shape: speed does not depend on their valu
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
 
@@ -23,12 +22,15 @@ from quietmax.models import Model, TrainingSettings
 from quietmax.models.mlp import initial_mlp
 from quietmax.noise import EXACT, SeededNoise
 from quietmax.predictor import Predictor
+from ratios import report
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--quick", action="store_true", help="One round.")
+    options = parser.parse_args()
+    rounds = 1 if options.quick else options.rounds
     model = Model(initial_mlp((784, 128, 10), "tanh", (0,)), TrainingSettings(), 10_000, "mnist", 0)
     queries = np.random.default_rng(0).random((10_000, 784), dtype=np.float32)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {rounds} alternating rounds")
@@ -54,18 +56,26 @@ def main() -> None:
             seconds[name].append(timed(run))
     plain = seconds["plain forward pass"][1:]
     for name, values in seconds.items():
-        ratios = [value / base for value, base in zip(values[1:], plain, strict=True)]
-        goal = "; required 1.15" if name == "private, seeded source" else ""
-        print(
-            f"{name:42s} {1e3 * statistics.median(values[1:]):7.1f} ms  "
-            f"ratio {statistics.median(ratios):5.2f} [{min(ratios):.2f}, {max(ratios):.2f}]{goal}"
-        )
+        if values[1:] != plain:
+            report(
+                "Algorithm 1",
+                f"10,000 answers, {name}",
+                values[1:],
+                "s",
+                peer="plain forward pass",
+                theirs=plain,
+            )
     for classes in (2, 10, 100):
         logits = np.random.default_rng(0).normal(size=(10_000, classes))
         for noise in ("gaussian", "laplace"):
             mechanism = Algorithm1(noise, 0.1, 0.1, 0.36, 1.0)
-            best = min(timed(lambda m=mechanism, z=logits: m.release(z, EXACT)) for _ in range(rounds))
-            print(f"exact {noise:8s} {classes:3d} classes: {1e6 * best / 10_000:5.2f} microseconds per query")
+            times = [timed(lambda m=mechanism, z=logits: m.release(z, EXACT)) for _ in range(rounds)]
+            report(
+                "Algorithm 1",
+                f"exact {noise} noise, {classes} classes",
+                [time / 10_000 * 1e6 for time in times],
+                "µs per answer",
+            )
 
 
 def timed(work: Callable[[], object]) -> float:

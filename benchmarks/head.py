@@ -33,9 +33,15 @@ from quietmax.data import Records
 from quietmax.estimators.head import PrivateHead
 from quietmax.estimators.head_plan import default_features
 
-RECORDS = {"mnist": 10_000, "adult": 10_000, "location": 1_200, "cifar-10": 10_000}
+RECORDS = {"mnist": 10_000, "adult": 10_000, "location": 1_200, "cifar-10": 10_000, "mnist-5k": 500}
 OPTIONS = {"adult": {"encoding": "one-hot"}}
-EPSILONS = {"mnist": (1.0, 4.38), "adult": (1.0,), "location": (1.0, 10.0), "cifar-10": (1.0, 3.0)}
+EPSILONS = {
+    "mnist": (1.0, 4.38),
+    "adult": (1.0,),
+    "location": (1.0, 10.0),
+    "cifar-10": (1.0, 3.0),
+    "mnist-5k": (1.0,),
+}
 DELTA = 1e-5
 
 DIFFPRIVLIB = """
@@ -171,11 +177,12 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", default=["adult", "location", "mnist"], choices=list(RECORDS))
     parser.add_argument("--splits", type=int, default=2)
     parser.add_argument("--official", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="One split of 500 embedded digits.")
     parser.add_argument("--diffprivlib", default=sys.executable, metavar="PYTHON")
     arguments = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
-    for name in arguments.sets:
-        compare(name, arguments.splits, arguments.diffprivlib)
+    for name in ["mnist-5k"] if arguments.quick else arguments.sets:
+        compare(name, 1 if arguments.quick else arguments.splits, arguments.diffprivlib)
     if arguments.official:
         official()
 

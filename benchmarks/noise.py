@@ -1,6 +1,6 @@
 """How fast is exact noise? Microseconds per value beside OpenDP's exact samplers, in alternating runs.
 
-Run with `python benchmarks/noise.py`. Both sides run in turns; each line gives the medians and the median ratio of
+Run with `python benchmarks/noise.py [--quick]`. Both sides run in turns; each line gives the medians and the ratio of
 OpenDP's time to ours within a turn, so that a busy machine slows both. Every call draws fresh noise from the
 operating system. OpenDP takes lists and chooses for one row at a time; beyond 10,000 values its time per value no
 longer falls, so it is not asked for more.
@@ -8,7 +8,7 @@ longer falls, so it is not asked for more.
 
 from __future__ import annotations
 
-import statistics
+import argparse
 import time
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +17,7 @@ import numpy as np
 import opendp.prelude as dp
 
 from quietmax.noise import EXACT, SeededNoise, choose, permute_and_flip, release_gaussian, release_laplace
+from ratios import report
 
 SCALE = 2.0**30
 TURNS = 7
@@ -45,11 +46,7 @@ def compare(
         mine.append(seconds(ours) / our_count * 1e6)
         if theirs is not None:
             other.append(seconds(theirs) / their_count * 1e6)
-    line = f"{name:<42}{statistics.median(mine):>11.3f}"
-    if other:
-        ratio = statistics.median(b / a for a, b in zip(mine, other, strict=True))
-        line += f"{statistics.median(other):>11.3f}{ratio:>8.0f} x"
-    print(line, flush=True)
+    report("noise", name, mine, "µs per value", peer="OpenDP", theirs=other)
 
 
 def compare_noise() -> None:
@@ -90,8 +87,15 @@ def compare_choices() -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="Choices only, one turn.")
+    global TURNS
+    if parser.parse_args().quick:
+        TURNS = 1
+        dp.enable_features("contrib")
+        compare_choices()
+        return
     dp.enable_features("contrib")
-    print(f"{'microseconds per value (per row for a choice)':<42}{'ours':>8}{'OpenDP':>11}{'ratio':>10}")
     compare_noise()
     compare_releases()
     compare_choices()

@@ -20,6 +20,7 @@ import torch
 from quietmax.models.ensemble import train_stack
 from quietmax.models.losses import Convexified, value
 from quietmax.models.settings import TrainingSettings
+from ratios import report
 
 CASES = (
     # name, networks at once, records, features, classes, ratio that must be reached, ratio aimed for
@@ -34,9 +35,11 @@ CASES = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--quick", action="store_true", help="One round of the smallest cases.")
+    options = parser.parse_args()
+    rounds = 1 if options.quick else options.rounds
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {rounds} alternating rounds")
-    for name, networks, records, features, classes, required, aimed in CASES:
+    for name, networks, records, features, classes, required, aimed in CASES[3:] if options.quick else CASES:
         generator = np.random.default_rng(0)
         inputs = generator.random((2 * records, features), dtype=np.float32)
         labels = generator.integers(0, classes, 2 * records)
@@ -58,19 +61,21 @@ def main() -> None:
             seconds["plain"].append(timed(plain))
             seconds["products"].append(products(steps) / networks)
         warm = {what: values[1:] for what, values in seconds.items()}
-        ratios = [one / other for one, other in zip(warm["plain"], warm["stacked"], strict=True)]
+        report(
+            "stacked training",
+            name,
+            [second / epochs for second in warm["stacked"]],
+            "s per epoch and network",
+            peer="plain PyTorch loop",
+            theirs=[second / epochs for second in warm["plain"]],
+        )
         shares = [one / other for one, other in zip(warm["products"], warm["stacked"], strict=True)]
         goal = (
             ""
             if required is None
             else f", required {required:g}" + (f", aimed for {aimed:g}" if aimed else "")
         )
-        print(
-            f"{name:22s} plain {1e3 * statistics.median(warm['plain']) / epochs:8.2f} ms/epoch  "
-            f"stacked {1e3 * statistics.median(warm['stacked']) / epochs:7.2f} ms/epoch/model  "
-            f"ratio {statistics.median(ratios):5.2f} [{min(ratios):.2f}, {max(ratios):.2f}]{goal}; "
-            f"{100 * statistics.median(shares):.0f}% of the bmm rate"
-        )
+        print(f"    {100 * statistics.median(shares):.0f}% of the rate of the matrix products alone{goal}")
 
 
 def timed(work: Callable[[], None]) -> float:

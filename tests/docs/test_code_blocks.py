@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from code_blocks import Block, blocks_of, commands, run
 
 ROOT = Path(__file__).parents[2]

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
-from pathlib import Path
 
-MAKING = Path(__file__).parents[2] / "docs" / "making"
+from scripts import script
 
-
-def _module(name: str):
-    found = importlib.util.spec_from_file_location(name, MAKING / f"{name}.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module
-    found.loader.exec_module(module)
-    return module
-
-
-error_list = _module("error_list")
+error_list = script("docs/making/error_list.py")
 REFUSALS = error_list.refusals()
 # What to do stands after a semicolon, a colon, a comma or a full stop, and has one of these verbs.
 ADVICE = re.compile(
