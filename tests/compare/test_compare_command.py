@@ -85,6 +85,16 @@ def test_a_comparison_of_an_own_table_is_complete_and_a_second_run_computes_noth
     assert again["results"] == found["results"]
 
 
+def test_bounds_read_off_the_records_make_every_guarantee_conditional(people, tmp_path):
+    done = run(
+        "compare", people, "--label", "income", "--classes", "no,yes", "--measure", "--shadows", 2, "--epochs", 2,
+        "--attack-epochs", 2, "--epsilons", "1", "--methods", "head,dpsgd", "--output", tmp_path / "out", "--json",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert {line["status"] for line in json.loads(done.stdout)["results"]} == {"conditional"}
+    assert "For the owner" in (tmp_path / "out" / "report.html").read_text()
+
+
 def test_the_report_is_one_file_that_fetches_nothing_and_names_what_has_no_guarantee(tmp_path):
     out = tmp_path / "out"
     done = run(

@@ -85,7 +85,9 @@ def command(
 ) -> None:
     """Accuracy, leakage, claimed and audited epsilon, and times of every method, on the same splits of your records.
 
-    Methods without a proven guarantee are named so. Can be stopped at any time; the same command goes on from there.
+    Methods without a proven guarantee are named so. The report is for the owner of the records: its figures are
+    computed from them without noise, and the number of records is taken as public. Can be stopped at any time; the
+    same command goes on from there.
 
     Examples:
 

@@ -77,7 +77,7 @@ def measure(cell: Cell, shared: Shared) -> Result:
             name: {figure: getattr(report, figure).to_json() for figure in _FIGURES}
             for name, report in reports.items()
         },
-        **_claimed(cell, chosen, release, data.classes, len(data.train_rows)),
+        **_claimed(cell, chosen, release, shared),
         **_audited(cell, chosen, release, data.classes, reports, len(data.train_rows)),
         "fit_seconds": release.fit_seconds,
         "answer_seconds": answer_seconds / len(rows),
@@ -95,11 +95,14 @@ def _part(answers: Answers, places: NDArray[np.intp]) -> Answers:
     return Answers(answers.labels[places], None if probabilities is None else probabilities[places])
 
 
-def _claimed(cell: Cell, chosen: Method, release: Release, classes: int, records: int) -> dict[str, Any]:
+def _claimed(cell: Cell, chosen: Method, release: Release, shared: Shared) -> dict[str, Any]:
     """What the label says: epsilon as published, or (epsilon, delta) for all the stated answers."""
-    delta = declared_delta(records) if chosen.axis == "like-for-like" else 0.0
+    status = chosen.status_for(shared.data.classes)
+    if status == "proven" and shared.encoding_measured:
+        status = "conditional"
+    delta = declared_delta(len(shared.data.train_rows)) if chosen.axis == "like-for-like" else 0.0
     return {
-        "status": chosen.status_for(classes),
+        "status": status,
         "claimed_epsilon": cell.epsilon,
         "claimed_delta": delta if cell.epsilon is not None else None,
         "because": "" if release.claim is None else release.claim.because,

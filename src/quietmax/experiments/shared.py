@@ -67,15 +67,23 @@ class Shared:
         return self._network("original", CrossEntropy())
 
     @cached_property
+    def _public(self) -> Records:
+        return public_records(self.group.source, self._data_dir, self.data)
+
+    @property
+    def encoding_measured(self) -> bool:
+        """Whether the encoding that proven methods see was read off the records; nothing is proven then."""
+        encoding = self._public.encoding
+        return encoding is not None and encoding.measured
+
+    @cached_property
     def public_features(self) -> Features:
         """Public features of members and non-members, in the order of `candidate_rows`.
 
         Adult is encoded one-hot with public bounds; the split is the same, as it depends on the source's records.
         """
-        records = public_records(self.group.source, self._data_dir, self.data)
-        rows = candidate_rows(self.data)
-        chosen = default_features(records.features.shape[1], records.image_shape)
-        return chosen.transform(records.features[rows])
+        chosen = default_features(self._public.features.shape[1], self._public.image_shape)
+        return chosen.transform(self._public.features[candidate_rows(self.data)])
 
     @property
     def train_labels(self) -> NDArray[np.int64]:

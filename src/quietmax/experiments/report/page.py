@@ -20,6 +20,11 @@ from quietmax.experiments.reproduction import environment
 from quietmax.experiments.sensitivity_table import reproduce_sensitivity_table
 from quietmax.experiments.summary import STATUS_WORDS, Summary, accuracy_comparisons, curve_comparisons
 
+OWNER_ONLY = (
+    " <strong>For the owner of the records only:</strong> accuracies and leakages here were computed from them without "
+    "noise, and the number of records is taken as public; do not publish this page if the records are private."
+)
+
 
 @dataclass(frozen=True)
 class About:
@@ -42,7 +47,7 @@ def html(summaries: Sequence[Summary], about: About) -> str:
     sections += [_results(summaries), _settings(about)]
     return Template(files.joinpath("page.html").read_text(encoding="utf-8")).substitute(
         title=escape(about.title),
-        lead=_lead(summaries),
+        lead=_lead(summaries) + ("" if about.paper else OWNER_ONLY),
         style=files.joinpath("page.css").read_text(encoding="utf-8"),
         script=files.joinpath("plots.js").read_text(encoding="utf-8"),
         # "<" is escaped so that no text can end the script element
