@@ -12,6 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from quietmax.accounting import LIMIT, Budget, GaussianCost, PureCost, per_query
+from quietmax.errors import InvalidInput
 from quietmax.ledger import (
     Charge,
     Charged,
@@ -73,6 +74,12 @@ def test_refusals_are_counted_for_each_client(address):
             ("ann", 3)
         ]
         assert ledger.verify().sound
+
+
+@pytest.mark.parametrize(("units", "rows"), [(-1, 1), (1, -1)])
+def test_a_charge_below_nothing_cannot_be_made(units, rows):
+    with pytest.raises(InvalidInput, match="less than nothing"):
+        Charge(1, 1, "m/1", units, rows)
 
 
 def test_refusals_are_counted_soon_even_when_nothing_else_is_written(ledger):

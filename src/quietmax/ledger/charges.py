@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from quietmax.errors import QuietmaxError
+from quietmax.errors import InvalidInput, QuietmaxError
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,13 @@ class Charge:
     body: bytes = b""
     kind: Literal["charge", "training", "carried over"] = "charge"
     deadline: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.unit_cost < 0 or self.rows < 0:
+            raise InvalidInput(
+                f"A charge of {self.rows} answers at {self.unit_cost} units each is less than nothing; give a cost "
+                "and a number of answers that are not negative."
+            )
 
 
 @dataclass(frozen=True, slots=True)
