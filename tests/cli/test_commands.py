@@ -306,3 +306,8 @@ def test_the_demo_prints_both_rows_as_json(run, monkeypatch):
     assert found["answer"]["guarantee"]["status"] == "refuted"
     assert found["private_head"]["guarantee"]["status"] == "proven"
     assert found["private_head"]["test_acc"] > 0.9
+    service = found["service"]
+    assert service["answers_left"] == list(range(len(service["labels"])))[::-1]
+    assert "pays for 0 more" in service["refusal"]
+    assert service["spent_fraction"] == 1
+    assert service["journal_is_sound"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quietmax.accounting import Budget
+from quietmax.cli.demo_service import ask_until_refused
 from quietmax.cli.guarantees import print_guarantee
 from quietmax.cli.options import Json
 from quietmax.cli.output import console, print_json, print_table, progress_bar
@@ -18,7 +19,7 @@ from quietmax.sensitivity import published
 
 
 def command(as_json: Json = False) -> None:
-    """Train on real digits as the paper does, ask through its Algorithm 1, then train with a guarantee that is proven.
+    """Train on real digits as the paper does, ask through its Algorithm 1, train with a proven guarantee, serve it.
 
     Example: quietmax demo
     """
@@ -44,6 +45,8 @@ def command(as_json: Json = False) -> None:
             declared_size=len(data.train),
         ).fit(data.train.features, data.train.labels)
         private_accuracy = accuracy(head, data.test)
+    with progress_bar("serving a head that pays for every answer", quiet=as_json):
+        asked = ask_until_refused(data)
     if as_json:
         answer["guarantee"] = answer["guarantee"].to_json()
         private = {"test_acc": private_accuracy, "guarantee": head.guarantee_.to_json()}
@@ -54,6 +57,7 @@ def command(as_json: Json = False) -> None:
                 "sensitivity": sensitivities,
                 "answer": answer,
                 "private_head": private,
+                "service": asked.to_json(),
             }
         )
         return
@@ -101,6 +105,23 @@ def command(as_json: Json = False) -> None:
         ),
     )
     print_guarantee(head.guarantee_)
+    print_table(
+        f"5. The service, asked over HTTP until it refuses: epsilon 1 for each of {len(asked.labels)} answers",
+        ("question", "true digit", "private answer", "answers left"),
+        (
+            (str(number), str(truth), str(label), str(left))
+            for number, (truth, label, left) in enumerate(
+                zip(asked.truths, asked.labels, asked.left, strict=True), start=1
+            )
+        ),
+    )
+    console.print(f"The next question was refused (HTTP 403): {asked.refusal}", markup=False, highlight=False)
+    console.print(
+        f"{asked.budget['spent_fraction']:.1%} of the budget is spent; the ledger's journal is "
+        f"{'sound' if asked.sound else 'damaged'}. Serve a model of your own with: quietmax serve FOLDER",
+        markup=False,
+        highlight=False,
+    )
 
 
 def _one_answer(model: Model, data: Split) -> dict[str, Any]:
