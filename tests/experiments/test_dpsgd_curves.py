@@ -19,7 +19,7 @@ def test_a_curve_is_compared_point_by_point():
     assert curve.to_json()["means"] == pytest.approx([0.86, 0.67, 0.1])
 
 
-@pytest.mark.parametrize("loss", ["cross-entropy", "convexified"])
+@pytest.mark.parametrize("loss", [pytest.param("cross-entropy", marks=pytest.mark.slow), "convexified"])
 def test_less_noise_loses_less_accuracy_and_progress_is_told(loss):
     """Embedded digits: with epsilon 1000 under zCDP nearly nothing is lost, with 0.01 everything."""
     told = []

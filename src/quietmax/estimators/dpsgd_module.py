@@ -1,8 +1,8 @@
 """DP-SGD for any torch module: Opacus finds the per-example gradient norms, batches and noise are ours.
 
 Opacus's ghost clipping is used layer by layer where it knows the layer, and its general rule elsewhere; tied weights
-are clipped without ghosts. Its own batches and noise are not used: its secure mode needs a package that no longer
-installs, while `quietmax.noise` draws exact noise from the operating system.
+are clipped without ghosts. Its own batches and noise are not used: its secure mode needs torchcsprng, which cannot be
+had for the PyTorch pinned here, while `quietmax.noise` draws exact noise from the operating system.
 
 Floating-point sums of a module's gradients cannot be made exact as those of the built-in network are. The noise allows
 for `ROUNDING` of the clip norm, and the guarantee of such a model names that as an assumption.
