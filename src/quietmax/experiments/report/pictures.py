@@ -16,9 +16,10 @@ def draw(found: Sequence[Panel], folder: Path, formats: Sequence[str] = ("png", 
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for panel in found:
-        figure = Figure(figsize=(5.6, 3.9), layout="constrained")
-        draw_panel(figure.add_subplot(), panel)
-        figure.get_axes()[0].legend(fontsize=6, frameon=False)
+        figure = Figure(figsize=(5.6, 3.9))
+        axes = figure.add_axes((0.12, 0.13, 0.85, 0.79))
+        draw_panel(axes, panel)
+        axes.legend(fontsize=6, frameon=False, loc="upper left" if "accuracy like" in panel.title else "best")
         for each in formats:
             path = folder / f"{panel.file_name}.{each}"
             figure.savefig(path, dpi=150)
