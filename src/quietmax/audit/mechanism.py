@@ -65,7 +65,7 @@ def mechanism(
         pairs = worst_case(classes, reach or Reach.of(subject), claim.amount, seed=seed)
     if not pairs or len({len(pair.first) for pair in pairs}) != 1:
         raise InvalidInput(
-            "The pairs of neighbours are none, or differ in their number of classes; give one or more of equal length."
+            "Neighbours must be at least one pair, all with the same number of classes; give such pairs."
         )
     width = len(pairs[0].first)
     if classes is not None and classes != width:
