@@ -118,11 +118,11 @@ def _public(cell: Cell, shared: Shared) -> dict[str, Any]:
 
 
 def _training_part(shared: Shared) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    return shared.public_features[: len(shared.data.train_rows)], shared.train_labels
+    return shared.public_features[: len(shared.train_labels)], shared.train_labels
 
 
-def _places(shared: Shared, rows: Rows) -> NDArray[np.float32]:
-    """Public features of rows among the candidates."""
+def _places(shared: Shared, rows: Rows) -> NDArray[np.int64]:
+    """Where rows stand among the candidates, in whose order public features are kept."""
     order = candidate_rows(shared.data)
     place = np.full(len(shared.data.records), -1)
     place[order] = np.arange(len(order))
@@ -131,7 +131,7 @@ def _places(shared: Shared, rows: Rows) -> NDArray[np.float32]:
             "This attack asks for records that are neither members nor non-members, which the proven methods of a "
             "comparison do not answer; choose shadow, threshold or lira."
         )
-    return np.asarray(shared.public_features[place[rows]])
+    return np.asarray(place[rows])
 
 
 def _head(cell: Cell, shared: Shared) -> Release:
@@ -146,7 +146,7 @@ def _head(cell: Cell, shared: Shared) -> Release:
     seconds = time.perf_counter() - started
 
     def answer(rows: Rows) -> Answers:
-        probabilities = head.predict_proba(_places(shared, rows))
+        probabilities = head.predict_proba(shared.public_features[_places(shared, rows)])
         return Answers(probabilities.argmax(-1), probabilities)
 
     return Release(answer, seconds, head.guarantee_)
@@ -171,7 +171,9 @@ def _sampled_neuron(cell: Cell, shared: Shared) -> Release:
     source = SeededNoise(cell.noise_seed)
 
     def answer(rows: Rows) -> Answers:
-        return mechanism.release(head.predictor_.model.scores(_places(shared, rows)), source)
+        return mechanism.release(
+            head.predictor_.model.scores(shared.public_features[_places(shared, rows)]), source
+        )
 
     return Release(answer, seconds, mechanism.guarantee(shared.data.classes), mechanism)
 
@@ -191,25 +193,26 @@ def _teachers(cell: Cell, shared: Shared) -> Release:
     source = SeededNoise(cell.noise_seed)
 
     def answer(rows: Rows) -> Answers:
-        return mechanism.release(crowd.crowd_.scores(_places(shared, rows)), source)
+        return mechanism.release(crowd.crowd_.scores(shared.public_features[_places(shared, rows)]), source)
 
     return Release(answer, seconds, mechanism.guarantee(shared.data.classes), mechanism)
 
 
 def _dpsgd(cell: Cell, shared: Shared, *, accountant: Accountant) -> Release:
-    features, labels = _training_part(shared)
+    inputs, labels = shared.public_inputs, shared.train_labels
+    image = shared.data.records.image_shape is not None
     started = time.perf_counter()
     private = DPSGD(
         _epsilon(cell),
         declared_delta(shared.group.effort.records),
         accountant=accountant,
-        length=1.0,  # the public features have length 1
+        length=1.0 if image else None,  # features of images have length 1
         **_public(cell, shared),
-    ).fit(features, labels)
+    ).fit(inputs[: len(labels)], labels)
     seconds = time.perf_counter() - started
 
     def answer(rows: Rows) -> Answers:
-        probabilities = private.predict_proba(_places(shared, rows))
+        probabilities = private.predict_proba(inputs[_places(shared, rows)])
         return Answers(probabilities.argmax(-1), probabilities)
 
     return Release(answer, seconds, private.guarantee_)
