@@ -176,6 +176,7 @@ def _fourth(by_set: BySet) -> Finding:
         )
     if not evidence:
         return Finding(4, claim, "does not apply", "Algorithm 1 was not measured with both noises.")
+    evidence.append(f"alike means within {_CLOSE:g}")
     return Finding(4, claim, "confirmed" if holds else "not confirmed", "; ".join(evidence) + ".")
 
 
