@@ -11,7 +11,7 @@ import pytest
 import typer.testing
 
 import quietmax
-from quietmax.cli import COMMANDS, app
+from quietmax.cli import COMMANDS, app, loaded
 
 FOLDER = Path(quietmax.__file__).parent / "cli"
 HELP = """
@@ -49,6 +49,16 @@ def test_the_list_of_commands_is_shown_without_importing_heavy_packages():
 def test_the_list_of_commands_fits_one_screen():
     shown = typer.testing.CliRunner().invoke(app, ["--help"], terminal_width=80)
     assert len(shown.output.splitlines()) <= 40
+
+
+def test_a_command_whose_packages_are_not_installed_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    for name in ("quietmax.cli.demo", "quietmax.cli.demo_service"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(
+        quietmax.QuietmaxError, match=r"uvicorn is missing\); install: pip install 'quietmax\[serve\]'"
+    ):
+        loaded("demo")
 
 
 def test_a_misspelt_command_is_answered_with_the_right_one():

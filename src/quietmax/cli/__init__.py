@@ -48,7 +48,15 @@ class Commands(TyperGroup):
 
 def loaded(name: str) -> Any:
     """Import a command's module and build its parser."""
-    module = import_module(f"quietmax.cli.{name}")
+    try:
+        module = import_module(f"quietmax.cli.{name}")
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").startswith("quietmax"):
+            raise
+        raise QuietmaxError(
+            f"'quietmax {name}' needs further packages ({missing.name} is missing); "
+            "install: pip install 'quietmax[serve]'."
+        ) from missing
     if hasattr(module, "app"):
         return typer.main.get_group(module.app)
     single = typer.Typer(add_completion=False)
