@@ -287,3 +287,11 @@ def test_advanced_composition_refuses_impossible_arguments(arguments):
         advanced_composition(*arguments)
     with pytest.raises(InvalidInput):
         advanced_composition_per_query(*arguments)
+
+
+@pytest.mark.parametrize("cost", [PureCost(0.5), GaussianCost(0.5)])
+def test_a_number_of_releases_beyond_what_a_float_counts_is_refused(cost):
+    assert cost.times(2**53 - 1).amount > cost.amount
+    for count in (2**53, 2**60, -1, 0.5, True):
+        with pytest.raises(InvalidInput, match="whole number from 0 up"):
+            cost.times(count)

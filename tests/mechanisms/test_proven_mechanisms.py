@@ -293,3 +293,29 @@ def test_bad_input_is_refused_with_a_sentence():
     ):
         with pytest.raises(InvalidInput, match=match):
             make()
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_the_noise_of_the_sampled_neuron_covers_the_rounding_of_its_log_odds(classes, monkeypatch):
+    from quietmax.mechanisms import sampled_neuron
+
+    used: dict[str, list[float]] = {"noise": [], "choice": []}
+    release, pick = sampled_neuron.release_laplace, sampled_neuron.choose
+
+    def noised(values, *, sensitivity, **rest):
+        used["noise"].append(sensitivity)
+        return release(values, sensitivity=sensitivity, **rest)
+
+    def chosen(values, *, range_sensitivity, **rest):
+        used["choice"].append(range_sensitivity)
+        return pick(values, range_sensitivity=range_sensitivity, **rest)
+
+    monkeypatch.setattr(sampled_neuron, "release_laplace", noised)
+    monkeypatch.setattr(sampled_neuron, "choose", chosen)
+    mechanism = SampledNeuron("laplace", "exponential", bounds=bounds(), per_query=PureCost(1.0))
+    mechanism.release(np.zeros((3, classes)), EXACT)
+    stated = bounds().spread
+    assert len(used["noise"]) == 1
+    assert len(used["choice"]) == (classes > 2)
+    for sensitivity in used["noise"] + used["choice"]:
+        assert stated * (1 + 2**-24) < sensitivity < stated * (1 + 2**-16)
