@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from quietmax.ledger import Ledger
 from quietmax.server import Service, Settings, bind, load_servables
 from quietmax.server.logs import Log
 from quietmax.server.run import Listening, configuration
+from quietmax.server.supervisor import open_port
 
 FEATURES, CLASSES = 6, 4
 
@@ -34,7 +34,7 @@ class Running:
 
     def __post_init__(self):
         self.http = httpx.Client(
-            base_url=self.url, headers={"authorization": f"Bearer {self.key}"}, timeout=30
+            base_url=self.url, headers={"authorization": f"Bearer {self.key}"}, timeout=120
         )
 
     @property
@@ -60,14 +60,10 @@ def some_rows(count, seed=0):
     return np.random.default_rng(seed).normal(size=(count, FEATURES)).round(4)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @contextmanager
-def running(address, names, *, budget=None, queries=None, settings=None, mechanism=None, account=None):
+def running(
+    address, names, *, budget=None, queries=None, settings=None, mechanism=None, account=None, tls=()
+):
     ledger = Ledger(address)
     loaded = load_servables(names, budget=budget, queries=queries, mechanism=mechanism, accept_unproven=True)
     admin, _ = ledger.create_key("owner", "admin")
@@ -75,15 +71,17 @@ def running(address, names, *, budget=None, queries=None, settings=None, mechani
     log = io.BytesIO()
     offers = bind(ledger, loaded, budget=budget, account=account)
     service = Service(ledger, offers, settings or Settings(), Log(log))
-    listening = Listening(port=free_port())
+    listening = Listening("127.0.0.1", 0, *tls)
+    port = open_port(listening)
     server = uvicorn.Server(configuration(service, listening))
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [port]})
     thread.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not server.started:
         assert time.monotonic() < deadline, "the service did not start"
         time.sleep(0.01)
-    service_running = Running(f"http://127.0.0.1:{listening.port}", service, admin, key, log)
+    scheme = "https" if tls else "http"
+    service_running = Running(f"{scheme}://127.0.0.1:{port.getsockname()[1]}", service, admin, key, log)
     try:
         yield service_running
     finally:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import ssl
+import subprocess
 import time
 
 import httpx
@@ -118,6 +121,33 @@ def test_anonymous_or_clear_text_service_beyond_this_machine_is_refused(tmp_path
     check_anonymous(Listening())
     assert Listening(host="0.0.0.0", behind_proxy=True).secure_cookies
     assert not Listening().secure_cookies
+
+
+def test_with_a_certificate_the_service_speaks_tls_and_nothing_else(models, tmp_path):
+    files = (tmp_path / "certificate.pem", tmp_path / "key.pem")
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is missing; install it with: apt-get install -y openssl")
+    made = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
+    where = ["-addext", "subjectAltName=IP:127.0.0.1", "-out", files[0], "-keyout", files[1]]
+    subprocess.run([*made, *where], check=True, capture_output=True)
+    with running(
+        f"sqlite:///{tmp_path / 'ledger.sqlite'}", [f"head={models / 'head'}"], tls=files
+    ) as service:
+        trusted = ssl.create_default_context(cafile=files[0])
+        assert httpx.get(f"{service.url}/v2/health/ready", verify=trusted, timeout=120).status_code == 200
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"{service.url.replace('https', 'http')}/v2/health/ready", timeout=120)
 
 
 def test_the_session_cookie_is_for_pages_only_and_carries_no_key(plain):

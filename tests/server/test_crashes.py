@@ -34,7 +34,7 @@ from quietmax.server.logs import Log
 from quietmax.server.run import Listening, run
 from quietmax.server.supervisor import open_port, supervise
 
-SECONDS = 5
+SECONDS = 30
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 CONTEXT = multiprocessing.get_context("fork")
 
