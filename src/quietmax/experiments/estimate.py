@@ -20,13 +20,15 @@ from quietmax.experiments.accuracy_loss import EPSILONS
 from quietmax.experiments.cell import Cell, Group, Source
 from quietmax.models import TrainingSettings, train_stack
 
-_RECORDS, _NETWORKS = 1_000, 4
+_RECORDS = 1_000
+_TOGETHER = 10
+"""Networks timed together; more of them hardly gain anything each."""
 # Ratios measured on MNIST, Adult and Location.
 _DPSGD_NETWORK = 1.7
 """A DP-SGD network of the published configuration, in ordinary networks."""
 _PER_VALUE = {"head": 2.5e-8, "sampled-neuron": 2.5e-8, "teachers": 3e-8}
 _PER_VALUE_DPSGD = 0.8e-8
-_CELL = 0.5
+_CELL = 0.3
 """Seconds for answers, attack and audit of a cell."""
 _SCATTERING = 5.0
 """Public features of an image per pixel."""
@@ -55,17 +57,18 @@ def _shared(cell: Cell, measured: bool) -> dict[str, float]:
     width, classes = shape_of(cell.group.source)
     speed = seconds_per_record if measured else _guess
     layers = (width, *TrainingSettings().hidden, classes)
-    one = effort.epochs * effort.records * speed(layers, 100)
-    costs = {"model": one}
+    trained = effort.epochs * effort.records
+    alone = trained * speed(layers, 1, 100)
+    one = trained * speed(layers, min(effort.shadows, _TOGETHER), 100)
+    costs = {"model": alone}
     if cell.method == "original":
-        costs["original"] = one
-        return costs
+        return costs | {"original": alone}
     costs["shadows"] = effort.shadows * one
     judges = Shadow().network
     # every shadow network's answers to its set and to as many other records, one attack network per class
     judged = 2 * effort.shadows * effort.records * effort.attack_epochs
     stack = (classes, *judges.hidden, 2)
-    costs["attack"] = judged * speed(stack, judges.batch_size)
+    costs["attack"] = judged * speed(stack, min(classes, _TOGETHER), judges.batch_size)
     if cell.method == "teachers":
         costs["attack on labels"] = costs["attack"]
     if cell.method.startswith("published-"):
@@ -92,18 +95,18 @@ def shape_of(source: Source) -> tuple[int, int]:
     return registered.width or registered.features, registered.classes
 
 
-def _guess(widths: tuple[int, ...], batch: int) -> float:  # noqa: ARG001
+def _guess(widths: tuple[int, ...], networks: int, batch: int) -> float:  # noqa: ARG001
     weights = sum(into * out for into, out in pairwise(widths))
     return 1.5e-6 + 1e-10 * weights
 
 
 @cache
-def seconds_per_record(widths: tuple[int, ...], batch: int) -> float:
+def seconds_per_record(widths: tuple[int, ...], networks: int, batch: int) -> float:
     """What training takes per network, record and epoch on this machine, from two epochs of a small stack."""
     generator = np.random.default_rng(0)
     features = generator.random((_RECORDS, widths[0]), dtype=np.float32)
     labels = generator.integers(widths[-1], size=_RECORDS)
-    rows, seeds = [np.arange(_RECORDS)] * _NETWORKS, list(range(_NETWORKS))
+    rows, seeds = [np.arange(_RECORDS)] * networks, list(range(networks))
     times = []
     # the difference of two runs leaves out what is done once
     for epochs in (1, 4):
@@ -111,4 +114,4 @@ def seconds_per_record(widths: tuple[int, ...], batch: int) -> float:
         started = time.process_time()
         train_stack(features, labels, widths[-1], rows, settings=settings, seeds=seeds)
         times.append(time.process_time() - started)
-    return max(times[1] - times[0], 1e-6) / (3 * _NETWORKS * _RECORDS)
+    return max(times[1] - times[0], 1e-6) / (3 * networks * _RECORDS)
