@@ -110,6 +110,20 @@ def test_a_pure_cost_counts_in_a_gaussian_account_but_not_the_other_way(ledger):
         pure.units(GaussianCost(0.1))
 
 
+def test_a_charge_says_what_is_left_for_its_client(ledger):
+    account, units = _open(ledger)
+    ann, bob = ledger.client("ann"), ledger.client("bob")
+    ledger.set_quota("patients", "ann", 0.3, "ann asked for three answers")
+    assert ledger.charge(Charge(account.id, ann, "m/1", units, rows=1)).left_units == 2 * LIMIT // 10
+    assert ledger.charge(Charge(account.id, bob, "m/1", units, rows=6)).left_units == 3 * LIMIT // 10
+    assert ledger.charge(Charge(account.id, bob, "m/1", units, rows=2)).left_units == LIMIT // 10
+    request = ledger.request_key(ann, "last")
+    last = Charge(account.id, ann, "m/1", units, rows=1, request=request, body=b"body")
+    assert ledger.charge(last).left_units == 0  # the budget ends before her quota
+    ledger.store(Store(request=request, answer=b"answer"))
+    assert ledger.charge(last) == Replayed(b"answer", 0)
+
+
 def test_the_database_itself_refuses_an_overspent_balance(ledger):
     account, _ = _open(ledger)
     with pytest.raises(IntegrityError), ledger._engine.connect() as connection, connection.begin():
