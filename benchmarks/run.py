@@ -65,9 +65,9 @@ BENCHMARKS = (
     ),
     Benchmark(
         "serving",
-        "The service beside itself without privacy and ledger",
+        "The service beside MLServer, and beside itself without privacy and ledger",
         ("--turns", "5"),
-        ("--turns", "1", "--seconds", "0.5"),
+        ("--turns", "1", "--seconds", "0.5", "--without-mlserver"),
     ),
     Benchmark(
         "observed",
