@@ -8,15 +8,15 @@ from typing import Any
 
 from quietmax.experiments import reference
 from quietmax.experiments.methods import methods
-from quietmax.experiments.summary import PAPER_SERIES, STATUS_WORDS, Summary
+from quietmax.experiments.summary import PAPER_SERIES, Summary
 
 COLOURS = {
     "algorithm1-gaussian": "#b4431f",
     "algorithm1-laplace": "#d98a2b",
-    "published-rdp": "#6b7785",
-    "published-zcdp": "#8d98a5",
-    "published-ac": "#a9b2bc",
-    "published-nc": "#c4cad1",
+    "published-rdp": "#3d5a80",
+    "published-zcdp": "#7d93ab",
+    "published-ac": "#a58e74",
+    "published-nc": "#b8b06a",
     "head": "#0b6e4f",
     "teachers": "#2a62b8",
     "sampled-neuron": "#7b3fa0",
@@ -165,16 +165,14 @@ def _lines(summaries: Sequence[Summary], value: Any) -> list[Line]:
 
 
 def _paper_lines(name: str, metric: str, measured: Sequence[Summary]) -> list[Line]:
+    """The paper's curve of every method measured, under the method's name after "paper: "."""
     lines = []
-    for method in dict.fromkeys(each.method for each in measured):
-        if method not in PAPER_SERIES:
-            continue
-        curve = reference.curve(name, metric, PAPER_SERIES[method])
+    for each in {one.method: one for one in measured}.values():
+        series = PAPER_SERIES.get(each.method)
+        curve = {} if series is None else reference.curve(name, metric, series)
         if curve:
-            title = methods()[method].title
             points = tuple((epsilon, value, None) for epsilon, value in sorted(curve.items()))
-            status = STATUS_WORDS["refuted" if method.startswith("algorithm1") else "conditional"]
-            lines.append(Line(f"paper: {title} ({status})", COLOURS[method], True, True, points))
+            lines.append(Line(f"paper: {each.title}", COLOURS[each.method], True, True, points))
     return lines
 
 

@@ -16,10 +16,10 @@ def draw(found: Sequence[Panel], folder: Path, formats: Sequence[str] = ("png", 
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for panel in found:
-        figure = Figure(figsize=(5.6, 3.9))
-        axes = figure.add_axes((0.12, 0.13, 0.85, 0.79))
+        figure = Figure(figsize=(7.6, 3.9))
+        axes = figure.add_axes((0.09, 0.13, 0.55, 0.79))
         draw_panel(axes, panel)
-        axes.legend(fontsize=6, frameon=False, loc="upper left" if "accuracy like" in panel.title else "best")
+        axes.legend(fontsize=6.5, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
         for each in formats:
             path = folder / f"{panel.file_name}.{each}"
             figure.savefig(path, dpi=150)

@@ -21,7 +21,7 @@
   const short = (value) => Number(value.toPrecision(3)).toString();
 
   const steps = (low, high) => {
-    const raw = (high - low) / 5;
+    const raw = (high - low) / 6;
     const power = 10 ** Math.floor(Math.log10(raw));
     const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= raw);
     const marks = [];
@@ -68,7 +68,7 @@
 
     const legend = document.createElement("div");
     legend.className = "legend";
-    const entry = (name, colour, dash, width, group) => {
+    const entry = (name, colour, dash, width, ...toggled) => {
       const button = document.createElement("button");
       button.type = "button";
       button.setAttribute("aria-pressed", "true");
@@ -78,7 +78,7 @@
       button.addEventListener("click", () => {
         const on = button.getAttribute("aria-pressed") !== "true";
         button.setAttribute("aria-pressed", String(on));
-        group.style.display = on ? "" : "none";
+        for (const group of toggled) group.style.display = on ? "" : "none";
       });
       legend.appendChild(button);
     };
@@ -87,10 +87,10 @@
       made("line", { x1: size.left, x2: size.width - size.right, y1: y(panel.level), y2: y(panel.level), stroke: "#222", "stroke-dasharray": "2 4" }, group);
       entry(`${panel.level_name} (no guarantee)`, "#222", "2 4", 1.5, group);
     }
-    const groups = [];
+    const groups = new Map();
     for (const line of panel.lines) {
       const group = made("g", {}, svg);
-      groups.push(group);
+      groups.set(line.name, group);
       const banded = line.points.filter((point) => point[2]);
       if (banded.length > 1) {
         const upper = banded.map(([epsilon, value, spread]) => `${x(epsilon)},${y(Math.min(high, value + spread))}`);
@@ -104,8 +104,10 @@
         fill: "none", stroke: line.colour, "stroke-width": width, "stroke-dasharray": dash,
       }, group);
       if (!line.thin) for (const [epsilon, value] of line.points) made("circle", { cx: x(epsilon), cy: y(value), r: 2.6, fill: line.colour }, group);
-      entry(line.name, line.colour, dash, width, group);
+      // a method's entry also hides the paper's curve of it
+      if (!line.thin) entry(line.name, line.colour, dash, width, ...[group, groups.get(`paper: ${line.name}`)].filter(Boolean));
     }
+    if (panel.lines.some((line) => line.thin)) legend.append(Object.assign(document.createElement("span"), { className: "thin", textContent: "thin lines: the paper's curves" }));
 
     const tip = document.createElement("div");
     tip.className = "tip";
@@ -119,20 +121,24 @@
       cursor.setAttribute("x2", x(nearest));
       cursor.setAttribute("visibility", "visible");
       tip.replaceChildren(Object.assign(document.createElement("strong"), { textContent: `epsilon ${short(nearest)}` }));
-      panel.lines.forEach((line, index) => {
-        const point = line.points.find((each) => each[0] === nearest);
-        if (!point || groups[index].style.display === "none") return;
+      for (const line of panel.lines) {
+        const atNearest = (each) => each && each.points.find((point) => point[0] === nearest);
+        const point = atNearest(line);
+        if (line.thin || !point || groups.get(line.name).style.display === "none") continue;
+        const paper = atNearest(panel.lines.find((each) => each.name === `paper: ${line.name}`));
         const row = document.createElement("div");
         const colour = document.createElement("i");
         colour.style.background = line.colour;
-        row.append(colour, `${point[1].toFixed(3)}${point[2] ? ` ± ${point[2].toFixed(3)}` : ""}  ${line.name.replace(/ \([^)]*\)$/, "")}`);
+        const spread = point[2] ? ` ± ${point[2].toFixed(3)}` : "";
+        row.append(colour, `${point[1].toFixed(3)}${spread}  ${line.name.replace(/ \([^)]*\)$/, "")}${paper ? `, paper ${paper[1].toFixed(3)}` : ""}`);
         tip.appendChild(row);
-      });
+      }
       tip.hidden = false;
       const place = event.clientX - box.left;
-      tip.style.top = "34px";
-      tip.style.left = place < box.width / 2 ? `${place + 14}px` : "auto";
-      tip.style.right = place < box.width / 2 ? "auto" : `${box.width - place + 14}px`;
+      const left = narrow ? "0" : place < box.width / 2 ? `${place + 14}px` : "auto";
+      tip.style.top = narrow ? `${svg.getBoundingClientRect().bottom - figure.getBoundingClientRect().top}px` : "34px";
+      tip.style.left = left;
+      tip.style.right = left === "auto" ? `${box.width - place + 14}px` : narrow ? "0" : "auto";
     };
     svg.addEventListener("pointermove", show);
     svg.addEventListener("pointerdown", show);
