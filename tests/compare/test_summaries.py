@@ -10,18 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quietmax.errors import InvalidInput
+from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.experiments import methods as methods_module
-from quietmax.experiments import reference
+from quietmax.experiments import ray_crew, reference, reproduction
 from quietmax.experiments.cell import Cell, Effort, Group, Source
 from quietmax.experiments.estimate import estimated_seconds
 from quietmax.experiments.findings import findings
+from quietmax.experiments.measure import MakeMeasure
 from quietmax.experiments.methods import Method, method, methods
 from quietmax.experiments.multi_query import multi_query, read_off
 from quietmax.experiments.profiles import LIKE_FOR_LIKE_EPSILONS, reproduction_cells, work
+from quietmax.experiments.report import write_report
 from quietmax.experiments.report.page import About, html
 from quietmax.experiments.report.panels import panels
 from quietmax.experiments.report.pictures import draw_together
+from quietmax.experiments.reproduction import Where, environment, run_cells
 from quietmax.experiments.summary import accuracy_comparisons, curve_comparisons, summarise
 
 EPSILONS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 50.0, 100.0, 500.0, 1000.0)
@@ -226,6 +229,53 @@ def test_a_page_escapes_what_it_is_given_and_holds_every_section():
     assert lines["Algorithm 1, Gaussian (no guarantee)"].dashed
     assert any(line.thin and name.startswith("paper:") for name, line in lines.items())
     json.dumps([panel.to_json() for panel in panels(summaries)])
+
+
+def test_the_findings_also_speak_of_single_noises_and_of_published_dpsgd():
+    found = papers_own()
+    only_gaussian = {each: result for each, result in found.items() if each.method != "algorithm1-laplace"}
+    with_dpsgd = only_gaussian | {cell("published-rdp", 1.0): result(accuracy_loss=0.9, status="conditional")}
+    by_number = {each.number: each for each in findings(summarise(with_dpsgd))}
+    assert "DP-SGD as published 0.900" in by_number[2].evidence
+    assert by_number[4].verdict == "does not apply"
+
+
+def test_nothing_measured_gives_no_report_and_an_unwritable_folder_a_sentence(tmp_path):
+    assert write_report([], tmp_path / "none", About("", "", 0)) == []
+    assert not (tmp_path / "none").exists()
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(QuietmaxError, match="could not be written"):
+        write_report(summarise(papers_own()), tmp_path / "file", About("", "", 0))
+
+
+def test_every_kind_of_cell_has_an_estimate():
+    cells = reproduction_cells(["location", "mnist"], "paper", repeats=1)
+    seconds = estimated_seconds(cells, measured=False)
+    shared = {each.method: seconds[each] for each in reversed(cells) if each.group.source.name == "mnist"}
+    assert shared["published-rdp"] > shared["head"] > shared["algorithm1-gaussian"] > 0
+    own = Cell(Group(Source("own.csv", digest="1"), Effort(100, 2)), "plain")
+    assert estimated_seconds([own], measured=False)[own] > 0
+
+
+def test_the_environment_names_versions_and_nothing_to_compute_is_refused(tmp_path):
+    assert environment()["torch"]
+    with pytest.raises(InvalidInput, match="nothing to compute"):
+        run_cells([], tmp_path)
+
+
+def test_workers_are_local_processes_unless_ray_is_asked_for(monkeypatch, tmp_path):
+    hired = []
+    monkeypatch.setattr(reproduction, "LocalCrew", lambda _, workers: hired.append(("local", workers)))
+    monkeypatch.setattr(ray_crew, "RayCrew", lambda _, **options: hired.append(("ray", options)))
+    make = MakeMeasure(tmp_path)
+    Where(3).crew(make)
+    Where(2, "").crew(make)
+    Where(None, "host:1").crew(make)
+    assert hired == [
+        ("local", 3),
+        ("ray", {"address": None, "workers": 2}),
+        ("ray", {"address": "host:1", "workers": None}),
+    ]
 
 
 def test_panels_are_drawn_side_by_side(tmp_path):
