@@ -57,7 +57,9 @@ def test_a_folder_that_claims_to_be_proven_without_being_a_known_kind_is_refused
     path = folder / "plain" / "model.json"
     description = json.loads(path.read_text())
     path.write_text(json.dumps({**description, "kind": "pickle"}))
-    with pytest.raises(InvalidInput, match=r"of kind 'pickle', which cannot be served; serve one of the kinds: mlp"):
+    with pytest.raises(
+        InvalidInput, match=r"of kind 'pickle', which cannot be served; serve one of the kinds: mlp"
+    ):
         load_servables([str(folder / "plain")])
     with pytest.raises(DataUnavailable, match="no model in"):
         load_servables([str(folder)])
