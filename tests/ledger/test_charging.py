@@ -124,6 +124,14 @@ def test_a_charge_says_what_is_left_for_its_client(ledger):
     assert ledger.charge(last) == Replayed(b"answer", 0)
 
 
+def test_the_curve_of_spending_begins_with_the_first_row(ledger):
+    account, units = _open(ledger)
+    assert [point.spent_units for point in ledger.curve(ledger.account("patients"))] == [0]
+    ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", units, rows=1))
+    spent = [point.spent_units for point in ledger.curve(ledger.account("patients"))]
+    assert (spent[0], spent[-1]) == (0, units)
+
+
 def test_the_database_itself_refuses_an_overspent_balance(ledger):
     account, _ = _open(ledger)
     with pytest.raises(IntegrityError), ledger._engine.connect() as connection, connection.begin():
