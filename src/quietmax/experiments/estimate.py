@@ -21,6 +21,7 @@ from quietmax.experiments.cell import Cell, Group, Source
 from quietmax.models import TrainingSettings, train_stack
 
 _RECORDS = 1_000
+_LONG_ENOUGH = 0.6
 _TOGETHER = 10
 """Networks timed together; more of them hardly gain anything each."""
 # Ratios measured on MNIST, Adult and Location.
@@ -102,16 +103,19 @@ def _guess(widths: tuple[int, ...], networks: int, batch: int) -> float:  # noqa
 
 @cache
 def seconds_per_record(widths: tuple[int, ...], networks: int, batch: int) -> float:
-    """What training takes per network, record and epoch on this machine, from two epochs of a small stack."""
+    """What training takes per network, record and epoch on this machine, from a few epochs of a small stack."""
     generator = np.random.default_rng(0)
     features = generator.random((_RECORDS, widths[0]), dtype=np.float32)
     labels = generator.integers(widths[-1], size=_RECORDS)
     rows, seeds = [np.arange(_RECORDS)] * networks, list(range(networks))
-    times = []
-    # the difference of two runs leaves out what is done once
-    for epochs in (1, 4):
+
+    def seconds(epochs: int) -> float:
         settings = TrainingSettings(hidden=widths[1:-1], epochs=epochs, batch_size=batch)
         started = time.process_time()
         train_stack(features, labels, widths[-1], rows, settings=settings, seeds=seeds)
-        times.append(time.process_time() - started)
-    return max(times[1] - times[0], 1e-6) / (3 * networks * _RECORDS)
+        return time.process_time() - started
+
+    # the difference of two runs leaves out what is done once; the second is long enough for the clock
+    short = seconds(1)
+    epochs = int(np.clip(_LONG_ENOUGH / max(short, 1e-3), 3, 60))
+    return max(seconds(1 + epochs) - short, 1e-6) / (epochs * networks * _RECORDS)
