@@ -15,6 +15,7 @@ test: lint
 test-all: lint
 	$(BIN)/python -m pytest --cov --cov-report=term --durations=20
 	$(BIN)/pip install --quiet pip-audit==2.10.1
+	mkdir -p build
 	$(BIN)/pip-audit --requirement requirements.lock --disable-pip --no-deps --progress-spinner off \
 		--format cyclonedx-json --output build/sbom.json
 
