@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -296,9 +297,9 @@ def test_several_values_may_follow_one_option():
     ]  # fmt: skip
 
 
-def test_the_demo_prints_both_rows_as_json(run, monkeypatch):
+def test_the_demo_tells_the_whole_story_as_json(run, monkeypatch, tmp_path):
     monkeypatch.setattr(os, "environ", {**os.environ, "QUIETMAX_DATA": ""})
-    code, out, _ = run("demo", "--json")
+    code, out, _ = run("demo", "--json", "--output", str(tmp_path / "demo"))
     assert code == 0
     found = json.loads(out)
     assert found["accuracy"]["convexified_test_acc"] > 0.85
@@ -311,3 +312,10 @@ def test_the_demo_prints_both_rows_as_json(run, monkeypatch):
     assert "pays for 0 more" in service["refusal"]
     assert service["spent_fraction"] == 1
     assert service["journal_is_sound"]
+    results = {(line["method"], line["epsilon"]): line for line in found["attack"]["results"]}
+    assert results["plain", None]["status"] == "none"
+    assert results["algorithm1-gaussian", 1.0]["status"] == "refuted"
+    assert abs(results["head", 1.0]["leakage_shadow"]) < 0.2
+    page = Path(found["attack"]["report"])
+    assert page.parent == tmp_path / "demo"
+    assert "Privacy and utility on mnist-5k" in page.read_text(encoding="utf-8")
