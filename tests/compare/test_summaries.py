@@ -111,6 +111,7 @@ def test_titles_name_answers_and_missing_guarantees():
     )
     assert teachers.title == "teachers, 100 answers"
     assert algorithm.title == "Algorithm 1, Laplace (no guarantee)"
+    assert replace(algorithm, queries=10).title == "Algorithm 1, Laplace, 10 answers (no guarantee)"
 
 
 def test_findings_follow_the_numbers():

@@ -78,7 +78,7 @@ class Summary:
         """The method's name, the number of answers and, where there is no guarantee, that there is none."""
         known = methods().get(self.method)
         words = self.method if known is None else known.title
-        if self.queries is not None and (known is None or known.axis == "like-for-like"):
+        if self.queries is not None and (known is None or known.axis == "like-for-like" or self.queries > 1):
             words += f", {self.queries} {'answer' if self.queries == 1 else 'answers'}"
         return words if self.status == "proven" else f"{words} ({STATUS_WORDS[self.status]})"
 
