@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from quietmax.server.service import Service
 from quietmax.server.settings import is_loopback
 
 SECONDS_TO_FINISH = 15
+SWITCH_SECONDS = 0.0005
 
 
 @dataclass(frozen=True)
@@ -96,4 +98,6 @@ class _Server(uvicorn.Server):
 
 def run(service: Service, listening: Listening, port: socket.socket) -> None:
     """Serve on an open port until a signal asks to stop; requests under way are answered first."""
+    # The ledger's thread gives the interpreter away at every statement and must not wait long to get it back.
+    sys.setswitchinterval(SWITCH_SECONDS)
     _Server(configuration(service, listening)).run(sockets=[port])
