@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class QuietmaxError(Exception):
     """Any refusal or failure a user can provoke; the command line prints its sentence and exits with 1."""
@@ -13,3 +16,17 @@ class InvalidInput(QuietmaxError, ValueError):
 
 class DataUnavailable(QuietmaxError):
     """A data file is missing, incomplete or not the expected one."""
+
+
+def unknown_name(what: str, name: str, known: Iterable[str], otherwise: str = "") -> InvalidInput:
+    """The refusal of a name that is not among the known ones; it suggests the nearest, if one is near.
+
+    >>> print(unknown_name("attack", "shadw", ["lira", "shadow"]))
+    There is no attack 'shadw' among lira, shadow; name one of them (did you mean 'shadow'?).
+    """
+    names = list(known)
+    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    meant = f" (did you mean '{near[0]}'?)" if near else ""
+    return InvalidInput(
+        f"There is no {what} '{name}' among {', '.join(names)}; name one of them{meant}{otherwise}."
+    )

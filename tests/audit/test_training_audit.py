@@ -222,7 +222,7 @@ def test_what_makes_no_game_is_refused_with_a_sentence():
     fit = sums("gaussian", 1.0, 10)
     with pytest.raises(InvalidInput, match="at least 2 canaries"):
         one_run(fit, released, records, canaries.take([0]), PureCost(1.0))
-    with pytest.raises(InvalidInput, match="one number per canary"):
+    with pytest.raises(InvalidInput, match="numbers, one per canary"):
         one_run(fit, lambda *_: np.zeros(3), records, canaries, PureCost(1.0))
     with pytest.raises(InvalidInput, match="no guarantee of its own"):
         one_run(fit, released, records, canaries)

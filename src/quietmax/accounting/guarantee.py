@@ -49,22 +49,21 @@ class Guarantee:
     def __post_init__(self) -> None:
         if self.definition not in _STATED or self.status not in ("proven", "conditional", "refuted"):
             raise InvalidInput(
-                f"A guarantee was given definition {self.definition!r} and status {self.status!r}: expected"
-                " pure, gaussian or approximate, and proven, conditional or refuted."
+                f"A guarantee was given definition {self.definition!r} and status {self.status!r}: name pure,"
+                " gaussian or approximate, and proven, conditional or refuted."
             )
         stated = _STATED[self.definition]
         given = {name for name in ("epsilon", "mu", "delta") if getattr(self, name) is not None}
         if given != stated:
             raise InvalidInput(
                 f"A {self.definition} guarantee was given epsilon {self.epsilon!r}, mu {self.mu!r} and delta"
-                f" {self.delta!r}: a pure one states epsilon alone, a gaussian one mu alone, an approximate one"
+                f" {self.delta!r}: give a pure one epsilon alone, a gaussian one mu alone, an approximate one"
                 " epsilon and delta."
             )
         if self.neighbours != "add-remove" or not 0.0 <= self.extra_delta < 1.0 or not self.because.strip():
             raise InvalidInput(
-                "A guarantee needs neighbours add-remove, an extra_delta from 0 to below 1 and a sentence in"
-                " because;"
-                f" got {self.neighbours!r}, {self.extra_delta!r}, {self.because!r}."
+                f"A guarantee was given neighbours {self.neighbours!r}, extra_delta {self.extra_delta!r} and"
+                f" because {self.because!r}: give add-remove, a number from 0 to below 1 and a sentence."
             )
         for name in sorted(stated):
             amount = checked_amount(getattr(self, name), f"The {name} of a guarantee")

@@ -205,7 +205,8 @@ def _checked(answers: Answers, queries: int, classes: int) -> Answers:
     labels, probabilities = answers.labels, answers.probabilities
     if labels.shape != (queries,):
         raise InvalidInput(
-            f"The target gave answers of shape {labels.shape} to {queries} queries; it must give one per query."
+            f"The target gave answers of shape {labels.shape} to {queries} queries, but must give one per query; "
+            "correct the target."
         )
     if probabilities is None:
         if queries and (labels.min() < 0 or labels.max() >= classes):

@@ -6,7 +6,6 @@ takes the keyword arguments ``models`` and ``seed`` and returns an `Attack`.
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -18,7 +17,7 @@ from quietmax.attacks.lira import LiRA
 from quietmax.attacks.rmia import RMIA
 from quietmax.attacks.shadow import Shadow
 from quietmax.attacks.threshold import Threshold
-from quietmax.errors import InvalidInput
+from quietmax.errors import InvalidInput, unknown_name
 
 ENTRY_POINT_GROUP = "quietmax.attacks"
 AttackFactory = Callable[..., Attack]
@@ -66,12 +65,11 @@ def named(name: str, *, models: int, seed: int = 0) -> Attack:
     """The attack of that name with this many shadow networks, or a refusal that suggests the nearest name."""
     known = registered()
     if name not in known:
-        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-        advice = f"did you mean '{near[0]}'?" if near else "name one of them."
-        raise InvalidInput(f"There is no attack '{name}' among {', '.join(known)}; {advice}")
+        raise unknown_name("attack", name, known)
     made = known[name](models=models, seed=seed)
     if not isinstance(made, Attack):
         raise InvalidInput(
-            f"The attack plug-in '{name}' gives a {type(made).__name__}, but must give a quietmax.attacks.Attack."
+            f"The attack plug-in '{name}' gives a {type(made).__name__}, but must give a quietmax.attacks.Attack; "
+            "correct the plug-in."
         )
     return made

@@ -88,7 +88,8 @@ def one_run(
     scores = np.asarray(score(model, canaries.features, canaries.labels), dtype=np.float64)
     if scores.shape != (count,) or np.isnan(scores).any():
         raise InvalidInput(
-            f"The scores have shape {scores.shape} or hold NaN, but need one number per canary, {count} in all."
+            f"The scores have shape {scores.shape} or hold NaN, but must be {count} numbers, one per canary; correct "
+            "the score."
         )
     # Sorted by score, ties in random order: what is said of equal scores must not depend on the order of canaries.
     order = np.lexsort((generator.random(count), scores))

@@ -83,8 +83,7 @@ def mechanism(
 
     Example: quietmax audit mechanism --mechanism algorithm1 --classes 10 --epsilon 1
     """
-    if not 0 < noise_share <= 1:
-        raise InvalidInput(f"--noise-share is {noise_share}, but must be above 0 and at most 1.")
+    _check_share(noise_share)
     bounds = _bounds(one_score, all_scores)
     claiming = _prepared(name, noise, classes, epsilon, delta, bounds, 1.0)
     released = _prepared(name, noise, classes, epsilon, delta, bounds, noise_share)
@@ -347,8 +346,7 @@ def _repeated_dpsgd(
     progress: audit.training.Progress,
 ) -> AuditReport:
     """The default DP-SGD for this many records, trained often without and with the canary."""
-    if not 0 < noise_share <= 1:
-        raise InvalidInput(f"--noise-share is {noise_share}, but must be above 0 and at most 1.")
+    _check_share(noise_share)
     size, columns = len(split.train), split.train.features.shape[1]
     planned = plan(size, epsilon=epsilon, delta=delta, length=LENGTH_PER_COLUMN * math.sqrt(columns))
     without, inside = audit.training.private_network_draws(
@@ -446,9 +444,16 @@ def _settings(epochs: int, alpha: float) -> TrainingSettings:
     return replace(settings, loss=CrossEntropy() if alpha == 0 else Convexified(alpha))
 
 
+def _check_share(noise_share: float) -> None:
+    if not 0 < noise_share <= 1:
+        raise InvalidInput(
+            f"--noise-share is {noise_share}, but must be above 0 and at most 1; give such a share."
+        )
+
+
 def _one_of(option: str, given: str, allowed: tuple[str, ...]) -> None:
     if given not in allowed:
-        raise InvalidInput(f"{option} is {given!r}, but must be one of {', '.join(allowed)}.")
+        raise InvalidInput(f"{option} is {given!r}, but must be one of {', '.join(allowed)}; choose one.")
 
 
 def _print_report(title: str, report: AuditReport, plot: Path | None, as_json: bool) -> None:

@@ -27,7 +27,7 @@ from quietmax.cli.options import (
 )
 from quietmax.cli.output import print_json, print_table
 from quietmax.data import dataset, is_table_path, load_records, split, status
-from quietmax.errors import InvalidInput
+from quietmax.errors import InvalidInput, unknown_name
 from quietmax.experiments.accuracy_loss import EPSILONS
 from quietmax.experiments.cell import Cell, Effort, Group, Source
 from quietmax.experiments.methods import method
@@ -99,9 +99,7 @@ def command(
     chosen_attacks = tuple(dict.fromkeys(listed(attacks) or ["shadow"]))
     unknown = [name for name in chosen_attacks if name not in known_attacks()]
     if unknown:
-        raise InvalidInput(
-            f"There is no attack '{unknown[0]}' among {', '.join(known_attacks())}; name one of them."
-        )
+        raise unknown_name("attack", unknown[0], known_attacks())
     if shadows < 2 and any(name.startswith(("lira", "rmia")) for name in chosen_attacks):
         raise InvalidInput("LiRA and RMIA compare shadow networks with each other; give --shadows 2 or more.")
     size, alpha = _size(subject, records, own, data_dir, download)
@@ -171,7 +169,7 @@ def _size(
 
 def _whole(count: float) -> int:
     if count != int(count):
-        raise InvalidInput(f"--queries must be whole numbers; got {count:g}.")
+        raise InvalidInput(f"--queries holds {count:g}, but must be whole numbers; correct it.")
     return int(count)
 
 

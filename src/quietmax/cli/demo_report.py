@@ -53,7 +53,10 @@ def attack_and_report(
     done = compute(cells, output, where(None, None), None, quiet=quiet)
     if done.failures:
         cell, failure = next(iter(done.failures.items()))
-        raise QuietmaxError(f"The demo's comparison failed at {cell}: {failure}")
+        raise QuietmaxError(
+            f"The demo's comparison failed at {cell} ({failure.rstrip('.')}); correct that and run it again, which "
+            "keeps what is done."
+        )
     summaries = summarise(done.results)
     about = About(
         f"Privacy and utility on {name}",

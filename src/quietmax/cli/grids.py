@@ -118,8 +118,10 @@ def numbers(values: list[str] | None, what: str) -> list[float]:
         found = [float(value) for value in listed(values)]
     except ValueError:
         raise InvalidInput(
-            f"{what} must be numbers, as in 0.1 1 10; got {' '.join(values or [])!r}."
+            f"{what} is {' '.join(values or [])!r}, but must be numbers; write them as in 0.1 1 10."
         ) from None
     if any(not 0 < value < float("inf") for value in found):
-        raise InvalidInput(f"{what} must be positive numbers; got {' '.join(values or [])!r}.")
+        raise InvalidInput(
+            f"{what} is {' '.join(values or [])!r}, but must be positive numbers; give such ones."
+        )
     return sorted(set(found))

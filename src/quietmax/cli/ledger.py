@@ -202,7 +202,10 @@ def verify(
     if not found.sound:
         shown = " ".join(found.faults[:5])
         more = f" And {len(found.faults) - 5} more." if len(found.faults) > 5 else ""
-        raise QuietmaxError(f"The ledger was tampered with or damaged: {shown}{more}")
+        raise QuietmaxError(
+            "The ledger was tampered with or damaged; stop serving from it and restore a copy that holds every "
+            f"charge: {shown}{more}"
+        )
 
 
 @key_app.command("create")

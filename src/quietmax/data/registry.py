@@ -7,7 +7,6 @@ the group `quietmax.datasets`.
 
 from __future__ import annotations
 
-import difflib
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from types import MappingProxyType
 from quietmax.data import adult, binary, images
 from quietmax.data.files import Download, Part, Source
 from quietmax.data.records import Records
-from quietmax.errors import InvalidInput
+from quietmax.errors import unknown_name
 
 ENTRY_POINT_GROUP = "quietmax.datasets"
 
@@ -268,13 +267,7 @@ def dataset(name: str) -> DataSet:
     known = datasets()
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    advice = (
-        f"did you mean '{near[0]}'?"
-        if near
-        else "give one of them or the path of a .csv, .parquet or .npz file."
-    )
-    raise InvalidInput(f"There is no data set '{name}' among {', '.join(known)}; {advice}")
+    raise unknown_name("data set", name, known, " or give the path of a .csv, .parquet or .npz file")
 
 
 def status(name: str, data_dir: str | os.PathLike[str] | None = None) -> Status:

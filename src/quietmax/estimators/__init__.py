@@ -33,6 +33,7 @@ def open_private(folder: str | Path) -> PrivateModel:
     kind = str(read_description(folder).get("kind"))
     if kind not in _OPENERS:
         raise InvalidInput(
-            f"The model in {folder} is of kind {kind!r}, not a private one ({', '.join(_OPENERS)})."
+            f"The model in {folder} is of kind {kind!r}, not a private one ({', '.join(_OPENERS)}); name "
+            "another folder."
         )
     return _OPENERS[kind](folder)

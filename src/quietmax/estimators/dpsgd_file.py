@@ -29,12 +29,13 @@ def save_dpsgd(
     """Write a fitted estimator; the folder may be published, as its guarantee says."""
     network = estimator.model_.network
     if not isinstance(network, MLP):
-        raise InvalidInput("Only the built-in network can be saved; modules of your own are yours to keep.")
+        raise InvalidInput(
+            "Only the built-in network can be saved; save the weights of a module of your own with torch."
+        )
     if not (estimator.features is None or isinstance(estimator.features, FeatureMap)):
         raise InvalidInput(
             "A feature map that is not one of quietmax.models.features cannot be saved; use one of those, or "
-            "apply yours "
-            "to the records before."
+            "apply yours to the records before."
         )
     description = {
         "kind": KIND,

@@ -38,7 +38,7 @@ def save_teachers(
     crowd = teachers.crowd_
     if not isinstance(crowd.teachers, MLP):
         raise InvalidInput(
-            "Only teachers of the built-in network can be saved; modules of your own are yours to keep."
+            "Only teachers of the built-in network can be saved; save the weights of modules of your own with torch."
         )
     if not (teachers.features is None or isinstance(teachers.features, FeatureMap)):
         raise InvalidInput(

@@ -72,7 +72,7 @@ def measure_accuracies(
 ) -> Accuracies:
     """Train ``repeats`` networks with each loss on fresh random splits and measure their accuracy."""
     if repeats < 1:
-        raise InvalidInput(f"repeats is {repeats}, but at least 1 is needed; the paper uses 10.")
+        raise InvalidInput(f"repeats is {repeats}, but at least 1 is needed; give 10, as the paper does.")
     registered = dataset(name)
     base = settings or TrainingSettings()
     losses: dict[str, Loss] = {"original": CrossEntropy(), "convexified": Convexified(registered.alpha)}

@@ -88,7 +88,7 @@ def published_dpsgd_losses(
     test part. ``records`` per part are by default the data set's own; ``progress(step, steps)`` counts all steps.
     """
     if repeats < 1:
-        raise InvalidInput(f"repeats is {repeats}, but at least 1 is needed; the paper uses 10.")
+        raise InvalidInput(f"repeats is {repeats}, but at least 1 is needed; give 10, as the paper does.")
     if loss not in ("cross-entropy", "convexified"):
         raise InvalidInput(f"The loss is {loss!r}, but must be cross-entropy or convexified; name one.")
     registered = dataset(name)

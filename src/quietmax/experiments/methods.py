@@ -9,7 +9,6 @@ like* (epsilon, delta) with delta = 1/(10 N) for the stated number of answers.
 
 from __future__ import annotations
 
-import difflib
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 from quietmax.accounting import Budget, Guarantee, per_query
 from quietmax.accounting.dpsgd import ACCOUNTANTS, PUBLISHED_ACCOUNTANTS, Accountant
 from quietmax.attacks.shadow_pool import candidate_rows
-from quietmax.errors import InvalidInput
+from quietmax.errors import InvalidInput, unknown_name
 from quietmax.estimators import PrivateHead, Teachers
 from quietmax.estimators.dpsgd import DPSGD
 from quietmax.experiments.accuracy_loss import EPSILONS
@@ -221,8 +220,8 @@ def _dpsgd(cell: Cell, shared: Shared, *, accountant: Accountant) -> Release:
 def _published_dpsgd(cell: Cell, shared: Shared, *, accountant: Accountant) -> Release:
     if cell.epsilon not in EPSILONS:
         raise InvalidInput(
-            f"DP-SGD as published is trained at the paper's epsilons only, {', '.join(f'{e:g}' for e in EPSILONS)}; "
-            f"{cell.epsilon} is not among them."
+            f"DP-SGD as published was asked for at epsilon {cell.epsilon}, but is trained at the paper's only; choose "
+            f"among {', '.join(f'{epsilon:g}' for epsilon in EPSILONS)}."
         )
     started = time.perf_counter()
     network = shared.sweep(accountant, _epsilon(cell))
@@ -310,6 +309,4 @@ def method(name: str) -> Method:
     known = methods()
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    advice = f"did you mean '{near[0]}'?" if near else "name one of them."
-    raise InvalidInput(f"There is no method '{name}' among {', '.join(known)}; {advice}")
+    raise unknown_name("method", name, known)

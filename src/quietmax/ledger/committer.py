@@ -275,4 +275,6 @@ def _tell(done: Callable[..., None], outcome: object) -> None:
 
 
 def _unexpected(problem: Exception) -> LedgerUnavailable:
-    return LedgerUnavailable(f"The ledger failed in an unforeseen way ({type(problem).__name__}: {problem}).")
+    return LedgerUnavailable(
+        f"The ledger failed in an unforeseen way ({type(problem).__name__}: {problem}); try again, and tell its owner."
+    )

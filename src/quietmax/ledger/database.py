@@ -149,7 +149,7 @@ def unavailable(engine: Engine, problem: Exception) -> LedgerUnavailable:
     words = (str(cause).strip().splitlines() or [type(cause).__name__])[0][:160]
     place = engine.url.database if engine.dialect.name == "sqlite" else shown(engine.url)
     return LedgerUnavailable(
-        f"The ledger {place} cannot be used now ({words}); nothing is answered until it can be written again."
+        f"The ledger {place} cannot be used now ({words}), and nothing is answered until it can; make it writable."
     )
 
 

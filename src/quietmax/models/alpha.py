@@ -60,7 +60,7 @@ def search_alpha(
         raise InvalidInput("A search for alpha needs the convexified loss; set settings.loss=Convexified().")
     if not grid or min(grid) <= 0:
         raise InvalidInput(
-            f"The grid {tuple(grid)} must hold positive values of alpha; the paper's is 0.5 to 10."
+            f"The grid {tuple(grid)} must hold positive values of alpha; try the paper's, 0.5 to 10."
         )
     if not 0 < validation_share < 1:
         raise InvalidInput(

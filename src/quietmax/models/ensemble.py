@@ -162,7 +162,7 @@ def _check(
     if inputs.ndim != 2 or targets.shape != inputs.shape[:1]:
         raise InvalidInput(
             f"Features of shape {tuple(inputs.shape)} and labels of shape {tuple(targets.shape)} do not fit; "
-            "expected (records, features) and (records,); reshape them."
+            "reshape them to (records, features) and (records,)."
         )
     for what, given in (("seeds", seeds), ("alphas", alphas), ("left_out", left_out)):
         if given is not None and len(given) != len(rows):
@@ -172,7 +172,9 @@ def _check(
     if not rows:
         raise InvalidInput("There is no network to train; give the row indices of at least one.")
     if any(len(each) and (each.min() < 0 or each.max() >= len(inputs)) for each in rows):
-        raise InvalidInput(f"A row index lies outside the {len(inputs)} records; indices run from 0.")
+        raise InvalidInput(
+            f"A row index lies outside the {len(inputs)} records; give indices from 0 to {len(inputs) - 1}."
+        )
     if len(targets) and (int(targets.min()) < 0 or int(targets.max()) >= classes):
         raise InvalidInput(f"A label lies outside 0 to {classes - 1}; encode labels as consecutive integers.")
     if not torch.isfinite(inputs).all():

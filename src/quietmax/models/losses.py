@@ -44,7 +44,7 @@ class Convexified:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.alpha) and self.alpha > 0):
             raise InvalidInput(
-                f"alpha is {self.alpha}, but it must be a positive number; the paper uses 1 to 5."
+                f"alpha is {self.alpha}, but it must be a positive number; try 1 to 5, as the paper does."
             )
         if self.averaged_over not in ("samples and classes", "samples"):
             raise InvalidInput(

@@ -49,7 +49,7 @@ def train_private(
     check_records(inputs, targets, classes)
     if not 0 < noise_multiplier < np.inf or size < 1:
         raise InvalidInput(
-            f"The noise multiplier is {noise_multiplier} and the size {size}, but a release needs positive ones."
+            f"The noise multiplier is {noise_multiplier} and the size {size}, but must be positive; give such ones."
         )
     if len(inputs) > LARGEST_BATCH:
         raise InvalidInput(

@@ -97,7 +97,7 @@ def check_records(inputs: Tensor, targets: Tensor, classes: int) -> None:
     if inputs.ndim != 2 or targets.shape != inputs.shape[:1]:
         raise InvalidInput(
             f"Features of shape {tuple(inputs.shape)} and labels of shape {tuple(targets.shape)} do not fit; "
-            "expected (records, features) and (records,)."
+            "reshape them to (records, features) and (records,)."
         )
     if len(targets) and (int(targets.min()) < 0 or int(targets.max()) >= classes):
         raise InvalidInput(f"A label lies outside 0 to {classes - 1}; encode labels as consecutive integers.")
@@ -126,7 +126,9 @@ def _check(
     if any(not math.isfinite(each) or each <= 0 for each in clips) or any(size < 1 for size in sizes):
         raise InvalidInput("Clip norms and sizes must be positive; give such numbers.")
     if any(len(each) and (each.min() < 0 or each.max() >= records) for each in rows):
-        raise InvalidInput(f"A row index lies outside the {records} records; indices run from 0.")
+        raise InvalidInput(
+            f"A row index lies outside the {records} records; give indices from 0 to {records - 1}."
+        )
 
 
 class _Batches:

@@ -133,10 +133,13 @@ def _bound(
             state.units(servable.training_cost)
     except InvalidInput as problem:
         raise InvalidInput(
-            f"The model {named.label} cannot be paid from the account {state.name!r}: {problem}"
+            f"The model {named.label} cannot be paid from the account {state.name!r}; give it one of its own with "
+            f"--account, --because and --budget: {problem}"
         ) from problem
     if servable.cost is not None and unit_cost == 0:
-        raise InvalidInput(f"The model {named.label} states that an answer costs nothing; it is not served.")
+        raise InvalidInput(
+            f"The model {named.label} states that an answer costs nothing; train one with a positive epsilon."
+        )
     if servable.cost is None:
         _charge_training(ledger, named, state)
     if servable.carried_over is not None:
