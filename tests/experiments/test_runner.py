@@ -7,10 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from toy_grid import EFFORT, GROUPS, tiny_cells
@@ -131,6 +134,33 @@ def test_nobody_joins_a_group_before_its_first_cell_is_done(tmp_path):
     assert first_three[:2] == [(0, 0), (1, 1)]
     # the third worker had to wait for a group's first cell
     assert all(worker != 2 for worker, _ in crew.order[:2])
+
+
+def test_who_joins_a_group_begins_at_its_far_end(tmp_path):
+    cells = [cell for cell in tiny_cells() if cell.group.repeat == 0]
+    crew = SameProcess(number, workers=2)
+    run(cells, Store(tmp_path), lambda: crew)
+    assert [cell for worker, cell in crew.order if worker == 0][:2] == cells[:2]
+    assert next(cell for worker, cell in crew.order if worker == 1) == cells[-1]
+
+
+def test_of_two_workers_that_want_the_same_networks_one_makes_them(tmp_path):
+    store, made, begun = Store(tmp_path), [], threading.Barrier(2)
+
+    def make():
+        made.append(threading.get_ident())
+        time.sleep(0.2)
+        return {"weights": np.arange(3.0)}
+
+    def want():
+        begun.wait()
+        return store.arrays(GROUPS[0], "shadows", make)
+
+    with ThreadPoolExecutor(2) as workers:
+        first, second = (each.result() for each in [workers.submit(want), workers.submit(want)])
+    assert len(made) == 1
+    assert np.array_equal(first["weights"], second["weights"])
+    assert np.array_equal(store.arrays(GROUPS[0], "shadows", make)["weights"], np.arange(3.0))
 
 
 def test_the_heaviest_group_starts_first_and_time_left_shrinks(tmp_path):

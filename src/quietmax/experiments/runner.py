@@ -139,14 +139,17 @@ class _Queue:
         return self._done / self._total
 
     def take(self, worker: int) -> Cell | None:
-        """The next cell for a worker: of its own group, of one nobody holds, or of one whose networks exist."""
+        """The next cell for a worker: of its own group, of one nobody holds, or of one whose networks exist.
+
+        Who joins another's group begins at its far end: neighbouring cells need the same networks and attacks.
+        """
         mine = [group for group in self._waiting if self._held_by.get(group) == worker]
         free = [group for group in self._waiting if group not in self._held_by]
         joinable = [group for group in self._waiting if group in self._ready]
         for group in (*mine, *free, *joinable):
             self._held_by.setdefault(group, worker)
             cells = self._waiting[group]
-            cell = cells.pop(0)
+            cell = cells.pop(0 if self._held_by[group] == worker else -1)
             if not cells:
                 del self._waiting[group]
             return cell

@@ -199,11 +199,7 @@ class Shared:
         return self.group.effort.attacks[self.attacks.index(attack)]
 
     def _kept(self, name: str, make: Callable[[], Arrays]) -> Arrays:
-        stored = self._store.arrays(self.group, name)
-        if stored is None:
-            stored = make()
-            self._store.keep_arrays(self.group, name, stored)
-        return stored
+        return self._store.arrays(self.group, name, make)
 
 
 def source_records(source: Source, data_dir: str | Path | None) -> Records:

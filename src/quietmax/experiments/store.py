@@ -47,17 +47,23 @@ class Store:
         text = json.dumps({"cell": cell.to_json(), "result": result}, indent=1, allow_nan=False)
         _write_whole(self._result_path(cell), lambda path: path.write_text(text, encoding="utf-8"))
 
-    def arrays(self, group: Group, name: str) -> Arrays | None:
-        """Arrays kept for a group under ``name``, or None."""
-        try:
-            return load_file(self._arrays_path(group, name))
-        except (OSError, SafetensorError):
-            return None
+    def arrays(self, group: Group, name: str, make: Callable[[], Arrays]) -> Arrays:
+        """Arrays kept for a group under ``name``; made and kept if there are none.
 
-    def keep_arrays(self, group: Group, name: str, arrays: Arrays) -> None:
-        """Keep arrays for a group."""
-        whole = {key: np.ascontiguousarray(value) for key, value in arrays.items()}
-        _write_whole(self._arrays_path(group, name), lambda path: save_file(whole, path))
+        Of several workers that want the same, one makes them and the others wait.
+        """
+        path = self._arrays_path(group, name)
+        if (stored := _read_arrays(path)) is not None:
+            return stored
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.with_suffix(".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if (stored := _read_arrays(path)) is not None:
+                return stored
+            made = make()
+            whole = {key: np.ascontiguousarray(value) for key, value in made.items()}
+            _write_whole(path, lambda staging: save_file(whole, staging))
+            return made
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -82,6 +88,13 @@ class Store:
 
     def _arrays_path(self, group: Group, name: str) -> Path:
         return self.folder / "networks" / group.key / f"{name}.safetensors"
+
+
+def _read_arrays(path: Path) -> Arrays | None:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError):
+        return None
 
 
 def _write_whole(path: Path, write: Callable[[Path], Any]) -> None:
