@@ -93,7 +93,7 @@ def test_shared_networks_are_read_back_rather_than_trained_again(group, shared, 
 
 
 def test_published_dpsgd_exists_at_the_papers_epsilons_only(group, shared):
-    with pytest.raises(InvalidInput, match="not among them"):
+    with pytest.raises(InvalidInput, match="choose among"):
         method("published-rdp").prepare(Cell(group, "published-rdp", 3.0), shared)
 
 
