@@ -171,7 +171,6 @@ def test_a_module_of_ones_own_is_not_saved(tmp_path):
         ({"configuration": "mine"}, "configuration"),
         ({"declared_size": 0}, "declared size"),
         ({"length": -1.0}, "length"),
-        ({"classes": [0, 1]}, "declared classes"),
         ({"classes": [0]}, "two different classes"),
         ({"optimiser": "newton"}, "optimiser"),
         ({"clip": 0.0}, "clip"),

@@ -238,11 +238,6 @@ def test_one_class_in_the_data_is_no_reason_to_refuse_if_classes_are_declared():
     assert head.guarantee_.status == "proven"
 
 
-def test_a_label_outside_the_declared_classes_is_refused():
-    with pytest.raises(InvalidInput, match="not among the declared classes"):
-        PrivateHead(classes=(0, 1)).fit(TABLE, LABELS)
-
-
 @pytest.mark.parametrize(
     "features",
     [

@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from quietmax.accounting import Guarantee
 from quietmax.accounting.dpsgd import Accountant, NoiseReading
-from quietmax.errors import InvalidInput
+from quietmax.estimators.declared_classes import class_numbers
 from quietmax.estimators.dpsgd_claim import claim
 from quietmax.estimators.dpsgd_module import Build, train_private_module
 from quietmax.estimators.dpsgd_plan import LENGTH_PER_COLUMN, Configuration, Plan, plan
@@ -134,7 +134,7 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Train and release."""
         records, given = validate_data(self, X, y, dtype=np.float32)
         check_classification_targets(given)
-        labels = self._class_numbers(given)
+        self.classes_, labels = class_numbers(given, self.classes)
         self.plan_ = self._plan(len(records), records.shape[1])
         inputs = self._mapped(records)
         seed = None
@@ -193,21 +193,6 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return LENGTH_PER_COLUMN * math.sqrt(columns)
         probes = np.random.default_rng(0).random((_PROBES, columns), dtype=np.float32)
         return max(float(np.median(np.linalg.norm(self._mapped(probes), axis=1))), 1e-6)
-
-    def _class_numbers(self, given: NDArray[Any]) -> NDArray[np.int64]:
-        self.classes_ = np.unique(given) if self.classes is None else np.asarray(self.classes)
-        if len(self.classes_) < 2 or len(set(self.classes_.tolist())) < len(self.classes_):
-            raise InvalidInput(
-                "A classifier needs at least two different classes, but the labels or the declaration hold one class "
-                f"or a repeated one, {self.classes_.tolist()[:20]}; declare the classes."
-            )
-        numbers = {label: number for number, label in enumerate(self.classes_.tolist())}
-        try:
-            return np.array([numbers[label] for label in given.tolist()], dtype=np.int64)
-        except KeyError as unknown:
-            raise InvalidInput(
-                f"The label {unknown} is not among the declared classes {list(numbers)}; correct it or declare it."
-            ) from None
 
     def _trained(
         self, inputs: NDArray[np.float32], labels: NDArray[np.int64], seed: int | None

@@ -18,6 +18,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from quietmax.accounting import Budget, GaussianCost, Guarantee, compose, mu_of
 from quietmax.errors import InvalidInput
 from quietmax.estimators import head_plan
+from quietmax.estimators.declared_classes import class_numbers
 from quietmax.estimators.head_solver import MeanCrossEntropy, Objective, Solution, Tilted, minimise
 from quietmax.estimators.head_table import Floats, Labels, Table
 from quietmax.estimators.head_training import (
@@ -144,7 +145,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.__dict__.pop(stale, None)
         records, given = validate_data(self, X, y, dtype=np.float32)
         check_classification_targets(given)
-        labels = self._class_numbers(given)
+        self.classes_, labels = class_numbers(given, self.classes)
         self.feature_map_ = self._feature_map(records.shape[1])
         prepared = self._prepare(records, labels)
         self.size_, self.centre_, self.radius_ = prepared.size, prepared.centre, float(self.radius)
@@ -187,24 +188,6 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         records = validate_data(self, X, dtype=np.float32, reset=False)
         return self.feature_map_.transform(records)
-
-    def _class_numbers(self, given: NDArray[Any]) -> Labels:
-        if self.classes is None:
-            self.classes_ = np.unique(given)
-        else:
-            self.classes_ = np.asarray(self.classes)
-        if len(self.classes_) < 2 or len(set(self.classes_.tolist())) < len(self.classes_):
-            raise InvalidInput(
-                "A classifier needs at least two different classes, but the labels or the declaration hold one class "
-                f"or a repeated one, {self.classes_.tolist()[:20]}; declare the classes."
-            )
-        numbers = {label: number for number, label in enumerate(self.classes_.tolist())}
-        try:
-            return np.array([numbers[label] for label in given.tolist()], dtype=np.int64)
-        except KeyError as unknown:
-            raise InvalidInput(
-                f"The label {unknown} is not among the declared classes {list(numbers)}; correct it or declare it."
-            ) from None
 
     def _feature_map(self, columns: int) -> FeatureMap:
         if isinstance(self.features, FeatureMap):

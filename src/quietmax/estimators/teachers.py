@@ -26,6 +26,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from quietmax.accounting import Budget, Guarantee
 from quietmax.data import Records
 from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.estimators.declared_classes import class_numbers
 from quietmax.mechanisms import GaussianScores, Mechanism, NoisyMax
 from quietmax.models import MLP, CrossEntropy, TrainingSettings, softmax, train_apart, train_module
 from quietmax.models.mlp import checked_finite
@@ -187,20 +188,7 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         inputs, given = validate_data(self, X, y, dtype=np.float32)
         check_classification_targets(given)
         budget = Budget(self.epsilon, self.delta, self.queries)
-        self.classes_ = np.unique(given) if self.classes is None else np.asarray(self.classes)
-        if len(self.classes_) < 2:
-            raise InvalidInput(
-                f"The labels hold one class only, {self.classes_[:1].tolist()}; a classifier needs two or "
-                "more; give records of another class."
-            )
-        codes = {label: code for code, label in enumerate(self.classes_.tolist())}
-        try:
-            labels = np.array([codes[label] for label in np.asarray(given).tolist()], dtype=np.int64)
-        except KeyError as unknown:
-            raise InvalidInput(
-                f"The label {unknown} is not among the declared classes {list(codes)}; declare it, or correct "
-                "the label."
-            ) from None
+        self.classes_, labels = class_numbers(given, self.classes)
         size = len(inputs) if self.declared_size is None else self.declared_size
         count = default_teachers(budget, size) if self.teachers is None else self.teachers
         if count < 1:
