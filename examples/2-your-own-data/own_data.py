@@ -18,7 +18,7 @@ import uvicorn
 import quietmax as qm
 from quietmax.card import read_card
 from quietmax.data import load
-from quietmax.estimators import save_teachers
+from quietmax.estimators import save_private
 from quietmax.ledger import Ledger
 from quietmax.server import Client, Service, Settings, bind, load_servables
 from quietmax.server.run import Listening, configuration
@@ -51,7 +51,7 @@ def main() -> None:
         classes=range(2),
         declared_size=len(data.train),
     ).fit(data.train.features, data.train.labels)
-    save_teachers(crowd, "income", dataset=data.name, encoding=data.records.encoding, overwrite=True)
+    save_private(crowd, "income", dataset=data.name, encoding=data.records.encoding, overwrite=True)
     for what, value in read_card("income").rows()[:6]:
         print(f"  {what}: {value}")
 

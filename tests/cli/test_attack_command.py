@@ -103,12 +103,12 @@ def test_algorithm_1_is_attacked_at_a_price_per_answer(run, folder, table):
 
 
 def test_a_private_model_s_account_is_charged(run, data, table, tmp_path):
-    from quietmax.estimators import Teachers, save_teachers
+    from quietmax.estimators import Teachers, save_private
 
     crowd = Teachers(1.0, 1e-5, queries=500, teachers=5, declared_size=70, classes=range(3)).fit(
         data.train.features, data.train.labels
     )
-    folder = save_teachers(
+    folder = save_private(
         crowd,
         tmp_path / "private",
         dataset="tosses",

@@ -29,7 +29,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert done.returncode == 0, told
     assert "WARNING" not in told, told
     built = tmp_path / "site"
-    assert "There is no data set" in (built / "errors" / "index.html").read_text(encoding="utf-8")
+    assert "There is no model in" in (built / "errors" / "index.html").read_text(encoding="utf-8")
     assert "permute_and_flip" in (built / "reference" / "noise" / "index.html").read_text(encoding="utf-8")
 
 

@@ -14,9 +14,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from quietmax.accounting import Guarantee
 from quietmax.accounting.dpsgd import Schedule, noise_multiplier
 from quietmax.errors import DataUnavailable, InvalidInput
+from quietmax.estimators import open_private, save_private
 from quietmax.estimators.dpsgd import DPSGD
 from quietmax.estimators.dpsgd_claim import ALONE, PLACES, POISSON
-from quietmax.estimators.dpsgd_file import open_dpsgd, save_dpsgd
 from quietmax.estimators.dpsgd_plan import LOGIT_NOISE, plan
 from quietmax.models.features import FrozenModule, RandomFourier, UnitNorm
 
@@ -106,7 +106,7 @@ def test_a_feature_map_that_is_not_ours_makes_the_guarantee_conditional():
     assert own.guarantee_.status == "conditional"
     assert ALONE in own.guarantee_.assumptions
     with pytest.raises(InvalidInput, match="cannot be saved"):
-        save_dpsgd(own, "nowhere", dataset="blobs")
+        save_private(own, "nowhere", dataset="blobs")
 
 
 def test_a_seed_repeats_a_run_and_none_never_does():
@@ -140,8 +140,8 @@ def test_the_default_step_lets_the_stated_noise_gather_on_a_logit():
 def test_a_saved_network_answers_as_before_and_keeps_its_guarantee(tmp_path):
     records, labels = _blobs()
     fitted = _private(features=UnitNorm(0.5), hidden=(5,)).fit(records, labels)
-    folder = save_dpsgd(fitted, tmp_path / "network", dataset="blobs")
-    opened = open_dpsgd(folder)
+    folder = save_private(fitted, tmp_path / "network", dataset="blobs")
+    opened = open_private(folder)
     np.testing.assert_allclose(opened.predict_proba(records[:9]), fitted.predict_proba(records[:9]))
     assert opened.guarantee == fitted.guarantee_
     assert opened.remaining is None
@@ -149,7 +149,7 @@ def test_a_saved_network_answers_as_before_and_keeps_its_guarantee(tmp_path):
     del description["widths"]
     (folder / "model.json").write_text(json.dumps(description))
     with pytest.raises(DataUnavailable, match="damaged"):
-        open_dpsgd(folder)
+        open_private(folder)
 
 
 def test_a_module_of_ones_own_is_not_saved(tmp_path):
@@ -157,7 +157,7 @@ def test_a_module_of_ones_own_is_not_saved(tmp_path):
     features, labels = _blobs(40)
     fitted = _private(network=torch.nn.Linear, declared_size=40, steps=2).fit(features, labels)
     with pytest.raises(InvalidInput, match="built-in network"):
-        save_dpsgd(fitted, tmp_path / "module", dataset="blobs")
+        save_private(fitted, tmp_path / "module", dataset="blobs")
 
 
 @pytest.mark.parametrize(

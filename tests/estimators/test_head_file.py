@@ -7,7 +7,7 @@ import pytest
 
 from quietmax.account import BudgetExhausted
 from quietmax.errors import DataUnavailable, InvalidInput
-from quietmax.estimators import PrivateHead, open_private, save_head
+from quietmax.estimators import PrivateHead, open_private, save_private
 
 
 def _data():
@@ -26,7 +26,7 @@ def _fitted(**changes) -> PrivateHead:
 @pytest.mark.parametrize("route", ["gradient", "output"])
 def test_a_saved_head_answers_any_number_of_queries_as_before(tmp_path, route):
     head, (features, _) = _fitted(route=route), _data()
-    folder = save_head(head, tmp_path / "model", dataset="made up")
+    folder = save_private(head, tmp_path / "model", dataset="made up")
     opened = open_private(folder)
     np.testing.assert_array_equal(opened.predict_proba(features), head.predict_proba(features))
     np.testing.assert_array_equal(opened.predict(features), head.predict(features))
@@ -37,7 +37,7 @@ def test_a_saved_head_answers_any_number_of_queries_as_before(tmp_path, route):
 
 def test_a_head_that_answers_per_query_keeps_its_account_and_its_bounds(tmp_path):
     head, (features, _) = _fitted(route="output", release="query", queries=4), _data()
-    folder = save_head(head, tmp_path / "model", dataset="made up")
+    folder = save_private(head, tmp_path / "model", dataset="made up")
     opened = open_private(folder)
     assert opened.remaining == 4
     opened.predict(features[:3])
@@ -52,11 +52,11 @@ def test_labels_of_any_type_survive(tmp_path):
     features, labels = _data()
     names = np.array(["a", "b", "c"])
     head = PrivateHead(epsilon=50.0, classes=names, declared_size=400).fit(features, names[labels])
-    assert open_private(save_head(head, tmp_path / "model", dataset="made up")).classes == ("a", "b", "c")
+    assert open_private(save_private(head, tmp_path / "model", dataset="made up")).classes == ("a", "b", "c")
 
 
 def test_a_damaged_head_and_a_model_of_another_kind_give_one_sentence(tmp_path):
-    folder = save_head(_fitted(), tmp_path / "model", dataset="made up")
+    folder = save_private(_fitted(), tmp_path / "model", dataset="made up")
     path = folder / "model.json"
     for broken in ({"features": {}}, {"bias": None}, {"classes": None}, {"guarantee": {}}):
         path.write_text(json.dumps(json.loads(path.read_text()) | broken))

@@ -8,8 +8,7 @@ import torch
 
 from quietmax.account import BudgetExhausted
 from quietmax.errors import DataUnavailable, InvalidInput
-from quietmax.estimators.teachers import Teachers
-from quietmax.estimators.teachers_file import open_teachers, save_teachers
+from quietmax.estimators import Teachers, open_private, save_private
 from quietmax.models import CrossEntropy, TrainingSettings
 from quietmax.models.features import UnitNorm
 
@@ -36,13 +35,13 @@ def _fitted(**changes) -> tuple[Teachers, np.ndarray]:
 )
 def test_saved_teachers_answer_as_before_and_keep_their_account(tmp_path, changes):
     teachers, features = _fitted(**changes)
-    folder = save_teachers(teachers, tmp_path / "model", dataset="made up")
-    opened = open_teachers(folder)
+    folder = save_private(teachers, tmp_path / "model", dataset="made up")
+    opened = open_private(folder)
     assert opened.classes == ("no", "yes")
     assert opened.guarantee == teachers.guarantee_
     assert (np.array(opened.classes)[opened.predict(features[:3])] == teachers.predict(features[:3])).all()
     assert opened.remaining == 2
-    again = open_teachers(folder)
+    again = open_private(folder)
     assert again.remaining == 2
     with pytest.raises(BudgetExhausted):
         again.predict(features[10:13])
@@ -52,27 +51,35 @@ def test_saved_teachers_answer_as_before_and_keep_their_account(tmp_path, change
 
 def test_the_key_is_not_stored(tmp_path):
     teachers, _ = _fitted()
-    folder = save_teachers(teachers, tmp_path / "model", dataset="made up")
+    folder = save_private(teachers, tmp_path / "model", dataset="made up")
     assert "key" not in json.loads((folder / "model.json").read_text())
 
 
 def test_what_cannot_be_saved_is_refused(tmp_path):
     modules, _ = _fitted(network=lambda width, classes: torch.nn.Linear(width, classes))
     with pytest.raises(InvalidInput, match="built-in network"):
-        save_teachers(modules, tmp_path / "model", dataset="made up")
+        save_private(modules, tmp_path / "model", dataset="made up")
 
     class Mine:
         def transform(self, records):
             return records
 
     with pytest.raises(InvalidInput, match="feature map"):
-        save_teachers(_fitted(features=Mine())[0], tmp_path / "model", dataset="made up")
+        save_private(_fitted(features=Mine())[0], tmp_path / "model", dataset="made up")
 
 
 def test_damaged_teachers_give_one_sentence(tmp_path):
-    folder = save_teachers(_fitted()[0], tmp_path / "model", dataset="made up")
+    folder = save_private(_fitted()[0], tmp_path / "model", dataset="made up")
     path = folder / "model.json"
-    for broken in ({"queries": 0}, {"method": "best"}, {"classes": None}, {"widths": None}):
-        path.write_text(json.dumps(json.loads(path.read_text()) | broken))
+    whole = json.loads(path.read_text())
+    for broken in (
+        {"queries": 0},
+        {"method": "best"},
+        {"classes": None},
+        {"widths": None},
+        {"widths": []},
+        {"widths": [5, 2]},
+    ):
+        path.write_text(json.dumps(whole | broken))
         with pytest.raises(DataUnavailable, match="damaged"):
-            open_teachers(folder).predict(np.zeros((1, 4), np.float32))
+            open_private(folder).predict(np.zeros((1, 4), np.float32))

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from running_service import CLASSES, FEATURES, running
 
-from quietmax.estimators import PrivateHead, Teachers, save_head, save_teachers
+from quietmax.estimators import PrivateHead, Teachers, save_private
 from quietmax.ledger import Terms
 from quietmax.models import Model, TrainingSettings, save_model
 from quietmax.models.features import Identity
@@ -35,11 +35,11 @@ def models(tmp_path_factory) -> Path:
     save_model(plain, folder / "plain")
     public = {"declared_size": 160, "classes": range(CLASSES)}
     teachers = Teachers(2.0, 1e-5, 40, 5, network=TrainingSettings((8,), epochs=2), **public)
-    save_teachers(teachers.fit(features, labels), folder / "teachers", dataset="patients")
+    save_private(teachers.fit(features, labels), folder / "teachers", dataset="patients")
     head = PrivateHead(1.0, 1e-5, features=Identity(), **public)
-    save_head(head.fit(features, labels), folder / "head", dataset="visitors")
+    save_private(head.fit(features, labels), folder / "head", dataset="visitors")
     asked = PrivateHead(1.0, 1e-5, features=Identity(), route="output", release="query", queries=40, **public)
-    save_head(asked.fit(features, labels), folder / "asked", dataset="members")
+    save_private(asked.fit(features, labels), folder / "asked", dataset="members")
     return folder
 
 

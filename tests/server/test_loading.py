@@ -41,14 +41,14 @@ def test_a_model_without_proven_guarantee_is_refused_unless_accepted(folder):
 
 
 def test_a_head_trained_with_a_seed_is_refused_like_any_other_that_is_not_proven(tmp_path):
-    from quietmax.estimators import PrivateHead, save_head
+    from quietmax.estimators import PrivateHead, save_private
     from quietmax.models.features import Identity
 
     rng = np.random.default_rng(0)
     head = PrivateHead(
         1.0, 1e-5, features=Identity(), declared_size=60, classes=range(2), random_state=0
     ).fit(rng.normal(size=(60, 3)), rng.integers(0, 2, 60))
-    save_head(head, tmp_path / "seeded", dataset="d")
+    save_private(head, tmp_path / "seeded", dataset="d")
     with pytest.raises(InvalidInput, match="is conditional, not proven"):
         load_servables([str(tmp_path / "seeded")])
 

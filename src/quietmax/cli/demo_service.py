@@ -17,7 +17,7 @@ import uvicorn
 from quietmax.account import BudgetExhausted
 from quietmax.data import Split
 from quietmax.errors import QuietmaxError
-from quietmax.estimators import PrivateHead, save_head
+from quietmax.estimators import PrivateHead, save_private
 from quietmax.ledger import Ledger
 from quietmax.server import Client, Service, Settings, bind, load_servables
 from quietmax.server.logs import Log
@@ -66,7 +66,7 @@ def ask_until_refused(data: Split, *, queries: int = QUERIES) -> Asked:
         declared_size=len(data.train),
     ).fit(data.train.features, data.train.labels)
     with tempfile.TemporaryDirectory(prefix="quietmax-demo-") as folder:
-        save_head(head, Path(folder) / MODEL, dataset=data.name)
+        save_private(head, Path(folder) / MODEL, dataset=data.name)
         with _running(Path(folder)) as (url, key, ledger):
             return _asked(url, key, ledger, data)
 

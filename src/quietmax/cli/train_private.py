@@ -11,7 +11,7 @@ from quietmax.accounting import Guarantee
 from quietmax.cli.train_dpsgd import DPSGDOptions, private_network
 from quietmax.data import Encoding, Split
 from quietmax.errors import InvalidInput
-from quietmax.estimators import DPSGD, PrivateHead, Teachers, save_dpsgd, save_head, save_teachers
+from quietmax.estimators import DPSGD, PrivateHead, Teachers, save_private
 from quietmax.models import accuracy
 from quietmax.models.features import FeatureMap, Identity, Scattering, UnitNorm
 
@@ -86,8 +86,7 @@ def train_private(
     seconds = time.perf_counter() - started
     guarantee = _with_encoding(estimator.guarantee_, encoding)
     if output is not None:
-        save = _SAVERS[options.kind]
-        save(
+        save_private(
             estimator, output, dataset=data.name, encoding=encoding, guarantee=guarantee, overwrite=overwrite
         )
     unlimited = options.kind == "dpsgd" or (options.kind == "head" and options.queries is None)
@@ -110,11 +109,8 @@ def train_private(
     }
 
 
-_SAVERS: dict[str, Any] = {"head": save_head, "teachers": save_teachers, "dpsgd": save_dpsgd}
-
-
 def _check(options: PrivateOptions) -> None:
-    if options.kind not in _SAVERS:
+    if options.kind not in ("head", "teachers", "dpsgd"):
         raise InvalidInput(f"--private {options.kind!r} is not known; choose head, teachers or dpsgd.")
     if options.kind == "dpsgd" and options.queries is not None:
         raise InvalidInput("DP-SGD releases its weights for any number of answers; leave --queries out.")

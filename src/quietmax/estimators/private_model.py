@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from quietmax.accounting import Guarantee
 from quietmax.data import Encoding
@@ -17,9 +19,13 @@ ACCOUNT_FILE = "account.json"
 """Where a model folder counts the answers paid for."""
 
 
-def plain_label(label: Any) -> Any:
-    """A class label as a JSON value."""
-    return label.item() if isinstance(label, np.generic) else label
+@dataclass(frozen=True, eq=False)
+class OwnPart:
+    """What one kind of private model stores of its own: its feature map, public numbers and weights."""
+
+    features: Any
+    description: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
 
 
 class Answers(Protocol):

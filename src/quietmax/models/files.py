@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -52,20 +52,9 @@ def load_model(folder: str | Path) -> Model:
     description, tensors = read_folder(folder, "mlp")
     try:
         settings = settings_from_json(description["settings"])
-        widths = tuple(int(width) for width in description["widths"])
-        layers = range(len(widths) - 1)
-        network = MLP(
-            widths,
-            settings.activation,
-            tuple(tensors[f"kernel.{depth}"] for depth in layers),
-            tuple(tensors[f"bias.{depth}"] for depth in layers),
-        )
-        shapes = [(1, into, out) for into, out in itertools.pairwise(widths)]
-        shapes[-1] = (1, widths[-1], widths[-2])
-        if [tuple(kernel.shape) for kernel in network.kernels] != shapes or [
-            tuple(bias.shape) for bias in network.biases
-        ] != [(1, 1, width) for width in widths[1:]]:
-            raise ValueError("the weights do not have the shapes the description states")
+        network = mlp_from(tensors, description["widths"], settings.activation)
+        if network.networks != 1:
+            raise ValueError(f"it holds {network.networks} networks instead of one")
         encoding = description["encoding"]
         return Model(
             network,
@@ -80,6 +69,22 @@ def load_model(folder: str | Path) -> Model:
         raise DataUnavailable(
             f"The model in {folder} is damaged ({_short(problem)}); train it again or restore a copy."
         ) from problem
+
+
+def mlp_from(tensors: Mapping[str, Tensor], widths: Sequence[int], activation: str) -> MLP:
+    """The networks that `MLP.parameters` named; raises ValueError, TypeError or KeyError if they are not those."""
+    if len(widths) < 2:
+        raise ValueError(f"widths {list(widths)} are not a network")
+    networks = len(tensors["kernel.0"])
+    kernel_shapes = [(networks, *shape) for shape in itertools.pairwise(widths)]
+    kernel_shapes[-1] = (networks, widths[-1], widths[-2])
+    kernels = tuple(tensors[f"kernel.{depth}"] for depth in range(len(kernel_shapes)))
+    biases = tuple(tensors[f"bias.{depth}"] for depth in range(len(kernel_shapes)))
+    if [tuple(kernel.shape) for kernel in kernels] != kernel_shapes or [
+        tuple(bias.shape) for bias in biases
+    ] != [(networks, 1, width) for width in widths[1:]]:
+        raise ValueError("the weights do not have the shapes the description states")
+    return MLP(tuple(widths), activation, kernels, biases)
 
 
 def write_folder(

@@ -1,0 +1,104 @@
+"""Private models in folders: what every kind stores alike is written and read here, its own part by the kind's file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from quietmax.accounting import Guarantee
+from quietmax.data import Encoding
+from quietmax.errors import DataUnavailable, InvalidInput
+from quietmax.estimators import dpsgd_file, head_file, teachers_file
+from quietmax.estimators.dpsgd import DPSGD
+from quietmax.estimators.head import PrivateHead
+from quietmax.estimators.private_model import Answers, OwnPart, PrivateModel
+from quietmax.estimators.teachers import Teachers
+from quietmax.models.features import FeatureMap, feature_map_from_json
+from quietmax.models.files import read_description, read_folder, write_folder
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of private model: whose it is, what it stores of its own, and how that answers again."""
+
+    estimator: type
+    own_part: Callable[[Any], OwnPart]
+    answerer: Callable[[Path, Mapping[str, Any], Mapping[str, Tensor]], Answers]
+
+
+_KINDS = {
+    "head": _Kind(PrivateHead, head_file.own_part, head_file.answerer),
+    "teachers": _Kind(Teachers, teachers_file.own_part, teachers_file.answerer),
+    "dpsgd": _Kind(DPSGD, dpsgd_file.own_part, dpsgd_file.answerer),
+}
+
+
+def save_private(
+    estimator: PrivateHead | Teachers | DPSGD,
+    folder: str | Path,
+    *,
+    dataset: str,
+    encoding: Encoding | None = None,
+    guarantee: Guarantee | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a fitted private estimator.
+
+    Released weights (DP-SGD, a head with ``release="weights"``) may be published, as the guarantee says. The folder of
+    teachers or of a head with ``release="query"`` lets its holder ask without paying: like the records, it stays with
+    the owner.
+    """
+    kind = next(name for name, each in _KINDS.items() if isinstance(estimator, each.estimator))
+    own = _KINDS[kind].own_part(estimator)
+    if not (own.features is None or isinstance(own.features, FeatureMap)):
+        raise InvalidInput(
+            "A feature map that is not one of quietmax.models.features cannot be saved; use one of those, or apply "
+            "yours to the records before."
+        )
+    description = {
+        "kind": kind,
+        "dataset": dataset,
+        "encoding": None if encoding is None else json.loads(encoding.to_json()),
+        "features": None if own.features is None else own.features.to_json(),
+        "inputs": estimator.n_features_in_,
+        "classes": [_plain(label) for label in estimator.classes_],
+        **own.description,
+        "guarantee": (guarantee or estimator.guarantee_).to_json(),
+    }
+    return write_folder(folder, description, own.tensors, overwrite=overwrite)
+
+
+def open_private(folder: str | Path) -> PrivateModel:
+    """Open a private model of any kind; what its answers spent is read from and written to the folder's account."""
+    kind = str(read_description(folder).get("kind"))
+    if kind not in _KINDS:
+        raise InvalidInput(
+            f"The model in {folder} is of kind {kind!r}, not a private one ({', '.join(_KINDS)}); name another folder."
+        )
+    description, tensors = read_folder(folder, kind)
+    try:
+        encoding, features = description["encoding"], description["features"]
+        return PrivateModel(
+            kind=kind,
+            inputs=int(description["inputs"]),
+            classes=tuple(str(label) for label in description["classes"]),
+            guarantee=Guarantee.from_json(description["guarantee"]),
+            encoding=None if encoding is None else Encoding.from_json(json.dumps(encoding)),
+            features=None if features is None else feature_map_from_json(features),
+            answerer=_KINDS[kind].answerer(Path(folder), description, tensors),
+        )
+    except (KeyError, TypeError, ValueError) as problem:
+        raise DataUnavailable(
+            f"The model in {folder} is damaged ({problem}); train it again or restore a copy."
+        ) from problem
+
+
+def _plain(label: Any) -> Any:
+    """A class label as a JSON value."""
+    return label.item() if isinstance(label, np.generic) else label
