@@ -9,21 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quietmax.cli import COMMANDS, loaded, main, spread_lists
-
-
-@pytest.fixture
-def run(capsys, monkeypatch):
-    """Run a command line in this process and return (exit code, stdout, stderr)."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["quietmax", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
-
-    return call
+from quietmax.cli import COMMANDS, loaded, spread_lists
 
 
 @pytest.fixture(scope="module")

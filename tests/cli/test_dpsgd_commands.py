@@ -3,37 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 
-import numpy as np
 import pytest
+from own_table import DECLARED
 
-from quietmax.cli import main
 from quietmax.server.loading import load_servables
 
-
-@pytest.fixture
-def run(capsys, monkeypatch):
-    def call(*arguments) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["quietmax", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
-
-    return call
-
-
-@pytest.fixture
-def people(tmp_path):
-    ages = np.random.default_rng(0).integers(18, 90, 1200)
-    rows = [f"{age},{'FM'[age % 2]},{'hi' if age > 50 else 'lo'}" for age in ages]
-    path = tmp_path / "people.csv"
-    path.write_text("\n".join(["age,sex,income", *rows]))
-    return path
-
-
-DECLARED = ("--label", "income", "--classes", "lo,hi", "--bounds", "age=18:90", "--categories", "sex=F,M")
 PRIVATE = (*DECLARED, "--private", "dpsgd")
 
 

@@ -3,38 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 
-import numpy as np
 import pytest
+from own_table import DECLARED
 
 from quietmax.card import LEAKAGE_FILE, record_leakage
-from quietmax.cli import main
-
-
-@pytest.fixture
-def run(capsys, monkeypatch):
-    def call(*arguments) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["quietmax", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
-
-    return call
-
-
-@pytest.fixture
-def people(tmp_path):
-    generator = np.random.default_rng(0)
-    ages = generator.integers(18, 90, 1200)
-    rows = [f"{age},{'FM'[age % 2]},{'hi' if age > 50 else 'lo'}" for age in ages]
-    path = tmp_path / "people.csv"
-    path.write_text("\n".join(["age,sex,income", *rows]))
-    return path
-
-
-DECLARED = ("--label", "income", "--classes", "lo,hi", "--bounds", "age=18:90", "--categories", "sex=F,M")
 
 
 @pytest.fixture

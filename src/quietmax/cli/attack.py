@@ -13,21 +13,8 @@ from quietmax.attacks.asking import Target
 from quietmax.attacks.registry import BUILT_IN
 from quietmax.attacks.report import INTERVALS
 from quietmax.card import record_leakage
-from quietmax.cli.options import (
-    Bounds,
-    Categories,
-    Classes,
-    DataDir,
-    Download,
-    Identifier,
-    Ignore,
-    Json,
-    Label,
-    Measure,
-    Schema,
-    Seed,
-    table_options,
-)
+from quietmax.cli.option_groups import with_groups
+from quietmax.cli.options import DataDir, Download, Json, Seed, TableOptions
 from quietmax.cli.output import console, print_json, print_table, progress_bar
 from quietmax.data import Split, datasets, is_table_path, load
 from quietmax.errors import InvalidInput
@@ -40,7 +27,9 @@ from quietmax.noise import EXACT, SeededNoise
 _DEFAULT_SHADOWS = 20
 
 
+@with_groups
 def command(
+    *,
     subject: Annotated[
         str,
         typer.Argument(
@@ -86,14 +75,7 @@ def command(
         int | None, typer.Option(help="Training records, as at training; default: the model's or data set's.")
     ] = None,
     seed: Seed = 0,
-    label: Label = None,
-    classes: Classes = None,
-    bounds: Bounds = None,
-    categories: Categories = None,
-    ignore: Ignore = None,
-    identifier: Identifier = None,
-    schema: Schema = None,
-    measure: Measure = False,
+    table: TableOptions,
     encoding: Annotated[str | None, typer.Option(help="adult: 'codes' (the paper's) or 'one-hot'.")] = None,
     data_dir: DataDir = None,
     download: Download = False,
@@ -111,7 +93,7 @@ def command(
     quietmax attack model --mechanism algorithm1 --epsilon 1 --noise laplace --json
     """
     found = _find(subject, data, records, seed)
-    own = table_options(label, classes, bounds, categories, ignore, identifier, schema, measure)
+    own = table.given()
     with progress_bar("loading", quiet=as_json) as progress:
         split = load(
             found.data,

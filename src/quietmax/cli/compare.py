@@ -10,21 +10,8 @@ import typer
 
 from quietmax.attacks.registry import registered as known_attacks
 from quietmax.cli.grids import Output, Ray, Workers, compute, finish, listed, numbers, where
-from quietmax.cli.options import (
-    Bounds,
-    Categories,
-    Classes,
-    DataDir,
-    Download,
-    Identifier,
-    Ignore,
-    Json,
-    Label,
-    Measure,
-    Schema,
-    Seed,
-    table_options,
-)
+from quietmax.cli.option_groups import with_groups
+from quietmax.cli.options import DataDir, Download, Json, Seed, TableOptions
 from quietmax.cli.output import print_json, print_table
 from quietmax.data import dataset, is_table_path, load_records, split, status
 from quietmax.errors import InvalidInput, unknown_name
@@ -46,7 +33,9 @@ DEFAULT_METHODS = (
 DEFAULT_EPSILONS = (0.1, 1.0, 10.0)
 
 
+@with_groups
 def command(
+    *,
     subject: Annotated[
         str,
         typer.Argument(metavar="DATASET|FILE", help="A data set's name, or a .csv, .parquet or .npz file."),
@@ -70,14 +59,7 @@ def command(
     output: Output = Path("quietmax-comparison"),
     workers: Workers = None,
     ray: Ray = None,
-    label: Label = None,
-    classes: Classes = None,
-    bounds: Bounds = None,
-    categories: Categories = None,
-    ignore: Ignore = None,
-    identifier: Identifier = None,
-    schema: Schema = None,
-    measure: Measure = False,
+    table: TableOptions,
     data_dir: DataDir = None,
     download: Download = False,
     seed: Seed = 0,
@@ -95,7 +77,7 @@ def command(
 
     quietmax compare people.csv --label income --classes no,yes --bounds age=0:100 --queries 1,100
     """
-    own = table_options(label, classes, bounds, categories, ignore, identifier, schema, measure)
+    own = table.given()
     chosen_attacks = tuple(dict.fromkeys(listed(attacks) or ["shadow"]))
     unknown = [name for name in chosen_attacks if name not in known_attacks()]
     if unknown:

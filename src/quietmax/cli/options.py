@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,64 +25,58 @@ Names = Annotated[
 ]
 
 _OWN = "Own table"
-Label = Annotated[str | None, typer.Option(help="The label column.", rich_help_panel=_OWN)]
-Classes = Annotated[
-    str | None,
-    typer.Option(
-        help="The classes in order, as in no,yes; or their number if labels are 0, 1, ...",
-        rich_help_panel=_OWN,
-    ),
-]
-Bounds = Annotated[
-    list[str] | None,
-    typer.Option(help="Public bounds of a numeric column, column=low:high; repeat.", rich_help_panel=_OWN),
-]
-Categories = Annotated[
-    list[str] | None,
-    typer.Option(help="Public categories of a column, column=a,b,c; repeat.", rich_help_panel=_OWN),
-]
-Ignore = Annotated[
-    list[str] | None, typer.Option(help="A column that is not a feature; repeat.", rich_help_panel=_OWN)
-]
-Identifier = Annotated[
-    str | None, typer.Option(help="The column that tells people apart.", rich_help_panel=_OWN)
-]
-Schema = Annotated[
-    Path | None,
-    typer.Option(help="A TOML or JSON file with all of these declarations.", rich_help_panel=_OWN),
-]
-Measure = Annotated[
-    bool,
-    typer.Option(
-        "--measure",
-        help="Read what is not declared off the records; a guarantee is then conditional.",
-        rich_help_panel=_OWN,
-    ),
-]
 
 
-def table_options(
-    label: str | None,
-    classes: str | None,
-    bounds: list[str] | None,
-    categories: list[str] | None,
-    ignore: list[str] | None,
-    identifier: str | None,
-    schema: Path | None,
-    measure: bool,
-) -> dict[str, Any]:
-    """The declarations about an own table that were given, as `quietmax.load` takes them."""
-    given = {
-        "label": label,
-        "classes": class_names(classes),
-        "bounds": column_bounds(bounds),
-        "categories": column_categories(categories),
-        "ignore": ignore,
-        "identifier": identifier,
-        "schema": schema,
-        "measure": measure,
-    }
-    return {name: value for name, value in given.items() if value}
+@dataclass(frozen=True)
+class TableOptions:
+    """The declarations about an own table."""
+
+    label: Annotated[str | None, typer.Option(help="The label column.", rich_help_panel=_OWN)] = None
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            help="The classes in order, as in no,yes; or their number if labels are 0, 1, ...",
+            rich_help_panel=_OWN,
+        ),
+    ] = None
+    bounds: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Public bounds of a numeric column, column=low:high; repeat.", rich_help_panel=_OWN
+        ),
+    ] = None
+    categories: Annotated[
+        list[str] | None,
+        typer.Option(help="Public categories of a column, column=a,b,c; repeat.", rich_help_panel=_OWN),
+    ] = None
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="A column that is not a feature; repeat.", rich_help_panel=_OWN)
+    ] = None
+    identifier: Annotated[
+        str | None, typer.Option(help="The column that tells people apart.", rich_help_panel=_OWN)
+    ] = None
+    schema: Annotated[
+        Path | None,
+        typer.Option(help="A TOML or JSON file with all of these declarations.", rich_help_panel=_OWN),
+    ] = None
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Read what is not declared off the records; a guarantee is then conditional.",
+            rich_help_panel=_OWN,
+        ),
+    ] = False
+
+    def given(self) -> dict[str, Any]:
+        """Those that were given, as `quietmax.load` takes them."""
+        read = {
+            **vars(self),
+            "classes": class_names(self.classes),
+            "bounds": column_bounds(self.bounds),
+            "categories": column_categories(self.categories),
+        }
+        return {name: value for name, value in read.items() if value}
 
 
 def class_names(text: str | None) -> int | list[str] | None:

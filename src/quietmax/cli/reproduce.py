@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from quietmax.cli.grids import Output, Ray, Workers, compute, duration, finish, where
+from quietmax.cli.grids import Output, Ray, Workers, compute, duration, finish, listed, where
+from quietmax.cli.option_groups import with_groups
 from quietmax.cli.options import DataDir, Download, Json, Names, Seed
 from quietmax.cli.output import console, print_json, print_table, progress_bar
 from quietmax.data import load_records, status
@@ -25,18 +26,63 @@ from quietmax.experiments.findings import Finding, findings
 from quietmax.experiments.multi_query import ManyQueries, multi_query
 from quietmax.experiments.profiles import PAPER_REPEATS, PARTS, Part, checked_profile, reproduction_cells
 from quietmax.experiments.report import About, write_report
+from quietmax.experiments.report.page import MANY_COLUMNS, many_lines
 from quietmax.experiments.reproduction import usable_cores
 from quietmax.experiments.runner import Run
 from quietmax.experiments.sensitivity_table import reproduce_sensitivity_table
 from quietmax.experiments.summary import LOSS_TOLERANCE, accuracy_comparisons, curve_comparisons, summarise
 
-FOLDER = Path("quietmax-results")
 ProfileName = Annotated[
     str, typer.Option("--profile", help="quick (minutes) or paper (10 repeats, all shadow networks).")
 ]
-Repeats = Annotated[int | None, typer.Option(min=1, help="Repeats; default: the profile's.")]
 
 app = typer.Typer(help="Reproduce the paper's tables, its numbers beside ours.", no_args_is_help=True)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The options of a command that runs a grid, and the grid they ask for."""
+
+    names: Names = None
+    profile: ProfileName = "quick"
+    repeats: Annotated[int | None, typer.Option(min=1, help="Repeats; default: the profile's.")] = None
+    output: Output = Path("quietmax-results")
+    workers: Workers = None
+    ray: Ray = None
+    data_dir: DataDir = None
+    download: Download = False
+    seed: Seed = 0
+    as_json: Json = False
+
+    @cached_property
+    def chosen(self) -> list[str]:
+        chosen = _chosen(self.names, self.data_dir, self.download)
+        for name in chosen:
+            if not status(name, self.data_dir).present:
+                load_records(name, data_dir=self.data_dir, download=self.download)
+        return chosen
+
+    def cells(self, parts: Sequence[Part], profile: str | None = None) -> list[Cell]:
+        return reproduction_cells(
+            self.chosen, profile or self.profile, parts=parts, repeats=self.repeats, seed=self.seed
+        )
+
+    def compute(self, parts: Sequence[Part]) -> Run:
+        place = where(self.workers, self.ray)
+        return compute(self.cells(parts), self.output, place, self.data_dir, quiet=self.as_json)
+
+    def about(self, done: Run) -> About:
+        efforts = {cell.group.source.title: cell.group.effort for cell in (*done.results, *done.failures)}
+        return About(
+            "The paper's evaluation again",
+            f"Profile {self.profile}: "
+            + "; ".join(
+                f"{name} {effort.records:,} records, {effort.shadows} shadow networks, {effort.epochs} epochs"
+                for name, effort in efforts.items()
+            ),
+            self.seed,
+            tuple(f"{cell}: {failure}" for cell, failure in done.failures.items()),
+        )
 
 
 @app.command("sensitivity-table")
@@ -45,7 +91,9 @@ def sensitivity_table(names: Names = None, as_json: Json = False) -> None:
 
     Example: quietmax reproduce sensitivity-table
     """
-    _print("Sensitivities", reproduce_sensitivity_table(_listed(names)), as_json, "to the printed digits")
+    _print(
+        "Sensitivities", reproduce_sensitivity_table(listed(names) or None), as_json, "to the printed digits"
+    )
 
 
 @app.command("accuracy-table")
@@ -90,100 +138,62 @@ def correlations(as_json: Json = False) -> None:
 
 
 @app.command()
-def figures(
-    names: Names = None,
-    profile: ProfileName = "quick",
-    repeats: Repeats = None,
-    output: Output = FOLDER,
-    workers: Workers = None,
-    ray: Ray = None,
-    data_dir: DataDir = None,
-    download: Download = False,
-    seed: Seed = 0,
-    as_json: Json = False,
-) -> None:
+@with_groups
+def figures(asked: _Asked) -> None:
     """Accuracy loss and leakage of Algorithm 1 and published DP-SGD at the paper's eleven values of epsilon.
 
     Without --datasets, every data set of the paper whose files are present.
 
     Example: quietmax reproduce figures --datasets location mnist
     """
-    asked = _Asked(names, profile, repeats, output, workers, ray, data_dir, download, seed, as_json)
     done = asked.compute(["algorithm1", "dpsgd"])
     summaries = summarise(done.results)
-    _print("Accuracy loss and leakage", curve_comparisons(summaries), as_json, f"within {LOSS_TOLERANCE:g}")
-    finish(done, write_report(summaries, output, asked.about(done)), quiet=as_json)
+    _print(
+        "Accuracy loss and leakage", curve_comparisons(summaries), asked.as_json, f"within {LOSS_TOLERANCE:g}"
+    )
+    finish(done, write_report(summaries, asked.output, asked.about(done)), quiet=asked.as_json)
 
 
 @app.command("findings")
-def findings_command(
-    names: Names = None,
-    profile: ProfileName = "quick",
-    repeats: Repeats = None,
-    output: Output = FOLDER,
-    workers: Workers = None,
-    ray: Ray = None,
-    data_dir: DataDir = None,
-    download: Download = False,
-    seed: Seed = 0,
-    as_json: Json = False,
-) -> None:
+@with_groups
+def findings_command(asked: _Asked) -> None:
     """The paper's five findings, each with a verdict from our own numbers.
 
     Example: quietmax reproduce findings --datasets location adult mnist
     """
-    asked = _Asked(names, profile, repeats, output, workers, ray, data_dir, download, seed, as_json)
     done = asked.compute(PARTS)
     found = findings(summarise(done.results))
-    if as_json:
+    if asked.as_json:
         print_json([each.to_json() for each in found])
     else:
         _print_findings(found)
-    finish(done, [], quiet=as_json)
+    finish(done, [], quiet=asked.as_json)
 
 
 @app.command("multi-query")
-def multi_query_command(
-    names: Names = None,
-    profile: ProfileName = "quick",
-    repeats: Repeats = None,
-    output: Output = FOLDER,
-    workers: Workers = None,
-    ray: Ray = None,
-    data_dir: DataDir = None,
-    download: Download = False,
-    seed: Seed = 0,
-    as_json: Json = False,
-) -> None:
+@with_groups
+def multi_query_command(asked: _Asked) -> None:
     """What a total epsilon gives for many answers, in both of the paper's readings, beside methods without a limit.
 
     Example: quietmax reproduce multi-query --datasets location
     """
-    asked = _Asked(names, profile, repeats, output, workers, ray, data_dir, download, seed, as_json)
     done = asked.compute(PARTS)
     rows = multi_query(summarise(done.results))
-    if as_json:
+    if asked.as_json:
         print_json([row.to_json() for row in rows])
     else:
         _print_multi_query(rows)
-    finish(done, [], quiet=as_json)
+    finish(done, [], quiet=asked.as_json)
 
 
 @app.command("all")
+@with_groups
 def everything(
-    names: Names = None,
-    profile: ProfileName = "quick",
-    repeats: Repeats = None,
-    output: Output = FOLDER,
-    workers: Workers = None,
-    ray: Ray = None,
-    data_dir: DataDir = None,
-    download: Download = False,
-    seed: Seed = 0,
+    *,
+    asked: _Asked,
     estimate_only: Annotated[
         bool, typer.Option("--estimate", help="Only say how long both profiles would take here.")
     ] = False,
-    as_json: Json = False,
 ) -> None:
     """Every table and figure of the paper's evaluation on every data set that is present, and a report.
 
@@ -191,18 +201,17 @@ def everything(
 
     Example: quietmax reproduce all --profile quick
     """
-    asked = _Asked(names, profile, repeats, output, workers, ray, data_dir, download, seed, as_json)
     estimates = _estimates(asked)
     if estimate_only:
-        if as_json:
+        if asked.as_json:
             print_json(estimates)
         return
     done = asked.compute(PARTS)
     summaries = summarise(done.results)
     about = asked.about(done)
-    written = write_report(summaries, output, about)
+    written = write_report(summaries, asked.output, about)
     found, many = findings(summaries), multi_query(summaries)
-    if as_json:
+    if asked.as_json:
         print_json(
             {
                 "sensitivity": [row.to_json() for row in reproduce_sensitivity_table()],
@@ -225,53 +234,7 @@ def everything(
         _print("Figures", curve_comparisons(summaries), False, f"within {LOSS_TOLERANCE:g}")
         _print_findings(found)
         _print_multi_query(many)
-    finish(done, written, quiet=as_json)
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """The options of a command that runs a grid."""
-
-    names: list[str] | None
-    profile: str
-    repeats: int | None
-    output: Path
-    workers: int | None
-    ray: str | None
-    data_dir: Path | None
-    download: bool
-    seed: int
-    quiet: bool
-
-    @cached_property
-    def chosen(self) -> list[str]:
-        chosen = _chosen(self.names, self.data_dir, self.download)
-        for name in chosen:
-            if not status(name, self.data_dir).present:
-                load_records(name, data_dir=self.data_dir, download=self.download)
-        return chosen
-
-    def cells(self, parts: Sequence[Part], profile: str | None = None) -> list[Cell]:
-        return reproduction_cells(
-            self.chosen, profile or self.profile, parts=parts, repeats=self.repeats, seed=self.seed
-        )
-
-    def compute(self, parts: Sequence[Part]) -> Run:
-        place = where(self.workers, self.ray)
-        return compute(self.cells(parts), self.output, place, self.data_dir, quiet=self.quiet)
-
-    def about(self, done: Run) -> About:
-        efforts = {cell.group.source.title: cell.group.effort for cell in (*done.results, *done.failures)}
-        return About(
-            "The paper's evaluation again",
-            f"Profile {self.profile}: "
-            + "; ".join(
-                f"{name} {effort.records:,} records, {effort.shadows} shadow networks, {effort.epochs} epochs"
-                for name, effort in efforts.items()
-            ),
-            self.seed,
-            tuple(f"{cell}: {failure}" for cell, failure in done.failures.items()),
-        )
+    finish(done, written, quiet=asked.as_json)
 
 
 def _estimates(asked: _Asked) -> dict[str, float]:
@@ -280,7 +243,7 @@ def _estimates(asked: _Asked) -> dict[str, float]:
     found = {}
     for profile in ("quick", "paper"):
         found[profile] = sum(estimated_seconds(asked.cells(PARTS, profile)).values()) / 3600
-        if not asked.quiet:
+        if not asked.as_json:
             console.print(
                 f"Estimate, profile {profile}: {found[profile]:.1f} core hours, about "
                 f"{duration(3600 * found[profile] / cores)} with {cores} workers.",
@@ -301,26 +264,14 @@ def _print_findings(found: Sequence[Finding]) -> None:
 def _print_multi_query(rows: Sequence[ManyQueries]) -> None:
     print_table(
         "Many answers from one total",
-        ("data set", "method", "reading", "total", "answers", "each", "accuracy loss", "leakage"),
-        (
-            (
-                row.dataset,
-                row.method,
-                row.reading,
-                f"{row.total:g}",
-                f"{row.queries:,}",
-                "" if row.per_answer is None else f"{row.per_answer:.3g}",
-                f"{row.accuracy_loss:.3f}" + ("*" if row.extrapolated else ""),
-                "" if row.leakage is None else f"{row.leakage:.3f}",
-            )
-            for row in rows
-        ),
+        MANY_COLUMNS,
+        many_lines(rows),
         caption="Algorithm 1 has no guarantee. * below the smallest measured epsilon: the value there.",
     )
 
 
 def _chosen(names: list[str] | None, data_dir: Path | None, download: bool) -> list[str]:
-    chosen = _listed(names) or [
+    chosen = listed(names) or [
         name for name in reference.accuracy_table() if download or status(name, data_dir).present
     ]
     if not chosen:
@@ -328,10 +279,6 @@ def _chosen(names: list[str] | None, data_dir: Path | None, download: bool) -> l
             "None of the paper's data sets is present; run 'quietmax datasets' to see what to fetch."
         )
     return chosen
-
-
-def _listed(names: list[str] | None) -> list[str] | None:
-    return [part for name in names for part in name.split(",") if part] if names else None
 
 
 def _print(title: str, rows: Sequence[Comparison], as_json: bool, tolerance: str) -> None:

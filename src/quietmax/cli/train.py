@@ -9,21 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from quietmax.cli.guarantees import print_guarantee
-from quietmax.cli.options import (
-    Bounds,
-    Categories,
-    Classes,
-    DataDir,
-    Download,
-    Identifier,
-    Ignore,
-    Json,
-    Label,
-    Measure,
-    Schema,
-    Seed,
-    table_options,
-)
+from quietmax.cli.option_groups import with_groups
+from quietmax.cli.options import DataDir, Download, Json, Seed, TableOptions
 from quietmax.cli.output import print_json, print_table, progress_bar
 from quietmax.cli.train_dpsgd import DPSGDOptions
 from quietmax.cli.train_private import PrivateOptions, train_private
@@ -47,7 +34,9 @@ _PRIVATE = "Private training"
 _DPSGD = "Private training with DP-SGD"
 
 
+@with_groups
 def command(
+    *,
     data: Annotated[str, typer.Argument(help="A data set's name, or a CSV, Parquet or NPZ file.")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder to write the model to.")
@@ -140,14 +129,7 @@ def command(
     batch_size: Annotated[int | None, typer.Option(help="Records per step; default 100.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Step size; default Adam's 0.001.")] = None,
     l2: Annotated[float | None, typer.Option(help="L2 penalty on the kernels; default 0.001.")] = None,
-    label: Label = None,
-    classes: Classes = None,
-    bounds: Bounds = None,
-    categories: Categories = None,
-    ignore: Ignore = None,
-    identifier: Identifier = None,
-    schema: Schema = None,
-    measure: Measure = False,
+    table: TableOptions,
     encoding: Annotated[str | None, typer.Option(help="adult: 'codes' (the paper's) or 'one-hot'.")] = None,
     data_dir: DataDir = None,
     download: Download = False,
@@ -169,7 +151,7 @@ def command(
 
     quietmax train people.csv --label income --bounds age=0:100 --categories sex=Female,Male -o model
     """
-    own = table_options(label, classes, bounds, categories, ignore, identifier, schema, measure)
+    own = table.given()
     if output is not None:
         check_target(output, overwrite=overwrite)
     noisy = DPSGDOptions(

@@ -14,7 +14,7 @@ from quietmax.experiments import reference
 from quietmax.experiments.comparison import Comparison
 from quietmax.experiments.correlation import reproduce_correlations
 from quietmax.experiments.findings import findings
-from quietmax.experiments.multi_query import multi_query
+from quietmax.experiments.multi_query import ManyQueries, multi_query
 from quietmax.experiments.report.panels import panels
 from quietmax.experiments.reproduction import environment
 from quietmax.experiments.sensitivity_table import reproduce_sensitivity_table
@@ -24,6 +24,8 @@ OWNER_ONLY = (
     " <strong>For the owner of the records only:</strong> accuracies and leakages here were computed from them without "
     "noise, and the number of records is taken as public; do not publish this page if the records are private."
 )
+
+MANY_COLUMNS = ("data set", "method", "reading", "total eps", "answers", "each", "accuracy loss", "leakage")
 
 
 @dataclass(frozen=True)
@@ -87,22 +89,7 @@ def _multi_query(summaries: Sequence[Summary]) -> str:
     rows = multi_query(summaries)
     if not rows:
         return ""
-    table = _table(
-        ("data set", "method", "reading", "total eps", "answers", "each", "accuracy loss", "leakage"),
-        (
-            (
-                row.dataset,
-                row.method,
-                row.reading,
-                f"{row.total:g}",
-                f"{row.queries:,}",
-                "" if row.per_answer is None else f"{row.per_answer:.3g}",
-                f"{row.accuracy_loss:.3f}" + ("*" if row.extrapolated else ""),
-                "" if row.leakage is None else f"{row.leakage:.3f}",
-            )
-            for row in rows
-        ),
-    )
+    table = _table(MANY_COLUMNS, many_lines(rows))
     return (
         '<section id="many"><h2>Many answers from one total</h2><p>The paper reads k answers off its single-answer '
         "curves. Its composition theorem leaves eps/√k for each (published), its worked example eps/k "
@@ -110,6 +97,23 @@ def _multi_query(summaries: Sequence[Summary]) -> str:
         f"* below the smallest measured eps: the value there.</p><details><summary>{len(rows)} rows</summary>{table}"
         "</details></section>"
     )
+
+
+def many_lines(rows: Iterable[ManyQueries]) -> list[tuple[str, ...]]:
+    """Many answers from one total as lines of a table under `MANY_COLUMNS`."""
+    return [
+        (
+            row.dataset,
+            row.method,
+            row.reading,
+            f"{row.total:g}",
+            f"{row.queries:,}",
+            "" if row.per_answer is None else f"{row.per_answer:.3g}",
+            f"{row.accuracy_loss:.3f}" + ("*" if row.extrapolated else ""),
+            "" if row.leakage is None else f"{row.leakage:.3f}",
+        )
+        for row in rows
+    ]
 
 
 def _paper(summaries: Sequence[Summary]) -> str:
