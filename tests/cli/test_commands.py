@@ -298,6 +298,7 @@ def test_the_demo_tells_the_whole_story_as_json(run, monkeypatch, tmp_path):
     assert "pays for 0 more" in service["refusal"]
     assert service["spent_fraction"] == 1
     assert service["journal_is_sound"]
+    assert "served with fresh noise" in found["attack"]["about"]
     results = {(line["method"], line["epsilon"]): line for line in found["attack"]["results"]}
     assert results["plain", None]["status"] == "none"
     assert results["algorithm1-gaussian", 1.0]["status"] == "refuted"

@@ -16,6 +16,7 @@ from quietmax.errors import InvalidInput
 from quietmax.experiments.cell import Effort
 from quietmax.experiments.crew import Outcome, outcome_of
 from quietmax.experiments.profiles import Work
+from quietmax.experiments.report import SEEDED_NOISE
 from quietmax.experiments.reproduction import Where
 
 
@@ -76,6 +77,7 @@ def test_a_comparison_of_an_own_table_is_complete_and_a_second_run_computes_noth
     assert len(by_method["head"]) == 1
     assert {line["status"] for line in by_method["algorithm1-laplace"]} == {"conditional"}  # two classes
     assert {line["status"] for line in by_method["head"]} == {"proven"}
+    assert found["about"] == SEEDED_NOISE
     for line in found["results"]:
         assert 0 <= line["test_accuracy"] <= 1
         assert -1 <= line["leakage_shadow"] <= 1
@@ -113,6 +115,8 @@ def test_the_report_is_one_file_that_fetches_nothing_and_names_what_has_no_guara
     without_namespace = page.replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"https?://|src=|@import|url\(", without_namespace)
     assert "no guarantee" in page
+    assert SEEDED_NOISE in page
+    assert SEEDED_NOISE in " ".join(done.output.split())
     panels = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
     assert all(line["dashed"] for panel in panels for line in panel["lines"])
     with (out / "results.csv").open() as file:

@@ -225,6 +225,10 @@ def test_a_page_escapes_what_it_is_given_and_holds_every_section():
     for part in ("plots", "findings", "many", "paper", "results", "settings"):
         assert f'id="{part}"' in page
     assert "few &amp; quick" in page
+    header, results = page.partition("</header>")[0], page.partition('id="results"')[2]
+    for part in (header, results):
+        assert "experiments with seeded noise" in part
+        assert "the method when it is served with fresh noise" in part
     lines = {line.name: line for panel in panels(summaries) for line in panel.lines}
     assert not lines["private head"].dashed
     assert lines["Algorithm 1, Gaussian (no guarantee)"].dashed

@@ -18,7 +18,7 @@ from quietmax.errors import InvalidInput, unknown_name
 from quietmax.experiments.accuracy_loss import EPSILONS
 from quietmax.experiments.cell import Cell, Effort, Group, Source
 from quietmax.experiments.methods import method
-from quietmax.experiments.report import About, write_report
+from quietmax.experiments.report import SEEDED_NOISE, About, write_report
 from quietmax.experiments.summary import STATUS_WORDS, Summary, summarise
 
 DEFAULT_METHODS = (
@@ -110,6 +110,7 @@ def command(
         failures = {str(cell): failure for cell, failure in done.failures.items()}
         print_json(
             {
+                "about": SEEDED_NOISE,
                 "results": [each.flat() for each in summaries],
                 "failures": failures,
                 "computed": done.computed,
@@ -174,5 +175,5 @@ def _print(summaries: Sequence[Summary], attacks: Sequence[str]) -> None:
             for each in summaries
         ),
         caption="Attacks: leakage, TPR - FPR. Audited: at least this epsilon (of one answer, in its currency, where "
-        "each costs). Noise is seeded; the guarantee named is that of exact noise.",
+        f"each costs). {SEEDED_NOISE}",
     )

@@ -16,6 +16,7 @@ from quietmax.cli.output import console, print_json, print_table, progress_bar
 from quietmax.data import Split, load
 from quietmax.estimators import PrivateHead
 from quietmax.experiments import reference
+from quietmax.experiments.report import SEEDED_NOISE
 from quietmax.mechanisms import Algorithm1
 from quietmax.models import CrossEntropy, Model, TrainingSettings, accuracy, train
 from quietmax.predictor import Predictor
@@ -137,6 +138,7 @@ def command(
         f"6. The paper's Shadow attack on {EFFORT.records:,} training digits: 0 is guessing, 1 tells every member",
         ("answers from", "epsilon", "test accuracy", "leakage"),
         attacked.rows(),
+        caption=SEEDED_NOISE,
     )
     console.print(
         f"Curves and tables: open {attacked.report} in a browser.",

@@ -11,7 +11,7 @@ from quietmax.cli.compare import method_cells
 from quietmax.cli.grids import compute, where
 from quietmax.errors import QuietmaxError
 from quietmax.experiments.cell import Effort, Group, Source
-from quietmax.experiments.report import About, write_report
+from quietmax.experiments.report import SEEDED_NOISE, About, write_report
 from quietmax.experiments.summary import Summary, summarise
 
 METHODS = ("plain", "algorithm1-gaussian", "head")
@@ -40,8 +40,12 @@ class Attacked:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """The figures by name, and the report's place."""
-        return {"results": [each.flat() for each in self.summaries], "report": str(self.report)}
+        """What the figures are, the figures by name, and the report's place."""
+        return {
+            "about": SEEDED_NOISE,
+            "results": [each.flat() for each in self.summaries],
+            "report": str(self.report),
+        }
 
 
 def attack_and_report(

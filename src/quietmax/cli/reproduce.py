@@ -25,7 +25,7 @@ from quietmax.experiments.estimate import estimated_seconds
 from quietmax.experiments.findings import Finding, findings
 from quietmax.experiments.multi_query import ManyQueries, multi_query
 from quietmax.experiments.profiles import PAPER_REPEATS, PARTS, Part, checked_profile, reproduction_cells
-from quietmax.experiments.report import About, write_report
+from quietmax.experiments.report import SEEDED_NOISE, About, write_report
 from quietmax.experiments.report.page import MANY_COLUMNS, many_lines
 from quietmax.experiments.reproduction import usable_cores
 from quietmax.experiments.runner import Run
@@ -220,6 +220,7 @@ def everything(
                 "figures": [row.to_json() for row in curve_comparisons(summaries)],
                 "findings": [each.to_json() for each in found],
                 "multi_query": [row.to_json() for row in many],
+                "about": SEEDED_NOISE,
                 "results": [each.flat() for each in summaries],
                 "estimates": estimates,
                 "computed": done.computed,

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quietmax.errors import QuietmaxError
-from quietmax.experiments.report.page import About, html
+from quietmax.experiments.report.page import SEEDED_NOISE, About, html
 from quietmax.experiments.report.panels import Panel, panels
 from quietmax.experiments.report.pictures import draw
 from quietmax.experiments.summary import Summary, write_tables
 
-__all__ = ["About", "Panel", "html", "panels", "write_report"]
+__all__ = ["SEEDED_NOISE", "About", "Panel", "html", "panels", "write_report"]
 
 
 def write_report(summaries: Sequence[Summary], folder: Path, about: About) -> list[Path]:

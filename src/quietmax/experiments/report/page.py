@@ -20,6 +20,10 @@ from quietmax.experiments.reproduction import environment
 from quietmax.experiments.sensitivity_table import reproduce_sensitivity_table
 from quietmax.experiments.summary import STATUS_WORDS, Summary, accuracy_comparisons, curve_comparisons
 
+SEEDED_NOISE = (
+    "All figures are experiments with seeded noise, so that the run can be repeated; the status of a guarantee is that "
+    "of the method when it is served with fresh noise."
+)
 OWNER_ONLY = (
     " <strong>For the owner of the records only:</strong> accuracies and leakages here were computed from them without "
     "noise, and the number of records is taken as public; do not publish this page if the records are private."
@@ -61,7 +65,7 @@ def html(summaries: Sequence[Summary], about: About) -> str:
 
 def _lead(summaries: Sequence[Summary]) -> str:
     names = ", ".join(dict.fromkeys(escape(each.dataset) for each in summaries))
-    return f"{names}. Solid lines have a proven guarantee, dashed ones have none or a conditional one."
+    return f"{names}. Solid lines have a proven guarantee, dashed ones have none or a conditional one. {SEEDED_NOISE}"
 
 
 def _plots(summaries: Sequence[Summary]) -> str:
@@ -197,7 +201,7 @@ def _results(summaries: Sequence[Summary]) -> str:
     )
     return (
         f'<section id="results"><h2>All results</h2><details><summary>{len(summaries)} rows</summary>{table}</details>'
-        "<p class='hint'>Noise is seeded so that the run can be repeated; the guarantee named is that of exact noise. "
+        f"<p class='hint'>{SEEDED_NOISE} "
         "Audits at confidence 0.99: of a mechanism, one answer against its own claim in its currency; of a model, "
         "from the attacks' guesses, taking the split as fair coins.</p></section>"
     )
