@@ -85,12 +85,11 @@ class Load:
 def serve(private: bool, address: str, port: int) -> None:
     """The server process: a network of the paper's size behind Algorithm 1, or plain."""
     import torch
-    import uvicorn
 
     from quietmax.ledger import Ledger, Terms
     from quietmax.mechanisms import Answers
     from quietmax.server import Offers, Service, Settings, bind, load_servables
-    from quietmax.server.run import Listening, configuration
+    from quietmax.server.run import Listening, run
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -109,7 +108,8 @@ def serve(private: bool, address: str, port: int) -> None:
 
         offers = Offers([replace(offer, unit_cost=0, servable=replace(offer.servable, answer=plain))])
     service = Service(ledger, offers, Settings(anonymous=True, log_requests=False))
-    uvicorn.Server(configuration(service, Listening(port=port))).run()
+    with socket.create_server(("127.0.0.1", port)) as listening:
+        run(service, Listening(port=port), listening)
 
 
 def save_network(folder: Path) -> Any:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -85,6 +86,16 @@ def test_the_same_query_again_gets_the_same_answer_at_no_cost(plain):
     assert mixed["parameters"]["remaining_answers"] == 16
 
 
+def test_answers_drawn_together_are_stored_each_under_its_own_query(plain):
+    queries = [some_rows(1 + number % 2, number) for number in range(12)]
+    with ThreadPoolExecutor(12) as pool:
+        first = [response.json()["outputs"] for response in pool.map(plain.infer, queries)]
+    for rows, outputs in zip(queries, first, strict=True):
+        again = plain.infer(rows).json()
+        assert again["outputs"] == outputs
+        assert again["parameters"]["new_answers"] == 0
+
+
 def test_stored_answers_outlive_the_process(start):
     with start("plain", budget=Terms(10.0), queries=20) as service:
         first = service.infer(some_rows(1)).json()["outputs"]
@@ -121,8 +132,6 @@ def test_a_retry_with_the_same_id_is_free_and_another_body_is_refused_with_409(s
 
 
 def test_many_retries_at_once_are_paid_once_and_all_get_one_answer(start):
-    from concurrent.futures import ThreadPoolExecutor
-
     with (
         start("plain", budget=Terms(10.0), queries=20, settings=Settings(stored_answers=False)) as service,
         ThreadPoolExecutor(12) as pool,

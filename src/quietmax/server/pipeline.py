@@ -199,6 +199,8 @@ class Pipeline:
             self._finish([(ask, failed) for ask in asks])
             return
         finished: list[tuple[_Ask, Result]] = []
+        keys: list[bytes] = []
+        together: list[bytes] = []
         for ask, answer in zip(asks, answers, strict=True):
             queries, drawn = self._new_answers(ask, answer)
             if ask.request is not None:
@@ -207,10 +209,13 @@ class Pipeline:
                 )
                 self._ledger.submit_store(store, partial(self._stored, ask, answer))
                 continue
-            if queries:
-                store = Store(ask.offer.account.id, queries, drawn, deadline=ask.deadline)
-                self._ledger.submit_store(store, _ignore)
+            keys += queries
+            together.append(drawn)
             finished.append((ask, answer))
+        if keys:
+            latest = max(ask.deadline for ask, _ in finished)
+            store = Store(asks[0].offer.account.id, tuple(keys), b"".join(together), deadline=latest)
+            self._ledger.submit_store(store, _ignore)
         self._finish(finished)
 
     def _new_answers(self, ask: _Ask, answer: Answer) -> tuple[tuple[bytes, ...], bytes]:
