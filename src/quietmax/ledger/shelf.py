@@ -1,9 +1,9 @@
 """The shelf: finds stored answers to identical queries.
 
-The database keeps answers in the order they were given, those drawn together in one row: with a row for each query in an
-index, every query would dirty a page of its own, and a batch of 100 would write 100 pages. The index is in memory,
-holds the latest answers of each account, and is brought up to date inside the transaction that asks, so that what
-other processes have stored is found too. Whoever stores holds the account's lock: rows appear in the order of
+The database keeps answers in the order they were given, those drawn together in one row: with a row for each query
+in an index, every query would dirty a page of its own, and a batch of 100 would write 100 pages. The index is in
+memory, holds the latest answers of each account, and is brought up to date inside the transaction that asks, so that
+what other processes have stored is found too. Whoever stores holds the account's lock: rows appear in the order of
 their ids.
 """
 
