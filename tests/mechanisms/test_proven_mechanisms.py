@@ -290,6 +290,13 @@ def test_bad_input_is_refused_with_a_sentence():
             ),
             "Gaussian currency",
         ),
+        (
+            lambda: NoisyMax("gaussian", bounds=bounds(), per_query=PureCost(1.0)).guarantee(2),
+            "Gaussian currency",
+        ),
+        (lambda: NoisyMax("gaussian", bounds=bounds()).prepared(None, PureCost(1.0)), "Gaussian currency"),
+        (lambda: GaussianScores(bounds=bounds(), per_query=PureCost(1.0)).cost(3), "Gaussian currency"),
+        (lambda: SampledNeuron(bounds=bounds()).prepared(None, GaussianCost(1.0)), "pure currency"),
     ):
         with pytest.raises(InvalidInput, match=match):
             make()

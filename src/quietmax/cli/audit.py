@@ -131,7 +131,7 @@ def _prepared(
         return NoisyMax(method, bounds=bounds, per_query=cost)  # type: ignore[arg-type]
     if name == "gaussian":
         cost = _cost("gaussian", epsilon, delta, share)
-        return GaussianScores(bounds=bounds, per_query=cost)  # type: ignore[arg-type]
+        return GaussianScores(bounds=bounds, per_query=cost)
     raise InvalidInput(
         f"There is no mechanism {name!r}; choose algorithm1, sampled-neuron, noisy-max or gaussian."
     )

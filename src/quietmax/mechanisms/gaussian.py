@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from quietmax.accounting import Cost, Currency, GaussianCost, Guarantee, Reading
+from quietmax.accounting import Cost, Currency, GaussianCost, Guarantee
 from quietmax.errors import InvalidInput
-from quietmax.mechanisms.mechanism import Answers, Floats, certified_bounds, checked_scores
-from quietmax.models import Classifier, softmax
+from quietmax.mechanisms.mechanism import Answers, Floats, checked_scores
+from quietmax.mechanisms.proven import ProvenMechanism
+from quietmax.models import softmax
 from quietmax.noise import NoiseSource, release_gaussian
 from quietmax.sensitivity import ScoreBounds
 
 
 @dataclass(frozen=True)
-class GaussianScores:
+class GaussianScores(ProvenMechanism):
     """Release all scores with noise ``N(0, (D_2/mu)^2)`` each, as probabilities.
 
     Logits go through the softmax. Votes (``votes`` is their known sum, the number of teachers) are divided by that sum
@@ -24,7 +25,7 @@ class GaussianScores:
 
     votes: int | None = None
     bounds: ScoreBounds | None = None
-    per_query: GaussianCost | None = None
+    per_query: Cost | None = None
 
     @property
     def name(self) -> str:
@@ -32,26 +33,9 @@ class GaussianScores:
         return "gaussian"
 
     @property
-    def reading(self) -> Reading:
-        """A budget means (epsilon, delta)."""
-        return "proven"
-
-    @property
     def currency(self) -> Currency:
         """Gaussian."""
         return "gaussian"
-
-    def prepared(self, model: Classifier, per_query: Cost) -> GaussianScores:
-        """Fill in the cost per query and the model's certified bounds."""
-        if not isinstance(per_query, GaussianCost):
-            raise InvalidInput("Gaussian noise is paid in the Gaussian currency; give a cost in mu.")
-        return replace(
-            self, bounds=certified_bounds(self.bounds, model), per_query=self.per_query or per_query
-        )
-
-    def cost(self, classes: int) -> Cost:  # noqa: ARG002
-        """The stated cost per query; it does not depend on the number of classes."""
-        return self._ready()[1]
 
     def guarantee(self, classes: int) -> Guarantee:
         """Proven, given the certified bounds."""
@@ -79,11 +63,10 @@ class GaussianScores:
         return Answers(noisy.argmax(-1), probabilities)
 
     def _ready(self) -> tuple[ScoreBounds, GaussianCost]:
-        if self.bounds is None or self.per_query is None:
-            raise InvalidInput(
-                "The mechanism still has open parameters; give bounds and per_query, or use a Predictor."
-            )
-        return self.bounds, self.per_query
+        bounds, cost = super()._ready()
+        if not isinstance(cost, GaussianCost):
+            raise InvalidInput("Gaussian noise is paid in the Gaussian currency; give a cost in mu.")
+        return bounds, cost
 
 
 def onto_simplex(points: Floats) -> Floats:

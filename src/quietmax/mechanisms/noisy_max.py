@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from quietmax.accounting import Cost, Currency, GaussianCost, Guarantee, Reading
+from quietmax.accounting import Cost, Currency, GaussianCost, Guarantee
 from quietmax.errors import InvalidInput
-from quietmax.mechanisms.mechanism import Answers, Floats, certified_bounds, checked_scores
+from quietmax.mechanisms.mechanism import Answers, Floats, checked_scores
+from quietmax.mechanisms.proven import ProvenMechanism
 from quietmax.mechanisms.selection import selection_epsilon
-from quietmax.models import Classifier
 from quietmax.noise import NoiseSource, choose, permute_and_flip, release_gaussian
 from quietmax.sensitivity import ScoreBounds
 
@@ -17,7 +17,7 @@ Method = Literal["gaussian", "exponential", "permute-and-flip"]
 
 
 @dataclass(frozen=True)
-class NoisyMax:
+class NoisyMax(ProvenMechanism):
     """Release the label alone.
 
     ``gaussian``: the largest score after Gaussian noise on all of them, ``mu = D_2/sigma``. ``exponential``: label v
@@ -46,24 +46,9 @@ class NoisyMax:
         return "noisy-max"
 
     @property
-    def reading(self) -> Reading:
-        """A budget means (epsilon, delta)."""
-        return "proven"
-
-    @property
     def currency(self) -> Currency:
         """As asked for; by default Gaussian for Gaussian noise, pure for a choice."""
         return self.count_in or ("gaussian" if self.method == "gaussian" else "pure")
-
-    def prepared(self, model: Classifier, per_query: Cost) -> NoisyMax:
-        """Fill in the cost per query and the model's certified bounds."""
-        return replace(
-            self, bounds=certified_bounds(self.bounds, model), per_query=self.per_query or per_query
-        )
-
-    def cost(self, classes: int) -> Cost:  # noqa: ARG002
-        """The stated cost per query; it does not depend on the number of classes."""
-        return self._ready()[1]
 
     def guarantee(self, classes: int) -> Guarantee:
         """Proven, given the certified bounds."""
@@ -90,8 +75,7 @@ class NoisyMax:
         bounds, cost = self._ready()
         values = checked_scores(scores)
         if self.method == "gaussian":
-            if not isinstance(cost, GaussianCost):
-                raise InvalidInput("Gaussian noise is paid in the Gaussian currency; give a cost in mu.")
+            assert isinstance(cost, GaussianCost)
             noisy = release_gaussian(
                 values,
                 sensitivity=bounds.vector.value,
@@ -107,8 +91,7 @@ class NoisyMax:
         )
 
     def _ready(self) -> tuple[ScoreBounds, Cost]:
-        if self.bounds is None or self.per_query is None:
-            raise InvalidInput(
-                "Noisy max still has open parameters; give bounds and per_query, or use a Predictor."
-            )
-        return self.bounds, self.per_query
+        bounds, cost = super()._ready()
+        if self.method == "gaussian" and not isinstance(cost, GaussianCost):
+            raise InvalidInput("Gaussian noise is paid in the Gaussian currency; give a cost in mu.")
+        return bounds, cost

@@ -7,17 +7,17 @@ its log-odds against all others together, with noise. Nothing else of the logits
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from scipy.special import expit, logsumexp
 
-from quietmax.accounting import Cost, Currency, GaussianCost, Guarantee, PureCost, Reading
+from quietmax.accounting import Cost, Currency, GaussianCost, Guarantee, PureCost
 from quietmax.errors import InvalidInput
-from quietmax.mechanisms.mechanism import Answers, Floats, certified_bounds, checked_scores
+from quietmax.mechanisms.mechanism import Answers, Floats, checked_scores
+from quietmax.mechanisms.proven import ProvenMechanism
 from quietmax.mechanisms.selection import Selection, selection_epsilon
-from quietmax.models import Classifier
 from quietmax.noise import NoiseSource, choose, permute_and_flip, release_gaussian, release_laplace
 from quietmax.sensitivity import ScoreBounds
 
@@ -25,7 +25,7 @@ Noise = Literal["laplace", "gaussian"]
 
 
 @dataclass(frozen=True)
-class SampledNeuron:
+class SampledNeuron(ProvenMechanism):
     """Release a label and its probability.
 
     ``sampling_share`` of the budget (of epsilon, or of mu^2) pays for the choice of the label, the rest for its
@@ -56,24 +56,9 @@ class SampledNeuron:
         return "sampled-neuron"
 
     @property
-    def reading(self) -> Reading:
-        """A budget means (epsilon, delta)."""
-        return "proven"
-
-    @property
     def currency(self) -> Currency:
         """Pure for Laplace noise, Gaussian for Gaussian noise."""
         return "pure" if self.noise == "laplace" else "gaussian"
-
-    def prepared(self, model: Classifier, per_query: Cost) -> SampledNeuron:
-        """Fill in the cost per query and the model's certified bounds."""
-        return replace(
-            self, bounds=certified_bounds(self.bounds, model), per_query=self.per_query or per_query
-        )
-
-    def cost(self, classes: int) -> Cost:  # noqa: ARG002
-        """The stated cost per query; it does not depend on the number of classes."""
-        return self._ready()[1]
 
     def guarantee(self, classes: int) -> Guarantee:
         """Proven, given the certified bounds."""
@@ -140,16 +125,13 @@ class SampledNeuron:
         return first_mu, GaussianCost(_left(cost.mu, first_mu.mu, 2))
 
     def _ready(self) -> tuple[ScoreBounds, Cost]:
-        if self.bounds is None or self.per_query is None:
-            raise InvalidInput(
-                "The sampled neuron still has open parameters; give bounds and per_query, or use a Predictor."
-            )
+        bounds, cost = super()._ready()
         wanted = PureCost if self.noise == "laplace" else GaussianCost
-        if not isinstance(self.per_query, wanted):
+        if not isinstance(cost, wanted):
             raise InvalidInput(
                 f"{self.noise} noise is paid in the {self.currency} currency; give such a cost."
             )
-        return self.bounds, self.per_query
+        return bounds, cost
 
 
 def _left(whole: float, part: float, power: int) -> float:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.models.activations import activation
+from quietmax.models.adam import adam_step
 from quietmax.models.losses import Convexified, logit_gradient
 from quietmax.models.mlp import MLP, initial_mlp
 from quietmax.models.settings import TrainingSettings
@@ -30,7 +31,6 @@ Progress = Callable[[int, int], None]
 Rows = NDArray[np.int64]
 
 _STEPS_PER_BLOCK = 64
-_ADAM_DECAY_MEAN, _ADAM_DECAY_SQUARE, _ADAM_EPSILON = 0.9, 0.999, 1e-7
 _NOBODY = -1
 
 
@@ -287,27 +287,17 @@ class _Step:
                 slope = self._activation.backward(outgoing, incoming)
 
     def _adam(self, views: _Views) -> None:
-        """Adam for kernels (with the L2 penalty's gradient ``2*l2*W``) and biases (without).
-
-        torch's fused kernel does it in one pass over memory; torch.optim.Adam calls the same one, but spends
-        five times as long around it. The tests hold the two against each other.
-        """
+        """Adam for kernels (with the L2 penalty's gradient ``2*l2*W``) and biases (without)."""
         torch._foreach_add_(self._taken, 1)
         for group, decay in ((0, 2 * self._settings.l2), (1, 0.0)):
-            torch._fused_adam_(
+            adam_step(
                 (views.kernels, views.biases)[group],
                 views.gradients[group],
                 views.means[group],
                 views.squares[group],
-                [],
                 self._taken,
-                lr=self._settings.learning_rate,
-                beta1=_ADAM_DECAY_MEAN,
-                beta2=_ADAM_DECAY_SQUARE,
-                weight_decay=decay,
-                eps=_ADAM_EPSILON,
-                amsgrad=False,
-                maximize=False,
+                learning_rate=self._settings.learning_rate,
+                decay=decay,
             )
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from quietmax.errors import InvalidInput
 from quietmax.models.activations import activation
+from quietmax.models.adam import adam_step
 from quietmax.models.clipped_sums import Gradients
 from quietmax.models.mlp import MLP
 
@@ -19,7 +18,6 @@ Optimiser = Literal["sgd", "momentum", "adam"]
 Sampling = Literal["poisson", "shuffled"]
 
 _MOMENTUM = 0.9
-_ADAM_DECAY_MEAN, _ADAM_DECAY_SQUARE, _ADAM_EPSILON = 0.9, 0.999, 1e-7
 
 
 @dataclass(frozen=True)
@@ -91,30 +89,12 @@ class Update:
             self._groups, (gradients.kernels, gradients.biases), self._states, strict=True
         ):
             if self._settings.optimiser == "adam":
-                self._adam(weights, given, states, decay)
+                means, squares = states
+                rate = self._settings.learning_rate
+                adam_step(weights, given, means, squares, self._taken, learning_rate=rate, decay=decay)
                 continue
             for index, (weight, gradient) in enumerate(zip(weights, given, strict=True)):
                 moved = gradient.add_(weight, alpha=decay) if decay else gradient
                 if states:
                     moved = states[0][index].mul_(_MOMENTUM).add_(moved)
                 weight.sub_(moved, alpha=self._settings.learning_rate)
-
-    def _adam(
-        self, weights: Sequence[Tensor], gradients: Sequence[Tensor], states: list[list[Tensor]], decay: float
-    ) -> None:
-        """As in `ensemble`: torch's fused kernel, one pass over memory."""
-        torch._fused_adam_(
-            list(weights),
-            list(gradients),
-            states[0],
-            states[1],
-            [],
-            self._taken,
-            lr=self._settings.learning_rate,
-            beta1=_ADAM_DECAY_MEAN,
-            beta2=_ADAM_DECAY_SQUARE,
-            weight_decay=decay,
-            eps=_ADAM_EPSILON,
-            amsgrad=False,
-            maximize=False,
-        )
