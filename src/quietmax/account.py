@@ -88,8 +88,7 @@ class FileAccount:
         except OSError as problem:
             raise QuietmaxError(
                 f"The account {self.path} cannot be written ({problem.strerror}), so nothing was answered; "
-                "make room or give "
-                "the right to write."
+                "make room or give the right to write."
             ) from problem
         finally:
             os.close(file)

@@ -14,7 +14,7 @@ from quietmax.attacks.registry import BUILT_IN
 from quietmax.attacks.report import INTERVALS
 from quietmax.card import record_leakage
 from quietmax.cli.option_groups import with_groups
-from quietmax.cli.options import DataDir, Download, Json, Seed, TableOptions
+from quietmax.cli.options import AdultEncoding, DataDir, Download, Json, Seed, TableOptions
 from quietmax.cli.output import console, print_json, print_table, progress_bar
 from quietmax.data import Split, datasets, is_table_path, load
 from quietmax.errors import InvalidInput
@@ -76,7 +76,7 @@ def command(
     ] = None,
     seed: Seed = 0,
     table: TableOptions,
-    encoding: Annotated[str | None, typer.Option(help="adult: 'codes' (the paper's) or 'one-hot'.")] = None,
+    encoding: AdultEncoding = None,
     data_dir: DataDir = None,
     download: Download = False,
     as_json: Json = False,

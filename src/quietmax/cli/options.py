@@ -24,6 +24,10 @@ Names = Annotated[
     typer.Option("--datasets", help="One or more data sets, as in: --datasets mnist location."),
 ]
 
+AdultEncoding = Annotated[
+    str | None, typer.Option("--encoding", help="adult: 'codes' (the paper's) or 'one-hot'.")
+]
+
 _OWN = "Own table"
 
 

@@ -10,7 +10,7 @@ import typer
 
 from quietmax.cli.guarantees import print_guarantee
 from quietmax.cli.option_groups import with_groups
-from quietmax.cli.options import DataDir, Download, Json, Seed, TableOptions
+from quietmax.cli.options import AdultEncoding, DataDir, Download, Json, Seed, TableOptions
 from quietmax.cli.output import print_json, print_table, progress_bar
 from quietmax.cli.train_dpsgd import DPSGDOptions
 from quietmax.cli.train_private import PrivateOptions, train_private
@@ -130,7 +130,7 @@ def command(
     learning_rate: Annotated[float | None, typer.Option(help="Step size; default Adam's 0.001.")] = None,
     l2: Annotated[float | None, typer.Option(help="L2 penalty on the kernels; default 0.001.")] = None,
     table: TableOptions,
-    encoding: Annotated[str | None, typer.Option(help="adult: 'codes' (the paper's) or 'one-hot'.")] = None,
+    encoding: AdultEncoding = None,
     data_dir: DataDir = None,
     download: Download = False,
     as_json: Json = False,

@@ -19,11 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quietmax.errors import InvalidInput, QuietmaxError
-from quietmax.models.ensemble import Progress, Rows
+from quietmax.errors import InvalidInput
+from quietmax.models.checked_training import Rows, check_weights
+from quietmax.models.ensemble import Progress
 from quietmax.models.private_release import unforeseeable_batches
 from quietmax.models.private_settings import PrivateSettings
-from quietmax.models.private_stack import DIVERGED, seeded_batches
+from quietmax.models.private_stack import seeded_batches
 from quietmax.noise import release_gaussian
 
 Build = Callable[[int, int], torch.nn.Module]
@@ -72,8 +73,7 @@ def train_private_module(
         for parameter, total in zip(parameters, noise.added(sums), strict=True):
             parameter.grad = total / expected
         optimiser.step()
-        if not all(torch.isfinite(parameter).all() for parameter in parameters):
-            raise QuietmaxError(DIVERGED)
+        check_weights(parameters)
         if progress is not None:
             progress(step, settings.steps)
     return clipped.released().eval()

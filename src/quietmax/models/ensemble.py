@@ -20,15 +20,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.errors import InvalidInput
 from quietmax.models.activations import activation
 from quietmax.models.adam import adam_step
+from quietmax.models.checked_training import Rows, check_networks, check_records, check_weights
 from quietmax.models.losses import Convexified, logit_gradient
 from quietmax.models.mlp import MLP, initial_mlp
 from quietmax.models.settings import TrainingSettings
 
 Progress = Callable[[int, int], None]
-Rows = NDArray[np.int64]
 
 _STEPS_PER_BLOCK = 64
 _NOBODY = -1
@@ -87,10 +87,7 @@ def train_stack(
         done += len(block)
         if progress is not None:
             progress(done, batches.steps)
-    if not all(torch.isfinite(tensor).all() for _, tensor in stack.parameters()):
-        raise QuietmaxError(
-            "Training diverged: a weight is no longer a finite number; lower the learning rate or check the features."
-        )
+    check_weights([tensor for _, tensor in stack.parameters()])
     back = torch.argsort(chosen)
     return MLP(
         stack.widths,
@@ -159,26 +156,8 @@ def _check(
     alphas: Sequence[float] | None,
     left_out: Sequence[int | None] | None,
 ) -> None:
-    if inputs.ndim != 2 or targets.shape != inputs.shape[:1]:
-        raise InvalidInput(
-            f"Features of shape {tuple(inputs.shape)} and labels of shape {tuple(targets.shape)} do not fit; "
-            "reshape them to (records, features) and (records,)."
-        )
-    for what, given in (("seeds", seeds), ("alphas", alphas), ("left_out", left_out)):
-        if given is not None and len(given) != len(rows):
-            raise InvalidInput(
-                f"{what} has {len(given)} entries for {len(rows)} networks; give one per network."
-            )
-    if not rows:
-        raise InvalidInput("There is no network to train; give the row indices of at least one.")
-    if any(len(each) and (each.min() < 0 or each.max() >= len(inputs)) for each in rows):
-        raise InvalidInput(
-            f"A row index lies outside the {len(inputs)} records; give indices from 0 to {len(inputs) - 1}."
-        )
-    if len(targets) and (int(targets.min()) < 0 or int(targets.max()) >= classes):
-        raise InvalidInput(f"A label lies outside 0 to {classes - 1}; encode labels as consecutive integers.")
-    if not torch.isfinite(inputs).all():
-        raise InvalidInput("A feature is NaN or infinite; remove or impute such records before training.")
+    check_records(inputs, targets, classes)
+    check_networks(rows, len(inputs), seeds=seeds, alphas=alphas, left_out=left_out)
     if alphas is not None:
         if not isinstance(settings.loss, Convexified):
             raise InvalidInput(

@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.errors import InvalidInput
+from quietmax.models.checked_training import Rows, check_records, check_weights
 from quietmax.models.clipped_sums import Gradients
-from quietmax.models.ensemble import Progress, Rows
+from quietmax.models.ensemble import Progress
 from quietmax.models.exact_sums import LARGEST_BATCH, exact_clipped_sum
 from quietmax.models.mlp import MLP, initial_mlp
 from quietmax.models.private_settings import PrivateSettings, Update
-from quietmax.models.private_stack import DIVERGED, check_records
 from quietmax.noise import release_gaussian
 
 ROUNDING = 2.0**-20
@@ -63,8 +63,7 @@ def train_private(
         batch = torch.from_numpy(next(batches))
         sums = exact_clipped_sum(network, inputs[batch], targets[batch], settings.clip)
         update.take(_released(sums, settings.clip, noise_multiplier, settings.sampling_rate * size))
-        if not all(torch.isfinite(tensor).all() for _, tensor in network.parameters()):
-            raise QuietmaxError(DIVERGED)
+        check_weights([tensor for _, tensor in network.parameters()])
         if progress is not None and (step % 16 == 0 or step == settings.steps):
             progress(step, settings.steps)
     return network

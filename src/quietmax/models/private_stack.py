@@ -22,14 +22,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.errors import InvalidInput
+from quietmax.models.checked_training import Rows, check_networks, check_records, check_weights
 from quietmax.models.clipped_sums import ClippedSums, Gradients
-from quietmax.models.ensemble import Progress, Rows
+from quietmax.models.ensemble import Progress
 from quietmax.models.losses import Convexified
 from quietmax.models.mlp import MLP, initial_mlp
 from quietmax.models.private_settings import PrivateSettings, Update
-
-DIVERGED = "Training diverged: a weight is no longer a finite number; lower the learning rate."
 
 
 def train_private_stack(
@@ -87,22 +86,8 @@ def train_private_stack(
         update.take(gradients)
         if progress is not None and (step % 64 == 0 or step == settings.steps):
             progress(step, settings.steps)
-    if not all(torch.isfinite(tensor).all() for _, tensor in network.parameters()):
-        raise QuietmaxError(DIVERGED)
+    check_weights([tensor for _, tensor in network.parameters()])
     return network
-
-
-def check_records(inputs: Tensor, targets: Tensor, classes: int) -> None:
-    """Refuse records that do not fit together."""
-    if inputs.ndim != 2 or targets.shape != inputs.shape[:1]:
-        raise InvalidInput(
-            f"Features of shape {tuple(inputs.shape)} and labels of shape {tuple(targets.shape)} do not fit; "
-            "reshape them to (records, features) and (records,)."
-        )
-    if len(targets) and (int(targets.min()) < 0 or int(targets.max()) >= classes):
-        raise InvalidInput(f"A label lies outside 0 to {classes - 1}; encode labels as consecutive integers.")
-    if not torch.isfinite(inputs).all():
-        raise InvalidInput("A feature is NaN or infinite; remove or impute such records before training.")
 
 
 def _check(
@@ -113,22 +98,11 @@ def _check(
     clips: Sequence[float],
     sizes: Sequence[int],
 ) -> None:
-    if not rows:
-        raise InvalidInput("There is no network to train; give the row indices of at least one.")
-    counts = {"seeds": seeds, "noise_multipliers": multipliers, "clips": clips, "sizes": sizes}
-    for what, given in counts.items():
-        if len(given) != len(rows):
-            raise InvalidInput(
-                f"{what} has {len(given)} entries for {len(rows)} networks; give one per network."
-            )
+    check_networks(rows, records, seeds=seeds, noise_multipliers=multipliers, clips=clips, sizes=sizes)
     if any(not math.isfinite(each) or each < 0 for each in multipliers):
         raise InvalidInput("A noise multiplier is negative or not finite; give numbers from 0 up.")
     if any(not math.isfinite(each) or each <= 0 for each in clips) or any(size < 1 for size in sizes):
         raise InvalidInput("Clip norms and sizes must be positive; give such numbers.")
-    if any(len(each) and (each.min() < 0 or each.max() >= records) for each in rows):
-        raise InvalidInput(
-            f"A row index lies outside the {records} records; give indices from 0 to {records - 1}."
-        )
 
 
 class _Batches:
