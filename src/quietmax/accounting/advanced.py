@@ -73,7 +73,6 @@ def advanced_composition_per_query(total_epsilon: float, queries: int, delta: fl
                 maxiter=500,
             )
         )
-    share *= 1.0 - 4.0 * _SLACK
     while advanced_composition(share, queries, delta) > total_epsilon:
         share *= 1.0 - _SLACK
     return share

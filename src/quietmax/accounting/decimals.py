@@ -65,11 +65,9 @@ def root_rounded_up(value: Fraction) -> float:
     >>> root_rounded_up(Fraction(2)) ** 2 >= 2
     True
     """
-    root = math.sqrt(float(value))
+    root = math.sqrt(float(value)) * (1.0 - 2.0**-51)  # a few floats too low
     while decimal(root) ** 2 < value:
         root = math.nextafter(root, math.inf)
-    while root > 0.0 and decimal(math.nextafter(root, 0.0)) ** 2 >= value:
-        root = math.nextafter(root, 0.0)
     return root
 
 

@@ -51,13 +51,12 @@ def _log_delta(mu: float, x: float) -> float:
     return math.log(difference) - 0.5 * x * x - 0.5 * math.log(2 * math.pi)
 
 
-def _checked(value: float, name: str, low: float, high: float, low_allowed: bool) -> float:
+def _checked(value: float, name: str, low: float, high: float) -> float:
     number = as_number(value)
-    if (low < number or (low_allowed and number == low)) and number < high:
+    if low <= number < high:
         return number
-    bound = "at least" if low_allowed else "more than"
     raise InvalidInput(
-        f"{name} is {value!r}, but must be {bound} {low:g} and less than {high:g}: give such a number."
+        f"{name} is {value!r}, but must be at least {low:g} and less than {high:g}: give such a number."
     )
 
 
@@ -72,8 +71,8 @@ def delta_of(mu: float, epsilon: float) -> float:
     >>> round(delta_of(1.0, 1.0), 3)
     0.127
     """
-    mu = _checked(mu, "mu", 0.0, math.inf, True)
-    epsilon = _checked(epsilon, "epsilon", 0.0, math.inf, True)
+    mu = _checked(mu, "mu", 0.0, math.inf)
+    epsilon = _checked(epsilon, "epsilon", 0.0, math.inf)
     if mu == 0.0:
         return 0.0
     log_delta = _log_delta(mu, epsilon / mu - 0.5 * mu)
@@ -88,21 +87,20 @@ def epsilon_of(mu: float, delta: float) -> float:
     >>> round(epsilon_of(1.0, 1e-5), 2)
     4.38
     """
-    mu = _checked(mu, "mu", 0.0, math.inf, True)
-    delta = _checked(delta, "delta", 0.0, 1.0, False)
-    if delta < SMALLEST_DELTA:
-        raise InvalidInput(
-            f"delta is {delta!r}, but a Gaussian guarantee is derived only for delta from 1e-300 up; give a larger one."
-        )
-    if mu == 0.0 or delta_of(mu, 0.0) <= delta:
+    mu = _checked(mu, "mu", 0.0, math.inf)
+    delta = _checked(delta, "delta", SMALLEST_DELTA, 1.0)
+    if delta_of(mu, 0.0) <= delta:
         return 0.0
-    # delta <= Phi(-x), so the root lies below x = -ndtri(delta); epsilon = 0 is x = -mu/2.
-    highest = max(-float(ndtri(delta)), -0.5 * mu) + 1e-3
-    x = _root(lambda point: _log_delta(mu, point) - math.log(delta), -0.5 * mu, highest)
+
+    def excess(point: float) -> float:
+        return _log_delta(mu, point) - math.log(delta)
+
+    # epsilon = 0 is x = -mu/2; delta <= Phi(-x), so the root lies below x = -ndtri(delta).
+    x = -0.5 * mu
+    if excess(x) > 0.0:
+        x = _root(excess, x, -float(ndtri(delta)) + 1e-3)
     epsilon = mu * (x + 0.5 * mu)
-    return _stepped(
-        lambda step: max(epsilon, 0.0) * (1.0 + step) + mu * step, lambda e: delta_of(mu, e) <= delta
-    )
+    return _stepped(lambda step: epsilon * (1.0 + step) + mu * step, lambda e: delta_of(mu, e) <= delta)
 
 
 def mu_of(epsilon: float, delta: float) -> float:
@@ -113,26 +111,18 @@ def mu_of(epsilon: float, delta: float) -> float:
     >>> round(mu_of(1.0, 1e-5), 3)
     0.268
     """
-    epsilon = _checked(epsilon, "epsilon", 0.0, math.inf, True)
-    delta = _checked(delta, "delta", 0.0, 1.0, False)
-    if delta < SMALLEST_DELTA:
-        raise InvalidInput(
-            f"delta is {delta!r}, but a Gaussian budget is derived only for delta from 1e-300 up; give a larger one."
-        )
-    # delta <= Phi(-x) and delta <= mu/sqrt(2 pi) give two values of mu that certainly suffice.
-    quantile = -float(ndtri(delta))
-    root = math.sqrt(quantile * quantile + 2.0 * epsilon)
-    suffices = 2.0 * epsilon / (quantile + root) if quantile > 0.0 else root - quantile
-    low = math.log(max(suffices, delta) * (1.0 - 1e-3))
-    high = low + 1.0
+    epsilon = _checked(epsilon, "epsilon", 0.0, math.inf)
+    delta = _checked(delta, "delta", SMALLEST_DELTA, 1.0)
+    # delta <= mu/sqrt(2 pi), so that mu = delta certainly suffices.
+    low, width = math.log(delta), 1.0
 
     def excess(log_mu: float) -> float:
         mu = math.exp(log_mu)
         return _log_delta(mu, epsilon / mu - 0.5 * mu) - math.log(delta)
 
-    while excess(high) <= 0.0:
-        high += 1.0
-    mu = math.exp(_root(excess, low, high))
+    while excess(low + width) <= 0.0:
+        width *= 2.0
+    mu = math.exp(_root(excess, low, low + width))
     return _stepped(lambda step: mu * (1.0 - step), lambda m: delta_of(m, epsilon) <= delta)
 
 
@@ -157,7 +147,7 @@ def pure_as_gaussian(epsilon: float) -> float:
     >>> round(pure_as_gaussian(0.01) / 0.01, 4)
     1.2533
     """
-    epsilon = _checked(epsilon, "epsilon", 0.0, math.inf, True)
+    epsilon = _checked(epsilon, "epsilon", 0.0, math.inf)
     if epsilon < 1.0:
         mu = 2.0 * math.sqrt(2.0) * float(erfinv(math.tanh(0.5 * epsilon)))
     else:

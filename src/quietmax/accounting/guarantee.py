@@ -135,7 +135,7 @@ class Guarantee:
             gap = epsilon - claimed
             if not 0.0 <= epsilon < math.inf:
                 raise InvalidInput(f"epsilon is {epsilon!r}, but must be at least 0: give such a number.")
-            delta = 0.0 if gap >= 0.0 else -math.expm1(gap) / (1.0 + math.exp(-claimed)) * _UP
+            delta = abs(math.expm1(min(gap, 0.0))) / (1.0 + math.exp(-claimed)) * _UP
         return min(1.0, (delta + self._surplus) * (_UP if delta and self._surplus else 1.0))
 
     def at_delta(self, delta: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 from scipy.special import log_ndtr
@@ -28,5 +27,5 @@ def selection_epsilon(cost: Cost, selection: Selection) -> float:
     convert = bounded_range_as_gaussian if selection == "exponential" else pure_as_gaussian
     epsilon = 2 * log_odds if selection == "exponential" else log_odds
     while convert(epsilon) > cost.mu:
-        epsilon = math.nextafter(epsilon * (1 - 2**-50), 0.0)
+        epsilon *= 1 - 2**-50
     return epsilon
