@@ -15,10 +15,13 @@ KINDS = {
     "DataUnavailable",
     "QuietmaxError",
     "BudgetExhausted",
+    "EndpointFailed",
     "HttpRefusal",
     "LedgerDamaged",
     "LedgerUnavailable",
 }
+# Functions that make an `HttpRefusal` of one status from a sentence.
+STATUSES = {"bad_request": 400, "_unknown": 401, "unfit": 422, "unavailable": 503}
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Refusal:
 
 
 def refusals(sources: Path = SOURCES) -> list[Refusal]:
-    """All places that raise one of `KINDS` with a sentence written there."""
+    """All places that raise one of `KINDS`, or call one of `STATUSES`, with a sentence written there."""
     return sorted(
         (refusal for path in sorted(sources.rglob("*.py")) for refusal in _of_file(path, sources)),
         key=lambda refusal: (refusal.package, refusal.place),
@@ -46,9 +49,11 @@ def _of_file(path: Path, sources: Path) -> Iterator[Refusal]:
         call = (
             node.exc if isinstance(node, ast.Raise) else node.value if isinstance(node, ast.Return) else None
         )
-        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in KINDS):
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
             continue
-        status, arguments = None, list(call.args)
+        if call.func.id not in KINDS | STATUSES.keys():
+            continue
+        status, arguments = STATUSES.get(call.func.id), list(call.args)
         if arguments and isinstance(arguments[0], ast.Constant) and isinstance(arguments[0].value, int):
             status, arguments = arguments[0].value, arguments[1:]
         sentence = _text(arguments[0]) if arguments else None

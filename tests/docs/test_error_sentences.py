@@ -11,7 +11,7 @@ REFUSALS = error_list.refusals()
 # What to do stands after a semicolon, a colon, a comma or a full stop, and has one of these verbs.
 ADVICE = re.compile(
     r"[;:.,] ?[^;:.]*\b(add|allow|answer|apply|ask|audit|build|call|change|check|choose|copy|correct|count|create|"
-    r"declare|delete|download|encode|fetch|fit|get|give|grant|remove|install|keep|leave|let|list|lists|load|log|lower|make|name|"
+    r"declare|delete|download|encode|fetch|fit|get|give|grant|remove|install|keep|leave|let|list|load|log|lower|make|name|"
     r"open|pass|pick|point|put|raise|regularise|rename|replace|reshape|restart|restore|retry|return|run|save|say|see|"
     r"send|serve|set|shorten|split|start|state|supply|take|tell|train|try|turn|unpack|use|wait|write)\b",
     re.IGNORECASE,

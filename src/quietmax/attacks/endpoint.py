@@ -117,8 +117,8 @@ class Endpoint:
                 text = reply.read(_LARGEST_REPLY + 1)
         except urllib.error.HTTPError as refusal:
             raise EndpointFailed(
-                f"The server at {self.url} refused with {refusal.code} ({_reason(refusal)}); "
-                "what was answered before counts as asked."
+                f"The server at {self.url} refused with {refusal.code} ({_reason(refusal)}); what was "
+                "answered before counts as asked, so correct the cause before asking again."
             ) from refusal
         except OSError as problem:
             raise EndpointFailed(

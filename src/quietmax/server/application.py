@@ -140,7 +140,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
         return JSONResponse(await service.budget(service.offer(name, version), caller))
 
     async def infer(_request: Request, _name: str, _version: str | None) -> Response:
-        raise HttpRefusal(404, "There is no such model or version; GET /v2/models lists those there are.")
+        raise HttpRefusal(404, "There is no such model or version; see GET /v2/models for those there are.")
 
     usual = (401, 403, 404, 503)
     for ending, handler, schema, what in (

@@ -56,7 +56,9 @@ class Service:
         """The offer of that name and version, or 404."""
         found = self.offers.find(name, version)
         if found is None:
-            raise HttpRefusal(404, "There is no such model or version; GET /v2/models lists those there are.")
+            raise HttpRefusal(
+                404, "There is no such model or version; see GET /v2/models for those there are."
+            )
         return found
 
     async def answer(self, offer: Offer, query: Query, caller: Caller) -> tuple[Answer, dict[str, Any]]:

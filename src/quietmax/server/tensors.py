@@ -127,7 +127,7 @@ def _outputs(request: Mapping[str, Any], servable: Servable) -> tuple[tuple[str,
         name = tensor["name"]
         if name not in offered or name in {known for known, _ in chosen}:
             raise unfit(
-                f"An output asked for is unknown or asked for twice; this model gives: {', '.join(offered)}."
+                f"An output asked for is unknown or asked for twice; name each at most once, of {', '.join(offered)}."
             )
         chosen.append((name, _parameters(tensor).get("binary_data", by_default) is True))
     return tuple(chosen)
