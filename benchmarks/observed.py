@@ -41,7 +41,7 @@ def main() -> None:
     train, classes, size = data.train, data.classes, float(options.records)
     feature_map = head_plan.default_features(train.features.shape[1], train.image_shape)
     mapped = on_features(train, feature_map)
-    queries = table_of(on_features(data.test.take(range(QUERIES)), feature_map)).rows
+    queries = table_of(on_features(data.test.take(range(min(QUERIES, len(data.test)))), feature_map)).rows
     mu = mu_of(EPSILON, DELTA)
     print(
         f"{options.dataset}, {options.records} records, {options.removals} removals, torch {torch.__version__}\n"
