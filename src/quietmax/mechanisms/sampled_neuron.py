@@ -14,6 +14,7 @@ import numpy as np
 from scipy.special import expit, logsumexp
 
 from quietmax.accounting import Cost, Currency, GaussianCost, Guarantee, PureCost
+from quietmax.accounting.decimals import root_rounded_down, rounded_down
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms.mechanism import Answers, Floats, checked_scores
 from quietmax.mechanisms.proven import ProvenMechanism
@@ -120,9 +121,9 @@ class SampledNeuron(ProvenMechanism):
         share = self.sampling_share
         if isinstance(cost, PureCost):
             first = PureCost(share * cost.epsilon)
-            return first, PureCost(_left(cost.epsilon, first.epsilon, 1))
+            return first, PureCost(rounded_down(cost.amount - first.amount))
         first_mu = GaussianCost(math.sqrt(share) * cost.mu)
-        return first_mu, GaussianCost(_left(cost.mu, first_mu.mu, 2))
+        return first_mu, GaussianCost(root_rounded_down(cost.amount - first_mu.amount))
 
     def _ready(self) -> tuple[ScoreBounds, Cost]:
         bounds, cost = super()._ready()
@@ -132,8 +133,3 @@ class SampledNeuron(ProvenMechanism):
                 f"{self.noise} noise is paid in the {self.currency} currency; give such a cost."
             )
         return bounds, cost
-
-
-def _left(whole: float, part: float, power: int) -> float:
-    """What remains of ``whole**power`` after ``part**power``, a little less for rounding."""
-    return float((whole**power - part**power) ** (1 / power)) * (1 - 2**-48)
