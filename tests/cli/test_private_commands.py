@@ -125,9 +125,10 @@ def test_bad_private_options_are_one_sentence(run, people, tmp_path, arguments, 
 
 def test_a_private_model_takes_no_mechanism_of_the_callers(run, people, asked, tmp_path):
     run("train", people, *DECLARED, "--private", "head", "--declared-size", 480, "-o", tmp_path / "model")
-    code, _, err = run("predict", "--model", tmp_path / "model", "--input", asked, "--epsilon", 5)
-    assert code == 1
-    assert "its own mechanism" in err
+    for option in ("--epsilon", "--epsilon-sampling"):
+        code, _, err = run("predict", "--model", tmp_path / "model", "--input", asked, option, 5)
+        assert code == 1
+        assert "its own mechanism" in err
 
 
 def test_the_card_tells_guarantee_status_assumptions_spending_and_leakage(run, people, asked, tmp_path):

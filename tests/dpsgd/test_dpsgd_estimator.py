@@ -18,7 +18,7 @@ from quietmax.estimators import open_private, save_private
 from quietmax.estimators.dpsgd import DPSGD
 from quietmax.estimators.dpsgd_claim import ALONE, PLACES, POISSON
 from quietmax.estimators.dpsgd_plan import LOGIT_NOISE, plan
-from quietmax.models.features import FrozenModule, RandomFourier, UnitNorm
+from quietmax.models.features import FrozenModule, Identity, Pipeline, RandomFourier, UnitNorm
 
 
 def _blobs(count=1000, seed=0):
@@ -100,8 +100,8 @@ def test_a_feature_map_that_is_not_ours_makes_the_guarantee_conditional():
     assert ours.status == "proven"
     assert ours.parameters["features"] == UnitNorm(0.5).to_json()
     frozen = FrozenModule(torch.nn.ReLU(), outputs=6)
-    outside = _private(features=frozen, **options).fit(features, labels).guarantee_
-    assert ALONE in outside.assumptions
+    for outside in (frozen, Pipeline((Identity(), Pipeline((frozen,))))):
+        assert ALONE in _private(features=outside, **options).fit(features, labels).guarantee_.assumptions
     own = _private(features=_Halved(), **options).fit(features, labels)
     assert own.guarantee_.status == "conditional"
     assert ALONE in own.guarantee_.assumptions

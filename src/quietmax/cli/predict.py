@@ -57,7 +57,10 @@ def command(
     quietmax predict --model model --input queries.csv --mechanism algorithm1 --noise gaussian --epsilon 1
     """
     if read_description(model).get("kind") != "mlp":
-        if (epsilon, mechanism, seeded, queries) != (None, None, None, None):
+        if any(
+            each is not None
+            for each in (epsilon, mechanism, seeded, queries, epsilon_sampling, epsilon_neuron)
+        ):
             raise InvalidInput("A private model has its own mechanism and budget; leave those options out.")
         private = open_private(model)
         names = private.encoding.classes if private.encoding else private.classes

@@ -10,7 +10,7 @@ from quietmax.accounting import Guarantee
 from quietmax.accounting.guarantee import Status
 from quietmax.estimators import dpsgd_module
 from quietmax.estimators.dpsgd_plan import Plan
-from quietmax.models.features import FeatureMap, FrozenModule
+from quietmax.models.features import FeatureMap, FrozenModule, holds_module
 
 _NAMES = {
     "pld": "the privacy loss distribution",
@@ -67,9 +67,10 @@ def claim(
         status = "conditional"
         assumptions += dpsgd_module.ASSUMPTIONS
         because += " The module is the user's own."
-    if features is not None and not (isinstance(features, FeatureMap) and not _has_module(features)):
+    own_map = not (features is None or isinstance(features, FeatureMap))
+    if own_map or (isinstance(features, FeatureMap) and holds_module(features)):
         assumptions.append(ALONE)
-    if not (features is None or isinstance(features, FeatureMap)):
+    if own_map:
         status = "conditional"
         because += " The feature map is the user's own."
     if not classes_declared:
@@ -106,13 +107,9 @@ def claim(
     )
 
 
-def _has_module(features: FeatureMap) -> bool:
-    return any(isinstance(step, FrozenModule) for step in getattr(features, "maps", (features,)))
-
-
 def _described(features: object) -> Any:
     if features is None:
         return None
-    if isinstance(features, FeatureMap) and not _has_module(features):
+    if isinstance(features, FeatureMap) and not holds_module(features):
         return features.to_json()
     return {"kind": FrozenModule.kind if isinstance(features, FeatureMap) else type(features).__name__}

@@ -32,7 +32,7 @@ from quietmax.estimators.head_training import (
 )
 from quietmax.estimators.head_weights import HeadWeights, PrivateHeadWeights
 from quietmax.mechanisms import NoisyMax
-from quietmax.models.features import FeatureMap, FrozenModule
+from quietmax.models.features import FeatureMap, FrozenModule, holds_module
 from quietmax.noise import EXACT, NoiseSource, SeededNoise, release_gaussian
 from quietmax.predictor import Predictor
 from quietmax.sensitivity import certified
@@ -305,7 +305,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _parameters(self, prepared: _Prepared) -> dict[str, Any]:
         described: Mapping[str, Any] = (
-            {"kind": FrozenModule.kind} if _has_module(self.feature_map_) else self.feature_map_.to_json()
+            {"kind": FrozenModule.kind} if holds_module(self.feature_map_) else self.feature_map_.to_json()
         )
         parameters: dict[str, Any] = {
             "estimator": "head",
@@ -334,7 +334,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _assumptions(self) -> tuple[str, ...]:
         assumptions = ["The feature map and all settings were chosen without looking at the private records."]
-        if _has_module(self.feature_map_):
+        if holds_module(self.feature_map_):
             assumptions.append("The frozen module computes a record's features from that record alone.")
         if self.classes is None:
             assumptions.append(
@@ -389,8 +389,3 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise InvalidInput(
                     f"The setting {name} is {value!r}, but must be a positive number; give one."
                 )
-
-
-def _has_module(feature_map: FeatureMap) -> bool:
-    steps = getattr(feature_map, "maps", (feature_map,))
-    return any(isinstance(step, FrozenModule) for step in steps)

@@ -3,7 +3,7 @@
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.fourier import RandomFourier
 from quietmax.models.features.frozen import FrozenModule
-from quietmax.models.features.pipeline import Pipeline, feature_map_from_json
+from quietmax.models.features.pipeline import Pipeline, feature_map_from_json, holds_module
 from quietmax.models.features.scattering import Scattering, scatter
 from quietmax.models.features.synthetic import dead_leaves
 from quietmax.models.features.tables import Identity, OneHot, Scaling, UnitNorm
@@ -20,5 +20,6 @@ __all__ = [
     "UnitNorm",
     "dead_leaves",
     "feature_map_from_json",
+    "holds_module",
     "scatter",
 ]

@@ -53,6 +53,17 @@ class Pipeline(FeatureMap):
         return cls(tuple(feature_map_from_json(step) for step in values["maps"]))
 
 
+def holds_module(feature_map: FeatureMap) -> bool:
+    """Whether the map is a frozen torch module, or a pipeline with one somewhere in it.
+
+    >>> holds_module(Pipeline((UnitNorm(), Identity())))
+    False
+    """
+    if isinstance(feature_map, Pipeline):
+        return any(holds_module(step) for step in feature_map.maps)
+    return isinstance(feature_map, FrozenModule)
+
+
 _KINDS: dict[str, type[FeatureMap]] = {
     kind.kind: kind
     for kind in (Identity, Scaling, OneHot, UnitNorm, RandomFourier, Scattering, FrozenModule, Pipeline)
