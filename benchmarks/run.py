@@ -95,7 +95,7 @@ def main() -> None:
         parts[benchmark.name] = part(benchmark, rows, printed, problem, options.quick)
         if problem:
             failed.append(f"{benchmark.name}: {problem}")
-    options.page.write_text(page(parts), encoding="utf-8")
+        options.page.write_text(page(parts), encoding="utf-8")
     print(f"Written: {options.page}")
     if failed:
         sys.exit("\n".join(failed))
@@ -153,6 +153,8 @@ def part(
         lines += ["", "| case | ours | | peer | peer's | ratio | spread | runs |"]
         lines += ["| --- | ---: | --- | --- | ---: | ---: | --- | ---: |"]
         lines += [_line(row) for row in rows]
+    elif "| --- |" in printed:
+        lines += ["", printed.strip()]
     elif printed.strip():
         lines += ["", "```text", printed.strip(), "```"]
     if benchmark.name == "growth" and not problem:

@@ -381,14 +381,15 @@ def row(name: str, turns: Turns) -> str:
 
     def ratio(other: str) -> str:
         if other not in turns[0]:
-            return "-"
-        parts = (turn["private"]["per_second"] / turn[other]["per_second"] for turn in turns)
-        return f"{middle(other, 'per_second'):,.0f} | {statistics.median(parts):.2f}"
+            return "- | -"
+        parts = [turn["private"]["per_second"] / turn[other]["per_second"] for turn in turns]
+        spread = f"{statistics.median(parts):.2f} ({min(parts):.2f} to {max(parts):.2f})"
+        return f"{middle(other, 'per_second'):,.0f} | {spread}"
 
     private = f"{middle('private', 'per_second'):,.0f} | {middle('private', 'rows'):,.0f}"
     latency = f"{middle('private', 'median_ms'):.1f} | {middle('private', 'p99_ms'):.1f}"
     work = f"{middle('private', 'cpu_us'):,.0f} | {middle('plain', 'cpu_us'):,.0f}"
-    others = f"{ratio('plain')} | {ratio('mlserver') if 'mlserver' in turns[0] else '- | -'}"
+    others = f"{ratio('plain')} | {ratio('mlserver')}"
     return f"| {name} | {private} | {latency} | {others} | {work} |"
 
 
