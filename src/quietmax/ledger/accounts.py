@@ -253,7 +253,7 @@ def _created(
     )
     created = by_name(connection, name)
     assert created is not None
-    book = Book(created.id, LIMIT, 0, 0, START)
+    book = locked(Hand(connection), [created.id])[created.id]
     reason = {} if because is None else {"because": because}
     book.add(moment, "open", detail=_detail(total=total.to_json(), terms=terms.to_json(), **reason))
     book.save(Hand(connection))

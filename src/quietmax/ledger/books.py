@@ -208,7 +208,7 @@ class Posting:
     def _note_request(self, charge: Charge, request: bytes, units: int, resumed: bool) -> None:
         if not resumed or request in self._new_requests:
             self._new_requests[request] = (charge, units)
-        elif units > self._requests[request][1]:
+        else:
             self._raised_requests[request] = units
         self._requests[request] = (charge.body, units, None)
 
@@ -263,7 +263,7 @@ def keep(hand: Hand, stores: Sequence[Store]) -> list[Stored]:
             first = hand.run(_ANSWER_REQUEST, (store.answer, store.request)) == 1
         if not first:
             found = hand.rows(_ANSWER_OF_REQUEST, (store.request,))
-            if not found or found[0][0] is None:
+            if not found:
                 raise LedgerDamaged("A request that was charged is missing from the ledger; restore a copy.")
             answer = bytes(found[0][0])
         elif store.queries:

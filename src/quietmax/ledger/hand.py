@@ -26,7 +26,7 @@ class Hand:
 
     def rows(self, statement: str, values: Values = ()) -> list[tuple[Any, ...]]:
         """All rows of a query."""
-        self._cursor.execute(_spelled(statement, self._sqlite, 0), values)
+        self._cursor.execute(_spelled(statement, self._sqlite), values)
         found: list[tuple[Any, ...]] = self._cursor.fetchall()
         return found
 
@@ -42,21 +42,22 @@ class Hand:
 
     def run(self, statement: str, values: Values = ()) -> int:
         """Change something; the number of rows changed."""
-        self._cursor.execute(_spelled(statement, self._sqlite, 0), values)
+        self._cursor.execute(_spelled(statement, self._sqlite), values)
         return int(self._cursor.rowcount)
 
     def run_many(self, statement: str, rows: Sequence[Values]) -> None:
         """Change many rows with one statement."""
         if rows:
-            self._cursor.executemany(_spelled(statement, self._sqlite, 0), rows)
+            self._cursor.executemany(_spelled(statement, self._sqlite), rows)
 
 
 @lru_cache(maxsize=512)
-def _spelled(statement: str, sqlite: bool, count: int) -> str:
+def _spelled(statement: str, sqlite: bool, count: int | None = None) -> str:
     """The statement as the driver takes it.
 
-    >>> _spelled("SELECT 1 WHERE x IN (??) FOR UPDATE", True, 2), _spelled("SELECT ? FOR UPDATE", False, 0)
+    >>> _spelled("SELECT 1 WHERE x IN (??) FOR UPDATE", True, 2), _spelled("SELECT ? FOR UPDATE", False)
     ('SELECT 1 WHERE x IN (?,?)', 'SELECT %s FOR UPDATE')
     """
-    spelled = statement.replace("(??)", f"({','.join('?' * count)})") if count else statement
-    return spelled.replace(" FOR UPDATE", "") if sqlite else spelled.replace("?", "%s")
+    if count is not None:
+        statement = statement.replace("(??)", f"({','.join('?' * count)})")
+    return statement.replace(" FOR UPDATE", "") if sqlite else statement.replace("?", "%s")

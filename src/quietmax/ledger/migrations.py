@@ -69,10 +69,10 @@ def migrate(engine: Engine, steps: Sequence[Migration] = MIGRATIONS) -> int:
                 f"The ledger is of version {present}, but this Quietmax knows versions up to {newest}; "
                 "install the Quietmax that wrote it, or a newer one."
             )
-        for step in steps:
-            if step.version > present:
-                step.apply(connection)
-        if present < newest:
+        missing = [step for step in steps if step.version > present]
+        for step in missing:
+            step.apply(connection)
+        if missing:
             connection.execute(meta.delete().where(meta.c.name == "version"))
             connection.execute(meta.insert(), {"name": "version", "value": str(newest)})
         return newest

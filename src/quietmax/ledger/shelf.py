@@ -74,11 +74,11 @@ class Shelf:
 
     def _start(self, hand: Hand, account: int) -> int:
         """The id after which the latest answers begin."""
-        count, before = 0, None
+        count, before = 0, 2**62
         while True:
             rows = hand.rows(
                 "SELECT id, LENGTH(keys) FROM answers WHERE account = ? AND id < ? ORDER BY id DESC LIMIT ?",
-                (account, 2**62 if before is None else before, _ROWS_AT_ONCE),
+                (account, before, _ROWS_AT_ONCE),
             )
             for number, length in rows:
                 count += length // KEY_BYTES
@@ -95,9 +95,8 @@ class Shelf:
         for position, short in enumerate(shorts):
             places.setdefault(short, first + position)
         self._seen[account] = number
-        if len(places) > self._most:
-            for short in list(islice(places, len(places) - self._most)):
-                del places[short]
+        for short in list(islice(places, max(len(places) - self._most, 0))):
+            del places[short]
 
 
 def _short(key: bytes) -> int:

@@ -93,7 +93,6 @@ class _Replay:
         self._head = START
         self._spent = 0
         self._limit = 0 if book.name == KEYS_BOOK else LIMIT
-        self._anchored = anchor is None
         self.spent_by_client: dict[str, int] = defaultdict(int)
         self.quotas: dict[str, int | None] = {}
         self.created: dict[str, tuple[str, str]] = {}
@@ -120,7 +119,8 @@ class _Replay:
             self._fault(f"the budget changes at row {entry.sequence} without a grant")
         self._limit, self._spent = entry.limit_units, entry.spent_units
         self._expected, self._head = entry.sequence + 1, entry.hash
-        self._anchored |= self._anchor == (entry.sequence, entry.hash)
+        if self._anchor == (entry.sequence, entry.hash):
+            self._anchor = None
         self._note(entry)
 
     def _note(self, entry: Entry) -> None:
@@ -153,9 +153,9 @@ class _Replay:
             self._fault("the last row is not the one the account names")
         if self._spent != self._book.spent_units:
             self._fault("the balance is not that of the last row")
-        if self._expected > 1 and self._limit != self._book.limit_units:
+        if self._limit != self._book.limit_units:
             self._fault("the budget is not that of the last row")
-        if not self._anchored and self._anchor is not None:
+        if self._anchor is not None:
             self._fault(f"row {self._anchor[0]} is not the one that was written down")
         return self._faults
 
