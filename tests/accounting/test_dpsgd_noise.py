@@ -1,0 +1,268 @@
+"""The noise multipliers of DP-SGD against their formulas, to the last digits and at the ends of what they take."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from types import SimpleNamespace
+
+import mpmath
+import numpy as np
+import pytest
+
+from quietmax.accounting import advanced_composition, delta_of, mu_of
+from quietmax.accounting import dpsgd as dpsgd_module
+from quietmax.accounting.dpsgd import Schedule, loss_delta, noise_multiplier, renyi_epsilon
+from quietmax.errors import InvalidInput, QuietmaxError
+
+CASES = [(0.3, 1e-6, Schedule(0.03, 700)), (2.0, 1e-3, Schedule(0.2, 13)), (50.0, 1e-9, Schedule(1.0, 3))]
+HAIR = 1 + 1e-11
+
+
+def published(accountant, epsilon, delta, schedule):
+    return noise_multiplier(epsilon, delta, schedule, accountant=accountant, reading="published")
+
+
+def proven(accountant, epsilon, delta, schedule):
+    return noise_multiplier(epsilon, delta, schedule, accountant=accountant)
+
+
+def test_a_schedule_takes_every_share_up_to_all_and_any_number_of_steps_from_one():
+    assert Schedule(1.0, 1).epochs == 1.0
+    assert Schedule(1e-9, 3.0).steps == 3
+    for rate, steps in (
+        (0.0, 1),
+        (math.nextafter(1.0, 2.0), 1),
+        (0.5, 0),
+        (0.5, 1.5),
+        (0.5, True),
+        (0.5, -1),
+    ):
+        with pytest.raises(InvalidInput):
+            Schedule(rate, steps)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Schedule(1.0, 1).steps = 2
+
+
+def test_epochs_that_are_whole_but_for_rounding_are_whole_and_others_are_left():
+    assert Schedule(0.07, 100).epochs == 7.0 != 0.07 * 100
+    assert Schedule(0.015, 100).epochs == 1.5
+    assert Schedule(0.07, 101).epochs == 0.07 * 101
+    assert Schedule(0.01, 3).epochs == 0.03
+
+
+@pytest.mark.parametrize("accountant", ["nc", "ac", "zcdp"])
+def test_epsilon_is_from_1e_4_to_1e6_and_delta_from_1e_9_to_below_one(accountant):
+    schedule = Schedule(0.1, 100)
+    for epsilon, delta in ((1e-4, 1e-5), (1e6, 1e-5), (1.0, 1e-9), (1.0, 0.999)):
+        assert published(accountant, epsilon, delta, schedule) > 0.0
+    for epsilon, delta in ((0.999e-4, 1e-5), (1.001e6, 1e-5), (1.0, 0.999e-9), (1.0, 1.0)):
+        with pytest.raises(InvalidInput, match="give such a number"):
+            published(accountant, epsilon, delta, schedule)
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "schedule"), CASES)
+def test_published_noise_is_the_formula_of_the_table(epsilon, delta, schedule):
+    epochs = schedule.epochs
+    assert published("nc", epsilon, delta, schedule) == pytest.approx(
+        epochs * math.sqrt(2 * math.log(1.25 * epochs / delta)) / epsilon, rel=1e-14
+    )
+    inner = math.log(2 / delta)
+    assert published("ac", epsilon, delta, schedule) == pytest.approx(
+        math.sqrt(epochs * math.log(2.5 * epochs / delta))
+        * (math.sqrt(inner + 2 * epsilon) + math.sqrt(inner))
+        / epsilon,
+        rel=1e-14,
+    )
+    log = math.log(1 / delta)
+    assert published("zcdp", epsilon, delta, schedule) == pytest.approx(
+        math.sqrt(epochs / 2) * (math.sqrt(log + epsilon) + math.sqrt(log)) / epsilon, rel=1e-14
+    )
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "schedule"), CASES)
+def test_concentrated_privacy_of_all_steps_is_epsilon_rounded_up(epsilon, delta, schedule):
+    sigma = mpmath.mpf(proven("zcdp", epsilon, delta, schedule))
+    with mpmath.workdps(40):
+        rho = schedule.steps / (2 * sigma**2)
+        needed = rho + 2 * mpmath.sqrt(rho * mpmath.log(1 / mpmath.mpf(delta)))
+    assert epsilon / HAIR < needed < epsilon
+
+
+def _sampled(sigma: float, delta: float, rate: float) -> mpmath.mpf:
+    """The epsilon of one Poisson-sampled Gaussian step at this delta (Balle, Barthe, Gaboardi 2018)."""
+    with mpmath.workdps(40):
+        low, high = mpmath.mpf(0), mpmath.mpf(500)
+        for _ in range(120):  # the epsilon of the unsampled step at delta/rate, by halving
+            middle = (low + high) / 2
+            low, high = (middle, high) if delta_of(1 / sigma, float(middle)) > delta / rate else (low, middle)
+        return mpmath.log(1 + rate * mpmath.expm1(high))
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "schedule"), CASES)
+def test_naive_composition_gives_every_sampled_step_an_equal_share(epsilon, delta, schedule):
+    sigma, steps = proven("nc", epsilon, delta, schedule), schedule.steps
+    assert float(_sampled(sigma, delta / steps, schedule.sampling_rate)) == pytest.approx(
+        epsilon / steps, rel=1e-7
+    )
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "schedule"), CASES)
+def test_advanced_composition_spends_half_of_delta_on_the_steps_and_half_on_itself(epsilon, delta, schedule):
+    sigma, steps = proven("ac", epsilon, delta, schedule), schedule.steps
+    share = float(_sampled(sigma, delta / (2 * steps), schedule.sampling_rate))
+    assert advanced_composition(share, steps, delta / 2) == pytest.approx(epsilon, rel=1e-7)
+
+
+def test_a_step_is_never_read_at_a_delta_above_one_half():
+    schedule = Schedule(0.01, 1)
+    sigma = proven("nc", 1.0, 0.9, schedule)
+    unsampled = math.log1p(math.expm1(1.0) / 0.01)
+    assert sigma * mu_of(unsampled, 0.5) == pytest.approx(1.0, rel=1e-11)
+
+
+@pytest.mark.parametrize("steps", [1, 9, 1000])
+def test_full_batches_are_gaussian_mechanisms_counted_exactly(steps):
+    sigma = proven("pld", 0.7, 1e-6, Schedule(1.0, steps))
+    assert 1.0 < sigma * mu_of(0.7, 1e-6) / math.sqrt(steps) < HAIR
+
+
+# --- Renyi divergences --------------------------------------------------------------------------------------------
+
+
+def _best_order(sigma, delta, steps, published):
+    """The bound for full batches, whose divergence of order a is a*T/(2*sigma^2), over a fine net of orders."""
+    orders = np.exp(np.geomspace(1e-3, math.log(2.0**15), 200_000))
+    divergence = orders * steps / (2 * sigma**2)
+    if published:
+        return (divergence + math.log(1 / delta) / (orders - 1)).min()
+    return (divergence + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)).min()
+
+
+@pytest.mark.parametrize("published", [True, False])
+@pytest.mark.parametrize(
+    ("sigma", "delta"),
+    [(0.02, 1e-5), (0.1, 1e-5), (0.5, 1e-6), (1.0, 1e-5), (3.0, 1e-3), (10.0, 1e-5), (100.0, 1e-9)],
+)
+def test_the_orders_tried_come_within_a_few_thousandths_of_the_best(sigma, delta, published):
+    found = renyi_epsilon(sigma, delta, Schedule(1.0, 4), largest_order=2**15, published=published)
+    best = _best_order(sigma, delta, 4, published)
+    assert best * (1 - 1e-6) <= found <= best * 1.006 + 1e-9
+
+
+def test_orders_beyond_the_largest_are_not_tried():
+    small, large = (renyi_epsilon(1e3, 1e-5, Schedule(1.0, 1), largest_order=most) for most in (64, 2**15))
+    assert small > 4 * large
+
+
+def test_more_steps_and_more_sampling_cost_more():
+    found = [
+        renyi_epsilon(1.5, 1e-5, Schedule(rate, steps))
+        for rate, steps in ((0.01, 100), (0.01, 400), (0.05, 400), (1.0, 400))
+    ]
+    assert found == sorted(found)
+    assert found[0] > 0.0
+
+
+@pytest.mark.parametrize(("order", "sigma"), [(1.5, 0.3), (4.0, 0.5), (30.0, 1.0), (2.0, 20.0)])
+def test_the_quadrature_of_an_all_but_certain_sample_is_the_closed_form(order, sigma):
+    """Sampled with probability nearly 1, a step's divergence is a/(2*sigma^2)."""
+    found = dpsgd_module._renyi_divergence(order, sigma, 1 - 1e-15)
+    assert found == pytest.approx(order / (2 * sigma**2), rel=1e-9)
+
+
+def test_the_noise_under_rdp_is_the_smallest_that_suffices():
+    schedule = Schedule(1.0, 30)
+    for published_ in (True, False):
+        reading = "published" if published_ else "proven"
+        sigma = noise_multiplier(2.0, 1e-5, schedule, accountant="rdp", reading=reading)
+        assert renyi_epsilon(sigma, 1e-5, schedule, published=published_) <= 2.0
+        assert renyi_epsilon(sigma * (1 - 1e-4), 1e-5, schedule, published=published_) > 2.0
+
+
+# --- the search and the loss distribution -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wanted", [1e-3, 0.19, 0.21, 5.0, 1e6])
+def test_the_search_finds_the_smallest_noise_wherever_it_lies(wanted):
+    found = dpsgd_module._smallest(lambda sigma: math.log(wanted / sigma), 1.0, Schedule(0.1, 10))
+    assert wanted <= found <= wanted * (1 + 1e-4)
+
+
+def test_the_search_gives_up_where_no_noise_suffices():
+    with pytest.raises(InvalidInput, match="raise epsilon or delta"):
+        dpsgd_module._smallest(lambda _: 1.0, 1.0, Schedule(0.1, 10))
+    assert dpsgd_module._smallest(lambda sigma: math.log(1e25 / sigma), 1.0, Schedule(0.1, 10)) >= 1e25
+
+
+@pytest.mark.parametrize(("mu", "steps"), [(0.05, 1), (0.5, 400), (2.0, 50)])
+def test_the_loss_distribution_of_full_batches_is_the_gaussian_curve(mu, steps):
+    for share in (0.5, 2.0):
+        found = loss_delta(math.sqrt(steps) / mu, share * mu, Schedule(1.0, steps))
+        assert delta_of(mu, share * mu) * (1 - 1e-6) <= found <= delta_of(mu, share * mu) * 1.01
+
+
+def test_one_sampled_step_is_amplified_exactly():
+    """One step at epsilon ln(1 + q*(exp(e) - 1)) has q times the delta of the unsampled step at e."""
+    for rate, sigma, epsilon in ((0.1, 1.0, 1.0), (0.5, 2.0, 0.3), (0.01, 0.8, 2.0)):
+        amplified = math.log1p(rate * math.expm1(epsilon))
+        found = loss_delta(sigma, amplified, Schedule(rate, 1))
+        exact = rate * delta_of(1 / sigma, epsilon)
+        assert exact * (1 - 1e-6) <= found <= exact * 1.01 + 1e-11
+
+
+def test_no_delta_below_1e_12_is_claimed():
+    assert loss_delta(50.0, 30.0, Schedule(0.01, 10)) == 1e-12
+
+
+def test_a_loss_that_cannot_be_computed_is_refused_not_guessed(monkeypatch):
+    from dp_accounting.pld import privacy_loss_distribution
+
+    told = []
+    broken = SimpleNamespace(self_compose=lambda _: broken, get_delta_for_epsilon=lambda _: told[-1])
+    monkeypatch.setattr(privacy_loss_distribution, "from_gaussian_mechanism", lambda *_, **__: broken)
+    for impossible in (math.nan, math.inf, -1e-3):
+        told.append(impossible)
+        with pytest.raises(QuietmaxError, match="could not be computed"):
+            loss_delta(1.0, 1.0, Schedule(0.1, 10))
+    told.append(0.0)
+    assert loss_delta(1.0, 1.0, Schedule(0.1, 10)) == 1e-12
+
+
+def _spread(sigma, schedule):
+    """The standard deviations of one step's loss, by a million draws with and without the record."""
+    generator, rate = np.random.default_rng(0), schedule.sampling_rate
+    noise = sigma * generator.standard_normal(1_000_000)
+
+    def loss(x):
+        return np.log1p(rate * np.expm1((2 * x - 1) / (2 * sigma**2)))
+
+    return loss(noise).std(), loss(noise + (generator.random(noise.size) < rate)).std()
+
+
+@pytest.mark.parametrize(
+    ("sigma", "schedule"), [(1.0, Schedule(0.1, 1)), (4.0, Schedule(0.5, 10)), (0.9, Schedule(0.02, 1))]
+)
+def test_the_grid_is_a_thirty_second_of_the_losss_spread(sigma, schedule):
+    narrow = min(_spread(sigma, schedule))
+    assert dpsgd_module._interval(sigma, schedule) == pytest.approx(narrow / 32, rel=0.02)
+
+
+def test_the_grid_is_coarser_where_it_would_have_too_many_points():
+    many = Schedule(0.5, 10**9)
+    wide = max(_spread(3.0, many))
+    assert dpsgd_module._interval(3.0, many) == pytest.approx(17 * wide * math.sqrt(10**9) / 2**19, rel=0.01)
+    # Little noise and few records: one step's losses lie far apart though they hardly ever differ.
+    lone = Schedule(1e-6, 1)
+    x = 0.05
+    far = (math.log(1e-6) + (2 * (12 * x + 1) - 1) / (2 * x * x)) / 2**16
+    assert dpsgd_module._interval(x, lone) == pytest.approx(far, rel=0.01)
+
+
+def test_warnings_are_silenced_only_while_counting():
+    logger = logging.getLogger("absl")
+    level = logger.level
+    with dpsgd_module._quiet():
+        assert logger.level == logging.ERROR
+    assert logger.level == level
