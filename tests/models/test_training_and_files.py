@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 from quietmax.data import Records, load, split
@@ -239,6 +240,12 @@ def _edit(folder, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+def _store_twice(folder):
+    path = folder / "weights.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    safetensors.torch.save_file({name: torch.cat([each, each]) for name, each in tensors.items()}, path)
+
+
 @pytest.mark.parametrize(
     ("damage", "match"),
     [
@@ -254,6 +261,8 @@ def _edit(folder, **changes):
         (lambda folder: _edit(folder, kind="head"), "kind 'head'"),
         (lambda folder: _edit(folder, widths=[6, 9, 3]), "damaged"),
         (lambda folder: _edit(folder, widths=None), "damaged"),
+        (lambda folder: _edit(folder, widths=[6]), "damaged"),
+        (_store_twice, "2 networks instead of one"),
         (lambda folder: _edit(folder, settings={}), "damaged"),
     ],
 )
