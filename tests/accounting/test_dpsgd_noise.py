@@ -156,6 +156,13 @@ def test_orders_beyond_the_largest_are_not_tried():
     assert small > 4 * large
 
 
+def test_divergences_are_rounded_up_by_a_trifle_for_each_step():
+    sigma, steps = 1e6, 10**6
+    exact = 64 * steps / (2 * sigma**2) + math.log(1e5) / 63  # the largest order is the best
+    found = renyi_epsilon(sigma, 1e-5, Schedule(1.0, steps), largest_order=64, published=True)
+    assert exact < found < exact + 2e-12 * steps
+
+
 def test_more_steps_and_more_sampling_cost_more():
     found = [
         renyi_epsilon(1.5, 1e-5, Schedule(rate, steps))
