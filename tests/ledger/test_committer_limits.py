@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -137,14 +139,14 @@ def test_a_full_group_is_written_and_the_rest_comes_next(path, monkeypatch):
         ledger.submit_store(Store(), hold)
         assert reached.wait(20)
         before = ledger.committer.groups
-        for _ in range(8):
+        for _ in range(9):
             ledger.submit(Charge(account.id, ann, "m/1", 1, rows=1), told.append)
         gate.set()
         deadline = time.monotonic() + 60
-        while len(told) < 8:
+        while len(told) < 9:
             assert time.monotonic() < deadline
             time.sleep(0.005)
-        assert ledger.committer.groups - before == 2
+        assert ledger.committer.groups - before == 3
 
 
 def test_a_ledger_is_in_its_place_until_it_is_moved_and_again_when_it_is_back(path):
@@ -172,3 +174,104 @@ def test_a_failed_ledger_is_fit_again_after_the_next_write(path):
         path.with_suffix(".away").rename(path)
         assert isinstance(ledger.charge(charge), Charged)
         assert ledger.committer.failing is None
+
+
+# --- gathering, with a clock and a queue that stand still -----------------------------------------------------------
+
+
+class Waiting:
+    """A queue whose items come after given seconds of a clock of its own; what is asked of it is remembered."""
+
+    def __init__(self, *items):
+        self.now, self.items, self.timeouts, self.slept = 1000.0, list(items), [], []
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+        self.now += seconds
+
+    def get(self, timeout):
+        self.timeouts.append(timeout)
+        if not self.items or (timeout is not None and self.items[0][0] > timeout):
+            assert timeout is not None, "it would wait for ever"
+            self.now += timeout
+            raise queue.Empty
+        after, item = self.items.pop(0)
+        self.now += after
+        return item
+
+    def get_nowait(self):
+        if not self.qsize():
+            raise queue.Empty
+        return self.items.pop(0)[1]
+
+    def qsize(self):
+        return next((place for place, (after, _) in enumerate(self.items) if after), len(self.items))
+
+
+def _gathering(monkeypatch, *items, company=0, refusals=0, again=()):
+    waiting = Waiting(*items)
+    monkeypatch.setattr(committer_module, "time", waiting)
+    committer = object.__new__(Committer)
+    committer._queue, committer._closing, committer._company = waiting, False, company
+    committer._again, committer._refusals = list(again), Counter({(1, 1): refusals} if refusals else {})
+    charges, stores = committer._gathered()
+    return waiting, charges, stores, committer
+
+
+CHARGE = (Charge(1, 1, "m/1", 1, rows=1), print)
+ANSWERS = (Store(1, (b"q" * 16,), b"answer"), print)
+REQUESTED = (Store(request=b"request", answer=b"answer"), print)
+MOMENT = pytest.approx(committer_module._MOMENT)
+
+
+def test_charges_and_requested_answers_are_taken_at_once_with_all_that_waits(monkeypatch):
+    waiting, charges, stores, _ = _gathering(
+        monkeypatch, (3.0, CHARGE), (0.0, ANSWERS), (0.0, CHARGE), (0.1, CHARGE)
+    )
+    assert (charges, stores) == ([CHARGE, CHARGE], [ANSWERS])
+    assert (waiting.timeouts, waiting.slept) == ([None], [])
+    waiting, charges, stores, _ = _gathering(monkeypatch, (3.0, REQUESTED))
+    assert (charges, stores, waiting.timeouts) == ([], [REQUESTED], [None])
+
+
+def test_answers_nobody_waits_for_are_held_for_a_moment(monkeypatch):
+    waiting, charges, stores, _ = _gathering(monkeypatch, (3.0, ANSWERS))
+    assert (charges, stores) == ([], [ANSWERS])
+    assert waiting.timeouts == [None, MOMENT]
+    waiting, charges, stores, _ = _gathering(monkeypatch, (3.0, ANSWERS), (0.01, CHARGE))
+    assert (charges, stores) == ([CHARGE], [ANSWERS])
+    waiting, charges, stores, _ = _gathering(monkeypatch, (3.0, ANSWERS), (0.015, ANSWERS), (0.015, ANSWERS))
+    assert (charges, stores) == ([], [ANSWERS, ANSWERS])  # a second one does not make the first wait longer
+    assert waiting.now == pytest.approx(1003.0 + committer_module._MOMENT)
+
+
+def test_refusals_are_counted_after_their_seconds_or_with_what_comes_first(monkeypatch):
+    waiting, charges, stores, _ = _gathering(monkeypatch, refusals=2)
+    assert (charges, stores) == ([], [])
+    assert waiting.timeouts == [pytest.approx(committer_module._REFUSALS_SECONDS)]
+    waiting, _, stores, _ = _gathering(monkeypatch, (0.1, ANSWERS), refusals=2)
+    assert stores == [ANSWERS]
+    assert waiting.timeouts[1:] == [MOMENT]
+
+
+def test_a_group_waits_for_as_many_as_the_last_had_but_only_so_long(monkeypatch):
+    waiting, charges, _, _ = _gathering(monkeypatch, (3.0, CHARGE), (0.0, CHARGE), company=2)
+    assert (len(charges), waiting.slept) == (2, [])
+    waiting, charges, _, _ = _gathering(monkeypatch, (3.0, CHARGE), (9.0, CHARGE), company=2)
+    assert (len(charges), sum(waiting.slept)) == (1, pytest.approx(committer_module._COMPANY_SECONDS))
+    waiting, _, stores, _ = _gathering(monkeypatch, (3.0, REQUESTED), company=2)
+    assert (len(stores), waiting.slept) == (1, [])
+
+
+def test_answers_that_failed_are_tried_again_after_a_pause(monkeypatch):
+    waiting, charges, stores, committer = _gathering(monkeypatch, again=[ANSWERS])
+    assert (charges, stores, committer._again) == ([], [ANSWERS], [])
+    assert (waiting.slept, waiting.timeouts) == ([committer_module._PAUSE], [MOMENT])
+
+
+def test_closing_takes_what_waits_before_it(monkeypatch):
+    _, charges, stores, committer = _gathering(monkeypatch, (3.0, ANSWERS), (0.0, CHARGE), (0.0, None))
+    assert (charges, stores, committer._closing) == ([CHARGE], [ANSWERS], True)
