@@ -233,6 +233,14 @@ def test_enormous_logits_are_clipped_where_their_rounding_would_exceed_the_slack
 
 
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
+@pytest.mark.parametrize("epsilon", [1e6, 1e8, 1e10])
+def test_without_noise_worth_speaking_of_algorithm_1_gives_the_plain_answer(noise, epsilon):
+    logits = np.random.default_rng(0).normal(0, 2, (200, 5))
+    answers = Algorithm1(noise, epsilon, epsilon, 0.36, 1.0).release(logits, SeededNoise(0))
+    np.testing.assert_allclose(answers.probabilities, softmax(logits), atol=1e-5)
+
+
+@pytest.mark.parametrize("noise", ["laplace", "gaussian"])
 def test_algorithm_1_answers_even_for_logits_at_the_end_of_the_floats(noise):
     logits = np.array([[1e308, -1e308, 0.0], [0.0, 1e308, 1e308]])
     released = Algorithm1(noise, 0.5, 0.5, 0.3, 0.8).release(logits, SeededNoise(0)).probabilities

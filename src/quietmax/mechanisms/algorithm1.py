@@ -26,11 +26,10 @@ from quietmax.noise import (
     release_gaussian,
     release_laplace,
 )
+from quietmax.noise.release import CLIP_STEPS
 from quietmax.sensitivity import published
 
 Noise = Literal["gaussian", "laplace"]
-
-_LARGEST_LOGIT_IN_STEPS = 2.0**50
 
 
 def budget_split(epsilon: float, classes: int, noise: Noise) -> float:
@@ -185,8 +184,8 @@ class Algorithm1:
             noised = release_gaussian(
                 sampled, sensitivity=logit_sensitivity, mu=epsilon_neuron, source=source, coordinates=1
             )
-        # Line 11: the other logits as they are
-        limit = _LARGEST_LOGIT_IN_STEPS * noised.step
+        # Line 11: the other logits as they are, clipped where the noised one is
+        limit = CLIP_STEPS * noised.step
         noisy = np.rint(np.clip(z, -limit, limit) / noised.step) * noised.step
         noisy[query, v] = noised.values
         # Line 12: p <- Softmax(noisy z); line 13: return p
