@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 from dataclasses import replace
 
@@ -15,6 +16,8 @@ from sqlalchemy.schema import CreateTable
 from quietmax.accounting import LIMIT, PureCost
 from quietmax.ledger import Charge, Ledger, LedgerDamaged, Part, Store, Terms, database
 from quietmax.ledger import shelf as shelf_module
+from quietmax.ledger.accounts import now
+from quietmax.ledger.chain import START, Entry
 from quietmax.ledger.database import opened, parsed_url, reading, unavailable, writing
 from quietmax.ledger.hand import Hand
 from quietmax.ledger.migrations import migrate
@@ -55,9 +58,25 @@ def test_a_new_ledger_is_of_version_1_with_secrets_of_256_bits(path):
 
 
 def test_the_book_of_keys_begins_empty(path):
+    before = now()
     with Ledger(path) as ledger, reading(ledger._engine) as connection:
-        row = connection.execute(text("SELECT limit_units, spent_units, sequence FROM accounts")).one()
-    assert tuple(row) == (0, 0, 0)
+        *row, opened_at = connection.execute(
+            text("SELECT limit_units, spent_units, sequence, opened FROM accounts")
+        ).one()
+    assert row == [0, 0, 0]
+    assert before <= opened_at <= now()
+
+
+def test_the_folders_of_a_new_ledger_are_made(tmp_path):
+    with Ledger(tmp_path / "a" / "b" / "ledger.sqlite") as ledger:
+        assert ledger.accounts() == []
+
+
+def test_a_row_is_hashed_as_one_json_list_in_utf_8():
+    row = Entry(2, 1, 5, "open", "Zoë", "m/1", 0, 0, 0, LIMIT, "{}", START)
+    written = f'[2,1,5,"open","Zoë","m/1",0,0,0,{LIMIT},"{{}}","{START}"]'
+    assert row.sealed().hash == row.digest() == hashlib.sha256(written.encode("utf-8")).hexdigest()
+    assert len(START) == len(row.digest())
 
 
 @pytest.mark.parametrize(

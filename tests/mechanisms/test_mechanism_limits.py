@@ -111,6 +111,30 @@ def test_a_label_is_counted_in_the_currency_asked_for():
     assert SampledNeuron("laplace").currency == "pure"
 
 
+def test_the_reason_names_the_mechanism():
+    for method, reason in (
+        ("gaussian", "Gaussian mechanism"),
+        ("exponential", "Exponential mechanism"),
+        ("permute-and-flip", "Permute-and-flip"),
+    ):
+        cost = GaussianCost(1.0) if method == "gaussian" else PureCost(1.0)
+        guarantee = NoisyMax(method, bounds=BOUNDS, per_query=cost).guarantee(3)
+        assert guarantee.because.startswith(reason)
+        assert guarantee.parameters["method"] == method
+
+
+@pytest.mark.parametrize("selection", ["exponential", "permute-and-flip"])
+def test_the_neuron_is_chosen_as_asked_for(selection, monkeypatch):
+    spies = {
+        "exponential": spied(monkeypatch, sampled_neuron_module, "choose"),
+        "permute-and-flip": spied(monkeypatch, sampled_neuron_module, "permute_and_flip"),
+    }
+    SampledNeuron(selection=selection, bounds=BOUNDS, per_query=PureCost(1.0)).release(
+        np.zeros((4, 3)), EXACT
+    )
+    assert [name for name, spy in spies.items() if spy.given] == [selection]
+
+
 @pytest.mark.parametrize("share", [-0.1, 0.0, 1.0, math.nan])
 def test_a_part_of_the_budget_goes_to_the_choice_but_never_all_or_nothing(share):
     with pytest.raises(InvalidInput, match="sampling_share"):

@@ -190,9 +190,9 @@ def open_account(
     total: Cost,
     terms: Terms,
     *,
-    digest: str | None = None,
-    named_by_owner: bool = False,
-    because: str | None = None,
+    digest: str | None,
+    named_by_owner: bool,
+    because: str | None,
 ) -> AccountState:
     """The account of a training set; opened now if the ledger knows neither its digest nor its name.
 

@@ -99,7 +99,7 @@ def create_key(connection: Connection, client: str, role: Role, days: float | No
 
 def key_detail(number: str, role: str, secret_hash: str, expires: int | None) -> str:
     """What the journal says of a new key: enough to notice that its row was changed later."""
-    return json.dumps({"expires": expires, "hash": secret_hash, "id": number, "role": role}, sort_keys=True)
+    return json.dumps({"expires": expires, "hash": secret_hash, "id": number, "role": role})
 
 
 def revoke_key(connection: Connection, number: str) -> Key:
@@ -117,7 +117,7 @@ def revoke_key(connection: Connection, number: str) -> Key:
             moment,
             "key-revoked",
             client=found.client,
-            detail=json.dumps({"id": number, "revoked": moment}, sort_keys=True),
+            detail=json.dumps({"id": number, "revoked": moment}),
         )
         book.save(Hand(connection))
     return next(key for key in all_keys(connection) if key.id == number)

@@ -30,8 +30,8 @@ from quietmax.ledger.tables import journal, meta
 from quietmax.ledger.verify import Verification
 
 Told = TypeVar("Told")
-_PULSE_BYTES = 2**18
-"""More than what a group of charges usually writes: a disk that takes this takes charges too."""
+_PULSE_BYTES = 2**17
+"""Twice as many letters are more than what a group of charges usually writes: a disk that takes them takes charges."""
 _PULSE = text(
     "INSERT INTO meta (name, value) VALUES ('pulse', :value) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 )
@@ -261,7 +261,7 @@ class Ledger:
                 connection.execute(text("SELECT 1"))
         else:
             with self._writing() as connection:
-                connection.execute(_PULSE, {"value": secrets.token_hex(_PULSE_BYTES // 2)})
+                connection.execute(_PULSE, {"value": secrets.token_hex(_PULSE_BYTES)})
             committer.failing = None
 
     def curve(self, account: AccountState, points: int = 120) -> list[Point]:

@@ -87,7 +87,7 @@ def version(connection: Connection) -> int:
         raise LedgerDamaged(
             "The database holds tables, but not those of a Quietmax ledger; name an empty database or a ledger."
         )
-    found = connection.execute(select(meta.c.value).where(meta.c.name == "version")).scalar_one_or_none()
-    if found is None or not str(found).isdigit():
+    found = str(connection.execute(select(meta.c.value).where(meta.c.name == "version")).scalar_one_or_none())
+    if not found.isdigit():
         raise LedgerDamaged("The ledger does not say its version; restore it from a copy.")
     return int(found)
