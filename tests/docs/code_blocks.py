@@ -2,9 +2,10 @@
 
 An HTML comment on the line before a fence says what is special about a block:
 
-    <!-- not run: why -->          never run by a test
-    <!-- slow -->                  run by the slow tests only
+    <!-- not run: why -->          not run with its page
     <!-- exits with 1 -->          a command that is meant to be refused
+    <!-- serves -->                stays in the foreground; run by `test_served_pages`, with what follows on the page
+    <!-- asks -->                  needs the service that the page has started
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
-MARK = re.compile(r"<!--\s*(not run: .+?|slow|exits with \d)\s*-->\s*\Z")
+MARK = re.compile(r"<!--\s*(not run: .+?|exits with \d|serves|asks)\s*-->\s*\Z")
 LANGUAGES = ("python", "sh")
 # What is shown but is no program.
 SHOWN = ("", "text", "toml", "bibtex", "json")
@@ -37,11 +38,11 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        return not self.mark.startswith("not run")
+        return not self.served and not self.mark.startswith("not run")
 
     @property
-    def slow(self) -> bool:
-        return self.mark == "slow"
+    def served(self) -> bool:
+        return self.mark in ("serves", "asks")
 
     @property
     def expected_exit(self) -> int:
@@ -74,7 +75,7 @@ def run(block: Block, namespace: dict[str, Any]) -> str:
             exec(code, namespace)
         else:
             for words in commands(block.text):
-                code = _exit_code(words)
+                code = exit_code(words)
                 assert code == block.expected_exit, f"{place}: {' '.join(words)}\n{told.getvalue()}"
     return told.getvalue()
 
@@ -85,7 +86,8 @@ def commands(text: str) -> list[list[str]]:
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
-def _exit_code(words: list[str]) -> int:
+def exit_code(words: list[str]) -> int:
+    """Run a `quietmax` command in this process; its exit code."""
     from quietmax.cli import main
 
     assert words[0] == "quietmax", f"{words[0]} is not run here; mark its block '<!-- not run: why -->'"

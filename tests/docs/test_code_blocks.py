@@ -5,47 +5,32 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from code_blocks import Block, blocks_of, commands, run
+from code_blocks import blocks_of, commands, run
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 BLOCKS = {page.relative_to(ROOT).as_posix(): blocks for page in PAGES if (blocks := blocks_of(page))}
 # Blocks that no test runs, by page; each says why. A new one has to be entered here.
 NOT_RUN = {
-    "README.md": 2,
+    "README.md": 1,
     "docs/quick-start.md": 1,
     "docs/reproduce.md": 2,
-    "docs/service.md": 2,
     "docs/tutorials/paper.md": 2,
-    "docs/tutorials/your-own-table.md": 2,
 }
 
 
-def _runs(blocks: list[Block], slow: bool) -> list[Block]:
-    return [block for block in blocks if block.runs and (slow or not block.slow)]
-
-
-def _in_order(blocks: list[Block], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("QUIETMAX_LEDGER", str(folder / "ledger.sqlite"))
-    namespace = {"__name__": "__main__"}
-    for block in blocks:
-        run(block, namespace)
-
-
-@pytest.mark.parametrize("page", [page for page, blocks in BLOCKS.items() if _runs(blocks, slow=False)])
+@pytest.mark.parametrize("page", [page for page, blocks in BLOCKS.items() if any(b.runs for b in blocks)])
 def test_the_blocks_of_a_page_run_when_pasted(page, tmp_path, monkeypatch):
-    _in_order(_runs(BLOCKS[page], slow=False), tmp_path, monkeypatch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page, blocks in BLOCKS.items() if any(b.slow for b in blocks)])
-def test_the_blocks_of_a_page_run_when_pasted_the_long_ones_too(page, tmp_path, monkeypatch):
-    _in_order(_runs(BLOCKS[page], slow=True), tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QUIETMAX_LEDGER", str(tmp_path / "ledger.sqlite"))
+    namespace = {"__name__": "__main__"}
+    for block in BLOCKS[page]:
+        if block.runs:
+            run(block, namespace)
 
 
 def test_the_blocks_that_are_not_run_are_known_and_say_why():
-    left_out = {page: [b for b in blocks if not b.runs] for page, blocks in BLOCKS.items()}
+    left_out = {page: [b for b in blocks if not b.runs and not b.served] for page, blocks in BLOCKS.items()}
     assert {page: len(blocks) for page, blocks in left_out.items() if blocks} == NOT_RUN
     for blocks in left_out.values():
         for block in blocks:
@@ -59,12 +44,12 @@ def test_a_block_that_fails_is_reported_with_its_page(tmp_path, monkeypatch):
     page.write_text(
         "```python\nvalue = 1\n```\n\n"
         "<!-- exits with 1 -->\n```sh\nquietmax card \\\n  absent # no such folder\n```\n\n"
-        "```sh\nquietmax card absent\n```\n\n```python\nassert value == 2\n```\n\n<!-- slow -->\n```sh\nls\n```\n",
+        "```sh\nquietmax card absent\n```\n\n```python\nassert value == 2\n```\n\n<!-- asks -->\n```sh\nls\n```\n",
         encoding="utf-8",
     )
     first, refused, failing, wrong, foreign = blocks_of(page)
     assert commands(refused.text) == [["quietmax", "card", "absent"]]
-    assert foreign.slow
+    assert foreign.served
     namespace: dict[str, object] = {}
     monkeypatch.chdir(tmp_path)
     run(first, namespace)

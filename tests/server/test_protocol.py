@@ -8,12 +8,13 @@ import time
 
 import httpx
 import numpy as np
+import pandas as pd
 import pytest
 import schemathesis
 import tritonclient.http as triton
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from running_service import CLASSES, FEATURES, inference, some_rows
+from running_service import CLASSES, FEATURES, inference, running, some_rows
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -25,8 +26,11 @@ from tritonclient.utils import InferenceServerException
 
 from quietmax.account import BudgetExhausted
 from quietmax.accounting import LIMIT
+from quietmax.data import CategoricalColumn, Encoding, NumericColumn
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.ledger import Terms
+from quietmax.models import Model, TrainingSettings, save_model
+from quietmax.models.mlp import initial_mlp
 from quietmax.server import Client, Settings
 
 
@@ -99,6 +103,40 @@ def test_our_own_client_asks_retries_and_says_when_the_budget_is_gone(plain):
         Client("http://127.0.0.1:9").metadata("plain")
     with pytest.raises(InvalidInput, match="no http or https address"):
         Client("ftp://x")
+
+
+@pytest.mark.parametrize("measurements", [(), ("bounds of age",)])
+def test_rows_of_a_table_are_encoded_by_the_declared_encoding_and_never_by_a_measured_one(
+    measurements, tmp_path
+):
+    columns = (NumericColumn("age", 0, 100, missing=False), CategoricalColumn("sex", ("female", "male")))
+    encoding = Encoding(columns, "ill", ("no", "yes"), measurements)
+    width = len(encoding.feature_names)
+    network = initial_mlp((width, 8, 2), "tanh", (0,))
+    save_model(
+        Model(network, TrainingSettings((8,)), 160, "people", 0, encoding=encoding), tmp_path / "table"
+    )
+    table = [{"sex": "male", "age": 25}, {"sex": "female", "age": 250}]
+    options = {"budget": Terms(10.0), "queries": 20}
+    with (
+        running(f"sqlite:///{tmp_path / 'l.sqlite'}", [f"table={tmp_path / 'table'}"], **options) as service,
+        Client(service.url, service.key) as client,
+    ):
+        if measurements:
+            assert "encoding" not in client.metadata("table")["parameters"]
+            with pytest.raises(
+                InvalidInput, match="no public encoding of columns; give its features as rows"
+            ):
+                client.ask("table", table)
+            return
+        first = client.ask("table", table)
+        same = client.ask("table", encoding.encode(pd.DataFrame(table)))
+        assert first.parameters["new_answers"] == 2
+        assert same.parameters["new_answers"] == 0, "the same features were asked"
+        np.testing.assert_array_equal(first.labels, same.labels)
+        assert client.ask("table", pd.DataFrame(table)).parameters["new_answers"] == 0
+        with pytest.raises(InvalidInput, match="no column 'sex'"):
+            client.ask("table", [{"age": 3}])
 
 
 def _raw(service, body, **headers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -214,6 +215,9 @@ def model_metadata(service: Service, offer: Offer) -> dict[str, Any]:
     }
     if offer.warning is not None:
         parameters["warning"] = offer.warning
+    # one that was read off the records is not public, and stays here
+    if servable.encoding is not None and not servable.encoding.measured:
+        parameters["encoding"] = json.loads(servable.encoding.to_json())
     return {
         "name": offer.name,
         "versions": service.offers.versions(offer.name),

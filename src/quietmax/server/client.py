@@ -1,4 +1,4 @@
-"""A client of the service: numpy arrays in, numpy arrays out, over one kept connection; standard library only."""
+"""A client of the service: rows of numbers or of a table in, numpy arrays out, over one kept connection."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import json
 import ssl
 import threading
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 import numpy as np
@@ -17,6 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from quietmax.account import BudgetExhausted
 from quietmax.errors import InvalidInput, QuietmaxError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _DATATYPES: dict[str, str] = {"INT64": "<i8", "FP32": "<f4"}
 
@@ -62,10 +66,18 @@ class Client:
             self._connection = None
 
     def ask(
-        self, model: str, features: ArrayLike, *, version: str | None = None, request_id: str | None = None
+        self,
+        model: str,
+        features: ArrayLike | pd.DataFrame | Sequence[Mapping[str, Any]],
+        *,
+        version: str | None = None,
+        request_id: str | None = None,
     ) -> Response:
-        """Private answers for rows of features; `BudgetExhausted` if the budget does not pay for them."""
-        rows = np.ascontiguousarray(features, dtype="<f4")
+        """Private answers for rows of features; `BudgetExhausted` if the budget does not pay for them.
+
+        A data frame, or a list of rows as `{"age": 30, ...}`, is encoded as the model's training table was.
+        """
+        rows = self._rows(model, version, features)
         head = json.dumps(
             {
                 "id": request_id or uuid.uuid4().hex,
@@ -108,6 +120,23 @@ class Client:
     def budget(self, model: str, *, version: str | None = None) -> dict[str, Any]:
         """What is spent and left."""
         return self._read(self._model(model, version) + "/budget")
+
+    def _rows(self, model: str, version: str | None, features: Any) -> NDArray[np.float32]:
+        by_name = isinstance(features, Sequence) and len(features) > 0 and isinstance(features[0], Mapping)
+        if not by_name and not hasattr(features, "columns"):
+            return np.ascontiguousarray(features, dtype="<f4")
+        import pandas as pd
+
+        from quietmax.data import Encoding
+
+        described = self.metadata(model, version=version)["parameters"].get("encoding")
+        if described is None:
+            raise InvalidInput(
+                f"The model {model!r} has no public encoding of columns; give its features as rows of numbers."
+            )
+        return np.ascontiguousarray(
+            Encoding.from_json(json.dumps(described)).encode(pd.DataFrame(features)), "<f4"
+        )
 
     def _model(self, model: str, version: str | None) -> str:
         path = f"/v2/models/{quote(model, safe='')}"

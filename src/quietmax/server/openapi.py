@@ -76,7 +76,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
                     "cost_per_answer": _NUMBER,
                     "paid_at_training": _TRUTH,
                 },
-                {"warning": _TEXT, "kind": _TEXT},
+                {"warning": _TEXT, "kind": _TEXT, "encoding": {"type": "object"}},
             ),
         }
     ),
