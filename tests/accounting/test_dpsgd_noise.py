@@ -188,6 +188,25 @@ def test_the_noise_under_rdp_is_the_smallest_that_suffices():
         assert renyi_epsilon(sigma * (1 - 1e-4), 1e-5, schedule, published=published_) > 2.0
 
 
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.01, 1e-5), (0.2, 1e-9), (8.0, 1e-3)])
+def test_small_and_large_epsilons_find_an_order_that_suits_them(epsilon, delta):
+    for reading in ("published", "proven"):
+        sigma = noise_multiplier(epsilon, delta, Schedule(1.0, 4), accountant="rdp", reading=reading)
+        assert _best_order(sigma, delta, 4, reading == "published") == pytest.approx(epsilon, rel=0.006)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_little_noise_is_counted_by_quadrature_where_the_series_gives_up(steps):
+    sigma, rate, delta = 0.3, 0.01, 1e-5
+    orders = [1 + part / 100 for part in range(5, 300)]
+    bounds = [
+        steps * dpsgd_module._renyi_divergence(order, sigma, rate) + math.log(1 / delta) / (order - 1)
+        for order in orders
+    ]
+    found = renyi_epsilon(sigma, delta, Schedule(rate, steps), largest_order=64, published=True)
+    assert min(bounds) * (1 - 1e-6) <= found <= min(bounds) * 1.01
+
+
 # --- the search and the loss distribution -------------------------------------------------------------------------
 
 
@@ -217,6 +236,14 @@ def test_one_sampled_step_is_amplified_exactly():
         found = loss_delta(sigma, amplified, Schedule(rate, 1))
         exact = rate * delta_of(1 / sigma, epsilon)
         assert exact * (1 - 1e-6) <= found <= exact * 1.01 + 1e-11
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "rate"), [(1.0, 1e-5, 0.1), (0.2, 1e-3, 0.6)])
+def test_the_noise_of_one_sampled_step_is_the_smallest_that_its_exact_curve_allows(epsilon, delta, rate):
+    sigma = proven("pld", epsilon, delta, Schedule(rate, 1))
+    unsampled = math.log1p(math.expm1(epsilon) / rate)
+    assert rate * delta_of(1 / sigma, unsampled) <= delta
+    assert rate * delta_of(1 / (sigma * 0.997), unsampled) > delta
 
 
 def test_no_delta_below_1e_12_is_claimed():
@@ -258,8 +285,8 @@ def test_the_grid_is_a_thirty_second_of_the_losss_spread(sigma, schedule):
 
 def test_the_grid_is_coarser_where_it_would_have_too_many_points():
     many = Schedule(0.5, 10**9)
-    wide = max(_spread(3.0, many))
-    assert dpsgd_module._interval(3.0, many) == pytest.approx(17 * wide * math.sqrt(10**9) / 2**19, rel=0.01)
+    wide = max(_spread(0.7, many))
+    assert dpsgd_module._interval(0.7, many) == pytest.approx(17 * wide * math.sqrt(10**9) / 2**19, rel=0.01)
     # Little noise and few records: one step's losses lie far apart though they hardly ever differ.
     lone = Schedule(1e-6, 1)
     x = 0.05
