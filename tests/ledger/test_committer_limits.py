@@ -13,6 +13,7 @@ import pytest
 from quietmax.accounting import LIMIT, PureCost
 from quietmax.ledger import Charge, Charged, Failed, Ledger, LedgerUnavailable, Refused, Store, Terms
 from quietmax.ledger import committer as committer_module
+from quietmax.ledger.accounts import now
 from quietmax.ledger.committer import Committer, Place, _Collided
 from quietmax.ledger.database import opened
 
@@ -275,3 +276,11 @@ def test_answers_that_failed_are_tried_again_after_a_pause(monkeypatch):
 def test_closing_takes_what_waits_before_it(monkeypatch):
     _, charges, stores, committer = _gathering(monkeypatch, (3.0, ANSWERS), (0.0, CHARGE), (0.0, None))
     assert (charges, stores, committer._closing) == ([CHARGE], [ANSWERS], True)
+
+
+def test_a_charge_is_journalled_with_its_time_in_microseconds(path):
+    with Ledger(path) as ledger:
+        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+        before = now()
+        ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1))
+        assert before <= list(ledger.export("patients"))[-1].time <= now()
