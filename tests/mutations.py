@@ -21,6 +21,7 @@ import importlib.util
 import json
 import os
 import random
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -238,19 +239,24 @@ class Setup:
             sys.meta_path.insert(0, self._finder)
 
 
-def tests_for(package: str, path: Path | None) -> list[str]:
-    """What pytest is to run: the module's doctests and the tests named after it first."""
+def tests_for(package: str, path: Path | None) -> list[list[str]]:
+    """What pytest is to run, one after the other: the module's doctests and its own tests, then all others."""
     files = sorted((ROOT / "tests" / package).glob("test_*.py"))
-    chosen = TESTS[package]
-    if path is not None:
-        files.sort(key=lambda file: path.stem.rstrip("s") not in file.stem)
-        files.insert(0, path)
-        if path.name in ALSO_ON_POSTGRESQL:
-            chosen = "not processes"
-    return [*map(str, files), "-k", chosen]
+    if path is None:
+        return [[*map(str, files), "-k", TESTS[package]]]
+    imported = re.compile(rf"^ *(from|import) .*\b{path.stem}\b", re.MULTILINE)
+    own = [
+        file
+        for file in files
+        if path.stem.rstrip("s") in file.stem or imported.search(file.read_text(encoding="utf-8"))
+    ]
+    chosen = "not processes" if path.name in ALSO_ON_POSTGRESQL else TESTS[package]
+    others = [file for file in files if file not in own or chosen != TESTS[package]]
+    first = [str(path), *map(str, own), "-k", TESTS[package]]
+    return [first, [*map(str, others), "-k", chosen]] if others else [first]
 
 
-def killed(mutant: Mutant | None, tests: list[str], seconds: float) -> bool:
+def killed(mutant: Mutant | None, tests: list[list[str]], seconds: float) -> bool:
     """Run the tests in a fork; a mutant that fails, breaks or hangs is killed."""
     child = os.fork()
     if child == 0:
@@ -266,7 +272,12 @@ def killed(mutant: Mutant | None, tests: list[str], seconds: float) -> bool:
             if finder is not None:
                 sys.meta_path.insert(0, finder)
             options = ["-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:randomly"]
-            code = int(pytest.main([*tests, *options], plugins=[Setup(finder)]))
+            for part in tests:
+                code = int(pytest.main([*part, *options], plugins=[Setup(finder)]))
+                if code == pytest.ExitCode.NO_TESTS_COLLECTED:
+                    code = 0
+                if code:
+                    break
             if code == 0 and finder is not None and not finder.used:
                 code = _NOT_TRIED
         finally:
