@@ -300,7 +300,7 @@ def _renyi_divergence(order: float, sigma: float, sampling_rate: float) -> float
     the trapezoidal rule with 32 points per sigma is right to all digits.
     """
     step = sigma / 32
-    point = np.arange(-40.0 * sigma, order + 40.0 * sigma + step, step)
+    point = np.arange(-40.0 * sigma, order + 40.0 * sigma, step)
     ratio = np.logaddexp(
         math.log1p(-sampling_rate), math.log(sampling_rate) + (2 * point - 1) / (2 * sigma**2)
     )
