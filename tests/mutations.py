@@ -35,7 +35,7 @@ TESTS = {
     "mechanisms": "",
     "ledger": "not postgresql and not processes",
 }
-ALSO_ON_POSTGRESQL = ("database.py", "migrations.py")
+ALSO_ON_POSTGRESQL = ("database.py", "ledger.py", "migrations.py")
 TUNING = {
     "_ADVISORY_LOCK",
     "_COMPANY_SECONDS",

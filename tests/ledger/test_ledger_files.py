@@ -14,8 +14,9 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import CreateTable
 
 from quietmax.accounting import LIMIT, PureCost
-from quietmax.ledger import Charge, Ledger, LedgerDamaged, Part, Store, Terms, database
+from quietmax.ledger import Charge, Charged, Ledger, LedgerDamaged, Part, Store, Terms, database
 from quietmax.ledger import shelf as shelf_module
+from quietmax.ledger import verify as verify_module
 from quietmax.ledger.accounts import now
 from quietmax.ledger.chain import START, Entry
 from quietmax.ledger.database import opened, parsed_url, reading, unavailable, writing
@@ -238,6 +239,21 @@ def test_verification_counts_accounts_and_rows(path):
         found = ledger.verify()
         assert (found.accounts, found.rows, found.faults) == (1, 5, ())
         assert found.to_json() == {"sound": True, "accounts": 1, "rows": 5, "faults": []}
+
+
+def test_a_ledger_is_verified_as_it_was_at_the_start_though_charges_go_on(ledger, monkeypatch):
+    account = _charged(ledger)
+    ann = ledger.client("ann")
+    entries = verify_module.entries
+
+    def meanwhile(connection, number):
+        assert isinstance(ledger.charge(Charge(account.id, ann, "m/1", 1, rows=1)), Charged)
+        return entries(connection, number)
+
+    monkeypatch.setattr(verify_module, "entries", meanwhile)
+    found = ledger.verify()
+    assert (found.rows, found.faults) == (4, ())
+    assert ledger.account("patients").sequence == 6
 
 
 def test_a_quota_for_a_client_who_never_asked_is_sound(path):
