@@ -183,7 +183,7 @@ def test_everything_is_reproduced_on_a_tiny_profile_and_an_interrupt_is_a_senten
     monkeypatch.setattr(profiles, "work", lambda *_: tiny)
     monkeypatch.setattr(profiles, "EPSILONS", (1.0, 10.0))
     monkeypatch.setattr(profiles, "LIKE_FOR_LIKE_EPSILONS", (1.0,))
-    monkeypatch.setattr(reproduce, "estimated_seconds", lambda cells: dict.fromkeys(cells, 3600.0))
+    monkeypatch.setattr(reproduce, "estimated_seconds", lambda cells, **_: dict.fromkeys(cells, 3600.0))
     arguments = ("reproduce", "all", "--datasets", "mnist-5k", "--output", tmp_path / "out")
     done = run(*arguments)
     assert done.exit_code == 0, done.output

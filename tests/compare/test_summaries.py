@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quietmax.data import load_records
 from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.experiments import estimate, ray_crew, reference, reproduction
 from quietmax.experiments import methods as methods_module
-from quietmax.experiments import ray_crew, reference, reproduction
 from quietmax.experiments.cell import Cell, Effort, Group, Source
 from quietmax.experiments.estimate import estimated_seconds
 from quietmax.experiments.findings import findings
@@ -183,9 +184,20 @@ def test_an_estimate_counts_shared_networks_once_and_grows_with_the_work():
     assert few[first] > 5 * max(few[each] for each in others)
 
 
-def test_an_estimate_measures_this_machine():
+def test_an_estimate_measures_this_machine(real_data):
     cells = reproduction_cells(["adult"], "quick", parts=["accuracy"], repeats=1)
-    assert 0 < sum(estimated_seconds(cells).values()) < 3600
+    assert 0 < sum(estimated_seconds(cells, data_dir=real_data).values()) < 3600
+
+
+def test_an_estimate_knows_when_too_few_records_are_left_over_for_shadow_networks(real_data, monkeypatch):
+    monkeypatch.setattr(estimate, "seconds_per_record", lambda *_: 1.0)
+    plain, *_ = reproduction_cells(["cifar-10"], "paper", parts=["accuracy"], repeats=1)
+    total = len(load_records("cifar-10", data_dir=real_data))
+    half = min(10_000, (total - 20_000) // 2)
+    networks = 100 * (10_000 + 100 * half)
+    attack = 100 * 2 * 100 * half
+    seconds = estimated_seconds([plain], data_dir=real_data)[plain]
+    assert seconds == pytest.approx(networks + attack, rel=1e-3)
 
 
 def test_unknown_methods_are_refused_with_the_nearest_name():

@@ -242,8 +242,11 @@ def _estimates(asked: _Asked) -> dict[str, float]:
     """Hours of one core for both profiles, measured at the start; printed with the time on these cores."""
     cores = asked.workers or usable_cores()
     found = {}
+    if not asked.as_json:
+        console.print("Measuring this machine's speed for an estimate ...", highlight=False)
     for profile in ("quick", "paper"):
-        found[profile] = sum(estimated_seconds(asked.cells(PARTS, profile)).values()) / 3600
+        cells = asked.cells(PARTS, profile)
+        found[profile] = sum(estimated_seconds(cells, data_dir=asked.data_dir).values()) / 3600
         if not asked.as_json:
             console.print(
                 f"Estimate, profile {profile}: {found[profile]:.1f} core hours, about "

@@ -1,7 +1,8 @@
 """How long an evaluation takes: counted from the work in its cells, at the speed measured on this machine.
 
 Networks of each shape are trained for a moment to find what one record costs; everything else follows from the
-numbers of networks, records and epochs, and from fixed ratios for the methods of the comparison.
+numbers of networks, records and epochs, from the labels of the data set, and from fixed ratios for the methods of the
+comparison.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import time
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
@@ -18,10 +20,11 @@ from quietmax.attacks.shadow import Shadow
 from quietmax.data import dataset, is_table_path
 from quietmax.experiments.accuracy_loss import EPSILONS
 from quietmax.experiments.cell import Cell, Group, Source
+from quietmax.experiments.shared import source_records
 from quietmax.models import TrainingSettings, train_stack
 
 _RECORDS = 1_000
-_LONG_ENOUGH = 0.6
+_LONG_ENOUGH, _TIMES = 0.3, 3
 _TOGETHER = 10
 """Networks timed together; more of them hardly gain anything each."""
 # Ratios measured on MNIST, Adult and Location.
@@ -34,20 +37,20 @@ _CELL = 0.3
 _SCATTERING = 5.0
 """Public features of an image per pixel."""
 _GUESSED_WIDTH, _GUESSED_CLASSES = 100, 2
-_LARGEST_CLASS = {"adult": 0.75, "location": 0.06}
-"""Share of the largest class where classes are uneven: its attack network trains on when the others are done."""
 
 
-def estimated_seconds(cells: Sequence[Cell], *, measured: bool = True) -> dict[Cell, float]:
+def estimated_seconds(
+    cells: Sequence[Cell], *, measured: bool = True, data_dir: Path | None = None
+) -> dict[Cell, float]:
     """Seconds of one core for each cell; a group's first cell also trains what the group shares.
 
-    With ``measured`` False nothing is trained to find the speed: good enough for shares.
+    With ``measured`` False nothing is read or trained to find the speed: good enough for shares.
     """
     first: set[tuple[Group, str]] = set()
     found = {}
     for cell in cells:
         seconds = _CELL + _method(cell)
-        for what, cost in _shared(cell, measured).items():
+        for what, cost in _shared(cell, measured, data_dir).items():
             if (cell.group, what) not in first:
                 first.add((cell.group, what))
                 seconds += cost
@@ -55,23 +58,25 @@ def estimated_seconds(cells: Sequence[Cell], *, measured: bool = True) -> dict[C
     return found
 
 
-def _shared(cell: Cell, measured: bool) -> dict[str, float]:
+def _shared(cell: Cell, measured: bool, data_dir: Path | None) -> dict[str, float]:
     effort = cell.group.effort
     width, classes = shape_of(cell.group.source)
     speed = seconds_per_record if measured else _guess
     layers = (width, *TrainingSettings().hidden, classes)
-    trained = effort.epochs * effort.records
-    alone = trained * speed(layers, 1, 100)
-    one = trained * speed(layers, min(effort.shadows, _TOGETHER), 100)
+    alone = effort.epochs * effort.records * speed(layers, 1, 100)
+    one = effort.epochs * effort.records * speed(layers, min(effort.shadows, _TOGETHER), 100)
     costs = {"model": alone}
     if cell.method == "original":
         return costs | {"original": alone}
-    costs["shadows"] = effort.shadows * one
+    whole, largest = 1.0, 1 / classes
+    if measured:
+        whole, largest = _sets(cell.group.source, effort.records, data_dir)
+    costs["shadows"] = whole * effort.shadows * one
     judges = Shadow().network
-    # every shadow network's answers to its set and to as many other records, one attack network per class
-    judged = 2 * effort.shadows * effort.records * effort.attack_epochs
+    # every shadow network's answers to its set and to as many other records, one attack network per class; that of the
+    # largest class trains on when the others are done
+    judged = 2 * effort.shadows * whole * effort.records * effort.attack_epochs
     stack = (classes, *judges.hidden, 2)
-    largest = _LARGEST_CLASS.get(cell.group.source.name, 1 / classes)
     other = (1 - largest) / (classes - 1)
     costs["attack"] = judged * (
         classes * other * speed(stack, min(classes, _TOGETHER), judges.batch_size)
@@ -92,6 +97,14 @@ def _method(cell: Cell) -> float:
         values = int(values * _SCATTERING)
     rate = _PER_VALUE_DPSGD if cell.method.startswith("dpsgd") else _PER_VALUE.get(cell.method, 0.0)
     return rate * values
+
+
+@cache
+def _sets(source: Source, records: int, data_dir: Path | None) -> tuple[float, float]:
+    """A shadow network's set as a share of the target's (1 where enough records are left over); the largest class's."""
+    labels = source_records(source, data_dir).labels
+    left_over = max(len(labels) - 2 * records, 0)
+    return min(1.0, left_over / (2 * records)), float(np.bincount(labels).max() / len(labels))
 
 
 @cache
@@ -122,7 +135,7 @@ def seconds_per_record(widths: tuple[int, ...], networks: int, batch: int) -> fl
         train_stack(features, labels, widths[-1], rows, settings=settings, seeds=seeds)
         return time.process_time() - started
 
-    # the difference of two runs leaves out what is done once; the second is long enough for the clock
-    short = seconds(1)
-    epochs = int(np.clip(_LONG_ENOUGH / max(short, 1e-3), 3, 60))
-    return max(seconds(1 + epochs) - short, 1e-6) / (epochs * networks * _RECORDS)
+    # the difference of two runs leaves out what is done once; the longer is long enough for the clock
+    epochs = int(np.clip(_LONG_ENOUGH / max(seconds(1), 1e-3), 2, 60))
+    found = sorted(seconds(1 + epochs) - seconds(1) for _ in range(_TIMES))
+    return max(found[_TIMES // 2], 1e-6) / (epochs * networks * _RECORDS)
