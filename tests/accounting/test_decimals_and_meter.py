@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from fractions import Fraction
 
 import pytest
@@ -40,6 +41,16 @@ def test_roots_are_rounded_to_the_very_next_float(value):
     up, down = root_rounded_up(value), root_rounded_down(value)
     assert decimal(math.nextafter(up, 0.0)) ** 2 < value <= decimal(up) ** 2
     assert decimal(down) ** 2 <= value < decimal(math.nextafter(down, math.inf)) ** 2
+
+
+def test_a_root_a_hair_below_or_above_a_decimal_is_still_rounded_to_the_very_next_float():
+    hair, generator = Fraction(1, 10**18), random.Random(0)
+    for _ in range(500):
+        root = generator.uniform(0.01, 10.0)
+        square = decimal(root) ** 2
+        assert root_rounded_up(square * (1 - hair)) == root_rounded_down(square * (1 + hair)) == root
+        assert root_rounded_up(square * (1 + hair)) == math.nextafter(root, math.inf)
+        assert root_rounded_down(square * (1 - hair)) == math.nextafter(root, 0.0)
 
 
 def test_a_budget_divides_exactly_by_every_number_to_ten_and_by_powers_of_ten_and_fits_json():

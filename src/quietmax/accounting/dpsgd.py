@@ -47,7 +47,6 @@ _TOLERANCE = 1e-5
 _UP = 1.0 + 1e-12
 _POINTS_PER_DEVIATION = 32
 _LARGEST_STEP_SUPPORT, _LARGEST_SUPPORT = 2.0**16, 2.0**19
-_LARGEST_ORDER = 2**15
 _ROUNDING = 1e-12
 """Allowance for the rounding of one step's computed Renyi divergence."""
 
@@ -174,7 +173,7 @@ def _of_sampled_step(epsilon: float, delta: float, sampling_rate: float) -> floa
 
 def _renyi(epsilon: float, delta: float, schedule: Schedule, *, published: bool) -> float:
     # The best order lies near 1 + 2*ln(1/delta)/epsilon, where both terms of the bound are equal.
-    largest = min(math.ceil(4 * math.log(1 / delta) / epsilon) + 64, _LARGEST_ORDER)
+    largest = math.ceil(4 * math.log(1 / delta) / epsilon) + 64
 
     def excess(sigma: float) -> float:
         return renyi_epsilon(sigma, delta, schedule, largest_order=largest, published=published) - epsilon
