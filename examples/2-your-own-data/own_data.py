@@ -55,7 +55,7 @@ def main() -> None:
     for what, value in read_card("income").rows()[:6]:
         print(f"  {what}: {value}")
 
-    ask_over_http(data.test.features)
+    ask_over_http([{"age": 30 + 10 * number, "hours": 40, "sex": "female"} for number in range(QUERIES + 1)])
 
 
 def made_up_table(path: Path, people: int) -> Path:
@@ -69,7 +69,7 @@ def made_up_table(path: Path, people: int) -> Path:
     return path
 
 
-def ask_over_http(queries: np.ndarray) -> None:
+def ask_over_http(people: list[dict[str, object]]) -> None:
     """What `quietmax serve income --anonymous` does, in a thread of this script."""
     ledger = Ledger("ledger.sqlite")
     service = Service(
@@ -82,9 +82,9 @@ def ask_over_http(queries: np.ndarray) -> None:
     thread.start()
     try:
         with Client(f"http://127.0.0.1:{port}") as client:
-            for number, query in enumerate(queries[: QUERIES + 1], start=1):
+            for number, person in enumerate(people, start=1):
                 try:
-                    answer = client.ask("income", [query])
+                    answer = client.ask("income", [person])
                     print(f"query {number}: class {answer.labels[0]}")
                 except qm.BudgetExhausted as refusal:
                     print(f"query {number}: {refusal}")

@@ -256,6 +256,21 @@ def test_a_head_learns_on_any_public_feature_map(features):
     assert head.guarantee_.parameters["features"]["kind"] == features.kind
 
 
+class Halved(Identity):
+    def _features(self, records):
+        return records / 2
+
+
+@pytest.mark.parametrize("features", [Halved(), Pipeline((UnitNorm(), Pipeline((Halved(),))))])
+def test_a_map_with_the_users_own_code_is_an_assumption_of_the_guarantee(features):
+    head = PrivateHead(epsilon=20.0, features=features, random_state=0, **PUBLIC).fit(TABLE, LABELS)
+    (stated,) = [each for each in head.guarantee_.assumptions if "from that record alone" in each]
+    assert "own feature map" in stated
+    assert head.guarantee_.parameters["features"] == {"kind": features.kind}
+    ours = PrivateHead(epsilon=20.0, features=UnitNorm(), random_state=0, **PUBLIC).fit(TABLE, LABELS)
+    assert not any("from that record alone" in each for each in ours.guarantee_.assumptions)
+
+
 def test_images_are_scattered_by_default():
     images = np.random.default_rng(0).random((30, 144)).astype(np.float32)
     head = PrivateHead(image_shape=(1, 12, 12)).fit(images, np.arange(30) % 2)

@@ -10,7 +10,7 @@ from quietmax.accounting import Guarantee
 from quietmax.accounting.guarantee import Status
 from quietmax.estimators import dpsgd_module
 from quietmax.estimators.dpsgd_plan import Plan
-from quietmax.models.features import FeatureMap, FrozenModule, holds_module
+from quietmax.models.features import FeatureMap, described, holds_own_code
 
 _NAMES = {
     "pld": "the privacy loss distribution",
@@ -68,7 +68,7 @@ def claim(
         assumptions += dpsgd_module.ASSUMPTIONS
         because += " The module is the user's own."
     own_map = not (features is None or isinstance(features, FeatureMap))
-    if own_map or (isinstance(features, FeatureMap) and holds_module(features)):
+    if own_map or (isinstance(features, FeatureMap) and holds_own_code(features)):
         assumptions.append(ALONE)
     if own_map:
         status = "conditional"
@@ -110,6 +110,6 @@ def claim(
 def _described(features: object) -> Any:
     if features is None:
         return None
-    if isinstance(features, FeatureMap) and not holds_module(features):
-        return features.to_json()
-    return {"kind": FrozenModule.kind if isinstance(features, FeatureMap) else type(features).__name__}
+    if isinstance(features, FeatureMap):
+        return described(features)
+    return {"kind": type(features).__name__}

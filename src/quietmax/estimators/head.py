@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,7 +32,7 @@ from quietmax.estimators.head_training import (
 )
 from quietmax.estimators.head_weights import HeadWeights, PrivateHeadWeights
 from quietmax.mechanisms import NoisyMax
-from quietmax.models.features import FeatureMap, FrozenModule, holds_module
+from quietmax.models.features import FeatureMap, described, holds_own_code
 from quietmax.noise import EXACT, NoiseSource, SeededNoise, release_gaussian
 from quietmax.predictor import Predictor
 from quietmax.sensitivity import certified
@@ -304,15 +304,12 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def _parameters(self, prepared: _Prepared) -> dict[str, Any]:
-        described: Mapping[str, Any] = (
-            {"kind": FrozenModule.kind} if holds_module(self.feature_map_) else self.feature_map_.to_json()
-        )
         parameters: dict[str, Any] = {
             "estimator": "head",
             "route": self.route,
             "release": self.release,
             "loss": self.loss,
-            "features": dict(described),
+            "features": described(self.feature_map_),
             "dimension": prepared.table.features,
             "classes": prepared.table.classes,
             "classes_declared": self.classes is not None,
@@ -334,8 +331,10 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _assumptions(self) -> tuple[str, ...]:
         assumptions = ["The feature map and all settings were chosen without looking at the private records."]
-        if holds_module(self.feature_map_):
-            assumptions.append("The frozen module computes a record's features from that record alone.")
+        if holds_own_code(self.feature_map_):
+            assumptions.append(
+                "The user's own feature map computes a record's features from that record alone."
+            )
         if self.classes is None:
             assumptions.append(
                 "The set of classes is public: it was read off the labels, none being declared."

@@ -3,7 +3,7 @@
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.fourier import RandomFourier
 from quietmax.models.features.frozen import FrozenModule
-from quietmax.models.features.pipeline import Pipeline, feature_map_from_json, holds_module
+from quietmax.models.features.pipeline import Pipeline, described, feature_map_from_json, holds_own_code
 from quietmax.models.features.scattering import Scattering, scatter
 from quietmax.models.features.synthetic import dead_leaves
 from quietmax.models.features.tables import Identity, OneHot, Scaling, UnitNorm
@@ -19,7 +19,8 @@ __all__ = [
     "Scattering",
     "UnitNorm",
     "dead_leaves",
+    "described",
     "feature_map_from_json",
-    "holds_module",
+    "holds_own_code",
     "scatter",
 ]

@@ -53,15 +53,26 @@ class Pipeline(FeatureMap):
         return cls(tuple(feature_map_from_json(step) for step in values["maps"]))
 
 
-def holds_module(feature_map: FeatureMap) -> bool:
-    """Whether the map is a frozen torch module, or a pipeline with one somewhere in it.
+def holds_own_code(feature_map: FeatureMap) -> bool:
+    """Whether the map runs the user's code: a frozen torch module or a class of their own, perhaps in a pipeline.
 
-    >>> holds_module(Pipeline((UnitNorm(), Identity())))
+    >>> holds_own_code(Pipeline((UnitNorm(), Identity())))
     False
     """
-    if isinstance(feature_map, Pipeline):
-        return any(holds_module(step) for step in feature_map.maps)
-    return isinstance(feature_map, FrozenModule)
+    if type(feature_map) is Pipeline:
+        return any(holds_own_code(step) for step in feature_map.maps)
+    return type(feature_map) is FrozenModule or type(feature_map) not in _KINDS.values()
+
+
+def described(feature_map: FeatureMap) -> dict[str, Any]:
+    """The map's public parameters; of one that runs the user's code, its kind alone.
+
+    >>> described(UnitNorm(constant=0.5))["kind"]
+    'unit-norm'
+    """
+    if holds_own_code(feature_map):
+        return {"kind": getattr(feature_map, "kind", type(feature_map).__name__)}
+    return feature_map.to_json()
 
 
 _KINDS: dict[str, type[FeatureMap]] = {
