@@ -6,6 +6,7 @@ import math
 
 import mpmath
 import pytest
+from scipy.special import ndtri
 
 from quietmax.accounting import delta_of, epsilon_of, mu_of, pure_as_gaussian
 from quietmax.errors import InvalidInput
@@ -65,6 +66,19 @@ def test_epsilon_and_mu_are_found_to_ten_digits(delta):
     for epsilon in (0.0, 1e-8, 0.5, 30.0, 1e5):
         mu = mu_of(epsilon, delta)
         assert true_delta(mu, epsilon) <= delta < true_delta(mu * (1 + 1e-10), epsilon)
+
+
+@pytest.mark.parametrize("delta", [1e-300, 1e-5, 0.5, 0.9])
+def test_a_mu_is_found_for_every_epsilon_there_is(delta):
+    for epsilon in (0.0, 1e-300, 1e-12, 39.0, 41.0, 1e9, 1e100, 1e300):
+        mu = mu_of(epsilon, delta)
+        assert delta_of(mu, epsilon) <= delta
+        # delta is about Phi(-x) where mu is large, and about mu/sqrt(2 pi) where epsilon is nothing.
+        if epsilon == 1e9:
+            quantile = -float(ndtri(delta))
+            assert mu == pytest.approx(math.sqrt(quantile**2 + 2 * epsilon) - quantile, rel=1e-9)
+        if epsilon == 0.0:
+            assert math.erf(mu / math.sqrt(8)) == pytest.approx(delta, rel=1e-9)
 
 
 @pytest.mark.parametrize("epsilon", [1e-12, 0.5, 0.999999, 1.0, 1.000001, 3.0, 700.0])

@@ -113,8 +113,8 @@ def mu_of(epsilon: float, delta: float) -> float:
     """
     epsilon = _checked(epsilon, "epsilon", 0.0, math.inf)
     delta = _checked(delta, "delta", SMALLEST_DELTA, 1.0)
-    # delta <= mu/sqrt(2 pi), so that mu = delta certainly suffices.
-    low, width = math.log(delta), 1.0
+    # delta <= mu/sqrt(2 pi) and delta <= Phi(-x), which is below 1e-300 for x > 38, give two mu that certainly suffice.
+    low, width = math.log(max(delta, min(1.0, epsilon / 40.0))), 1.0
 
     def excess(log_mu: float) -> float:
         mu = math.exp(log_mu)
