@@ -13,6 +13,7 @@ from typing import Any
 
 START = "0" * 64
 """What the first row names as the hash before it."""
+_JSON = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,5 +66,4 @@ def digest(*fields: int | str) -> str:
     >>> digest(1, "a") == hashlib.sha256(b'[1,"a"]').hexdigest()
     True
     """
-    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(_JSON.encode(fields).encode()).hexdigest()
