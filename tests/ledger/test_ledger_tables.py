@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 from sqlalchemy import Table, UniqueConstraint, create_engine, insert
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.schema import CreateIndex
 
-from quietmax.ledger.tables import accounts, metadata, subaccounts
+from quietmax.ledger.tables import accounts, journal, metadata, subaccounts
 
 # A quota, an expiry or a revocation may be absent, and an answer while it is drawn; nothing else.
 MAY_BE_EMPTY = {"keys.expires", "keys.revoked", "requests.answer", "subaccounts.limit_units"}
@@ -60,3 +62,9 @@ def test_the_database_refuses_an_overspent_account_or_quota(spent, limit, kept):
             else:
                 with pytest.raises(IntegrityError, match="CHECK"):
                     connection.execute(statement)
+
+
+@pytest.mark.parametrize("dialect", [sqlite.dialect(), postgresql.dialect()], ids=["file", "server"])
+def test_the_index_of_rare_journal_rows_leaves_the_charges_out(dialect):
+    (rare,) = (index for index in journal.indexes if index.name == "journal_rare")
+    assert str(CreateIndex(rare).compile(dialect=dialect)).endswith("WHERE kind != 'charge'")
