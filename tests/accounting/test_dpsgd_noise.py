@@ -195,10 +195,11 @@ def test_small_and_large_epsilons_find_an_order_that_suits_them(epsilon, delta):
         assert _best_order(sigma, delta, 4, reading == "published") == pytest.approx(epsilon, rel=0.006)
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-def test_little_noise_is_counted_by_quadrature_where_the_series_gives_up(steps):
-    sigma, rate, delta = 0.3, 0.01, 1e-5
-    orders = [1 + part / 100 for part in range(5, 300)]
+@pytest.mark.parametrize(("sigma", "rate", "steps"), [(0.3, 0.01, 3), (0.5, 0.1, 300)])
+def test_little_noise_is_counted_by_quadrature_where_the_series_gives_up(sigma, rate, steps):
+    """In the second case dp-accounting's series gives up at the best order, 1.4."""
+    delta = 1e-5
+    orders = [1 + part / 50 for part in range(3, 100)]
     bounds = [
         steps * dpsgd_module._renyi_divergence(order, sigma, rate) + math.log(1 / delta) / (order - 1)
         for order in orders
@@ -287,6 +288,7 @@ def test_the_grid_is_coarser_where_it_would_have_too_many_points():
     many = Schedule(0.5, 10**9)
     wide = max(_spread(0.7, many))
     assert dpsgd_module._interval(0.7, many) == pytest.approx(17 * wide * math.sqrt(10**9) / 2**19, rel=0.01)
+    assert dpsgd_module._interval(1e-4, Schedule(1.0, 1)) == pytest.approx((24e4 + 1e8) / 2**16, rel=1e-9)
     # Little noise and few records: one step's losses lie far apart though they hardly ever differ.
     lone = Schedule(1e-6, 1)
     x = 0.05
