@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sqlite3
 import threading
 import time
 from collections import Counter
@@ -14,6 +15,7 @@ from quietmax.accounting import LIMIT, PureCost
 from quietmax.ledger import Charge, Charged, Failed, Ledger, LedgerUnavailable, Refused, Store, Terms
 from quietmax.ledger import committer as committer_module
 from quietmax.ledger.accounts import now
+from quietmax.ledger.books import Posting
 from quietmax.ledger.committer import Committer, Place, _Collided
 from quietmax.ledger.database import opened
 
@@ -284,3 +286,20 @@ def test_a_charge_is_journalled_with_its_time_in_microseconds(path):
         before = now()
         ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1))
         assert before <= list(ledger.export("patients"))[-1].time <= now()
+
+
+def test_a_connection_that_failed_is_given_up_and_another_one_taken(path, monkeypatch):
+    def fail(_):
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with Ledger(path) as ledger:
+        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+        charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
+        assert isinstance(ledger.charge(charge), Charged)
+        assert ledger._engine.pool.checkedout() == 1
+        with monkeypatch.context() as patch:
+            patch.setattr(Posting, "save", fail)
+            assert "disk I/O error" in str(ledger.charge(charge).problem)
+        assert ledger._engine.pool.checkedout() == 0
+        assert isinstance(ledger.charge(charge), Charged)
+        assert ledger.account("patients").spent_units == 2
