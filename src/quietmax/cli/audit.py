@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
-from rich.markup import escape
 
 from quietmax import audit
 from quietmax.accounting import Budget, Cost, Currency, GaussianCost, Guarantee, PureCost, per_query
@@ -462,7 +461,7 @@ def _print_report(title: str, report: AuditReport, plot: Path | None, as_json: b
     if as_json:
         print_json(report.to_json())
         return
-    print_table(title, ("", ""), ((what, escape(value)) for what, value in report.rows()))
+    print_table(title, ("", ""), report.rows())
     console.print(
         {
             "refuted": "The claim is refuted: the event tells the worlds apart better than it permits.",

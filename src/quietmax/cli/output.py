@@ -12,9 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
-console = Console()
-errors = Console(stderr=True)
+# Names of classes, folders and accounts are shown as they are: no brackets or colons in them mean a style or a picture.
+console = Console(markup=False, emoji=False)
+errors = Console(stderr=True, markup=False, emoji=False)
 
 
 def print_json(value: Any) -> None:
@@ -40,14 +42,15 @@ def print_table(
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(Text(cell) for cell in row))
     console.print(table)
 
 
 @contextmanager
 def progress_bar(description: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr with the time left; call the yielded function with (done, total)."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    described = TextColumn("{task.description}", markup=False)
+    columns = (described, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=errors, transient=True, disable=quiet or not errors.is_terminal) as bar:
         task = bar.add_task(description, total=None)
 
