@@ -5,9 +5,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -70,13 +71,13 @@ class FileAccount:
         with self._locked() as file:
             total = _charged(self._read(file), queries, limit)
             # One short write in place, always of the same length: far below a disk sector, so never torn.
-            os.pwrite(file, json.dumps({"answered": f"{total:020d}"}).encode(), 0)
+            os.pwrite(file, account_text(total).encode(), 0)
             os.fsync(file)
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
         try:
-            file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+            file = self._opened()
         except OSError as problem:
             raise QuietmaxError(
                 f"The account {self.path} cannot be opened ({problem.strerror}), so nothing can be charged and nothing "
@@ -93,16 +94,40 @@ class FileAccount:
         finally:
             os.close(file)
 
+    def _opened(self) -> int:
+        """The file, made with nothing spent if it is not there: it appears whole, so an empty one is a damaged one."""
+        if not self.path.exists():
+            number, made = tempfile.mkstemp(prefix=f".{self.path.name}-", dir=self.path.parent)
+            try:
+                os.write(number, account_text(0).encode())
+                os.fsync(number)
+                with suppress(FileExistsError):
+                    os.link(made, self.path)
+            finally:
+                os.close(number)
+                os.unlink(made)
+        return os.open(self.path, os.O_RDWR)
+
     def _read(self, file: int) -> int:
-        content = os.pread(file, 1024, 0)
-        if not content:
-            return 0
         try:
-            return int(json.loads(content)["answered"])
-        except (ValueError, KeyError, TypeError) as problem:
-            raise DataUnavailable(
-                f"The account {self.path} is damaged, so nobody knows what was spent; restore it from a copy."
-            ) from problem
+            answered = json.loads(os.pread(file, 1024, 0))["answered"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            answered = None
+        if isinstance(answered, str) and answered.isascii() and answered.isdigit():
+            return int(answered)
+        raise DataUnavailable(
+            f"The account {self.path} is damaged, so nobody knows what was spent and nothing is answered; restore it "
+            "from a copy."
+        )
+
+
+def account_text(answered: int) -> str:
+    """What the file of a `FileAccount` holds, always of the same length.
+
+    >>> account_text(7)
+    '{"answered": "00000000000000000007"}'
+    """
+    return json.dumps({"answered": f"{answered:020d}"})
 
 
 def _charged(answered: int, queries: int, limit: int) -> int:

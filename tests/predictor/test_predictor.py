@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from quietmax.account import BudgetExhausted, FileAccount
 from quietmax.accounting import Budget, GaussianCost, PureCost
-from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.mechanisms import Algorithm1, Answers
 from quietmax.models import Model, TorchModel, TrainingSettings
 from quietmax.models.mlp import initial_mlp
@@ -277,6 +277,25 @@ def test_a_damaged_or_unreachable_account_answers_nothing(tmp_path):
         _predictor(10, account=FileAccount(tmp_path / "account")).predict(_queries(1))
     with pytest.raises(QuietmaxError, match="cannot be opened"):
         _predictor(10, account=FileAccount(tmp_path / "absent" / "account")).predict(_queries(1))
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", '{"answered": "-1000"}', '{"answered": 1e400}', '{"answered": 2.5}', '{"answered": "٣"}', "7"],
+)
+def test_an_account_that_holds_no_whole_number_from_zero_up_answers_nothing(tmp_path, content):
+    path = tmp_path / "account"
+    path.write_text(content)
+    for ask in (lambda: FileAccount(path).answered, lambda: FileAccount(path).charge(1, 10)):
+        with pytest.raises(DataUnavailable, match="damaged, so nobody knows"):
+            ask()
+    assert path.read_text() == content
+
+
+def test_a_new_account_is_whole_before_anything_is_spent(tmp_path):
+    assert FileAccount(tmp_path / "account").answered == 0
+    assert FileAccount(tmp_path / "account").answered == 0
+    assert [entry.name for entry in tmp_path.iterdir()] == ["account"]
 
 
 def test_a_negative_store_is_refused():
