@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, get_args
 
 from sqlalchemy import Connection, Row, insert, select
 
@@ -21,12 +21,15 @@ from quietmax.accounting import LIMIT, Budget, Cost, Meter, Reading, cost_from_j
 from quietmax.errors import InvalidInput
 from quietmax.ledger.books import Book, locked
 from quietmax.ledger.chain import START
+from quietmax.ledger.errors import LedgerDamaged
 from quietmax.ledger.hand import Hand
 from quietmax.ledger.tables import KEYS_BOOK, accounts, clients, journal, subaccounts, training_sets
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MOST_UNITS = 2**62
 _FEWEST_WORDS = 3
+UNREADABLE = (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError)
+"""What reading a JSON text of the ledger may raise after somebody edited it."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,13 @@ class Terms:
     def to_json(self) -> dict[str, Any]:
         """The terms by name."""
         return {"epsilon": self.epsilon, "delta": self.delta, "reading": self.reading}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Terms:
+        """The terms that `to_json` wrote; raises one of `UNREADABLE` if they are not those."""
+        if set(record) != {"epsilon", "delta", "reading"} or record["reading"] not in get_args(Reading):
+            raise ValueError("these are not terms")
+        return cls(float(record["epsilon"]), float(record["delta"]), record["reading"])
 
 
 @dataclass(frozen=True)
@@ -134,13 +144,24 @@ def checked_reason(because: str) -> str:
     )
 
 
+def damaged(what: str) -> LedgerDamaged:
+    """The refusal to go on with a ledger that somebody edited."""
+    return LedgerDamaged(f"{what}; stop serving from the ledger and restore a copy that holds every charge.")
+
+
 def state_of(row: Row[Any]) -> AccountState:
     """The account a row of the table describes."""
+    try:
+        total, terms = cost_from_json(json.loads(row.total)), Terms.from_json(json.loads(row.terms))
+    except UNREADABLE as problem:
+        raise damaged(f"The total or the terms of the account {row.name!r} cannot be read") from problem
+    if not all(type(each) is int for each in (row.limit_units, row.spent_units, row.sequence, row.opened)):
+        raise damaged(f"The balance, the budget or the last row of the account {row.name!r} is not a number")
     return AccountState(
         row.id,
         row.name,
-        cost_from_json(json.loads(row.total)),
-        Terms(**json.loads(row.terms)),
+        total,
+        terms,
         row.limit_units,
         row.spent_units,
         row.sequence,
@@ -181,7 +202,11 @@ def parts_of(connection: Connection, account: int) -> list[Part]:
         .where(subaccounts.c.account == account)
         .order_by(subaccounts.c.spent_units.desc(), clients.c.name)
     )
-    return [Part(*row) for row in rows]
+    parts = [Part(*row) for row in rows]
+    for part in parts:
+        if type(part.spent_units) is not int or type(part.limit_units) not in (int, type(None)):
+            raise damaged(f"The balance or the quota of client {part.client!r} is not a number")
+    return parts
 
 
 def open_account(
@@ -347,7 +372,10 @@ def unproven_models(connection: Connection, account: int) -> list[tuple[str, str
         .where(journal.c.account == account, journal.c.kind == "unproven")
         .order_by(journal.c.sequence)
     )
-    return [(row.model, json.loads(row.detail)["status"]) for row in rows]
+    try:
+        return [(row.model, json.loads(row.detail)["status"]) for row in rows]
+    except UNREADABLE as problem:
+        raise damaged(f"The journal of account {account} has a row that cannot be read") from problem
 
 
 def client_id(connection: Connection, name: str, *, create: bool = False) -> int:

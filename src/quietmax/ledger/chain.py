@@ -55,6 +55,20 @@ class Entry:
             self.previous,
         )
 
+    @property
+    def misfits(self) -> bool:
+        """Whether a field is of another type than was written: SQLite keeps whatever a foreign hand puts there."""
+        return not (
+            type(self.account) is type(self.sequence) is type(self.time) is int
+            and type(self.answers)
+            is type(self.units)
+            is type(self.spent_units)
+            is type(self.limit_units)
+            is int
+            and type(self.kind) is type(self.client) is type(self.model) is str
+            and type(self.detail) is type(self.previous) is type(self.hash) is str
+        )
+
     def to_json(self) -> dict[str, Any]:
         """All fields by name."""
         return asdict(self)

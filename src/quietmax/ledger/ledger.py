@@ -35,6 +35,7 @@ _PULSE_BYTES = 2**17
 _PULSE = text(
     "INSERT INTO meta (name, value) VALUES ('pulse', :value) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 )
+_SECRET_BYTES = 32
 TRAINING_CLIENT = "training"
 """The client who is charged for what training itself spent."""
 
@@ -66,8 +67,7 @@ class Ledger:
         migrate(self._engine)
         with reading(self._engine) as connection:
             known = {row.name: row.value for row in connection.execute(select(meta))}
-        self._salt = bytes.fromhex(known["query_salt"])
-        self.session_secret = bytes.fromhex(known["session_secret"])
+        self._salt, self.session_secret = _secret(known, "query_salt"), _secret(known, "session_secret")
         self._place = Place(self._engine)
         self._committer: Committer | None = None
         self._starting = threading.Lock()
@@ -280,7 +280,12 @@ class Ledger:
         """The journal, row by row."""
         with reading(self._engine, snapshot=True) as connection:
             number = None if account is None else _accounts.named(connection, account).id
-            yield from _verify.entries(connection, number)
+            for entry in _verify.entries(connection, number):
+                if entry.misfits:
+                    raise _accounts.damaged(
+                        f"Row {entry.sequence!r} of the journal of account {entry.account!r} cannot be read"
+                    )
+                yield entry
 
     def verify(self, anchors: Mapping[str, tuple[int, str]] | None = None) -> Verification:
         """Recompute everything from the journal."""
@@ -292,6 +297,17 @@ class Ledger:
         self._place.check()
         with writing(self._engine) as connection:
             yield connection
+
+
+def _secret(known: Mapping[str, str], name: str) -> bytes:
+    """A secret that the ledger made for itself when it was created."""
+    try:
+        secret = bytes.fromhex(known[name])
+    except (KeyError, TypeError, ValueError):
+        secret = b""
+    if len(secret) != _SECRET_BYTES:
+        raise _accounts.damaged(f"The ledger's {name} is missing or was changed")
+    return secret
 
 
 class _Waiter(Generic[Told]):
