@@ -111,6 +111,27 @@ def test_whole_numbers_match_categories_whatever_their_type() -> None:
     ]
 
 
+@pytest.mark.parametrize("categories", [("1", "2.5"), ("1.0", "2.50"), ("1.", "25e-1"), ("1", "2.5", "1.0")])
+def test_numbers_and_their_texts_are_the_same_category(categories: tuple[str, ...]) -> None:
+    column = CategoricalColumn("dose", categories, style="codes", missing=False)
+    first, second = [1 / len(categories)], [2 / len(categories)]
+    for one in (1, 1.0, "1.00", "1", " 1e0 "):
+        assert encoded(column, [one]) == [pytest.approx(first)], one
+    for two in (2.5, "2.5", "2.500", "0.25e1"):
+        assert encoded(column, [two]) == [pytest.approx(second)], two
+
+
+def test_codes_and_words_are_the_same_only_as_texts() -> None:
+    column = CategoricalColumn("code", ("1", "01", "9007199254740992", "inf"), missing=False)
+    for other in ("001", "+1", "1_0", "9007199254740993", "infinity", "nan", "\u0661", "1e9999"):
+        assert encoded(column, [other]) == [[0, 0, 0, 0]], other
+    assert encoded(column, ["01", "1"]) == [[0, 1, 0, 0], [1, 0, 0, 0]]
+
+
+def test_categories_that_are_no_texts_are_refused(refusal: Refusal) -> None:
+    assert "different names" in refusal(lambda: CategoricalColumn("dose", (1.0, 2.0)), InvalidInput)  # type: ignore[arg-type]
+
+
 @given(
     values=st.lists(st.floats(allow_nan=False, allow_infinity=False) | st.none(), min_size=1),
     low=st.floats(-1e6, 1e6),

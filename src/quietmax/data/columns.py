@@ -8,8 +8,11 @@ the encoding except one that is not a number where a number is declared.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from decimal import Decimal
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -20,6 +23,9 @@ from quietmax.errors import InvalidInput
 
 MISSING_MARKERS = frozenset({"", "?", "NA", "N/A", "null", "NULL"})
 """Texts that stand for a missing value (besides an empty cell), unless they are declared as a category."""
+
+_NUMBER = re.compile(r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
+"""A number as text; 01 is a code, not a number."""
 
 Scale = Literal["linear", "log"]
 Style = Literal["one-hot", "codes"]
@@ -92,6 +98,7 @@ class CategoricalColumn:
     """A column of k public categories.
 
     `one-hot`: one feature per category.  `codes`: one feature, `(i + 1) / k` for the i-th category (from 0).
+    A value belongs to the category of the same text, else to the first that is the same number: 1, 1.0 and "1.00" are.
     A category that is not listed becomes all zeros, and so does a missing value, for which one more feature,
     present if `missing`, is 1.
     """
@@ -102,7 +109,8 @@ class CategoricalColumn:
     missing: bool = True
 
     def __post_init__(self) -> None:
-        if not self.categories or len(set(self.categories)) < len(self.categories):
+        named = all(isinstance(category, str) for category in self.categories)
+        if not self.categories or not named or len(set(self.categories)) < len(self.categories):
             raise InvalidInput(
                 f"The categories of column '{self.name}' must be a list of different names, at least one; "
                 "correct the list."
@@ -127,6 +135,9 @@ class CategoricalColumn:
         """Write the features of all values into `features`: zeros, one column per feature name."""
         texts = as_texts(values)
         index = pd.Index(self.categories, dtype=object).get_indexer(pd.Index(texts, dtype=object))
+        if self._numbers:
+            for row in np.flatnonzero(index < 0):
+                index[row] = self._numbers.get(_number(texts[row]), -1)
         known = np.flatnonzero(index >= 0)
         if self.style == "codes":
             features[known, 0] = (index[known] + 1) / len(self.categories)
@@ -134,6 +145,12 @@ class CategoricalColumn:
             features[known, index[known]] = 1
         if self.missing:
             features[is_missing(texts) & (index < 0), -1] = 1
+
+    @cached_property
+    def _numbers(self) -> dict[Decimal | None, int]:
+        """The index of the first category for each number among the categories."""
+        numbers = {_number(category): index for index, category in reversed([*enumerate(self.categories)])}
+        return {number: index for number, index in numbers.items() if number is not None}
 
 
 Column = NumericColumn | CategoricalColumn
@@ -160,6 +177,10 @@ def as_text(value: object) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value)
+
+
+def _number(text: str) -> Decimal | None:
+    return Decimal(text) if _NUMBER.fullmatch(text) else None
 
 
 def is_missing(texts: Iterable[str]) -> NDArray[np.bool_]:
