@@ -15,11 +15,11 @@ ORDER = [
     "picture",
     "accounting",
     "noise",
+    "account",
     "data",
     "models",
     "sensitivity",
     "mechanisms",
-    "account",
     "predictor",
     "estimators",
     "card",
@@ -31,7 +31,7 @@ ORDER = [
     "surface",
     "cli",
 ]
-APART = {"accounting", "noise", "picture"}
+APART = {"account", "accounting", "noise", "picture"}
 
 
 def _packages() -> list[str]:

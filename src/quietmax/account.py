@@ -14,6 +14,9 @@ from typing import Protocol
 
 from quietmax.errors import DataUnavailable, QuietmaxError
 
+ACCOUNT_FILE = "account.json"
+"""Where a model folder counts the answers paid for."""
+
 
 class BudgetExhausted(QuietmaxError):
     """The budget does not pay for the queries asked; none was answered and nothing was spent."""

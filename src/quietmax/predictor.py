@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quietmax.account import Account, MemoryAccount
+from quietmax.account import Account, FileAccount, MemoryAccount
 from quietmax.accounting import Budget, Cost, Guarantee, Meter, per_query
 from quietmax.accounting.meter import LIMIT
 from quietmax.errors import InvalidInput
@@ -81,6 +82,19 @@ class Predictor:
     def answered(self) -> int:
         """How many answers were paid for."""
         return self._account.answered
+
+    def move_account(self, moved: Callable[[int], Account]) -> None:
+        """Go on with the account that ``moved`` makes for the answers paid so far; nothing is answered meanwhile.
+
+        A budget lives in one place: once it has left this process's memory it cannot be moved again.
+        """
+        with self._lock:
+            if isinstance(self._account, FileAccount):
+                raise InvalidInput(
+                    f"The budget of this model moved to {self._account.path.parent} when it was saved, and lives there "
+                    "alone; open that folder, or fit again."
+                )
+            self._account = moved(self.answered)
 
     @property
     def guarantee(self) -> Guarantee:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from quietmax.account import ACCOUNT_FILE, FileAccount
 from quietmax.accounting import Guarantee
 from quietmax.data import Encoding
 from quietmax.errors import DataUnavailable, InvalidInput
@@ -21,6 +22,7 @@ from quietmax.estimators.private_model import Answers, OwnPart, PrivateModel
 from quietmax.estimators.teachers import Teachers
 from quietmax.models.features import FeatureMap, feature_map_from_json
 from quietmax.models.files import read_description, read_folder, write_folder
+from quietmax.predictor import Predictor
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ def save_private(
 
     Released weights (DP-SGD, a head with ``release="weights"``) may be published, as the guarantee says. The folder of
     teachers or of a head with ``release="query"`` lets its holder ask without paying: like the records, it stays with
-    the owner.
+    the owner. Its budget moves into the folder with what was spent of it; the estimator goes on paying there and cannot
+    be saved again.
     """
     kind = next(name for name, each in _KINDS.items() if isinstance(estimator, each.estimator))
     own = _KINDS[kind].own_part(estimator)
@@ -71,7 +74,16 @@ def save_private(
         **own.description,
         "guarantee": (guarantee or estimator.guarantee_).to_json(),
     }
-    return write_folder(folder, description, own.tensors, overwrite=overwrite)
+    predictor: Predictor | None = getattr(estimator, "predictor_", None)
+    if predictor is None:
+        return write_folder(folder, description, own.tensors, overwrite=overwrite)
+
+    def moved(answered: int) -> FileAccount:
+        written = write_folder(folder, description, own.tensors, overwrite=overwrite, answered=answered)
+        return FileAccount(written.resolve() / ACCOUNT_FILE)
+
+    predictor.move_account(moved)
+    return Path(folder)
 
 
 def open_private(folder: str | Path) -> PrivateModel:

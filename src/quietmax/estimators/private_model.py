@@ -10,13 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quietmax.account import ACCOUNT_FILE as ACCOUNT_FILE
 from quietmax.accounting import Guarantee
 from quietmax.data import Encoding
 from quietmax.models.features import FeatureMap
 from quietmax.predictor import Predictor
-
-ACCOUNT_FILE = "account.json"
-"""Where a model folder counts the answers paid for."""
 
 
 @dataclass(frozen=True, eq=False)

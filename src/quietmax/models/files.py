@@ -19,6 +19,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from quietmax.account import ACCOUNT_FILE, FileAccount, account_text
 from quietmax.data import Encoding
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.models.losses import Convexified, CrossEntropy, Loss, Quadratic
@@ -88,9 +89,17 @@ def mlp_from(tensors: Mapping[str, Tensor], widths: Sequence[int], activation: s
 
 
 def write_folder(
-    folder: str | Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor], *, overwrite: bool
+    folder: str | Path,
+    description: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    *,
+    overwrite: bool,
+    answered: int | None = None,
 ) -> Path:
-    """Write a description and its tensors as one model folder, atomically."""
+    """Write a description and its tensors as one model folder, atomically.
+
+    ``answered`` opens the folder's account with so many answers paid for already.
+    """
     target = check_target(folder, overwrite=overwrite)
     header = {"format": FORMAT, "format_version": FORMAT_VERSION, "quietmax": __version__}
     try:
@@ -102,7 +111,10 @@ def write_folder(
             )
             text = json.dumps(header | dict(description), indent=2, allow_nan=False) + "\n"
             (staging / _DESCRIPTION).write_text(text, encoding="utf-8")
-            for written in (staging / _WEIGHTS, staging / _DESCRIPTION):
+            if answered is not None:
+                (staging / ACCOUNT_FILE).touch(mode=0o600)
+                (staging / ACCOUNT_FILE).write_text(account_text(answered), encoding="utf-8")
+            for written in staging.iterdir():
                 with written.open("rb") as file:
                     os.fsync(file.fileno())
             staging.chmod(0o755)
@@ -128,6 +140,12 @@ def check_target(folder: str | Path, *, overwrite: bool) -> Path:
     if target.exists() and not (target / _DESCRIPTION).is_file():
         raise InvalidInput(
             f"{target} exists and is not a Quietmax model; it is left alone, choose another folder."
+        )
+    account = target / ACCOUNT_FILE
+    if account.exists() and (spent := FileAccount(account).answered):
+        raise InvalidInput(
+            f"The account in {target} counts {spent} answers paid for, which must not be forgotten; choose another "
+            "folder, or remove this one if the owner of the records allows it."
         )
     return target
 
