@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from quietmax.accounting.dpsgd import Accountant, NoiseReading, Schedule, noise_multiplier
 from quietmax.errors import InvalidInput
+from quietmax.estimators.declared_size import checked_size
 from quietmax.models.private_settings import PrivateSettings
 
 Configuration = Literal["today", "paper"]
@@ -90,8 +91,7 @@ def plan(
         raise InvalidInput(
             f"The configuration is {configuration!r}, but must be one of {', '.join(CONFIGURATIONS)}: name one."
         )
-    if isinstance(size, bool) or size != int(size) or size < 1:
-        raise InvalidInput(f"The declared size is {size!r}, but must be a whole number from 1 up: give one.")
+    size = checked_size(size)
     if not 0 < length < math.inf:
         raise InvalidInput(
             f"The length of the features is {length!r}, but must be positive: give such a one."

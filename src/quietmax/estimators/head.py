@@ -15,10 +15,11 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from quietmax.accounting import Budget, GaussianCost, Guarantee, compose, mu_of
+from quietmax.accounting import Budget, GaussianCost, Guarantee, compose, epsilon_of, mu_of
 from quietmax.errors import InvalidInput
 from quietmax.estimators import head_plan
 from quietmax.estimators.declared_classes import class_numbers
+from quietmax.estimators.declared_size import checked_size
 from quietmax.estimators.head_solver import MeanCrossEntropy, Objective, Solution, Tilted, minimise
 from quietmax.estimators.head_table import Floats, Labels, Table
 from quietmax.estimators.head_training import (
@@ -84,7 +85,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ----------
     coef_ : the released weights (C, d + 1), the last column for the constant feature.
     centre_, size_ : the released mean of the features, and the size used.
-    guarantee_ : what is claimed. sensitivity_, plan_ : what the noise was made for.
+    guarantee_ : what is claimed, budget_ : its (epsilon, delta). sensitivity_, plan_ : what the noise was made for.
     classes_, n_features_in_, feature_map_ : the labels, the number of columns and the map used.
 
     >>> X, y = np.array([[0.0, 1.0], [1.0, 0.0]] * 500), np.array([0, 1] * 500)
@@ -149,6 +150,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.feature_map_ = self._feature_map(records.shape[1])
         prepared = self._prepare(records, labels)
         self.size_, self.centre_, self.radius_ = prepared.size, prepared.centre, float(self.radius)
+        self.budget_ = self._budget()
         if self.release == "query":
             self._fit_for_queries(prepared)
         elif self.route == "gradient":
@@ -209,6 +211,13 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         table = Table(centred(rows, centre, head_plan.BIAS), labels, len(self.classes_))
         return _Prepared(table, centre, size, allowance, source)
 
+    def _budget(self) -> Budget:
+        """What all answers together cost as (epsilon, delta), also where mu states it."""
+        if self.release == "query":
+            return Budget(self.epsilon, 0.0, self.queries)
+        epsilon = self.epsilon if self.mu is None else epsilon_of(float(self.mu), self.delta)
+        return Budget(epsilon, self.delta)
+
     def _allowance(self) -> Allowance:
         mu = mu_of(self.epsilon, self.delta) if self.mu is None else float(self.mu)
         return Allowance.of(mu, head_plan.SIZE_SHARE if self.declared_size is None else 0.0, self.centring)
@@ -254,8 +263,8 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         weights = PrivateHeadWeights.certified(
             HeadWeights(solution.weights, self.centre_, head_plan.BIAS, self.radius_), self.sensitivity_
         )
-        budget = Budget(self.epsilon, 0.0, self.queries)
-        self.predictor_ = Predictor(weights, NoisyMax("permute-and-flip"), budget, noise=prepared.source)
+        mechanism = NoisyMax("permute-and-flip")
+        self.predictor_ = Predictor(weights, mechanism, self.budget_, noise=prepared.source)
         claimed = self.predictor_.guarantee
         self.guarantee_ = Guarantee.of(
             claimed.cost,
@@ -371,9 +380,10 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise InvalidInput(
                 f"The centring share is {self.centring}, but must be from 0 to below 0.99; give such a share."
             )
+        if self.declared_size is not None:
+            checked_size(self.declared_size)
         positive = {
             "mu": self.mu,
-            "declared_size": self.declared_size,
             "queries": self.queries,
             "radius": self.radius,
             "alpha": self.alpha,

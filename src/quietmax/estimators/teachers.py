@@ -27,6 +27,7 @@ from quietmax.accounting import Budget, Guarantee
 from quietmax.data import Records
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.estimators.declared_classes import class_numbers
+from quietmax.estimators.declared_size import checked_size
 from quietmax.mechanisms import GaussianScores, Mechanism, NoisyMax
 from quietmax.models import MLP, CrossEntropy, TrainingSettings, softmax, train_apart, train_module
 from quietmax.models.mlp import checked_finite
@@ -45,6 +46,8 @@ LINEAR = TrainingSettings(
     hidden=(), loss=CrossEntropy(), learning_rate=0.1, epochs=60, batch_size=50, l2=1e-5
 )
 """Teachers that see public features of length 1."""
+MOST_STEPS = 10**7
+"""Training longer than this is refused: hours even for the smallest networks."""
 _BECAUSE = (
     "One record changes one teacher's vote: one class loses at most 1, another gains at most 1 (THEORY 3.4)."
 )
@@ -189,7 +192,7 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_classification_targets(given)
         budget = Budget(self.epsilon, self.delta, self.queries)
         self.classes_, labels = class_numbers(given, self.classes)
-        size = len(inputs) if self.declared_size is None else self.declared_size
+        size = len(inputs) if self.declared_size is None else checked_size(self.declared_size)
         count = default_teachers(budget, size) if self.teachers is None else self.teachers
         if count < 1:
             raise InvalidInput(f"teachers is {count}, but must be at least 1; leave it out for a default.")
@@ -198,6 +201,7 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if self.random_state is None
             else b"%d" % np.random.RandomState(self.random_state).randint(2**31)
         )
+        self.feature_map_ = self.features
         mapped = self._mapped(inputs)
         names = (
             _names(inputs, labels) if identifiers is None else [str(each).encode() for each in identifiers]
@@ -243,6 +247,11 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         network = self.network or (NETWORK if self.features is None else LINEAR)
         if isinstance(network, TrainingSettings):
             steps = network.epochs * max(1, -(-size // (count * network.batch_size)))
+            if steps > MOST_STEPS:
+                raise InvalidInput(
+                    f"For {size:,} declared records each of {count} teachers would take {steps:,} steps, more than "
+                    f"{MOST_STEPS:,}; declare the size as it is, or more teachers."
+                )
             stack = train_apart(features, labels, classes, rows, settings=network, seeds=seeds, steps=steps)
             broken = ~torch.isfinite(stack.weight_vectors()).all(1).numpy()
             return Crowd(stack, empty | broken, classes, soft)
@@ -297,9 +306,9 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._mapped(validate_data(self, X, dtype=np.float32, reset=False))
 
     def _mapped(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
-        return (
-            inputs if self.features is None else np.asarray(self.features.transform(inputs), dtype=np.float32)
-        )
+        if self.feature_map_ is None:
+            return inputs
+        return np.asarray(self.feature_map_.transform(inputs), dtype=np.float32)
 
 
 def _names(features: NDArray[np.float32], labels: NDArray[np.int64]) -> list[bytes]:
