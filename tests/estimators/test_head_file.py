@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from quietmax.account import BudgetExhausted
+from quietmax.accounting import Budget, epsilon_of
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import PrivateHead, open_private, save_private
 
@@ -46,6 +47,26 @@ def test_a_head_that_answers_per_query_keeps_its_account_and_its_bounds(tmp_path
     assert again.answerer.model.bounds == head.predictor_.model.bounds
     with pytest.raises(BudgetExhausted):
         again.predict(features[5:7])
+
+
+@pytest.mark.parametrize("release", ["weights", "query"])
+def test_settings_of_a_head_changed_after_training_change_nothing_that_is_saved(tmp_path, release):
+    head, (features, _) = _fitted(route="output", release=release, queries=4), _data()
+    head.set_params(epsilon=900.0, delta=0.1, queries=9000, radius=100.0)
+    head.set_params(release={"weights": "query", "query": "weights"}[release])
+    folder = save_private(head, tmp_path / "model", dataset="made up")
+    opened, description = open_private(folder), json.loads((folder / "model.json").read_text())
+    assert (description["epsilon"], description["radius"]) == (50.0, 1.0)
+    if release == "weights":
+        assert (description["delta"], opened.remaining) == (1e-5, None)
+        np.testing.assert_array_equal(opened.predict(features), head.predict(features))
+    else:
+        assert opened.answerer.budget == Budget(50.0, 0.0, 4)
+
+
+def test_a_head_trained_for_mu_is_filed_with_the_epsilon_that_mu_means(tmp_path):
+    folder = save_private(_fitted(mu=3.0), tmp_path / "model", dataset="made up")
+    assert json.loads((folder / "model.json").read_text())["epsilon"] == epsilon_of(3.0, 1e-5) > 10
 
 
 def test_labels_of_any_type_survive(tmp_path):

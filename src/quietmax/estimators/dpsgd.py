@@ -79,7 +79,7 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Attributes
     ----------
     guarantee_ : what is claimed. plan_ : all public numbers of the run. model_ : the released network.
-    classes_, n_features_in_ : the labels and the number of columns.
+    classes_, n_features_in_, feature_map_ : the labels, the number of columns and the map used.
 
     >>> X, y = np.array([[0.0, 1.0], [1.0, 0.0]] * 500), np.array([0, 1] * 500)
     >>> private = DPSGD(epsilon=1.0, delta=1e-5, declared_size=1000, classes=(0, 1)).fit(X, y)
@@ -135,6 +135,7 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         records, given = validate_data(self, X, y, dtype=np.float32)
         check_classification_targets(given)
         self.classes_, labels = class_numbers(given, self.classes)
+        self.feature_map_ = self.features
         self.plan_ = self._plan(len(records), records.shape[1])
         inputs = self._mapped(records)
         seed = None
@@ -226,6 +227,6 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._mapped(validate_data(self, X, dtype=np.float32, reset=False))
 
     def _mapped(self, records: NDArray[np.float32]) -> NDArray[np.float32]:
-        if self.features is None:
+        if self.feature_map_ is None:
             return records
-        return np.ascontiguousarray(self.features.transform(records), dtype=np.float32)
+        return np.ascontiguousarray(self.feature_map_.transform(records), dtype=np.float32)

@@ -29,7 +29,7 @@ def own_part(estimator: DPSGD) -> OwnPart:
         "delta": estimator.plan_.delta,
         "declared_size": estimator.plan_.size,
     }
-    return OwnPart(estimator.features, description, dict(network.parameters()))
+    return OwnPart(estimator.feature_map_, description, dict(network.parameters()))
 
 
 def answerer(_: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> PrivateNetwork:

@@ -23,16 +23,18 @@ from quietmax.sensitivity import ScoreBounds, Sensitivity
 
 def own_part(head: PrivateHead) -> OwnPart:
     """The released weights, or the unreleased minimiser with its bounds."""
-    released = head.release == "weights"
-    minimiser: PrivateHeadWeights | None = None if released else head.predictor_.model  # type: ignore[assignment]
+    minimiser: PrivateHeadWeights | None = None
+    if hasattr(head, "predictor_"):
+        minimiser = head.predictor_.model  # type: ignore[assignment]
+    released = minimiser is None
     description = {
         "bias": head_plan.BIAS,
-        "radius": float(head.radius),
+        "radius": head.radius_,
         "released": released,
         "bounds": None if minimiser is None else _bounds_to_json(minimiser.bounds),
-        "epsilon": head.epsilon,
-        "delta": head.delta if released else None,
-        "queries": None if released else head.queries,
+        "epsilon": head.budget_.epsilon,
+        "delta": head.budget_.delta if released else None,
+        "queries": head.budget_.queries,
         "declared_size": int(head.size_),
     }
     weights = head.coef_ if minimiser is None else minimiser.weights

@@ -27,19 +27,19 @@ def own_part(teachers: Teachers) -> OwnPart:
         raise InvalidInput(
             "Only teachers of the built-in network can be saved; save the weights of modules of your own with torch."
         )
-    mechanism = teachers.predictor_.mechanism
+    mechanism, budget = teachers.predictor_.mechanism, teachers.predictor_.budget
     description = {
         "widths": list(crowd.teachers.widths),
         "activation": crowd.teachers.activation,
         "silent": [bool(each) for each in crowd.silent],
         "soft": crowd.soft,
         "method": mechanism.method if isinstance(mechanism, NoisyMax) else "gaussian probabilities",
-        "epsilon": teachers.epsilon,
-        "delta": teachers.delta,
-        "queries": teachers.queries,
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "queries": budget.queries,
         "declared_size": teachers.guarantee_.parameters["declared_size"],
     }
-    return OwnPart(teachers.features, description, dict(crowd.teachers.parameters()))
+    return OwnPart(teachers.feature_map_, description, dict(crowd.teachers.parameters()))
 
 
 def answerer(folder: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Predictor:
