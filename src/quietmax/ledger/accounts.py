@@ -309,6 +309,11 @@ def grant(connection: Connection, name: str, terms: Terms, because: str) -> Acco
     checked_reason(because)
     account = named(connection, name)
     book = locked(Hand(connection), [account.id])[account.id]
+    if (alone := alone_in(connection, account.id)) is not None:
+        raise InvalidInput(
+            f"The account {name!r} was taken whole by the model {alone[0]}, whose guarantee adds up with no other, and "
+            "cannot be raised; count further models elsewhere, with --account and a reason."
+        )
     wanted = terms.total(account.total.currency)
     limit = int(wanted.amount * LIMIT / Fraction(account.total.amount))
     if not book.spent_units <= limit <= _MOST_UNITS:
@@ -376,6 +381,31 @@ def unproven_models(connection: Connection, account: int) -> list[tuple[str, str
         return [(row.model, json.loads(row.detail)["status"]) for row in rows]
     except UNREADABLE as problem:
         raise damaged(f"The journal of account {account} has a row that cannot be read") from problem
+
+
+def take_alone(connection: Connection, account: AccountState, model: str, digest: str) -> None:
+    """Write down that a model is the only one its account will ever pay for; refuse if anything else was paid."""
+    book = locked(Hand(connection), [account.id])[account.id]
+    alone = alone_in(connection, account.id)
+    if alone is not None and alone[1] == digest:
+        return
+    if alone is not None or book.spent_units:
+        raise InvalidInput(
+            f"The guarantee of the model {model} adds up with no other, but the account {account.name!r} has paid for "
+            "something already; give it an account of its own with --account, --because and --budget."
+        )
+    book.add(now(), "alone", model=model, detail=_detail(digest=digest))
+    book.save(Hand(connection))
+
+
+def alone_in(connection: Connection, account: int) -> tuple[str, str] | None:
+    """The model that has taken an account whole, and its digest."""
+    row = connection.execute(
+        select(journal.c.model, journal.c.detail).where(
+            journal.c.account == account, journal.c.kind == "alone"
+        )
+    ).one_or_none()
+    return None if row is None else (row.model, json.loads(row.detail)["digest"])
 
 
 def client_id(connection: Connection, name: str, *, create: bool = False) -> int:

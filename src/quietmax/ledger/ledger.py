@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from sqlalchemy import Connection, select, text
 
@@ -122,15 +122,26 @@ class Ledger:
             raise kept.problem
         return kept
 
-    def charge_training(self, account: AccountState, model: str, digest: str, cost: Cost) -> None:
-        """Charge, once for each model, what its training spent; refuse a model that the budget does not pay for."""
+    def charge_training(
+        self, account: AccountState, model: str, digest: str, cost: Cost | Literal["all"]
+    ) -> None:
+        """Charge, once for each model, what its training spent; refuse a model that the budget does not pay for.
+
+        A model that takes all of the account is the only one it ever pays for: nothing can be granted afterwards.
+        """
+        if cost == "all":
+            with self._writing() as connection:
+                _accounts.take_alone(connection, account, model, digest)
+            units = self.account(account.name).limit_units
+        else:
+            units = account.units(cost)
         request = hashlib.sha256(f"training {account.id} {digest}".encode()).digest()
         outcome = self.charge(
             Charge(
                 account.id,
                 self.client(TRAINING_CLIENT),
                 model,
-                account.units(cost),
+                units,
                 rows=1,
                 request=request,
                 kind="training",

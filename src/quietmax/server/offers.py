@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from quietmax.account import BudgetExhausted
-from quietmax.accounting import Cost, Guarantee
+from quietmax.accounting import LIMIT, Cost, Guarantee
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.ledger import AccountState, Charge, Charged, Failed, Ledger, Refused, Store, Terms
+from quietmax.ledger.chain import START
 from quietmax.ledger.ledger import TRAINING_CLIENT
 from quietmax.server.loading import Named
 from quietmax.server.servable import Servable, folder_digest
@@ -126,7 +127,47 @@ def _bound(
 ) -> Offer:
     servable = named.servable
     name = account_name(servable.dataset) if account is None else account
-    state = _account(ledger, servable, name, budget, named_by_owner=account is not None, because=because)
+    records = hashlib.sha256(f"data set {servable.dataset}".encode()).hexdigest()
+    found = ledger.find_account(name, None if account is not None else records)
+    total, terms = _total(servable, name, budget, found)
+    state = found or AccountState(0, name, total, terms, LIMIT, 0, 0, START, 0)
+    unit_cost = _unit_cost(named, state)
+    if servable.cost is None and servable.training_cost is None:
+        _check_alone(named, state.terms)
+    if found is None:
+        _check_fits(named, state, unit_cost)  # before an account is opened that would stay behind
+    state = ledger.open_account(
+        name, total, terms, digest=records, named_by_owner=account is not None, because=because
+    )
+    if servable.cost is None:
+        _charge_training(ledger, named, state)
+    if servable.carried_over is not None:
+        _carry_over(ledger, named, state, unit_cost)
+    if not servable.proven:
+        ledger.note_unproven(state, named.label, servable.claim.status)
+    return Offer(named.name, named.version, servable, ledger.account(state.name), unit_cost)
+
+
+def _total(
+    servable: Servable, name: str, budget: Terms | None, found: AccountState | None
+) -> tuple[Cost, Terms]:
+    """What the account of the model's data set is, or will be, opened with."""
+    if budget is not None:
+        reading = "proven" if servable.terms is None else servable.terms.reading
+        terms = Terms(budget.epsilon, budget.delta, reading)
+        return terms.total(found.total.currency if found is not None else _currency(servable)), terms
+    if found is not None:
+        return found.total, found.terms
+    if servable.terms is not None:
+        return servable.training_cost or servable.terms.total(_currency(servable)), servable.terms
+    raise InvalidInput(
+        f"There is no account {name!r} yet and the model brings no budget along; give --budget and --delta."
+    )
+
+
+def _unit_cost(named: Named, state: AccountState) -> int:
+    """What one answer takes from the account; 0 if it was paid at training."""
+    servable = named.servable
     try:
         unit_cost = 0 if servable.cost is None else state.units(servable.cost)
         if servable.training_cost is not None:
@@ -140,51 +181,42 @@ def _bound(
         raise InvalidInput(
             f"The model {named.label} states that an answer costs nothing; train one with a positive epsilon."
         )
-    if servable.cost is None:
-        _charge_training(ledger, named, state)
+    return unit_cost
+
+
+def _check_fits(named: Named, state: AccountState, unit_cost: int) -> None:
+    """Refuse a model that has spent more than a new account would hold."""
+    servable = named.servable
+    spent = 0 if servable.training_cost is None else state.units(servable.training_cost)
     if servable.carried_over is not None:
-        _carry_over(ledger, named, state, unit_cost)
-    if not servable.proven:
-        ledger.note_unproven(state, named.label, servable.claim.status)
-    return Offer(named.name, named.version, servable, ledger.account(state.name), unit_cost)
-
-
-def _account(
-    ledger: Ledger,
-    servable: Servable,
-    name: str,
-    budget: Terms | None,
-    *,
-    named_by_owner: bool,
-    because: str | None,
-) -> AccountState:
-    """The account of the model's data set, wherever the ledger counts it; another one only with a reason in words."""
-    records = hashlib.sha256(f"data set {servable.dataset}".encode()).hexdigest()
-    found = ledger.find_account(name, None if named_by_owner else records)
-    total: Cost
-    if budget is not None:
-        reading = "proven" if servable.terms is None else servable.terms.reading
-        terms = Terms(budget.epsilon, budget.delta, reading)
-        currency = found.total.currency if found is not None else _currency(servable)
-        total = terms.total(currency)
-    elif found is not None:
-        terms, total = found.terms, found.total
-    elif servable.terms is not None:
-        terms = servable.terms
-        total = servable.training_cost or terms.total(_currency(servable))
-    else:
-        raise InvalidInput(
-            f"There is no account {name!r} yet and the model brings no budget along; give --budget and --delta."
+        spent += servable.carried_over.account.answered * unit_cost
+    if spent > state.limit_units:
+        raise QuietmaxError(
+            f"The model {named.label} has spent more than the budget of {_shown(state.terms)} asked for; give the "
+            "budget that it was trained for, or train it with less."
         )
-    return ledger.open_account(
-        name, total, terms, digest=records, named_by_owner=named_by_owner, because=because
-    )
 
 
 def _charge_training(ledger: Ledger, named: Named, state: AccountState) -> None:
-    """What training spent; a guarantee in neither currency takes the whole account, as nothing adds up with it."""
-    cost = named.servable.training_cost or state.total
-    ledger.charge_training(state, named.label, named.servable.digest.hex(), cost)
+    """What training spent. A guarantee in neither currency adds up with no other: it takes the whole account, alone."""
+    servable = named.servable
+    ledger.charge_training(state, named.label, servable.digest.hex(), servable.training_cost or "all")
+
+
+def _check_alone(named: Named, terms: Terms) -> None:
+    """Refuse a model whose (epsilon, delta) guarantee is weaker than what the account promises."""
+    claim = named.servable.claim
+    assert claim.epsilon is not None
+    assert claim.delta is not None
+    if claim.epsilon > terms.epsilon or claim.delta + claim.extra_delta > terms.delta:
+        raise InvalidInput(
+            f"The model {named.label} is trained for epsilon {claim.epsilon:g} and delta {claim.delta:g}, more than "
+            f"{_shown(terms)}, which its account promises; train it for less, or give it an account of its own."
+        )
+
+
+def _shown(terms: Terms) -> str:
+    return f"epsilon {terms.epsilon:g} and delta {terms.delta:g}"
 
 
 def _carry_over(ledger: Ledger, named: Named, state: AccountState, unit_cost: int) -> None:
