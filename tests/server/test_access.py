@@ -292,3 +292,23 @@ def test_the_log_tells_of_requests_but_never_of_inputs_outputs_ids_or_keys(plain
         *(str(value) for value in answer["outputs"][1]["data"]),
     ):
         assert secret not in text
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}],
+)
+def test_a_page_of_another_site_cannot_spend_an_anonymous_budget(start, headers):
+    with start("plain", budget=Terms(10.0), queries=20, settings=Settings(anonymous=True)) as service:
+        body = json.dumps(inference(some_rows(1)))
+        asked = httpx.post(
+            f"{service.url}/v2/models/plain/infer",
+            content=body,
+            headers={"content-type": "text/plain", **headers},
+        )
+        assert (asked.status_code, "other sites" in asked.json()["error"]) == (403, True)
+        assert service.ledger.account("people").spent_units == 0
+        own = httpx.post(
+            f"{service.url}/v2/models/plain/infer", content=body, headers={"origin": service.url}
+        )
+        assert own.status_code == 200

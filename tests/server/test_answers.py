@@ -325,3 +325,8 @@ def test_only_exact_noise_can_be_drawn_by_the_service(models, monkeypatch):
     assert all(type(source) is ExactNoise and source.exact for source in sources)
     for entry in (command, load_servables, per_answer, paid_at_training, Folder, Noisy, Settings):
         assert not {"seed", "seeded", "source", "random_state"} & set(inspect.signature(entry).parameters)
+
+
+def test_the_metadata_claim_what_the_account_pays_for_after_a_grant(plain):
+    plain.ledger.grant("people", Terms(50.0, reading="published"), "five times as many answers")
+    assert plain.http.get("/v2/models/plain").json()["parameters"]["guarantee"]["mu"] == pytest.approx(50.0)

@@ -70,6 +70,8 @@ class Access:
     def _without_key(self, headers: Headers) -> Caller:
         if self._anonymous is None:
             raise _unknown("A key is needed; send it as 'Authorization: Bearer qm_...'.")
+        if from_another_site(headers):
+            raise HttpRefusal(403, "Anonymous access is not for pages of other sites; send a key.")
         for name, value in headers:
             if name in _FORWARDED:
                 raise HttpRefusal(
@@ -127,6 +129,15 @@ class Access:
 
     def _signature(self, content: str) -> str:
         return hmac.new(self._ledger.session_secret, content.encode(), hashlib.sha256).hexdigest()
+
+
+def from_another_site(headers: Headers) -> bool:
+    """Whether a form or script of another site has sent a request: browsers say where it comes from."""
+    told = dict(headers)
+    origin, site = told.get(b"origin"), told.get(b"sec-fetch-site")
+    return (site is not None and site not in (b"same-origin", b"none")) or (
+        origin is not None and origin.partition(b"://")[2] != told.get(b"host")
+    )
 
 
 def _caller(key: Key) -> Caller:

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from quietmax.errors import QuietmaxError
+from quietmax.ledger import AccountState
 from quietmax.server import dashboard, metrics
 from quietmax.server.amounts import currency_name, shown_cost
 from quietmax.server.infer import InferenceGate, unforeseen
@@ -129,7 +130,8 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
     async def metadata(request: Request, name: str, version: str | None) -> Response:
         await service.access.caller(request.scope["headers"])
-        return JSONResponse(model_metadata(service, service.offer(name, version)))
+        offer = service.offer(name, version)
+        return JSONResponse(model_metadata(service, offer, await service.account(offer)))
 
     async def model_ready(request: Request, name: str, version: str | None) -> Response:
         await service.access.caller(request.scope["headers"])
@@ -196,19 +198,19 @@ def _versioned(ending: str) -> str:
     return f"/v2/models/{{name}}/versions/{{version}}{ending}"
 
 
-def model_metadata(service: Service, offer: Offer) -> dict[str, Any]:
+def model_metadata(service: Service, offer: Offer, account: AccountState) -> dict[str, Any]:
     """The v2 metadata of a model; its guarantee, cost and classes stand in the parameters."""
     servable = offer.servable
     outputs: list[dict[str, Any]] = [{"name": LABEL, "datatype": "INT64", "shape": [-1]}]
     if servable.releases_probabilities:
         outputs.append({"name": PROBABILITIES, "datatype": "FP32", "shape": [-1, len(servable.classes)]})
-    total = offer.account.total
+    total = account.total
     parameters: dict[str, Any] = {
         "classes": list(servable.classes),
         "kind": servable.kind,
         "mechanism": servable.mechanism,
         "guarantee_status": offer.status,
-        "guarantee": offer.guarantee(offer.account).to_json(),
+        "guarantee": offer.guarantee(account).to_json(),
         "currency": currency_name(total),
         "cost_per_answer": shown_cost(total, offer.unit_cost),
         "paid_at_training": offer.unit_cost == 0,

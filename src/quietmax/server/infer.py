@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 import orjson
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quietmax.server.offers import Offer
 from quietmax.server.refusals import HttpRefusal, bad_request
@@ -106,24 +106,20 @@ class InferenceGate:
                 json_length = int(value)
             if name == b"content-encoding" and value.lower() not in (b"", b"identity"):
                 raise HttpRefusal(415, "The body is compressed, which is not taken; send it as it is.")
-        message = await receive()
-        if not message.get("more_body"):
-            body = message.get("body", b"")
-        else:
-            try:
-                body = await asyncio.wait_for(_rest(message, receive, limit), self._service.settings.seconds)
-            except TimeoutError:
-                raise HttpRefusal(
-                    408, "The body did not come in time; nothing was spent, send it again."
-                ) from None
-        if len(body) > limit:
-            raise _too_large(limit)
+        try:
+            async with asyncio.timeout(self._service.settings.seconds):
+                body = await _whole_body(receive, limit)
+        except TimeoutError:
+            raise HttpRefusal(
+                408, "The body did not come in time; nothing was spent, send it again."
+            ) from None
         return body, json_length
 
 
-async def _rest(message: Message, receive: Receive, limit: int) -> bytes:
+async def _whole_body(receive: Receive, limit: int) -> bytes:
     parts, size = [], 0
     while True:
+        message = await receive()
         if message["type"] == "http.disconnect":
             raise HttpRefusal(400, "The connection ended before the body did; send it again.")
         parts.append(message.get("body", b""))
@@ -132,7 +128,6 @@ async def _rest(message: Message, receive: Receive, limit: int) -> bytes:
             raise _too_large(limit)
         if not message.get("more_body"):
             return b"".join(parts)
-        message = await receive()
 
 
 def unforeseen() -> HttpRefusal:

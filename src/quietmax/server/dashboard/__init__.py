@@ -15,7 +15,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
 from quietmax.ledger import AccountState, Point
-from quietmax.server.access import SESSION_SECONDS, Caller
+from quietmax.server.access import SESSION_SECONDS, Caller, from_another_site
 from quietmax.server.amounts import budget_json, currency_name, shown_cost
 from quietmax.server.offers import Offer
 from quietmax.server.openapi import refusals, responses
@@ -148,12 +148,7 @@ async def _known(service: Service, request: Request) -> Caller:
 
 
 def _same_origin(request: Request) -> None:
-    """Refuse a form or script of another site: browsers say where a request comes from."""
-    origin = request.headers.get("origin")
-    site = request.headers.get("sec-fetch-site")
-    if (site is not None and site not in ("same-origin", "none")) or (
-        origin is not None and origin.partition("://")[2] != request.headers.get("host")
-    ):
+    if from_another_site(request.scope["headers"]):
         raise HttpRefusal(403, "This request came from another site; use the dashboard itself.")
 
 
