@@ -113,7 +113,6 @@ def test_a_private_model_s_account_is_charged(run, data, table, tmp_path):
         tmp_path / "private",
         dataset="tosses",
         encoding=data.records.encoding,
-        guarantee=crowd.guarantee_,
     )
     out = run(
         folder,

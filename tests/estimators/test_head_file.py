@@ -7,6 +7,8 @@ import pytest
 
 from quietmax.account import BudgetExhausted
 from quietmax.accounting import Budget, epsilon_of
+from quietmax.data import Encoding
+from quietmax.data.columns import NumericColumn
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import PrivateHead, open_private, save_private
 
@@ -67,6 +69,24 @@ def test_settings_of_a_head_changed_after_training_change_nothing_that_is_saved(
 def test_a_head_trained_for_mu_is_filed_with_the_epsilon_that_mu_means(tmp_path):
     folder = save_private(_fitted(mu=3.0), tmp_path / "model", dataset="made up")
     assert json.loads((folder / "model.json").read_text())["epsilon"] == epsilon_of(3.0, 1e-5) > 10
+
+
+def test_an_encoding_measured_on_the_records_makes_a_saved_guarantee_conditional(tmp_path):
+    measured = Encoding(
+        tuple(NumericColumn(name, 0.0, 1.0) for name in "abcdef"),
+        "y",
+        ("0", "1", "2"),
+        measurements=("the bounds of a",),
+    )
+    head = _fitted()
+    folder = save_private(head, tmp_path / "model", dataset="made up", encoding=measured)
+    guarantee = open_private(folder).guarantee
+    assert (head.guarantee_.status, guarantee.status) == ("proven", "conditional")
+    assert guarantee.assumptions[-1].startswith("What was read off the records is public: ")
+    path = folder / "model.json"
+    path.write_text(path.read_text().replace('"status": "conditional"', '"status": "proven"'))
+    with pytest.raises(DataUnavailable, match="measured on the records, so nothing is proven of it"):
+        open_private(folder)
 
 
 def test_labels_of_any_type_survive(tmp_path):

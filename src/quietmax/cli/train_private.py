@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quietmax.accounting import Guarantee
 from quietmax.cli.train_dpsgd import DPSGDOptions, private_network
-from quietmax.data import Encoding, Split
+from quietmax.data import Split
 from quietmax.errors import InvalidInput
 from quietmax.estimators import DPSGD, PrivateHead, Teachers, save_private
+from quietmax.estimators.private_file import with_encoding
 from quietmax.models import accuracy
 from quietmax.models.features import FeatureMap, Identity, Scattering, UnitNorm
 
@@ -84,11 +84,9 @@ def train_private(
     train = data.train
     estimator.fit(train.features, train.labels)
     seconds = time.perf_counter() - started
-    guarantee = _with_encoding(estimator.guarantee_, encoding)
+    guarantee = with_encoding(estimator.guarantee_, encoding)
     if output is not None:
-        save_private(
-            estimator, output, dataset=data.name, encoding=encoding, guarantee=guarantee, overwrite=overwrite
-        )
+        save_private(estimator, output, dataset=data.name, encoding=encoding, overwrite=overwrite)
     unlimited = options.kind == "dpsgd" or (options.kind == "head" and options.queries is None)
     if isinstance(estimator, DPSGD):
         delta = estimator.plan_.delta
@@ -147,15 +145,3 @@ def _feature_map(name: str, shape: tuple[int, int, int] | None) -> FeatureMap:
             )
         return Scattering(shape)
     raise InvalidInput(f"--features {name!r} is not known; choose auto, identity, unit-norm or scattering.")
-
-
-def _with_encoding(guarantee: Guarantee, encoding: Encoding | None) -> Guarantee:
-    """A guarantee that rests on an encoding read off the records is conditional."""
-    if encoding is None or not encoding.measured:
-        return guarantee
-    measured = ", ".join(encoding.measurements)
-    return guarantee.weakened(
-        "conditional" if guarantee.status == "proven" else guarantee.status,
-        f"{guarantee.because} The encoding was measured on the private records (THEORY 3).",
-        (f"What was read off the records is public: {measured}.",),
-    )

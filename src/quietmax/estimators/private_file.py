@@ -18,7 +18,7 @@ from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import dpsgd_file, head_file, teachers_file
 from quietmax.estimators.dpsgd import DPSGD
 from quietmax.estimators.head import PrivateHead
-from quietmax.estimators.private_model import Answers, OwnPart, PrivateModel
+from quietmax.estimators.private_model import UNFIT, Answers, OwnPart, PrivateModel, check_parts
 from quietmax.estimators.teachers import Teachers
 from quietmax.models.features import FeatureMap, feature_map_from_json
 from quietmax.models.files import read_description, read_folder, write_folder
@@ -47,7 +47,6 @@ def save_private(
     *,
     dataset: str,
     encoding: Encoding | None = None,
-    guarantee: Guarantee | None = None,
     overwrite: bool = False,
 ) -> Path:
     """Write a fitted private estimator.
@@ -72,7 +71,7 @@ def save_private(
         "inputs": estimator.n_features_in_,
         "classes": [_plain(label) for label in estimator.classes_],
         **own.description,
-        "guarantee": (guarantee or estimator.guarantee_).to_json(),
+        "guarantee": with_encoding(estimator.guarantee_, encoding).to_json(),
     }
     predictor: Predictor | None = getattr(estimator, "predictor_", None)
     if predictor is None:
@@ -86,6 +85,18 @@ def save_private(
     return Path(folder)
 
 
+def with_encoding(guarantee: Guarantee, encoding: Encoding | None) -> Guarantee:
+    """The guarantee of a model whose records were encoded so: one read off the records makes it conditional."""
+    if encoding is None or not encoding.measured:
+        return guarantee
+    measured = ", ".join(encoding.measurements)
+    return guarantee.weakened(
+        "conditional" if guarantee.status == "proven" else guarantee.status,
+        f"{guarantee.because} The encoding was measured on the private records (THEORY 3).",
+        (f"What was read off the records is public: {measured}.",),
+    )
+
+
 def open_private(folder: str | Path) -> PrivateModel:
     """Open a private model of any kind; what its answers spent is read from and written to the folder's account."""
     kind = str(read_description(folder).get("kind"))
@@ -95,20 +106,27 @@ def open_private(folder: str | Path) -> PrivateModel:
         )
     description, tensors = read_folder(folder, kind)
     try:
-        encoding, features = description["encoding"], description["features"]
-        return PrivateModel(
+        features, stated = description["features"], description["encoding"]
+        encoding = None if stated is None else Encoding.from_json(json.dumps(stated))
+        guarantee = Guarantee.from_json(description["guarantee"])
+        if encoding is not None and encoding.measured and guarantee.status == "proven":
+            raise ValueError("its encoding was measured on the records, so nothing is proven of it")
+        model = PrivateModel(
             kind=kind,
             inputs=int(description["inputs"]),
             classes=tuple(str(label) for label in description["classes"]),
-            guarantee=Guarantee.from_json(description["guarantee"]),
-            encoding=None if encoding is None else Encoding.from_json(json.dumps(encoding)),
+            guarantee=guarantee,
+            encoding=encoding,
             features=None if features is None else feature_map_from_json(features),
             answerer=_KINDS[kind].answerer(Path(folder), description, tensors),
         )
-    except (KeyError, TypeError, ValueError) as problem:
+        check_parts(model)
+    except UNFIT as problem:
+        what = str(problem).split("\n")[0][:200]
         raise DataUnavailable(
-            f"The model in {folder} is damaged ({problem}); train it again or restore a copy."
+            f"The model in {folder} is damaged ({what}); train it again or restore a copy."
         ) from problem
+    return model
 
 
 def _plain(label: Any) -> Any:
