@@ -168,8 +168,11 @@ def test_two_releases_from_the_same_records_share_one_budget(folder, ledger):
 
 def test_a_head_that_cost_more_than_what_is_left_is_not_served(folder, ledger):
     head = load_servables([str(folder / "head")])
+    few = Terms(0.5, 1e-5)
+    ledger.open_account("visitors", few.total("gaussian"), few)
     with pytest.raises(QuietmaxError, match="spent more than what is left"):
-        bind(ledger, head, budget=Terms(0.5, 1e-5))
+        bind(ledger, head)
+    assert ledger.account("visitors").spent_units == 0
 
 
 def test_a_gaussian_model_is_not_paid_from_a_pure_account(folder, ledger):
