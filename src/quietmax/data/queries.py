@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from quietmax.data.encoding import Encoding
 from quietmax.data.tables import read_table
-from quietmax.errors import InvalidInput
+from quietmax.errors import DataUnavailable, InvalidInput
 
 
 def read_queries(path: str | Path, *, encoding: Encoding | None, width: int) -> NDArray[np.float32]:
@@ -22,6 +22,11 @@ def read_queries(path: str | Path, *, encoding: Encoding | None, width: int) -> 
     """
     frame = read_table(path).frame
     if encoding is not None:
+        if len(encoding.feature_names) != width:
+            raise DataUnavailable(
+                f"The encoding makes {len(encoding.feature_names)} features, but the model takes {width}; train it "
+                "again or restore a copy of its folder."
+            )
         return encoding.encode(frame)
     if frame.shape[1] != width:
         raise InvalidInput(

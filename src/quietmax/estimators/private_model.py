@@ -16,6 +16,10 @@ from quietmax.data import Encoding
 from quietmax.models.features import FeatureMap
 from quietmax.predictor import Predictor
 
+UNFIT = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError)
+"""What building a model from a damaged folder may raise."""
+_MOST_INPUTS = 10**7
+
 
 @dataclass(frozen=True, eq=False)
 class OwnPart:
@@ -68,3 +72,15 @@ class PrivateModel:
 
     def _mapped(self, records: NDArray[np.float32]) -> NDArray[np.float32]:
         return records if self.features is None else self.features.transform(records)
+
+
+def check_parts(model: PrivateModel) -> None:
+    """Refuse, with one of `UNFIT`, parts that do not fit together, before an answer is paid for; zeros are scored."""
+    if not 1 <= model.inputs <= _MOST_INPUTS:
+        raise ValueError(f"{model.inputs} inputs")
+    asked: Any = model.answerer.model if isinstance(model.answerer, Predictor) else model.answerer
+    zeros = np.zeros((1, model.inputs), dtype=np.float32)
+    scores = asked.scores(zeros if model.features is None else model.features.transform(zeros))
+    classes = len(model.classes if model.encoding is None else model.encoding.classes)
+    if scores.shape != (1, len(model.classes)) or classes != len(model.classes):
+        raise ValueError("its classes are not those of its encoding or its weights")

@@ -45,7 +45,9 @@ def own_part(teachers: Teachers) -> OwnPart:
 def answerer(folder: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Predictor:
     """The teachers behind their budget."""
     network = mlp_from(tensors, description["widths"], str(description["activation"]))
-    silent = np.array(description["silent"], dtype=bool)
+    silent = np.array(description["silent"])
+    if silent.dtype != bool or silent.shape != (network.networks,):
+        raise ValueError(f"silent must be true or false for each of {network.networks} teachers")
     crowd = Crowd(network, silent, network.classes, bool(description["soft"]))
     budget = Budget(float(description["epsilon"]), float(description["delta"]), int(description["queries"]))
     mechanism: Mechanism = (
