@@ -15,8 +15,9 @@ from quietmax.accounting import Guarantee
 from quietmax.accounting.dpsgd import Schedule, noise_multiplier
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import open_private, save_private
+from quietmax.estimators.conditions import CLASSES, MAP
 from quietmax.estimators.dpsgd import DPSGD
-from quietmax.estimators.dpsgd_claim import ALONE, PLACES, POISSON
+from quietmax.estimators.dpsgd_claim import PLACES, POISSON
 from quietmax.estimators.dpsgd_plan import LOGIT_NOISE, plan
 from quietmax.models.features import FrozenModule, Identity, Pipeline, RandomFourier, UnitNorm
 
@@ -101,12 +102,21 @@ def test_a_feature_map_that_is_not_ours_makes_the_guarantee_conditional():
     assert ours.parameters["features"] == UnitNorm(0.5).to_json()
     frozen = FrozenModule(torch.nn.ReLU(), outputs=6)
     for outside in (frozen, Pipeline((Identity(), Pipeline((frozen,))))):
-        assert ALONE in _private(features=outside, **options).fit(features, labels).guarantee_.assumptions
+        claimed = _private(features=outside, **options).fit(features, labels).guarantee_
+        assert set(MAP.assumptions) <= set(claimed.assumptions)
+        assert claimed.status == "conditional"
     own = _private(features=_Halved(), **options).fit(features, labels)
     assert own.guarantee_.status == "conditional"
-    assert ALONE in own.guarantee_.assumptions
+    assert set(MAP.assumptions) <= set(own.guarantee_.assumptions)
     with pytest.raises(InvalidInput, match="cannot be saved"):
         save_private(own, "nowhere", dataset="blobs")
+
+
+def test_classes_read_off_the_labels_make_the_guarantee_conditional():
+    features, labels = _blobs(60)
+    claimed = _private(declared_size=60, steps=2, classes=None).fit(features, labels).guarantee_
+    assert claimed.status == "conditional"
+    assert claimed.assumptions[-1:] == CLASSES.assumptions
 
 
 def test_a_seed_repeats_a_run_and_none_never_does():

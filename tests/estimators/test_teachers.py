@@ -12,6 +12,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from quietmax.account import BudgetExhausted
 from quietmax.accounting import Budget
 from quietmax.errors import InvalidInput
+from quietmax.estimators import conditions
 from quietmax.estimators.teachers import (
     VOTE_BOUNDS,
     Crowd,
@@ -21,6 +22,7 @@ from quietmax.estimators.teachers import (
     vote_noise,
 )
 from quietmax.models import CrossEntropy, TrainingSettings, train_apart
+from quietmax.models.features import FrozenModule, UnitNorm
 
 FAST = TrainingSettings(hidden=(8,), loss=CrossEntropy(), learning_rate=0.02, epochs=15, batch_size=16)
 LINEAR = TrainingSettings(hidden=(), loss=CrossEntropy(), learning_rate=0.05, epochs=5, batch_size=8)
@@ -203,9 +205,48 @@ def test_the_guarantee_is_honest_about_what_was_read_off_the_data():
     undeclared = _teachers(network=LINEAR, declared_size=None, classes=None).fit(features, labels).guarantee_
     assert undeclared.status == "conditional"
     assert len(undeclared.assumptions) == 2
+    unclassed = _teachers(network=LINEAR, classes=None).fit(features, labels).guarantee_
+    assert unclassed.status == "conditional"
+    assert unclassed.assumptions == conditions.CLASSES.assumptions
     seeded = _teachers(network=LINEAR, random_state=0).fit(features, labels).guarantee_
     assert seeded.status == "conditional"
     assert "seed" in seeded.because
+
+
+class Centred:
+    """A map that looks at all records together."""
+
+    def transform(self, records):
+        return records - records.mean(0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "condition"),
+    [
+        ({"features": Centred()}, conditions.MAP),
+        ({"features": FrozenModule(torch.nn.ReLU(), outputs=5)}, conditions.MAP),
+        ({"network": lambda width, classes: torch.nn.Linear(width, classes)}, conditions.BUILDER),
+    ],
+    ids=["own map", "own module in a map", "own network"],
+)
+def test_code_of_the_users_own_makes_the_guarantee_conditional(changes, condition):
+    features, labels = _blobs(60)
+    claimed = _teachers(**({"network": LINEAR} | changes)).fit(features, labels).guarantee_
+    assert claimed.status == "conditional"
+    assert set(condition.assumptions) <= set(claimed.assumptions)
+    assert condition.because in claimed.because
+    ours = _teachers(network=LINEAR, features=UnitNorm()).fit(features, labels).guarantee_
+    assert (ours.status, ours.assumptions) == ("proven", ())
+
+
+def test_teachers_that_share_weights_are_refused():
+    features, labels = _blobs(60)
+    shared = torch.nn.Linear(5, 3)
+    frozen = torch.nn.Linear(5, 5).requires_grad_(False)
+    for build in (lambda *_: shared, lambda *_: torch.nn.Sequential(torch.nn.Linear(5, 5), shared)):
+        with pytest.raises(InvalidInput, match="return a new module each time"):
+            _teachers(network=build).fit(features, labels)
+    _teachers(network=lambda *_: torch.nn.Sequential(frozen, torch.nn.Linear(5, 3))).fit(features, labels)
 
 
 def test_bad_input_is_refused_with_a_sentence():

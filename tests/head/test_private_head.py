@@ -15,7 +15,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import quietmax.data
 from quietmax.accounting import Budget, PureCost, mu_of
 from quietmax.errors import InvalidInput, QuietmaxError
-from quietmax.estimators import head_plan
+from quietmax.estimators import conditions, head_plan
 from quietmax.estimators.head import PrivateHead
 from quietmax.estimators.head_table import Table, clipped_rows, unit_rows
 from quietmax.estimators.head_training import Allowance, descend, released_centre, released_size
@@ -89,6 +89,7 @@ def test_undeclared_classes_are_named_as_an_assumption():
     undeclared = PrivateHead(declared_size=400).fit(TABLE, LABELS).guarantee_
     declared = PrivateHead(**PUBLIC).fit(TABLE, LABELS).guarantee_
     assert any("set of classes is public" in line for line in undeclared.assumptions)
+    assert (undeclared.status, declared.status) == ("conditional", "proven")
     assert not any("set of classes" in line for line in declared.assumptions)
 
 
@@ -284,7 +285,9 @@ def test_features_that_are_not_finite_count_as_zero_instead_of_refusing():
             return batch.log()
 
     features = FrozenModule(Broken(), outputs=4)
-    assert PrivateHead(features=features, **PUBLIC).fit(TABLE - 0.5, LABELS).guarantee_.status == "proven"
+    head = PrivateHead(features=features, **PUBLIC).fit(TABLE - 0.5, LABELS)
+    assert head.guarantee_.status == "conditional"
+    assert head.guarantee_.because.endswith(conditions.MAP.because)
 
 
 def test_answers_per_query_are_pure_and_stop_when_paid_out():

@@ -72,7 +72,7 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     length : a public guess at the length of a record's features, for the default step size; by default what public
         random records in [0, 1] have after the feature map, or 0.3 per root of the number of columns without one.
     declared_size : the public number of records; without it the true one is used and the guarantee is conditional.
-    classes : the public set of labels; if None it is read off `y` and the guarantee says so.
+    classes : the public set of labels; if None it is read off `y` and the guarantee is conditional.
     random_state : None means exact noise from the operating system; anything else means seeded noise for experiments,
         and a conditional guarantee.
 

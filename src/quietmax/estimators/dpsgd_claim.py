@@ -8,9 +8,10 @@ from typing import Any
 
 from quietmax.accounting import Guarantee
 from quietmax.accounting.guarantee import Status
-from quietmax.estimators import dpsgd_module
+from quietmax.estimators import conditions, dpsgd_module
+from quietmax.estimators.conditions import SETTINGS_PUBLIC, runs_own_code
 from quietmax.estimators.dpsgd_plan import Plan
-from quietmax.models.features import FeatureMap, described, holds_own_code
+from quietmax.models.features import FeatureMap, described
 
 _NAMES = {
     "pld": "the privacy loss distribution",
@@ -19,12 +20,10 @@ _NAMES = {
     "ac": "advanced composition",
     "nc": "adding up epsilon and delta",
 }
-SETTINGS_PUBLIC = "The feature map and all settings were chosen without looking at the private records."
 PLACES = (
     "Removing a record leaves the other records in their batches: epochs are counted as one Gaussian mechanism each, "
     "although a shuffled order moves them."
 )
-ALONE = "The feature map computes a record's features from that record alone."
 POISSON = "Shuffled batches protect as well as Poisson samples of the same expected size, as which they are counted."
 
 
@@ -67,22 +66,11 @@ def claim(
         status = "conditional"
         assumptions += dpsgd_module.ASSUMPTIONS
         because += " The module is the user's own."
-    own_map = not (features is None or isinstance(features, FeatureMap))
-    if own_map or (isinstance(features, FeatureMap) and holds_own_code(features)):
-        assumptions.append(ALONE)
-    if own_map:
+    met = ((conditions.MAP, runs_own_code(features)), (conditions.CLASSES, not classes_declared))
+    for condition in [each for each, applies in (*met, (conditions.SIZE, not size_declared)) if applies]:
         status = "conditional"
-        because += " The feature map is the user's own."
-    if not classes_declared:
-        assumptions.append(
-            "The set of classes is public: it was read off the labels, since none were declared."
-        )
-    if not size_declared:
-        status = "conditional"
-        assumptions.append(
-            "The number of records is public: it was read off them, since no declared_size was given."
-        )
-        because += " The number of records was not declared (THEORY 3.1)."
+        assumptions += condition.assumptions
+        because += f" {condition.because}"
     if not exact:
         status = "conditional"
         assumptions.append("Nobody knows the seed, and nobody looks at the low digits of the weights.")

@@ -17,7 +17,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from quietmax.accounting import Budget, GaussianCost, Guarantee, compose, epsilon_of, mu_of
 from quietmax.errors import InvalidInput
-from quietmax.estimators import head_plan
+from quietmax.estimators import conditions, head_plan
+from quietmax.estimators.conditions import SETTINGS_PUBLIC, runs_own_code
 from quietmax.estimators.declared_classes import class_numbers
 from quietmax.estimators.declared_size import checked_size
 from quietmax.estimators.head_solver import MeanCrossEntropy, Objective, Solution, Tilted, minimise
@@ -33,7 +34,7 @@ from quietmax.estimators.head_training import (
 )
 from quietmax.estimators.head_weights import HeadWeights, PrivateHeadWeights
 from quietmax.mechanisms import NoisyMax
-from quietmax.models.features import FeatureMap, described, holds_own_code
+from quietmax.models.features import FeatureMap, described
 from quietmax.noise import EXACT, NoiseSource, SeededNoise, release_gaussian
 from quietmax.predictor import Predictor
 from quietmax.sensitivity import certified
@@ -71,7 +72,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     route : "gradient" (noisy full-batch steps) or "output" (noise on the certified minimiser).
     features : a map of `quietmax.models.features`, or "auto": wavelet scattering if `image_shape` (channels,
         height, width) is given, otherwise each record divided by its length together with a constant.
-    classes : the public set of labels; if None it is read off `y` and the guarantee says so.
+    classes : the public set of labels; if None it is read off `y` and the guarantee is conditional.
     declared_size : the public number of records, for the settings; it need not be the true one. If None, a
         noisy count is released first, for 1% of mu^2.
     centring : share of mu^2 spent on the mean of the features; 0 leaves centring out.
@@ -266,12 +267,14 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         mechanism = NoisyMax("permute-and-flip")
         self.predictor_ = Predictor(weights, mechanism, self.budget_, noise=prepared.source)
         claimed = self.predictor_.guarantee
-        self.guarantee_ = Guarantee.of(
-            claimed.cost,
-            status=claimed.status,
-            because=claimed.because,
-            parameters={**claimed.parameters, **self._parameters(prepared)},
-            assumptions=(*claimed.assumptions, *self._assumptions()),
+        self.guarantee_ = self._under_conditions(
+            Guarantee.of(
+                claimed.cost,
+                status=claimed.status,
+                because=claimed.because,
+                parameters={**claimed.parameters, **self._parameters(prepared)},
+                assumptions=(*claimed.assumptions, SETTINGS_PUBLIC),
+            )
         )
 
     def _minimised(self, prepared: _Prepared, strength: float, noise: float) -> Solution:
@@ -297,18 +300,20 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _weights_guarantee(self, prepared: _Prepared, releases: int, because: str) -> Guarantee:
         assert prepared.allowance is not None
         costs: list[GaussianCost] = prepared.allowance.costs(releases)
-        guarantee = Guarantee.of(
-            compose(costs),
-            status="proven",
-            because=because,
-            parameters=self._parameters(prepared),
-            assumptions=self._assumptions(),
+        guarantee = self._under_conditions(
+            Guarantee.of(
+                compose(costs),
+                status="proven",
+                because=because,
+                parameters=self._parameters(prepared),
+                assumptions=(SETTINGS_PUBLIC,),
+            )
         )
         if prepared.source.exact:
             return guarantee
         return guarantee.weakened(
             "conditional",
-            f"{because} The noise is seeded and in floating point, for experiments only (THEORY 3.5).",
+            f"{guarantee.because} The noise is seeded and in floating point, for experiments only (THEORY 3.5).",
             ("Nobody knows the seed, and nobody looks at the low digits of the weights.",),
         )
 
@@ -338,17 +343,11 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             parameters |= {"alpha": float(self.alpha), "mass": float(self.mass or prepared.size)}
         return parameters
 
-    def _assumptions(self) -> tuple[str, ...]:
-        assumptions = ["The feature map and all settings were chosen without looking at the private records."]
-        if holds_own_code(self.feature_map_):
-            assumptions.append(
-                "The user's own feature map computes a record's features from that record alone."
-            )
-        if self.classes is None:
-            assumptions.append(
-                "The set of classes is public: it was read off the labels, none being declared."
-            )
-        return tuple(assumptions)
+    def _under_conditions(self, guarantee: Guarantee) -> Guarantee:
+        """The guarantee, conditional if it rests on the user's own code or on classes read off the labels."""
+        if runs_own_code(self.feature_map_):
+            guarantee = conditions.weakened(guarantee, conditions.MAP)
+        return guarantee if self.classes is not None else conditions.weakened(guarantee, conditions.CLASSES)
 
     def _check_settings(self) -> None:
         """Refuse settings that make no sense; none of this looks at the records."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +26,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from quietmax.accounting import Budget, Guarantee
 from quietmax.data import Records
 from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.estimators import conditions
+from quietmax.estimators.conditions import runs_own_code
 from quietmax.estimators.declared_classes import class_numbers
 from quietmax.estimators.declared_size import checked_size
 from quietmax.mechanisms import GaussianScores, Mechanism, NoisyMax
@@ -146,11 +148,12 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     ``declared_size`` is the public number of records the defaults are computed from; without it the true number is
     used and the guarantee is conditional on that number being public. The set of ``classes`` likewise. ``network`` is
-    either training settings of the built-in network, or a function (features, classes) -> torch module; by default a
-    small network, or a linear one on a feature map. ``features`` is
-    a public feature map with a ``transform`` method. ``release`` is "label" or "probabilities" (Gaussian noise on the
-    summed probability vectors). ``method`` "auto" takes the noise that is smaller for the budget. ``random_state`` None
-    means exact noise and a fresh secret key; a number means repeatable experiments and a conditional guarantee.
+    either training settings of the built-in network, or a function (features, classes) -> new torch module; by default
+    a small network, or a linear one on a feature map. ``features`` is a public feature map with a ``transform`` method.
+    With a map or modules of the user's own the guarantee is conditional on their code. ``release`` is "label" or
+    "probabilities" (Gaussian noise on the summed probability vectors). ``method`` "auto" takes the noise that is
+    smaller for the budget. ``random_state`` None means exact noise and a fresh secret key; a number means repeatable
+    experiments and a conditional guarantee.
 
     Every distinct query is paid for once; `quietmax.BudgetExhausted` is raised when the budget is spent.
     """
@@ -255,34 +258,31 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             stack = train_apart(features, labels, classes, rows, settings=network, seeds=seeds, steps=steps)
             broken = ~torch.isfinite(stack.weight_vectors()).all(1).numpy()
             return Crowd(stack, empty | broken, classes, soft)
+        built = [_built(network, features.shape[1], classes, seed) for seed in seeds]
+        _check_apart(built)
         modules = [
             None
             if empty[shard]
-            else _one_module(network, features[rows[shard]], labels[rows[shard]], classes, seed)
-            for shard, seed in enumerate(seeds)
+            else _taught(module, features[rows[shard]], labels[rows[shard]], classes, seed)
+            for shard, (module, seed) in enumerate(zip(built, seeds, strict=True))
         ]
         return Crowd(modules, np.array([module is None for module in modules]), classes, soft)
 
     def _guarantee(self, count: int, size: int) -> Guarantee:
         guarantee = self.predictor_.guarantee
         parameters = {**guarantee.parameters, "teachers": count, "declared_size": size}
-        assumptions = list(guarantee.assumptions)
-        status, because = guarantee.status, guarantee.because
-        if self.classes is None:
-            assumptions.append("The set of classes is public.")
-        if self.declared_size is None:
-            status = "conditional"
-            assumptions.append(
-                "The number of records is public: it was read off them, since no declared_size was given."
-            )
-            because += " The number of records was not declared (THEORY 3.1)."
-        return Guarantee.of(
-            guarantee.cost,
-            status=status,
-            because=because,
-            parameters=parameters,
-            assumptions=tuple(assumptions),
-        )
+        assumptions = guarantee.assumptions
+        if runs_own_code(self.feature_map_):
+            assumptions += (conditions.SETTINGS_PUBLIC,)
+        claimed = replace(guarantee, parameters=parameters, assumptions=assumptions)
+        for condition, applies in (
+            (conditions.MAP, runs_own_code(self.feature_map_)),
+            (conditions.BUILDER, not isinstance(self.crowd_.teachers, MLP)),
+            (conditions.CLASSES, self.classes is None),
+            (conditions.SIZE, self.declared_size is None),
+        ):
+            claimed = conditions.weakened(claimed, condition) if applies else claimed
+        return claimed
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Labels, each distinct query paid for once."""
@@ -321,14 +321,45 @@ def _seed(key: bytes, shard: int) -> int:
     return int.from_bytes(digest, "big")
 
 
-def _one_module(
-    build: Build, features: NDArray[np.float32], labels: NDArray[np.int64], classes: int, seed: int
-) -> torch.nn.Module | None:
-    """Train a teacher of any kind from its own seed; a failure makes it silent rather than an error."""
+def _built(build: Build, width: int, classes: int, seed: int) -> torch.nn.Module | None:
+    """A module of the user's own before it sees records; a failure makes a silent teacher."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            module = build(features.shape[1], classes)
+            return build(width, classes)
+        except (QuietmaxError, RuntimeError, ValueError):
+            return None
+
+
+def _check_apart(modules: Sequence[torch.nn.Module | None]) -> None:
+    """Refuse teachers that would train each other: no module, trained weight or buffer may be in two of them."""
+    seen: set[int] = set()
+    for module in modules:
+        if module is None:
+            continue
+        trained = [each for each in module.parameters() if each.requires_grad]
+        own = {id(each) for each in (module, *trained, *module.buffers())}
+        if own & seen:
+            raise InvalidInput(
+                "The network function returned the same module or the same weights for two teachers, so a record would "
+                "change more than one; return a new module each time."
+            )
+        seen |= own
+
+
+def _taught(
+    module: torch.nn.Module | None,
+    features: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    classes: int,
+    seed: int,
+) -> torch.nn.Module | None:
+    """Train a teacher of any kind from its own seed; a failure makes it silent rather than an error."""
+    if module is None:
+        return None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
             train_module(module, Records("shard", features, labels, classes), settings=NETWORK, seed=seed)
         except (QuietmaxError, RuntimeError, ValueError):
             return None
