@@ -7,6 +7,7 @@ It is made from the model folder alone: the description, the account of answers 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -159,29 +160,64 @@ def record_leakage(folder: str | Path, reports: Sequence[Mapping[str, Any]]) -> 
 
 def _recorded(path: Path) -> list[dict[str, Any]]:
     try:
-        return list(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else []
-    except (OSError, ValueError) as problem:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        if not isinstance(found, list) or not all(_is_seen(entry) for entry in found):
+            raise ValueError("not what an attack leaves")
+    except (OSError, ValueError, RecursionError) as problem:
         raise DataUnavailable(f"{path} cannot be read; delete it and run the attack again.") from problem
+    return found
+
+
+def _is_seen(entry: Any) -> bool:
+    """Whether this is what `record_leakage` keeps of one attack."""
+    return (
+        isinstance(entry, dict)
+        and all(isinstance(entry.get(name), str) for name in ("attack", "released_by"))
+        and type(entry.get("members")) is int
+        and all(
+            isinstance(entry.get(name), dict)
+            and all(type(entry[name].get(part)) in (int, float) for part in ("value", "low", "high"))
+            for name in ("leakage", "auc")
+        )
+    )
 
 
 def read_card(folder: str | Path) -> PrivacyCard:
     """Read the card of the model in ``folder``."""
     place = Path(folder)
     description = read_description(place)
-    stated = description.get("guarantee")
-    guarantee = None if stated is None else Guarantee.from_json(stated)
-    delta = description.get("delta")
-    queries = description.get("queries")
     account = place / ACCOUNT_FILE
-    return PrivacyCard(
-        model=str(place),
-        kind=str(description.get("kind")),
-        dataset=str(description.get("dataset", "unknown")),
-        declared_size=description.get("declared_size"),
-        guarantee=guarantee,
-        delta=delta,
-        epsilon_at_delta=guarantee.at_delta(delta) if guarantee is not None and delta else None,
-        queries="any number" if queries is None and guarantee is not None else f"{queries or 'no budget'}",
-        answered=FileAccount(account).answered if account.exists() else None,
-        leakage=tuple(_recorded(place / LEAKAGE_FILE)),
-    )
+    answered = FileAccount(account).answered if account.exists() else None
+    leakage = tuple(_recorded(place / LEAKAGE_FILE))
+    try:
+        stated = description.get("guarantee")
+        guarantee = None if stated is None else Guarantee.from_json(stated)
+        delta, size, queries = (_number(description, name) for name in ("delta", "declared_size", "queries"))
+        card = PrivacyCard(
+            model=str(place),
+            kind=str(description.get("kind")),
+            dataset=str(description.get("dataset", "unknown")),
+            declared_size=None if size is None else int(size),
+            guarantee=guarantee,
+            delta=delta,
+            epsilon_at_delta=guarantee.at_delta(delta) if guarantee is not None and delta else None,
+            queries="any number"
+            if queries is None and guarantee is not None
+            else f"{queries or 'no budget'}",
+            answered=answered,
+            leakage=leakage,
+        )
+        card.rows()  # so that a value of a wrong kind is noticed here, and not when the card is shown
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
+        what = str(problem).split("\n")[0][:200]
+        raise DataUnavailable(
+            f"The model in {place} is damaged ({what}); train it again or restore a copy."
+        ) from problem
+    return card
+
+
+def _number(description: Mapping[str, Any], name: str) -> float | None:
+    value = description.get(name)
+    if value is None or (type(value) in (int, float) and 0 <= value < math.inf):
+        return value
+    raise ValueError(f"{name} is not a number from 0 up")

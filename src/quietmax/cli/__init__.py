@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -115,7 +116,17 @@ def main() -> None:
     try:
         app(spread_lists(sys.argv[1:]))
     except QuietmaxError as refusal:
-        from quietmax.cli.output import errors
+        _refuse(str(refusal))
+    except OSError as problem:
+        if problem.errno != errno.ENAMETOOLONG:
+            raise
+        _refuse(
+            f"The name {str(problem.filename)[:60]!r}... is too long for a file or folder; choose a shorter one."
+        )
 
-        errors.print(f"quietmax: {refusal}", style="bold red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(1)
+
+def _refuse(sentence: str) -> NoReturn:
+    from quietmax.cli.output import errors
+
+    errors.print(f"quietmax: {sentence}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(1)

@@ -84,6 +84,10 @@ class Schema:
                 f"The schema file {file} cannot be read ({error.strerror}); give the path of a .toml or "
                 ".json file."
             ) from error
+        except RecursionError as error:
+            raise InvalidInput(
+                f"The schema file {file} is nested too deeply; write it as the documentation shows."
+            ) from error
         except ValueError as error:
             raise InvalidInput(
                 f"The schema file {file} is not valid TOML or JSON ({error}); correct it."

@@ -104,7 +104,7 @@ def write_folder(
     header = {"format": FORMAT, "format_version": FORMAT_VERSION, "quietmax": __version__}
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        staging = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}-", dir=target.parent))
         try:
             safetensors.torch.save_file(
                 {name: tensor.contiguous() for name, tensor in tensors.items()}, staging / _WEIGHTS
