@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -197,16 +198,43 @@ def test_the_cost_does_not_depend_on_the_number_of_classes():
     assert {mechanism.cost(classes) for classes in (2, 10, 1000)} == {PureCost(0.7)}
 
 
-def test_every_proven_guarantee_lists_its_public_parameters():
-    model = TorchModel(torch.nn.Identity(), 3)
-    for mechanism, cost in (
-        (NoisyMax("exponential", bounds=bounds()), PureCost(1.0)),
-        (NoisyMax("permute-and-flip", bounds=bounds()), PureCost(1.0)),
-        (NoisyMax("gaussian", bounds=bounds()), GaussianCost(1.0)),
-        (SampledNeuron("laplace", bounds=bounds()), PureCost(1.0)),
-        (SampledNeuron("gaussian", bounds=bounds()), GaussianCost(1.0)),
-        (GaussianScores(bounds=bounds()), GaussianCost(1.0)),
+class CertifiedModel(TorchModel):
+    bounds = bounds()
+
+
+PROVEN_AND_COST = [
+    (NoisyMax("exponential"), PureCost(1.0)),
+    (NoisyMax("permute-and-flip"), PureCost(1.0)),
+    (NoisyMax("gaussian"), GaussianCost(1.0)),
+    (SampledNeuron("laplace"), PureCost(1.0)),
+    (SampledNeuron("gaussian"), GaussianCost(1.0)),
+    (GaussianScores(), GaussianCost(1.0)),
+]
+
+
+@pytest.mark.parametrize(("mechanism", "cost"), PROVEN_AND_COST)
+def test_bounds_that_are_merely_stated_make_the_guarantee_conditional(mechanism, cost):
+    model = CertifiedModel(torch.nn.Identity(), 3)
+    smaller = dataclasses.replace(mechanism, bounds=bounds(0.001, 0.001))
+    for stated in (
+        smaller.prepared(model, cost),
+        smaller.prepared(TorchModel(torch.nn.Identity(), 3), cost),
+        dataclasses.replace(smaller, per_query=cost),
+        dataclasses.replace(mechanism.prepared(model, cost), bounds=bounds(0.001, 0.001)),
     ):
+        claimed = stated.guarantee(3)
+        assert claimed.status == "conditional"
+        assert claimed.assumptions == (
+            "One record moves the scores of any query by at most 0.001 each and 0.001 together in L2.",
+        )
+        assert claimed.cost == cost
+    same = dataclasses.replace(mechanism, bounds=bounds()).prepared(model, cost)
+    assert (same.guarantee(3).status, same.guarantee(3).assumptions) == ("proven", ())
+
+
+def test_every_proven_guarantee_lists_its_public_parameters():
+    model = CertifiedModel(torch.nn.Identity(), 3)
+    for mechanism, cost in PROVEN_AND_COST:
         guarantee = mechanism.prepared(model, cost).guarantee(3)
         assert guarantee.status == "proven"
         assert guarantee.cost == cost

@@ -38,18 +38,10 @@ class GaussianScores(ProvenMechanism):
         return "gaussian"
 
     def guarantee(self, classes: int) -> Guarantee:
-        """Proven, given the certified bounds."""
-        bounds, cost = self._ready()
-        return Guarantee.of(
-            cost,
-            status="proven",
-            because="Gaussian mechanism on all scores, then post-processing (THEORY 3.4).",
-            parameters={
-                "mechanism": self.name,
-                "classes": classes,
-                "releases": "probabilities",
-                **bounds.to_json(),
-            },
+        """Proven, given bounds certified by the model."""
+        return self._claimed(
+            "Gaussian mechanism on all scores, then post-processing (THEORY 3.4).",
+            {"mechanism": self.name, "classes": classes, "releases": "probabilities"},
         )
 
     def release(self, scores: Floats, source: NoiseSource) -> Answers:

@@ -74,12 +74,13 @@ class Certified(Protocol):
         ...
 
 
-def certified_bounds(given: ScoreBounds | None, model: Classifier) -> ScoreBounds:
-    """The bounds given, else the model's own."""
+def certified_bounds(given: ScoreBounds | None, model: Classifier) -> tuple[ScoreBounds, bool]:
+    """The bounds given, else the model's own; and whether the model certifies them."""
+    own = model.bounds if isinstance(model, Certified) else None
     if given is not None:
-        return given
-    if isinstance(model, Certified):
-        return model.bounds
+        return given, given == own
+    if own is not None:
+        return own, True
     raise InvalidInput(
         "This model has no certified bound on its scores, so nothing can be proven of its answers; "
         "use a private head or teachers, or pass the bounds you can prove."

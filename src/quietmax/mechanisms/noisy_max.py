@@ -51,14 +51,12 @@ class NoisyMax(ProvenMechanism):
         return self.count_in or ("gaussian" if self.method == "gaussian" else "pure")
 
     def guarantee(self, classes: int) -> Guarantee:
-        """Proven, given the certified bounds."""
-        bounds, cost = self._ready()
+        """Proven, given bounds certified by the model."""
         parameters: dict[str, Any] = {
             "mechanism": self.name,
             "method": self.method,
             "classes": classes,
             "releases": "label",
-            **bounds.to_json(),
         }
         if self.method == "gaussian":
             because = "Gaussian mechanism on all scores, then post-processing (THEORY 3.4)."
@@ -68,7 +66,7 @@ class NoisyMax(ProvenMechanism):
             because = (
                 "Permute-and-flip on the scores, whose differences move by at most the spread (THEORY 3.3)."
             )
-        return Guarantee.of(cost, status="proven", because=because, parameters=parameters)
+        return self._claimed(because, parameters)
 
     def release(self, scores: Floats, source: NoiseSource) -> Answers:
         """Labels for scores of shape (queries, classes)."""

@@ -62,8 +62,7 @@ class SampledNeuron(ProvenMechanism):
         return "pure" if self.noise == "laplace" else "gaussian"
 
     def guarantee(self, classes: int) -> Guarantee:
-        """Proven, given the certified bounds."""
-        bounds, cost = self._ready()
+        """Proven, given bounds certified by the model."""
         parameters: dict[str, Any] = {
             "mechanism": self.name,
             "noise": self.noise,
@@ -71,14 +70,11 @@ class SampledNeuron(ProvenMechanism):
             "sampling_share": 0.0 if classes == 2 else self.sampling_share,
             "classes": classes,
             "releases": "label and its probability",
-            **bounds.to_json(),
         }
-        return Guarantee.of(
-            cost,
-            status="proven",
-            because="A label chosen by the exponential mechanism or permute-and-flip, then its noised log-odds; "
+        return self._claimed(
+            "A label chosen by the exponential mechanism or permute-and-flip, then its noised log-odds; "
             "both move by at most the spread of the certified bounds (THEORY 3.3).",
-            parameters=parameters,
+            parameters,
         )
 
     def release(self, scores: Floats, source: NoiseSource) -> Answers:
