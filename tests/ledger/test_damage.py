@@ -136,6 +136,26 @@ def test_a_key_with_a_value_of_a_wrong_kind_is_found(place):
         assert any("is not as it was created" in fault for fault in ledger.verify().faults)
 
 
+@pytest.mark.parametrize(
+    "change", ["secret_hash = x'00'", "created = 'abc'", "expires = 'abc'", "role = x'00'"]
+)
+def test_a_key_that_cannot_be_read_is_one_sentence(place, change):
+    _edit(place, f"UPDATE keys SET {change}")
+    with Ledger(place) as ledger, pytest.raises(LedgerDamaged, match=r"The key '.*' cannot be read"):
+        ledger.keys()
+
+
+def test_an_unreadable_note_on_a_model_that_took_an_account_whole_is_one_sentence(tmp_path):
+    place = tmp_path / "ledger.sqlite"
+    with Ledger(place) as ledger:
+        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+        ledger.charge_training(account, "m/1", "digest", "all")
+        assert ledger.verify().sound
+    _edit(place, "UPDATE journal SET detail = '[]' WHERE kind = 'alone'")
+    with Ledger(place) as ledger, pytest.raises(LedgerDamaged, match="has a row that cannot be read"):
+        ledger.grant("patients", Terms(2.0), "The board allows more.")
+
+
 def test_a_missing_book_of_keys_is_found(place):
     _edit(place, "DELETE FROM journal WHERE account = 1")
     _edit(place, "DELETE FROM accounts WHERE id = 1")

@@ -405,7 +405,10 @@ def alone_in(connection: Connection, account: int) -> tuple[str, str] | None:
             journal.c.account == account, journal.c.kind == "alone"
         )
     ).one_or_none()
-    return None if row is None else (row.model, json.loads(row.detail)["digest"])
+    try:
+        return None if row is None else (row.model, json.loads(row.detail)["digest"])
+    except UNREADABLE as problem:
+        raise damaged(f"The journal of account {account} has a row that cannot be read") from problem
 
 
 def client_id(connection: Connection, name: str, *, create: bool = False) -> int:

@@ -259,7 +259,15 @@ class Ledger:
     def keys(self) -> list[Key]:
         """All keys."""
         with reading(self._engine) as connection:
-            return _keys.all_keys(connection)
+            found = _keys.all_keys(connection)
+        for key in found:
+            texts, numbers = (key.id, key.role, key.secret_hash), (key.created, key.expires, key.revoked)
+            if not (
+                all(isinstance(each, str) for each in texts)
+                and all(each is None or isinstance(each, int) for each in numbers)
+            ):
+                raise _accounts.damaged(f"The key {key.id!r} cannot be read")
+        return found
 
     # Looking
 
