@@ -11,8 +11,14 @@ from sklearn.linear_model import LogisticRegression
 from small_heads import Problem, minimisers
 
 from quietmax.errors import InvalidInput
-from quietmax.estimators.head_solver import MeanCrossEntropy, Objective, Tilted, minimise
-from quietmax.estimators.head_table import Table, clipped_rows, unit_rows
+from quietmax.estimators.head_solver import (
+    MeanCrossEntropy,
+    Objective,
+    Tilted,
+    certifiable_tolerance,
+    minimise,
+)
+from quietmax.estimators.head_table import Extent, Table, clipped_rows, unit_rows
 
 
 def table_of(features: np.ndarray, labels: np.ndarray, classes: int) -> Table:
@@ -150,6 +156,42 @@ def test_difficult_data_are_solved_to_the_tolerance_too(name, regularisation, fa
     assert solution.gradient_bound <= tolerance
     tilted = minimise(table, Tilted(1.0, size, regularisation), 1e-4, fast_iterations=fast_iterations)
     assert tilted.gradient_bound <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("objective", "features"),
+    [
+        (MeanCrossEntropy(1e4, 0.002), 4000),
+        (MeanCrossEntropy(1e6, 2e-5), 4000),
+        (MeanCrossEntropy(50.0, 1e-6), 20),
+        (Tilted(4e4, 60.0, 0.01), 21),
+        (Tilted(4.0, 1e4, 1e-6), 4000),
+    ],
+    ids=str,
+)
+def test_the_rounding_error_stays_below_the_tolerance_wherever_a_certified_minimiser_may_lie(
+    objective, features
+):
+    tolerance = certifiable_tolerance(objective, features, 10, at_least=1e-9)
+    farthest = objective.longest(10) + tolerance / objective.regularisation
+    for records in (1, objective.foreseen):
+        error = objective.rounding(Extent(records, features, 10), np.full((1, 1), farthest))
+        assert error <= tolerance / 2
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+def test_the_public_bounds_on_length_and_steepness_hold(objective):
+    for seed in range(5):
+        table = random_table(seed, records=min(objective.foreseen, 80))
+        solution = minimise(table, objective, 1e-7)
+        assert np.linalg.norm(solution.weights) <= solution.longest
+        assert objective.smoothness(table) <= objective.steepest
+
+
+def test_settings_too_steep_to_be_minimised_are_refused_from_public_numbers():
+    for objective in (MeanCrossEntropy(100.0, 1e-9), Tilted(1e5, 60.0, 1e-4)):
+        with pytest.raises(InvalidInput, match="times steeper than it is convex"):
+            certifiable_tolerance(objective, 5, 3, at_least=1e-6)
 
 
 def test_a_tolerance_below_the_rounding_error_is_refused_at_once():

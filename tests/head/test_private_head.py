@@ -19,10 +19,12 @@ from quietmax.estimators import conditions, head_plan
 from quietmax.estimators.head import PrivateHead
 from quietmax.estimators.head_table import Table, clipped_rows, unit_rows
 from quietmax.estimators.head_training import Allowance, descend, released_centre, released_size
+from quietmax.estimators.head_weights import HeadWeights, PrivateHeadWeights
 from quietmax.mechanisms import SampledNeuron
 from quietmax.models.features import FrozenModule, Identity, Pipeline, RandomFourier, Scattering, UnitNorm
 from quietmax.noise import SeededNoise
 from quietmax.predictor import Predictor
+from quietmax.sensitivity import Sensitivity
 
 TABLE, LABELS = make_blobs(400, centers=3, n_features=4, cluster_std=1.0, random_state=0)
 TABLE = (TABLE - TABLE.min(0)) / (TABLE.max(0) - TABLE.min(0))
@@ -270,6 +272,41 @@ def test_a_map_with_the_users_own_code_is_an_assumption_of_the_guarantee(feature
     assert head.guarantee_.parameters["features"] == {"kind": features.kind}
     ours = PrivateHead(epsilon=20.0, features=UnitNorm(), random_state=0, **PUBLIC).fit(TABLE, LABELS)
     assert not any("from that record alone" in each for each in ours.guarantee_.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "regularisation"), [(1e5, 1e-4), (1e4, 0.01), (1e4, 1e-4), (100.0, 1e-4), (1.0, 1e-6)]
+)
+def test_whether_a_head_is_refused_does_not_depend_on_the_labels(alpha, regularisation):
+    generator = np.random.default_rng(0)
+    records = generator.random((60, 20)).astype(np.float32)
+    outcomes = set()
+    for labels in (
+        records[:, 0] > np.median(records[:, 0]),
+        generator.integers(0, 2, 60),
+        np.zeros(60, int),
+    ):
+        settings = {"loss": "convexified", "alpha": alpha, "regularisation": regularisation}
+        head = PrivateHead(route="output", classes=(0, 1), declared_size=60, centring=0.0, **settings)
+        try:
+            fitted = head.fit(records, np.asarray(labels, int))
+            outcomes.add((fitted.sensitivity_.value, fitted.plan_.tolerance))
+        except InvalidInput as refusal:
+            outcomes.add(str(refusal))
+    assert len(outcomes) == 1
+
+
+def test_long_weights_are_scaled_to_the_public_length_instead_of_refused():
+    """Before, weights this long beside a sensitivity this small were a reason to refuse."""
+    head = HeadWeights(np.array([[3e6, 4e6], [0.0, 0.0]]), np.zeros(1), 0.2, 1.0)
+    certain = Sensitivity(1e-6, "certified", "made up")
+    kept = PrivateHeadWeights.certified(head, certain, longest=1e7)
+    cut = PrivateHeadWeights.certified(head, certain, longest=1.0)
+    np.testing.assert_array_equal(kept.weights, head.weights)
+    np.testing.assert_allclose(cut.weights, [[0.6, 0.8], [0.0, 0.0]])
+    # A computed score is off by up to 4 * 2^-53 * 5e6 here, twice that between neighbours.
+    assert kept.bounds.vector.value - 1e-6 > 8 * 2.0**-53 * 5e6
+    assert cut.bounds.vector.value < 1.001e-6
 
 
 def test_images_are_scattered_by_default():

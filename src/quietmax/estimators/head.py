@@ -21,7 +21,13 @@ from quietmax.estimators import conditions, head_plan
 from quietmax.estimators.conditions import SETTINGS_PUBLIC, runs_own_code
 from quietmax.estimators.declared_classes import class_numbers
 from quietmax.estimators.declared_size import checked_size
-from quietmax.estimators.head_solver import MeanCrossEntropy, Objective, Solution, Tilted, minimise
+from quietmax.estimators.head_solver import (
+    MeanCrossEntropy,
+    Solution,
+    Tilted,
+    certifiable_tolerance,
+    minimise,
+)
 from quietmax.estimators.head_table import Floats, Labels, Table
 from quietmax.estimators.head_training import (
     Allowance,
@@ -262,7 +268,9 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _fit_for_queries(self, prepared: _Prepared) -> None:
         solution = self._minimised(prepared, float(self.epsilon) / int(self.queries), head_plan.QUERY_NOISE)
         weights = PrivateHeadWeights.certified(
-            HeadWeights(solution.weights, self.centre_, head_plan.BIAS, self.radius_), self.sensitivity_
+            HeadWeights(solution.weights, self.centre_, head_plan.BIAS, self.radius_),
+            self.sensitivity_,
+            longest=solution.longest,
         )
         mechanism = NoisyMax("permute-and-flip")
         self.predictor_ = Predictor(weights, mechanism, self.budget_, noise=prepared.source)
@@ -278,24 +286,29 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def _minimised(self, prepared: _Prepared, strength: float, noise: float) -> Solution:
-        """Solve, and set the certified sensitivity of the solution."""
+        """Solve, and set the certified sensitivity of the solution; all but the solving knows public numbers only."""
+        table = prepared.table
         plan = head_plan.output_plan(prepared.size, strength, noise=noise, regularisation=self.regularisation)
-        objective: Objective = MeanCrossEntropy(prepared.size, plan.regularisation)
-        self.sensitivity_ = certified.head_output(
-            regularisation=plan.regularisation, declared_size=prepared.size, tolerance=plan.tolerance
-        )
+        objective: MeanCrossEntropy | Tilted = MeanCrossEntropy(prepared.size, plan.regularisation)
+        wanted = plan.tolerance
         if self.loss == "convexified":
-            plan = head_plan.OutputPlan(plan.regularisation, head_plan.TILTED_TOLERANCE)
             objective = Tilted(float(self.alpha), float(self.mass or prepared.size), plan.regularisation)
+            wanted = head_plan.TILTED_TOLERANCE
+        tolerance = certifiable_tolerance(objective, table.features, table.classes, wanted)
+        if isinstance(objective, Tilted):
             self.sensitivity_ = certified.head_tilted(
                 alpha=objective.alpha,
                 mass=objective.mass,
                 regularisation=plan.regularisation,
-                classes=prepared.table.classes,
-                tolerance=plan.tolerance,
+                classes=table.classes,
+                tolerance=tolerance,
             )
-        self.plan_ = plan
-        return minimise(prepared.table, objective, plan.tolerance)
+        else:
+            self.sensitivity_ = certified.head_output(
+                regularisation=plan.regularisation, declared_size=prepared.size, tolerance=tolerance
+            )
+        self.plan_ = head_plan.OutputPlan(plan.regularisation, tolerance)
+        return minimise(table, objective, tolerance)
 
     def _weights_guarantee(self, prepared: _Prepared, releases: int, because: str) -> Guarantee:
         assert prepared.allowance is not None

@@ -4,7 +4,8 @@ The sensitivity counts on `||grad F|| <= tau` at what is returned, for whatever 
 nearly always gets there; if it stops early, accelerated gradient descent goes on, which converges for every
 strongly convex smooth function at the known rate `(1 - sqrt(lam / L))^k` (Nesterov 2004, section 2.2).
 Nothing is ever refused because the solver was slow. The computed gradient is trusted only up to a bound on
-its rounding error.
+its rounding error; `certifiable_tolerance` chooses tau from public numbers so that the bound is below it wherever the
+minimiser may lie.
 """
 
 from __future__ import annotations
@@ -18,11 +19,16 @@ import torch
 from scipy.optimize import minimize
 
 from quietmax.errors import InvalidInput
-from quietmax.estimators.head_table import Floats, Table
+from quietmax.estimators.head_table import LARGEST_TABLE, Extent, Floats, Table
 from quietmax.models.features.threads import side_by_side
+from quietmax.sensitivity import certified
 
 _ROUNDING = 2.0**-53
 FAST_ITERATIONS = 500
+MOST_STEEP = 1e7
+"""Largest ratio of the smoothness to the strong convexity of an objective."""
+_MORE_THAN_DECLARED = 2.0
+"""The tolerance is certain to be reached for up to this many times the declared number of records."""
 
 
 class Objective(Protocol):
@@ -41,8 +47,22 @@ class Objective(Protocol):
         """The objective and its gradient, computed in float64."""
         ...
 
-    def rounding(self, table: Table, weights: Floats) -> float:
-        """A bound on the L2 error of the computed gradient."""
+    def rounding(self, table: Table | Extent, weights: Floats) -> float:
+        """A bound on the L2 error of the computed gradient; it grows with the length of the weights."""
+        ...
+
+    @property
+    def foreseen(self) -> int:
+        """For up to so many records the two public bounds below hold."""
+        ...
+
+    def longest(self, classes: int) -> float:
+        """A public bound on the length of the minimiser."""
+        ...
+
+    @property
+    def steepest(self) -> float:
+        """A public bound on the smoothness."""
         ...
 
 
@@ -57,7 +77,7 @@ def losses_and_residuals(
     return losses, errors
 
 
-def _residual_rounding(table: Table, weights: Floats) -> float:
+def _residual_rounding(table: Table | Extent, weights: Floats) -> float:
     """Bound on the error of one computed `p - e_y`, rows having length at most 1.
 
     A logit is off by at most `(d + 2) u ||W_c||` (u = 2^-53), which moves p by at most half of that per
@@ -68,7 +88,7 @@ def _residual_rounding(table: Table, weights: Floats) -> float:
     return 2 * math.sqrt(table.classes) * _ROUNDING * (logits + 4 * table.classes + 64)
 
 
-def _sum_rounding(table: Table) -> float:
+def _sum_rounding(table: Table | Extent) -> float:
     """Relative error of a sum over records in blocks."""
     return 2 * _ROUNDING * (table.rows_at_once + len(table) / table.rows_at_once + 1024)
 
@@ -107,7 +127,23 @@ class MeanCrossEntropy:
         penalty = 0.5 * self.regularisation * float(np.square(weights).sum())
         return value / self.size + penalty, gradient.numpy() / self.size + self.regularisation * weights
 
-    def rounding(self, table: Table, weights: Floats) -> float:
+    @property
+    def foreseen(self) -> int:
+        """Twice the declared size."""
+        return min(math.ceil(_MORE_THAN_DECLARED * self.size), LARGEST_TABLE)
+
+    def longest(self, classes: int) -> float:
+        """`min(sqrt(2 r ln(C) / lam), sqrt(2) r / lam)` with `r = n / N` at most 2, as `certified.weight_bound`."""
+        loss = _MORE_THAN_DECLARED * math.log(classes)
+        gradient = _MORE_THAN_DECLARED * math.sqrt(2)
+        return min(math.sqrt(2 * loss / self.regularisation), gradient / self.regularisation)
+
+    @property
+    def steepest(self) -> float:
+        """As `smoothness`, with `n / N` at most 2."""
+        return _MORE_THAN_DECLARED / 2 + self.regularisation
+
+    def rounding(self, table: Table | Extent, weights: Floats) -> float:
         """n records, each with a residual slightly off and summed with rounding; and the regulariser's."""
         records = len(table) / self.size
         regulariser = _regulariser_rounding(self.regularisation, weights)
@@ -126,7 +162,7 @@ class Tilted:
 
     def smoothness(self, table: Table) -> float:  # noqa: ARG002
         """`1/2 + 2 a + lam`: weights add up to at most 1, and `a grad l grad l^T` is at most 2 a."""
-        return 0.5 + 2 * self.alpha + self.regularisation
+        return self.steepest
 
     def value_and_gradient(self, table: Table, weights: Floats) -> tuple[float, Floats]:
         """The objective and its gradient `sum_i pi_i grad l_i + lam W`, `pi_i = e^(a l_i) / (M + sum_k e^(a l_k))`."""
@@ -145,7 +181,21 @@ class Tilted:
         value = (shift + math.log(total)) / self.alpha + penalty
         return value, gradient.numpy() / total + self.regularisation * weights
 
-    def rounding(self, table: Table, weights: Floats) -> float:
+    @property
+    def foreseen(self) -> int:
+        """Any table."""
+        return LARGEST_TABLE
+
+    def longest(self, classes: int) -> float:
+        """THEORY 3.2's w."""
+        return certified.weight_bound(self.regularisation, classes)
+
+    @property
+    def steepest(self) -> float:
+        """As `smoothness`, which no record plays a part in."""
+        return 0.5 + 2 * self.alpha + self.regularisation
+
+    def rounding(self, table: Table | Extent, weights: Floats) -> float:
         """As for the mean, with weights that add up to at most 1 and are themselves off by the error of `a l_i`."""
         residual = _residual_rounding(table, weights)
         exponent = 4 * self.alpha * residual + 8 * _ROUNDING * (len(table) / table.rows_at_once + 8)
@@ -167,6 +217,8 @@ class Solution:
     gradient_bound: float
     evaluations: int
     fast: bool
+    longest: float
+    """A public bound on the length of the weights, for up to `Objective.foreseen` records."""
 
 
 class _Reached(Exception):
@@ -189,7 +241,7 @@ class _Watched:
         self.evaluations += 1
         value, gradient = self.objective.value_and_gradient(self.table, weights)
         error = self.objective.rounding(self.table, weights)
-        if error > self.tolerance / 2:
+        if len(self.table) > self.objective.foreseen and error > self.tolerance / 2:
             raise InvalidInput(
                 f"Float64 cannot certify a gradient below {self.tolerance:.1e} here; declare a size nearer to the "
                 "number of records, or regularise more."
@@ -203,6 +255,26 @@ class _Watched:
         """The same for weights in one vector."""
         value, gradient = self(vector.reshape(self.shape))
         return value, gradient.ravel()
+
+
+def certifiable_tolerance(objective: Objective, features: int, classes: int, at_least: float) -> float:
+    """A tolerance that float64 can certify for every table of up to `objective.foreseen` records: public numbers only.
+
+    It is four times the rounding error at the longest minimiser, or ``at_least`` if that is more. What is certified
+    lies within tau/lam of the minimiser, where the rounding error is hardly larger. Settings for which the solver would
+    need more than some `sqrt(MOST_STEEP)` steps per digit are refused before any record is looked at.
+
+    >>> certifiable_tolerance(MeanCrossEntropy(1000, 0.01), 20, 3, at_least=7e-6)
+    7e-06
+    """
+    ratio = objective.steepest / objective.regularisation
+    if ratio > MOST_STEEP:
+        raise InvalidInput(
+            f"With a regularisation of {objective.regularisation:g} the loss is {ratio:.1e} times steeper than it is "
+            f"convex, but at most {MOST_STEEP:.0e} can be minimised; regularise more, or choose a smaller alpha."
+        )
+    extent = Extent(objective.foreseen, features, classes)
+    return max(at_least, 4 * objective.rounding(extent, np.full((1, 1), objective.longest(classes))))
 
 
 def minimise(
@@ -219,15 +291,18 @@ def minimise(
         if fast_iterations > 0:
             start = _quasi_newton(watched, start, fast_iterations)
     except _Reached as reached:
-        return _solution(reached, watched.evaluations, fast=True)
+        return _solution(reached, watched, fast=True)
     try:
         _accelerate(watched, start)
     except _Reached as reached:
-        return _solution(reached, watched.evaluations, fast=False)
+        return _solution(reached, watched, fast=False)
 
 
-def _solution(reached: _Reached, evaluations: int, *, fast: bool) -> Solution:
-    return Solution(reached.weights - reached.weights.mean(axis=0), reached.bound, evaluations, fast)
+def _solution(reached: _Reached, watched: _Watched, *, fast: bool) -> Solution:
+    objective = watched.objective
+    longest = objective.longest(watched.table.classes) + watched.tolerance / objective.regularisation
+    weights = reached.weights - reached.weights.mean(axis=0)
+    return Solution(weights, reached.bound, watched.evaluations, fast, longest * (1 + 2.0**-40))
 
 
 def _quasi_newton(watched: _Watched, start: Floats, iterations: int) -> Floats:

@@ -73,6 +73,28 @@ def unit_rows(rows: Floats, centre: Floats, bias: float) -> Floats:
     return on_grid(shifted / lengths * _SHORTENED)
 
 
+def block_rows(features: int) -> int:
+    """Rows of a block of a table with so many features."""
+    return min(max(_BLOCK // features, 16), 4096)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The public numbers of a table that rounding errors depend on: at most so many records, features, classes."""
+
+    records: int
+    features: int
+    classes: int
+
+    def __len__(self) -> int:
+        return self.records
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of a block."""
+        return block_rows(self.features)
+
+
 @dataclass(frozen=True, eq=False)
 class Table:
     """Records ready for training: `rows` on the grid, of length at most 1, and class numbers in `labels`."""
@@ -98,7 +120,7 @@ class Table:
     @property
     def rows_at_once(self) -> int:
         """Rows of a block: at most 4096, whose clipped gradients sum to less than 2^53 multiples of 2^-40."""
-        return min(max(_BLOCK // self.features, 16), 4096)
+        return block_rows(self.features)
 
     @cached_property
     def lengths(self) -> Floats:

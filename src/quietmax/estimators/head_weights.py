@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quietmax.errors import InvalidInput
 from quietmax.estimators.head_table import ROWS_AT_ONCE, clipped_rows, unit_rows
 from quietmax.models import softmax
 from quietmax.sensitivity import ScoreBounds, Sensitivity, certified
@@ -62,15 +61,18 @@ class PrivateHeadWeights(HeadWeights):
     bounds: ScoreBounds
 
     @classmethod
-    def certified(cls, head: HeadWeights, sensitivity: Sensitivity) -> PrivateHeadWeights:
+    def certified(cls, head: HeadWeights, sensitivity: Sensitivity, *, longest: float) -> PrivateHeadWeights:
         """Add the bounds that follow from the weights' sensitivity, widened for the rounding of computed scores.
 
-        A score computed in float64 is off by at most `(d + 2) 2^-53 ||W_c||`, twice that between neighbours.
+        A score computed in float64 is off by at most `(d + 2) 2^-53 ||W||`, twice that between neighbours, doubled to
+        be safe. ``longest`` is a public bound on `||W||`: longer weights are scaled down to it, which moves no two
+        further apart, so nothing here depends on the records or is refused because of them.
         """
-        widened = Sensitivity(sensitivity.value * (1 + _SLACK), sensitivity.basis, sensitivity.because)
-        longest = math.sqrt(float(np.square(head.weights).sum(axis=1).max()))
-        rounding = 2 * (head.weights.shape[1] + 2) * 2.0**-53 * longest * math.sqrt(head.classes)
-        if rounding > _SLACK * sensitivity.value / 2:
-            raise InvalidInput("Float64 cannot certify scores this close together; regularise less.")
+        length = math.sqrt(float(np.square(head.weights).sum()))
+        weights = head.weights * min(1.0, longest / max(length, longest))
+        rounding = 4 * (head.weights.shape[1] + 2) * 2.0**-53 * longest * math.sqrt(head.classes)
+        widened = Sensitivity(
+            sensitivity.value * (1 + _SLACK) + rounding, sensitivity.basis, sensitivity.because
+        )
         bounds = certified.score_bounds(widened, classes=head.classes)
-        return cls(head.weights, head.centre, head.bias, head.radius, bounds)
+        return cls(weights, head.centre, head.bias, head.radius, bounds)
