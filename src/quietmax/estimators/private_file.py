@@ -16,11 +16,12 @@ from quietmax.accounting import Guarantee
 from quietmax.data import Encoding
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import dpsgd_file, head_file, teachers_file
+from quietmax.estimators.conditions import runs_own_code
 from quietmax.estimators.dpsgd import DPSGD
 from quietmax.estimators.head import PrivateHead
 from quietmax.estimators.private_model import UNFIT, Answers, OwnPart, PrivateModel, check_parts
 from quietmax.estimators.teachers import Teachers
-from quietmax.models.features import FeatureMap, feature_map_from_json
+from quietmax.models.features import feature_map_from_json
 from quietmax.models.files import read_description, read_folder, write_folder
 from quietmax.predictor import Predictor
 
@@ -58,7 +59,7 @@ def save_private(
     """
     kind = next(name for name, each in _KINDS.items() if isinstance(estimator, each.estimator))
     own = _KINDS[kind].own_part(estimator)
-    if not (own.features is None or isinstance(own.features, FeatureMap)):
+    if runs_own_code(own.features):
         raise InvalidInput(
             "A feature map that is not one of quietmax.models.features cannot be saved; use one of those, or apply "
             "yours to the records before."
