@@ -11,6 +11,7 @@ from quietmax.data import Encoding
 from quietmax.data.columns import NumericColumn
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import PrivateHead, open_private, save_private
+from quietmax.models.features import Identity
 
 
 def _data():
@@ -87,6 +88,15 @@ def test_an_encoding_measured_on_the_records_makes_a_saved_guarantee_conditional
     path.write_text(path.read_text().replace('"status": "conditional"', '"status": "proven"'))
     with pytest.raises(DataUnavailable, match="measured on the records, so nothing is proven of it"):
         open_private(folder)
+
+
+def test_a_map_with_code_of_the_users_own_is_not_saved_as_one_of_ours(tmp_path):
+    class Halved(Identity):
+        def _features(self, records):
+            return records / 2
+
+    with pytest.raises(InvalidInput, match="feature map that is not one of"):
+        save_private(_fitted(features=Halved()), tmp_path / "model", dataset="made up")
 
 
 def test_labels_of_any_type_survive(tmp_path):
