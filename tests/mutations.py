@@ -39,7 +39,6 @@ ALSO_ON_POSTGRESQL = ("database.py", "ledger.py", "migrations.py")
 TUNING = {
     "_ADVISORY_LOCK",
     "_COMPANY_SECONDS",
-    "_LOOK_SECONDS",
     "_MOMENT",
     "_MOST_TOGETHER",
     "_MOST_VALUES",

@@ -24,6 +24,7 @@ from quietmax.ledger import (
     Reused,
     Store,
     Terms,
+    committer,
 )
 from quietmax.ledger.books import Posting, keep
 from quietmax.ledger.database import writing
@@ -271,6 +272,23 @@ def test_concurrent_charges_share_transactions(ledger):
     assert Counter(type(outcome) for outcome in told) == {Charged: 400, Refused: 100}
     assert ledger.committer.groups - before == 1
     assert ledger.verify().sound
+
+
+def test_a_group_is_written_as_soon_as_as_many_are_there_as_before(ledger, monkeypatch):
+    account, _ = _open(ledger)
+    ann = ledger.client("ann")
+    told: list = []
+    gate = _held(ledger)
+    for _ in range(3):
+        ledger.submit(Charge(account.id, ann, "m/1", 1, rows=1), told.append)
+    gate.set()
+    _wait_until(lambda: len(told) == 3)
+    monkeypatch.setattr(committer, "_COMPANY_SECONDS", 600.0)
+    before = ledger.committer.groups
+    for _ in range(3):
+        ledger.submit(Charge(account.id, ann, "m/1", 1, rows=1), told.append)
+    _wait_until(lambda: len(told) == 6)
+    assert ledger.committer.groups - before == 1
 
 
 def test_a_charge_past_its_deadline_is_dropped_unpaid(ledger):

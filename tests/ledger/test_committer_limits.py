@@ -195,6 +195,11 @@ class Waiting:
         self.slept.append(seconds)
         self.now += seconds
 
+    def clear(self):
+        """As an event: nobody sets it."""
+
+    wait = sleep
+
     def get(self, timeout):
         self.timeouts.append(timeout)
         if not self.items or (timeout is not None and self.items[0][0] > timeout):
@@ -219,6 +224,7 @@ def _gathering(monkeypatch, *items, company=0, refusals=0, again=()):
     monkeypatch.setattr(committer_module, "time", waiting)
     committer = object.__new__(Committer)
     committer._queue, committer._closing, committer._company = waiting, False, company
+    committer._enough = waiting
     committer._again, committer._refusals = list(again), Counter({(1, 1): refusals} if refusals else {})
     charges, stores = committer._gathered()
     return waiting, charges, stores, committer

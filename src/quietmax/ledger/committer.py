@@ -34,7 +34,7 @@ _MOST_TOGETHER = 1024
 _PAUSE = 0.1
 _MOMENT = 0.02
 _REFUSALS_SECONDS = 0.5
-_COMPANY_SECONDS, _LOOK_SECONDS = 0.006, 0.001
+_COMPANY_SECONDS = 0.006
 
 ChargeDone = Callable[[Outcome], None]
 StoreDone = Callable[[Stored | Failed], None]
@@ -67,6 +67,8 @@ class Committer:
         self._place = place
         self._closing = False
         self._company = 0
+        self._awaited = math.inf
+        self._enough = threading.Event()
         self._counted = time.monotonic()
         self.groups = 0
         self.failing: QuietmaxError | None = None
@@ -79,6 +81,8 @@ class Committer:
             _tell(done, Failed(_CLOSED))
         else:
             self._queue.put((charge, done))
+            if self._queue.qsize() >= self._awaited:
+                self._enough.set()
 
     def store(self, store: Store, done: StoreDone) -> None:
         """Store with the next group."""
@@ -116,7 +120,7 @@ class Committer:
         else:
             until = time.monotonic() + _REFUSALS_SECONDS if self._refusals else None
         hurry = False
-        patience = math.ceil(_COMPANY_SECONDS / _LOOK_SECONDS)
+        patient = True
         try:
             while True:
                 item = self._queue.get(
@@ -132,10 +136,9 @@ class Committer:
                         hurry |= item[0].request is not None
                     if self._closing or len(charges) + len(stores) >= _MOST_TOGETHER:
                         return charges, stores
-                    # Looked at now and then: being woken for every charge would cost more than the waiting.
-                    while charges and len(charges) + self._queue.qsize() < self._company and patience:
-                        patience -= 1
-                        time.sleep(_LOOK_SECONDS)
+                    if charges and patient:
+                        self._wait_for(self._company - len(charges))
+                        patient = False
                     try:
                         item = self._queue.get_nowait()
                     except queue.Empty:
@@ -145,6 +148,14 @@ class Committer:
                 until = min(until or math.inf, time.monotonic() + _MOMENT)
         except queue.Empty:
             return charges, stores
+
+    def _wait_for(self, count: int) -> None:
+        """Wait a few milliseconds until so many things are in the queue; woken once, not for every one of them."""
+        self._enough.clear()
+        self._awaited = count
+        if self._queue.qsize() < count:
+            self._enough.wait(_COMPANY_SECONDS)
+        self._awaited = math.inf
 
     def _write(self, charges: list[_Waiting], stores: list[_Keeping]) -> None:
         moment = time.monotonic()
