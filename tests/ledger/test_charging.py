@@ -6,6 +6,7 @@ import time
 from collections import Counter
 
 import pytest
+from holding import held
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
@@ -193,7 +194,7 @@ def test_two_draws_of_one_request_stored_in_one_group_leave_only_the_first(ledge
     request, query = ledger.request_key(ann, "twice"), ledger.query_key(b"model", b"query")
     charge = Charge(account.id, ann, "m/1", units, 1, queries=(query,), request=request)
     assert ledger.charge(charge).units + ledger.charge(charge).units == units
-    gate, told = _held(ledger), []
+    gate, told = held(ledger), []
     for drawn in (b"first", b"second"):
         ledger.submit_store(Store(account.id, (query,), drawn, request, drawn), told.append)
     gate.set()
@@ -201,19 +202,6 @@ def test_two_draws_of_one_request_stored_in_one_group_leave_only_the_first(ledge
     assert [(kept.answer, kept.first) for kept in told] == [(b"first", True), (b"first", False)]
     asked = ledger.charge(Charge(account.id, ann, "m/1", units, rows=1, queries=(query,)))
     assert dict(asked.stored) == {query: b"first"}
-
-
-def _held(ledger):
-    """Hold the writing thread in a callback until the returned event is set, so that a group gathers."""
-    gate, reached = threading.Event(), threading.Event()
-
-    def hold(_):
-        reached.set()
-        gate.wait(20)
-
-    ledger.submit_store(Store(), hold)
-    assert reached.wait(10)
-    return gate
 
 
 def _wait_until(condition, seconds=10.0):
@@ -262,7 +250,7 @@ def test_more_query_keys_than_the_database_takes_in_one_statement_are_looked_up(
 def test_concurrent_charges_share_transactions(ledger):
     account, _ = _open(ledger)
     ann = ledger.client("ann")
-    gate = _held(ledger)
+    gate = held(ledger)
     before = ledger.committer.groups
     told: list = []
     for _ in range(500):
@@ -278,7 +266,7 @@ def test_a_group_is_written_as_soon_as_as_many_are_there_as_before(ledger, monke
     account, _ = _open(ledger)
     ann = ledger.client("ann")
     told: list = []
-    gate = _held(ledger)
+    gate = held(ledger)
     for _ in range(3):
         ledger.submit(Charge(account.id, ann, "m/1", 1, rows=1), told.append)
     gate.set()
@@ -389,7 +377,7 @@ def test_any_sequence_of_charges_agrees_with_a_naive_count(tmp_path_factory, ste
             for who, units, rows, request in steps
         ]
         if together:
-            gate, outcomes = _held(ledger), []
+            gate, outcomes = held(ledger), []
             for charge in charges:
                 ledger.submit(charge, outcomes.append)
             gate.set()
@@ -497,7 +485,7 @@ def test_what_an_undone_transaction_stored_is_not_found_afterwards(ledger, monke
     account, units = _open(ledger)
     query = ledger.query_key(b"model", b"query")
     charge = Charge(account.id, ledger.client("ann"), "m/1", units, 1, queries=(query,))
-    gate, told = _held(ledger), []
+    gate, told = held(ledger), []
     with monkeypatch.context() as patch:
         patch.setattr(Posting, "save", lambda _: 1 / 0)
         ledger.submit_store(Store(account.id, (query,), b"answer", deadline=0.0), told.append)

@@ -10,6 +10,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+from holding import held
 
 from quietmax.accounting import LIMIT, PureCost
 from quietmax.ledger import Charge, Charged, Failed, Ledger, LedgerUnavailable, Refused, Store, Terms
@@ -101,14 +102,7 @@ def test_what_waits_when_the_ledger_is_closed_is_written(path):
     with Ledger(path) as ledger:
         account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
         ann = ledger.client("ann")
-        reached, gate = threading.Event(), threading.Event()
-
-        def hold(_):
-            reached.set()
-            gate.wait(20)
-
-        ledger.submit_store(Store(), hold)
-        assert reached.wait(20)
+        gate = held(ledger)
         for _ in range(50):
             ledger.submit(Charge(account.id, ann, "m/1", 1, rows=1), told.append)
         ledger.submit(Charge(account.id, ann, "m/1", LIMIT, rows=1), told.append)

@@ -93,3 +93,15 @@ def test_a_model_that_has_spent_more_than_the_budget_asked_for_opens_no_account(
         _bind(ledger, folders, "released", budget=Terms(0.5, 1e-5))
     assert ledger.accounts() == []
     assert _bind(ledger, folders, "released").account.spent_units > 0
+
+
+@pytest.mark.parametrize("lowered", ["grant", "revoke"])
+def test_it_is_not_served_from_an_account_that_was_lowered_below_its_terms(folders, ledger, lowered):
+    _bind(ledger, folders, "asked")
+    if lowered == "grant":
+        ledger.grant("people", Terms(0.1, 1e-5), "less budget than at first")
+    else:
+        ledger.revoke("people", None, "nothing more for anybody")
+    with pytest.raises(InvalidInput, match="was lowered below the terms it was opened with"):
+        _bind(ledger, folders, "strong")
+    assert "alone" not in [entry.kind for entry in ledger.export("people")]

@@ -394,6 +394,11 @@ def take_alone(connection: Connection, account: AccountState, model: str, digest
             f"The guarantee of the model {model} adds up with no other, but the account {account.name!r} has paid for "
             "something already; give it an account of its own with --account, --because and --budget."
         )
+    if book.limit_units < LIMIT:
+        raise InvalidInput(
+            f"The account {account.name!r} was lowered below the terms it was opened with, but the model {model} needs "
+            "all of it; raise it again with 'quietmax ledger grant', or give the model an account of its own."
+        )
     book.add(now(), "alone", model=model, detail=_detail(digest=digest))
     book.save(Hand(connection))
 
