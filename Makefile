@@ -1,8 +1,9 @@
-# Every target creates .venv from the lock file when it is missing.
+# Every target creates .venv from the lock files when it is missing: what the program needs, and for the tests the rest.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEV := $(VENV)/.ready-dev
 
 .PHONY: demo test test-all supply-chain lint bench docs mutations release-check clean
 
@@ -18,30 +19,31 @@ test-all: lint
 
 # The list of everything installed (CycloneDX), and known holes in it. The second asks a service on the internet;
 # --strict, because without that service every package would be skipped and nothing found.
-supply-chain: $(READY)
+supply-chain:
 	$(PYTHON) -m venv build/supply-chain
 	build/supply-chain/bin/pip install --quiet cyclonedx-bom==7.5.0 pip-audit==2.10.1
-	build/supply-chain/bin/cyclonedx-py requirements requirements.lock --output-file build/sbom.json
-	build/supply-chain/bin/pip-audit --requirement requirements.lock --disable-pip --no-deps --strict \
+	cat requirements.lock requirements-dev.lock > build/supply-chain/everything.txt
+	build/supply-chain/bin/cyclonedx-py requirements build/supply-chain/everything.txt --output-file build/sbom.json
+	build/supply-chain/bin/pip-audit --requirement build/supply-chain/everything.txt --disable-pip --no-deps --strict \
 		--progress-spinner off
 
-lint: $(READY)
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY)
+bench: $(DEV)
 	$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick)
 
-docs: $(READY)
+docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # A bounded sample of mutants of accounting, mechanisms and ledger; survivors are explained in docs/quality.md.
-mutations: $(READY)
+mutations: $(DEV)
 	$(BIN)/python tests/mutations.py
 
 # Source archive and wheel, their metadata, and the wheel alone in a new environment.
-release-check: $(READY)
+release-check: $(DEV)
 	$(BIN)/pip install --quiet build==1.6.1 twine==7.0.0
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
@@ -57,6 +59,10 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/pip install --quiet --no-compile -r requirements.lock
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	touch $(READY)
+
+$(DEV): $(READY) requirements-dev.lock
+	$(BIN)/pip install --quiet --no-compile -r requirements-dev.lock
+	touch $(DEV)
 
 clean:
 	rm -rf $(VENV) .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

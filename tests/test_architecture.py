@@ -13,6 +13,7 @@ ROOT = Path(quietmax.__file__).parent
 # What a package may import of ours: the packages before it. `errors` and `version` are open to all.
 ORDER = [
     "picture",
+    "whole_file",
     "accounting",
     "noise",
     "account",
@@ -31,7 +32,7 @@ ORDER = [
     "surface",
     "cli",
 ]
-APART = {"account", "accounting", "noise", "picture"}
+APART = {"account", "accounting", "noise", "picture", "whole_file"}
 
 
 def _packages() -> list[str]:

@@ -19,6 +19,7 @@ from quietmax.accounting import Guarantee
 from quietmax.errors import DataUnavailable, QuietmaxError
 from quietmax.estimators.private_model import ACCOUNT_FILE
 from quietmax.models.files import read_description
+from quietmax.whole_file import write_whole
 
 LEAKAGE_FILE = "leakage.json"
 _PLAIN = (
@@ -151,7 +152,8 @@ def record_leakage(folder: str | Path, reports: Sequence[Mapping[str, Any]]) -> 
         }
         kept[entry["attack"], entry["released_by"]] = entry
     try:
-        path.write_text(json.dumps(list(kept.values()), indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(list(kept.values()), indent=2) + "\n"
+        write_whole(path, lambda staging: staging.write_text(text, encoding="utf-8"))
     except OSError as problem:
         raise QuietmaxError(
             f"The attack's result could not be kept in {path} ({problem.strerror}); make the folder writable."

@@ -167,3 +167,8 @@ def test_a_server_that_does_not_listen_is_named(memorised):
 def test_only_web_addresses_are_asked(address):
     with pytest.raises(InvalidInput, match="http"):
         Endpoint(address)
+
+
+def test_a_batch_of_no_rows_is_refused():
+    with pytest.raises(InvalidInput, match="rows_at_once"):
+        Endpoint("http://127.0.0.1:9/v2/models/m", rows_at_once=0)

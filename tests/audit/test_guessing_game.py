@@ -114,3 +114,16 @@ def test_impossible_games_are_refused(numbers):
         mu_lower_bound(*numbers, confidence=0.95)
     with pytest.raises(InvalidInput, match="impossible"):
         tail_under_epsilon(*numbers, 1.0)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(-1, 0), (float("nan"), 0), (1, -0.1), (1, 1.1)])
+def test_a_claim_that_is_none_is_refused(epsilon, delta):
+    with pytest.raises(InvalidInput, match="at least 0"):
+        tail_under_epsilon(10, 10, 5, epsilon, delta)
+
+
+@pytest.mark.parametrize("bound", [epsilon_lower_bound, mu_lower_bound])
+@pytest.mark.parametrize("confidence", [0, 1, -1, float("nan")])
+def test_a_confidence_that_is_none_is_refused(bound, confidence):
+    with pytest.raises(InvalidInput, match="strictly between 0 and 1"):
+        bound(10, 10, 5, confidence=confidence)

@@ -61,12 +61,6 @@ def test_a_command_whose_packages_are_not_installed_says_what_to_install(monkeyp
         loaded("demo")
 
 
-def test_a_misspelt_command_is_answered_with_the_right_one():
-    shown = typer.testing.CliRunner().invoke(app, ["trian"])
-    assert shown.exit_code == 2
-    assert "Did you mean 'train'" in shown.output
-
-
 def test_the_surface_is_reached_through_the_package():
     assert set(quietmax.__all__) <= set(dir(quietmax))
     for name in quietmax.__all__:

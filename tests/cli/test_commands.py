@@ -243,11 +243,36 @@ def test_an_unwritable_folder_is_one_sentence(run, tmp_path):
     assert blocked.read_text() == "in the way"
 
 
-def test_wrong_usage_is_exit_code_2(run):
-    for arguments in (["nonsense"], ["train"], ["predict", "--epsilon", "x"]):
-        code, _, err = run(*arguments)
-        assert code == 2
-        assert "Usage" in err
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["trian"], "No such command 'trian'; did you mean 'train'; see 'quietmax --help'."),
+        (["train"], "Missing argument 'data'; see 'quietmax train --help'."),
+        (["train", "mnist-5k", "--nonsense"], "No such option: --nonsense"),
+        (["predict", "--model"], "Option '--model' requires an argument; see 'quietmax --help'."),
+        (["predict", "--epsilon", "x"], "Invalid value for '--epsilon'"),
+        (["ledger", "key", "create"], "see 'quietmax ledger key create --help'."),
+    ],
+)
+def test_wrong_usage_is_one_sentence_that_names_the_help(run, arguments, sentence):
+    refused(run(*arguments), sentence)
+
+
+@pytest.mark.parametrize("arguments", [[], ["ledger"], ["ledger", "key"]])
+def test_a_command_without_its_subcommand_shows_the_help(run, arguments):
+    code, out, err = run(*arguments)
+    assert (code, err) == (1, "")
+    assert f"Usage: {' '.join(['quietmax', *arguments])} [OPTIONS] COMMAND" in out
+
+
+def test_an_interruption_is_exit_code_130(run, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("quietmax.cli.datasets.command", interrupted)
+    code, out, err = run("datasets")
+    assert (code, out) == (130, "")
+    assert "Traceback" not in err
 
 
 def test_every_command_has_help_with_an_example(run):

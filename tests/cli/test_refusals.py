@@ -124,3 +124,30 @@ def test_a_schema_that_is_nested_too_deeply_is_refused(run, people, tmp_path, na
     schema = tmp_path / name
     schema.write_text(("a = " if name.endswith("toml") else "") + "[" * 100_000)
     _refused(run("train", people, "--schema", schema), "is nested too deeply")
+
+
+def test_an_ordinary_model_answers_only_with_its_mechanism_and_a_budget(run, people, tmp_path):
+    folder = tmp_path / "plain"
+    assert run("train", people, *DECLARED, "--epochs", 1, "-o", folder)[0] == 0
+    asked = ("predict", "--model", folder, "--input", people)
+    _refused(run(*asked, "--mechanism", "gaussian", "--epsilon", 1), "choose algorithm1")
+    _refused(run(*asked), "give --epsilon")
+
+
+def test_a_private_model_is_not_attacked_through_another_mechanism(run, people, head):
+    asked = ("attack", head, "--data", people, *DECLARED, "--mechanism", "algorithm1", "--epsilon", 1)
+    _refused(run(*asked), "leave --mechanism out")
+
+
+def test_less_noise_can_only_be_audited_where_it_is_drawn(run):
+    asked = ("audit", "training", "mnist-5k", "--estimator", "network", "--noise-share", 0.5)
+    _refused(run(*asked), "--noise-share belongs to")
+
+
+def test_a_table_may_be_normalised_but_not_scattered(run, people, tmp_path):
+    train = ("train", people, *DECLARED, "--private", "head", "--declared-size", 480)
+    code, _, err = run(*train, "--features", "unit-norm", "-o", tmp_path / "unit")
+    assert (code, err) == (0, "")
+    assert json.loads((tmp_path / "unit" / "model.json").read_text())["features"]["kind"] == "unit-norm"
+    _refused(run(*train, "--features", "scattering", "-o", tmp_path / "not"), "choose identity")
+    assert not (tmp_path / "not").exists()

@@ -94,7 +94,8 @@ def operating_curve(members: Floats, nonmembers: Floats) -> OperatingCurve:
 def best_threshold(members: Floats, nonmembers: Floats) -> float:
     """The threshold with the largest TPR - FPR on these scores (of shadow networks, never of the target).
 
-    Lies midway between two scores. If nothing beats calling nobody a member, it is the largest score.
+    Lies midway between two scores. If nothing beats calling nobody a member, it is the largest score; calling everyone
+    a member gains nothing either, so there is always a lower score.
 
     >>> best_threshold(np.array([3.0, 4.0]), np.array([1.0, 2.0]))
     2.5
@@ -104,8 +105,6 @@ def best_threshold(members: Floats, nonmembers: Floats) -> float:
     best = int(np.argmax(curve.tpr - curve.fpr))
     if best == 0:
         return float(values[0])
-    if best == len(values):
-        return math.nextafter(float(values[-1]), -math.inf)
     above, below = float(values[best - 1]), float(values[best])
     middle = below + (above - below) / 2
     return middle if middle < above else below

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
+from quietmax.audit.intervals import checked_confidence
 from quietmax.errors import InvalidInput
 
 _LARGEST_EPSILON = 64.0
@@ -70,16 +71,15 @@ def epsilon_lower_bound(
     >>> round(epsilon_lower_bound(1000, 100, 75, delta=1e-4, confidence=0.95), 3)
     0.673
     """
-    error = 1 - confidence
+    error = 1 - checked_confidence(confidence)
 
     def rejected(epsilon: float) -> bool:
         return tail_under_epsilon(canaries, guesses, right, epsilon, delta) <= error
 
-    # The tail need not grow with epsilon where delta counts: look for the first epsilon that is not rejected.
+    # The tail need not grow with epsilon where delta counts: look for the first epsilon that is not rejected. The last
+    # one is not: there a guess is right with probability 1 in floating point, and the tail is 1.
     scanned = np.linspace(0.0, _LARGEST_EPSILON, _SCANNED)
-    first = next((place for place, epsilon in enumerate(scanned) if not rejected(epsilon)), None)
-    if first is None:
-        return _LARGEST_EPSILON
+    first = next(place for place, epsilon in enumerate(scanned) if not rejected(epsilon))
     return 0.0 if first == 0 else _bisected(rejected, float(scanned[first - 1]), float(scanned[first]))
 
 
@@ -94,12 +94,11 @@ def mu_lower_bound(
     0.6
     """
     _check(canaries, guesses, right)
+    error = 1 - checked_confidence(confidence)
     low, high = 0.0, _LARGEST_MU
     for _ in range(_ROUNDS):
         grid = np.linspace(low, high, _GRID)
-        rejected = (
-            _mass_needed(grid, canaries, guesses, right, extra_delta, 1 - confidence) > guesses / canaries
-        )
+        rejected = _mass_needed(grid, canaries, guesses, right, extra_delta, error) > guesses / canaries
         count = int(np.count_nonzero(np.logical_and.accumulate(rejected)))
         if count == 0:
             return 0.0

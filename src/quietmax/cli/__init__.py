@@ -111,12 +111,22 @@ def spread_lists(arguments: list[str]) -> list[str]:
     return spread
 
 
+# The parser's complaints: click's class, or that of the copy of click which typer brings along.
+_WrongUse: Any = typer.BadParameter.__base__
+
+
 def main() -> None:
     """Run the command line; a refusal is one sentence on stderr and exit code 1."""
     try:
-        app(spread_lists(sys.argv[1:]))
+        sys.exit(app(spread_lists(sys.argv[1:]), prog_name="quietmax", standalone_mode=False))
     except QuietmaxError as refusal:
         _refuse(str(refusal))
+    except _WrongUse as problem:
+        told = " ".join(problem.format_message().split()).rstrip(".?").replace(". Did", "; did")
+        if not told:  # a command without its subcommand: the help is on the screen
+            sys.exit(1)
+        where = "quietmax" if problem.ctx is None else problem.ctx.command_path
+        _refuse(f"{told}; see '{where} --help'.")
     except OSError as problem:
         if problem.errno != errno.ENAMETOOLONG:
             raise

@@ -11,6 +11,7 @@ from quietmax.card import read_card
 from quietmax.cli.options import Json
 from quietmax.cli.output import console, print_json, print_table
 from quietmax.errors import QuietmaxError
+from quietmax.whole_file import write_whole
 
 
 def command(
@@ -25,7 +26,7 @@ def command(
     card = read_card(model)
     if html is not None:
         try:
-            html.write_text(card.to_html(), encoding="utf-8")
+            write_whole(html, lambda staging: staging.write_text(card.to_html(), encoding="utf-8"))
         except OSError as problem:
             raise QuietmaxError(
                 f"The card could not be written to {html} ({problem.strerror}); choose a file you may write to."

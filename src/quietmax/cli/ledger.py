@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from quietmax.cli.options import Json
 from quietmax.cli.output import console, print_json, print_table
 from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.whole_file import write_whole
 
 if TYPE_CHECKING:
     from quietmax.ledger import AccountState, Key, Ledger
+    from quietmax.ledger.chain import Entry
 
 app = typer.Typer(help="Budgets, keys and the journal.", no_args_is_help=True)
 key_app = typer.Typer(help="Keys of administrators and clients.", no_args_is_help=True)
@@ -161,21 +163,28 @@ def export(
     """
     with _opened(ledger) as book:
         rows = book.export(account)
+        if output is None:
+            _write_rows(rows, sys.stdout, as_json)
+            return
+
+        def write(path: Path) -> None:
+            with path.open("w", encoding="utf-8") as stream:
+                _write_rows(rows, stream, as_json)
+
         try:
-            stream = sys.stdout if output is None else output.open("w", encoding="utf-8")
-            try:
-                if as_json:
-                    stream.write(json.dumps([row.to_json() for row in rows], indent=2) + "\n")
-                else:
-                    for row in rows:
-                        stream.write(json.dumps(row.to_json()) + "\n")
-            finally:
-                if output is not None:
-                    stream.close()
+            write_whole(output, write)
         except OSError as problem:
             raise QuietmaxError(
                 f"The journal cannot be written to {output} ({problem.strerror}); choose another file."
             ) from problem
+
+
+def _write_rows(rows: Iterable[Entry], stream: TextIO, as_json: bool) -> None:
+    if as_json:
+        stream.write(json.dumps([row.to_json() for row in rows], indent=2) + "\n")
+    else:
+        for row in rows:
+            stream.write(json.dumps(row.to_json()) + "\n")
 
 
 @app.command()

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from safetensors.numpy import load_file, save_file
 
 from quietmax.errors import QuietmaxError
 from quietmax.experiments.cell import Cell, Group
+from quietmax.whole_file import write_whole
 
 Result = dict[str, Any]
 Arrays = Mapping[str, NDArray[Any]]
@@ -45,7 +44,9 @@ class Store:
     def keep_result(self, cell: Cell, result: Result) -> None:
         """Store a cell's result."""
         text = json.dumps({"cell": cell.to_json(), "result": result}, indent=1, allow_nan=False)
-        _write_whole(self._result_path(cell), lambda path: path.write_text(text, encoding="utf-8"))
+        path = self._result_path(cell)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, lambda staging: staging.write_text(text, encoding="utf-8"))
 
     def arrays(self, group: Group, name: str, make: Callable[[], Arrays]) -> Arrays:
         """Arrays kept for a group under ``name``; made and kept if there are none.
@@ -62,7 +63,7 @@ class Store:
                 return stored
             made = make()
             whole = {key: np.ascontiguousarray(value) for key, value in made.items()}
-            _write_whole(path, lambda staging: save_file(whole, staging))
+            write_whole(path, lambda staging: save_file(whole, staging))
             return made
 
     @contextmanager
@@ -95,18 +96,3 @@ def _read_arrays(path: Path) -> Arrays | None:
         return load_file(path)
     except (OSError, SafetensorError):
         return None
-
-
-def _write_whole(path: Path, write: Callable[[Path], Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    os.close(descriptor)
-    staging = Path(name)
-    try:
-        write(staging)
-        with staging.open("rb") as written:
-            os.fsync(written.fileno())
-        staging.chmod(0o644)
-        staging.replace(path)
-    finally:
-        staging.unlink(missing_ok=True)

@@ -1,0 +1,253 @@
+"""What the service says and does at its edges: starting, stopping, a ledger that fails in between, odd requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import threading
+
+import httpx
+import numpy as np
+import pytest
+from running_service import inference, some_rows
+
+from quietmax.account import FileAccount
+from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.ledger import Failed, Ledger, Terms
+from quietmax.ledger.errors import LedgerUnavailable
+from quietmax.server import Client, Service, Settings, bind, load_servables
+from quietmax.server import pipeline as pipeline_module
+from quietmax.server.access import Caller
+from quietmax.server.infer import InferenceGate
+from quietmax.server.pipeline import Pipeline
+from quietmax.server.refusals import HttpRefusal, unavailable
+from quietmax.server.tensors import Query
+
+AWAY = LedgerUnavailable("The ledger is away; ask again later.")
+
+
+@pytest.fixture
+def idle(tmp_path, models):
+    """A service of an ordinary model with 20 answers, not started."""
+    ledger = Ledger(tmp_path / "idle.sqlite")
+    loaded = load_servables(
+        [f"plain={models / 'plain'}"], budget=Terms(10.0), queries=20, accept_unproven=True
+    )
+    yield Service(ledger, bind(ledger, loaded, budget=Terms(10.0)), Settings(anonymous=True))
+    ledger.close()
+
+
+def _ann(service):
+    return Caller("ann", service.ledger.client("ann"), None, False)
+
+
+def _query(count=1, request_id=None):
+    return Query(some_rows(count).astype(np.float32), request_id, ())
+
+
+def test_a_service_that_has_not_started_refuses_and_says_so(idle):
+    offer = idle.offer("plain", None)
+    with pytest.raises(HttpRefusal) as refusal:
+        asyncio.run(idle.answer(offer, _query(), _ann(idle)))
+    assert refusal.value.status == 503
+    assert "starting or stopping" in asyncio.run(idle.unready())
+    assert idle.ledger.account(offer.account.name).spent_units == 0
+    asyncio.run(idle.stop())
+
+
+def test_a_stop_waits_for_what_was_charged(idle, monkeypatch):
+    offer = idle.offer("plain", None)
+    drawing, go_on = threading.Event(), threading.Event()
+    answer = type(offer.servable.answer).__call__
+
+    def slowly(self, rows):
+        drawing.set()
+        assert go_on.wait(60)
+        return answer(self, rows)
+
+    monkeypatch.setattr(type(offer.servable.answer), "__call__", slowly)
+
+    async def ask_and_stop():
+        await idle.start()
+        asked = asyncio.create_task(idle.answer(offer, _query(), _ann(idle)))
+        await asyncio.to_thread(drawing.wait, 60)
+        stopping = asyncio.create_task(idle.stop())
+        await asyncio.sleep(0.05)
+        assert not stopping.done()
+        go_on.set()
+        told, _ = await asked
+        await stopping
+        return told
+
+    assert len(asyncio.run(ask_and_stop()).rows) == 1
+
+
+def test_an_answer_that_comes_after_its_asker_left_is_dropped(idle, monkeypatch):
+    """The connection ended while the answer was drawn; it is paid, and nobody gets it."""
+    offer = idle.offer("plain", None)
+    delivered = threading.Event()
+    deliver = pipeline_module._deliver
+
+    def watched(finished):
+        deliver(finished)
+        delivered.set()
+
+    monkeypatch.setattr(pipeline_module, "_deliver", watched)
+
+    async def ask_and_leave():
+        line = Pipeline(idle.ledger, idle.settings)
+        asked = asyncio.create_task(line.ask(offer, _query(), _ann(idle)))
+        await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        await asyncio.to_thread(delivered.wait, 60)
+        assert line.under_way == 0
+        await line.close()
+
+    asyncio.run(ask_and_leave())
+    assert idle.ledger.account(offer.account.name).spent_units == offer.unit_cost
+
+
+def test_more_rows_than_are_drawn_at_once_are_all_answered(plain, monkeypatch):
+    monkeypatch.setattr(pipeline_module, "_MOST_ROWS_AT_ONCE", 2)
+    answers = plain.infer(some_rows(5)).json()
+    assert answers["outputs"][0]["shape"] == [5]
+    assert answers["parameters"]["new_answers"] == 5
+
+
+def test_a_model_without_further_cost_is_not_asked_while_the_ledger_fails(start):
+    with start("head") as service:
+        assert service.infer(some_rows(1), "head").status_code == 200
+        service.ledger.committer.failing = AWAY
+        refused = service.infer(some_rows(1), "head")
+        assert refused.status_code == 503
+        assert refused.json()["error"] == str(AWAY)
+        service.ledger.committer.failing = None
+
+
+def test_an_answer_with_an_id_that_cannot_be_stored_does_not_leave(plain, monkeypatch):
+    monkeypatch.setattr(plain.ledger, "submit_store", lambda _, done: done(Failed(AWAY)))
+    refused = plain.infer(some_rows(1), id="one")
+    assert refused.status_code == 503
+    assert "outputs" not in refused.json()
+
+
+def test_a_ledger_that_is_away_makes_the_service_not_ready(plain, monkeypatch):
+    def away():
+        raise AWAY
+
+    monkeypatch.setattr(plain.ledger, "ping", away)
+    told = plain.http.get("/v2/health/ready")
+    assert told.status_code == 503
+    assert told.json()["error"] == str(AWAY)
+    assert told.headers["retry-after"] == "1"
+
+
+def test_a_login_while_the_ledger_is_away_is_no_wrong_key(plain, monkeypatch):
+    async def away(_):
+        raise unavailable(str(AWAY))
+
+    monkeypatch.setattr(plain.service.access, "login", away)
+    assert httpx.post(f"{plain.url}/login", data={"key": plain.key}).status_code == 503
+
+
+def test_the_budget_a_client_sees_is_that_of_its_quota(plain):
+    account = next(iter(plain.service.offers)).account.name
+    plain.infer(some_rows(1))
+    plain.ledger.set_quota(account, "ann", 0.25, "A quarter for Ann's study.")
+    assert plain.http.get("/v2/models/plain/budget").json()["remaining_answers"] == 4
+    plain.ledger.set_quota(account, "ann", None, "Ann's study needs no limit.")
+    assert plain.http.get("/v2/models/plain/budget").json()["remaining_answers"] == 19
+
+
+def test_metadata_name_only_the_outputs_a_model_has_and_warn_only_of_what_is_not_proven(start):
+    with start("asked", "head") as service:
+        asked = service.http.get("/v2/models/asked").json()
+        assert [output["name"] for output in asked["outputs"]] == ["label"]
+        head = service.http.get("/v2/models/head").json()
+        assert [output["name"] for output in head["outputs"]] == ["label", "probabilities"]
+        assert "warning" not in head["parameters"]
+
+
+def test_without_request_logs_a_request_leaves_no_line(start):
+    with start("head", settings=Settings(log_requests=False)) as service:
+        assert service.infer(some_rows(1), "head").status_code == 200
+        events = [json.loads(line)["event"] for line in service.log.getvalue().splitlines()]
+    assert "request" not in events
+    assert "started" in events
+
+
+def test_a_connection_that_ends_within_the_body_spends_nothing(idle):
+    sent = []
+
+    async def ask():
+        parts = iter(
+            [{"type": "http.request", "body": b'{"inputs"', "more_body": True}, {"type": "http.disconnect"}]
+        )
+
+        async def receive():
+            return next(parts)
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/v2/models/plain/infer", "headers": []}
+        await InferenceGate(lambda *_: None, idle)(scope, receive, send)
+
+    asyncio.run(ask())
+    assert sent[0]["status"] == 400
+    assert idle.ledger.account(idle.offer("plain", None).account.name).spent_units == 0
+
+
+def test_bytes_behind_the_json_need_a_tensor_they_belong_to(plain):
+    text = json.dumps(inference(some_rows(1))).encode()
+    headers = {"inference-header-content-length": str(len(text))}
+    refused = plain.http.post("/v2/models/plain/infer", content=text + b"1234", headers=headers)
+    assert refused.status_code == 400
+    assert "binary_data_size" in refused.json()["error"]
+
+
+def test_data_nested_deeper_than_any_shape_are_refused(plain):
+    asked = inference(some_rows(1))
+    for _ in range(12):
+        asked["inputs"][0]["data"] = [asked["inputs"][0]["data"]]
+    asked["inputs"][0]["data"].append("x")
+    assert plain.http.post("/v2/models/plain/infer", json=asked).status_code == 422
+    asked["inputs"][0]["data"].pop()
+    assert plain.http.post("/v2/models/plain/infer", json=asked).status_code == 422
+
+
+def test_a_client_that_never_asked_can_be_closed():
+    with Client("http://127.0.0.1:9") as client:
+        pass
+    client.close()
+
+
+@pytest.mark.parametrize("name", ["most_bytes", "most_rows", "seconds", "most_waiting"])
+@pytest.mark.parametrize("limit", [0, -1, float("nan")])
+def test_a_limit_must_be_positive(name, limit):
+    with pytest.raises(InvalidInput, match=name):
+        Settings(**{name: limit})
+
+
+def test_answers_given_outside_that_the_account_cannot_pay_stop_the_service(start, tmp_path, models):
+    """A folder that answered before, and an account of which nothing is left."""
+    with start("teachers") as service:
+        account = next(iter(service.service.offers)).account.name
+        service.ledger.revoke(account, None, "The study is over.")
+    shutil.copytree(models / "teachers", tmp_path / "again")
+    FileAccount(tmp_path / "again" / "account.json").charge(3, 40)
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}") as ledger:
+        loaded = load_servables([str(tmp_path / "again")])
+        with pytest.raises(QuietmaxError, match="quietmax ledger grant"):
+            bind(ledger, loaded)
+
+
+def test_a_ledger_that_fails_while_answers_are_carried_over_stops_the_service(tmp_path, models, monkeypatch):
+    monkeypatch.setattr(Ledger, "charge", lambda *_: Failed(AWAY))
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        loaded = load_servables([str(models / "teachers")])
+        with pytest.raises(LedgerUnavailable, match="away"):
+            bind(ledger, loaded)
