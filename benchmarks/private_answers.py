@@ -9,6 +9,7 @@ epsilon 1. Test records are answered as if each belonged to its own budget of th
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 
 import numpy as np
@@ -38,13 +39,13 @@ def main() -> None:
 
     def note(what: str, right: np.ndarray, seconds: float) -> None:
         found.setdefault(what, []).append(float(right.mean()))
-        print(f"  {what:60s} {right.mean():.4f}   {seconds:6.1f} s", flush=True)
+        print(f"  {what:60s} {right.mean():.4f}   {seconds:6.1f} s", file=sys.stderr)
 
     for seed in range(splits):
         data = split(records, size=size, seed=seed)
         queries, truth = data.test.features[:ASKED], data.test.labels[:ASKED]
         public = {"classes": range(10), "declared_size": size}
-        print(f"split {seed}")
+        print(f"split {seed}", file=sys.stderr)
         model = train(data)
         logits = model.logits(queries)
         note("ordinary convexified network (no privacy)", logits.argmax(1) == truth, 0)
@@ -93,7 +94,7 @@ def main() -> None:
             head.predict(queries) == truth,
             time.perf_counter() - start,
         )
-    print("\nmean over splits")
+    print("| method | accuracy, mean over splits | deviation |\n| --- | ---: | ---: |")
     for what, values in found.items():
         spread = np.std(values, ddof=1) if len(values) > 1 else 0.0
         print(f"| {what} | {np.mean(values):.4f} | {spread:.4f} |")
