@@ -123,6 +123,49 @@ def test_bad_private_options_are_one_sentence(run, people, tmp_path, arguments, 
     assert not (tmp_path / "model").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--epsilon", 1], "--epsilon belong to private training; add --private"),
+        (
+            ["--epsilon", 1, "--delta", 1e-6, "--clip", 1],
+            "--epsilon, --delta, --clip belong to private training",
+        ),
+        (["--queries", 5], "--queries belong to private training"),
+        (["--declared-size", 480], "--declared-size belong to private training"),
+        (["--teachers", 5], "--teachers belong to private training"),
+        (["--route", "gradient"], "--route belong to private training"),
+        (["--features", "auto"], "--features belong to private training"),
+        (["--configuration", "today"], "--configuration belong to --private dpsgd"),
+        (
+            ["--loss", "quadratic", "--averaged-over", "samples"],
+            "--averaged-over belong to --loss convexified",
+        ),
+        (["--private", "head", "--epochs", 5], "--epochs would not be read by --private head"),
+        (["--private", "head", "--hidden", 5], "--hidden would not be read by --private head"),
+        (["--private", "head", "--teachers", 5], "--teachers would not be read by --private head"),
+        (["--private", "head", "--queries", 5, "--route", "gradient"], "has the route output"),
+        (["--private", "teachers", "--route", "output"], "--route would not be read by --private teachers"),
+        (
+            ["--private", "teachers", "--loss", "convexified", "--alpha", 1, "--l2", 1, "--learning-rate", 1],
+            "--loss, --alpha, --learning-rate, --l2 would not be read by --private teachers",
+        ),
+        (
+            ["--private", "teachers", "--batch-size", 5],
+            "--batch-size would not be read by --private teachers",
+        ),
+        (["--private", "dpsgd", "--loss", "quadratic"], "--loss would not be read by --private dpsgd"),
+        (["--private", "dpsgd", "--teachers", 5], "--teachers would not be read by --private dpsgd"),
+    ],
+)
+def test_an_option_that_would_not_be_read_is_refused(run, people, tmp_path, arguments, sentence):
+    code, out, err = run("train", people, *DECLARED, *arguments, "-o", tmp_path / "model")
+    assert (code, out) == (1, "")
+    assert sentence in err
+    assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "model").exists()
+
+
 def test_a_private_model_takes_no_mechanism_of_the_callers(run, people, asked, tmp_path):
     run("train", people, *DECLARED, "--private", "head", "--declared-size", 480, "-o", tmp_path / "model")
     for option in ("--epsilon", "--epsilon-sampling"):

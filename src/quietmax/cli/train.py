@@ -13,6 +13,7 @@ from quietmax.cli.option_groups import with_groups
 from quietmax.cli.options import AdultEncoding, DataDir, Download, Json, Seed, TableOptions
 from quietmax.cli.output import print_json, print_table, progress_bar
 from quietmax.cli.train_dpsgd import DPSGDOptions
+from quietmax.cli.train_options import check_options
 from quietmax.cli.train_private import PrivateOptions, train_private
 from quietmax.data import datasets, load
 from quietmax.errors import InvalidInput
@@ -50,7 +51,9 @@ def command(
         str | None,
         typer.Option(help="head, teachers or dpsgd: train with a guarantee.", rich_help_panel=_PRIVATE),
     ] = None,
-    epsilon: Annotated[float, typer.Option(help="The whole privacy budget.", rich_help_panel=_PRIVATE)] = 1.0,
+    epsilon: Annotated[
+        float | None, typer.Option(help="The whole privacy budget; default 1.", rich_help_panel=_PRIVATE)
+    ] = None,
     delta: Annotated[
         float | None,
         typer.Option(
@@ -73,14 +76,18 @@ def command(
         int | None, typer.Option(min=1, help="Number of teachers.", rich_help_panel=_PRIVATE)
     ] = None,
     route: Annotated[
-        str, typer.Option(help="Head: gradient or output.", rich_help_panel=_PRIVATE)
-    ] = "gradient",
-    features: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Public features: auto, identity, unit-norm or scattering.", rich_help_panel=_PRIVATE
+            help="Head: gradient (default) or output; with --queries always output.", rich_help_panel=_PRIVATE
         ),
-    ] = "auto",
+    ] = None,
+    features: Annotated[
+        str | None,
+        typer.Option(
+            help="Public features: auto (default), identity, unit-norm or scattering.",
+            rich_help_panel=_PRIVATE,
+        ),
+    ] = None,
     accountant: Annotated[
         str | None, typer.Option(help="pld (default), rdp, zcdp, ac or nc.", rich_help_panel=_DPSGD)
     ] = None,
@@ -93,13 +100,13 @@ def command(
         ),
     ] = None,
     configuration: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Where other settings come from: today, or paper (128 tanh units, Adam 0.001, batches of 100, 100 "
-            "epochs, clip 1).",
+            help="Where other settings come from: today (default), or paper (128 tanh units, Adam 0.001, batches of "
+            "100, 100 epochs, clip 1).",
             rich_help_panel=_DPSGD,
         ),
-    ] = "today",
+    ] = None,
     sampling_rate: Annotated[
         float | None,
         typer.Option(help="Chance of a record to be in a step's batch.", rich_help_panel=_DPSGD),
@@ -111,14 +118,19 @@ def command(
     optimiser: Annotated[
         str | None, typer.Option(help="sgd, momentum or adam.", rich_help_panel=_DPSGD)
     ] = None,
-    loss: Annotated[str, typer.Option(help="convexified, cross-entropy or quadratic.")] = "convexified",
+    loss: Annotated[
+        str | None, typer.Option(help="convexified (default), cross-entropy or quadratic.")
+    ] = None,
     alpha: Annotated[
         str | None,
         typer.Option(help="Constant of the convexified loss, or 'search'; default: the data set's."),
     ] = None,
     averaged_over: Annotated[
-        str, typer.Option(help="'samples and classes' (the authors' program) or 'samples' (as printed).")
-    ] = "samples and classes",
+        str | None,
+        typer.Option(
+            help="'samples and classes' (default, the authors' program) or 'samples' (as printed); convexified only."
+        ),
+    ] = None,
     hidden: Annotated[
         list[int] | None, typer.Option(help="Neurons of a hidden layer; repeat per layer.")
     ] = None,
@@ -154,20 +166,34 @@ def command(
     own = table.given()
     if output is not None:
         check_target(output, overwrite=overwrite)
-    noisy = DPSGDOptions(
-        accountant,
-        reading,
-        configuration,
-        tuple(hidden) if hidden and private == "dpsgd" else None,
-        activation if private == "dpsgd" else None,
-        sampling_rate,
-        steps,
-        clip,
-        learning_rate if private == "dpsgd" else None,
-        optimiser,
-        l2 if private == "dpsgd" else None,
+    check_options(
+        private,
+        {
+            "epsilon": epsilon,
+            "delta": delta,
+            "queries": queries,
+            "declared_size": declared_size,
+            "teachers": teachers,
+            "route": route,
+            "features": features,
+            "accountant": accountant,
+            "reading": reading,
+            "configuration": configuration,
+            "sampling_rate": sampling_rate,
+            "steps": steps,
+            "clip": clip,
+            "optimiser": optimiser,
+            "loss": loss,
+            "alpha": alpha,
+            "averaged_over": averaged_over,
+            "hidden": hidden,
+            "activation": activation,
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "learning_rate": learning_rate,
+            "l2": l2,
+        },
     )
-    _check(private, noisy, epochs, batch_size)
     settings = TrainingSettings(
         tuple(hidden) if hidden else (128,),
         activation or "tanh",
@@ -189,15 +215,37 @@ def command(
             **own,
         )
     if private is not None:
+        noisy = DPSGDOptions(
+            accountant or "pld",
+            reading or "proven",
+            configuration or "today",
+            tuple(hidden) if hidden else None,
+            activation,
+            sampling_rate,
+            steps,
+            clip,
+            learning_rate,
+            optimiser,
+            l2,
+        )
         options = PrivateOptions(
-            private, epsilon, delta, queries, declared_size, teachers, route, features, noisy
+            private,
+            1.0 if epsilon is None else epsilon,
+            delta,
+            queries,
+            declared_size,
+            teachers,
+            route or "gradient",
+            features or "auto",
+            noisy,
         )
         with progress_bar(f"training {private}", quiet=as_json):
             _report_private(train_private(split, options, output, overwrite), as_json)
         return
     searched = None
+    loss = loss or "convexified"
     if loss == "convexified":
-        convexified = Convexified(1.0, averaged_over)  # type: ignore[arg-type]
+        convexified = Convexified(1.0, averaged_over or "samples and classes")  # type: ignore[arg-type]
         if alpha == "search":
             with progress_bar("searching alpha", quiet=as_json) as progress:
                 searched = search_alpha(
@@ -210,8 +258,8 @@ def command(
             )
         settings = replace(settings, loss=replace(convexified, alpha=chosen))
     else:
-        if alpha is not None:
-            raise InvalidInput("--alpha belongs to --loss convexified; leave it out.")
+        if alpha is not None or averaged_over is not None:
+            raise InvalidInput("--alpha and --averaged-over belong to --loss convexified; leave them out.")
         settings = replace(settings, loss=_plain_loss(loss))
     with progress_bar("training", quiet=as_json) as progress:
         model = train(split, settings=settings, progress=progress)
@@ -264,17 +312,6 @@ def _report_private(result: dict[str, Any], as_json: bool) -> None:
         + ("" if result["model"] else " Not saved: give --output FOLDER to keep the model."),
     )
     print_guarantee(guarantee)
-
-
-def _check(private: str | None, noisy: DPSGDOptions, epochs: int | None, batch_size: int | None) -> None:
-    if private is None and noisy != DPSGDOptions():
-        raise InvalidInput(
-            f"{', '.join(noisy.given())} belong to --private dpsgd; add it, or leave them out to train without privacy."
-        )
-    if private == "dpsgd" and (epochs is not None or batch_size is not None):
-        raise InvalidInput(
-            "DP-SGD draws random samples, not epochs of batches; give --sampling-rate (batch/records) and --steps."
-        )
 
 
 def _plain_loss(name: str) -> Loss:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ class PrivateOptions:
     teachers: int | None
     route: str
     features: str
-    dpsgd: DPSGDOptions = field(default_factory=DPSGDOptions)
+    dpsgd: DPSGDOptions
 
 
 DELTA = 1e-5
@@ -42,7 +42,6 @@ def train_private(
     shape = data.records.image_shape
     encoding = data.records.encoding
     started = time.perf_counter()
-    _check(options)
     estimator: PrivateHead | Teachers | DPSGD
     delta = DELTA if options.delta is None else options.delta
     if options.kind == "head":
@@ -105,17 +104,6 @@ def train_private(
         "model": None if output is None else str(output),
         "guarantee": guarantee,
     }
-
-
-def _check(options: PrivateOptions) -> None:
-    if options.kind not in ("head", "teachers", "dpsgd"):
-        raise InvalidInput(f"--private {options.kind!r} is not known; choose head, teachers or dpsgd.")
-    if options.kind == "dpsgd" and options.queries is not None:
-        raise InvalidInput("DP-SGD releases its weights for any number of answers; leave --queries out.")
-    if options.kind != "dpsgd" and options.dpsgd != DPSGDOptions():
-        raise InvalidInput(
-            f"{', '.join(options.dpsgd.given())} belong to --private dpsgd; leave them out, or train with it."
-        )
 
 
 def _settings(estimator: DPSGD) -> dict[str, Any]:
