@@ -66,21 +66,21 @@ class FileAccount:
     @property
     def answered(self) -> int:
         """How many answers were paid for."""
-        with self._locked() as file:
+        with self._locked(os.O_RDONLY) as file:
             return self._read(file)
 
     def charge(self, queries: int, limit: int) -> None:
         """Pay for ``queries`` answers or refuse."""
-        with self._locked() as file:
+        with self._locked(os.O_RDWR) as file:
             total = _charged(self._read(file), queries, limit)
             # One short write in place, always of the same length: far below a disk sector, so never torn.
             os.pwrite(file, account_text(total).encode(), 0)
             os.fsync(file)
 
     @contextmanager
-    def _locked(self) -> Iterator[int]:
+    def _locked(self, access: int) -> Iterator[int]:
         try:
-            file = self._opened()
+            file = self._opened(access)
         except OSError as problem:
             raise QuietmaxError(
                 f"The account {self.path} cannot be opened ({problem.strerror}), so nothing can be charged and nothing "
@@ -97,7 +97,7 @@ class FileAccount:
         finally:
             os.close(file)
 
-    def _opened(self) -> int:
+    def _opened(self, access: int) -> int:
         """The file, made with nothing spent if it is not there: it appears whole, so an empty one is a damaged one."""
         if not self.path.exists():
             number, made = tempfile.mkstemp(prefix=f".{self.path.name}-", dir=self.path.parent)
@@ -109,7 +109,7 @@ class FileAccount:
             finally:
                 os.close(number)
                 os.unlink(made)
-        return os.open(self.path, os.O_RDWR)
+        return os.open(self.path, access)
 
     def _read(self, file: int) -> int:
         try:

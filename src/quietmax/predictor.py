@@ -16,7 +16,7 @@ from quietmax.accounting import Budget, Cost, Guarantee, Meter, per_query
 from quietmax.accounting.meter import LIMIT
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms import Answers, Mechanism
-from quietmax.mechanisms.mechanism import checked_scores
+from quietmax.mechanisms.mechanism import checked_scores, releases_probabilities
 from quietmax.models import Classifier
 from quietmax.noise import EXACT, NoiseSource
 
@@ -118,10 +118,11 @@ class Predictor:
 
     def predict_proba(self, features: Features) -> NDArray[np.float64]:
         """Randomised class probabilities, shape (queries, classes)."""
-        answers = self._answer(features)
-        if answers.probabilities is None:
+        if not releases_probabilities(self.mechanism, self.model.classes):
             raise InvalidInput(f"{self.mechanism.name} releases labels only; ask predict() instead.")
-        return answers.probabilities
+        probabilities = self._answer(features).probabilities
+        assert probabilities is not None
+        return probabilities
 
     def predict(self, features: Features) -> NDArray[np.int64]:
         """Randomised labels, shape (queries,)."""

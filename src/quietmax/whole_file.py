@@ -24,5 +24,10 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
         with staging.open("rb") as written:
             os.fsync(written.fileno())
         staging.replace(place)
+        folder = os.open(place.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     finally:
         staging.unlink(missing_ok=True)

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quietmax.accounting import LIMIT, GaussianCost, Meter, PureCost
-from quietmax.accounting.decimals import decimal, root_rounded_down, root_rounded_up, rounded_down, rounded_up
+from quietmax.accounting.decimals import (
+    as_number,
+    decimal,
+    root_rounded_down,
+    root_rounded_up,
+    rounded_down,
+    rounded_up,
+)
 from quietmax.errors import InvalidInput
 
 
@@ -85,3 +92,8 @@ def test_what_was_spent_is_rounded_up_and_what_is_left_down_by_less_than_a_float
     assert decimal(math.nextafter(meter.spent(units).epsilon, 0.0)) < spent <= meter.spent(units).amount
     after = math.nextafter(meter.remaining(units).epsilon, math.inf)
     assert meter.remaining(units).amount <= left < decimal(after)
+
+
+@pytest.mark.parametrize("value", [10**400, "x", None, []])
+def test_what_no_float_can_be_is_no_number(value):
+    assert math.isnan(as_number(value))

@@ -169,3 +169,17 @@ def test_keys_are_created_listed_and_revoked(run, place, told):
     assert told("key", "revoke", listed[1]["id"])["revoked"] is not None
     _, out, _ = run("ledger", "key", "list", "--ledger", place)
     assert out.count("revoked 20") == 2
+
+
+def test_a_share_goes_with_a_client_and_a_delta_with_an_epsilon(run, place):
+    for options in (("--epsilon", 2, "--share", 0.5), ("--client", "ann", "--delta", 1e-5)):
+        code, _, err = run("ledger", "grant", "patients", *options, *WHY, "--ledger", place)
+        assert code == 1
+        assert "--share belongs to --client" in err
+
+
+@pytest.mark.parametrize("address", [":memory:", "sqlite://", "postgresql://host:abc/db", "mysql://host/db"])
+def test_an_address_that_keeps_nothing_or_names_nothing_is_refused(run, address):
+    code, _, err = run("ledger", "key", "create", "ann", "--ledger", address)
+    assert code == 1
+    assert "give one of these" in err

@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from quietmax.data import Schema, load, load_records, read_table
-from quietmax.errors import DataUnavailable, InvalidInput
+from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
 
 Refusal = Callable[..., str]
 
@@ -188,6 +188,13 @@ def test_measured_whole_number_classes_are_in_the_order_of_numbers(tmp_path: Pat
     records = load_records(written(tmp_path, text), label="y", measure=True)
     assert records.encoding is not None
     assert records.encoding.classes == ("-1", "2", "9", "10")
+
+
+@pytest.mark.parametrize("odd", ["²", "--5"])
+def test_a_measured_class_that_is_almost_a_number_is_a_text(tmp_path: Path, odd: str) -> None:
+    records = load_records(written(tmp_path, f"x,y\n1,10\n2,9\n3,{odd}\n"), label="y", measure=True)
+    assert records.encoding is not None
+    assert records.encoding.classes == tuple(sorted(["10", "9", odd]))
 
 
 def test_a_measured_constant_or_empty_column_is_no_obstacle(tmp_path: Path) -> None:
@@ -374,6 +381,8 @@ def test_a_missing_file_another_kind_of_file_and_a_folder_are_refused(
     assert "'.xlsx'" in refusal(
         lambda: load(written(tmp_path, PEOPLE, "people.xlsx"), **DECLARED), InvalidInput
     )
+    for folder in ("./", "/"):
+        refusal(lambda folder=folder: load(folder, **DECLARED), QuietmaxError)
     (tmp_path / "folder.csv").mkdir()
     assert "no file" in refusal(lambda: load(tmp_path / "folder.csv", **DECLARED), DataUnavailable)
 

@@ -196,7 +196,17 @@ def test_what_cannot_be_calibrated_is_refused_with_a_sentence(arguments, options
 
 
 @pytest.mark.parametrize(
-    ("rate", "steps"), [(0.0, 10), (1.1, 10), (math.nan, 10), (0.1, 0), (0.1, 2.5), (0.1, True)]
+    ("rate", "steps"),
+    [
+        (0.0, 10),
+        (1.1, 10),
+        (math.nan, 10),
+        (0.1, 0),
+        (0.1, 2.5),
+        (0.1, True),
+        (0.1, math.nan),
+        (0.1, math.inf),
+    ],
 )
 def test_a_schedule_that_makes_no_sense_is_refused(rate, steps):
     with pytest.raises(InvalidInput):

@@ -13,6 +13,7 @@ import pytest
 from holding import held
 
 from quietmax.accounting import LIMIT, PureCost
+from quietmax.errors import InvalidInput
 from quietmax.ledger import Charge, Charged, Failed, Ledger, LedgerUnavailable, Refused, Store, Terms
 from quietmax.ledger import committer as committer_module
 from quietmax.ledger.accounts import now
@@ -303,3 +304,48 @@ def test_a_connection_that_failed_is_given_up_and_another_one_taken(path, monkey
         assert ledger._engine.pool.checkedout() == 0
         assert isinstance(ledger.charge(charge), Charged)
         assert ledger.account("patients").spent_units == 2
+
+
+def test_what_comes_after_the_end_is_told_so_and_nobody_waits(path):
+    with Ledger(path) as ledger:
+        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+        charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
+        gate = held(ledger)
+        closing = threading.Thread(target=ledger.committer.close)
+        closing.start()
+        while not ledger.committer._ended:
+            time.sleep(0.001)
+        told = []
+        ledger.submit(charge, told.append)  # behind the end, while the thread still writes
+        ledger.submit_store(Store(), told.append)
+        assert [type(each) for each in told] == [Failed, Failed]
+        gate.set()
+        closing.join(20)
+        assert not closing.is_alive()
+
+
+def test_a_row_written_by_another_process_twice_is_told_in_the_database_s_words(path, monkeypatch):
+    with Ledger(path) as ledger:
+        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+        charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
+
+        def collide(*_):
+            raise sqlite3.IntegrityError("UNIQUE constraint failed: requests.request")
+
+        monkeypatch.setattr(Posting, "save", collide)
+        outcome = ledger.charge(charge)
+    told = str(outcome.problem)
+    assert "UNIQUE constraint failed" in told
+    assert "_Collided" not in told
+
+
+def test_no_account_can_have_the_name_of_the_book_of_keys(path):
+    with Ledger(path) as ledger, pytest.raises(InvalidInput, match="account name"):
+        ledger.find_account("(keys)")
+
+
+def test_the_reason_for_a_new_account_is_a_sentence_too(path):
+    with Ledger(path) as ledger:
+        with pytest.raises(InvalidInput, match="must be a sentence"):
+            ledger.open_account("patients", PureCost(1.0), Terms(1.0), because="so")
+        assert ledger.accounts() == []

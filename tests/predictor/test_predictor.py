@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from quietmax.account import BudgetExhausted, FileAccount
 from quietmax.accounting import Budget, GaussianCost, PureCost
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
-from quietmax.mechanisms import Algorithm1, Answers
+from quietmax.estimators.teachers import VOTE_BOUNDS
+from quietmax.mechanisms import Algorithm1, Answers, NoisyMax
 from quietmax.models import Model, TorchModel, TrainingSettings
 from quietmax.models.mlp import initial_mlp
 from quietmax.noise import SeededNoise
@@ -301,3 +303,32 @@ def test_a_new_account_is_whole_before_anything_is_spent(tmp_path):
 def test_a_negative_store_is_refused():
     with pytest.raises(InvalidInput, match="stored_answers"):
         _predictor(1, stored_answers=-1)
+
+
+def test_probabilities_asked_of_a_labels_only_mechanism_cost_nothing():
+    quiet = Predictor(
+        _model(),
+        NoisyMax("exponential", bounds=VOTE_BOUNDS, per_query=PureCost(1.0)),
+        Budget(10.0, queries=5),
+    )
+    with pytest.raises(InvalidInput, match="labels only"):
+        quiet.predict_proba(_queries(2))
+    assert quiet.answered == 0
+    assert quiet.predict(_queries(2)).shape == (2,)
+    assert quiet.answered == 2
+
+
+def test_an_account_can_be_read_where_it_cannot_be_written(tmp_path, monkeypatch):
+    account = FileAccount(tmp_path / "account.json")
+    account.charge(3, 10)
+    opened = os.open
+
+    def read_only(path, flags, *more):
+        if flags & (os.O_RDWR | os.O_WRONLY):
+            raise PermissionError(30, "Read-only file system")
+        return opened(path, flags, *more)
+
+    monkeypatch.setattr(os, "open", read_only)
+    assert FileAccount(tmp_path / "account.json").answered == 3
+    with pytest.raises(QuietmaxError, match="Read-only file system"):
+        account.charge(1, 10)

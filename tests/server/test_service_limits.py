@@ -22,6 +22,7 @@ from quietmax.server.access import Caller
 from quietmax.server.infer import InferenceGate
 from quietmax.server.pipeline import Pipeline
 from quietmax.server.refusals import HttpRefusal, unavailable
+from quietmax.server.run import Listening
 from quietmax.server.tensors import Query
 
 AWAY = LedgerUnavailable("The ledger is away; ask again later.")
@@ -221,8 +222,7 @@ def test_data_nested_deeper_than_any_shape_are_refused(plain):
 
 def test_a_client_that_never_asked_can_be_closed():
     with Client("http://127.0.0.1:9") as client:
-        pass
-    client.close()
+        assert client._connection is None
 
 
 @pytest.mark.parametrize("name", ["most_bytes", "most_rows", "seconds", "most_waiting"])
@@ -251,3 +251,78 @@ def test_a_ledger_that_fails_while_answers_are_carried_over_stops_the_service(tm
         loaded = load_servables([str(models / "teachers")])
         with pytest.raises(LedgerUnavailable, match="away"):
             bind(ledger, loaded)
+
+
+def test_a_body_nested_too_deeply_is_refused(plain):
+    asked = json.dumps(inference(some_rows(1)))
+    deep = asked[:-1] + ', "parameters": {"x": ' + "[" * 900 + "]" * 900 + "}}"
+    refused = plain.http.post("/v2/models/plain/infer", content=deep)
+    assert refused.status_code == 400
+    assert "nested too deeply" in refused.json()["error"]
+
+
+def test_metrics_tell_that_the_ledger_is_away(plain, monkeypatch):
+    assert "quietmax_ledger_up 1.0" in plain.http.get("/metrics").text
+
+    def away():
+        raise AWAY
+
+    monkeypatch.setattr(plain.ledger, "keys", away)
+    monkeypatch.setattr(plain.ledger, "accounts", away)
+    monkeypatch.setattr(plain.service.access, "_read_at", -1e9)
+    assert "quietmax_ledger_up 0.0" in plain.http.get("/metrics").text
+    assert httpx.get(f"{plain.url}/metrics", headers={"authorization": "Bearer qm_wrong"}).status_code == 401
+    assert plain.http.get("/v2/models").status_code == 503
+
+
+def test_a_folder_that_was_carried_over_may_lie_elsewhere_later(tmp_path, models):
+    shutil.copytree(models / "teachers", tmp_path / "here")
+    FileAccount(tmp_path / "here" / "account.json").charge(3, 40)
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        (offer,) = bind(ledger, load_servables([str(tmp_path / "here")]))
+        spent = ledger.account("patients").spent_units
+        assert spent == 3 * offer.unit_cost
+        (tmp_path / "here").rename(tmp_path / "there")
+        bind(ledger, load_servables([str(tmp_path / "there")]))
+        assert ledger.account("patients").spent_units == spent
+
+
+def test_a_copy_made_before_is_charged_for_its_own_answers(tmp_path, models):
+    for name, count in (("one", 3), ("two", 5)):
+        shutil.copytree(models / "teachers", tmp_path / name)
+        FileAccount(tmp_path / name / "account.json").charge(count, 40)
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        for name in ("one", "two"):
+            (offer,) = bind(ledger, load_servables([str(tmp_path / name)]))
+        assert ledger.account("patients").spent_units == 8 * offer.unit_cost
+
+
+@pytest.mark.parametrize(
+    "address", ["http://h:99999", "http://[::1", "ftp://h", "http://", "h:80", "http://h:0"]
+)
+def test_a_client_takes_only_an_address(address):
+    with pytest.raises(InvalidInput, match="no http or https address"):
+        Client(address)
+
+
+def test_a_client_takes_only_rows_of_numbers():
+    with Client() as client, pytest.raises(InvalidInput, match="no rows of numbers"):
+        client.ask("m", [[1, 2], [3]])
+
+
+def test_a_folder_with_an_equals_sign_in_its_name_is_a_folder(tmp_path, models, monkeypatch):
+    shutil.copytree(models / "head", tmp_path / "eps=1")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match="choose one with NAME=FOLDER"):
+        load_servables(["eps=1"])
+    (named,) = load_servables(["head=eps=1"])
+    assert named.label == "head/1"
+    with pytest.raises(QuietmaxError):
+        load_servables(["eps=2"])
+
+
+def test_a_certificate_that_is_none_is_refused_at_once(tmp_path):
+    for name in ("certificate", "key"):
+        (tmp_path / name).write_text("nothing of the kind")
+    with pytest.raises(InvalidInput, match="give a PEM certificate"):
+        Listening("127.0.0.1", 0, tmp_path / "certificate", tmp_path / "key")

@@ -31,7 +31,7 @@ def as_number(value: float) -> float:
     """Return `value` as a float; NaN if it is no number."""
     try:
         return float(value) if not isinstance(value, str | bytes) else math.nan
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return math.nan
 
 

@@ -68,7 +68,9 @@ class Schedule:
                 f"The sampling rate is {self.sampling_rate!r}, but must be more than 0 and at most 1: give the"
                 " expected share of the records in one batch."
             )
-        if isinstance(self.steps, bool) or as_number(self.steps) != int(self.steps) or self.steps < 1:
+        if isinstance(self.steps, bool) or not (
+            1 <= as_number(self.steps) < math.inf and self.steps == int(self.steps)
+        ):
             raise InvalidInput(
                 f"The number of steps is {self.steps!r}, but must be a whole number from 1 up: give one."
             )

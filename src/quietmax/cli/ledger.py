@@ -121,6 +121,10 @@ def grant(
         raise InvalidInput(
             "Give --epsilon to set the account's budget, or --client to set a quota; one of them."
         )
+    if (client is None and share is not None) or (epsilon is None and delta is not None):
+        raise InvalidInput(
+            "--share belongs to --client, and --delta to --epsilon; leave out the one without its company."
+        )
     with _opened(ledger) as book:
         from quietmax.ledger import Terms
 
@@ -279,7 +283,7 @@ def revoke_key(
 def _anchor(text: str) -> tuple[str, tuple[int, str]]:
     name, _, rest = text.partition(":")
     row, _, head = rest.partition(":")
-    if not row.isdigit() or len(head) != 64:
+    if not (row.isascii() and row.isdigit()) or len(head) != 64:
         raise InvalidInput(
             f"--anchor {text!r} is not ACCOUNT:ROW:HASH; copy it from 'quietmax ledger status'."
         )

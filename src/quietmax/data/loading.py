@@ -95,7 +95,8 @@ def load_records(name: str | Path, **options: Unpack[Options]) -> Records:
 
 
 def _load_own(path: str | Path, options: Options) -> Records:
-    beside = Path(path).expanduser().with_suffix(".toml")
+    table = Path(path).expanduser()
+    beside = table.with_suffix(".toml") if table.name else table
     given = options.get("schema") or (beside if beside.is_file() else None)
     schema = given if isinstance(given, Schema) else Schema() if given is None else Schema.from_file(given)
     declared = {key: options.get(key) for key in Schema.__dataclass_fields__}

@@ -11,6 +11,7 @@ columns, never a value.
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from quietmax.data.records import Records
 from quietmax.data.schema import ANY_COLUMN, Schema
 from quietmax.data.tables import Table, read_table
 from quietmax.errors import InvalidInput
+
+_WHOLE = re.compile("-?[0-9]+")
 
 
 def read_own(
@@ -155,7 +158,7 @@ def _present(frame: pd.DataFrame, name: str) -> NDArray[np.object_]:
 def _ordered(labels: NDArray[np.object_]) -> tuple[str, ...]:
     """Return the distinct labels, in the order of numbers if all are whole numbers."""
     distinct = set(labels)
-    whole = all(text.lstrip("-").isdigit() for text in distinct)
+    whole = all(_WHOLE.fullmatch(text) for text in distinct)
     classes = tuple(sorted(distinct, key=int) if whole else sorted(distinct))
     if len(classes) < 2:
         raise InvalidInput(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from quietmax.account import ACCOUNT_FILE, FileAccount
@@ -57,6 +58,7 @@ def save_private(
     the owner. Its budget moves into the folder with what was spent of it; the estimator goes on paying there and cannot
     be saved again.
     """
+    check_is_fitted(estimator)
     kind = next(name for name, each in _KINDS.items() if isinstance(estimator, each.estimator))
     own = _KINDS[kind].own_part(estimator)
     if runs_own_code(own.features):

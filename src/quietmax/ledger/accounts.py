@@ -225,6 +225,8 @@ def open_account(
     another account are moved to this one.
     """
     checked_name(name, "account")
+    if because is not None:
+        checked_reason(because)
     book = locked_keys_book(connection)  # so that two processes do not open the same account
     bound = None if digest is None else by_digest(connection, digest)
     if bound is not None and bound.name != name:
@@ -235,7 +237,6 @@ def open_account(
             )
         if because is None:
             return _same_total(bound, total)
-        checked_reason(because)
     found = by_name(connection, name)
     if found is None:
         found = _created(connection, name, total, terms, because)

@@ -66,6 +66,8 @@ class Committer:
         self._integrity: type[Exception] = driver.IntegrityError
         self._place = place
         self._closing = False
+        self._ended = False
+        self._putting = threading.Lock()
         self._company = 0
         self._awaited = math.inf
         self._enough = threading.Event()
@@ -77,24 +79,29 @@ class Committer:
 
     def charge(self, charge: Charge, done: ChargeDone) -> None:
         """Charge with the next group."""
-        if self._closing:
+        if not self._taken((charge, done)):
             _tell(done, Failed(_CLOSED))
-        else:
-            self._queue.put((charge, done))
-            if self._queue.qsize() >= self._awaited:
-                self._enough.set()
+        elif self._queue.qsize() >= self._awaited:
+            self._enough.set()
 
     def store(self, store: Store, done: StoreDone) -> None:
         """Store with the next group."""
-        if self._closing:
+        if not self._taken((store, done)):
             _tell(done, Failed(_CLOSED))
-        else:
-            self._queue.put((store, done))
 
     def close(self) -> None:
         """Write what waits, then stop."""
-        self._queue.put(None)
+        self._taken(None)
         self._thread.join()
+
+    def _taken(self, item: _Waiting | _Keeping | None) -> bool:
+        """Whether the thread will come to it: nothing is put behind the end, where nobody would be told."""
+        with self._putting:
+            if not self._ended:
+                self._queue.put(item)
+                self._ended = item is None
+                return True
+            return False
 
     def _run(self) -> None:
         while not self._closing or self._again:
@@ -177,7 +184,7 @@ class Committer:
             self._write_group(charges, stores)
         except _Collided as problem:
             for _, done in [*charges, *stores]:
-                _tell(done, Failed(unavailable(self._engine, problem)))
+                _tell(done, Failed(unavailable(self._engine, problem.__cause__ or problem)))
 
     def _write_group(self, charges: list[_Waiting], stores: list[_Keeping]) -> None:
         try:

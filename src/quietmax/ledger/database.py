@@ -43,11 +43,9 @@ def parsed_url(address: str | Path) -> URL:
     ('postgresql+psycopg', 'books.sqlite')
     """
     text_ = str(address)
-    if "://" not in text_:
-        return URL.create("sqlite", database=text_)
     try:
-        url = make_url(text_)
-    except ArgumentError:
+        url = make_url(text_) if "://" in text_ else URL.create("sqlite", database=text_)
+    except (ArgumentError, ValueError):
         url = URL.create("unknown")
     if url.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         return url.set(drivername="postgresql+psycopg")
@@ -143,7 +141,7 @@ def _driver(engine: Engine) -> Any:
     return engine.dialect.dbapi
 
 
-def unavailable(engine: Engine, problem: Exception) -> LedgerUnavailable:
+def unavailable(engine: Engine, problem: BaseException) -> LedgerUnavailable:
     """What is said when the database fails; the driver's own words, without the statement's values."""
     cause = problem.orig if isinstance(problem, DBAPIError) and problem.orig is not None else problem
     words = (str(cause).strip().splitlines() or [type(cause).__name__])[0][:160]

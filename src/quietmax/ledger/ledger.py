@@ -196,6 +196,7 @@ class Ledger:
 
     def find_account(self, name: str, digest: str | None = None) -> AccountState | None:
         """The account of that digest, else of that name, if there is one."""
+        _accounts.checked_name(name, "account")
         with reading(self._engine) as connection:
             bound = None if digest is None else _accounts.by_digest(connection, digest)
             return bound or _accounts.by_name(connection, name)

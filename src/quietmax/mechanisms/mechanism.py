@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from quietmax.accounting import Cost, Currency, Guarantee, Reading
 from quietmax.errors import InvalidInput
 from quietmax.models import Classifier
-from quietmax.noise import NoiseSource
+from quietmax.noise import EXACT, NoiseSource
 from quietmax.sensitivity import ScoreBounds
 
 Floats = NDArray[np.float64]
@@ -62,6 +62,11 @@ class Mechanism(Protocol):
     def release(self, scores: Floats, source: NoiseSource) -> Answers:
         """Randomised answers for scores of shape (queries, classes)."""
         ...
+
+
+def releases_probabilities(mechanism: Mechanism, classes: int) -> bool:
+    """Whether a prepared mechanism releases probabilities or labels only: a draw for scores of nobody tells."""
+    return mechanism.release(np.zeros((1, classes)), EXACT).probabilities is not None
 
 
 @runtime_checkable

@@ -121,7 +121,12 @@ def write_folder(
             replaced = staging.with_name(staging.name + "-replaced")
             if target.exists():
                 target.rename(replaced)
-            staging.rename(target)
+            try:
+                staging.rename(target)
+            except OSError:
+                if replaced.exists():
+                    replaced.rename(target)
+                raise
             shutil.rmtree(replaced, ignore_errors=True)
         finally:
             shutil.rmtree(staging, ignore_errors=True)

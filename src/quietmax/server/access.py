@@ -47,10 +47,17 @@ class Access:
             Caller(ANONYMOUS, ledger.client(ANONYMOUS), None, admin=False) if settings.anonymous else None
         )
 
-    async def caller(self, headers: Headers) -> Caller:
-        """The caller of a request, or a refusal with 401, 403 or 503."""
+    async def caller(self, headers: Headers, *, as_last_known: bool = False) -> Caller:
+        """The caller of a request, or a refusal with 401, 403 or 503.
+
+        `as_last_known`: while the ledger is away, the keys read last will do.
+        """
         if time.monotonic() - self._read_at > _FRESH_SECONDS:
-            await self._refresh()
+            try:
+                await self._refresh()
+            except HttpRefusal:
+                if not as_last_known:
+                    raise
         presented = None
         for name, value in headers:
             if name == b"authorization":

@@ -40,8 +40,12 @@ class Client:
     def __init__(
         self, url: str = "http://127.0.0.1:8080", key: str | None = None, *, seconds: float = 30.0
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(url)
+            right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            right = False
+        if not right:
             raise InvalidInput(
                 f"The address {url!r} is no http or https address; give one, as in http://127.0.0.1:8080."
             )
@@ -124,7 +128,12 @@ class Client:
     def _rows(self, model: str, version: str | None, features: Any) -> NDArray[np.float32]:
         by_name = isinstance(features, Sequence) and len(features) > 0 and isinstance(features[0], Mapping)
         if not by_name and not hasattr(features, "columns"):
-            return np.ascontiguousarray(features, dtype="<f4")
+            try:
+                return np.ascontiguousarray(features, dtype="<f4")
+            except (ValueError, TypeError) as problem:
+                raise InvalidInput(
+                    f"The features are no rows of numbers ({problem}); give an array of shape (rows, features)."
+                ) from problem
         import pandas as pd
 
         from quietmax.data import Encoding

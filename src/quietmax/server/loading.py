@@ -75,8 +75,11 @@ def named_folder(text: str) -> tuple[str, str, Path]:
     found = _NAMED.fullmatch(text)
     if found is None:
         raise InvalidInput(f"{text!r} names no model; give a folder, or NAME=FOLDER, or NAME/VERSION=FOLDER.")
-    path = Path(found["folder"])
-    name, version = found["name"] or path.resolve().name, found["version"] or "1"
+    if Path(text).is_dir():  # its name may hold an equals sign
+        name, version, path = Path(text).resolve().name, "1", Path(text)
+    else:
+        path = Path(found["folder"])
+        name, version = found["name"] or path.resolve().name, found["version"] or "1"
     for word in (name, version):
         if not _WORD.fullmatch(word):
             raise InvalidInput(

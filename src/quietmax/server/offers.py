@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from quietmax.account import BudgetExhausted
@@ -19,6 +20,9 @@ from quietmax.ledger.chain import START
 from quietmax.ledger.ledger import TRAINING_CLIENT
 from quietmax.server.loading import Named
 from quietmax.server.servable import Servable, folder_digest
+from quietmax.whole_file import write_whole
+
+_MOVED = "moved.txt"
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,11 +226,15 @@ def _shown(terms: Terms) -> str:
 def _carry_over(ledger: Ledger, named: Named, state: AccountState, unit_cost: int) -> None:
     """Move the account of the model folder into the ledger: charge what was answered, and leave nothing in the folder.
 
-    The folder is emptied after the ledger was charged; an answer given from the folder in between is charged too.
+    The folder is emptied after the ledger was charged; an answer given from the folder in between is charged too. A
+    mark in the folder says that this was done, wherever the folder may lie later.
     """
     carried = named.servable.carried_over
     assert carried is not None
     folder = carried.account.path.resolve().parent
+    mark, text = folder / _MOVED, ledger.request_key(0, f"carried over to account {state.id}").hex() + "\n"
+    if mark.is_file() and mark.read_text(encoding="utf-8", errors="replace") == text:
+        return
     place = f"{state.id} {folder} {folder_digest(folder, '').hex()}"
     request = hashlib.sha256(f"carried over {place}".encode()).digest()
     client = ledger.client(TRAINING_CLIENT)
@@ -244,11 +252,12 @@ def _carry_over(ledger: Ledger, named: Named, state: AccountState, unit_cost: in
             )
         if isinstance(outcome, Failed):
             raise outcome.problem
-        if not isinstance(outcome, Charged):
-            return  # moved before
-        try:
-            carried.account.charge(max(carried.limit - answered, 0), carried.limit)
-        except BudgetExhausted:
-            continue
-        ledger.store(Store(request=request, answer=b"moved"))
+        if isinstance(outcome, Charged):
+            try:
+                carried.account.charge(max(carried.limit - answered, 0), carried.limit)
+            except BudgetExhausted:
+                continue
+            ledger.store(Store(request=request, answer=b"moved"))
+        with suppress(OSError):  # without the mark, the folder is known by where it lies
+            write_whole(mark, lambda staging: staging.write_text(text, encoding="utf-8"))
         return

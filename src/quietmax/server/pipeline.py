@@ -14,7 +14,6 @@ import queue
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -45,7 +44,6 @@ class Answer:
 
 
 Result = Answer | Outcome
-Finished = Callable[["_Ask", Result], None]
 
 
 @dataclass(slots=True, eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,6 +39,16 @@ class Listening:
         for file in (self.certificate, self.private_key):
             if file is not None and not file.is_file():
                 raise InvalidInput(f"There is no file {file}; name the certificate and the key of this host.")
+        if self.certificate is not None and self.private_key is not None:
+            try:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+                    self.certificate, self.private_key, password=lambda: ""
+                )
+            except (OSError, ValueError) as problem:
+                raise InvalidInput(
+                    f"The certificate {self.certificate} and the key {self.private_key} cannot be used ({problem}); "
+                    "give a PEM certificate and its own key, without a password."
+                ) from problem
         if not is_loopback(self.host) and self.certificate is None and not self.behind_proxy:
             raise InvalidInput(
                 f"On {self.host} keys would travel in the clear; give --tls-certificate and --tls-key, or "

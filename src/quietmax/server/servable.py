@@ -24,6 +24,7 @@ from quietmax.data import Encoding
 from quietmax.errors import InvalidInput
 from quietmax.ledger import Terms
 from quietmax.mechanisms import Answers, Mechanism
+from quietmax.mechanisms.mechanism import releases_probabilities
 from quietmax.models import Classifier
 from quietmax.noise import ExactNoise
 
@@ -121,7 +122,7 @@ def per_answer(
         classes=classes,
         dataset=str(folder.description.get("dataset", "")),
         mechanism=mechanism.name,
-        releases_probabilities=_releases_probabilities(model, mechanism),
+        releases_probabilities=releases_probabilities(mechanism, model.classes),
         claim=claim,
         cost=cost,
         training_cost=None,
@@ -189,8 +190,3 @@ def folder_digest(path: Path, mechanism: str) -> bytes:
         content = (path / name).read_bytes()
         sha256.update(b"%s %d " % (name.encode(), len(content)) + content)
     return sha256.digest()
-
-
-def _releases_probabilities(model: Classifier, mechanism: Mechanism) -> bool:
-    drawn = mechanism.release(np.zeros((1, model.classes)), ExactNoise())
-    return drawn.probabilities is not None

@@ -47,8 +47,9 @@ class Service:
 
     async def stop(self) -> None:
         """Answer what was charged, write what waits, and stop."""
-        if self._pipeline is not None:
-            await self._pipeline.close()
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is not None:
+            await pipeline.close()
         await asyncio.to_thread(self.ledger.close)
         self.log.event("stopped")
 

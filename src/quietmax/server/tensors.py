@@ -235,7 +235,10 @@ def _more_quotes_than_known(text: bytes, request: Mapping[str, Any]) -> bool:
     Every key and every text stands in two quotes, so that a repeated key, whose first value is dropped, or a text among
     the data leaves quotes over. A body with escapes is always suspicious.
     """
-    return b"\\" in text or text.count(b'"') != 2 * _texts(request)
+    try:
+        return b"\\" in text or text.count(b'"') != 2 * _texts(request)
+    except RecursionError:
+        raise bad_request("The body is nested too deeply; send a v2 inference request.") from None
 
 
 def _texts(value: Any) -> int:
