@@ -13,11 +13,11 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from quietmax.accounting import Guarantee
 from quietmax.accounting.dpsgd import Accountant, NoiseReading
+from quietmax.estimators.checked_records import checked_records
 from quietmax.estimators.declared_classes import class_numbers
 from quietmax.estimators.dpsgd_claim import claim
 from quietmax.estimators.dpsgd_module import Build, train_private_module
@@ -132,8 +132,7 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> DPSGD:
         """Train and release."""
-        records, given = validate_data(self, X, y, dtype=np.float32)
-        check_classification_targets(given)
+        records, given = checked_records(self, X, y)
         self.classes_, labels = class_numbers(given, self.classes)
         self.feature_map_ = self.features
         self.plan_ = self._plan(len(records), records.shape[1])

@@ -12,12 +12,12 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from quietmax.accounting import Budget, GaussianCost, Guarantee, compose, epsilon_of, mu_of
 from quietmax.errors import InvalidInput
 from quietmax.estimators import conditions, head_plan
+from quietmax.estimators.checked_records import checked_records
 from quietmax.estimators.conditions import SETTINGS_PUBLIC, runs_own_code
 from quietmax.estimators.declared_classes import class_numbers
 from quietmax.estimators.declared_size import checked_size
@@ -151,8 +151,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._check_settings()
         for stale in ("coef_", "predictor_"):
             self.__dict__.pop(stale, None)
-        records, given = validate_data(self, X, y, dtype=np.float32)
-        check_classification_targets(given)
+        records, given = checked_records(self, X, y)
         self.classes_, labels = class_numbers(given, self.classes)
         self.feature_map_ = self._feature_map(records.shape[1])
         prepared = self._prepare(records, labels)

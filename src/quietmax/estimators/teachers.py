@@ -20,13 +20,13 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from quietmax.accounting import Budget, Guarantee
 from quietmax.data import Records
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.estimators import conditions
+from quietmax.estimators.checked_records import checked_records
 from quietmax.estimators.conditions import runs_own_code
 from quietmax.estimators.declared_classes import class_numbers
 from quietmax.estimators.declared_size import checked_size
@@ -190,9 +190,7 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         ``identifiers`` names each record (a person's number, say); by default its own content does.
         """
-        inputs: NDArray[np.float32]
-        inputs, given = validate_data(self, X, y, dtype=np.float32)
-        check_classification_targets(given)
+        inputs, given = checked_records(self, X, y)
         budget = Budget(self.epsilon, self.delta, self.queries)
         self.classes_, labels = class_numbers(given, self.classes)
         size = len(inputs) if self.declared_size is None else checked_size(self.declared_size)
