@@ -16,7 +16,8 @@ def main() -> None:
     quick = parser.parse_args().quick
 
     # Real digits that come with a dependency: as many for training as for testing.
-    data = qm.load("mnist-5k", records=300 if quick else 2000, seed=0)
+    size = 300 if quick else 2000
+    data = qm.load("mnist-5k", records=size, seed=0)
 
     # The ordinary network of the paper. Its answers are plain: nothing is promised.
     settings = qm.TrainingSettings(epochs=10 if quick else 100)
@@ -28,7 +29,7 @@ def main() -> None:
         delta=1e-5,
         image_shape=data.records.image_shape,
         classes=range(10),
-        declared_size=len(data.train),
+        declared_size=size,
     ).fit(data.train.features, data.train.labels)
 
     truth = data.test.labels

@@ -72,3 +72,12 @@ def test_what_cannot_be_served_is_refused_and_leaves_no_account(serve, tmp_path,
     if (tmp_path / "ledger.sqlite").exists():
         with Ledger(tmp_path / "ledger.sqlite") as ledger:
             assert ledger.accounts() == []
+
+
+def test_an_account_of_which_nothing_is_left_is_announced(serve, tmp_path):
+    serve(*ORDINARY)
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        ledger.revoke("people", None, "The study is over.")
+    _, _, err, served = serve(*ORDINARY)
+    assert served == 1
+    assert "Nothing is left of the account people" in err

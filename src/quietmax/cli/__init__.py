@@ -18,9 +18,9 @@ _LISTS = frozenset({"--datasets", "--methods", "--epsilons", "--attacks"})
 
 # Every command is the module of its name: a function `command`, or a Typer `app` for a group.
 COMMANDS = {
-    "demo": "The whole story on real digits, in two minutes and without a download.",
+    "demo": "The whole story on real digits, in two minutes.",
     "datasets": "What data sets there are, and where their files come from.",
-    "train": "Train on a data set or your own table, plainly or with --private.",
+    "train": "Train on a data set or your own table; see --private.",
     "sensitivity": "The paper's sensitivities of a network: formulas, not bounds.",
     "predict": "Answer the queries of a file, with the guarantee's status.",
     "attack": "Can members be told from a model's answers?",

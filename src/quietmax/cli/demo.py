@@ -9,7 +9,7 @@ import typer
 
 from quietmax.accounting import Budget
 from quietmax.cli.demo_report import EFFORT, attack_and_report
-from quietmax.cli.demo_service import ask_until_refused
+from quietmax.cli.demo_service import RECORDS, ask_until_refused
 from quietmax.cli.guarantees import print_guarantee
 from quietmax.cli.options import Json
 from quietmax.cli.output import console, print_json, print_table, progress_bar
@@ -33,7 +33,7 @@ def command(
 
     Example: quietmax demo
     """
-    data = load("mnist-5k")
+    data = load("mnist-5k", records=RECORDS)
     models = {}
     with progress_bar("training two networks", quiet=as_json) as progress:
         models["original"] = train(data, settings=TrainingSettings(loss=CrossEntropy()), progress=progress)
@@ -52,7 +52,7 @@ def command(
             delta=1e-5,
             image_shape=data.records.image_shape,
             classes=range(data.classes),
-            declared_size=len(data.train),
+            declared_size=RECORDS,
         ).fit(data.train.features, data.train.labels)
         private_accuracy = accuracy(head, data.test)
     with progress_bar("serving a head that pays for every answer", quiet=as_json):

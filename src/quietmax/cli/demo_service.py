@@ -26,6 +26,8 @@ from quietmax.server.supervisor import open_port
 
 MODEL = "digits"
 QUERIES = 8
+RECORDS = 2000
+"""Training digits of the demo."""
 _SECONDS_TO_START = 60
 
 
@@ -63,7 +65,7 @@ def ask_until_refused(data: Split, *, queries: int = QUERIES) -> Asked:
         queries=queries,
         image_shape=data.records.image_shape,
         classes=range(data.classes),
-        declared_size=len(data.train),
+        declared_size=RECORDS,
     ).fit(data.train.features, data.train.labels)
     with tempfile.TemporaryDirectory(prefix="quietmax-demo-") as folder:
         save_private(head, Path(folder) / MODEL, dataset=data.name)

@@ -170,6 +170,14 @@ def _announce(service: object, host: str, port: int, tls: bool, as_json: bool) -
             highlight=False,
             markup=False,
         )
+        if offer.account.left_units < offer.unit_cost:
+            errors.print(
+                f"  Nothing is left of the account {offer.account.name}: every new question will be refused; raise it "
+                "with 'quietmax ledger grant'.",
+                style="yellow",
+                highlight=False,
+                markup=False,
+            )
         if offer.warning:
             errors.print(f"  {offer.warning}", style="yellow", highlight=False, markup=False)
     if not keys and not service.settings.anonymous:

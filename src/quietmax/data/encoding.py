@@ -161,7 +161,7 @@ def require_columns(table: pd.DataFrame, names: list[str]) -> None:
     if absent:
         raise InvalidInput(
             f"The table has no column {_listed(absent)}, its columns are {_listed(present)}; correct the "
-            "name or add the column."
+            "name, add the column, or separate columns by commas."
         )
 
 

@@ -147,7 +147,8 @@ def unavailable(engine: Engine, problem: BaseException) -> LedgerUnavailable:
     words = (str(cause).strip().splitlines() or [type(cause).__name__])[0][:160]
     place = engine.url.database if engine.dialect.name == "sqlite" else shown(engine.url)
     return LedgerUnavailable(
-        f"The ledger {place} cannot be used now ({words}), and nothing is answered until it can; make it writable."
+        f"The ledger {place} cannot be used now ({words}), and nothing is answered until it can; name the file of a "
+        "ledger and make it writable, or start its database."
     )
 
 

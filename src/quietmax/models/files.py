@@ -141,7 +141,9 @@ def check_target(folder: str | Path, *, overwrite: bool) -> Path:
     """The folder as a path, unless something is there that must not be replaced."""
     target = Path(folder)
     if target.exists() and not overwrite:
-        raise InvalidInput(f"{target} exists already; choose another folder, or allow it to be overwritten.")
+        raise InvalidInput(
+            f"{target} exists already; choose another folder, or overwrite it (--overwrite, or overwrite=True)."
+        )
     if target.exists() and not (target / _DESCRIPTION).is_file():
         raise InvalidInput(
             f"{target} exists and is not a Quietmax model; it is left alone, choose another folder."

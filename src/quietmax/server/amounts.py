@@ -38,8 +38,10 @@ def budget_json(account: AccountState, parts: list[Part], client: str, all_clien
         "account": account.name,
         "currency": currency_name(account.total),
         "terms": account.terms.to_json(),
-        "total": shown_left(account.total, account.limit_units),
-        "spent": shown_cost(account.total, account.spent_units),
+        "total": (total := _amount(account.total, account.limit_units)),
+        "spent": min(
+            shown_cost(account.total, account.spent_units), total
+        ),  # what is spent never exceeds the budget
         "remaining": shown_left(account.total, account.left_units),
         "spent_fraction": account.spent_units / account.limit_units if account.limit_units else 1.0,
         "spent_in_epsilon": _in_epsilon(account),

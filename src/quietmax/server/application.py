@@ -65,9 +65,10 @@ def _handle_refusals(app: FastAPI, service: Service) -> None:
 
     async def unknown(_: Request, problem: Exception) -> Response:
         assert isinstance(problem, HTTPException)
-        sentence = {404: "There is no such page.", 405: "This page does not take that method."}.get(
-            problem.status_code, str(problem.detail)
-        )
+        sentence = {
+            404: "There is no such page; see /openapi.json for those there are.",
+            405: "This page does not take that method; see /openapi.json for those it takes.",
+        }.get(problem.status_code, str(problem.detail))
         return JSONResponse({"error": sentence}, problem.status_code, problem.headers)
 
     async def malformed(_: Request, __: Exception) -> Response:

@@ -95,7 +95,9 @@ def _identifier(request: Mapping[str, Any]) -> str | None:
     if identifier is None or identifier == "":
         return None
     if not isinstance(identifier, str) or len(identifier) > _LONGEST_ID:
-        raise bad_request(f"The request id must be text of up to {_LONGEST_ID} letters; shorten it.")
+        raise bad_request(
+            f"The request id must be text of up to {_LONGEST_ID} letters; send such a one, or none."
+        )
     return identifier
 
 
