@@ -80,6 +80,21 @@ def test_a_changed_file_is_another_source(tmp_path):
     assert before.title == "own"
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_changed_declaration_is_another_source(tmp_path, monkeypatch, named):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "own.csv").write_text("a,b\n1,0\n")
+    schema = tmp_path / ("facts.toml" if named else "own.toml")
+    declared = {"schema": schema} if named else {}
+    seen = [Source.of("~/own.csv")]
+    for high in (1, 2):
+        schema.write_text(f"[bounds]\na = [0, {high}]\n")
+        seen.append(Source.of("~/own.csv", declared))
+        assert seen[-1] == Source.of("~/own.csv", declared)
+    assert len({source.digest for source in seen}) == 3
+    assert seen[0].title == "own"
+
+
 def test_a_second_run_computes_nothing_and_hires_nobody(tmp_path):
     store = Store(tmp_path)
     first = run(tiny_cells(), store, lambda: SameProcess(number))

@@ -28,14 +28,22 @@ class Source:
     def of(cls, name: str, declared: dict[str, Any] | None = None) -> Source:
         """The source of that name; a file is known by its contents, so a changed one is another source.
 
+        So is the file that declares it, named or beside it (`quietmax.load`).
+
         >>> Source.of("mnist").title
         'mnist'
         """
         text = json.dumps(declared or {}, sort_keys=True, default=str)
         if not is_table_path(name):
             return cls(dataset(name).name, text)
-        path = Path(name)
-        digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        path = Path(name).expanduser()
+        if not path.is_file():
+            return cls(name, text)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        named = (declared or {}).get("schema")
+        schema = Path(named).expanduser() if named else path.with_suffix(".toml")
+        if schema.is_file():
+            digest = hashlib.sha256(digest.encode() + schema.read_bytes()).hexdigest()
         return cls(name, text, digest)
 
     @property
