@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -163,7 +164,41 @@ def test_a_server_that_does_not_listen_is_named(memorised):
         ask("http://127.0.0.1:9/v2/models/income", memorised.test.features[:2], 3)
 
 
-@pytest.mark.parametrize("address", ["file:///etc/hosts", "ftp://host/x", "http://", "income"])
+def test_a_server_that_speaks_something_else_is_named(memorised):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def greet():
+            peer, _ = listening.accept()
+            with peer:
+                peer.sendall(b"220 mail ready\r\n")
+                peer.recv(65536)
+
+        threading.Thread(target=greet, daemon=True).start()
+        with pytest.raises(EndpointFailed, match="does not speak HTTP"):
+            ask(f"http://127.0.0.1:{listening.getsockname()[1]}/v2/models/m", memorised.test.features[:2], 3)
+
+
+@pytest.mark.parametrize(
+    "address", ["http://127.0.0.1:9/v2/models/m m", "http://127.0.0.1:9/v2/models/\u00e9"]
+)
+def test_an_address_that_cannot_be_sent_is_refused_in_one_sentence(memorised, address):
+    with pytest.raises(EndpointFailed, match="check"):
+        ask(address, memorised.test.features[:2], 3)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "file:///etc/hosts",
+        "ftp://host/x",
+        "http://",
+        "income",
+        "http://127.0.0.1:abc/v2/models/m",
+        "http://127.0.0.1:99999/v2/models/m",
+        "http://:80/v2/models/m",
+        "http://[::1",
+    ],
+)
 def test_only_web_addresses_are_asked(address):
     with pytest.raises(InvalidInput, match="http"):
         Endpoint(address)

@@ -6,6 +6,7 @@ Knows one thing: ``POST {url}/infer`` with a tensor of features, and reading pro
 
 from __future__ import annotations
 
+import http.client
 import json
 import math
 import urllib.error
@@ -61,10 +62,10 @@ class Endpoint:
     timeout: float = 60.0
 
     def __post_init__(self) -> None:
-        address = urllib.parse.urlsplit(self.url)
-        if address.scheme not in ("http", "https") or not address.netloc:
+        if not _is_address(self.url):
             raise InvalidInput(
-                f"The target {self.url!r} is not an address of the form http://host/v2/models/name; give such a one."
+                f"The target {self.url!r} is not an address of the form http://host:port/v2/models/name; give "
+                "such a one."
             )
         if self.rows_at_once < 1:
             raise InvalidInput(
@@ -120,7 +121,11 @@ class Endpoint:
                 f"The server at {self.url} refused with {refusal.code} ({_reason(refusal)}); what was "
                 "answered before counts as asked, so correct the cause before asking again."
             ) from refusal
-        except OSError as problem:
+        except http.client.HTTPException as problem:
+            raise EndpointFailed(
+                f"What runs at {self.url} does not speak HTTP ({type(problem).__name__}); check host and port."
+            ) from problem
+        except (OSError, UnicodeError) as problem:
             raise EndpointFailed(
                 f"The server at {self.url} cannot be reached ({getattr(problem, 'reason', problem)}); "
                 "check that it runs and the address."
@@ -133,6 +138,16 @@ class Endpoint:
             raise EndpointFailed(
                 f"The server at {self.url} replied with something else than JSON; check the address."
             ) from None
+
+
+def _is_address(url: str) -> bool:
+    if not url.isascii() or not url.isprintable() or " " in url:
+        return False
+    try:
+        address = urllib.parse.urlsplit(url)
+        return address.scheme in ("http", "https") and bool(address.hostname) and address.port != 0
+    except ValueError:  # a bracket that is not closed, or a port that is no number
+        return False
 
 
 def _read(outputs: list[dict[str, Any]], queries: int) -> Answers:
