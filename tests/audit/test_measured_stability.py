@@ -104,6 +104,11 @@ def test_the_report_is_json():
     assert set(record["noisy"][0]) >= {"verdict", "proof_verdict", "as_written", "both_noisy", "change"}
 
 
+def test_a_seed_of_any_size_serves():
+    report = audit.stability(strangers(), removed=2, settings=SETTINGS, noise=(0.1,), draws=2, seed=2**70 + 1)
+    assert report.noisy[0].noise == 0.1
+
+
 @pytest.mark.parametrize("arguments", [{"removed": 1}, {"removed": 99}, {"noise": (0.0,)}, {"draws": 0}])
 def test_what_measures_nothing_is_refused(arguments):
     with pytest.raises(InvalidInput, match="measures nothing"):
