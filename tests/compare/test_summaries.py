@@ -144,6 +144,13 @@ def test_a_proven_method_that_loses_less_speaks_against_the_third_finding():
     assert "head on location at epsilon 1" in third.evidence
 
 
+def test_findings_do_without_a_plain_network_that_failed():
+    found = {each: result for each, result in papers_own().items() if each.method != "plain"}
+    by_number = {each.number: each for each in findings(summarise(found))}
+    assert by_number[3].verdict == "does not apply"
+    assert by_number[2].evidence.startswith("largest loss of Algorithm 1")
+
+
 def test_many_queries_are_read_in_both_ways():
     rows = multi_query(summarise(papers_own()), totals=(10.0,), queries=(100, 10_000_000))
     by_reading = {(row.method, row.reading, row.queries): row for row in rows}

@@ -115,7 +115,8 @@ def _third(by_set: BySet, attack: str) -> Finding:
         name
         for name, found in by_set.items()
         if GAUSSIAN in found
-        and found["plain"][0].leakage.get(attack, None) is not None
+        and "plain" in found
+        and attack in found["plain"][0].leakage
         and found["plain"][0].leakage[attack].value > _FITTED_LEAKAGE
     ]
     if not leaking:
