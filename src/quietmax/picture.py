@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,26 @@ from quietmax.errors import QuietmaxError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def check_picture(path: str | Path | None) -> None:
+    """Refuse a file that `write_picture` could not write, before the work whose result it shows; None asks for none."""
+    if path is None:
+        return
+    from matplotlib.figure import Figure
+
+    file = Path(path)
+    if file.suffix.lower().removeprefix(".") not in Figure().canvas.get_supported_filetypes():
+        problem = f"a picture cannot end in '{file.suffix}'" if file.suffix else "its name has no ending"
+    elif not file.parent.is_dir():
+        problem = f"there is no folder {file.parent}"
+    elif file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        problem = "it is a folder, or not writable"
+    else:
+        return
+    raise QuietmaxError(
+        f"The plot cannot be written to {path}, as {problem}; choose a writable .png, .pdf or .svg file."
+    )
 
 
 def write_picture(figure: Figure, path: str | Path) -> Path:

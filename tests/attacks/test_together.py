@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from quietmax.attacks import RMIA, LiRA, Shadow, Threshold, run_together
+from quietmax.attacks.registry import BUILT_IN, named
 from quietmax.attacks.together import shared_designs
 from quietmax.errors import InvalidInput
 from quietmax.models import CrossEntropy, TrainingSettings
@@ -34,6 +35,11 @@ def test_attacks_together_find_what_they_find_alone(memorised, overfitted, aroun
         alone = attack.run(overfitted, memorised, pool=around_pool)
         assert report.auc.value == pytest.approx(alone.auc.value, abs=1e-6)
         assert report.leakage.value == pytest.approx(alone.leakage.value, abs=0.02)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_built_in_attack_has_its_registered_name(name):
+    assert named(name, models=4).name == name
 
 
 def test_as_few_pools_as_possible_are_trained():

@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from quietmax.card import LEAKAGE_FILE
 from quietmax.cli import attack
 from quietmax.data import load
 from quietmax.errors import QuietmaxError
@@ -63,12 +64,44 @@ def test_a_saved_model_is_attacked_with_several_attacks_and_plotted(run, folder,
         "--shadows", 8, "--plot", plot, "--json",
     )  # fmt: skip
     values = json.loads(out)
-    assert [report["attack"] for report in values["reports"]] == ["threshold", "lira", "rmia"]
+    assert [report["attack"] for report in values["reports"]] == ["threshold", "lira", "rmia-offline"]
     assert {report["settings"]["pool"] for report in values["reports"]} == {"around"}
     assert values["reports"][1]["auc"]["value"] > 0.9
     assert {report["queries"] for report in values["reports"]} == {300}
     assert values["records"] == 70
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_variants_of_an_attack_stand_beside_each_other_on_the_card(run, folder, table):
+    names = ["threshold", "threshold-entropy", "lira", "lira-offline"]
+    for name in names:
+        run(folder, "--data", table, *OWN, "--attack", name, "--shadows", 4)
+    kept = [entry["attack"] for entry in json.loads((folder / LEAKAGE_FILE).read_text())]
+    assert set(names) <= set(kept)
+
+
+@pytest.mark.parametrize("name", ["missing/roc.png", "roc.sculpture", "roc", "."])
+def test_a_picture_that_cannot_be_written_is_refused_before_the_target_is_asked(
+    run, folder, table, tmp_path, monkeypatch, name
+):
+    monkeypatch.setattr(attack, "run_together", lambda *_, **__: pytest.fail("asked"))
+    with pytest.raises(QuietmaxError, match="The plot cannot be written to"):
+        run(folder, "--data", table, *OWN, "--plot", tmp_path / name)
+
+
+def test_a_picture_that_fails_after_all_loses_nothing_else(run, folder, table, tmp_path, monkeypatch):
+    def fails(*_):
+        raise QuietmaxError("The disk is full.")
+
+    monkeypatch.setattr(attack, "plot_reports", fails)
+    (folder / LEAKAGE_FILE).unlink(missing_ok=True)
+    shown = []
+    monkeypatch.setattr(attack, "print_json", shown.append)
+    arguments = ("--data", table, *OWN, "--attack", "threshold", "--shadows", 2, "--json")
+    with pytest.raises(QuietmaxError, match="disk"):
+        run(folder, *arguments, "--plot", tmp_path / "roc.png")
+    assert shown[0]["reports"][0]["attack"] == "threshold"
+    assert json.loads((folder / LEAKAGE_FILE).read_text())[0]["attack"] == "threshold"
 
 
 def test_shadow_is_the_default_and_reads_as_a_table(run, folder, table):

@@ -7,6 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from quietmax.cli import audit as command
 from quietmax.cli.audit import app
 from quietmax.errors import InvalidInput, QuietmaxError
 
@@ -61,6 +62,35 @@ def test_a_picture_is_written_on_request(tmp_path):
     path = tmp_path / "audit.svg"
     run("mechanism", "--mechanism", "sampled-neuron", "--classes", 2, "--samples", 4000, "--plot", path)
     assert "consistent -->" in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("mechanism",), ("sensitivity", "mnist-5k"), ("training", "mnist-5k")], ids=str
+)
+def test_a_picture_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch, arguments):
+    for name in ("load", "_prepared"):
+        monkeypatch.setattr(command, name, lambda *_, **__: pytest.fail("began"))
+    with pytest.raises(QuietmaxError, match="there is no folder"):
+        run(*arguments, "--plot", tmp_path / "missing" / "audit.svg")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("mechanism", "--samples", 1000, "--classes", 2),
+        ("sensitivity", "mnist-5k", "--records", 50, "--removals", 1, "--epochs", 0),
+    ],
+    ids=str,
+)
+def test_a_picture_that_fails_after_all_does_not_lose_the_verdict(tmp_path, monkeypatch, arguments):
+    def fails(*_, **__):
+        raise QuietmaxError("The disk is full.")
+
+    monkeypatch.setattr(command, "plot_findings", fails)
+    chosen = [*arguments, "--json", "--plot", tmp_path / "audit.svg"]
+    result = CliRunner().invoke(app, [str(argument) for argument in chosen])
+    assert isinstance(result.exception, QuietmaxError)
+    assert json.loads(result.stdout)["verdict"] in ("refuted", "consistent")
 
 
 def test_sensitivity_is_observed_beside_the_published_bounds():
@@ -136,6 +166,13 @@ def test_stability_is_measured_with_and_without_noise():
         (("mechanism", "--noise-share", 0), "--noise-share"),
         (("training", "mnist-5k", "--estimator", "oracle"), "--estimator"),
         (("training", "mnist-5k", "--method", "never"), "--method"),
+        *(
+            (
+                ("training", "mnist-5k", "--estimator", each, "--method", method, "--noise-share", 0.5),
+                "--noise-share",
+            )
+            for each, method in (("network", "repeated"), ("head", "repeated"), ("dpsgd", "one-run"))
+        ),
     ],
 )
 def test_wrong_words_are_refused_with_a_sentence(arguments, words):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +47,11 @@ class Attack(ABC):
 
     models: int = 20
     seed: int = 0
-    name: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What reports call it: another for every variant, the registry's for a registered one."""
 
     @property
     @abstractmethod

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,7 +135,11 @@ class LiRA(Attack):
     models: int = 32
     mode: Mode = "online"
     variance: Variance = "fixed"
-    name: ClassVar[str] = "lira"
+
+    @property
+    def name(self) -> str:
+        """``lira``, or ``lira-offline``."""
+        return "lira" if self.mode == "online" else "lira-offline"
 
     def __post_init__(self) -> None:
         if self.mode not in ("online", "offline") or self.variance not in ("fixed", "per-example"):

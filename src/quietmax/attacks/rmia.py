@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +71,11 @@ class RMIA(Attack):
     gamma: float = 2.0
     offset: float | None = None
     population: int = 2500
-    name: ClassVar[str] = "rmia"
+
+    @property
+    def name(self) -> str:
+        """``rmia``, or ``rmia-offline``."""
+        return "rmia" if self.mode == "online" else "rmia-offline"
 
     def __post_init__(self) -> None:
         if self.mode not in ("online", "offline"):

@@ -8,7 +8,7 @@ true label.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from quietmax.attacks import statistics
 from quietmax.attacks.attack import Attack, Fitted
@@ -49,7 +49,11 @@ class Threshold(Attack):
     """
 
     statistic: Reading = "loss"
-    name: ClassVar[str] = "threshold"
+
+    @property
+    def name(self) -> str:
+        """``threshold`` of the loss, else with the statistic's name."""
+        return "threshold" if self.statistic == "loss" else f"threshold-{self.statistic}"
 
     def __post_init__(self) -> None:
         if self.statistic not in _STATISTICS:

@@ -23,6 +23,7 @@ from quietmax.mechanisms import Algorithm1
 from quietmax.models import Convexified, Model, TrainingSettings, load_model, train
 from quietmax.models.files import read_description
 from quietmax.noise import EXACT, SeededNoise
+from quietmax.picture import check_picture
 
 _DEFAULT_SHADOWS = 20
 
@@ -92,6 +93,7 @@ def command(
 
     quietmax attack model --mechanism algorithm1 --epsilon 1 --noise laplace --json
     """
+    check_picture(plot)
     found = _find(subject, data, records, seed)
     own = table.given()
     with progress_bar("loading", quiet=as_json) as progress:
@@ -122,11 +124,6 @@ def command(
     chosen = [named(name, models=number, seed=found.seed) for name in dict.fromkeys(attack or ["shadow"])]
     with progress_bar("training shadow networks and attacking", quiet=as_json) as progress:
         reports = run_together(chosen, model, split, target=asked, progress=progress)
-    if plot is not None:
-        plot_reports(reports, plot)
-    if found.is_folder and target is None:
-        by = "the model" if mechanism == "none" else f"{mechanism}, epsilon {epsilon:g} per answer"
-        record_leakage(subject, [{**report.to_json(), "released_by": by} for report in reports])
     if as_json:
         print_json(
             {
@@ -139,10 +136,15 @@ def command(
                 "plot": None if plot is None else str(plot),
             }
         )
-        return
-    for report in reports:
-        _print(report)
-    console.print(INTERVALS, style="dim", markup=False, highlight=False)
+    else:
+        for report in reports:
+            _print(report)
+        console.print(INTERVALS, style="dim", markup=False, highlight=False)
+    if found.is_folder and target is None:
+        by = "the model" if mechanism == "none" else f"{mechanism}, epsilon {epsilon:g} per answer"
+        record_leakage(subject, [{**report.to_json(), "released_by": by} for report in reports])
+    if plot is not None:
+        plot_reports(reports, plot)
 
 
 @dataclass(frozen=True)

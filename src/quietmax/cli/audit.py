@@ -28,6 +28,7 @@ from quietmax.mechanisms import Algorithm1, GaussianScores, Mechanism, NoisyMax,
 from quietmax.mechanisms.algorithm1 import budget_split
 from quietmax.models import Convexified, CrossEntropy, Model, TrainingSettings, train_stack
 from quietmax.noise import EXACT
+from quietmax.picture import check_picture
 from quietmax.sensitivity import ScoreBounds, Sensitivity, published_for
 from quietmax.sensitivity.observed import observed
 
@@ -82,6 +83,7 @@ def mechanism(
 
     Example: quietmax audit mechanism --mechanism algorithm1 --classes 10 --epsilon 1
     """
+    check_picture(plot)
     _check_share(noise_share)
     bounds = _bounds(one_score, all_scores)
     claiming = _prepared(name, noise, classes, epsilon, delta, bounds, 1.0)
@@ -161,6 +163,7 @@ def sensitivity(
 
     Example: quietmax audit sensitivity mnist --records 10000 --removals 6
     """
+    check_picture(plot)
     split = load(data, records=records, seed=seed, data_dir=data_dir, download=download)
     settings = _settings(epochs, alpha)
     with progress_bar(f"{removals + 1} networks", quiet=as_json) as progress:
@@ -177,8 +180,6 @@ def sensitivity(
     )
     checks = found.against(formulas)
     title = f"Removing one of {found.records:,} records of {split.name}"
-    if plot is not None:
-        plot_findings([Finding.of_check(check) for check in checks], plot, title=title)
     if as_json:
         print_json(
             {
@@ -188,24 +189,31 @@ def sensitivity(
                 **found.to_json(),
             }
         )
-        return
-    print_table(
-        title,
-        ("removed", "one weight", "weights (L2)", "one logit"),
-        (
-            (removal.kind, f"{removal.weight:.4f}", f"{removal.weights_l2:.4f}", f"{removal.logit:.4f}")
-            for removal in found.removals
-        ),
-    )
-    print_table(
-        "Beside the paper's bounds",
-        ("quantity", "observed", "bound", "verdict"),
-        (
-            (check.quantity.replace("_", " "), f"{check.observed:.4f}", f"{check.bound:.4f}", check.verdict)
-            for check in checks
-        ),
-        caption="An observed change above the bound refutes it; one below proves nothing.",
-    )
+    else:
+        print_table(
+            title,
+            ("removed", "one weight", "weights (L2)", "one logit"),
+            (
+                (removal.kind, f"{removal.weight:.4f}", f"{removal.weights_l2:.4f}", f"{removal.logit:.4f}")
+                for removal in found.removals
+            ),
+        )
+        print_table(
+            "Beside the paper's bounds",
+            ("quantity", "observed", "bound", "verdict"),
+            (
+                (
+                    check.quantity.replace("_", " "),
+                    f"{check.observed:.4f}",
+                    f"{check.bound:.4f}",
+                    check.verdict,
+                )
+                for check in checks
+            ),
+            caption="An observed change above the bound refutes it; one below proves nothing.",
+        )
+    if plot is not None:
+        plot_findings([Finding.of_check(check) for check in checks], plot, title=title)
 
 
 @app.command("training")
@@ -244,6 +252,9 @@ def training(
     """
     _one_of("--estimator", estimator, ("teachers", "head", "dpsgd", "network"))
     _one_of("--method", method, ("one-run", "repeated"))
+    if noise_share != 1 and (estimator, method) != ("dpsgd", "repeated"):
+        raise InvalidInput("--noise-share belongs to --estimator dpsgd --method repeated; leave it out.")
+    check_picture(plot)
     split = load(data, records=records, seed=seed, data_dir=data_dir, download=download)
     count = canaries if method == "one-run" else 1
     chosen = audit.training.mislabelled(split.pool, count=count, seed=seed)
@@ -268,10 +279,6 @@ def training(
                 split, chosen, epsilon, delta, times, noise_share, confidence, seed, subject, progress
             )
         else:
-            if noise_share != 1:
-                raise InvalidInput(
-                    "--noise-share belongs to --estimator dpsgd --method repeated; leave it out."
-                )
             fit = _fit(estimator, split, epsilon, delta, count, epochs, seed)
             claimed = stated if estimator == "network" else None
             if method == "one-run":
@@ -456,16 +463,16 @@ def _one_of(option: str, given: str, allowed: tuple[str, ...]) -> None:
 
 
 def _print_report(title: str, report: AuditReport, plot: Path | None, as_json: bool) -> None:
-    if plot is not None:
-        plot_findings([Finding.of_report(report)], plot, title=title)
     if as_json:
         print_json(report.to_json())
-        return
-    print_table(title, ("", ""), report.rows())
-    console.print(
-        {
-            "refuted": "The claim is refuted: the event tells the worlds apart better than it permits.",
-            "consistent": "Nothing found against the claim; that is evidence, not a proof.",
-        }[report.verdict],
-        style=_COLOURS[report.verdict],
-    )
+    else:
+        print_table(title, ("", ""), report.rows())
+        console.print(
+            {
+                "refuted": "The claim is refuted: the event tells the worlds apart better than it permits.",
+                "consistent": "Nothing found against the claim; that is evidence, not a proof.",
+            }[report.verdict],
+            style=_COLOURS[report.verdict],
+        )
+    if plot is not None:
+        plot_findings([Finding.of_report(report)], plot, title=title)
