@@ -178,12 +178,9 @@ def test_a_server_that_speaks_something_else_is_named(memorised):
             ask(f"http://127.0.0.1:{listening.getsockname()[1]}/v2/models/m", memorised.test.features[:2], 3)
 
 
-@pytest.mark.parametrize(
-    "address", ["http://127.0.0.1:9/v2/models/m m", "http://127.0.0.1:9/v2/models/\u00e9"]
-)
-def test_an_address_that_cannot_be_sent_is_refused_in_one_sentence(memorised, address):
-    with pytest.raises(EndpointFailed, match="check"):
-        ask(address, memorised.test.features[:2], 3)
+def test_a_host_s_name_that_cannot_be_sent_is_refused_in_one_sentence(memorised):
+    with pytest.raises(EndpointFailed, match="cannot be reached"):
+        ask(f"http://{'a' * 70}/v2/models/m", memorised.test.features[:2], 3)
 
 
 @pytest.mark.parametrize(
@@ -197,6 +194,8 @@ def test_an_address_that_cannot_be_sent_is_refused_in_one_sentence(memorised, ad
         "http://127.0.0.1:99999/v2/models/m",
         "http://:80/v2/models/m",
         "http://[::1",
+        "http://127.0.0.1:9/v2/models/m m",
+        "http://127.0.0.1:9/v2/models/\u00e9",
     ],
 )
 def test_only_web_addresses_are_asked(address):
