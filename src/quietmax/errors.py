@@ -30,3 +30,15 @@ def unknown_name(what: str, name: str, known: Iterable[str], otherwise: str = ""
     return InvalidInput(
         f"There is no {what} '{name}' among {', '.join(names)}; name one of them{meant}{otherwise}."
     )
+
+
+def expect(value: object, kinds: type | tuple[type, ...], what: str, wanted: str) -> None:
+    """Refuse a value of another type than is taken.
+
+    >>> expect("1", float, "The budget", "a Budget")
+    Traceback (most recent call last):
+    ...
+    quietmax.errors.InvalidInput: The budget is of type str, which is not taken; give a Budget.
+    """
+    if not isinstance(value, kinds):
+        raise InvalidInput(f"{what} is of type {type(value).__name__}, which is not taken; give {wanted}.")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from quietmax.account import Account, FileAccount, MemoryAccount
 from quietmax.accounting import Budget, Cost, Guarantee, Meter, per_query
 from quietmax.accounting.meter import LIMIT
-from quietmax.errors import InvalidInput
+from quietmax.errors import InvalidInput, expect
 from quietmax.mechanisms import Answers, Mechanism
 from quietmax.mechanisms.mechanism import checked_scores, releases_probabilities
 from quietmax.models import Classifier
@@ -52,6 +52,12 @@ class Predictor:
         if stored_answers < 0:
             raise InvalidInput(
                 f"stored_answers is {stored_answers}, but must be 0 (none are kept) or more; give such a number."
+            )
+        expect(model, Classifier, "The model", "a trained model, as quietmax.train returns it")
+        expect(budget, Budget, "The budget", "a Budget, as in Budget(epsilon=1.0, queries=100)")
+        if not hasattr(mechanism, "prepared"):
+            raise InvalidInput(
+                f"{mechanism!r} is no mechanism; give one, as in Algorithm1(noise='gaussian')."
             )
         self.model = model
         self.budget = budget

@@ -14,7 +14,7 @@ from quietmax.data.registry import dataset, downloads_for, missing_sentence
 from quietmax.data.schema import Schema
 from quietmax.data.splits import split
 from quietmax.data.tables import is_table_path
-from quietmax.errors import DataUnavailable, InvalidInput
+from quietmax.errors import DataUnavailable, InvalidInput, expect
 
 
 class RegisteredOptions(TypedDict, total=False):
@@ -82,6 +82,7 @@ def load_records(name: str | Path, **options: Unpack[Options]) -> Records:
     unknown = sorted(options.keys() - Options.__annotations__.keys())
     if unknown:
         raise TypeError(f"quietmax.data.load has no keyword argument '{unknown[0]}'")
+    expect(name, (str, Path), "The data set", "its name, or the path of a file")
     own = is_table_path(name)
     foreign = RegisteredOptions.__annotations__ if own else OwnOptions.__annotations__
     harmless = {"data_dir", "progress", "verify", "features"}

@@ -22,6 +22,8 @@ def class_numbers(
     (array(['no', 'yes'], dtype='<U3'), array([1, 0, 1]))
     """
     classes = np.unique(labels) if declared is None else np.asarray(declared)
+    if classes.ndim != 1:
+        raise InvalidInput("The declared classes are no list; declare each class once, as in range(10).")
     numbers = {label: number for number, label in enumerate(classes.tolist())}
     if declared is None and len(classes) < 2:
         raise InvalidInput(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
-from quietmax.errors import InvalidInput
+from quietmax.errors import InvalidInput, expect
 from quietmax.models.activations import activation
 from quietmax.models.losses import Convexified, Loss
 
@@ -28,6 +29,8 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         activation(self.activation)
+        for name in ("learning_rate", "batch_size", "epochs", "l2"):
+            expect(getattr(self, name), Real, name, "a number")
         if any(width < 1 for width in self.hidden):
             raise InvalidInput(
                 f"Hidden widths {self.hidden} must all be at least 1; leave the layer out instead."

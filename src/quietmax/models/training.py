@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from quietmax.data import Records, Split
-from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.errors import InvalidInput, QuietmaxError, expect
 from quietmax.models.ensemble import Progress, train_stack
 from quietmax.models.losses import Convexified, value
 from quietmax.models.model import Model, TorchModel
@@ -42,6 +42,8 @@ def train_many(
     progress: Progress | None = None,
 ) -> list[Model]:
     """Train one network per split, all at once; the splits must divide the same records."""
+    for each in data:
+        expect(each, Split, "The data to train on", "a split, as quietmax.load returns it")
     if not data or any(each.records is not data[0].records for each in data):
         raise InvalidInput(
             "The splits must divide one and the same records; load them once, then split repeatedly."

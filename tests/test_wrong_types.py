@@ -1,0 +1,37 @@
+"""Things of another type than the Python surface takes are refused in a sentence, not by a missing attribute."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import quietmax as qm
+from quietmax.errors import InvalidInput
+from quietmax.models import Model
+from quietmax.models.mlp import initial_mlp
+
+ROWS, LABELS = np.zeros((8, 3)), np.arange(8) % 2
+
+
+def _model():
+    settings = qm.TrainingSettings((4,))
+    return Model(initial_mlp((3, 4, 2), "tanh", (0,)), settings, 8, "made up", 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (lambda: qm.load(3), "give its name"),
+        (lambda: qm.train(ROWS), "give a split"),
+        (lambda: qm.train("mnist-5k"), "give a split"),
+        (lambda: qm.TrainingSettings(learning_rate="a"), "learning_rate is of type str"),
+        (lambda: qm.TrainingSettings(epochs=None), "epochs is of type NoneType"),
+        (lambda: qm.Predictor(_model(), "algorithm1", qm.Budget(1.0)), "is no mechanism"),
+        (lambda: qm.Predictor(_model(), qm.Algorithm1("gaussian"), 1.0), "give a Budget"),
+        (lambda: qm.Predictor(ROWS, qm.Algorithm1("gaussian"), qm.Budget(1.0)), "give a trained model"),
+        (lambda: qm.PrivateHead(classes=3, declared_size=8).fit(ROWS, LABELS), "classes are no list"),
+    ],
+)
+def test_a_thing_of_another_type_is_refused_with_what_to_give(wrong, sentence):
+    with pytest.raises(InvalidInput, match=sentence):
+        wrong()
