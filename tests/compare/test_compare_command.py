@@ -167,6 +167,18 @@ def test_a_failing_cell_is_named_the_rest_is_reported_and_the_exit_code_is_1(tmp
         (["mnist-5k", "--attacks", "telepathy"], "no attack"),
         (["mnist-5k", "--attacks", "lira", "--shadows", "1"], "--shadows 2"),
         (["mnist-5k", "--label", "y"], "leave them out"),
+        (
+            ("mnist-5k", "--methods", "head,published-rdp", "--epsilons", "1", "--epsilons", "3"),
+            "0.01, 0.05, 0.1, 0.5, 1, 5, 10, 50, 100, 500, 1000), but --epsilons holds 3; choose",
+        ),
+        (
+            ("mnist-5k", "--records", 300, "--attacks", "lira,rmia"),
+            "rmia also asks for records that are neither",
+        ),
+        (
+            ("mnist-5k", "--records", 300, "--attacks", "rmia-offline", "--methods", "plain,head"),
+            "which head do not answer",
+        ),
     ],
 )
 def test_bad_options_are_refused_in_a_sentence_before_anything_is_trained(arguments, words, tmp_path):
@@ -174,6 +186,15 @@ def test_bad_options_are_refused_in_a_sentence_before_anything_is_trained(argume
     assert isinstance(done.exception, InvalidInput)
     assert words in str(done.exception)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("records", "methods"), [(2500, "head"), (300, "plain,algorithm1-laplace")], ids=str)
+def test_rmia_is_taken_where_every_method_answers_what_it_asks(records, methods, monkeypatch):
+    """2,500 training and as many test digits leave none of the 5,000 over."""
+    computed = []
+    monkeypatch.setattr(compare_module, "compute", lambda cells, *_, **__: computed.extend(cells))
+    run("compare", "mnist-5k", "--records", records, "--attacks", "rmia", "--methods", methods)
+    assert {cell.method for cell in computed} == set(methods.split(","))
 
 
 def test_everything_is_reproduced_on_a_tiny_profile_and_an_interrupt_is_a_sentence(tmp_path, monkeypatch):

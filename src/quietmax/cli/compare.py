@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from quietmax.attacks import Attack, named
 from quietmax.attacks.registry import registered as known_attacks
 from quietmax.cli.grids import Output, Ray, Workers, compute, finish, listed, numbers, where
 from quietmax.cli.option_groups import with_groups
@@ -19,6 +20,7 @@ from quietmax.experiments.accuracy_loss import EPSILONS
 from quietmax.experiments.cell import Cell, Effort, Group, Source
 from quietmax.experiments.methods import method
 from quietmax.experiments.report import SEEDED_NOISE, About, write_report
+from quietmax.experiments.shared import source_records
 from quietmax.experiments.summary import STATUS_WORDS, Summary, summarise
 
 DEFAULT_METHODS = (
@@ -73,9 +75,9 @@ def command(
 
     Examples:
 
-    quietmax compare location --epsilons 0.1 1 10 --attacks shadow threshold
+    quietmax compare mnist-5k --epsilons 1 10 --attacks threshold
 
-    quietmax compare people.csv --label income --classes no,yes --bounds age=0:100 --queries 1,100
+    quietmax compare people.csv --label income --epsilons 1 --queries 1,100
     """
     own = table.given()
     chosen_attacks = tuple(dict.fromkeys(listed(attacks) or ["shadow"]))
@@ -90,6 +92,7 @@ def command(
     counts = [_whole(count) for count in numbers(queries, "--queries") or [1.0]]
     wanted = numbers(epsilons, "--epsilons") or list(DEFAULT_EPSILONS)
     names = list(dict.fromkeys(listed(methods) or DEFAULT_METHODS))
+    _check_attacks(source, effort, names, seed, data_dir)
     cells = [
         cell
         for repeat in range(repeats)
@@ -127,8 +130,12 @@ def method_cells(group: Group, name: str, epsilons: Sequence[float], queries: Se
     chosen = method(name)
     if chosen.status == "none":
         return [Cell(group, name)]
-    if name.startswith("published-"):
-        epsilons = [epsilon for epsilon in epsilons if epsilon in EPSILONS]
+    if name.startswith("published-") and not set(epsilons) <= set(EPSILONS):
+        raise InvalidInput(
+            f"The method {name} is trained at the paper's epsilons only "
+            f"({', '.join(f'{epsilon:g}' for epsilon in EPSILONS)}), but --epsilons holds "
+            f"{', '.join(f'{epsilon:g}' for epsilon in epsilons if epsilon not in EPSILONS)}; choose among them."
+        )
     counts: Sequence[int | None] = queries if chosen.per_answer else [None]
     return [Cell(group, name, epsilon, count) for count in counts for epsilon in epsilons]
 
@@ -148,6 +155,25 @@ def _size(
     if download or not status(subject, data_dir).present:
         load_records(subject, data_dir=data_dir, download=download)
     return records or registered.records, registered.alpha
+
+
+def _check_attacks(
+    source: Source, effort: Effort, names: Sequence[str], seed: int, data_dir: Path | None
+) -> None:
+    """Refuse attacks that ask for more than the candidates where a method answers no others."""
+    unable = [name for name in names if method(name).candidates_only and method(name).attacked]
+    asking = [
+        name
+        for name in effort.attacks
+        if type(named(name, models=effort.shadows)).queried_rows is not Attack.queried_rows
+    ]
+    if not (unable and asking):
+        return
+    if len(split(source_records(source, data_dir), size=effort.records, seed=seed).pool_rows):
+        raise InvalidInput(
+            f"The attack {asking[0]} also asks for records that are neither members nor non-members, which "
+            f"{', '.join(unable)} do not answer in a comparison; choose shadow, threshold or lira, or other --methods."
+        )
 
 
 def _whole(count: float) -> int:

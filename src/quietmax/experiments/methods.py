@@ -53,7 +53,10 @@ class Release:
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """One method. ``status`` is that of its guarantee; ``per_answer`` tells whether every answer costs."""
+    """One method. ``status`` is that of its guarantee; ``per_answer`` tells whether every answer costs.
+
+    ``candidates_only``: it answers members and non-members, and not the records that the split leaves over.
+    """
 
     name: str
     title: str
@@ -62,6 +65,7 @@ class Method:
     axis: Axis = "like-for-like"
     per_answer: bool = False
     attacked: bool = True
+    candidates_only: bool = False
 
     def status_for(self, classes: int) -> Status:
         """Algorithm 1 is refuted for three or more classes; for two it is private given a true bound (THEORY 2)."""
@@ -265,15 +269,23 @@ _BUILT_IN = (
         )
         for accountant in PUBLISHED_ACCOUNTANTS
     ),
-    Method("sampled-neuron", "repaired neuron", "proven", _sampled_neuron, per_answer=True),
-    Method("teachers", "teachers", "proven", _teachers, per_answer=True),
-    Method("head", "private head", "proven", _head),
+    Method(
+        "sampled-neuron",
+        "repaired neuron",
+        "proven",
+        _sampled_neuron,
+        per_answer=True,
+        candidates_only=True,
+    ),
+    Method("teachers", "teachers", "proven", _teachers, per_answer=True, candidates_only=True),
+    Method("head", "private head", "proven", _head, candidates_only=True),
     *(
         Method(
             "dpsgd" if accountant == "pld" else f"dpsgd-{accountant}",
             f"DP-SGD, {accountant.upper()}",
             "proven",
             partial(_dpsgd, accountant=accountant),
+            candidates_only=True,
         )
         for accountant in ACCOUNTANTS
     ),
