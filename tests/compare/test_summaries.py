@@ -24,7 +24,6 @@ from quietmax.experiments.profiles import LIKE_FOR_LIKE_EPSILONS, reproduction_c
 from quietmax.experiments.report import write_report
 from quietmax.experiments.report.page import About, html
 from quietmax.experiments.report.panels import panels
-from quietmax.experiments.report.pictures import draw_together
 from quietmax.experiments.reproduction import Where, environment, run_cells
 from quietmax.experiments.summary import accuracy_comparisons, curve_comparisons, summarise
 
@@ -300,9 +299,3 @@ def test_workers_are_local_processes_unless_ray_is_asked_for(monkeypatch, tmp_pa
         ("ray", {"address": None, "workers": 2}),
         ("ray", {"address": "host:1", "workers": None}),
     ]
-
-
-def test_panels_are_drawn_side_by_side(tmp_path):
-    summaries = summarise(papers_own())
-    path = draw_together(panels(summaries)[:2], tmp_path / "both.png")
-    assert path.read_bytes().startswith(b"\x89PNG")

@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -82,11 +82,6 @@ class LocalCrew:
     def workers(self) -> int:
         """How many processes there are."""
         return len(self._members)
-
-    @property
-    def process_ids(self) -> Sequence[int]:
-        """The processes' numbers, for whoever wants to watch them."""
-        return [process.pid or 0 for process, _ in self._members]
 
     def give(self, worker: int, cell: Cell) -> None:
         """Send a cell to a process; if it is gone, `next` will say so."""

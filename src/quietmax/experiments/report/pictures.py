@@ -27,22 +27,6 @@ def draw(found: Sequence[Panel], folder: Path, formats: Sequence[str] = ("png", 
     return written
 
 
-def draw_together(found: Sequence[Panel], path: Path) -> Path:
-    """Write several panels side by side, with one legend below."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.2 * len(found), 4.4), layout="constrained")
-    handles: dict[str, Any] = {}
-    for axes, panel in zip(figure.subplots(1, len(found), squeeze=False)[0], found, strict=True):
-        draw_panel(axes, panel)
-        handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8, frameon=False
-    )
-    figure.savefig(path, dpi=90)
-    return path
-
-
 def draw_panel(axes: Any, panel: Panel) -> None:
     """One panel on matplotlib axes."""
     for line in panel.lines:
