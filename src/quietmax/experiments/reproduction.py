@@ -1,4 +1,4 @@
-"""The whole evaluation: run what is missing, sum up, write the report."""
+"""Running an evaluation's cells: where they are computed, which are missing, and on what machine it was."""
 
 from __future__ import annotations
 
