@@ -89,9 +89,9 @@ def command(
 
     Examples:
 
-    quietmax attack location --attack shadow --attack lira --plot roc.png
+    quietmax attack model --attack shadow --attack lira --shadows 8
 
-    quietmax attack model --mechanism algorithm1 --epsilon 1 --noise laplace --json
+    quietmax attack model --mechanism algorithm1 --epsilon 1 --shadows 8
     """
     check_picture(plot)
     found = _find(subject, data, records, seed)

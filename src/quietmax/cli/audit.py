@@ -81,7 +81,7 @@ def mechanism(
     The claim of Algorithm 1 is the paper's: epsilon, or mu = epsilon with Gaussian noise; for two classes the
     smaller cost that its noise really has (THEORY 2.2).
 
-    Example: quietmax audit mechanism --mechanism algorithm1 --classes 10 --epsilon 1
+    Example: quietmax audit mechanism --mechanism algorithm1 --epsilon 1
     """
     check_picture(plot)
     _check_share(noise_share)
@@ -161,7 +161,7 @@ def sensitivity(
 ) -> None:
     """Retrain without single records, same start and order, and compare the changes with the paper's bounds.
 
-    Example: quietmax audit sensitivity mnist --records 10000 --removals 6
+    Example: quietmax audit sensitivity mnist-5k --removals 3
     """
     check_picture(plot)
     split = load(data, records=records, seed=seed, data_dir=data_dir, download=download)
@@ -248,7 +248,7 @@ def training(
 
     The canaries come from the pool, disjoint from the training part. Seeded noise, so a run can be repeated.
 
-    Example: quietmax audit training mnist-5k --estimator head --records 1000 --canaries 500
+    Example: quietmax audit training mnist-5k --estimator head --canaries 500
     """
     _one_of("--estimator", estimator, ("teachers", "head", "dpsgd", "network"))
     _one_of("--method", method, ("one-run", "repeated"))
@@ -402,7 +402,7 @@ def stability(
 ) -> None:
     """Measure On-Average-Remove-One stability by retraining, and what noise on the weights does to it.
 
-    Example: quietmax audit stability mnist-5k --records 300 --removed 99 --noise 0.03 --alpha 0 --epochs 60
+    Example: quietmax audit stability mnist-5k --records 300 --epochs 60
     """
     split = load(data, records=records, seed=seed, data_dir=data_dir, download=download)
     with progress_bar(f"{removed + 1} networks", quiet=as_json) as progress:

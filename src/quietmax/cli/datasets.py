@@ -10,7 +10,7 @@ from quietmax.data import datasets, status
 def command(data_dir: DataDir = None, as_json: Json = False) -> None:
     """List the data sets: the paper's eleven configurations and the embedded digits.
 
-    Example: quietmax datasets --data-dir ~/data
+    Example: quietmax datasets
     """
     found = {name: status(name, data_dir) for name in datasets()}
     if as_json:

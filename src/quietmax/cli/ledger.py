@@ -113,9 +113,9 @@ def grant(
 
     Examples:
 
-    quietmax ledger grant patients --epsilon 2 --because "The ethics board allowed epsilon 2 in all."
+    quietmax ledger grant people --epsilon 2 --because "The board allowed it."
 
-    quietmax ledger grant patients --client ann --share 0.25 --because "Ann's study gets a quarter."
+    quietmax ledger grant people --client ann --share .5 --because "Half for Ann."
     """
     if (epsilon is None) == (client is None):
         raise InvalidInput(
@@ -146,7 +146,7 @@ def revoke(
 ) -> None:
     """Take back what is unspent: nothing more is answered from the account, or to the client.
 
-    Example: quietmax ledger revoke patients --because "The study is over."
+    Example: quietmax ledger revoke people --because "The study is over."
     """
     with _opened(ledger) as book:
         _changed(book.revoke(account, client, because), as_json)
@@ -204,7 +204,7 @@ def verify(
 ) -> None:
     """Find any edited, missing or reordered row, and any balance, quota or key the journal does not explain.
 
-    Example: quietmax ledger verify --anchor patients:120:9f2c...
+    Example: quietmax ledger verify
     """
     with _opened(ledger) as book:
         found = book.verify(dict(_anchor(text) for text in anchor or []))

@@ -52,9 +52,9 @@ def command(
 
     Examples:
 
-    quietmax predict --model private --input queries.npz
+    quietmax predict --model private --input queries.csv
 
-    quietmax predict --model model --input queries.csv --mechanism algorithm1 --noise gaussian --epsilon 1
+    quietmax predict --model model --input queries.csv --epsilon 1
     """
     if read_description(model).get("kind") != "mlp":
         if any(

@@ -113,7 +113,7 @@ def accuracy_table(
 
     Without --datasets, every data set of the paper whose files are present.
 
-    Example: quietmax reproduce accuracy-table --datasets mnist location adult --repeats 10
+    Example: quietmax reproduce accuracy-table --datasets location --repeats 2
     """
     count = (3 if checked_profile(profile) == "quick" else PAPER_REPEATS) if repeats is None else repeats
     found = []
@@ -144,7 +144,7 @@ def figures(asked: _Asked) -> None:
 
     Without --datasets, every data set of the paper whose files are present.
 
-    Example: quietmax reproduce figures --datasets location mnist
+    Example: quietmax reproduce figures --datasets location
     """
     done = asked.compute(["algorithm1", "dpsgd"])
     summaries = summarise(done.results)

@@ -36,7 +36,7 @@ def command(
 
     They are the paper's formulas, not upper bounds: retraining without one record exceeds them.
 
-    Example: quietmax sensitivity --features 784 --hidden 128 --classes 10 --records 10000
+    Example: quietmax sensitivity --model model
     """
     if model is not None:
         if not (features is None and hidden is None and classes is None and records is None):

@@ -74,11 +74,11 @@ def command(
 
     Examples:
 
-    quietmax serve digits=models/head
+    quietmax serve digits=private
 
-    quietmax serve models/teachers --ledger postgresql://ledger.example/quietmax --host 0.0.0.0 --behind-proxy
+    quietmax serve digits=private --ledger postgresql://localhost/quietmax
 
-    quietmax serve model --accept-unproven --anonymous --budget 10 --queries 1000
+    quietmax serve model --accept-unproven --budget 10 --ledger trial.sqlite
     """
     try:
         from quietmax.ledger import Ledger, Terms

@@ -159,9 +159,9 @@ def command(
 
     quietmax train mnist-5k --private head --epsilon 1 --output private
 
-    quietmax train mnist-5k --private dpsgd --accountant pld --epsilon 1 --declared-size 2500 --output private
+    quietmax train mnist-5k --private dpsgd --declared-size 2000 -o dpsgd
 
-    quietmax train people.csv --label income --bounds age=0:100 --categories sex=Female,Male -o model
+    quietmax train people.csv --label income --private head --output income
     """
     own = table.given()
     if output is not None:

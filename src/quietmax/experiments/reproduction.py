@@ -19,7 +19,7 @@ from quietmax.experiments.measure import MakeMeasure
 from quietmax.experiments.runner import Progress, Run, run
 from quietmax.experiments.store import Store
 
-_PACKAGES = ("quietmax", "torch", "numpy", "scipy", "scikit-learn", "opendp", "dp-accounting")
+_PACKAGES = ("quietmax", "torch", "numpy", "scipy", "scikit-learn", "dp-accounting")
 
 
 @dataclass(frozen=True)
