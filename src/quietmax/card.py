@@ -16,7 +16,7 @@ from typing import Any
 
 from quietmax.account import FileAccount
 from quietmax.accounting import Guarantee
-from quietmax.errors import DataUnavailable, QuietmaxError
+from quietmax.errors import DataUnavailable, QuietmaxError, words_of
 from quietmax.estimators.private_model import ACCOUNT_FILE
 from quietmax.models.files import read_description
 from quietmax.whole_file import write_whole
@@ -211,9 +211,8 @@ def read_card(folder: str | Path) -> PrivacyCard:
         )
         card.rows()  # so that a value of a wrong kind is noticed here, and not when the card is shown
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
-        what = str(problem).split("\n")[0][:200]
         raise DataUnavailable(
-            f"The model in {place} is damaged ({what}); train it again or restore a copy."
+            f"The model in {place} is damaged ({words_of(problem)}); train it again or restore a copy."
         ) from problem
     return card
 

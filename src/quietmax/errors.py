@@ -42,3 +42,12 @@ def expect(value: object, kinds: type | tuple[type, ...], what: str, wanted: str
     """
     if not isinstance(value, kinds):
         raise InvalidInput(f"{what} is of type {type(value).__name__}, which is not taken; give {wanted}.")
+
+
+def words_of(problem: BaseException) -> str:
+    """What another library says, short enough to stand in a sentence of ours: its first line, or the kind of problem.
+
+    >>> words_of(ValueError("too wide\\nby 3")), words_of(ValueError())
+    ('too wide', 'ValueError')
+    """
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:160]

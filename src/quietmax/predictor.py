@@ -70,7 +70,7 @@ class Predictor:
         self._queries = affordable if budget.queries is None else min(affordable, budget.queries)
         if self._queries < 1:
             raise InvalidInput(
-                f"One answer costs {_amount(self.cost)}, more than the whole budget of {_amount(self._meter.total)}; "
+                f"One answer costs {self.cost}, more than the whole budget of {self._meter.total}; "
                 "raise the budget or lower the mechanism's epsilons."
             )
         self._account: Account = MemoryAccount() if account is None else account
@@ -179,8 +179,3 @@ def _joined(answers: list[Answers], classes: int) -> Answers:
     if any(answer.probabilities is None for answer in answers):
         return Answers(labels, None)
     return Answers(labels, np.array([answer.probabilities for answer in answers]).reshape(-1, classes))
-
-
-def _amount(cost: Cost) -> str:
-    ((_, currency), (name, value)) = cost.to_json().items()
-    return f"{name} = {value:.6g} ({currency})"

@@ -51,6 +51,9 @@ class PureCost:
         """Return `{"currency": "pure", "epsilon": ...}`."""
         return {"currency": self.currency, "epsilon": self.epsilon}
 
+    def __str__(self) -> str:
+        return f"epsilon = {self.epsilon:.6g} (pure)"
+
 
 @dataclass(frozen=True)
 class GaussianCost:
@@ -82,6 +85,9 @@ class GaussianCost:
     def to_json(self) -> dict[str, str | float]:
         """Return `{"currency": "gaussian", "mu": ...}`."""
         return {"currency": self.currency, "mu": self.mu}
+
+    def __str__(self) -> str:
+        return f"mu = {self.mu:.6g} (gaussian)"
 
 
 Cost = PureCost | GaussianCost

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,7 +64,7 @@ class AttackReport:
             (name, f"{entry.value:.4f}", f"{entry.low:.4f} to {entry.high:.4f}")
             for name, entry in self.figures().items()
         ]
-        return [*rows, ("queries", f"{self.queries:,}", "" if self.spent is None else _cost(self.spent))]
+        return [*rows, ("queries", f"{self.queries:,}", "" if self.spent is None else f"spent {self.spent}")]
 
     def figures(self) -> dict[str, Estimate]:
         """Every figure that has an interval, by the name it is shown under."""
@@ -196,9 +195,3 @@ def plot_reports(reports: Sequence[AttackReport], path: str | Path) -> Path:
 
 def _rate(scores: Floats, threshold: float) -> Estimate:
     return proportion(int((scores > threshold).sum()), len(scores))
-
-
-def _cost(cost: Cost) -> str:
-    ((_, currency), (name, value)) = cost.to_json().items()
-    shown = float(value)
-    return f"spent {name} = {shown:.6g} ({currency})" if math.isfinite(shown) else f"spent ({currency})"

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quietmax.errors import InvalidInput
+from quietmax.errors import InvalidInput, words_of
 from quietmax.models.checked_training import Rows, check_weights
 from quietmax.models.ensemble import Progress
 from quietmax.models.private_release import unforeseeable_batches
@@ -108,7 +108,7 @@ class _Clipped:
                 )
         except (UnsupportedModuleError, NotImplementedError) as problem:
             raise InvalidInput(
-                f"The module mixes records or cannot be clipped per record ({_first_line(problem)}); replace such "
+                f"The module mixes records or cannot be clipped per record ({words_of(problem)}); replace such "
                 "layers, for instance BatchNorm by GroupNorm."
             ) from problem
 
@@ -187,7 +187,3 @@ def _optimiser(parameters: list[torch.nn.Parameter], settings: PrivateSettings) 
         return torch.optim.Adam(used, lr=settings.learning_rate, eps=1e-7)
     momentum = 0.9 if settings.optimiser == "momentum" else 0.0
     return torch.optim.SGD(used, lr=settings.learning_rate, momentum=momentum)
-
-
-def _first_line(problem: Exception) -> str:
-    return str(problem).strip().splitlines()[0][:160] if str(problem).strip() else type(problem).__name__

@@ -15,7 +15,7 @@ from torch import Tensor
 from quietmax.account import ACCOUNT_FILE, FileAccount
 from quietmax.accounting import Guarantee
 from quietmax.data import Encoding
-from quietmax.errors import DataUnavailable, InvalidInput
+from quietmax.errors import DataUnavailable, InvalidInput, words_of
 from quietmax.estimators import dpsgd_file, head_file, teachers_file
 from quietmax.estimators.conditions import runs_own_code
 from quietmax.estimators.dpsgd import DPSGD
@@ -125,9 +125,8 @@ def open_private(folder: str | Path) -> PrivateModel:
         )
         check_parts(model)
     except UNFIT as problem:
-        what = str(problem).split("\n")[0][:200]
         raise DataUnavailable(
-            f"The model in {folder} is damaged ({what}); train it again or restore a copy."
+            f"The model in {folder} is damaged ({words_of(problem)}); train it again or restore a copy."
         ) from problem
     return model
 

@@ -254,7 +254,7 @@ def _same_total(account: AccountState, total: Cost) -> AccountState:
     if account.total == total:
         return account
     raise InvalidInput(
-        f"The account {account.name!r} was opened with {_worth(account.total)}, but {_worth(total)} is asked for; "
+        f"The account {account.name!r} was opened with {account.total}, but {total} is asked for; "
         "leave out the budget to go on with the account as it is, or raise it with 'quietmax ledger grant'."
     )
 
@@ -319,7 +319,7 @@ def grant(connection: Connection, name: str, terms: Terms, because: str) -> Acco
     limit = int(wanted.amount * LIMIT / Fraction(account.total.amount))
     if not book.spent_units <= limit <= _MOST_UNITS:
         raise InvalidInput(
-            f"The budget of {name!r} cannot become {_worth(wanted)}: more than that is spent, or it is more than 900 "
+            f"The budget of {name!r} cannot become {wanted}: more than that is spent, or it is more than 900 "
             "times the first one; give a budget in between."
         )
     book.limit_units = limit
@@ -462,8 +462,3 @@ def now() -> int:
 def _detail(**fields: Any) -> str:
     kept: Mapping[str, Any] = {name: value for name, value in fields.items() if value is not None}
     return json.dumps(kept, sort_keys=True)
-
-
-def _worth(cost: Cost) -> str:
-    ((_, currency), (name, value)) = cost.to_json().items()
-    return f"{name} = {value:.6g} ({currency})"

@@ -19,7 +19,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-from quietmax.errors import InvalidInput
+from quietmax.errors import InvalidInput, words_of
 from quietmax.ledger.errors import LedgerUnavailable
 
 SECONDS_TO_CONNECT = 2
@@ -144,11 +144,10 @@ def _driver(engine: Engine) -> Any:
 def unavailable(engine: Engine, problem: BaseException) -> LedgerUnavailable:
     """What is said when the database fails; the driver's own words, without the statement's values."""
     cause = problem.orig if isinstance(problem, DBAPIError) and problem.orig is not None else problem
-    words = (str(cause).strip().splitlines() or [type(cause).__name__])[0][:160]
     place = engine.url.database if engine.dialect.name == "sqlite" else shown(engine.url)
     return LedgerUnavailable(
-        f"The ledger {place} cannot be used now ({words}), and nothing is answered until it can; name the file of a "
-        "ledger and make it writable, or start its database."
+        f"The ledger {place} cannot be used now ({words_of(cause)}), and nothing is answered until it can; name the file "
+        "of a ledger and make it writable, or start its database."
     )
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from quietmax.account import ACCOUNT_FILE, FileAccount, account_text
 from quietmax.data import Encoding
-from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
+from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, words_of
 from quietmax.models.losses import Convexified, CrossEntropy, Loss, Quadratic
 from quietmax.models.mlp import MLP
 from quietmax.models.model import Model
@@ -68,7 +68,7 @@ def load_model(folder: str | Path) -> Model:
         )
     except (KeyError, TypeError, ValueError) as problem:
         raise DataUnavailable(
-            f"The model in {folder} is damaged ({_short(problem)}); train it again or restore a copy."
+            f"The model in {folder} is damaged ({words_of(problem)}); train it again or restore a copy."
         ) from problem
 
 
@@ -170,7 +170,7 @@ def read_folder(folder: str | Path, kind: str | None = None) -> tuple[dict[str, 
         tensors = safetensors.torch.load_file(source / _WEIGHTS)
     except (OSError, safetensors.SafetensorError) as problem:
         raise DataUnavailable(
-            f"The weights {source / _WEIGHTS} cannot be read ({_short(problem)}); train again or restore a copy."
+            f"The weights {source / _WEIGHTS} cannot be read ({words_of(problem)}); train again or restore a copy."
         ) from problem
     return description, tensors
 
@@ -186,7 +186,7 @@ def read_description(folder: str | Path) -> dict[str, Any]:
         description = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
         raise DataUnavailable(
-            f"{path} cannot be read ({_short(problem)}); train again or restore a copy."
+            f"{path} cannot be read ({words_of(problem)}); train again or restore a copy."
         ) from problem
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise DataUnavailable(
@@ -229,7 +229,3 @@ def loss_from_json(values: Mapping[str, Any]) -> Loss:
     if values["name"] == "convexified":
         return Convexified(float(values["alpha"]), values["averaged_over"], _BASES[values["base"]])
     return _BASES[values["name"]]
-
-
-def _short(problem: Exception) -> str:
-    return str(problem).splitlines()[0][:120] if str(problem) else type(problem).__name__
