@@ -146,8 +146,8 @@ def unavailable(engine: Engine, problem: BaseException) -> LedgerUnavailable:
     cause = problem.orig if isinstance(problem, DBAPIError) and problem.orig is not None else problem
     place = engine.url.database if engine.dialect.name == "sqlite" else shown(engine.url)
     return LedgerUnavailable(
-        f"The ledger {place} cannot be used now ({words_of(cause)}), and nothing is answered until it can; name the file "
-        "of a ledger and make it writable, or start its database."
+        f"The ledger {place} cannot be used now ({words_of(cause)}), and nothing is answered until it can; name the "
+        "file of a ledger and make it writable, or start its database."
     )
 
 
