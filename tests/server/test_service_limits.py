@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
@@ -39,6 +40,12 @@ def idle(tmp_path, models):
     ledger.close()
 
 
+def _run(coroutine):
+    """Run in a thread of its own: Playwright leaves a loop running in the main one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result(120)
+
+
 def _ann(service):
     return Caller("ann", service.ledger.client("ann"), None, False)
 
@@ -50,11 +57,11 @@ def _query(count=1, request_id=None):
 def test_a_service_that_has_not_started_refuses_and_says_so(idle):
     offer = idle.offer("plain", None)
     with pytest.raises(HttpRefusal) as refusal:
-        asyncio.run(idle.answer(offer, _query(), _ann(idle)))
+        _run(idle.answer(offer, _query(), _ann(idle)))
     assert refusal.value.status == 503
-    assert "starting or stopping" in asyncio.run(idle.unready())
+    assert "starting or stopping" in _run(idle.unready())
     assert idle.ledger.account(offer.account.name).spent_units == 0
-    asyncio.run(idle.stop())
+    _run(idle.stop())
 
 
 def test_a_stop_waits_for_what_was_charged(idle, monkeypatch):
@@ -81,7 +88,7 @@ def test_a_stop_waits_for_what_was_charged(idle, monkeypatch):
         await stopping
         return told
 
-    assert len(asyncio.run(ask_and_stop()).rows) == 1
+    assert len(_run(ask_and_stop()).rows) == 1
 
 
 def test_an_answer_that_comes_after_its_asker_left_is_dropped(idle, monkeypatch):
@@ -107,7 +114,7 @@ def test_an_answer_that_comes_after_its_asker_left_is_dropped(idle, monkeypatch)
         assert line.under_way == 0
         await line.close()
 
-    asyncio.run(ask_and_leave())
+    _run(ask_and_leave())
     assert idle.ledger.account(offer.account.name).spent_units == offer.unit_cost
 
 
@@ -197,7 +204,7 @@ def test_a_connection_that_ends_within_the_body_spends_nothing(idle):
         scope = {"type": "http", "method": "POST", "path": "/v2/models/plain/infer", "headers": []}
         await InferenceGate(lambda *_: None, idle)(scope, receive, send)
 
-    asyncio.run(ask())
+    _run(ask())
     assert sent[0]["status"] == 400
     assert idle.ledger.account(idle.offer("plain", None).account.name).spent_units == 0
 
