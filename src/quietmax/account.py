@@ -87,7 +87,7 @@ class FileAccount:
                 "is answered; make its folder writable."
             ) from problem
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(file, fcntl.LOCK_SH if access == os.O_RDONLY else fcntl.LOCK_EX)
             yield file
         except OSError as problem:
             raise QuietmaxError(

@@ -87,8 +87,8 @@ def test_the_report_for_people_names_the_accountant_and_the_noise(run, people):
         (("--private", "dpsgd", "--features", "scattering"), "needs images"),
         (("--private", "dpsgd", "--sampling-rate", "2"), "sampling rate"),
         (("--private", "dpsgd", "--delta", "2"), "delta"),
-        (("--private", "head", "--accountant", "rdp"), "--accountant belong to --private dpsgd"),
-        (("--clip", "1", "--steps", "3"), "--steps, --clip belong to --private dpsgd"),
+        (("--private", "head", "--accountant", "rdp"), "Only --private dpsgd reads --accountant"),
+        (("--clip", "1", "--steps", "3"), "Only --private dpsgd reads --steps, --clip"),
     ],
 )
 def test_wrong_options_are_one_sentence(run, people, arguments, word):

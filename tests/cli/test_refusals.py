@@ -110,13 +110,18 @@ def test_the_longest_name_a_folder_can_have_is_written(run, people, tmp_path):
     assert read_card(folder).status == "proven"
 
 
-def test_other_failures_of_the_system_are_not_hidden(run, monkeypatch):
+@pytest.mark.parametrize("problem", [PermissionError(13, "not allowed", "data"), OSError(28, "disk full")])
+def test_a_refusal_of_the_system_is_one_sentence(run, monkeypatch, problem):
     def fail(_):
-        raise PermissionError(13, "not allowed")
+        raise problem
 
     monkeypatch.setattr("quietmax.cli.spread_lists", fail)
-    with pytest.raises(PermissionError):
-        run("datasets")
+    _refused(run("datasets"), f"The system refused ({problem.strerror})")
+
+
+def test_a_list_option_without_values_is_refused_and_not_taken_for_everything(run):
+    _refused(run("reproduce", "accuracy-table", "--datasets"), "'--datasets' requires an argument")
+    _refused(run("reproduce", "accuracy-table", "--datasets", "--json"), "no data set '--json'")
 
 
 @pytest.mark.parametrize("name", ["deep.json", "deep.toml"])

@@ -294,6 +294,31 @@ def test_a_folder_that_was_carried_over_may_lie_elsewhere_later(tmp_path, models
         assert ledger.account("patients").spent_units == spent
 
 
+def test_another_model_put_into_a_marked_folder_is_charged_for_its_own_answers(tmp_path, models):
+    shutil.copytree(models / "teachers", tmp_path / "here")
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        bind(ledger, load_servables([str(tmp_path / "here")]))
+        description = json.loads((models / "teachers" / "model.json").read_text())
+        (tmp_path / "here" / "model.json").write_text(json.dumps({**description, "note": "trained again"}))
+        shutil.copy(models / "teachers" / "account.json", tmp_path / "here")
+        FileAccount(tmp_path / "here" / "account.json").charge(4, 40)
+        (offer,) = bind(ledger, load_servables([str(tmp_path / "here")]))
+        assert ledger.account("patients").spent_units == 4 * offer.unit_cost
+        assert FileAccount(tmp_path / "here" / "account.json").answered == 40
+
+
+def test_an_account_that_was_put_back_after_it_had_been_moved_is_charged_and_emptied_again(tmp_path, models):
+    shutil.copytree(models / "teachers", tmp_path / "here")
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        for count in (3, 5, 2):
+            shutil.copy(models / "teachers" / "account.json", tmp_path / "here")
+            FileAccount(tmp_path / "here" / "account.json").charge(count, 40)
+            for _ in range(2):
+                (offer,) = bind(ledger, load_servables([str(tmp_path / "here")]))
+            assert FileAccount(tmp_path / "here" / "account.json").answered == 40
+        assert ledger.account("patients").spent_units == 10 * offer.unit_cost
+
+
 def test_a_copy_made_before_is_charged_for_its_own_answers(tmp_path, models):
     for name, count in (("one", 3), ("two", 5)):
         shutil.copytree(models / "teachers", tmp_path / name)

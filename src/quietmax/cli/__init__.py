@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 from importlib import import_module
 from typing import Any, NoReturn
@@ -99,9 +98,9 @@ def spread_lists(arguments: list[str]) -> list[str]:
     """
     spread: list[str] = []
     current = None
-    for argument in arguments:
+    for argument, following in zip(arguments, [*arguments[1:], "-"], strict=True):
         if argument.startswith("-"):
-            current = argument if argument in _LISTS else None
+            current = argument if argument in _LISTS and not following.startswith("-") else None
             if current is None:
                 spread.append(argument)
         elif current is not None:
@@ -128,10 +127,9 @@ def main() -> None:
         where = "quietmax" if problem.ctx is None else problem.ctx.command_path
         _refuse(f"{told}; see '{where} --help'.")
     except OSError as problem:
-        if problem.errno != errno.ENAMETOOLONG:
-            raise
+        where = "" if problem.filename is None else f" for {str(problem.filename)[:60]!r}"
         _refuse(
-            f"The name {str(problem.filename)[:60]!r}... is too long for a file or folder; choose a shorter one."
+            f"The system refused ({problem.strerror or problem}){where}; make room, or choose another file."
         )
 
 

@@ -24,11 +24,11 @@ def check_options(private: str | None, given: Mapping[str, object]) -> None:
         unread = [name for name in present if name not in _PLAIN]
         if unread and _NOISY.issuperset(unread):
             raise InvalidInput(
-                f"{_listed(unread)} belong to --private dpsgd; add it, or leave them out to train without privacy."
+                f"Only --private dpsgd reads {_listed(unread)}; add it, or leave that out to train without privacy."
             )
         if unread:
             raise InvalidInput(
-                f"{_listed(unread)} belong to private training; add --private head, teachers or dpsgd, or leave them "
+                f"Only private training reads {_listed(unread)}; add --private head, teachers or dpsgd, or leave that "
                 "out to train without privacy."
             )
         return
@@ -42,10 +42,10 @@ def check_options(private: str | None, given: Mapping[str, object]) -> None:
             "DP-SGD draws random samples, not epochs of batches; give --sampling-rate (batch/records) and --steps."
         )
     if unread and _NOISY.issuperset(unread):
-        raise InvalidInput(f"{_listed(unread)} belong to --private dpsgd; leave them out, or train with it.")
+        raise InvalidInput(f"Only --private dpsgd reads {_listed(unread)}; leave that out, or train with it.")
     if unread:
         raise InvalidInput(
-            f"{_listed(unread)} would not be read by --private {private}; leave them out, or choose another training."
+            f"--private {private} does not read {_listed(unread)}; leave that out, or choose another training."
         )
     if private == "head" and "queries" in present and given["route"] not in (None, "output"):
         raise InvalidInput(

@@ -33,15 +33,14 @@ def _amount(total: Cost, units: int) -> float:
 
 def budget_json(account: AccountState, parts: list[Part], client: str, all_clients: bool) -> dict[str, Any]:
     """An account for the budget endpoint: the whole, and the caller's part (an administrator sees everyone's)."""
+    total = _amount(account.total, account.limit_units)
     shown = [part for part in parts if all_clients or part.client == client]
     return {
         "account": account.name,
         "currency": currency_name(account.total),
         "terms": account.terms.to_json(),
-        "total": (total := _amount(account.total, account.limit_units)),
-        "spent": min(
-            shown_cost(account.total, account.spent_units), total
-        ),  # what is spent never exceeds the budget
+        "total": total,
+        "spent": min(shown_cost(account.total, account.spent_units), total),
         "remaining": shown_left(account.total, account.left_units),
         "spent_fraction": account.spent_units / account.limit_units if account.limit_units else 1.0,
         "spent_in_epsilon": _in_epsilon(account),

@@ -227,19 +227,24 @@ def _carry_over(ledger: Ledger, named: Named, state: AccountState, unit_cost: in
     """Move the account of the model folder into the ledger: charge what was answered, and leave nothing in the folder.
 
     The folder is emptied after the ledger was charged; an answer given from the folder in between is charged too. A
-    mark in the folder says that this was done, wherever the folder may lie later.
+    mark in the folder says that this was done to this model, wherever the folder may lie later; it counts only while
+    the folder's account is empty. An account that was put back after it had been moved is charged once more.
     """
     carried = named.servable.carried_over
     assert carried is not None
     folder = carried.account.path.resolve().parent
-    mark, text = folder / _MOVED, ledger.request_key(0, f"carried over to account {state.id}").hex() + "\n"
-    if mark.is_file() and mark.read_text(encoding="utf-8", errors="replace") == text:
-        return
-    place = f"{state.id} {folder} {folder_digest(folder, '').hex()}"
-    request = hashlib.sha256(f"carried over {place}".encode()).digest()
+    digest = folder_digest(folder, "").hex()
+    mark = folder / _MOVED
+    text = ledger.request_key(0, f"carried over {state.id} {digest}").hex() + "\n"
+    moved = mark.is_file() and mark.read_text(encoding="utf-8", errors="replace") == text
+    request = hashlib.sha256(f"carried over {state.id} {folder} {digest}".encode()).digest()
     client = ledger.client(TRAINING_CLIENT)
     while True:
         answered = carried.account.answered
+        if moved and answered >= carried.limit:
+            with suppress(OSError):  # without the mark, the folder is known by where it lies
+                write_whole(mark, lambda staging: staging.write_text(text, encoding="utf-8"))
+            return
         outcome = ledger.charge(
             Charge(
                 state.id, client, named.label, unit_cost, rows=answered, request=request, kind="carried over"
@@ -258,6 +263,8 @@ def _carry_over(ledger: Ledger, named: Named, state: AccountState, unit_cost: in
             except BudgetExhausted:
                 continue
             ledger.store(Store(request=request, answer=b"moved"))
-        with suppress(OSError):  # without the mark, the folder is known by where it lies
-            write_whole(mark, lambda staging: staging.write_text(text, encoding="utf-8"))
-        return
+        else:
+            request = hashlib.sha256(
+                request
+            ).digest()  # was moved before: for an account that was put back since
+        moved = True
