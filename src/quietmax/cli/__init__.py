@@ -98,7 +98,7 @@ def spread_lists(arguments: list[str]) -> list[str]:
     """
     spread: list[str] = []
     current = None
-    for argument, following in zip(arguments, [*arguments[1:], "-"], strict=True):
+    for argument, following in zip(arguments, [*arguments, "-"][1:], strict=True):
         if argument.startswith("-"):
             current = argument if argument in _LISTS and not following.startswith("-") else None
             if current is None:
