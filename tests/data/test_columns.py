@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quietmax.data import CategoricalColumn, NumericColumn
-from quietmax.data.columns import Column
+from quietmax.data.columns import Column, as_text
 from quietmax.errors import InvalidInput
 
 Refusal = Callable[..., str]
@@ -52,7 +53,7 @@ def test_a_missing_number_becomes_the_lower_bound_and_is_marked() -> None:
     assert encoded(NumericColumn("age", 0, 10, edges=(5,)), [1, None]) == [[1, 0, 0], [0, 0, 1]]
 
 
-@pytest.mark.parametrize("marker", ["", " ", "?", "NA", "N/A", "null", "NULL"])
+@pytest.mark.parametrize("marker", ["", " ", "?", "NA", "N/A", "null", "NULL", "nan", "NaN"])
 def test_every_marker_of_a_missing_value_is_one_in_numbers_and_categories(marker: str) -> None:
     assert encoded(NumericColumn("age", 0, 10), ["5", marker]) == [[0.5, 0], [0, 1]]
     assert encoded(CategoricalColumn("sex", ("f", "m")), ["m", marker]) == [[0, 1, 0], [0, 0, 1]]
@@ -71,17 +72,89 @@ def test_numbers_written_as_text_are_numbers() -> None:
     assert encoded(column, [" 5", "1e1", "2.5 ", "-3"]) == [[0.5], [1], [0.25], [0]]
 
 
-@pytest.mark.parametrize(
-    "values",
-    [["5", "elderly"], ["5", "nan"], ["5", "inf"], [5.0, math.inf], [5.0, -math.inf], ["5", "1,000"]],
-)
-def test_what_is_no_finite_number_is_refused_without_showing_it(
-    values: list[object], refusal: Refusal
-) -> None:
-    sentence = refusal(lambda: encoded(NumericColumn("age", 0, 10), values), InvalidInput)
+@pytest.mark.parametrize("odd", ["elderly", "1,000", "1_000", "0x1A", "1e", "--5", "\u0661", "True", "."])
+def test_what_is_no_number_is_an_error_without_showing_it(odd: str, refusal: Refusal) -> None:
+    sentence = refusal(lambda: encoded(NumericColumn("age", 0, 10), ["5", odd]), InvalidInput)
     assert "'age'" in sentence
     assert "record 2" in sentence
-    assert str(values[1]) not in sentence.replace("finite", "")
+    assert odd == "." or odd not in sentence
+
+
+@pytest.mark.parametrize(
+    ("values", "features"),
+    [
+        (["5", "inf", "-Infinity", "1e999", "nan"], [[0.5, 0], [1, 0], [0, 0], [1, 0], [0, 1]]),
+        ([5.0, math.inf, -math.inf, 1e300, math.nan], [[0.5, 0], [1, 0], [0, 0], [1, 0], [0, 1]]),
+    ],
+)
+def test_infinity_is_clipped_and_nan_is_missing_as_text_and_as_number(
+    values: list[object], features: list[list[float]]
+) -> None:
+    assert encoded(NumericColumn("age", 0, 10), values) == features
+
+
+def test_minus_zero_has_the_bits_of_zero() -> None:
+    for scale in ("linear", "log"):
+        column = NumericColumn("x", 0, 10, scale=scale, missing=False)  # type: ignore[arg-type]
+        for values in ([-0.0, 5.0], ["-0.0", "5"], ["-1e-400", "5"]):
+            assert not np.signbit(encoded(column, values)).any()
+            assert encoded(column, values)[0] == [0]
+
+
+def test_python_values_are_read_one_by_one_whatever_else_the_column_holds() -> None:
+    numeric = NumericColumn("x", 0, 2)
+    cells = [
+        True,
+        None,
+        False,
+        np.bool_(True),
+        1,
+        "1",
+        Decimal("1.50"),
+        np.float32(0.5),
+        b"1",
+        math.nan,
+        pd.NA,
+    ]
+    expected = [
+        [0.5, 0],
+        [0, 1],
+        [0, 0],
+        [0.5, 0],
+        [0.5, 0],
+        [0.5, 0],
+        [0.75, 0],
+        [0.25, 0],
+        [0.5, 0],
+        [0, 1],
+        [0, 1],
+    ]
+    assert encoded(numeric, pd.Series(cells, dtype=object)) == expected
+    for cell, row in zip(cells, expected, strict=True):
+        assert encoded(numeric, pd.Series([cell], dtype=object)) == [row]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Decimal("1.00"), "1"),
+        (Decimal("0E-10"), "0"),
+        (Decimal("12345678901234567890.1250"), "12345678901234567890.125"),
+        (Decimal("1E+3"), "1000"),
+        (123456789012345678901, "123456789012345678901"),
+        (np.float32(3), "3"),
+        (b" caf\xc3\xa9 ", "caf\u00e9"),
+        (b"\xff1", "\\xff1"),
+        (np.datetime64("NaT"), ""),
+    ],
+)
+def test_a_cell_has_one_text(value: object, text: str) -> None:
+    assert as_text(value) == text
+
+
+def test_a_nested_python_value_is_an_error() -> None:
+    with pytest.raises(InvalidInput, match="holds a list"):
+        encoded(CategoricalColumn("x", ("a",)), pd.Series([["a"], ["b"]]))
 
 
 def test_categories_become_one_feature_each_and_unknown_ones_all_zeros() -> None:

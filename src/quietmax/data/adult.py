@@ -150,7 +150,7 @@ def _complete_records(source: Source) -> pd.DataFrame:
                     na_values="?",
                     keep_default_na=False,
                     index_col=False,
-                    dtype=dict.fromkeys([*CATEGORIES, LABEL], str),
+                    dtype=str,
                 )
             )
         except ValueError as error:

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from quietmax.data.columns import CategoricalColumn, Column, NumericColumn, as_texts, is_missing
+from quietmax.data.columns import CategoricalColumn, Column, NumericColumn, as_texts, each, is_missing
 from quietmax.errors import InvalidInput
 
 _FORMAT = "quietmax encoding 1"
@@ -87,7 +87,8 @@ class Encoding:
         name = self.label if label is None else label
         require_columns(table, [name])
         texts = as_texts(_with_text_names(table)[name])
-        labels = pd.Index(self.classes, dtype=object).get_indexer(pd.Index(texts, dtype=object))
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        labels = each(texts, lambda text: numbers.get(text, -1), np.int64)
         wrong = np.flatnonzero(labels < 0)
         if wrong.size:
             kind = "no label" if is_missing(texts[wrong[:1]])[0] else "a label outside the declared classes"
@@ -96,7 +97,7 @@ class Encoding:
                 f"wrong one or none), but the classes are {_listed(self.classes)}; correct the label or "
                 "declare its class."
             )
-        return labels.astype(np.int64)
+        return labels
 
     def to_json(self) -> str:
         """Return the encoding as JSON text."""

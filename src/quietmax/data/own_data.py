@@ -4,13 +4,14 @@ Bounds, categories and classes must be declared: reading them off the records wo
 features of all others, and would reveal it.  Whoever says `measure=True` gets them measured, and the encoding
 then lists what was measured.
 
-The sentences that refuse a table depend on its records and are meant for their owner; they name rows and
-columns, never a value.
+Errors about a table depend on its records.  They are for the owner and are not part of any release; they name rows
+and columns, never a value.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from quietmax.data.columns import CategoricalColumn, Column, NumericColumn, as_texts, is_missing
+from quietmax.data.columns import (
+    CategoricalColumn,
+    Column,
+    NumericColumn,
+    as_texts,
+    is_missing,
+    text_to_number,
+)
 from quietmax.data.encoding import Encoding, require_columns
 from quietmax.data.records import Records
 from quietmax.data.schema import ANY_COLUMN, Schema
@@ -135,9 +143,10 @@ def _measured(frame: pd.DataFrame, schema: Schema, columns: list[str], label: st
     bounds, categories = dict(schema.bounds), dict(schema.categories)
     for name in columns:
         present = _present(frame, name)
-        numbers = pd.to_numeric(pd.Series(present, dtype=object), errors="coerce").to_numpy(dtype=np.float64)
-        if np.isfinite(numbers).all():
-            low, high = (float(numbers.min()), float(numbers.max())) if numbers.size else (0.0, 1.0)
+        numbers = [text_to_number(text) for text in present]
+        if None not in numbers:
+            finite = [number for number in numbers if number is not None and math.isfinite(number)]
+            low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
             bounds[name] = (low, high if high > low else low + 1)
         else:
             categories[name] = tuple(sorted(set(present)))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from quietmax.data.columns import as_numbers
 from quietmax.data.encoding import Encoding
 from quietmax.data.tables import read_table
 from quietmax.errors import DataUnavailable, InvalidInput
@@ -33,7 +33,8 @@ def read_queries(path: str | Path, *, encoding: Encoding | None, width: int) -> 
             f"The file {path} has {frame.shape[1]} columns, but the model takes {width} features; "
             "give one column per feature and no label."
         )
-    features = frame.apply(pd.to_numeric, errors="coerce").to_numpy(dtype=np.float32)
+    numbers = [as_numbers(frame[name], str(name)) for name in frame.columns]
+    features = np.stack(numbers, axis=1).astype(np.float32)
     if not np.isfinite(features).all():
         row, column = np.argwhere(~np.isfinite(features))[0]
         raise InvalidInput(

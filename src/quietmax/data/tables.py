@@ -1,8 +1,9 @@
 """The user's own files as tables: CSV, TSV, Parquet and NPZ.
 
-Text files are read as text, cell by cell, so that nothing is guessed from the records: what is a number and
-what a category is declared, not detected.  Sentences about a wrong file name rows and columns but never show
-a value.
+Nothing is guessed from the records: every cell of a text file is a string, and a column of a Parquet file keeps
+the Arrow type that the file declares, with its nulls.  `columns` says how a cell of each type is read; what is a
+number and what a category is declared, not detected.  The names and types of the columns count as public facts.
+Errors are for the owner of the file: they name rows and columns, never a value.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 import pyarrow
-import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 from numpy.typing import NDArray
@@ -130,17 +130,13 @@ def _read_parquet(file: Path) -> pd.DataFrame:
             f"The file {file} is not a whole Parquet file, it may be cut off; write it again."
         ) from error
     _refuse_repeated(file, content.schema.names)
-    for name, column in zip(content.schema.names, content.columns, strict=True):
-        if (
-            pyarrow.types.is_floating(column.type)
-            and pyarrow.compute.any(pyarrow.compute.is_nan(column)).as_py()
-        ):
-            row = pyarrow.compute.index(pyarrow.compute.is_nan(column), True).as_py()
-            raise InvalidInput(
-                f"Column '{name}' of {file} is not a number (NaN) in record {row + 1}; correct it, or make "
-                "it null if the value is missing."
-            )
-    return cast(pd.DataFrame, content.to_pandas(ignore_metadata=True))
+    return pd.DataFrame(
+        {
+            name: pd.arrays.ArrowExtensionArray(column)
+            for name, column in zip(content.schema.names, content.columns, strict=True)
+        },
+        index=pd.RangeIndex(content.num_rows),
+    )
 
 
 def _read_npz(file: Path, features: str, label: str | None) -> Table:
@@ -179,12 +175,6 @@ def _array_table(file: Path, values: NDArray[Any], labels: NDArray[Any] | None, 
         channels, height, width = values.shape[1:] if values.ndim == 4 else (1, *values.shape[1:])
         image_shape = (int(channels), int(height), int(width))
     rows = values.reshape(len(values), int(np.prod(values.shape[1:])))
-    if values.dtype.kind == "f" and not np.isfinite(rows).all():
-        row, column = np.argwhere(~np.isfinite(rows))[0]
-        raise InvalidInput(
-            f"Feature {column} of record {row + 1} in {file} is not a finite number (NaN or infinite); "
-            "correct or remove that record."
-        )
     frame = pd.DataFrame(rows, columns=[f"feature_{number}" for number in range(rows.shape[1])])
     if labels is not None and label is not None:
         frame[label] = labels
