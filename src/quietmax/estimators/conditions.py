@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from quietmax.accounting import Guarantee
 from quietmax.accounting.guarantee import Status
-from quietmax.models.features import FeatureMap, holds_own_code
+from quietmax.models.features import FeatureMap, computed_in_batches, holds_own_code
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,14 @@ class Condition:
 
 
 SETTINGS_PUBLIC = "The feature map and all settings were chosen without looking at the private records."
+LIBRARY_ROUNDING = (
+    "The numerical library rounds a record's features alike at every place of a batch and beside all other records. "
+    "This was checked on synthetic records before training; `quietmax audit invariant` checks it again."
+)
+LIBRARY_STACK = (
+    "The numerical library computes every network of a stack from that network's numbers alone, and rounds equal "
+    "calls alike. `quietmax audit invariant` checks it."
+)
 CLASSES = Condition(
     "The classes were not declared (THEORY 3.1).",
     ("The set of classes is public: it was read off the labels, since none were declared.",),
@@ -34,6 +44,11 @@ BUILDER = Condition(
     "The teachers are the user's own modules.",
     ("The user's own modules share nothing: a record changes the answers of its own teacher alone.",),
 )
+
+
+def map_assumptions(description: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """What a proven guarantee assumes of the library because of its feature map, as `features.described` states it."""
+    return () if description is None or not computed_in_batches(description) else (LIBRARY_ROUNDING,)
 
 
 def weakened(guarantee: Guarantee, condition: Condition) -> Guarantee:

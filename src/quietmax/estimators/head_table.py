@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from quietmax.errors import InvalidInput
+from quietmax.models.features.base import square_sums
 from quietmax.models.features.threads import side_by_side
 
 Floats = NDArray[np.float64]
@@ -57,7 +58,7 @@ def clipped_rows(features: NDArray[np.float32], radius: float) -> Floats:
            [0.25, 0.  ]])
     """
     scaled = np.nan_to_num(features.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0) / radius
-    lengths = np.sqrt(np.square(scaled).sum(axis=1, keepdims=True))
+    lengths = np.sqrt(square_sums(scaled))
     return on_grid(scaled * (_SHORTENED / np.maximum(lengths, _SHORTENED)))
 
 

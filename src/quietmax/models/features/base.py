@@ -1,20 +1,22 @@
-"""What a feature map is: a public function of one record, chosen without looking at the private records (THEORY 3.1).
+"""Feature maps: public functions of one record, chosen without looking at the private records (THEORY 3.1, 3.8).
 
-A map must give a record the same features whatever other records it is computed with: otherwise removing
-one record would move the others, and the sensitivity of everything built on the features would be wrong.
-Matrix products and Fourier transforms may round differently with the shape of a batch, so maps that use
-them always compute batches of one fixed shape (`in_batches`), multiply by matrices whose columns come in
-sixteens (narrower ones were seen to round differently with a row's place in memory), and the tests check
-that a record's features do not depend, bit for bit, on its place.
+A map must give a record the same features whatever other records it is computed with. Otherwise removing one record
+moves the others, and the sensitivity of everything built on the features is wrong. Single additions, subtractions,
+multiplications, divisions and square roots are correctly rounded wherever a number stands in memory, so maps made of
+these alone need no further argument (`square_sums` adds in a fixed order). Matrix products, Fourier transforms and
+library functions may round differently with the shape of a batch, the alignment of its memory and the place of a row.
+Maps that use them are a `BatchedMap`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 
 from quietmax.errors import InvalidInput
@@ -23,7 +25,9 @@ from quietmax.models.features.threads import side_by_side
 Floats = NDArray[np.float32]
 
 WIDTH = 16
-"""Matrices that maps multiply by have a multiple of this many columns."""
+"""Matrices that maps multiply by have a multiple of this many columns: products with fewer often round by place."""
+_PUBLIC_SEED = 3008
+_ADDED_AT_ONCE = 256
 
 
 class FeatureMap(ABC):
@@ -79,32 +83,111 @@ def as_matrix(records: ArrayLike) -> Floats:
     return matrix
 
 
-def in_batches(
-    compute: Callable[[Floats], Floats],
-    records: Floats,
-    rows_at_once: int,
-    dimension: int,
-    *,
-    apart: bool = False,
-) -> Floats:
-    """Apply `compute` to batches of exactly `rows_at_once` rows, the last one filled up with zeros.
+class BatchedMap(FeatureMap):
+    """A map that the numerical library computes on batches of records.
 
-    `apart` computes several batches at once, each on one thread.
+    Every batch has the same shape and starts at the same alignment (torch aligns its memory to 64 bytes). What may
+    still differ is the place of a record in its batch. So each map is first checked, once per process, number of
+    columns and number of threads, on public random records: the features of a record must be the same, bit for bit,
+    at every place and beside other records. A map that fails is computed one record at a time: then all records
+    have the same place. The choice depends on public numbers alone.
     """
-    features = np.empty((len(records), dimension), np.float32)
+
+    beside_each_other: ClassVar[bool] = False
+    """Whether several batches may be computed at once, each on one thread."""
+
+    @abstractmethod
+    def _batch_rows(self) -> int:
+        """The number of records in a batch."""
+
+    @abstractmethod
+    def _batch(self, batch: torch.Tensor) -> torch.Tensor:
+        """The features of a batch of records, float32 of shape (rows, columns)."""
+
+    def checked_rows(self, columns: int) -> int:
+        """How many records are computed together: a batch, or 1 where the check failed."""
+        return _checked_rows(self, columns, torch.get_num_threads())
+
+    def _features(self, records: Floats) -> Floats:
+        return _in_batches(self, records, self.checked_rows(records.shape[1]))
+
+
+def _in_batches(feature_map: BatchedMap, records: Floats, rows_at_once: int) -> Floats:
+    """The features of all records from batches of exactly `rows_at_once` rows, the last one filled up with zeros."""
+    columns = records.shape[1]
+    features = np.empty((len(records), feature_map.dimension(columns)), np.float32)
 
     def fill(number: int) -> None:
-        start = number * rows_at_once
-        batch = records[start : start + rows_at_once]
-        rows = len(batch)
-        if rows < rows_at_once:
-            batch = np.concatenate([batch, np.zeros((rows_at_once - rows, records.shape[1]), np.float32)])
-        features[start : start + rows] = compute(np.ascontiguousarray(batch))[:rows]
+        part = records[number * rows_at_once : (number + 1) * rows_at_once]
+        batch = torch.zeros(rows_at_once, columns)
+        batch.numpy()[: len(part)] = part
+        with torch.no_grad():
+            computed = feature_map._batch(batch)
+        features[number * rows_at_once :][: len(part)] = computed[: len(part)].numpy()
 
     batches = -(-len(records) // rows_at_once)
-    if apart:
+    if feature_map.beside_each_other:
         side_by_side(fill, batches)
     else:
         for number in range(batches):
             fill(number)
     return features
+
+
+@lru_cache(maxsize=64)
+def _checked_rows(feature_map: BatchedMap, columns: int, threads: int) -> int:  # noqa: ARG001
+    """The rows of a batch in which every place gives the same features; 1 if a whole batch does not."""
+    rows = feature_map._batch_rows()
+    if rows > 1 and _places_agree(feature_map, columns, rows):
+        return rows
+    if not _places_agree(feature_map, columns, 1):
+        raise InvalidInput(
+            f"The feature map '{feature_map.kind}' gave one record different features in two calls. A feature map must "
+            "be a function of the record alone."
+        )
+    return 1
+
+
+def _places_agree(feature_map: BatchedMap, columns: int, rows: int) -> bool:
+    """Whether public records have the same features at all places of a batch and beside all other records."""
+    mixed = np.random.default_rng(_PUBLIC_SEED).random((rows, columns), np.float32)
+    disturbed = mixed.copy()
+    disturbed[1::4], disturbed[3::4] = 0.0, -(2.0**20)
+    order = np.arange(rows)
+    first, last = np.zeros_like(order), np.full_like(order, rows - 1)
+    places = ((mixed, order), (mixed[::-1], order[::-1]), (np.roll(mixed, 1, 0), np.roll(order, 1)))
+    copies = ((mixed[first], first), (mixed[last], last), (disturbed, order))
+    expected = _in_batches(feature_map, mixed, rows)
+    for table, source in (*places, *copies):
+        same = bits(_in_batches(feature_map, table, rows)) == bits(expected[source])
+        if not same[(table == mixed[source]).all(axis=1)].all():
+            return False
+    return True
+
+
+def bits(values: Floats) -> NDArray[np.uint32]:
+    """The bit patterns of float32 numbers, which tell -0 from 0 and compare NaN.
+
+    >>> bits(np.float32([0.0, -0.0]))
+    array([         0, 2147483648], dtype=uint32)
+    """
+    return np.ascontiguousarray(values).view(np.uint32)
+
+
+def square_sums(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The sum of squares of every row, shape (n, 1), by single additions in an order that depends on the width alone.
+
+    >>> square_sums(np.array([[3.0, 4.0, 0.0]]))
+    array([[25.]])
+    """
+    width = rows.shape[1]
+    total = np.zeros(
+        (len(rows), _ADDED_AT_ONCE if width > _ADDED_AT_ONCE else 1 << max(0, width - 1).bit_length())
+    )
+    for start in range(0, width, _ADDED_AT_ONCE):
+        part = rows[:, start : start + _ADDED_AT_ONCE]
+        total[:, : part.shape[1]] += part * part
+    while total.shape[1] > 1:
+        half = total.shape[1] // 2
+        total = total[:, :half] + total[:, half:]
+    return total

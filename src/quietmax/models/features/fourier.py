@@ -9,22 +9,22 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 
 from quietmax.errors import InvalidInput
-from quietmax.models.features.base import WIDTH, FeatureMap, Floats, in_batches
+from quietmax.models.features.base import WIDTH, BatchedMap
 
 _ROWS_AT_ONCE = 256
 
 
 @lru_cache(maxsize=4)
-def _frequencies(columns: int, pairs: int, bandwidth: float, seed: int) -> NDArray[np.float64]:
+def _frequencies(columns: int, pairs: int, bandwidth: float, seed: int) -> torch.Tensor:
     drawn = np.random.default_rng(seed).standard_normal((columns, pairs)) / bandwidth
-    return np.pad(drawn, ((0, 0), (0, -pairs % WIDTH)))
+    return torch.from_numpy(np.pad(drawn, ((0, 0), (0, -pairs % WIDTH))))
 
 
 @dataclass(frozen=True)
-class RandomFourier(FeatureMap):
+class RandomFourier(BatchedMap):
     """`(cos(w_k.x), sin(w_k.x)) / sqrt(K)` for K = count/2 frequencies `w_k ~ N(0, 1/bandwidth^2)`, from a public seed.
 
     Every record's features have length exactly 1, and their inner products approximate `exp(-||x - y||^2 /
@@ -60,17 +60,14 @@ class RandomFourier(FeatureMap):
             )
         return self.count
 
-    def _features(self, records: Floats) -> Floats:
-        columns = records.shape[1]
+    def _batch_rows(self) -> int:
+        return _ROWS_AT_ONCE
+
+    def _batch(self, batch: torch.Tensor) -> torch.Tensor:
+        columns, pairs = batch.shape[1], self.count // 2
         bandwidth = math.sqrt(columns) / 4 if self.bandwidth is None else float(self.bandwidth)
-        frequencies = _frequencies(columns, self.count // 2, bandwidth, self.seed)
-
-        def waves(batch: Floats) -> Floats:
-            angles = (batch.astype(np.float64) @ frequencies)[:, : self.count // 2]
-            pair = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
-            return (pair / math.sqrt(self.count // 2)).astype(np.float32)
-
-        return in_batches(waves, records, _ROWS_AT_ONCE, self.count)
+        angles = (batch.double() @ _frequencies(columns, pairs, bandwidth, self.seed))[:, :pairs]
+        return (torch.cat([angles.cos(), angles.sin()], dim=1) / math.sqrt(pairs)).float()
 
     def to_json(self) -> dict[str, Any]:
         """Count, bandwidth and seed."""

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 
 from quietmax.errors import InvalidInput
-from quietmax.models.features.base import FeatureMap, Floats, in_batches
+from quietmax.models.features.base import BatchedMap, Floats
 
 
 @dataclass(frozen=True, eq=False)
-class FrozenModule(FeatureMap):
+class FrozenModule(BatchedMap):
     """The outputs of a torch module whose weights owe nothing to the private records, flattened per record.
 
     The module gets batches of `rows_at_once` records shaped `(rows, *input_shape)` (`(rows, m)` without
-    one), in evaluation mode and without gradients. It must treat the rows of a batch independently.
+    one), in evaluation mode and without gradients. A module that mixes the rows of a batch gets one record at a time.
 
     >>> FrozenModule(torch.nn.ReLU(), outputs=2).transform([[-1.0, 2.0]])
     array([[0., 2.]], dtype=float32)
@@ -39,24 +39,24 @@ class FrozenModule(FeatureMap):
             )
         return self.outputs
 
-    def _features(self, records: Floats) -> Floats:
+    def _batch_rows(self) -> int:
+        return self.rows_at_once
+
+    def _batch(self, batch: torch.Tensor) -> torch.Tensor:
         shape = (-1,) if self.input_shape is None else self.input_shape
+        outputs: torch.Tensor = self.module(batch.reshape(len(batch), *shape))
+        if outputs.shape[0] != len(batch) or outputs[0].numel() != self.outputs:
+            raise InvalidInput(
+                f"The module returned values of shape {tuple(outputs.shape)} for {len(batch)} records, but "
+                f"{self.outputs} per record were declared; correct the number of outputs."
+            )
+        return outputs.reshape(len(batch), -1).to(torch.float32)
 
-        def run(batch: Floats) -> Floats:
-            outputs = self.module(torch.from_numpy(batch).reshape(len(batch), *shape))
-            if outputs.shape[0] != len(batch) or outputs[0].numel() != self.outputs:
-                raise InvalidInput(
-                    f"The module returned values of shape {tuple(outputs.shape)} for {len(batch)} records, but "
-                    f"{self.outputs} per record were declared; correct the number of outputs."
-                )
-            flat: Floats = outputs.reshape(len(batch), -1).to(torch.float32).numpy()
-            return flat
-
+    def _features(self, records: Floats) -> Floats:
         training = self.module.training
         self.module.eval()
         try:
-            with torch.no_grad():
-                return in_batches(run, records, self.rows_at_once, self.outputs)
+            return super()._features(records)
         finally:
             self.module.train(training)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from quietmax.errors import InvalidInput
-from quietmax.models.features.base import FeatureMap, Floats
+from quietmax.models.features.base import BatchedMap, FeatureMap, Floats
 from quietmax.models.features.fourier import RandomFourier
 from quietmax.models.features.frozen import FrozenModule
 from quietmax.models.features.scattering import Scattering
@@ -73,6 +73,17 @@ def described(feature_map: FeatureMap) -> dict[str, Any]:
     if holds_own_code(feature_map):
         return {"kind": getattr(feature_map, "kind", type(feature_map).__name__)}
     return feature_map.to_json()
+
+
+def computed_in_batches(description: Mapping[str, Any]) -> bool:
+    """Whether a map, as `described`, is a `BatchedMap` or a pipeline with one.
+
+    >>> computed_in_batches(described(Pipeline((UnitNorm(), RandomFourier(count=2)))))
+    True
+    """
+    kind = _KINDS.get(description["kind"])
+    steps = description.get("maps", ())
+    return (kind is not None and issubclass(kind, BatchedMap)) or any(map(computed_in_batches, steps))
 
 
 _KINDS: dict[str, type[FeatureMap]] = {

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from quietmax.errors import InvalidInput
-from quietmax.models.features.base import WIDTH, FeatureMap, Floats, in_batches
+from quietmax.models.features.base import WIDTH, BatchedMap, Floats
 from quietmax.models.features.synthetic import dead_leaves
 
 _PLANES_AT_ONCE = 64
@@ -167,7 +167,10 @@ def scatter(images: torch.Tensor, scales: int = 2, angles: int = 8) -> torch.Ten
 
 @lru_cache(maxsize=8)
 def _whitening(scattering: Scattering) -> torch.Tensor:
-    """`(C / trace C + floor)^(-power/2)` for the covariance C of the channels over synthetic images and places."""
+    """`(C / trace C + floor)^(-power/2)` for the covariance C of the channels over synthetic images.
+
+    Filled up with empty columns.
+    """
     images = dead_leaves(_SYNTHETIC_IMAGES, scattering.image_shape, _SYNTHETIC_SEED)
     parts = torch.split(torch.from_numpy(images), _PLANES_AT_ONCE)
     channels = torch.cat([scattering.normalised(part) for part in parts]).to(torch.float64)
@@ -175,11 +178,11 @@ def _whitening(scattering: Scattering) -> torch.Tensor:
     values, vectors = torch.linalg.eigh(torch.einsum("ncp,nep->ce", centred, centred))
     weights = (values.clamp_min(0.0) / values.sum() + _FLOOR) ** (-scattering.whitening / 2)
     matrix: torch.Tensor = (vectors * weights) @ vectors.T
-    return matrix.to(torch.float32)
+    return torch.nn.functional.pad(matrix.to(torch.float32), (0, -len(matrix) % WIDTH))
 
 
 @dataclass(frozen=True)
-class Scattering(FeatureMap):
+class Scattering(BatchedMap):
     """Wavelet scattering of images (channels, height, width): normalised per image, whitened, of unit length.
 
     1. The image divided by the root of its mean square, so that units do not matter; then the scattering
@@ -201,6 +204,7 @@ class Scattering(FeatureMap):
     groups: int = 27
     whitening: float = 0.5
     kind: ClassVar[str] = "scattering"
+    beside_each_other: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_shape", tuple(int(side) for side in self.image_shape))
@@ -248,21 +252,21 @@ class Scattering(FeatureMap):
         paths = planes.reshape(len(images), self.paths, -1)
         return torch.nn.functional.group_norm(paths, self.groups)
 
+    def _batch_rows(self) -> int:
+        return max(1, _PLANES_AT_ONCE // self.image_shape[0])
+
+    def _batch(self, batch: torch.Tensor) -> torch.Tensor:
+        paths = self.normalised(batch.reshape(len(batch), *self.image_shape))
+        if self.whitening > 0.0:
+            paths = (paths.mT.contiguous() @ _whitening(self))[..., : self.paths].mT
+        flat = paths.flatten(1)
+        unit: torch.Tensor = flat / flat.norm(dim=1, keepdim=True).clamp_min(_TINY)
+        return unit
+
     def _features(self, records: Floats) -> Floats:
-        rows_at_once = max(1, _PLANES_AT_ONCE // self.image_shape[0])
-
-        @torch.no_grad()
-        def run(batch: Floats) -> Floats:
-            paths = self.normalised(torch.from_numpy(batch).reshape(len(batch), *self.image_shape))
-            if self.whitening > 0.0:
-                paths = (paths.mT.contiguous() @ _whitening(self)).mT
-            flat = paths.flatten(1)
-            unit: Floats = (flat / flat.norm(dim=1, keepdim=True).clamp_min(_TINY)).numpy()
-            return unit
-
         if self.whitening > 0.0:
             _whitening(self)  # once, before the batches ask for it from several threads
-        return in_batches(run, records, rows_at_once, self.dimension(records.shape[1]), apart=True)
+        return super()._features(records)
 
     def to_json(self) -> dict[str, Any]:
         """The image shape and the constants."""

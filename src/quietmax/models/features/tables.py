@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from quietmax.errors import InvalidInput
-from quietmax.models.features.base import FeatureMap, Floats
+from quietmax.models.features.base import FeatureMap, Floats, square_sums
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class UnitNorm(FeatureMap):
         wide = records.astype(np.float64)
         if self.constant > 0.0:
             wide = np.concatenate([wide, np.full((len(wide), 1), self.constant)], axis=1)
-        lengths = np.sqrt(np.square(wide).sum(axis=1, keepdims=True))
+        lengths = np.sqrt(square_sums(wide))
         unit = np.divide(wide, lengths, out=np.zeros_like(wide), where=lengths > 0.0)
         return np.asarray(unit, dtype=np.float32)
 
