@@ -1,0 +1,818 @@
+"""Seeded results are the same numbers as before: a check that moving code changes nothing.
+
+Every case computes a few seeded results. `tests/fixtures/seeded/<case>.json` holds what they were: plain values as they
+are, arrays as SHA-256 of their bytes beside some of their values. There are two ways to compare.
+
+* By default, integers, strings and the cases marked `exact` must be equal bit for bit. Other floating-point results go
+  through matrix products, convolutions or vectorised exponentials. Their kernels are chosen by the processor, so they
+  may round otherwise on another one. They must agree within a relative 1e-5 of the largest value of their array. The
+  rates of attacks count records, one of which may cross a threshold: they must agree within 0.02.
+* With `QUIETMAX_SAME_NUMBERS=strict`, everything must be equal bit for bit. This holds on the machine that wrote the
+  files (`written.json` names its processor and libraries), with any number of threads.
+
+`QUIETMAX_WRITE_FIXTURES=1` writes the files with the code at hand instead of comparing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from threadpoolctl import threadpool_limits
+
+# All names of the package that this file uses, so that a renamed one is changed in one place.
+from quietmax import (
+    DPSGD,
+    Algorithm1,
+    Budget,
+    NoisyMax,
+    Predictor,
+    PrivateHead,
+    SampledNeuron,
+    Teachers,
+    load,
+    train,
+    train_many,
+)
+from quietmax.accounting import (
+    GaussianCost,
+    PureCost,
+    advanced_composition,
+    advanced_composition_per_query,
+    bounded_range_as_gaussian,
+    delta_of,
+    epsilon_of,
+    mu_of,
+    per_query,
+    pure_as_gaussian,
+    queries_affordable,
+)
+from quietmax.accounting.dpsgd import Schedule, noise_multiplier
+from quietmax.attacks import RMIA, LiRA, NoisyModel, Shadow, ShadowPool, Threshold, leakage_curve
+from quietmax.audit import mechanism as audit_mechanism
+from quietmax.audit import stability
+from quietmax.cli import main
+from quietmax.data import Records, load_records, split
+from quietmax.estimators.dpsgd_sweep import train_sweep
+from quietmax.experiments.sensitivity_table import reproduce_sensitivity_table
+from quietmax.mechanisms import GaussianScores
+from quietmax.models import (
+    Convexified,
+    CrossEntropy,
+    Quadratic,
+    TrainingSettings,
+    search_alpha,
+    train_module,
+)
+from quietmax.models.features import OneHot, Pipeline, RandomFourier, Scaling, Scattering, UnitNorm
+from quietmax.noise import (
+    ExactNoise,
+    SeededNoise,
+    choose,
+    permute_and_flip,
+    release_gaussian,
+    release_laplace,
+)
+from quietmax.sensitivity import ScoreBounds, Sensitivity, observed, published, published_for
+
+FOLDER = Path(__file__).parent / "fixtures" / "seeded"
+TABLE = Path(__file__).parent / "fixtures" / "v0_1" / "people.csv"
+STRICT = os.environ.get("QUIETMAX_SAME_NUMBERS") == "strict"
+WRITE = os.environ.get("QUIETMAX_WRITE_FIXTURES") == "1"
+SHOWN = 48
+"""How many values of an array are stored beside its hash."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One group of results. `within` is the absolute tolerance of plain numbers on another processor, if not 1e-5."""
+
+    compute: Callable[[], dict]
+    exact: bool
+    within: float | None = None
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(*, exact: bool = False, within: float | None = None):
+    def register(compute):
+        CASES[compute.__name__] = Case(compute, exact, within)
+        return compute
+
+    return register
+
+
+# --- storing and comparing ----------------------------------------------------------------------------------------
+
+
+def stored_form(value):
+    """A result as JSON values that tell every bit of it."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().numpy()
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        array = np.ascontiguousarray(value)
+        flat = array.ravel()
+        places = (
+            np.unique(np.linspace(0, flat.size - 1, min(flat.size, SHOWN)).astype(int)) if flat.size else []
+        )
+        return {
+            "dtype": array.dtype.str,
+            "shape": list(array.shape),
+            "sha256": hashlib.sha256(array.tobytes()).hexdigest(),
+            "values": [each.item() for each in flat[places]],
+        }
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {str(name): stored_form(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [stored_form(each) for each in value]
+    assert value is None or isinstance(value, bool | int | float | str), type(value)
+    return value
+
+
+def differences(found, known, *, bits: bool, within: float | None, at: str = "") -> list[str]:
+    """Where two stored forms differ: bit for bit, or beyond what another processor may change."""
+    if isinstance(known, dict) and isinstance(found, dict):
+        if found.keys() != known.keys():
+            return [f"{at}: the names are {sorted(found)}, but were {sorted(known)}"]
+        if "sha256" in known:
+            return _array_differences(found, known, bits=bits, at=at)
+        return [
+            each
+            for name in known
+            for each in differences(found[name], known[name], bits=bits, within=within, at=f"{at}/{name}")
+        ]
+    if isinstance(known, list) and isinstance(found, list) and len(known) == len(found):
+        pairs = enumerate(zip(found, known, strict=True))
+        return [
+            each
+            for place, (one, other) in pairs
+            for each in differences(one, other, bits=bits, within=within, at=f"{at}/{place}")
+        ]
+    if type(found) is float and type(known) is float and not bits:
+        close = np.isclose(found, known, rtol=1e-5, atol=1e-12 if within is None else within, equal_nan=True)
+        return [] if close else [f"{at}: {found!r} was {known!r}"]
+    return [] if repr(found) == repr(known) else [f"{at}: {found!r} was {known!r}"]
+
+
+def _array_differences(found, known, *, bits: bool, at: str) -> list[str]:
+    if (found["dtype"], found["shape"]) != (known["dtype"], known["shape"]):
+        return [f"{at}: {found['dtype']}{found['shape']} was {known['dtype']}{known['shape']}"]
+    if found["sha256"] == known["sha256"]:
+        return []
+    if not bits and np.dtype(known["dtype"]).kind == "f":
+        one, other = (np.array(each["values"], dtype=np.float64) for each in (found, known))
+        largest = float(np.abs(other[np.isfinite(other)]).max(initial=0.0))
+        if np.allclose(one, other, rtol=1e-5, atol=1e-5 * largest, equal_nan=True):
+            return []
+    return [f"{at}: {found['values'][:6]}... was {known['values'][:6]}..."]
+
+
+def about_this_machine() -> dict[str, str]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    libraries = {name: version(name) for name in ("torch", "numpy", "scipy", "scikit-learn", "dp-accounting")}
+    return {"processor": names[0] if names else "unknown", "python": sys.version.split()[0], **libraries}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with threadpool_limits(1):
+        yield
+    torch.set_num_threads(before)
+
+
+# --- data ---------------------------------------------------------------------------------------------------------
+
+
+@cache
+def blobs(count: int = 300, columns: int = 6, classes: int = 3, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, count)
+    centres = np.random.default_rng(99).random((classes, columns))
+    return np.clip(centres[labels] + 0.2 * rng.normal(size=(count, columns)), 0, 1).astype(np.float32), labels
+
+
+@cache
+def points(classes: int = 3):
+    features, labels = blobs(420, classes=classes)
+    return split(Records("points", features, labels, classes=classes), size=100, seed=1)
+
+
+@cache
+def images():
+    digits = load_digits()
+    return (digits.data[:300] / 16).astype(np.float32), digits.target[:300]
+
+
+SMALL = TrainingSettings(hidden=(16,), learning_rate=0.01, epochs=5, batch_size=32)
+PLAIN = replace(SMALL, loss=CrossEntropy())
+
+
+@cache
+def network(classes: int = 3):
+    return train(points(classes), alpha=1.0, settings=SMALL)
+
+
+def weights(model) -> dict:
+    return dict(model.network.parameters())
+
+
+def numbers(record: dict) -> dict:
+    """The numbers of a JSON object, without its sentences."""
+    return {name: value for name, value in record.items() if type(value) in (int, float)}
+
+
+def asked(classes: int = 3):
+    return points(classes).test.features[:40]
+
+
+# --- accounting ---------------------------------------------------------------------------------------------------
+
+
+@case(exact=True)
+def conversions():
+    pairs = [(0.01, 1e-5), (0.1, 1e-6), (1.0, 1e-5), (4.0, 1e-9), (10.0, 1e-3), (100.0, 1e-5)]
+    mus = (0.01, 0.1, 0.3, 1.0, 2.0, 10.0)
+    return {
+        "mu_of": [mu_of(*pair) for pair in pairs],
+        "epsilon_of": [epsilon_of(mu, 1e-5) for mu in mus],
+        "delta_of": [delta_of(mu, 1.0) for mu in mus],
+        "pure_as_gaussian": [pure_as_gaussian(epsilon) for epsilon in mus],
+        "bounded_range_as_gaussian": [bounded_range_as_gaussian(epsilon) for epsilon in mus],
+        "advanced": [advanced_composition(0.1, count, 1e-6) for count in (1, 10, 1000)],
+        "advanced per query": [advanced_composition_per_query(1.0, count, 1e-6) for count in (1, 10, 1000)],
+    }
+
+
+@case(exact=True)
+def budgets():
+    def number(cost):
+        return cost.epsilon if isinstance(cost, PureCost) else cost.mu
+
+    budget = Budget(2.0, 1e-6, 37)
+    readings = ("proven", "published", "published-example")
+    return {
+        "pure": number(per_query(budget, "pure")),
+        "gaussian": [number(per_query(budget, "gaussian", reading)) for reading in readings],
+        "total": [number(budget.in_currency("gaussian", reading)) for reading in readings],
+        "affordable": [
+            queries_affordable(PureCost(1.0), PureCost(0.007)),
+            queries_affordable(GaussianCost(1.0), GaussianCost(0.07)),
+        ],
+        "times": [number(PureCost(0.1).times(7)), number(GaussianCost(0.1).times(7))],
+    }
+
+
+@case()
+def dpsgd_noise():
+    """A root search over a numerical privacy loss distribution (FFT) or Renyi divergences: close, not exact."""
+    runs = [(1.0, 1e-5, Schedule(0.1, 100)), (4.0, 1e-6, Schedule(1.0, 40))]
+    told = {}
+    for accountant in ("pld", "rdp", "zcdp", "ac", "nc"):
+        told[f"proven {accountant}"] = [noise_multiplier(*run, accountant=accountant) for run in runs]
+        if accountant != "pld":
+            told[f"published {accountant}"] = [
+                noise_multiplier(*run, accountant=accountant, reading="published") for run in runs
+            ]
+    return told
+
+
+@case(exact=True)
+def sensitivity_table():
+    rows = reproduce_sensitivity_table()
+    shape = published_for(50, [16, 8], 4, 500, l2=0.01, activation_name="sigmoid")
+    return {
+        "rows": [[row.dataset, row.quantity, row.paper, row.ours, row.agrees] for row in rows],
+        "another network": numbers(shape.to_json()),
+    }
+
+
+# --- noise and mechanisms -----------------------------------------------------------------------------------------
+
+
+def scores(queries: int = 60, classes: int = 4):
+    return np.random.default_rng(5).normal(size=(queries, classes)) * 3
+
+
+def sources():
+    entropy = np.random.default_rng(11)
+    return {"seeded": SeededNoise(7), "exact": ExactNoise(_bytes=entropy.bytes)}
+
+
+@case(exact=True)
+def noise():
+    """Whole numbers of grid steps: the same everywhere. The exact source reads its entropy from a seed here."""
+    told = {}
+    for name, source in sources().items():
+        told[name] = {
+            "gaussian": source.gaussian(1000.0, 200),
+            "laplace": source.laplace(1000.0, 200),
+            "release gaussian": release_gaussian(scores(), sensitivity=0.3, mu=0.7, source=source).values,
+            "release laplace": release_laplace(
+                scores(), sensitivity=0.3, epsilon=0.7, source=source, coordinates=1
+            ).values,
+            "choose": choose(scores(), epsilon=1.0, sensitivity=0.5, source=source).index,
+            "permute and flip": permute_and_flip(
+                scores(), epsilon=1.0, range_sensitivity=0.5, source=source
+            ).index,
+        }
+    return told
+
+
+def bounds(one: float = 0.4, vector: float = 0.5):
+    return ScoreBounds(Sensitivity(one, "certified", "a test"), Sensitivity(vector, "certified", "a test"))
+
+
+def answers_of(mechanism, values, source):
+    answers = mechanism.release(values, source)
+    return {"labels": answers.labels} | (
+        {} if answers.probabilities is None else {"probabilities": answers.probabilities}
+    )
+
+
+@case()
+def proven_mechanisms():
+    pure, gaussian = PureCost(1.5), GaussianCost(1.2)
+    mechanisms = {
+        f"sampled neuron {noise} {selection}": SampledNeuron(
+            noise, selection, bounds=bounds(), per_query=pure if noise == "laplace" else gaussian
+        )
+        for noise in ("laplace", "gaussian")
+        for selection in ("exponential", "permute-and-flip")
+    } | {
+        "noisy max gaussian": NoisyMax("gaussian", bounds=bounds(), per_query=gaussian),
+        "noisy max exponential": NoisyMax("exponential", bounds=bounds(), per_query=pure),
+        "noisy max permute-and-flip": NoisyMax("permute-and-flip", bounds=bounds(), per_query=pure),
+        "noisy max counted in mu": NoisyMax("exponential", "gaussian", bounds=bounds(), per_query=gaussian),
+        "gaussian scores": GaussianScores(bounds=bounds(), per_query=gaussian),
+        "gaussian votes": GaussianScores(votes=20, bounds=bounds(), per_query=gaussian),
+    }
+    return {
+        f"{name}, {classes} classes, {kind}": answers_of(mechanism, scores(classes=classes), source)
+        for name, mechanism in mechanisms.items()
+        for classes in (2, 4)
+        for kind, source in sources().items()
+    }
+
+
+@case()
+def algorithm1():
+    told = {}
+    for classes in (2, 3):
+        model = network(classes)
+        for noise in ("gaussian", "laplace"):
+            quiet = Predictor(
+                model, Algorithm1(noise), Budget(2000.0, queries=100), noise=SeededNoise(3), stored_answers=0
+            )
+            told[f"{noise}, {classes} classes"] = {
+                "probabilities": quiet.predict_proba(asked(classes)),
+                "labels": quiet.predict(asked(classes)),
+                "remaining": quiet.remaining.queries,
+                "guarantee": {
+                    name: quiet.guarantee.to_json()[name]
+                    for name in ("definition", "epsilon", "mu", "status")
+                },
+                "parameters": [
+                    quiet.mechanism.epsilon_sampling,
+                    quiet.mechanism.epsilon_neuron,
+                    quiet.mechanism.logit_sensitivity,
+                    quiet.mechanism.probability_sensitivity,
+                ],
+            }
+    return told
+
+
+# --- data and features --------------------------------------------------------------------------------------------
+
+
+@case(exact=True)
+def table_and_split():
+    """Parsing, scaling and hashing of single rows. The column on a logarithmic scale is compared in `encoding`."""
+    declared = load_records(TABLE)
+    told = {
+        "labels": declared.labels,
+        "classes": declared.classes,
+        "names": list(declared.encoding.feature_names),
+    }
+    linear = [
+        place for place, name in enumerate(declared.encoding.feature_names) if not name.startswith("gain")
+    ]
+    told["features"] = declared.features[:, linear]
+    for seed in (0, 7):
+        parts = load(TABLE, seed=seed, records=200)
+        told[f"split {seed}"] = [parts.train_rows, parts.test_rows, parts.pool_rows]
+    plain = split(points().records, size=50, seed=3)
+    told["split by content"] = [plain.train_rows, plain.test_rows, plain.pool_rows]
+    told["mnist"] = load("mnist-5k", records=300, seed=2).train_rows
+    return told
+
+
+@case()
+def encoding():
+    declared = load_records(TABLE)
+    with tempfile.TemporaryDirectory() as folder:  # where no schema lies beside the table
+        table = shutil.copy(TABLE, folder)
+        measured = load_records(table, label="income", ignore=["row", "person"], measure=True)
+    return {
+        name: {
+            "features": records.features,
+            "labels": records.labels,
+            "encoding": json.loads(records.encoding.to_json()),
+        }
+        for name, records in (("declared", declared), ("measured", measured))
+    }
+
+
+@case()
+def feature_maps():
+    features, _ = blobs()
+    pictures, _ = images()
+    colour = np.random.default_rng(4).random((5, 3 * 12 * 12), dtype=np.float32)
+    return {
+        "unit norm": UnitNorm(1.0).transform(features),
+        "scaling": Scaling((0.1,) * 6, (0.9,) * 6).transform(features),
+        "one hot": OneHot((None, (0.0, 1.0), None, None, None, None)).transform(features),
+        "fourier": RandomFourier(32, seed=3).transform(features),
+        "pipeline": Pipeline((UnitNorm(1.0), RandomFourier(16, bandwidth=0.5, seed=1))).transform(features),
+        "scattering": Scattering((1, 8, 8)).transform(pictures[:20]),
+        "scattering colour": Scattering((3, 12, 12)).transform(colour),
+    }
+
+
+# --- networks -----------------------------------------------------------------------------------------------------
+
+
+@case()
+def paper_network():
+    single = network()
+    parts = [split(points().records, size=60 + 10 * seed, seed=seed) for seed in range(3)]
+    stacked = train_many(parts, alpha=0.5, settings=SMALL)
+    losses = {
+        "cross-entropy": CrossEntropy(),
+        "quadratic": Quadratic(),
+        "convexified over samples": Convexified(2.0, "samples"),
+        "convexified quadratic": Convexified(0.5, base=Quadratic()),
+    }
+    search = search_alpha(points(), grid=(0.5, 2.0), settings=replace(SMALL, epochs=2))
+    return {
+        "single": weights(single) | {"logits": single.logits(asked())},
+        "stacked": [weights(model) for model in stacked],
+        "losses": {
+            name: weights(train(points(), settings=replace(SMALL, loss=loss, epochs=2)))
+            for name, loss in losses.items()
+        },
+        "deep": weights(
+            train(points(), settings=replace(SMALL, hidden=(8, 5), activation="sigmoid", epochs=2))
+        ),
+        "published": {
+            name: each for name, each in published(single).to_json().items() if type(each) is float
+        },
+        "alpha": [search.alpha, [trial.validation_accuracy for trial in search.trials]],
+    }
+
+
+@case()
+def module():
+    torch.manual_seed(3)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    trained = train_module(net, points().train, settings=replace(SMALL, epochs=2), seed=4)
+    return {"logits": trained.logits(asked())}
+
+
+@case()
+def observed_changes():
+    """Differences of two trainings: small numbers from larger ones, so fewer digits are the same elsewhere."""
+    seen = observed(points().train, removals=3, settings=replace(PLAIN, epochs=3))
+    report = stability(points().train, removed=5, settings=replace(PLAIN, epochs=2), noise=(0.1,), draws=4)
+    return {
+        "removals": [
+            [removal.row, removal.kind, round(removal.weights_l2, 3), round(removal.logit, 3)]
+            for removal in seen.removals
+        ],
+        "bits": np.array([[each.weight, each.weights_l2, each.logit] for each in seen.removals]),
+        "stability": np.array([report.plain.value, report.bound.value, report.noisy[0].as_written.value]),
+    }
+
+
+# --- private estimators -------------------------------------------------------------------------------------------
+
+
+def guarantee_numbers(estimator) -> dict:
+    told = estimator.guarantee_.to_json()
+    return {name: told.get(name) for name in ("definition", "epsilon", "mu", "status")}
+
+
+@case()
+def heads():
+    features, labels = blobs()
+    others = blobs(30, seed=1)[0]
+    public = {"classes": range(3), "declared_size": 300, "random_state": 5}
+    kinds = {
+        "gradient": PrivateHead(2.0, 1e-5, **public),
+        "gradient, noisy size": PrivateHead(2.0, 1e-5, **(public | {"declared_size": None})),
+        "gradient, no centring": PrivateHead(2.0, 1e-5, centring=0.0, steps=10, **public),
+        "gradient, mu": PrivateHead(mu=1.0, features=RandomFourier(16, seed=1), **public),
+        "output": PrivateHead(2.0, 1e-5, route="output", **public),
+        "convexified": PrivateHead(2.0, 1e-5, route="output", loss="convexified", alpha=0.5, **public),
+    }
+    told = {}
+    for name, head in kinds.items():
+        head.fit(features, labels)
+        told[name] = {
+            "coef": head.coef_,
+            "centre": head.centre_,
+            "size": head.size_,
+            "sensitivity": head.sensitivity_.value,
+            "labels": head.predict(others),
+            "probabilities": head.predict_proba(others),
+            "guarantee": guarantee_numbers(head),
+        }
+    paid = PrivateHead(40.0, route="output", release="query", queries=30, **public).fit(features, labels)
+    told["query"] = {
+        "labels": paid.predict(others),
+        "sensitivity": paid.sensitivity_.value,
+        "scores": paid.predictor_.model.scores(paid.feature_map_.transform(others)),
+        "guarantee": guarantee_numbers(paid),
+    }
+    pictures, digits = images()
+    seen = PrivateHead(
+        8.0, 1e-5, image_shape=(1, 8, 8), classes=range(10), declared_size=280, random_state=2, steps=20
+    ).fit(pictures[:280], digits[:280])
+    told["scattering"] = {"coef": seen.coef_, "labels": seen.predict(pictures[280:])}
+    return told
+
+
+@case()
+def teachers():
+    features, labels = blobs()
+    others = blobs(30, seed=1)[0]
+    small = TrainingSettings(hidden=(8,), loss=CrossEntropy(), learning_rate=0.02, epochs=4, batch_size=16)
+    public = {"classes": range(3), "declared_size": 300, "random_state": 5, "queries": 60, "teachers": 5}
+    build = lambda width, classes: torch.nn.Linear(width, classes)  # noqa: E731
+    kinds = {
+        "label": Teachers(30.0, network=small, **public),
+        "label, gaussian": Teachers(30.0, method="gaussian", network=small, **public),
+        "label, exponential": Teachers(30.0, method="exponential", features=UnitNorm(1.0), **public),
+        "probabilities": Teachers(30.0, release="probabilities", network=small, **public),
+        "modules": Teachers(30.0, network=build, **(public | {"teachers": 3})),
+    }
+    told = {}
+    for name, crowd in kinds.items():
+        crowd.fit(features, labels)
+        told[name] = {
+            "votes": crowd.crowd_.scores(crowd._queries(others)),
+            "labels": crowd.predict(others),
+            "remaining": crowd.remaining.queries,
+            "guarantee": guarantee_numbers(crowd),
+        }
+        if name == "probabilities":
+            told[name]["probabilities"] = crowd.predict_proba(others)
+    named = Teachers(30.0, network=small, **public).fit(
+        features, labels, [f"p{row // 2}" for row in range(300)]
+    )
+    told["identifiers"] = {"votes": named.crowd_.scores(others)}
+    chosen = Teachers(1.0, 1e-5, 1, **{name: public[name] for name in ("classes", "random_state")})
+    told["default number"] = len(chosen.fit(features, labels).crowd_.silent)
+    return told
+
+
+def _convolution(_features, classes):
+    torch.manual_seed(1)
+    return torch.nn.Sequential(
+        torch.nn.Unflatten(1, (1, 2, 3)),
+        torch.nn.Conv2d(1, 4, 3, padding=1),
+        torch.nn.GroupNorm(2, 4),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(24, classes),
+    )
+
+
+@case()
+def dpsgd():
+    features, labels = blobs()
+    others = blobs(30, seed=1)[0]
+    public = {"classes": range(3), "declared_size": 300, "random_state": 5, "steps": 15}
+    fixed = public | {"accountant": "zcdp"}
+    kinds = {
+        "full batch, pld": DPSGD(4.0, 1e-5, sampling_rate=1.0, **public),
+        "poisson, pld": DPSGD(4.0, 1e-5, sampling_rate=0.3, hidden=(8,), activation="tanh", **public),
+        "full batch": DPSGD(4.0, 1e-5, sampling_rate=1.0, **fixed),
+        "poisson": DPSGD(4.0, 1e-5, sampling_rate=0.3, hidden=(8,), activation="tanh", **fixed),
+        "adam, l2": DPSGD(
+            4.0, 1e-5, sampling_rate=0.3, optimiser="adam", learning_rate=0.01, l2=0.01, features=UnitNorm(1.0), **fixed
+        ),
+        "sgd": DPSGD(4.0, 1e-5, sampling_rate=0.3, optimiser="sgd", clip=0.5, length=2.0, **fixed),
+        "published": DPSGD(4.0, 1e-5, reading="published", sampling_rate=0.25, **fixed),
+        "paper": DPSGD(4.0, 1e-5, reading="published", configuration="paper", **(fixed | {"accountant": "rdp"})),
+        "module": DPSGD(4.0, 1e-5, network=_convolution, sampling_rate=0.3, **fixed),
+    }  # fmt: skip
+    told = {}
+    for name, private in kinds.items():
+        private.fit(features, labels)
+        plan = private.plan_
+        told[name] = {
+            "scores": private.model_.scores(private._queries(others)),
+            "labels": private.predict(others),
+            "probabilities": private.predict_proba(others),
+            "plan": [
+                plan.noise_multiplier,
+                plan.settings.learning_rate,
+                plan.settings.clip,
+                plan.settings.sampling_rate,
+                plan.settings.steps,
+            ],
+            "guarantee": guarantee_numbers(private),
+        }
+    sweep = train_sweep(
+        [split(points().records, size=100, seed=seed) for seed in range(2)],
+        epsilons=(1.0, 10.0),
+        accountants=("rdp", "zcdp"),
+    )
+    told["sweep"] = {
+        "noise": [plan.noise_multiplier for plan in sweep.plans],
+        "accuracies": sweep.accuracies().ravel().round(2).tolist(),
+        "weights": sweep.networks.weight_vectors(),
+    }
+    return told
+
+
+# --- attacks, audits, experiments ---------------------------------------------------------------------------------
+
+
+@cache
+def tosses():
+    """Labels are coin tosses: a network can only learn them by heart, so that attacks see something."""
+    rng = np.random.default_rng(7)
+    features = rng.choice([-1.0, 1.0], size=(420, 40)).astype(np.float32)
+    data = split(Records("tosses", features, rng.integers(0, 3, 420), classes=3), size=100, seed=1)
+    settings = TrainingSettings(
+        hidden=(24,), loss=CrossEntropy(), learning_rate=0.01, epochs=15, batch_size=50
+    )
+    return data, train(data, settings=settings)
+
+
+def report_figures(report) -> dict:
+    told = report.to_json()
+    rates = ("tpr", "fpr", "leakage", "advantage", "auc", "tpr_at_0_1_percent_fpr", "tpr_at_1_percent_fpr")
+    return {name: [told[name][part] for part in ("value", "low", "high")] for name in rates} | {
+        "queries": told["queries"],
+        "members": told["members"],
+    }
+
+
+@case(within=0.02)
+def attacks():
+    data, model = tosses()
+    disjoint = ShadowPool.outside(data, model.settings, 4, seed=3)
+    overlapping = ShadowPool.around(data, model.settings, 6, seed=3)
+    judge = TrainingSettings(hidden=(16,), loss=CrossEntropy(), learning_rate=0.01, l2=1e-6, epochs=10)
+    noisy = NoisyModel.at(model, Algorithm1("gaussian"), 20.0, noise=SeededNoise(2))
+    labels_only = lambda rows: model.predict(rows)  # noqa: E731
+    told = {}
+    for name, attack, pool in (
+        ("shadow", Shadow(network=judge), disjoint),
+        ("threshold", Threshold(), disjoint),
+        ("threshold confidence", Threshold(statistic="confidence"), disjoint),
+        ("threshold entropy", Threshold(statistic="entropy"), overlapping),
+        ("lira", LiRA(), overlapping),
+        ("lira per example", LiRA(variance="per-example"), overlapping),
+        ("lira offline", LiRA(mode="offline"), disjoint),
+        ("rmia", RMIA(population=80), overlapping),
+        ("rmia offline", RMIA(mode="offline", population=80), disjoint),
+    ):
+        told[name] = report_figures(attack.run(model, data, pool=pool))
+        told[f"{name}, labels"] = report_figures(attack.run(model, data, target=labels_only, pool=pool))
+    told["lira, noisy"] = report_figures(LiRA().run(model, data, target=noisy, pool=overlapping))
+    curve = leakage_curve(
+        model,
+        data,
+        Algorithm1("laplace"),
+        [1.0, 100.0],
+        attack=Threshold(),
+        pool=disjoint,
+        noise=SeededNoise(4),
+    )
+    told["curve"] = [report_figures(report) for report in curve.reports]
+    told["membership"] = [disjoint.inside, overlapping.inside]
+    return told
+
+
+@case()
+def shadow_networks():
+    data, model = tosses()
+    disjoint = ShadowPool.outside(data, model.settings, 2, seed=3)
+    return {"logits": [each.logits(data.records.features[:20]).double() for each in disjoint.each()]}
+
+
+@case(within=0.02)
+def audits():
+    """Events are counted in samples of seeded noise, some of which may cross a border on another processor."""
+    told = {}
+    for name, subject in (
+        ("noisy max", NoisyMax("exponential", bounds=bounds(), per_query=PureCost(1.0))),
+        ("sampled neuron", SampledNeuron("gaussian", bounds=bounds(), per_query=GaussianCost(1.0))),
+    ):
+        report = audit_mechanism(subject, 3, samples=2000, seed=3, source=SeededNoise(1)).to_json()
+        told[name] = numbers(report)
+        assert len(told[name]) >= 3
+    return told
+
+
+def test_a_small_comparison_gives_the_same_figures(monkeypatch, capsys, tmp_path):
+    """Methods, attacks and seeds as `quietmax compare` combines them. Seeds follow from the name of the file too."""
+    monkeypatch.chdir(TABLE.parent)
+    methods = "plain,algorithm1-gaussian,algorithm1-laplace,sampled-neuron,teachers,head,dpsgd,published-zcdp"
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["quietmax", "compare", TABLE.name, "--methods", methods, "--epsilons", "1", "--queries", "1,10",
+         "--attacks", "shadow,threshold", "--records", "100", "--shadows", "2", "--epochs", "2",
+         "--attack-epochs", "2", "--workers", "1", "--output", str(tmp_path), "--json"],
+    )  # fmt: skip
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr()
+    assert not ended.value.code, told.err
+    figures = (
+        "method",
+        "epsilon",
+        "queries",
+        "status",
+        "delta",
+        "train_accuracy",
+        "test_accuracy",
+        "accuracy_loss",
+        "leakage_shadow",
+        "auc_shadow",
+        "leakage_threshold",
+        "audited_epsilon",
+    )
+    rows = json.loads(told.out)["results"]
+    compare("comparison", [{name: row[name] for name in figures} for row in rows], exact=False, within=0.03)
+
+
+# --- tests --------------------------------------------------------------------------------------------------------
+
+
+def compare(name: str, results, *, exact: bool, within: float | None) -> None:
+    found = json.loads(json.dumps(stored_form(results)))
+    path = FOLDER / f"{name}.json"
+    if WRITE:
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        (FOLDER / "written.json").write_text(json.dumps(about_this_machine(), indent=1) + "\n")
+        pytest.skip("written, not compared")
+    known = json.loads(path.read_text(encoding="utf-8"))
+    changed = differences(found, known, bits=STRICT or exact, within=within)
+    assert not changed, "\n".join([f"{len(changed)} results are not what they were:", *changed[:20]])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_seeded_results_are_what_they_were(name):
+    compare(name, CASES[name].compute(), exact=CASES[name].exact, within=CASES[name].within)
+
+
+def test_every_stored_result_has_a_case():
+    assert {path.stem for path in FOLDER.glob("*.json")} == {*CASES, "comparison", "written"}
+
+
+def test_the_comparison_notices_one_bit_or_a_relative_change_of_a_ten_thousandth():
+    values = np.linspace(1.0, 2.0, 1000)
+    known = stored_form({"array": values, "number": 0.1, "labels": np.arange(5), "word": "proven"})
+
+    def found(**changes):
+        return stored_form(
+            {"array": values, "number": 0.1, "labels": np.arange(5), "word": "proven"} | changes
+        )
+
+    one_bit = values.copy()
+    one_bit[500] = np.nextafter(one_bit[500], 2.0)
+    relative = {"bits": False, "within": None}
+    assert differences(found(), known, bits=True, within=None) == []
+    assert differences(found(array=one_bit), known, bits=True, within=None)
+    assert differences(found(number=np.nextafter(0.1, 1.0)), known, bits=True, within=None)
+    assert differences(found(array=one_bit, number=np.nextafter(0.1, 1.0)), known, **relative) == []
+    assert differences(found(array=values * (1 + 1e-4)), known, **relative)
+    assert differences(found(number=0.10001), known, **relative)
+    assert differences(found(labels=np.array([0, 1, 2, 4, 3])), known, **relative)
+    assert differences(found(word="conditional"), known, **relative)
+    assert differences(found(array=values[:-1]), known, **relative)
+    assert differences(found(array=values.astype(np.float32)), known, **relative)
