@@ -11,7 +11,7 @@ N(0, (sigma*S)^2) noise: sigma is the *noise multiplier*. How large it must be d
 
 | accountant | proven, q the sampling rate, T the steps | published, E = q*T the epochs |
 | --- | --- | --- |
-| `pld` | privacy loss distribution, T-fold, numerically (dp-accounting) | none |
+| `pld` | privacy loss distribution of all T steps, errors bounded (`loss_distribution`) | none |
 | `rdp` | Renyi divergences of all T steps (dp-accounting) | the same, with the conversion of Mironov 2017 |
 | `zcdp` | T steps; zCDP gains nothing from sampling | sqrt(E/2)*(sqrt(L+eps)+sqrt(L))/eps, L = ln(1/delta) |
 | `ac` | advanced composition of T sampled steps | sqrt(E*ln(2.5E/delta))*(sqrt(l+2eps)+sqrt(l))/eps, l = ln(2/delta) |
@@ -34,7 +34,8 @@ from scipy.optimize import brentq
 from quietmax.accounting.advanced import advanced_composition_per_query
 from quietmax.accounting.decimals import as_number
 from quietmax.accounting.gaussian import mu_of
-from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.accounting.loss_distribution import sampled_gaussian_delta
+from quietmax.errors import InvalidInput
 
 Accountant = Literal["pld", "rdp", "zcdp", "ac", "nc"]
 NoiseReading = Literal["proven", "published"]
@@ -42,7 +43,7 @@ ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp", "zcdp", "ac", "nc")
 PUBLISHED_ACCOUNTANTS: tuple[Accountant, ...] = ("rdp", "zcdp", "ac", "nc")
 
 SMALLEST_DELTA = 1e-9
-"""The numerical accountants err by up to about 1e-12; below this delta that could matter."""
+"""No smaller delta is accepted; the noise samplers and `rdp` are not calibrated below it."""
 _TOLERANCE = 1e-5
 _UP = 1.0 + 1e-12
 _POINTS_PER_DEVIATION = 32
@@ -204,29 +205,21 @@ def _smallest(excess: Callable[[float], float], epsilon: float, schedule: Schedu
 
 
 def loss_delta(sigma: float, epsilon: float, schedule: Schedule) -> float:
-    """Return the delta of a run at this epsilon from its privacy loss distribution, rounded up.
+    """Return an upper bound on the delta of a run at this epsilon, from its privacy loss distribution.
 
-    The distribution of one step's loss is discretised pessimistically ("connect the dots", Doroshenko et al. 2022)
-    and composed by Fourier transforms. The interval follows the spread of the loss itself, so that the number of
-    points, and with it memory, is bounded whatever epsilon is; a coarser interval only raises delta.
+    `loss_distribution` bounds every numerical error. The grid interval follows the spread of the loss, so that the
+    number of points, and with it memory, is bounded for every epsilon; a coarser interval only raises delta.
 
     >>> 0.9e-5 < loss_delta(5.346, 1.0, Schedule(0.02, 5000)) < 1.1e-5
     True
     """
-    from dp_accounting.pld import privacy_loss_distribution
-
-    with _quiet():
-        one = privacy_loss_distribution.from_gaussian_mechanism(
-            sigma,
-            sampling_prob=schedule.sampling_rate,
-            value_discretization_interval=_interval(sigma, schedule),
-        )
-        delta = float(one.self_compose(schedule.steps).get_delta_for_epsilon(epsilon))
-    if not 0.0 <= delta < math.inf:
-        raise QuietmaxError(
-            f"The privacy loss of {schedule.steps} steps with noise {sigma:g} could not be computed; use the accountant"
-            " 'rdp'."
-        )
+    delta = sampled_gaussian_delta(
+        sigma,
+        epsilon,
+        sampling_rate=schedule.sampling_rate,
+        steps=schedule.steps,
+        interval=_interval(sigma, schedule),
+    )
     return max(delta, 1e-12)
 
 
