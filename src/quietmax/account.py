@@ -8,11 +8,11 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from quietmax.errors import DataUnavailable, QuietmaxError
+from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
 
 ACCOUNT_FILE = "account.json"
 """Where a model folder counts the answers paid for."""
@@ -35,33 +35,102 @@ class Account(Protocol):
         ...
 
 
+_fork_mark = object()
+
+
+def _mark_fork() -> None:
+    global _fork_mark
+    _fork_mark = object()
+
+
+os.register_at_fork(after_in_child=_mark_fork)
+
+
+class OwnProcess:
+    """The process in which this object was made; `check` raises in every other one (THEORY 3.12).
+
+    A fork copies what is in memory. Every fork by Python replaces a mark in the child, so a process id that is used
+    again does not help; the process id detects a fork by C code, which does not replace the mark.
+    """
+
+    def __init__(self) -> None:
+        self._mark = _fork_mark
+        self._id = os.getpid()
+
+    def check(self) -> None:
+        """Raise `QuietmaxError` in any other process. Call it before waiting for a lock: a fork copies locks too."""
+        if self._mark is not _fork_mark or self._id != os.getpid():
+            raise QuietmaxError(
+                f"This is a fork of process {self._id}, which holds the privacy budget; a copy of the budget in memory "
+                "pays for nothing. Ask in that process, or save the model there and open its folder in this process."
+            )
+
+
 class MemoryAccount:
-    """An account that ends with the process. Safe to share between threads."""
+    """An account that ends with the process. Safe to share between threads; a forked process is refused."""
 
     def __init__(self) -> None:
         self._answered = 0
         self._lock = threading.Lock()
+        self._process = OwnProcess()
 
     @property
     def answered(self) -> int:
         """How many answers were paid for."""
+        self._process.check()
         return self._answered
 
     def charge(self, queries: int, limit: int) -> None:
         """Pay for ``queries`` answers or refuse."""
+        self._process.check()
         with self._lock:
             self._answered = _charged(self._answered, queries, limit)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise InvalidInput("An account in memory cannot be copied or pickled: the copy would be spent again.")
 
 
 class FileAccount:
     """An account in a small file, safe to share between processes of one machine.
 
     A charge holds the file's lock and is flushed to the disk before `charge` returns: a crash may cost budget, but
-    never gives an answer that was not paid for.
+    never gives an answer that was not paid for. The file must exist (see `create`): if it is missing, the balance is
+    unknown and nothing is answered.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+
+    @classmethod
+    def create(cls, path: str | Path, answered: int = 0) -> FileAccount:
+        """Create the file of a new account, or of one whose file was lost; an existing file is left alone.
+
+        Parameters
+        ----------
+        path : where the file is created.
+        answered : how many answers were paid for already. For a lost file: at least as many as were given.
+        """
+        account = cls(path)
+        if isinstance(answered, bool) or not isinstance(answered, int) or answered < 0:
+            raise InvalidInput(f"answered must be an integer from 0 up, got {answered!r}.")
+        try:
+            number, made = tempfile.mkstemp(prefix=f".{account.path.name}-", dir=account.path.parent)
+            try:
+                os.write(number, account_text(answered).encode())
+                os.fsync(number)
+                os.link(made, account.path)
+            finally:
+                os.close(number)
+                os.unlink(made)
+        except FileExistsError as problem:
+            raise InvalidInput(
+                f"There is an account {account.path} already; what it counts is kept."
+            ) from problem
+        except OSError as problem:
+            raise QuietmaxError(
+                f"The account {account.path} cannot be created ({problem.strerror}); make its folder writable."
+            ) from problem
+        return account
 
     @property
     def answered(self) -> int:
@@ -80,7 +149,12 @@ class FileAccount:
     @contextmanager
     def _locked(self, access: int) -> Iterator[int]:
         try:
-            file = self._opened(access)
+            file = os.open(self.path, access)
+        except FileNotFoundError as problem:
+            raise DataUnavailable(
+                f"The account {self.path} is missing, so it is unknown how many answers were paid for and nothing is "
+                "answered. Restore it from a copy, or state the number: FileAccount.create(path, answered=...)."
+            ) from problem
         except OSError as problem:
             raise QuietmaxError(
                 f"The account {self.path} cannot be opened ({problem.strerror}), so nothing can be charged and nothing "
@@ -95,21 +169,9 @@ class FileAccount:
                 "make room or give the right to write."
             ) from problem
         finally:
+            # A process forked meanwhile holds a copy of the open file, so closing it here would keep the lock.
+            fcntl.flock(file, fcntl.LOCK_UN)
             os.close(file)
-
-    def _opened(self, access: int) -> int:
-        """The file, made with nothing spent if it is not there: it appears whole, so an empty one is a damaged one."""
-        if not self.path.exists():
-            number, made = tempfile.mkstemp(prefix=f".{self.path.name}-", dir=self.path.parent)
-            try:
-                os.write(number, account_text(0).encode())
-                os.fsync(number)
-                with suppress(FileExistsError):
-                    os.link(made, self.path)
-            finally:
-                os.close(number)
-                os.unlink(made)
-        return os.open(self.path, access)
 
     def _read(self, file: int) -> int:
         try:

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quietmax.account import Account, FileAccount, MemoryAccount
+from quietmax.account import Account, FileAccount, MemoryAccount, OwnProcess
 from quietmax.accounting import Budget, Cost, Guarantee, Meter, per_query
 from quietmax.accounting.meter import LIMIT
 from quietmax.errors import InvalidInput, expect
-from quietmax.mechanisms import Answers, Mechanism
+from quietmax.mechanisms import PROVEN, Answers, Mechanism
 from quietmax.mechanisms.mechanism import checked_scores, releases_probabilities
 from quietmax.models import Classifier
-from quietmax.noise import EXACT, NoiseSource
+from quietmax.noise import EXACT, ExactNoise, NoiseSource
 
 Features = NDArray[np.floating]
 
@@ -36,7 +36,8 @@ class Predictor:
 
     A batch is answered whole or not at all. The same query asked again gets the stored answer at no cost, as long
     as it is among the last ``stored_answers`` ones (0 turns this off). Safe to share between threads. What was spent
-    is kept by ``account``: in memory, or in a `FileAccount` that outlives the process.
+    is kept by ``account``: in memory, or in a `FileAccount` that outlives the process. A predictor answers only in the
+    process that made it: a forked process must open the model's folder itself.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Predictor:
         self._account: Account = MemoryAccount() if account is None else account
         self._stored: OrderedDict[bytes, Answers] = OrderedDict()
         self._stored_answers = stored_answers
+        self._process = OwnProcess()
         self._lock = threading.Lock()
 
     @property
@@ -94,6 +96,7 @@ class Predictor:
 
         A budget lives in one place: once it has left this process's memory it cannot be moved again.
         """
+        self._process.check()
         with self._lock:
             if isinstance(self._account, FileAccount):
                 raise InvalidInput(
@@ -105,6 +108,10 @@ class Predictor:
     @property
     def guarantee(self) -> Guarantee:
         """What is claimed of all answers together, once the whole budget is spent."""
+        return self.guarantee_with(self.noise)
+
+    def guarantee_with(self, noise: NoiseSource) -> Guarantee:
+        """What would be claimed if the noise came from this source."""
         one = self.mechanism.guarantee(self.model.classes)
         total = Guarantee.of(
             one.cost.times(self._queries),
@@ -112,10 +119,22 @@ class Predictor:
             because=one.because,
             assumptions=one.assumptions,
             extra_delta=one.extra_delta * self._queries,
-            parameters={**one.parameters, "queries": self._queries, "noise_source": self.noise.describe()},
+            parameters={**one.parameters, "queries": self._queries, "noise_source": noise.describe()},
         )
-        if self.noise.exact or total.status == "refuted":
+        if total.status == "proven" and type(self.mechanism) not in PROVEN:
+            total = total.weakened(
+                "conditional",
+                f"{total.because} The mechanism is the user's own.",
+                ("The user's own mechanism has the privacy it states.",),
+            )
+        if (type(noise) is ExactNoise and noise.exact) or total.status == "refuted":
             return total
+        if noise.exact:
+            return total.weakened(
+                "conditional",
+                f"{total.because} The noise source is the user's own.",
+                ("The user's own noise source is exact and unpredictable.",),
+            )
         return total.weakened(
             "conditional",
             f"{total.because} The noise is seeded and in floating point, for experiments only (THEORY 3.5).",
@@ -141,6 +160,7 @@ class Predictor:
         )
 
     def _answer(self, features: Features) -> Answers:
+        self._process.check()
         queries = np.ascontiguousarray(features, dtype=np.float32)
         if queries.ndim != 2:
             raise InvalidInput(

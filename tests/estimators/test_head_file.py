@@ -86,7 +86,9 @@ def test_an_encoding_measured_on_the_records_makes_a_saved_guarantee_conditional
     assert guarantee.assumptions[-1].startswith("What was read off the records is public: ")
     path = folder / "model.json"
     path.write_text(path.read_text().replace('"status": "conditional"', '"status": "proven"'))
-    with pytest.raises(DataUnavailable, match="measured on the records, so nothing is proven of it"):
+    with pytest.raises(
+        DataUnavailable, match="states status 'proven', but the rest of it implies 'conditional'"
+    ):
         open_private(folder)
 
 

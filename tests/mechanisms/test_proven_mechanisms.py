@@ -22,8 +22,11 @@ from quietmax.accounting import (
     pure_as_gaussian,
 )
 from quietmax.errors import InvalidInput
+from quietmax.estimators.head_weights import HeadWeights, PrivateHeadWeights
+from quietmax.estimators.teachers import Crowd
 from quietmax.mechanisms import GaussianScores, NoisyMax, SampledNeuron
 from quietmax.mechanisms.gaussian import onto_simplex
+from quietmax.mechanisms.mechanism import proves_bounds
 from quietmax.mechanisms.selection import selection_epsilon
 from quietmax.models import TorchModel, softmax
 from quietmax.noise import EXACT, SeededNoise
@@ -198,8 +201,14 @@ def test_the_cost_does_not_depend_on_the_number_of_classes():
     assert {mechanism.cost(classes) for classes in (2, 10, 1000)} == {PureCost(0.7)}
 
 
-class CertifiedModel(TorchModel):
+class StatingModel(TorchModel):
     bounds = bounds()
+
+
+def certified_model(classes: int = 3) -> PrivateHeadWeights:
+    """Weights of which this library proves the bounds, if the sensitivity is one."""
+    weights = HeadWeights(np.zeros((classes, 4)), np.zeros(3), 0.2, 1.0)
+    return PrivateHeadWeights.certified(weights, Sensitivity(0.5, "certified", "made up"), longest=1.0)
 
 
 PROVEN_AND_COST = [
@@ -214,7 +223,7 @@ PROVEN_AND_COST = [
 
 @pytest.mark.parametrize(("mechanism", "cost"), PROVEN_AND_COST)
 def test_bounds_that_are_merely_stated_make_the_guarantee_conditional(mechanism, cost):
-    model = CertifiedModel(torch.nn.Identity(), 3)
+    model = certified_model()
     smaller = dataclasses.replace(mechanism, bounds=bounds(0.001, 0.001))
     for stated in (
         smaller.prepared(model, cost),
@@ -228,12 +237,50 @@ def test_bounds_that_are_merely_stated_make_the_guarantee_conditional(mechanism,
             "One record moves the scores of any query by at most 0.001 each and 0.001 together in L2.",
         )
         assert claimed.cost == cost
-    same = dataclasses.replace(mechanism, bounds=bounds()).prepared(model, cost)
+    same = dataclasses.replace(mechanism, bounds=model.bounds).prepared(model, cost)
     assert (same.guarantee(3).status, same.guarantee(3).assumptions) == ("proven", ())
 
 
+@pytest.mark.parametrize(("mechanism", "cost"), PROVEN_AND_COST)
+def test_bounds_that_a_class_of_the_users_own_states_are_an_assumption_however_they_are_handed_in(
+    mechanism, cost
+):
+    certified = certified_model()
+
+    class Subclass(PrivateHeadWeights):
+        def scores(self, features):
+            return 1000 * super().scores(features)
+
+    class Duck:
+        classes = 3
+        bounds = certified.bounds
+
+        def scores(self, features):
+            return np.zeros((len(features), 3))
+
+    parts = [getattr(certified, name) for name in ("weights", "centre", "bias", "radius")]
+    models = [
+        StatingModel(torch.nn.Identity(), 3),
+        Duck(),
+        Subclass.certified(certified, Sensitivity(0.5, "certified", "made up"), longest=1.0),
+        PrivateHeadWeights(*parts, bounds(1e-9, 1e-9)),
+        dataclasses.replace(certified, bounds=bounds(1e-9, 1e-9)),
+        Crowd([torch.nn.Linear(2, 3)] * 4, np.zeros(4, dtype=bool), 3, False),
+    ]
+    for model in models:
+        assert mechanism.prepared(model, cost).guarantee(3).status == "conditional"
+        handed_in = dataclasses.replace(mechanism, bounds=model.bounds).prepared(model, cost).guarantee(3)
+        assert handed_in == mechanism.prepared(model, cost).guarantee(3)
+    assert mechanism.prepared(certified, cost).guarantee(3).status == "proven"
+
+
+def test_only_classes_of_the_library_prove_their_bounds():
+    with pytest.raises(InvalidInput, match="not a class of quietmax"):
+        proves_bounds(StatingModel, when=lambda model: True)  # noqa: ARG005
+
+
 def test_every_proven_guarantee_lists_its_public_parameters():
-    model = CertifiedModel(torch.nn.Identity(), 3)
+    model = certified_model()
     for mechanism, cost in PROVEN_AND_COST:
         guarantee = mechanism.prepared(model, cost).guarantee(3)
         assert guarantee.status == "proven"

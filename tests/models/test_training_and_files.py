@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 
@@ -244,6 +245,12 @@ def _store_twice(folder):
     path = folder / "weights.safetensors"
     tensors = safetensors.torch.load_file(path)
     safetensors.torch.save_file({name: torch.cat([each, each]) for name, each in tensors.items()}, path)
+    _edit(folder, weights_sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def _flip_a_bit(folder):
+    path = folder / "weights.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
 
 
 @pytest.mark.parametrize(
@@ -263,6 +270,10 @@ def _store_twice(folder):
         (lambda folder: _edit(folder, widths=None), "damaged"),
         (lambda folder: _edit(folder, widths=[6]), "damaged"),
         (_store_twice, "2 networks instead of one"),
+        (_flip_a_bit, "are not those that model.json describes"),
+        (lambda folder: _edit(folder, weights_sha256=None), "are not those that model.json describes"),
+        (lambda folder: _edit(folder, guarantee={"status": "proven"}), "an ordinary network has none"),
+        (lambda folder: _edit(folder, image_shape=[1, 2, 2]), "takes 6 features"),
         (lambda folder: _edit(folder, settings={}), "damaged"),
     ],
 )

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from quietmax.account import BudgetExhausted, FileAccount
 from quietmax.accounting import Budget, GaussianCost, PureCost
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
-from quietmax.estimators.teachers import VOTE_BOUNDS
+from quietmax.estimators.teachers import VOTE_BOUNDS, Crowd
 from quietmax.mechanisms import Algorithm1, Answers, NoisyMax
 from quietmax.models import Model, TorchModel, TrainingSettings
 from quietmax.models.mlp import initial_mlp
-from quietmax.noise import SeededNoise
+from quietmax.noise import EXACT, ExactNoise, SeededNoise
 from quietmax.predictor import Predictor
 
 
@@ -157,7 +157,7 @@ def test_a_mechanism_that_releases_labels_only_has_no_probabilities():
 @pytest.mark.parametrize("stored_answers", [0, 100])
 @pytest.mark.parametrize("durable", [False, True])
 def test_sixteen_threads_never_get_more_than_the_budget(stored_answers, durable, tmp_path):
-    account = FileAccount(tmp_path / "account") if durable else None
+    account = FileAccount.create(tmp_path / "account") if durable else None
     quiet = _predictor(200, stored_answers=stored_answers, account=account)
     answered, refused = [], []
     start = threading.Barrier(16)
@@ -251,7 +251,7 @@ def test_a_predictor_cannot_be_copied_with_its_budget():
 
 
 def test_a_file_account_outlives_the_process_and_is_shared(tmp_path):
-    first = _predictor(10, account=FileAccount(tmp_path / "account"))
+    first = _predictor(10, account=FileAccount.create(tmp_path / "account"))
     first.predict(_queries(4))
     second = _predictor(10, account=FileAccount(tmp_path / "account"))
     assert second.remaining.queries == 6
@@ -267,7 +267,7 @@ def test_four_processes_share_a_file_account_exactly(tmp_path):
         "for _ in range(100):\n    try:\n        account.charge(1, 300)\n        paid += 1\n"
         "    except BudgetExhausted:\n        pass\nprint(paid)"
     )
-    path = str(tmp_path / "account")
+    path = str(FileAccount.create(tmp_path / "account").path)
     runs = [subprocess.Popen([sys.executable, "-c", script, path], stdout=subprocess.PIPE) for _ in range(4)]
     paid = [int(run.communicate(timeout=120)[0]) for run in runs]
     assert sum(paid) == FileAccount(path).answered == 300
@@ -277,8 +277,9 @@ def test_a_damaged_or_unreachable_account_answers_nothing(tmp_path):
     (tmp_path / "account").write_text("{half a")
     with pytest.raises(QuietmaxError, match="damaged"):
         _predictor(10, account=FileAccount(tmp_path / "account")).predict(_queries(1))
+    (tmp_path / "file").touch()
     with pytest.raises(QuietmaxError, match="cannot be opened"):
-        _predictor(10, account=FileAccount(tmp_path / "absent" / "account")).predict(_queries(1))
+        _predictor(10, account=FileAccount(tmp_path / "file" / "account")).predict(_queries(1))
 
 
 @pytest.mark.parametrize(
@@ -294,10 +295,30 @@ def test_an_account_that_holds_no_whole_number_from_zero_up_answers_nothing(tmp_
     assert path.read_text() == content
 
 
-def test_a_new_account_is_whole_before_anything_is_spent(tmp_path):
-    assert FileAccount(tmp_path / "account").answered == 0
-    assert FileAccount(tmp_path / "account").answered == 0
-    assert [entry.name for entry in tmp_path.iterdir()] == ["account"]
+def test_a_missing_account_is_an_unknown_balance_and_not_a_new_one(tmp_path):
+    account = FileAccount(tmp_path / "account")
+    for ask in (lambda: account.answered, lambda: account.charge(1, 10)):
+        with pytest.raises(
+            DataUnavailable, match="is missing, so it is unknown how many answers were paid for"
+        ):
+            ask()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_owner_states_the_balance_of_a_new_account_once(tmp_path):
+    assert FileAccount.create(tmp_path / "new").answered == 0
+    account = FileAccount.create(tmp_path / "lost", answered=7)
+    assert account.answered == FileAccount(tmp_path / "lost").answered == 7
+    account.charge(2, 9)
+    with pytest.raises(InvalidInput, match="already"):
+        FileAccount.create(tmp_path / "lost")
+    assert account.answered == 9
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["lost", "new"]
+    for wrong in (-1, 2.5, True, "3"):
+        with pytest.raises(InvalidInput, match="answered must be an integer"):
+            FileAccount.create(tmp_path / "wrong", answered=wrong)
+    with pytest.raises(QuietmaxError, match="cannot be created"):
+        FileAccount.create(tmp_path / "absent" / "account")
 
 
 def test_a_negative_store_is_refused():
@@ -318,8 +339,43 @@ def test_probabilities_asked_of_a_labels_only_mechanism_cost_nothing():
     assert quiet.answered == 2
 
 
+def _votes(classes: int = 3) -> Crowd:
+    return Crowd(initial_mlp((6, classes), "tanh", range(4)), np.zeros(4, dtype=bool), classes, False)
+
+
+def _claimed(mechanism, noise=EXACT):
+    return Predictor(_votes(), mechanism, Budget(1.0, 1e-5, queries=5), noise=noise).guarantee
+
+
+def test_a_mechanism_of_the_users_own_is_not_proven():
+    class Quieter(NoisyMax):
+        def release(self, scores, source):  # noqa: ARG002
+            return Answers(scores.argmax(-1), None)
+
+    class Stating(_Recorder):
+        def guarantee(self, classes):
+            return NoisyMax().prepared(_votes(), self.per_query).guarantee(classes)
+
+    assert _claimed(NoisyMax()).status == "proven"
+    for own in (Quieter(), Stating()):
+        claimed = _claimed(own)
+        assert claimed.status == "conditional"
+        assert "The mechanism is the user's own." in claimed.because
+        assert claimed.assumptions == ("The user's own mechanism has the privacy it states.",)
+
+
+def test_a_noise_source_of_the_users_own_is_not_proven():
+    class Silent(ExactNoise):
+        def permute_and_flip_choice(self, gaps, rate):  # noqa: ARG002
+            return gaps.argmin(0)
+
+    claimed = _claimed(NoisyMax(), Silent())
+    assert claimed.status == "conditional"
+    assert "The noise source is the user's own." in claimed.because
+
+
 def test_an_account_can_be_read_where_it_cannot_be_written(tmp_path, monkeypatch):
-    account = FileAccount(tmp_path / "account.json")
+    account = FileAccount.create(tmp_path / "account.json")
     account.charge(3, 10)
     opened = os.open
 

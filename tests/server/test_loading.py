@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 
@@ -255,6 +256,11 @@ def test_the_digest_of_a_served_model_changes_with_weights_and_mechanism(folder)
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(bytes(content))
+    with pytest.raises(DataUnavailable, match=r"are not those that model\.json describes"):
+        digest()
+    path = folder / "plain" / "model.json"
+    description = json.loads(path.read_text())
+    path.write_text(json.dumps(description | {"weights_sha256": hashlib.sha256(content).hexdigest()}))
     assert first != digest()
 
 

@@ -148,7 +148,12 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             size_declared=self.declared_size is not None,
             classes_declared=self.classes is not None,
             features=self.features,
-            parameters={"dimension": inputs.shape[1], "classes": len(self.classes_)},
+            parameters={
+                "dimension": inputs.shape[1],
+                "classes": len(self.classes_),
+                "classes_declared": self.classes is not None,
+                "size_declared": self.declared_size is not None,
+            },
         )
         return self
 

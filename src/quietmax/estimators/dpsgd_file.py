@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from quietmax.accounting import Guarantee
+from quietmax.accounting.dpsgd import noise_multiplier
 from quietmax.errors import InvalidInput
+from quietmax.estimators import conditions, dpsgd_claim
 from quietmax.estimators.dpsgd import DPSGD, PrivateNetwork
-from quietmax.estimators.private_model import OwnPart
+from quietmax.estimators.dpsgd_plan import Plan
+from quietmax.estimators.private_model import OwnPart, PrivateModel, check_same, stated_as_declared
 from quietmax.models import MLP
 from quietmax.models.files import mlp_from
+from quietmax.models.private_settings import PrivateSettings
+
+_ROUNDED_UP = 1.0001
+"""`noise_multiplier` rounds up by at most 1e-4, so two versions may differ by that much."""
 
 
 def own_part(estimator: DPSGD) -> OwnPart:
@@ -34,4 +43,49 @@ def own_part(estimator: DPSGD) -> OwnPart:
 
 def answerer(_: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> PrivateNetwork:
     """The released network."""
-    return PrivateNetwork(mlp_from(tensors, description["widths"], str(description["activation"])))
+    network = mlp_from(tensors, description["widths"], str(description["activation"]))
+    check_same("one network", network.networks, 1)
+    return PrivateNetwork(network)
+
+
+def claim(model: PrivateModel, description: Mapping[str, Any]) -> Guarantee:
+    """What the stored facts support, with the accountant run again; ValueError if they contradict each other."""
+    stated = model.guarantee
+    facts = stated.parameters
+    plan = Plan(
+        PrivateSettings(**{field.name: facts[field.name] for field in fields(PrivateSettings)}),
+        **{name: facts[name] for name in ("noise_multiplier", "epsilon", "delta", "accountant", "reading")},
+        size=facts["declared_size"],
+    )
+    assert isinstance(model.answerer, PrivateNetwork)
+    network = model.answerer.network
+    assert isinstance(network, MLP)
+    check_same("estimator", facts["estimator"], "dpsgd")
+    check_same("hidden", facts["hidden"], network.widths[1:-1])
+    check_same("activation", facts["activation"], network.activation)
+    check_same("sampling", facts["sampling"], "poisson" if plan.reading == "proven" else "shuffled")
+    for name, value in (("epsilon", plan.epsilon), ("delta", plan.delta), ("declared_size", plan.size)):
+        check_same(name, description[name], value)
+    needed = noise_multiplier(
+        plan.epsilon, plan.delta, plan.schedule, accountant=plan.accountant, reading=plan.reading
+    )
+    if plan.noise_multiplier * _ROUNDED_UP < needed:
+        raise ValueError(
+            f"its noise multiplier is {plan.noise_multiplier:g}, but its epsilon needs {needed:g}"
+        )
+    classes_declared = stated_as_declared(stated, "classes_declared", conditions.CLASSES)
+    size_declared = stated_as_declared(stated, "size_declared", conditions.SIZE)
+    return dpsgd_claim.claim(
+        plan,
+        exact=facts["noise_source"] == {"source": "exact", "exact": True},
+        own_module=False,
+        size_declared=size_declared,
+        classes_declared=classes_declared,
+        features=model.features,
+        parameters={
+            "dimension": network.widths[0],
+            "classes": network.classes,
+            "classes_declared": classes_declared,
+            "size_declared": size_declared,
+        },
+    )

@@ -14,11 +14,11 @@ from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from quietmax.accounting import Budget, GaussianCost, Guarantee, compose, epsilon_of, mu_of
+from quietmax.accounting import Budget, epsilon_of, mu_of
 from quietmax.errors import InvalidInput
-from quietmax.estimators import conditions, head_plan
+from quietmax.estimators import head_claim, head_plan
 from quietmax.estimators.checked_records import checked_records
-from quietmax.estimators.conditions import SETTINGS_PUBLIC, runs_own_code
+from quietmax.estimators.conditions import runs_own_code
 from quietmax.estimators.declared_classes import class_numbers
 from quietmax.estimators.declared_size import checked_size
 from quietmax.estimators.head_solver import (
@@ -43,7 +43,6 @@ from quietmax.mechanisms import NoisyMax
 from quietmax.models.features import FeatureMap, described
 from quietmax.noise import EXACT, NoiseSource, SeededNoise, release_gaussian
 from quietmax.predictor import Predictor
-from quietmax.sensitivity import certified
 
 Route = Literal["gradient", "output"]
 Release = Literal["weights", "query"]
@@ -243,10 +242,8 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.plan_: head_plan.GradientPlan | head_plan.OutputPlan = plan
         self.sensitivity_ = gradient_sensitivity(table, plan)
         self.coef_ = descend(table, plan, prepared.size, allowance.training, prepared.source)
-        self.guarantee_ = self._weights_guarantee(
-            prepared,
-            plan.steps,
-            "Gaussian mechanisms on exact clipped gradient sums compose to mu (THEORY 3.1).",
+        self.guarantee_ = head_claim.weights_claim(
+            self._facts(prepared), own_map=runs_own_code(self.feature_map_)
         )
 
     def _fit_by_output(self, prepared: _Prepared) -> None:
@@ -260,8 +257,8 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             source=prepared.source,
         ).values
         self.coef_ = noisy - noisy.mean(axis=0)
-        self.guarantee_ = self._weights_guarantee(
-            prepared, 1, f"Gaussian mechanism on a certified minimiser. {self.sensitivity_.because}"
+        self.guarantee_ = head_claim.weights_claim(
+            self._facts(prepared), own_map=runs_own_code(self.feature_map_)
         )
 
     def _fit_for_queries(self, prepared: _Prepared) -> None:
@@ -273,15 +270,8 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         mechanism = NoisyMax("permute-and-flip")
         self.predictor_ = Predictor(weights, mechanism, self.budget_, noise=prepared.source)
-        claimed = self.predictor_.guarantee
-        self.guarantee_ = self._under_conditions(
-            Guarantee.of(
-                claimed.cost,
-                status=claimed.status,
-                because=claimed.because,
-                parameters={**claimed.parameters, **self._parameters(prepared)},
-                assumptions=(*claimed.assumptions, SETTINGS_PUBLIC),
-            )
+        self.guarantee_ = head_claim.query_claim(
+            self.predictor_.guarantee, self._facts(prepared), own_map=runs_own_code(self.feature_map_)
         )
 
     def _minimised(self, prepared: _Prepared, strength: float, noise: float) -> Solution:
@@ -294,42 +284,12 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             objective = Tilted(float(self.alpha), float(self.mass or prepared.size), plan.regularisation)
             wanted = head_plan.TILTED_TOLERANCE
         tolerance = certifiable_tolerance(objective, table.features, table.classes, wanted)
-        if isinstance(objective, Tilted):
-            self.sensitivity_ = certified.head_tilted(
-                alpha=objective.alpha,
-                mass=objective.mass,
-                regularisation=plan.regularisation,
-                classes=table.classes,
-                tolerance=tolerance,
-            )
-        else:
-            self.sensitivity_ = certified.head_output(
-                regularisation=plan.regularisation, declared_size=prepared.size, tolerance=tolerance
-            )
+        self.sensitivity_ = head_claim.output_sensitivity(objective, table.classes, tolerance)
         self.plan_ = head_plan.OutputPlan(plan.regularisation, tolerance)
         return minimise(table, objective, tolerance)
 
-    def _weights_guarantee(self, prepared: _Prepared, releases: int, because: str) -> Guarantee:
-        assert prepared.allowance is not None
-        costs: list[GaussianCost] = prepared.allowance.costs(releases)
-        guarantee = self._under_conditions(
-            Guarantee.of(
-                compose(costs),
-                status="proven",
-                because=because,
-                parameters=self._parameters(prepared),
-                assumptions=(SETTINGS_PUBLIC,),
-            )
-        )
-        if prepared.source.exact:
-            return guarantee
-        return guarantee.weakened(
-            "conditional",
-            f"{guarantee.because} The noise is seeded and in floating point, for experiments only (THEORY 3.5).",
-            ("Nobody knows the seed, and nobody looks at the low digits of the weights.",),
-        )
-
-    def _parameters(self, prepared: _Prepared) -> dict[str, Any]:
+    def _facts(self, prepared: _Prepared) -> dict[str, Any]:
+        """Every public number of the training, by name: what `head_claim` computes the guarantee from."""
         parameters: dict[str, Any] = {
             "estimator": "head",
             "route": self.route,
@@ -354,12 +314,6 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.loss == "convexified":
             parameters |= {"alpha": float(self.alpha), "mass": float(self.mass or prepared.size)}
         return parameters
-
-    def _under_conditions(self, guarantee: Guarantee) -> Guarantee:
-        """The guarantee, conditional if it rests on the user's own code or on classes read off the labels."""
-        if runs_own_code(self.feature_map_):
-            guarantee = conditions.weakened(guarantee, conditions.MAP)
-        return guarantee if self.classes is not None else conditions.weakened(guarantee, conditions.CLASSES)
 
     def _check_settings(self) -> None:
         """Refuse settings that make no sense; none of this looks at the records."""

@@ -1,4 +1,8 @@
-"""What a folder holds of a private head: released weights for any number of queries, or unreleased ones to pay for."""
+"""What a folder holds of a private head: released weights for any number of queries, or unreleased ones to pay for.
+
+Bounds, sensitivity and status are stored for readers; what is used is computed from the facts of the training again,
+and a folder that states anything else is refused.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,21 @@ import torch
 from torch import Tensor
 
 from quietmax.account import FileAccount
-from quietmax.accounting import Budget
-from quietmax.estimators import head_plan
+from quietmax.accounting import Budget, Guarantee, mu_of
+from quietmax.estimators import head_claim, head_plan
 from quietmax.estimators.head import PrivateHead
 from quietmax.estimators.head_weights import HeadWeights, PrivateHeadWeights
-from quietmax.estimators.private_model import ACCOUNT_FILE, OwnPart
+from quietmax.estimators.private_model import (
+    ACCOUNT_FILE,
+    OwnPart,
+    PrivateModel,
+    check_parameters,
+    check_same,
+    stated_noise,
+)
 from quietmax.mechanisms import NoisyMax
 from quietmax.predictor import Predictor
-from quietmax.sensitivity import ScoreBounds, Sensitivity
+from quietmax.sensitivity import ScoreBounds
 
 
 def own_part(head: PrivateHead) -> OwnPart:
@@ -49,20 +60,69 @@ def answerer(
     folder: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> HeadWeights | Predictor:
     """The released weights, or the unreleased ones behind their budget."""
-    parts = (
+    head = HeadWeights(
         tensors["weights"].numpy(),
         tensors["centre"].numpy(),
         float(description["bias"]),
         float(description["radius"]),
     )
+    facts = description["guarantee"]["parameters"]
+    check_same("released", description["released"], facts["release"] == "weights")
     if description["released"]:
-        return HeadWeights(*parts)
+        return head
+    private = PrivateHeadWeights.certified(
+        head, head_claim.weight_sensitivity(facts), longest=head_claim.longest_weights(facts)
+    )
+    if not np.array_equal(private.weights, head.weights):
+        raise ValueError("its weights are longer than a minimiser with its settings can be")
     return Predictor(
-        PrivateHeadWeights(*parts, _bounds_from_json(description["bounds"])),
+        private,
         NoisyMax("permute-and-flip"),
         Budget(float(description["epsilon"]), 0.0, int(description["queries"])),
         account=FileAccount(folder / ACCOUNT_FILE),
     )
+
+
+def claim(model: PrivateModel, description: Mapping[str, Any]) -> Guarantee:
+    """What the stored facts support; ValueError if they contradict each other or the weights."""
+    stated, answerer = model.guarantee, model.answerer
+    facts = stated.parameters
+    head = answerer.model if isinstance(answerer, Predictor) else answerer
+    assert isinstance(head, HeadWeights)
+    assert model.features is not None
+    expected = {
+        "estimator": "head",
+        "classes": head.classes,
+        "dimension": head.weights.shape[1],
+        "features": model.features.to_json(),
+        "bias": head.bias,
+        "radius": head.radius,
+        "size_from": "declared" if facts.get("mu_size") is None else "noisy count",
+        "sensitivity": head_claim.weight_sensitivity(facts).value,
+    }
+    for name, value in expected.items():
+        check_same(name, facts[name], value)
+    check_same("declared_size", description["declared_size"], int(facts["declared_size"]))
+    if (facts["route"], facts["loss"]) not in _METHODS:
+        raise ValueError(f"there is no route {facts['route']!r} with loss {facts['loss']!r}")
+    if facts.get("mu_centring") is None and head.centre.any():
+        raise ValueError("it has a centre, but nothing was spent on releasing one")
+    if isinstance(answerer, Predictor):
+        assert isinstance(head, PrivateHeadWeights)
+        check_same("bounds", _values(description["bounds"]), _values(_bounds_to_json(head.bounds)))
+        check_same("delta", description["delta"], None)
+        check_same("route", facts["route"], "output")
+        answers = answerer.guarantee_with(stated_noise(stated))
+        check_parameters(stated, answers)
+        return head_claim.query_claim(answers, facts, own_map=False)
+    claimed = head_claim.weights_claim(facts, own_map=False)
+    for name in ("bounds", "queries"):
+        check_same(name, description[name], None)
+    check_same("mu", claimed.mu, mu_of(description["epsilon"], description["delta"]), within=1e-6)
+    return claimed
+
+
+_METHODS = {("gradient", "cross-entropy"), ("output", "cross-entropy"), ("output", "convexified")}
 
 
 def _bounds_to_json(bounds: ScoreBounds) -> dict[str, dict[str, float | str]]:
@@ -72,9 +132,5 @@ def _bounds_to_json(bounds: ScoreBounds) -> dict[str, dict[str, float | str]]:
     }
 
 
-def _bounds_from_json(values: dict[str, dict[str, float | str]]) -> ScoreBounds:
-    one, vector = (
-        Sensitivity(float(values[name]["value"]), "certified", str(values[name]["because"]))
-        for name in ("one", "vector")
-    )
-    return ScoreBounds(one, vector)
+def _values(bounds: Mapping[str, Mapping[str, float | str]]) -> list[float | str]:
+    return [bounds[name]["value"] for name in ("one", "vector")]

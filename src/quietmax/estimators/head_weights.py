@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quietmax.estimators.head_table import ROWS_AT_ONCE, clipped_rows, unit_rows
+from quietmax.mechanisms.mechanism import proves_bounds
 from quietmax.models import softmax
 from quietmax.sensitivity import ScoreBounds, Sensitivity, certified
 
@@ -56,9 +57,13 @@ class HeadWeights:
 
 @dataclass(frozen=True, eq=False)
 class PrivateHeadWeights(HeadWeights):
-    """Weights that were not released, with certified bounds on their scores: a `Predictor` may answer from them."""
+    """Weights that were not released, with bounds on their scores: a `Predictor` may answer from them.
+
+    The bounds are proven of weights that `certified` made; bounds passed to the constructor are an assumption.
+    """
 
     bounds: ScoreBounds
+    _derived: bool = field(default=False, init=False, repr=False)
 
     @classmethod
     def certified(cls, head: HeadWeights, sensitivity: Sensitivity, *, longest: float) -> PrivateHeadWeights:
@@ -75,4 +80,9 @@ class PrivateHeadWeights(HeadWeights):
             sensitivity.value * (1 + _SLACK) + rounding, sensitivity.basis, sensitivity.because
         )
         bounds = certified.score_bounds(widened, classes=head.classes)
-        return cls(weights, head.centre, head.bias, head.radius, bounds)
+        private = cls(weights, head.centre, head.bias, head.radius, bounds)
+        object.__setattr__(private, "_derived", True)
+        return private
+
+
+proves_bounds(PrivateHeadWeights, when=lambda head: head._derived)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,14 @@ from quietmax.estimators import dpsgd_file, head_file, teachers_file
 from quietmax.estimators.conditions import runs_own_code
 from quietmax.estimators.dpsgd import DPSGD
 from quietmax.estimators.head import PrivateHead
-from quietmax.estimators.private_model import UNFIT, Answers, OwnPart, PrivateModel, check_parts
+from quietmax.estimators.private_model import (
+    UNFIT,
+    Answers,
+    OwnPart,
+    PrivateModel,
+    check_claim,
+    check_parts,
+)
 from quietmax.estimators.teachers import Teachers
 from quietmax.models.features import feature_map_from_json
 from quietmax.models.files import read_description, read_folder, write_folder
@@ -29,17 +36,18 @@ from quietmax.predictor import Predictor
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of private model: whose it is, what it stores of its own, and how that answers again."""
+    """A kind of private model: whose it is, what it stores of its own, how that answers again and what it claims."""
 
     estimator: type
     own_part: Callable[[Any], OwnPart]
     answerer: Callable[[Path, Mapping[str, Any], Mapping[str, Tensor]], Answers]
+    claim: Callable[[PrivateModel, Mapping[str, Any]], Guarantee]
 
 
 _KINDS = {
-    "head": _Kind(PrivateHead, head_file.own_part, head_file.answerer),
-    "teachers": _Kind(Teachers, teachers_file.own_part, teachers_file.answerer),
-    "dpsgd": _Kind(DPSGD, dpsgd_file.own_part, dpsgd_file.answerer),
+    "head": _Kind(PrivateHead, head_file.own_part, head_file.answerer, head_file.claim),
+    "teachers": _Kind(Teachers, teachers_file.own_part, teachers_file.answerer, teachers_file.claim),
+    "dpsgd": _Kind(DPSGD, dpsgd_file.own_part, dpsgd_file.answerer, dpsgd_file.claim),
 }
 
 
@@ -101,7 +109,11 @@ def with_encoding(guarantee: Guarantee, encoding: Encoding | None) -> Guarantee:
 
 
 def open_private(folder: str | Path) -> PrivateModel:
-    """Open a private model of any kind; what its answers spent is read from and written to the folder's account."""
+    """Open a private model of any kind; what its answers spent is read from and written to the folder's account.
+
+    The guarantee is computed again from the facts that the folder states. A folder that states another one, or whose
+    parts contradict each other, is refused, and so is a model that is paid per answer and has no account.
+    """
     kind = str(read_description(folder).get("kind"))
     if kind not in _KINDS:
         raise InvalidInput(
@@ -112,8 +124,6 @@ def open_private(folder: str | Path) -> PrivateModel:
         features, stated = description["features"], description["encoding"]
         encoding = None if stated is None else Encoding.from_json(json.dumps(stated))
         guarantee = Guarantee.from_json(description["guarantee"])
-        if encoding is not None and encoding.measured and guarantee.status == "proven":
-            raise ValueError("its encoding was measured on the records, so nothing is proven of it")
         model = PrivateModel(
             kind=kind,
             inputs=int(description["inputs"]),
@@ -124,11 +134,24 @@ def open_private(folder: str | Path) -> PrivateModel:
             answerer=_KINDS[kind].answerer(Path(folder), description, tensors),
         )
         check_parts(model)
+        _check_account(Path(folder), model.answerer)
+        computed = with_encoding(_KINDS[kind].claim(model, description), encoding)
+        check_claim(guarantee, computed)
+        return replace(model, guarantee=computed)
     except UNFIT as problem:
         raise DataUnavailable(
             f"The model in {folder} is damaged ({words_of(problem)}); train it again or restore a copy."
         ) from problem
-    return model
+
+
+def _check_account(folder: Path, answerer: Answers) -> None:
+    """Raise unless a model that is paid per answer has its account, and only such a model has one."""
+    account = FileAccount(folder / ACCOUNT_FILE)
+    if not isinstance(answerer, Predictor):
+        if account.path.exists():
+            raise ValueError("it has an account of answers paid for, but its weights are marked as released")
+    elif (answered := account.answered) > (limit := answerer.budget.queries or 0):
+        raise ValueError(f"its account counts {answered} answers, but its budget is for {limit}")
 
 
 def _plain(label: Any) -> Any:

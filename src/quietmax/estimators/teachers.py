@@ -31,7 +31,9 @@ from quietmax.estimators.conditions import runs_own_code
 from quietmax.estimators.declared_classes import class_numbers
 from quietmax.estimators.declared_size import checked_size
 from quietmax.mechanisms import GaussianScores, Mechanism, NoisyMax
+from quietmax.mechanisms.mechanism import proves_bounds
 from quietmax.models import MLP, CrossEntropy, TrainingSettings, softmax, train_apart, train_module
+from quietmax.models.features import FeatureMap, described
 from quietmax.models.mlp import checked_finite
 from quietmax.noise import EXACT, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor, Remaining
@@ -104,6 +106,10 @@ class Crowd:
         safe = np.where(even, 0.0, logits)
         ballots = softmax(safe) if self.soft else np.eye(self.classes)[safe.argmax(-1)]
         return np.where(even, 1 / self.classes, ballots)
+
+
+# Modules of the user's own may share state, so that one record changes several of them.
+proves_bounds(Crowd, when=lambda crowd: type(crowd.teachers) is MLP)
 
 
 def shard_of(identifiers: Sequence[bytes], teachers: int, key: bytes) -> NDArray[np.int64]:
@@ -217,7 +223,15 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             EXACT if self.random_state is None else SeededNoise(np.random.default_rng(list(key)))
         )
         self.predictor_ = Predictor(self.crowd_, self._mechanism(budget, count), budget, noise=source)
-        self.guarantee_ = self._guarantee(count, size)
+        self.guarantee_ = claim(
+            self.predictor_.guarantee,
+            count,
+            size,
+            features=self.feature_map_,
+            own_modules=not isinstance(self.crowd_.teachers, MLP),
+            classes_declared=self.classes is not None,
+            size_declared=self.declared_size is not None,
+        )
         return self
 
     def _mechanism(self, budget: Budget, count: int) -> Mechanism:
@@ -266,22 +280,6 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ]
         return Crowd(modules, np.array([module is None for module in modules]), classes, soft)
 
-    def _guarantee(self, count: int, size: int) -> Guarantee:
-        guarantee = self.predictor_.guarantee
-        parameters = {**guarantee.parameters, "teachers": count, "declared_size": size}
-        assumptions = guarantee.assumptions
-        if runs_own_code(self.feature_map_):
-            assumptions += (conditions.SETTINGS_PUBLIC,)
-        claimed = replace(guarantee, parameters=parameters, assumptions=assumptions)
-        for condition, applies in (
-            (conditions.MAP, runs_own_code(self.feature_map_)),
-            (conditions.BUILDER, not isinstance(self.crowd_.teachers, MLP)),
-            (conditions.CLASSES, self.classes is None),
-            (conditions.SIZE, self.declared_size is None),
-        ):
-            claimed = conditions.weakened(claimed, condition) if applies else claimed
-        return claimed
-
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Labels, each distinct query paid for once."""
         queries = self._queries(X)
@@ -307,6 +305,39 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.feature_map_ is None:
             return inputs
         return np.asarray(self.feature_map_.transform(inputs), dtype=np.float32)
+
+
+def claim(
+    answers: Guarantee,
+    teachers: int,
+    size: int,
+    *,
+    features: object,
+    own_modules: bool,
+    classes_declared: bool,
+    size_declared: bool,
+) -> Guarantee:
+    """What is claimed of teachers whose predictor claims ``answers``, from the public facts of their training."""
+    facts = {
+        "teachers": teachers,
+        "declared_size": size,
+        "classes_declared": classes_declared,
+        "size_declared": size_declared,
+    }
+    own_map = runs_own_code(features)
+    description = described(features) if isinstance(features, FeatureMap) else None
+    assumptions = [*answers.assumptions, *conditions.map_assumptions(description)]
+    assumptions += [conditions.SETTINGS_PUBLIC] if own_map else []
+    assumptions += [] if own_modules else [conditions.LIBRARY_STACK]
+    claimed = replace(answers, parameters={**answers.parameters, **facts}, assumptions=tuple(assumptions))
+    for condition, applies in (
+        (conditions.MAP, own_map),
+        (conditions.BUILDER, own_modules),
+        (conditions.CLASSES, not classes_declared),
+        (conditions.SIZE, not size_declared),
+    ):
+        claimed = conditions.weakened(claimed, condition) if applies else claimed
+    return claimed
 
 
 def _names(features: NDArray[np.float32], labels: NDArray[np.int64]) -> list[bytes]:

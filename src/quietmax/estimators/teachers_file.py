@@ -10,9 +10,17 @@ import numpy as np
 from torch import Tensor
 
 from quietmax.account import FileAccount
-from quietmax.accounting import Budget
+from quietmax.accounting import Budget, Guarantee
 from quietmax.errors import InvalidInput
-from quietmax.estimators.private_model import ACCOUNT_FILE, OwnPart
+from quietmax.estimators import conditions, teachers
+from quietmax.estimators.private_model import (
+    ACCOUNT_FILE,
+    OwnPart,
+    PrivateModel,
+    check_same,
+    stated_as_declared,
+    stated_noise,
+)
 from quietmax.estimators.teachers import Crowd, Teachers
 from quietmax.mechanisms import GaussianScores, Mechanism, NoisyMax
 from quietmax.models import MLP
@@ -20,14 +28,14 @@ from quietmax.models.files import mlp_from
 from quietmax.predictor import Predictor
 
 
-def own_part(teachers: Teachers) -> OwnPart:
+def own_part(estimator: Teachers) -> OwnPart:
     """The networks, who is silent and how votes are released; the key that assigned records to shards is not stored."""
-    crowd = teachers.crowd_
+    crowd = estimator.crowd_
     if not isinstance(crowd.teachers, MLP):
         raise InvalidInput(
             "Only teachers of the built-in network can be saved; save the weights of modules of your own with torch."
         )
-    mechanism, budget = teachers.predictor_.mechanism, teachers.predictor_.budget
+    mechanism, budget = estimator.predictor_.mechanism, estimator.predictor_.budget
     description = {
         "widths": list(crowd.teachers.widths),
         "activation": crowd.teachers.activation,
@@ -37,9 +45,9 @@ def own_part(teachers: Teachers) -> OwnPart:
         "epsilon": budget.epsilon,
         "delta": budget.delta,
         "queries": budget.queries,
-        "declared_size": teachers.guarantee_.parameters["declared_size"],
+        "declared_size": estimator.guarantee_.parameters["declared_size"],
     }
-    return OwnPart(teachers.feature_map_, description, dict(crowd.teachers.parameters()))
+    return OwnPart(estimator.feature_map_, description, dict(crowd.teachers.parameters()))
 
 
 def answerer(folder: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Predictor:
@@ -54,3 +62,22 @@ def answerer(folder: Path, description: Mapping[str, Any], tensors: Mapping[str,
         GaussianScores(votes=network.networks) if crowd.soft else NoisyMax(description["method"])
     )
     return Predictor(crowd, mechanism, budget, account=FileAccount(folder / ACCOUNT_FILE))
+
+
+def claim(model: PrivateModel, description: Mapping[str, Any]) -> Guarantee:
+    """What the stored facts support; the mechanism, its bounds and its cost are made anew when the folder is opened."""
+    stated, predictor = model.guarantee, model.answerer
+    assert isinstance(predictor, Predictor)
+    assert isinstance(predictor.model, Crowd)
+    if not isinstance(predictor.mechanism, NoisyMax):
+        check_same("method", description["method"], "gaussian probabilities")
+    check_same("soft", description["soft"], predictor.model.soft)
+    return teachers.claim(
+        predictor.guarantee_with(stated_noise(stated)),
+        len(predictor.model.silent),
+        description["declared_size"],
+        features=model.features,
+        own_modules=False,
+        classes_declared=stated_as_declared(stated, "classes_declared", conditions.CLASSES),
+        size_declared=stated_as_declared(stated, "size_declared", conditions.SIZE),
+    )

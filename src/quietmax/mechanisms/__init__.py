@@ -6,4 +6,16 @@ from quietmax.mechanisms.mechanism import Answers, Certified, Mechanism
 from quietmax.mechanisms.noisy_max import NoisyMax
 from quietmax.mechanisms.sampled_neuron import SampledNeuron
 
-__all__ = ["Algorithm1", "Answers", "Certified", "GaussianScores", "Mechanism", "NoisyMax", "SampledNeuron"]
+PROVEN = (GaussianScores, NoisyMax, SampledNeuron)
+"""The mechanisms with a proof. A subclass is the user's own code and not among them."""
+
+__all__ = [
+    "PROVEN",
+    "Algorithm1",
+    "Answers",
+    "Certified",
+    "GaussianScores",
+    "Mechanism",
+    "NoisyMax",
+    "SampledNeuron",
+]

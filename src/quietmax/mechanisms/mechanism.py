@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +72,7 @@ def releases_probabilities(mechanism: Mechanism, classes: int) -> bool:
 
 @runtime_checkable
 class Certified(Protocol):
-    """A classifier that comes with certified bounds on its scores."""
+    """A classifier that states bounds on its scores; `proves_bounds` names those whose bounds are proven."""
 
     @property
     def bounds(self) -> ScoreBounds:
@@ -79,13 +80,28 @@ class Certified(Protocol):
         ...
 
 
+_PROVES_BOUNDS: dict[type, Callable[[Any], bool]] = {}
+
+
+def proves_bounds(kind: type, when: Callable[[Any], bool]) -> None:
+    """Name a class of this library whose bounds are proven ``when`` that holds for the model.
+
+    Bounds that any other class states, a subclass included, are an assumption, as if they were passed as an argument.
+    """
+    if not kind.__module__.startswith("quietmax."):
+        raise InvalidInput(f"{kind.__name__} is not a class of quietmax, so its bounds are an assumption.")
+    _PROVES_BOUNDS[kind] = when
+
+
 def certified_bounds(given: ScoreBounds | None, model: Classifier) -> tuple[ScoreBounds, bool]:
-    """The bounds given, else the model's own; and whether the model certifies them."""
+    """The bounds given, else the model's own; and whether this library proves them of the model."""
     own = model.bounds if isinstance(model, Certified) else None
+    proves = _PROVES_BOUNDS.get(type(model))
+    proven = proves is not None and proves(model)
     if given is not None:
-        return given, given == own
+        return given, proven and given == own
     if own is not None:
-        return own, True
+        return own, proven
     raise InvalidInput(
         "This model has no certified bound on its scores, so nothing can be proven of its answers; "
         "use a private head or teachers, or pass the bounds you can prove."

@@ -50,7 +50,7 @@ class ProvenMechanism:
             return proven
         return proven.weakened(
             "conditional",
-            f"{because} The bounds on the scores were stated, not certified by the model.",
+            f"{because} The bounds on the scores were stated, not proven by this library.",
             (
                 f"One record moves the scores of any query by at most {bounds.one.value:.6g} each and "
                 f"{bounds.vector.value:.6g} together in L2.",

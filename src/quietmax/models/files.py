@@ -1,12 +1,15 @@
 """Model files: a folder with ``weights.safetensors`` and ``model.json``; never pickle, so loading runs no code.
 
-A folder appears whole or not at all: it is written beside its place and renamed.
+A folder appears whole or not at all: it is written beside its place and renamed. The description holds the digest of
+the weights, so that files of two folders are not mixed up (format version 2; version 1, of Quietmax 0.1, has none).
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -19,7 +22,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from quietmax.account import ACCOUNT_FILE, FileAccount, account_text
+from quietmax.account import ACCOUNT_FILE, FileAccount
 from quietmax.data import Encoding
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, words_of
 from quietmax.models.losses import Convexified, CrossEntropy, Loss, Quadratic
@@ -28,8 +31,9 @@ from quietmax.models.model import Model
 from quietmax.models.settings import TrainingSettings
 from quietmax.version import __version__
 
-FORMAT, FORMAT_VERSION = "quietmax model", 1
-_DESCRIPTION, _WEIGHTS = "model.json", "weights.safetensors"
+FORMAT, FORMAT_VERSION = "quietmax model", 2
+_READABLE = (1, FORMAT_VERSION)
+_DESCRIPTION, _WEIGHTS, _DIGEST = "model.json", "weights.safetensors", "weights_sha256"
 _BASES: dict[str, CrossEntropy | Quadratic] = {"cross-entropy": CrossEntropy(), "quadratic": Quadratic()}
 
 
@@ -56,7 +60,13 @@ def load_model(folder: str | Path) -> Model:
         network = mlp_from(tensors, description["widths"], settings.activation)
         if network.networks != 1:
             raise ValueError(f"it holds {network.networks} networks instead of one")
-        encoding = description["encoding"]
+        if tuple(network.widths[1:-1]) != settings.hidden:
+            raise ValueError(f"its layers are {network.widths}, but its settings name {settings.hidden}")
+        if "guarantee" in description:
+            raise ValueError("it states a guarantee, but an ordinary network has none")
+        encoding, shape = description["encoding"], description["image_shape"]
+        if shape is not None and math.prod(shape) != network.widths[0]:
+            raise ValueError(f"its images have the shape {shape}, but it takes {network.widths[0]} features")
         return Model(
             network,
             settings,
@@ -64,7 +74,7 @@ def load_model(folder: str | Path) -> Model:
             str(description["dataset"]),
             int(description["seed"]),
             None if encoding is None else Encoding.from_json(json.dumps(encoding)),
-            None if description["image_shape"] is None else tuple(description["image_shape"]),
+            None if shape is None else tuple(shape),
         )
     except (KeyError, TypeError, ValueError) as problem:
         raise DataUnavailable(
@@ -109,11 +119,11 @@ def write_folder(
             safetensors.torch.save_file(
                 {name: tensor.contiguous() for name, tensor in tensors.items()}, staging / _WEIGHTS
             )
+            header[_DIGEST] = hashlib.sha256((staging / _WEIGHTS).read_bytes()).hexdigest()
             text = json.dumps(header | dict(description), indent=2, allow_nan=False) + "\n"
             (staging / _DESCRIPTION).write_text(text, encoding="utf-8")
             if answered is not None:
-                (staging / ACCOUNT_FILE).touch(mode=0o600)
-                (staging / ACCOUNT_FILE).write_text(account_text(answered), encoding="utf-8")
+                FileAccount.create(staging / ACCOUNT_FILE, answered)
             for written in staging.iterdir():
                 with written.open("rb") as file:
                     os.fsync(file.fileno())
@@ -149,12 +159,19 @@ def check_target(folder: str | Path, *, overwrite: bool) -> Path:
             f"{target} exists and is not a Quietmax model; it is left alone, choose another folder."
         )
     account = target / ACCOUNT_FILE
-    if account.exists() and (spent := FileAccount(account).answered):
+    if (account.exists() or _is_paid_per_answer(target)) and (spent := FileAccount(account).answered):
         raise InvalidInput(
             f"The account in {target} counts {spent} answers paid for, which must not be forgotten; choose another "
             "folder, or remove this one if the owner of the records allows it."
         )
     return target
+
+
+def _is_paid_per_answer(folder: Path) -> bool:
+    try:
+        return read_description(folder).get("queries") is not None
+    except DataUnavailable:
+        return False
 
 
 def read_folder(folder: str | Path, kind: str | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -167,11 +184,16 @@ def read_folder(folder: str | Path, kind: str | None = None) -> tuple[dict[str, 
             "another folder."
         )
     try:
-        tensors = safetensors.torch.load_file(source / _WEIGHTS)
+        stored = (source / _WEIGHTS).read_bytes()
+        tensors = safetensors.torch.load(stored)
     except (OSError, safetensors.SafetensorError) as problem:
         raise DataUnavailable(
             f"The weights {source / _WEIGHTS} cannot be read ({words_of(problem)}); train again or restore a copy."
         ) from problem
+    if description["format_version"] > 1 and description.get(_DIGEST) != hashlib.sha256(stored).hexdigest():
+        raise DataUnavailable(
+            f"The weights in {source} are not those that {_DESCRIPTION} describes; train again or restore a copy."
+        )
     return description, tensors
 
 
@@ -192,10 +214,11 @@ def read_description(folder: str | Path) -> dict[str, Any]:
         raise DataUnavailable(
             f"{path} is not a Quietmax model file; point to a folder written by 'quietmax train'."
         )
-    if description.get("format_version") != FORMAT_VERSION:
+    if description.get("format_version") not in _READABLE:
+        readable = " and ".join(str(each) for each in _READABLE)
         raise DataUnavailable(
             f"{path} has format version {description.get('format_version')}, but this Quietmax reads version "
-            f"{FORMAT_VERSION}; install the Quietmax that wrote it ({description.get('quietmax')})."
+            f"{readable}; install the Quietmax that wrote it ({description.get('quietmax')})."
         )
     return description
 

@@ -14,7 +14,8 @@ from quietmax.sensitivity.basis import Sensitivity
 class ScoreBounds:
     """How far one record, added or removed, moves the scores of any query.
 
-    ``one``: any single score (D_inf). ``vector``: all scores together in L2 (D_2).
+    ``one``: any single score (D_inf). ``vector``: all scores together in L2 (D_2). Whether they are proven depends on
+    the model they belong to: see `quietmax.mechanisms.mechanism.proves_bounds`.
     """
 
     one: Sensitivity
