@@ -1,4 +1,8 @@
 # Every target creates .venv from the lock files when it is missing: what the program needs, and for the tests the rest.
+
+# Where this variable is set, Python stores no bytecode, and every process compiles torch and the rest again.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
