@@ -17,6 +17,7 @@ from typing import Any
 from quietmax.account import FileAccount
 from quietmax.accounting import Guarantee
 from quietmax.errors import DataUnavailable, QuietmaxError, words_of
+from quietmax.estimators import open_private
 from quietmax.estimators.private_model import ACCOUNT_FILE
 from quietmax.models.files import read_description
 from quietmax.whole_file import write_whole
@@ -133,8 +134,10 @@ def _of_source_table(guarantee: Guarantee) -> str:
         "approximate": "epsilon doubles, delta grows by the factor 1 + e^epsilon",
     }[guarantee.definition]
     return (
-        "if the training set is the training part of a split, as 'quietmax train' makes it, one record more or less in "
-        f"the table may replace one training record, which counts as a removal and an addition: {twice}"
+        "if the training set is the training part of a split, as 'quietmax train' makes it, and no two records of the "
+        "table have the same features (with an identifier column: the same identifier), one record more or less in the "
+        f"table may replace one training record, which counts as a removal and an addition: {twice}; if such copies "
+        "occur, one record may move many others, and nothing is claimed for the table"
     )
 
 
@@ -192,9 +195,8 @@ def read_card(folder: str | Path) -> PrivacyCard:
     answered = FileAccount(account).answered if account.exists() else None
     leakage = tuple(_recorded(place / LEAKAGE_FILE))
     try:
-        stated = description.get("guarantee")
-        guarantee = None if stated is None else Guarantee.from_json(stated)
         delta, size, queries = (_number(description, name) for name in ("delta", "declared_size", "queries"))
+        guarantee = open_private(place).guarantee if "guarantee" in description else None
         card = PrivacyCard(
             model=str(place),
             kind=str(description.get("kind")),

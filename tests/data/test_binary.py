@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from quietmax.accounting import Guarantee
 from quietmax.data import binary, load, load_records
 from quietmax.errors import DataUnavailable
+from quietmax.estimators.private_file import with_encoding
 
 Refusal = Callable[..., str]
 
@@ -89,12 +91,22 @@ def test_purchase_with_fewer_classes_is_clustered_always_in_the_same_way(tmp_pat
     (tmp_path / "dataset_purchase").write_bytes(lines(bits, [1] * 200))
     first, again = (load_records("purchase-10", data_dir=tmp_path) for _ in range(2))
     np.testing.assert_array_equal(first.labels, again.labels)
+    assert first.encoding is not None
+    assert first.encoding.measurements == ("the labels, which are k-means clusters of all records",)
     assert (first.name, first.classes) == ("purchase-10", 10)
     np.testing.assert_array_equal(first.features, bits)
     assert set(first.labels.tolist()) == set(range(10))
     means = np.stack([bits[first.labels == cluster].mean(axis=0) for cluster in range(10)])
     distances = ((bits[:, None, :] - means[None]) ** 2).sum(axis=2)
     np.testing.assert_array_equal(distances.argmin(axis=1), first.labels)
+
+
+def test_labels_that_are_clusters_of_all_records_make_no_proven_guarantee(tmp_path: Path) -> None:
+    write_purchase(tmp_path, count=40)
+    proven = Guarantee("gaussian", mu=1.0, status="proven", because="Theory section 3.")
+    clustered, labelled = (load_records(f"purchase-{classes}", data_dir=tmp_path) for classes in (2, 100))
+    assert with_encoding(proven, clustered.encoding).status == "conditional"
+    assert with_encoding(proven, labelled.encoding).status == "proven"
 
 
 def test_too_few_records_to_cluster_are_refused(tmp_path: Path, refusal: Refusal) -> None:

@@ -14,6 +14,8 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from quietmax.data.columns import NumericColumn
+from quietmax.data.encoding import Encoding
 from quietmax.data.files import Part, Source
 from quietmax.data.records import Records
 from quietmax.errors import DataUnavailable
@@ -44,7 +46,8 @@ def read_purchase(source: Source, classes: int) -> Records:
 
     Shokri et al. made the smaller problems by clustering but published no labels for them, so ours are those
     of scikit-learn's KMeans (k-means++ start, one run, seed 0, at most 100 iterations) over all records of
-    the file.
+    the file.  A label then depends on all records, so the encoding names the labels as measured, and no guarantee for
+    such a model is `proven`.
     """
     read = partial(_labelled_bits, width=PURCHASE_WIDTH)
     bits, labels = source.read_each([PURCHASE_PART], read)[PURCHASE_PART.name]
@@ -52,7 +55,13 @@ def read_purchase(source: Source, classes: int) -> Records:
     if classes == 100:
         return records
     clusters = cluster(records.features, classes)
-    return Records(f"purchase-{classes}", records.features, clusters, classes)
+    encoding = Encoding(
+        columns=tuple(NumericColumn(f"feature_{i}", 0, 1, missing=False) for i in range(PURCHASE_WIDTH)),
+        label="cluster",
+        classes=tuple(str(number) for number in range(classes)),
+        measurements=("the labels, which are k-means clusters of all records",),
+    )
+    return Records(f"purchase-{classes}", records.features, clusters, classes, encoding=encoding)
 
 
 def cluster(features: NDArray[np.float32], clusters: int) -> NDArray[np.int64]:

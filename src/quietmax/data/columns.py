@@ -338,8 +338,11 @@ def _plain(column: Any) -> Any:
     """Return the values of dictionaries, runs and extension types, piece by piece, as the type that they have."""
     kind = column.type
     if pyarrow.types.is_dictionary(kind):
-        pieces = [piece.dictionary.take(piece.indices) for piece in column.chunks]
-        return _plain(pyarrow.chunked_array(pieces, type=kind.value_type))
+        # Arrow cannot take from strings in the view layout.
+        view = pyarrow.types.is_string_view(kind.value_type) or pyarrow.types.is_binary_view(kind.value_type)
+        inner = pyarrow.large_binary() if view else kind.value_type
+        pieces = [piece.dictionary.cast(inner).take(piece.indices) for piece in column.chunks]
+        return _plain(pyarrow.chunked_array(pieces, type=inner))
     if pyarrow.types.is_run_end_encoded(kind):
         pieces = [pyarrow.compute.run_end_decode(piece) for piece in column.chunks]
         return _plain(pyarrow.chunked_array(pieces, type=kind.value_type))

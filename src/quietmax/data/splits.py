@@ -1,11 +1,23 @@
 """Division of records into a training part, a test part of equal size and a pool.
 
-The place of a record depends on the seed and on the record itself, never on its row number or on the other
-records: rows are ordered by a number mixed from (identity, seed), the first `size` are the training part, the
-next `size` the test part.  Taking one record out of the source therefore takes it out of its part and moves
-at most one other record up at each border (as long as no record occurs twice); a shuffle of row numbers would
-change every part completely. A guarantee speaks of neighbours of the *training part*; for a neighbour of the
-whole source it counts as replacing one training record.
+Rows are ordered by a number mixed from (identity, seed), never by their row number.  The first `size` are the
+training part, the next `size` the test part.  Rows of one identity (by default: equal features) form a group, and a
+group goes, in order, to the first part that has room for all of it.
+
+A guarantee speaks of neighbours of the *training part*.  The place of a row also depends on how many rows stand
+before it, so for neighbours of the source table less holds.  Take one row out of the source:
+
+- If every identity occurs once in the table, the training part loses at most one row and gains at most one, also
+  where `size` is left out.  This counts as one removal and one addition: mu (or a pure epsilon) doubles.
+- If `size` is given and no identity has more than g rows, the training part loses as many rows as it gains, at
+  most g.  Proof: the orders of the two tables agree.  Up to the first group that only one of them takes into the
+  training part, their free room differs by at most one.  That group has at most g rows, so the room left there is
+  below g, and all later changes fill that room.  mu is multiplied by up to 2g.
+- If `size` is left out and identities repeat, nothing is claimed: the size itself is then lowered until both parts
+  can be filled, and one row can change it by many.
+
+With an identifier column the same holds with "identifier" for "identity".  The number g is a property of the private
+table: use it only where it is public that no identity occurs more often.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from quietmax.errors import DataUnavailable, InvalidInput
 
-_BLOCK_BYTES = 1 << 24
+_MOST_TEXT_BYTES = 2**31 - 2
 SUFFIXES = (".csv", ".tsv", ".parquet", ".pq", ".npz")
 
 
@@ -86,10 +86,15 @@ def _read_text(file: Path, delimiter: str) -> pd.DataFrame:
     try:
         header, lines = _header(file, delimiter)
         _refuse_repeated(file, header)
+        if file.stat().st_size > _MOST_TEXT_BYTES:
+            raise InvalidInput(f"The file {file} is larger than 2 GiB; write so large a table as Parquet.")
+        text = file.read_bytes()
+        # One block for the whole file: at a border between two blocks Arrow loses the line feed of a quoted "\r\n",
+        # and where the borders are depends on the other rows.
         content = pyarrow.csv.read_csv(
-            file,
+            pyarrow.BufferReader(text),
             read_options=pyarrow.csv.ReadOptions(
-                use_threads=False, block_size=_BLOCK_BYTES, column_names=header, skip_rows=lines
+                use_threads=False, block_size=len(text) + 1, column_names=header, skip_rows=lines
             ),
             parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=pyarrow.csv.ConvertOptions(

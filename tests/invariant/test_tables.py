@@ -1,0 +1,735 @@
+"""The invariant (THEORY 3.8) for every way in: no row's encoding depends on another row, bit for bit.
+
+A seeded generator makes tables of every column type.  Each table is read once whole and several times with rows
+removed, repeated and in another order; every row that is left must give the same bits: features, class number, and
+the identity by which a split orders it.  Two fixed rows of different classes stay in every table, because a table of
+one class is an error.
+
+QUIETMAX_INVARIANT_TABLES sets the number of tables of `test_no_row_depends_on_another_row` (default 400); the slow
+test always makes 10,000.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import decimal
+import json
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+
+from quietmax.data import CategoricalColumn, Encoding, NumericColumn, load, load_records, tables
+from quietmax.data.columns import as_texts
+from quietmax.data.records import content_identities
+from quietmax.errors import InvalidInput
+
+TABLES = int(os.environ.get("QUIETMAX_INVARIANT_TABLES", "400"))
+CLASSES = ["no", "yes", "9007199254740993"]
+
+INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
+FLOATS = [pa.float16(), pa.float32(), pa.float64()]
+DECIMALS = [pa.decimal32(7, 2), pa.decimal64(16, 3), pa.decimal128(36, 4), pa.decimal256(70, 5)]
+STRINGS = [pa.string(), pa.large_string(), pa.string_view()]
+BYTES = [pa.binary(), pa.large_binary(), pa.binary_view(), pa.binary(4), pa.uuid()]
+TIMES = [
+    pa.date32(),
+    pa.date64(),
+    pa.time32("s"),
+    pa.time32("ms"),
+    pa.time64("us"),
+    pa.time64("ns"),
+    pa.timestamp("s"),
+    pa.timestamp("ms"),
+    pa.timestamp("us"),
+    pa.timestamp("ns"),
+    pa.timestamp("us", "UTC"),
+    pa.timestamp("ms", "Europe/Berlin"),
+    pa.timestamp("ns", "+05:30"),
+]
+DURATIONS = [pa.duration(unit) for unit in ("s", "ms", "us", "ns")]
+DICTIONARIES = [
+    pa.dictionary(pa.int32(), pa.string()),
+    pa.dictionary(pa.int8(), pa.int64()),
+    pa.dictionary(pa.int16(), pa.large_binary()),
+    pa.dictionary(pa.int32(), pa.decimal128(20, 2)),
+    pa.dictionary(pa.int32(), pa.timestamp("us")),
+]
+OTHERS = [pa.null(), pa.bool_(), pa.bool8(), pa.json_()]
+NUMERIC = [pa.null(), pa.bool_(), pa.bool8(), *INTEGERS, *FLOATS, *DECIMALS, *DURATIONS, pa.string()]
+FLAT = [*INTEGERS, *FLOATS, *DECIMALS, *STRINGS, *BYTES, *TIMES, *DURATIONS, *DICTIONARIES, *OTHERS]
+NESTED = [
+    pa.list_(pa.int64()),
+    pa.large_list(pa.int64()),
+    pa.list_view(pa.int64()),
+    pa.list_(pa.int64(), 2),
+    pa.struct([("a", pa.int64())]),
+    pa.map_(pa.string(), pa.int64()),
+    pa.fixed_shape_tensor(pa.int64(), [2]),
+]
+WORDS = [
+    "a",
+    " a",
+    "a ",
+    "A",
+    "?",
+    "NA",
+    "",
+    "nan",
+    "NULL",
+    "1",
+    "1.0",
+    "01",
+    "é",
+    "x\x00y",
+    "a,b",
+    'q"q',
+    "x\r\ny",
+    "\t",
+]
+NUMBERS = [
+    "0",
+    "-0.0",
+    "1",
+    "1.50",
+    "2e0",
+    ".5",
+    "7.",
+    "-3",
+    "+4",
+    "1e999",
+    "-inf",
+    "Infinity",
+    "nan",
+    "",
+    "?",
+    " 6 ",
+]
+
+
+@dataclass
+class Generated:
+    """A table: one array per column, and what is declared about it."""
+
+    columns: dict[str, Any]
+    declared: dict[str, Any]
+    rng: random.Random
+    rows: int
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def _cell(rng: random.Random, kind: Any, numeric: bool) -> Any:
+    """One value of an Arrow type that is no dictionary and not nested, as Python or as the integer that stores it."""
+    types = pa.types
+    if types.is_boolean(kind):
+        return rng.random() < 0.5
+    if types.is_integer(kind) or types.is_duration(kind):
+        bits = kind.bit_width - (0 if types.is_unsigned_integer(kind) else 1)
+        low = 0 if types.is_unsigned_integer(kind) else -(2**bits)
+        near = 2 ** min(53, bits) - rng.randrange(1, 5)
+        return rng.choice(
+            [
+                rng.randrange(0, 10),
+                near,
+                rng.randrange(low, 2**bits),
+                low,
+                2**bits - 1,
+                min(near + 5, 2**bits - 1),
+            ]
+        )
+    if types.is_floating(kind):
+        value = rng.choice(
+            [
+                0.0,
+                -0.0,
+                1.0,
+                2.5,
+                rng.uniform(-9, 9),
+                float("nan"),
+                float("inf"),
+                -float("inf"),
+                5e-324,
+                1e300,
+            ]
+        )
+        with np.errstate(over="ignore"):
+            return (
+                np.float16(value)
+                if kind == pa.float16()
+                else float(np.float32(value))
+                if kind == pa.float32()
+                else value
+            )
+    if types.is_decimal(kind):
+        digits = rng.randrange(10 ** rng.randrange(1, kind.precision + 1))
+        with decimal.localcontext(prec=80):
+            return decimal.Decimal(rng.choice([1, -1]) * digits).scaleb(-kind.scale)
+    if types.is_fixed_size_binary(kind):
+        return bytes(rng.randrange(256) for _ in range(kind.byte_width))
+    if types.is_temporal(kind):
+        if types.is_time(kind):
+            per_day = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[kind.unit] * 86_400
+            return rng.randrange(per_day)
+        if types.is_date64(kind):
+            return rng.randrange(-30_000, 30_000) * 86_400_000
+        bits = 15 if kind.bit_width == 32 else 50
+        return rng.choice([0, rng.randrange(-(2**bits), 2**bits), 2 ** (kind.bit_width - 14)])
+    text = rng.choice(NUMBERS) if numeric else rng.choice(WORDS)
+    binary = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
+    return rng.choice([text.encode(), b"\xff" + text.encode()]) if binary else text
+
+
+def _array(rng: random.Random, kind: Any, count: int, numeric: bool) -> Any:
+    """A random array of an Arrow type: many equal values, nulls in some columns only."""
+    if isinstance(kind, pa.BaseExtensionType):
+        storage = kind.storage_type
+        if kind == pa.bool8():
+            return pa.ExtensionArray.from_storage(
+                kind, _array(rng, pa.uint8(), count, numeric).cast(pa.int8(), safe=False)
+            )
+        if kind == pa.json_():
+            cells = [
+                None if rng.random() < 0.2 else json.dumps(rng.choice([1, 1.5, "a", None]))
+                for _ in range(count)
+            ]
+            return pa.ExtensionArray.from_storage(kind, pa.array(cells, storage))
+        return pa.ExtensionArray.from_storage(kind, _array(rng, storage, count, numeric))
+    if pa.types.is_dictionary(kind):
+        return _array(rng, kind.value_type, count, numeric).dictionary_encode().cast(kind)
+    if pa.types.is_null(kind):
+        return pa.nulls(count)
+    gaps = rng.choice([0.0, 0.0, 0.1, 0.5])
+    few = [_cell(rng, kind, numeric) for _ in range(rng.choice([2, 5, count]))]
+    cells = [None if rng.random() < gaps else rng.choice(few) for _ in range(count)]
+    if pa.types.is_temporal(kind):
+        return pa.array(cells, pa.int32() if kind.bit_width == 32 else pa.int64()).view(kind)
+    return pa.array(cells, kind)
+
+
+def _declare(rng: random.Random, declared: dict[str, Any], name: str, texts: Sequence[str] | None) -> None:
+    """Declare a column: numeric without texts, else with some of them as categories."""
+    if rng.random() < 0.3:
+        declared["complete"].append(name)
+    if texts is not None:
+        some = sorted({*rng.sample(sorted(set(texts)), k=min(3, len(set(texts)))), "1"} - {""})
+        declared["categories"][name] = some
+        return
+    low = rng.choice([0, -5.5, 1e15])
+    declared["bounds"][name] = (low, low + rng.choice([1, 9.7, 1e19]))
+    style = rng.randrange(3)
+    if style == 1:
+        declared["scales"][name] = "log"
+    elif style == 2:
+        declared["edges"][name] = [
+            low + (declared["bounds"][name][1] - low) * share for share in (0.25, 0.5, 1)
+        ]
+
+
+def _empty_declaration() -> dict[str, Any]:
+    return {
+        "bounds": {},
+        "categories": {},
+        "scales": {},
+        "edges": {},
+        "complete": [],
+        "label": "y",
+        "classes": CLASSES,
+    }
+
+
+def _texts(column: Any) -> list[str]:
+    return as_texts(pd.Series(pd.arrays.ArrowExtensionArray(pa.chunked_array([column])))).tolist()
+
+
+def generate_arrow(rng: random.Random) -> Generated:
+    count, declared, columns = rng.randrange(4, 14), _empty_declaration(), {}
+    for number in range(rng.randrange(1, 4)):
+        name, numeric = f"c{number}", rng.random() < 0.5
+        kind = rng.choice(NUMERIC if numeric else FLAT)
+        columns[name] = _array(rng, kind, count, numeric)
+        _declare(rng, declared, name, None if numeric else _texts(columns[name]))
+    labels = ["no", "yes", *(rng.choice(CLASSES) for _ in range(count - 2))]
+    if rng.random() < 0.3:  # labels that are integers above 2^53
+        declared["classes"] = ["9007199254740992", "9007199254740993"]
+        columns["y"] = pa.array([2**53, 2**53 + 1, *(2**53 + rng.randrange(2) for _ in range(count - 2))])
+    else:
+        columns["y"] = pa.array(labels).cast(rng.choice([pa.string(), pa.binary(), pa.string_view()]))
+    if rng.random() < 0.3:
+        declared["identifier"] = "who"
+        columns["who"] = pa.array(
+            [2**53 + rng.randrange(count) for _ in range(count)], rng.choice([pa.int64(), pa.uint64()])
+        )
+    return Generated(columns, declared, rng, count)
+
+
+def _take(column: Any, rows: list[int]) -> Any:
+    """Rows of an array; Arrow cannot take from strings in the view layout."""
+    if column.type in (pa.string_view(), pa.binary_view()):
+        return column.cast(pa.large_binary()).take(pa.array(rows)).cast(column.type)
+    return column.take(pa.array(rows))
+
+
+def write_parquet(table: Generated, rows: list[int], folder: Path) -> Path:
+    columns = {}
+    for name, column in table.columns.items():
+        taken = _take(column, rows)
+        if pa.types.is_dictionary(taken.type):  # a dictionary of these rows alone
+            taken = taken.cast(taken.type.value_type).dictionary_encode().cast(taken.type)
+        columns[name] = taken
+    path = folder / "table.parquet"
+    pa.parquet.write_table(
+        pa.table(columns),
+        path,
+        row_group_size=table.rng.choice([1, 3, 1000]),
+        use_dictionary=table.rng.random() < 0.5,
+        compression="none",
+    )
+    return path
+
+
+def generate_text(rng: random.Random) -> Generated:
+    count, declared, columns = rng.randrange(4, 14), _empty_declaration(), {}
+    for number in range(rng.randrange(1, 4)):
+        name, numeric = f"c{number}", rng.random() < 0.5
+        made = (
+            [*(str(rng.randrange(2**64)) for _ in range(2)), repr(rng.uniform(-1, 1)), *NUMBERS]
+            if numeric
+            else WORDS
+        )
+        columns[name] = [rng.choice(made) for _ in range(count)]
+        _declare(rng, declared, name, None if numeric else [text.strip() for text in columns[name]])
+    columns["y"] = ["no", " yes ", *(rng.choice(CLASSES) for _ in range(count - 2))]
+    if rng.random() < 0.3:
+        declared["identifier"] = "who"
+        columns["who"] = [rng.choice(["1", "1.0", " é", "00", "x\r\ny"]) for _ in range(count)]
+    return Generated(columns, declared, rng, count)
+
+
+def write_text(delimiter: str) -> Callable[[Generated, list[int], Path], Path]:
+    def write(table: Generated, rows: list[int], folder: Path) -> Path:
+        rng, quoted = table.rng, set(f'\n\r"{delimiter}')
+        end = rng.choice(["\n", "\r\n"])
+
+        def cell(text: str) -> str:
+            return '"' + text.replace('"', '""') + '"' if quoted & set(text) or rng.random() < 0.2 else text
+
+        lines = [delimiter.join(table.columns)]
+        for row in rows:
+            lines.append(delimiter.join(cell(column[row]) for column in table.columns.values()))
+            if rng.random() < 0.1:
+                lines.append("")
+        path = folder / ("table.tsv" if delimiter == "\t" else "table.csv")
+        mark = "\ufeff" if rng.random() < 0.2 else ""
+        path.write_text(mark + end.join(lines) + end * rng.randrange(2), encoding="utf-8", newline="")
+        return path
+
+    return write
+
+
+def generate_arrays(rng: random.Random) -> Generated:
+    count, declared = rng.randrange(4, 14), {"classes": CLASSES, "bounds": {"*": (-1, rng.choice([1, 9.7]))}}
+    if rng.random() < 0.5:
+        declared["scales"] = {"feature_0": "log"}
+    shape = (count, *rng.choice([(3,), (2, 2), (2, 1, 3)]))
+    seeded = np.random.default_rng(rng.randrange(2**32))
+    kind = rng.choice(["bool", "uint8", "int64", "uint64", "float16", "float32", "float64", "longdouble"])
+    values = (seeded.normal(size=shape) * 10).astype("int64" if kind == "uint64" else kind).astype(kind)
+    if values.dtype.kind == "f":
+        values[seeded.random(shape) < rng.choice([0, 0.2])] = rng.choice([np.nan, np.inf, -np.inf, -0.0])
+    labels = np.array(["no", "yes", *(rng.choice(CLASSES) for _ in range(count - 2))])
+    if rng.random() < 0.5:
+        labels = labels.astype("S")
+    return Generated({"features": values, "labels": labels}, declared, rng, count)
+
+
+def write_arrays(table: Generated, rows: list[int], folder: Path) -> Path:
+    arrays = {name: array[rows] for name, array in table.columns.items()}
+    arrays["labels"] = np.array(arrays["labels"].tolist())  # as wide as the longest label that is left
+    np.savez(folder / "table.npz", **arrays)
+    return folder / "table.npz"
+
+
+def generate_frame(rng: random.Random) -> Generated:
+    """A DataFrame: the types are those of its columns, before rows are taken."""
+    table = generate_arrow(rng)
+    frame = {}
+    for name, column in table.columns.items():
+        if column.type in (pa.string_view(), pa.binary_view()):  # pandas cannot take rows of these
+            column = column.cast(pa.large_binary())
+        series = pd.Series(pd.arrays.ArrowExtensionArray(pa.chunked_array([column])))
+        way = rng.randrange(4)
+        if way == 1 and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
+            kinds = {"bool": "boolean", "uint64": "UInt64"}
+            series = pd.Series(pd.array(column.to_pylist(), dtype=kinds.get(str(column.type), "Int64")))
+        elif (
+            way == 2
+            and not pa.types.is_temporal(column.type)
+            and column.type not in (pa.uuid(), pa.binary(4), pa.bool8())
+        ):
+            series = pd.Series(column.to_pylist(), dtype=object)
+        elif way == 3 and pa.types.is_string(column.type):
+            series = series.astype(rng.choice(["str", "category", object]))
+        elif way >= 2 and pa.types.is_timestamp(column.type) and column.type.unit == "us":
+            series = series.astype("datetime64[us]" if column.type.tz is None else "datetime64[us, UTC]")
+        frame[name] = series
+    return Generated({"frame": pd.DataFrame(frame)}, table.declared, rng, table.rows)
+
+
+def read_frame(table: Generated, rows: list[int], _folder: Path) -> list[bytes]:
+    declared = table.declared
+    columns = tuple(
+        NumericColumn(
+            name,
+            *declared["bounds"][name],
+            scale=declared["scales"].get(name, "linear"),
+            edges=tuple(declared["edges"].get(name, ())),
+        )
+        if name in declared["bounds"]
+        else CategoricalColumn(
+            name, tuple(declared["categories"][name]), style=("one-hot", "codes")[len(name) % 2]
+        )
+        for name in table.columns["frame"].columns
+        if name not in ("y", "who")
+    )
+    encoding = Encoding(columns, "y", tuple(declared["classes"]))
+    features, labels = encoding.encode(table.columns["frame"].take(rows), "y")
+    return _bits(features, labels, content_identities(features))
+
+
+def read_file(
+    write: Callable[[Generated, list[int], Path], Path],
+) -> Callable[[Generated, list[int], Path], list[bytes]]:
+    def read(table: Generated, rows: list[int], folder: Path) -> list[bytes]:
+        records = load_records(write(table, rows, folder), **table.declared)
+        identities = records.contents if records.identities is None else records.identities
+        return _bits(records.features, records.labels, identities)
+
+    return read
+
+
+def _bits(features: Any, labels: Any, identities: Any) -> list[bytes]:
+    assert features.dtype == np.float32
+    assert np.isfinite(features).all()
+    return [
+        row.tobytes() + label.tobytes() + identity.tobytes()
+        for row, label, identity in zip(features, labels, identities, strict=True)
+    ]
+
+
+WAYS: dict[
+    str, tuple[Callable[[random.Random], Generated], Callable[[Generated, list[int], Path], list[bytes]]]
+] = {
+    "csv": (generate_text, read_file(write_text(","))),
+    "tsv": (generate_text, read_file(write_text("\t"))),
+    "parquet": (generate_arrow, read_file(write_parquet)),
+    "npz": (generate_arrays, read_file(write_arrays)),
+    "frame": (generate_frame, read_frame),
+}
+
+
+def broken(way: str, seed: int, folder: Path) -> str | None:
+    """What the table of this seed shows: None if no row depends on another one."""
+    generate, read = WAYS[way]
+    table = generate(random.Random(f"{way} {seed}"))
+    rng = table.rng
+    whole = list(range(table.rows))
+    expected = read(table, whole, folder)
+    removed = rng.randrange(2, table.rows)
+    neighbours = {
+        f"row {removed} removed": [row for row in whole if row != removed],
+        "rows repeated and in another order": rng.sample(whole * 2, k=table.rows * 2),
+        "most rows removed": [0, 1, removed],
+        "other rows and another order": rng.sample([0, 1, *rng.choices(whole, k=5)], k=7),
+    }
+    for change, rows in neighbours.items():
+        for row, bits in zip(rows, read(table, rows, folder), strict=True):
+            if bits != expected[row]:
+                return f"{way} {seed}: row {row} differs after {change}"
+    return None
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_row_depends_on_another_row(way: str, tmp_path: Path) -> None:
+    for seed in range(TABLES // len(WAYS)):
+        assert broken(way, seed, tmp_path) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_no_row_depends_on_another_row_in_10000_tables(way: str, tmp_path: Path) -> None:
+    for seed in range(10_000_000, 10_000_000 + 10_000 // len(WAYS)):
+        assert broken(way, seed, tmp_path) is None
+
+
+def _found(way: str, folder: Path, tables_at_most: int = 300) -> bool:
+    for seed in range(tables_at_most):
+        with contextlib.suppress(InvalidInput):  # only a difference counts, not an error
+            if broken(way, seed, folder) is not None:
+                return True
+    return False
+
+
+def test_the_reader_of_version_0_1_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def inferred_types(file: Path) -> pd.DataFrame:
+        return pa.parquet.ParquetFile(file).read().to_pandas(ignore_metadata=True)
+
+    monkeypatch.setattr(tables, "_read_parquet", inferred_types)
+    assert _found("parquet", tmp_path)
+
+
+def test_a_text_reader_with_blocks_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = pyarrow.csv.ReadOptions
+
+    def blocks(**options: Any) -> Any:
+        return whole(**{**options, "block_size": 128})
+
+    monkeypatch.setattr(pyarrow.csv, "ReadOptions", blocks)
+    assert _found("csv", tmp_path)
+
+
+@pytest.mark.parametrize("way", ["csv", "npz", "frame"])
+def test_a_column_scaled_by_its_own_maximum_is_caught(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = NumericColumn.encode
+
+    def fitted(self: NumericColumn, values: Any, features: Any) -> None:
+        honest(self, values, features)
+        features[:, 0] /= max(features[:, 0].max(), 1e-3)
+
+    monkeypatch.setattr(NumericColumn, "encode", fitted)
+    assert _found(way, tmp_path)
+
+
+def test_the_generator_makes_columns_of_every_type() -> None:
+    seen = set()
+    for seed in range(1_500):
+        seen |= {column.type for column in generate_arrow(random.Random(f"parquet {seed}")).columns.values()}
+    assert set(FLAT) <= seen
+
+
+# Regressions: each of these fails on version 0.1.
+
+
+def _codes(folder: Path, name: str, with_null: bool) -> Path:
+    """3,000 people, one column with two codes of 18 digits, the label equal to the code; maybe one row without code."""
+    rng = random.Random(7)
+    codes = [rng.choice([123456789012345678, 123456789012345679]) for _ in range(3_000)]
+    people = list(range(3_000))
+    labels = [str(code) for code in codes]
+    if with_null:
+        codes, people, labels = [*codes, None], [*people, 3_000], [*labels, labels[0]]
+    path = folder / name
+    pa.parquet.write_table(
+        pa.table({"code": pa.array(codes, pa.int64()), "person": people, "label": labels}), path
+    )
+    return path
+
+
+def test_one_empty_parquet_cell_leaves_all_other_records_as_they_are(tmp_path: Path) -> None:
+    declared: dict[str, Any] = {
+        "label": "label",
+        "classes": ["123456789012345678", "123456789012345679"],
+        "categories": {"code": ["123456789012345678", "123456789012345679"]},
+        "identifier": "person",
+    }
+    without = load_records(_codes(tmp_path, "without.parquet", False), **declared)
+    path = _codes(tmp_path, "with.parquet", True)
+    with_null = load_records(path, **declared)
+    assert with_null.features[:-1].tobytes() == without.features.tobytes()
+    assert with_null.features[-1].tolist() == [0, 0, 1]
+    np.testing.assert_array_equal(with_null.labels[:-1], without.labels)
+    assert without.identities is not None
+    assert with_null.identities is not None
+    np.testing.assert_array_equal(with_null.identities[:-1], without.identities)
+    data = load(
+        path, **declared
+    )  # the code is the label: everybody with a code is classified by the encoding itself
+    known = data.test.features[:, 2] == 0
+    assert (data.test.features.argmax(axis=1) == data.test.labels)[known].all()
+    assert known.sum() >= len(data.test) - 1
+
+
+@pytest.mark.slow
+def test_one_empty_parquet_cell_does_not_destroy_the_accuracy_of_a_private_head(tmp_path: Path) -> None:
+    from quietmax.estimators import PrivateHead
+
+    declared: dict[str, Any] = {
+        "label": "label",
+        "classes": ["123456789012345678", "123456789012345679"],
+        "categories": {"code": ["123456789012345678", "123456789012345679"]},
+        "identifier": "person",
+    }
+    data = load(_codes(tmp_path, "people.parquet", True), **declared)
+    head = PrivateHead(epsilon=1.0, delta=1e-5, declared_size=1_200, classes=[0, 1], random_state=0)
+    head.fit(data.train.features, data.train.labels)
+    assert (head.predict(data.test.features) == data.test.labels).mean() > 0.99
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_null_among_booleans_is_a_missing_value_and_the_others_stay_numbers(
+    tmp_path: Path, missing: bool
+) -> None:
+    path = tmp_path / "bits.parquet"
+    bits = [True, False, None] if missing else [True, False, True]
+    pa.parquet.write_table(pa.table({"bit": pa.array(bits, pa.bool_()), "y": [0, 1, 0]}), path)
+    records = load_records(path, label="y", classes=2, bounds={"bit": (0, 1)})
+    assert records.features.tolist() == [[1, 0], [0, 0], [0, 1] if missing else [1, 0]]
+
+
+def test_a_line_break_inside_a_cell_is_the_same_wherever_the_cell_stands_in_a_large_file(
+    tmp_path: Path,
+) -> None:
+    declared: dict[str, Any] = {
+        "label": "y",
+        "classes": 2,
+        "categories": {"x": ["a\r\nb"]},
+        "ignore": ["pad"],
+        "complete": ["x"],
+    }
+    block, cell = 1 << 24, '"a\r\nb",,1\n'
+    for shift in range(4):  # in one of these a border of 2^24 bytes separates "\r" from "\n"
+        beginning = "x,pad,y\nz,,0\n"
+        pad = "p" * 1000
+        rows, rest = divmod(block - len(beginning) - 1 - shift, len(f"z,{pad},0\n"))
+        text = beginning + f"z,{pad},0\n" * (rows - 1) + f"z,{pad}{'p' * rest},0\n" + cell
+        path = tmp_path / "large.csv"
+        path.write_text(text, newline="")
+        assert load_records(path, **declared).features[-1].tolist() == [1]
+
+
+@pytest.mark.parametrize("kind", NESTED, ids=str)
+def test_a_nested_column_is_an_error_by_its_type_whatever_it_holds_unless_ignored(
+    kind: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "nested.parquet"
+    pa.parquet.write_table(pa.table({"x": pa.nulls(2, kind), "z": [1, 2], "y": ["no", "yes"]}), path)
+    declared: dict[str, Any] = {"label": "y", "classes": ["no", "yes"], "bounds": {"z": (0, 2)}}
+    for x in ({"bounds": {"z": (0, 2), "x": (0, 1)}}, {"categories": {"x": ["a"]}}):
+        with pytest.raises(InvalidInput, match=r"Column 'x' has the type .*, but a column must hold"):
+            load_records(path, **{**declared, **x})
+    assert load_records(path, **declared, ignore=["x"]).features.shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "stored", "texts"),
+    [
+        (pa.int64(), [2**53 + 1, None, -(2**63)], ["9007199254740993", "", "-9223372036854775808"]),
+        (pa.uint64(), [2**64 - 1, None], ["18446744073709551615", ""]),
+        (pa.float16(), [1.5, None, float("nan"), 2.0], ["1.5", "", "", "2"]),
+        (
+            pa.decimal128(20, 2),
+            [decimal.Decimal("100000000000000001.50"), None, decimal.Decimal(3)],
+            ["100000000000000001.5", "", "3"],
+        ),
+        (pa.bool_(), [True, None, False], ["True", "", "False"]),
+        (pa.string_view(), [" a ", None], ["a", ""]),
+        (pa.binary(), [b"caf\xc3\xa9", b"\xff", None], ["café", "\\xff", ""]),
+        (pa.binary(2), [b"\x00\xff", None], ["00ff", ""]),
+        (pa.dictionary(pa.int8(), pa.string()), ["a", None, "b"], ["a", "", "b"]),
+        (pa.null(), [None], [""]),
+    ],
+    ids=str,
+)
+def test_every_type_has_a_stated_text(kind: Any, stored: list[Any], texts: list[str], tmp_path: Path) -> None:
+    assert _read_texts(pa.array(stored, kind), tmp_path) == texts
+
+
+@pytest.mark.parametrize(
+    ("kind", "stored", "texts"),
+    [
+        (pa.date32(), [0, None, 19_753], ["1970-01-01", "", "2024-01-31"]),
+        (pa.time64("us"), [0, 1_500_000, None], ["00:00:00", "00:00:01.5", ""]),
+        (
+            pa.timestamp("ns"),
+            [0, 10**9 + 10, None],
+            ["1970-01-01 00:00:00", "1970-01-01 00:00:01.00000001", ""],
+        ),
+        (
+            pa.timestamp("us", "UTC"),
+            [0, 500_000, None],
+            ["1970-01-01 00:00:00Z", "1970-01-01 00:00:00.5Z", ""],
+        ),
+        (
+            pa.timestamp("ms", "Europe/Berlin"),
+            [0, 20],
+            ["1970-01-01 01:00:00+0100", "1970-01-01 01:00:00.02+0100"],
+        ),
+        (
+            pa.timestamp("ms"),
+            [0, 2**62],
+            ["1970-01-01 00:00:00", "<value out of range: 4611686018427387904>"],
+        ),
+        (pa.duration("ms"), [2**60 + 1, None, -5], ["1152921504606846977", "", "-5"]),
+    ],
+    ids=str,
+)
+def test_every_type_of_time_has_a_stated_text(
+    kind: Any, stored: list[Any], texts: list[str], tmp_path: Path
+) -> None:
+    storage = pa.int32() if kind.bit_width == 32 else pa.int64()
+    assert _read_texts(pa.array(stored, storage).view(kind), tmp_path) == texts
+
+
+def _read_texts(column: Any, folder: Path) -> list[str]:
+    pa.parquet.write_table(pa.table({"x": column}), folder / "column.parquet")
+    return as_texts(tables.read_table(folder / "column.parquet").frame["x"]).tolist()
+
+
+def test_an_unknown_time_zone_is_an_error_by_the_type(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="time zone"):
+        _read_texts(pa.array([0], pa.int64()).view(pa.timestamp("us", "Mars/Olympus")), tmp_path)
+
+
+def test_a_text_that_is_no_number_is_an_error_because_of_that_cell_alone(tmp_path: Path) -> None:
+    path, declared = (
+        tmp_path / "t.csv",
+        {"label": "y", "classes": 2, "bounds": {"x": (0, 9)}, "complete": ["x"]},
+    )
+    good = ["1,0\n", "2.5,1\n", "18446744073709551616,0\n", "-inf,1\n", "?,0\n"]
+    for rows in (good, good[::-1]):
+        path.write_text("x,y\n" + "".join(rows))
+        first = load_records(path, **declared).features  # type: ignore[arg-type]
+        for place in range(len(rows) + 1):
+            path.write_text("x,y\n" + "".join([*rows[:place], "old,1\n", *rows[place:]]))
+            with pytest.raises(InvalidInput, match=f"'x' holds .* in record {place + 1} "):
+                load_records(path, **declared)  # type: ignore[arg-type]
+        path.write_text("x,y\n" + "".join(rows))
+        assert load_records(path, **declared).features.tobytes() == first.tobytes()  # type: ignore[arg-type]
+
+
+def test_the_logarithm_of_a_value_does_not_depend_on_its_place() -> None:
+    column = NumericColumn("x", 0, 1e6, scale="log", missing=False)
+    values = np.random.default_rng(3).exponential(1e3, 2_000)
+
+    def logs(part: Any) -> Any:
+        features = np.zeros((len(part), 1), dtype=np.float32)
+        column.encode(pd.Series(part), features)
+        return features[:, 0]
+
+    whole = logs(values)
+    for start in (1, 2, 3, 5, 7, 9, 1_999):
+        assert logs(values[start:]).tobytes() == whole[start:].tobytes()
+    assert (
+        np.concatenate([logs(values[row : row + 1]) for row in range(200)]).tobytes() == whole[:200].tobytes()
+    )
+
+
+def test_a_measured_encoding_depends_on_the_records_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("x,y\n1,a\n2,b\n")
+    before = load_records(path, label="y", measure=True)
+    path.write_text("x,y\n1,a\n2,b\n9,a\n")
+    after = load_records(path, label="y", measure=True)
+    assert before.features[1].tobytes() != after.features[1].tobytes()
+    assert before.encoding is not None
+    assert before.encoding.measured
