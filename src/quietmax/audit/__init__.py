@@ -3,6 +3,7 @@
 from quietmax.audit import training
 from quietmax.audit.distinguish import distinguish
 from quietmax.audit.intervals import CONFIDENCE
+from quietmax.audit.invariant import InvariantCheck, InvariantReport, invariant, invariant_of_model
 from quietmax.audit.mechanism import mechanism
 from quietmax.audit.neighbours import Neighbours, Reach, worst_case
 from quietmax.audit.plot import Finding, plot_findings
@@ -13,11 +14,15 @@ __all__ = [
     "CONFIDENCE",
     "AuditReport",
     "Finding",
+    "InvariantCheck",
+    "InvariantReport",
     "Neighbours",
     "Reach",
     "StabilityReport",
     "Verdict",
     "distinguish",
+    "invariant",
+    "invariant_of_model",
     "mechanism",
     "plot_findings",
     "stability",

@@ -18,11 +18,12 @@ from quietmax.cli.options import DataDir, Download, Json, Seed
 from quietmax.cli.output import console, print_json, print_table, progress_bar
 from quietmax.data import Records as LoadedRecords
 from quietmax.data import Split, load
-from quietmax.errors import InvalidInput
+from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.estimators.dpsgd import DPSGD
 from quietmax.estimators.dpsgd_claim import claim
 from quietmax.estimators.dpsgd_plan import LENGTH_PER_COLUMN, plan
 from quietmax.estimators.head import PrivateHead
+from quietmax.estimators.private_file import open_private
 from quietmax.estimators.teachers import Teachers
 from quietmax.mechanisms import Algorithm1, GaussianScores, Mechanism, NoisyMax, SampledNeuron
 from quietmax.mechanisms.algorithm1 import budget_split
@@ -443,6 +444,37 @@ def stability(
         ],
         caption="Plain: of the paper's bound. Noise: of its corollary that noise makes training more stable.",
     )
+
+
+@app.command("invariant")
+def invariant(
+    model: Annotated[Path, typer.Argument(help="Folder of a private model, written by 'quietmax train'.")],
+    records: Annotated[int, typer.Option(min=3, help="Number of synthetic records.")] = 200,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Check on this machine that no record changes what is computed from another record before the noise.
+
+    Encodes, maps and trains on synthetic records, with records removed, added, repeated and reordered, at several
+    memory alignments and with 1 and 2 threads, and compares bit for bit. Exits with 1 if anything differs.
+
+    Example: quietmax audit invariant model --records 500
+    """
+    report = audit.invariant_of_model(open_private(model), records=records, seed=seed)
+    if as_json:
+        print_json({"model": str(model), **report.to_json()})
+    else:
+        print_table(
+            f"Invariant of {model}, {report.records:,} synthetic records, 1 and 2 threads",
+            ("part", "comparisons", "verdict"),
+            [
+                (check.part, f"{check.comparisons:,}", "consistent" if check.broken is None else "refuted")
+                for check in report.checks
+            ],
+            caption="A difference is a counterexample. No difference is evidence for this machine, not a proof.",
+        )
+    if report.broken is not None:
+        raise QuietmaxError(f"The invariant is broken on this machine: {report.broken}.")
 
 
 def _settings(epochs: int, alpha: float) -> TrainingSettings:

@@ -42,7 +42,7 @@ def claim(
     Full batches with the proven reading are exactly sqrt(steps)/multiplier-Gaussian private; everything else is the
     one point (epsilon, delta) that the accountant was asked for.
     """
-    assumptions = [SETTINGS_PUBLIC]
+    assumptions = [SETTINGS_PUBLIC, *conditions.map_assumptions(_described(features))]
     status: Status = "proven"
     steps, rate = plan.settings.steps, plan.settings.sampling_rate
     gaussian = plan.reading == "proven" and rate == 1

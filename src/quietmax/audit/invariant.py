@@ -1,0 +1,349 @@
+"""Check the invariant of THEORY 3.8 on the machine at hand: no record changes what is computed from another one.
+
+Everything that happens to a record before the noise must depend on that record and on public constants alone. Where
+a guarantee lists this as an assumption about the numerical library, it can be checked: synthetic records are encoded,
+mapped, trained on and summed several times, with records removed, added, repeated and reordered, at several memory
+alignments and with 1 and 2 threads. All other records must keep their numbers, bit for bit. A difference is a
+counterexample. No difference is evidence for this machine and these library versions; it is no proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from quietmax.audit.report import Verdict
+from quietmax.data import Encoding
+from quietmax.data.columns import NumericColumn
+from quietmax.errors import InvalidInput
+from quietmax.estimators.head_table import Table, clipped_rows, gradient_sum
+from quietmax.estimators.private_model import PrivateModel
+from quietmax.estimators.teachers import Crowd
+from quietmax.models import MLP, CrossEntropy, TrainingSettings, train_apart
+from quietmax.models.exact_sums import exact_clipped_sum
+from quietmax.models.features import FeatureMap
+from quietmax.models.features.base import bits
+from quietmax.models.mlp import initial_mlp
+from quietmax.predictor import Predictor
+
+Rows = NDArray[np.intp]
+THREADS = (1, 2)
+ALIGNMENTS = (0, 1, 3, 8)
+"""Distances of a table's first number from a 64-byte boundary, in numbers."""
+_ALONE = 4
+_NETWORK_RECORDS = 8
+_NETWORK_STEPS = 3
+
+
+@dataclass(frozen=True)
+class InvariantCheck:
+    """One part of what happens to a record before the noise.
+
+    Parameters
+    ----------
+    part : "encoding", "features", "networks" or "sums".
+    comparisons : the number of records, networks or sums that were compared.
+    broken : the first difference in words; None if there was none.
+    """
+
+    part: str
+    comparisons: int
+    broken: str | None = None
+
+
+@dataclass(frozen=True)
+class InvariantReport:
+    """What an invariant audit found.
+
+    Parameters
+    ----------
+    subject : what was audited.
+    records : the number of synthetic records.
+    checks : one entry per part that the subject has.
+    """
+
+    subject: str
+    records: int
+    checks: tuple[InvariantCheck, ...]
+
+    @property
+    def broken(self) -> str | None:
+        """The first difference in words; None if there was none."""
+        return next((check.broken for check in self.checks if check.broken is not None), None)
+
+    @property
+    def verdict(self) -> Verdict:
+        """`refuted` if a record changed what was computed from another one, else `consistent`."""
+        return "consistent" if self.broken is None else "refuted"
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name, as JSON values."""
+        checks = [
+            {"part": check.part, "comparisons": check.comparisons, "broken": check.broken}
+            for check in self.checks
+        ]
+        return {
+            "subject": self.subject,
+            "verdict": self.verdict,
+            "records": self.records,
+            "threads": list(THREADS),
+            "checks": checks,
+        }
+
+
+def invariant(
+    features: FeatureMap | None,
+    columns: int,
+    *,
+    encoding: Encoding | None = None,
+    networks: MLP | None = None,
+    classes: int | None = None,
+    records: int = 200,
+    seed: int = 0,
+    subject: str = "feature map",
+) -> InvariantReport:
+    """Check a feature map and what stands before and after it on synthetic records.
+
+    Parameters
+    ----------
+    features : the feature map; None for none. It may be a class of one's own.
+    columns : the number of columns of a record before the map.
+    encoding : also check how a table's rows become records.
+    networks : also check that training a stack of this shape keeps its networks apart (teachers).
+    classes : also check the sums that a head or DP-SGD with this many classes adds noise to.
+    records : the number of synthetic records, at least 3.
+    seed : of the synthetic records.
+    subject : a name for the report.
+
+    Returns
+    -------
+    An `InvariantReport`.
+
+    Examples
+    --------
+    >>> from quietmax.models.features import UnitNorm
+    >>> invariant(UnitNorm(), 5).verdict
+    'consistent'
+    """
+    if records < 3:
+        raise InvalidInput(f"records must be at least 3, got {records}.")
+    table = _synthetic_records(records, columns, seed)
+    width = columns if features is None else features.dimension(columns)
+    checks = []
+    if encoding is not None:
+        checks.append(_check_encoding(encoding, records, seed))
+    if features is not None:
+        checks.append(_check_features(features, table, seed))
+    if networks is not None:
+        checks.append(_check_networks(networks, seed))
+    if classes is not None:
+        checks.append(_check_sums(records, width, classes, seed))
+    return InvariantReport(subject, records, tuple(checks))
+
+
+def invariant_of_model(model: PrivateModel, *, records: int = 200, seed: int = 0) -> InvariantReport:
+    """Check a private model that was opened from its folder: everything before its noise; see `invariant`."""
+    stack = None
+    if isinstance(model.answerer, Predictor) and isinstance(model.answerer.model, Crowd):
+        stack = model.answerer.model.teachers
+    return invariant(
+        model.features,
+        model.inputs,
+        encoding=model.encoding,
+        networks=stack if isinstance(stack, MLP) else None,
+        classes=None if stack is not None else len(model.classes),
+        records=records,
+        seed=seed,
+        subject=model.kind,
+    )
+
+
+def _check_encoding(encoding: Encoding, records: int, seed: int) -> InvariantCheck:
+    table = _synthetic_table(encoding, records, seed)
+
+    def encode(rows: Rows, alignment: int) -> NDArray[np.float32]:  # noqa: ARG001
+        return encoding.encode(table.iloc[rows].reset_index(drop=True))
+
+    return _compare_rows("encoding", encode, records, records, seed)
+
+
+def _check_features(features: FeatureMap, table: NDArray[np.float32], seed: int) -> InvariantCheck:
+    extreme = _extreme_records(table)
+
+    def transform(rows: Rows, alignment: int) -> NDArray[np.float32]:
+        return features.transform(_aligned(np.concatenate([table, extreme])[rows], alignment))
+
+    return _compare_rows("features", transform, len(table), len(table) + len(extreme), seed)
+
+
+def _compare_rows(
+    part: str, compute: Callable[[Rows, int], NDArray[np.float32]], records: int, available: int, seed: int
+) -> InvariantCheck:
+    """Compute all rows once on one thread, then again in every other company; rows must keep their bits."""
+    with _threads(1):
+        expected = compute(np.arange(available), 0)
+    compared = 0
+    for threads in THREADS:
+        for number, (company, rows) in enumerate(_companies(records, available, seed)):
+            alignment = ALIGNMENTS[number % len(ALIGNMENTS)]
+            with _threads(threads):
+                found = compute(rows, alignment)
+            changed = (bits(found) != bits(expected[rows])).any(axis=1)
+            compared += len(rows)
+            if changed.any():
+                with np.errstate(invalid="ignore"):
+                    largest = float(np.nanmax(np.abs(found - expected[rows]), initial=0.0))
+                broken = (
+                    f"{part} of {int(changed.sum())} of {len(rows)} synthetic records changed, by up to "
+                    f"{largest:.1e}, {company} (threads: {threads}, alignment: {alignment})"
+                )
+                return InvariantCheck(part, compared, broken)
+    return InvariantCheck(part, compared)
+
+
+def _companies(records: int, available: int, seed: int) -> Iterator[tuple[str, Rows]]:
+    """The ways in which other records change, each as the rows that are computed together.
+
+    Rows from `records` on are extreme ones, which only ever accompany the others.
+    """
+    everyone = np.arange(records)
+    generator = np.random.default_rng((seed, 1))
+    yield "when nothing else changed", everyone
+    for removed in (0, records // 2, records - 1):
+        yield f"when record {removed + 1} was removed", np.delete(everyone, removed)
+    yield "when a record was added in front", np.concatenate([[records - 1], everyone])
+    yield "when the records were in reverse order", everyone[::-1]
+    yield "when the records were in random order", generator.permutation(records)
+    yield "when every record was repeated", np.repeat(everyone, 2)
+    yield "when all records were copies of one", np.zeros(records, np.intp)
+    if available > records:
+        others = records + np.arange(records) % (available - records)
+        yield "beside extreme records", np.stack([everyone, others], axis=1).ravel()
+    for record in generator.choice(records, min(_ALONE, records), replace=False):
+        yield f"when record {record + 1} was alone", np.array([record])
+
+
+def _check_networks(stack: MLP, seed: int) -> InvariantCheck:
+    """Train the stack on synthetic shards; remove and exchange records of one shard and compare the other networks."""
+    count, (columns, *hidden, classes) = stack.networks, stack.widths
+    table = _synthetic_records(count * _NETWORK_RECORDS, columns, seed)
+    labels = np.arange(len(table)) % classes
+    shards = np.arange(len(table)) % count
+    settings = TrainingSettings(
+        tuple(hidden), stack.activation, CrossEntropy(), learning_rate=0.01, batch_size=50
+    )
+
+    def weights(kept: Rows, records: NDArray[np.float32]) -> NDArray[np.float32]:
+        rows = [np.flatnonzero(shards[kept] == shard) for shard in range(count)]
+        trained = train_apart(
+            records[kept],
+            labels[kept],
+            classes,
+            rows,
+            settings=settings,
+            seeds=range(count),
+            steps=_NETWORK_STEPS,
+        )
+        return trained.weight_vectors().numpy()
+
+    everyone = np.arange(len(table))
+    extreme = table.copy()
+    extreme[0] = 2.0**60
+    ways = (
+        ("when nothing changed", everyone, table),
+        ("when a record of the first was removed", everyone[1:], table),
+        ("when the first had no records", everyone[shards > 0], table),
+        ("when a record of the first was extreme", everyone, extreme),
+    )
+    compared = 0
+    for threads in THREADS:
+        with _threads(threads):
+            expected = weights(everyone, table)
+            for words, kept, records in ways:
+                changed = (bits(weights(kept, records)) != bits(expected))[1:].any(axis=1)
+                compared += len(changed)
+                if changed.any():
+                    broken = f"{int(changed.sum())} of {count - 1} other networks changed {words} (threads: {threads})"
+                    return InvariantCheck("networks", compared, broken)
+    return InvariantCheck("networks", compared)
+
+
+def _check_sums(records: int, width: int, classes: int, seed: int) -> InvariantCheck:
+    """Check that the sums that get noise do not depend on the order of the records, as exact sums do not."""
+    rows = clipped_rows(_synthetic_records(records, width, seed), np.sqrt(width)).astype(np.float32)
+    labels = np.arange(records) % classes
+    weights = np.random.default_rng((seed, 2)).normal(size=(classes, width))
+    network = initial_mlp((width, 16, classes), "tanh", (seed,), torch.float64)
+
+    def sums(order: Rows) -> tuple[NDArray[np.float64], ...]:
+        inputs, targets = torch.from_numpy(rows[order]), torch.from_numpy(labels[order])
+        clipped = exact_clipped_sum(network, inputs, targets, 0.5)
+        gradient = gradient_sum(Table(rows[order], labels[order], classes), weights, 0.5)
+        return gradient, *(tensor.numpy() for tensor in clipped.tensors())
+
+    compared = 0
+    expected = sums(np.arange(records))
+    for threads in THREADS:
+        for _, order in _companies(records, records, seed):
+            if len(order) != records or len(np.unique(order)) != records:
+                continue
+            with _threads(threads):
+                found = sums(order)
+            compared += len(found)
+            if not all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True)):
+                broken = f"sums changed with the order of the records (threads: {threads})"
+                return InvariantCheck("sums", compared, broken)
+    return InvariantCheck("sums", compared)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _aligned(values: NDArray[np.float32], alignment: int) -> NDArray[np.float32]:
+    """A copy whose memory starts `alignment` numbers after a multiple of 64 bytes."""
+    memory = np.zeros(values.nbytes + 64 + 4 * alignment, np.uint8)
+    start = -memory.ctypes.data % 64 + 4 * alignment
+    copy = memory[start : start + values.nbytes].view(np.float32).reshape(values.shape)
+    copy[:] = values
+    return copy
+
+
+def _synthetic_records(records: int, columns: int, seed: int) -> NDArray[np.float32]:
+    return np.random.default_rng((seed, 0)).random((records, columns), np.float32)
+
+
+def _extreme_records(table: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Records that a library might treat in another way: zeros, and very large, very small and negative numbers."""
+    powers = np.array([[0.0], [2.0**60], [2.0**-70], [-(2.0**20)]], np.float32)
+    return np.resize(table, (len(powers), table.shape[1])) * powers
+
+
+def _synthetic_table(encoding: Encoding, records: int, seed: int) -> pd.DataFrame:
+    """Texts as in a CSV file: values inside and outside the declared ones, and missing ones."""
+    generator = np.random.default_rng((seed, 3))
+    columns = {}
+    for column in encoding.columns:
+        if isinstance(column, NumericColumn):
+            reach = column.high - column.low
+            known = [
+                repr(float(value)) for value in column.low + reach * generator.uniform(-0.1, 1.1, records)
+            ]
+        else:
+            known = [str(each) for each in generator.choice([*column.categories, "another"], records)]
+        absent = generator.random(records) < 0.05 * column.missing
+        columns[column.name] = [None if gone else text for gone, text in zip(absent, known, strict=True)]
+    return pd.DataFrame(columns, dtype="string")

@@ -1,0 +1,244 @@
+"""What a record contributes to a noisy sum, and which teacher it trains, depends on that record alone (THEORY 3.8)."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from quietmax import DPSGD, PrivateHead, Teachers
+from quietmax.audit import invariant
+from quietmax.estimators.conditions import LIBRARY_ROUNDING, LIBRARY_STACK
+from quietmax.estimators.head_table import BITS, GRID, Table, clipped_rows, gradient_sum, row_sum, unit_rows
+from quietmax.estimators.head_training import centred, clipped_features
+from quietmax.estimators.teachers import LINEAR, NETWORK, Crowd
+from quietmax.models import MLP, train_apart
+from quietmax.models.exact_sums import exact_clipped_sum
+from quietmax.models.features import FeatureMap, RandomFourier, Scattering, UnitNorm
+from quietmax.models.mlp import initial_mlp
+from quietmax.sensitivity import certified
+
+SMALL_IMAGES = Scattering((1, 7, 7))
+THREADS = pytest.mark.parametrize("threads", [1, 2])
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def digits(rows: int, columns: int = 49, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).random((rows, columns), np.float32)
+
+
+def moving_records(feature_map: FeatureMap, direction: np.ndarray, blocks: int) -> np.ndarray:
+    """Records chosen so that features that depend on the place in a batch move along `direction` if all move up by one.
+
+    For every place of a batch of 64 this takes, out of 192 records, the one whose clipped features change most.
+    """
+    pool = digits(192, seed=9)
+    features = np.stack(
+        [
+            np.roll(clipped_features(feature_map, np.roll(pool, shift, axis=0), 1.0), -shift, axis=0)[:, :-1]
+            for shift in range(64)
+        ]
+    )
+    chosen = []
+    for place in range(64):
+        # record i stands at place (i + shift) % 64
+        here = features[(place - np.arange(192)) % 64, np.arange(192)].astype(np.float64)
+        below = features[(place - 1 - np.arange(192)) % 64, np.arange(192)].astype(np.float64)
+        chosen.append(int(((here - below) @ direction).argmax()))
+    return np.tile(pool[chosen], (blocks, 1))
+
+
+@pytest.fixture(scope="module")
+def adversarial() -> np.ndarray:
+    """A record in front of 5,120 others, which stand where its removal moves their features most."""
+    first = digits(1, seed=4)
+    direction = clipped_features(SMALL_IMAGES, first, 1.0)[0, :-1].astype(np.float64)
+    others = moving_records(SMALL_IMAGES, direction, blocks=80)
+    return np.concatenate([first, np.roll(others, -1, axis=0)])
+
+
+def test_removing_a_record_moves_the_centring_sum_by_its_own_row_and_no_more(adversarial):
+    rows = clipped_features(SMALL_IMAGES, adversarial, 1.0)
+    others = clipped_features(SMALL_IMAGES, adversarial[1:], 1.0)
+    moved = row_sum(rows) - row_sum(others)
+    assert np.linalg.norm(moved) <= 1.0
+    np.testing.assert_array_equal(moved, rows[0].astype(np.float64))
+
+
+def test_removing_a_record_moves_the_gradient_sum_within_its_bound(adversarial):
+    classes, clip = 3, 0.2
+    rows = clipped_features(SMALL_IMAGES, adversarial, 1.0)
+    others = clipped_features(SMALL_IMAGES, adversarial[1:], 1.0)
+    centre = np.zeros(rows.shape[1] - 1)
+    weights = np.zeros((classes, rows.shape[1]))
+
+    def total(part: np.ndarray) -> np.ndarray:
+        table = Table(centred(part, centre, 0.1), np.zeros(len(part), np.int64), classes)
+        return gradient_sum(table, weights, clip)
+
+    moved = np.linalg.norm(total(rows) - total(others))
+    assert moved <= certified.head_gradient(clip, coordinates=weights.size, grid=GRID).value
+
+
+@pytest.mark.parametrize("features", [SMALL_IMAGES, RandomFourier(count=30), UnitNorm(0.4)])
+@THREADS
+def test_the_rows_of_a_head_depend_on_their_own_records_alone(features, threads):
+    torch.set_num_threads(threads)
+    records = digits(150)
+    records[3], records[4] = 0.0, 2.0**100
+    centre = np.trunc(np.full(features.dimension(49), 0.01) * 2**BITS) / 2**BITS
+
+    def rows(chosen: np.ndarray) -> np.ndarray:
+        return centred(clipped_features(features, records[chosen], 0.7), centre, 0.1)
+
+    everyone = rows(np.arange(150))
+    for chosen in (np.arange(1, 150), np.arange(150)[::-1], np.repeat(np.arange(9), 20), np.array([4])):
+        np.testing.assert_array_equal(rows(chosen), everyone[chosen])
+    lengths = np.sqrt(np.square(everyone.astype(np.float64)).sum(axis=1))
+    assert lengths.max() <= 1.0
+
+
+@THREADS
+def test_a_gradient_sum_is_the_sum_of_what_each_record_adds_alone(threads):
+    torch.set_num_threads(threads)
+    generator = np.random.default_rng(1)
+    rows = unit_rows(clipped_rows(digits(1100, 60), 3.0), np.zeros(60), 0.3).astype(np.float32)
+    labels = generator.integers(0, 4, 1100)
+    for scale in (0.0, 1.0, 1e6):
+        weights = scale * generator.normal(size=(4, 61))
+
+        def units(chosen: np.ndarray, weights: np.ndarray = weights) -> np.ndarray:
+            return gradient_sum(Table(rows[chosen], labels[chosen], 4), weights, 0.3) / GRID
+
+        everyone = units(np.arange(1100))
+        np.testing.assert_array_equal(units(generator.permutation(1100)), everyone)
+        alone = sum(units(np.array([record])) for record in range(1100))
+        # every alone sum was rounded to the grid, by at most half a unit
+        assert np.abs(alone - everyone).max() <= 0.5 * 1101
+        for removed in (0, 512, 1099):
+            without = units(np.delete(np.arange(1100), removed))
+            assert np.abs(everyone - without - units(np.array([removed]))).max() <= 1.5
+
+
+@pytest.mark.parametrize("activation", ["tanh", "sigmoid", "relu"])
+@THREADS
+def test_a_dpsgd_sum_changes_by_exactly_what_the_removed_record_adds_alone(activation, threads):
+    torch.set_num_threads(threads)
+    network = initial_mlp((30, 17, 5, 3), activation, (2,), torch.float64)
+    inputs = torch.from_numpy(digits(700, 30))
+    inputs[5] *= 2.0**100
+    labels = torch.arange(700) % 3
+
+    def total(chosen: np.ndarray) -> list[torch.Tensor]:
+        return list(exact_clipped_sum(network, inputs[chosen], labels[chosen], 0.8).tensors())
+
+    everyone = total(np.arange(700))
+    for removed in (0, 5, 511, 512, 699):
+        others, alone = total(np.delete(np.arange(700), removed)), total(np.array([removed]))
+        assert all(torch.equal(a, b + c) for a, b, c in zip(everyone, others, alone, strict=True))
+        assert sum(float(each.square().sum()) for each in alone) <= 0.8**2
+
+
+def weights_of(crowd: Crowd) -> np.ndarray:
+    assert isinstance(crowd.teachers, MLP)
+    return crowd.teachers.weight_vectors().numpy().view(np.uint32)
+
+
+@THREADS
+def test_removing_a_record_changes_one_teacher_and_one_vote(threads):
+    torch.set_num_threads(threads)
+    records, labels = digits(501, seed=3), np.arange(501) % 3
+    queries = SMALL_IMAGES.transform(digits(300, seed=5))
+
+    def crowd(first: int) -> Crowd:
+        settings = {"teachers": 25, "features": SMALL_IMAGES, "classes": (0, 1, 2), "declared_size": 500}
+        return Teachers(random_state=0, **settings).fit(records[first:], labels[first:]).crowd_
+
+    whole, without = crowd(0), crowd(1)
+    assert (weights_of(whole) != weights_of(without)).any(axis=1).sum() == 1
+    moved = np.abs(whole.scores(queries) - without.scores(queries))
+    assert moved.max() <= 1.0
+    assert moved.sum(axis=1).max() <= 2.0
+
+
+@pytest.mark.parametrize("settings", [LINEAR, NETWORK], ids=["linear", "hidden"])
+@pytest.mark.parametrize("networks", [2, 25])
+@THREADS
+def test_networks_trained_apart_do_not_change_each_other(settings, networks, threads):
+    torch.set_num_threads(threads)
+    records, labels = digits(networks * 12, 33), np.arange(networks * 12) % 4
+    shards = np.arange(len(records)) % networks
+
+    def trained(kept: np.ndarray, table: np.ndarray = records) -> np.ndarray:
+        rows = [np.flatnonzero(shards[kept] == shard) for shard in range(networks)]
+        stack = train_apart(
+            table[kept], labels[kept], 4, rows, settings=settings, seeds=range(networks), steps=5
+        )
+        return stack.weight_vectors().numpy().view(np.uint32)
+
+    everyone = np.arange(len(records))
+    whole = trained(everyone)
+    extreme = records.copy()
+    extreme[networks:][:: networks * 2] = 2.0**120  # diverges to infinity
+    first = shards == 0
+    for kept, table in (
+        (everyone[1:], records),
+        (everyone[~first], records),
+        (np.concatenate([everyone[first], everyone[~first]]), records),
+        (everyone, extreme),
+    ):
+        changed = (trained(kept, table) != whole).any(axis=1)
+        assert not changed[1:].any()
+
+
+def test_the_guarantee_names_what_it_assumes_of_the_numerical_library():
+    records, labels = digits(120), np.arange(120) % 2
+    stated = {"classes": (0, 1), "declared_size": 120}
+
+    def assumptions(estimator: PrivateHead | Teachers | DPSGD) -> tuple[str, tuple[str, ...]]:
+        guarantee = estimator.fit(records, labels).guarantee_
+        return guarantee.status, guarantee.assumptions
+
+    for release, route in (("weights", "gradient"), ("weights", "output"), ("query", "output")):
+        head = {"release": release, "route": route, **stated}
+        status, needed = assumptions(PrivateHead(features=SMALL_IMAGES, **head))
+        assert status == "proven"
+        assert LIBRARY_ROUNDING in needed
+        status, needed = assumptions(PrivateHead(features=UnitNorm(), **head))
+        assert status == "proven"
+        assert LIBRARY_ROUNDING not in needed
+    status, needed = assumptions(Teachers(teachers=3, features=SMALL_IMAGES, **stated))
+    assert status == "proven"
+    assert {LIBRARY_ROUNDING, LIBRARY_STACK} <= set(needed)
+    status, needed = assumptions(Teachers(teachers=3, network=LINEAR, **stated))
+    assert status == "proven"
+    assert needed == (LIBRARY_STACK,)
+
+
+def test_the_audit_catches_networks_and_sums_that_are_not_apart(monkeypatch):
+    stack = initial_mlp((6, 4, 3), "tanh", tuple(range(5)))
+
+    def together(features: np.ndarray, *arguments: object, **settings: object) -> MLP:
+        return train_apart(features - features.mean(axis=0), *arguments, **settings)  # type: ignore[arg-type]
+
+    report = invariant(None, 6, networks=stack, classes=3)
+    assert report.verdict == "consistent"
+    assert [check.part for check in report.checks] == ["networks", "sums"]
+    module = sys.modules["quietmax.audit.invariant"]
+    monkeypatch.setattr(module, "train_apart", together)
+    assert "other networks changed" in str(invariant(None, 6, networks=stack).broken)
+
+    def rounded(table: Table, weights: np.ndarray, clip: float) -> np.ndarray:
+        places = np.arange(len(table))
+        return gradient_sum(table, weights, clip) + places @ table.rows.sum(axis=1)
+
+    monkeypatch.setattr(module, "gradient_sum", rounded)
+    assert "order of the records" in str(invariant(None, 6, classes=3).broken)

@@ -1,0 +1,287 @@
+"""A record's features depend on that record alone (THEORY 3.8): the same bits whatever else is in the table."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from quietmax.audit import invariant
+from quietmax.errors import InvalidInput
+from quietmax.models.features import (
+    BatchedMap,
+    FeatureMap,
+    FrozenModule,
+    Identity,
+    OneHot,
+    Pipeline,
+    RandomFourier,
+    Scaling,
+    Scattering,
+    UnitNorm,
+    scattering,
+)
+from quietmax.models.features.base import square_sums
+
+Configuration = tuple[FeatureMap, int]
+WHITENINGS = (0.5, 0.0, 1.0)
+
+
+@pytest.fixture(autouse=True)
+def _few_images_for_whitening(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Rounding follows the shape of the whitening matrix, not its values: few images give a matrix sooner."""
+    monkeypatch.setattr(scattering, "_SYNTHETIC_IMAGES", 8)
+    scattering._whitening.cache_clear()
+    yield
+    scattering._whitening.cache_clear()
+    torch.set_num_threads(before_all_tests)
+
+
+before_all_tests = torch.get_num_threads()
+
+
+def _image_maps() -> Iterator[Configuration]:
+    def images(*shape: int, **settings: Any) -> Configuration:
+        return Scattering(shape, **settings), int(np.prod(shape))  # type: ignore[arg-type]
+
+    for side in range(5, 41):
+        yield images(1, side, side)
+        yield images(1, side, 45 - side)
+        for channels in (2, 3, 4):
+            yield images(channels, side, side)
+    for side in range(4, 41):
+        settings = {"angles": 2 + side % 8, "groups": 1, "whitening": WHITENINGS[side % 3]}
+        yield images(1 + side % 4, side, 44 - side, scales=1, **settings)
+        if side > 4:
+            yield images(1 + side % 2, side, side, scales=2, **settings)
+        if side > 8:
+            yield images(1, side, side, scales=3, groups=1, angles=2 + side % 7)
+    for side in (17, 23, 32, 40):
+        yield images(1, side, side, scales=4, groups=1, angles=4)
+
+
+def _table_maps() -> Iterator[Configuration]:
+    for columns in (*range(1, 34), 63, 64, 65, 100, 257, 784):
+        generator = np.random.default_rng(columns)
+        low, width = generator.normal(size=columns), generator.random(columns) + 0.1
+        yield UnitNorm(constant=(columns % 3) * 0.7), columns
+        yield RandomFourier(count=2 * (1 + 7 * columns % 90), seed=columns), columns
+        yield Scaling(tuple(low), tuple(low + width)), columns
+        if columns % 4 == 0:
+            module = torch.nn.Sequential(torch.nn.Linear(columns, 1 + columns // 2), torch.nn.Sigmoid())
+            yield FrozenModule(module, outputs=1 + columns // 2), columns
+            yield Pipeline((UnitNorm(0.3), RandomFourier(count=18), UnitNorm())), columns
+            yield OneHot((None,) * (columns - 1) + ((0.0, 0.5),)), columns
+            yield Identity(), columns
+
+
+IMAGE_MAPS, TABLE_MAPS = list(_image_maps()), list(_table_maps())
+EVERY = [*IMAGE_MAPS, *TABLE_MAPS]
+# The shapes that version 0.1 computed wrongly, and some of all others.
+REFUTED: list[Configuration] = [
+    *((Scattering((1, side, side)), side * side) for side in (5, 6, 7)),
+    *((Scattering((3, side, side)), 3 * side * side) for side in (5, 7)),
+    (Scattering((2, 7, 7)), 98),
+    (Scattering((1, 28, 28), angles=2, groups=1), 784),
+    (Scattering((1, 30, 30), scales=1, groups=1), 900),
+]
+SAMPLE = [*REFUTED, *IMAGE_MAPS[17::41], *TABLE_MAPS[::9]]
+
+
+def named(configuration: object) -> str | None:
+    if isinstance(configuration, FeatureMap):
+        shape = getattr(configuration, "image_shape", "")
+        return f"{configuration.kind}{shape}".replace(" ", "")
+    return None
+
+
+def bits(values: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(values, np.float32).view(np.uint32)
+
+
+def offset_view(values: np.ndarray, numbers: int) -> np.ndarray:
+    """The same values at an address that is a multiple of 64 bytes plus so many numbers."""
+    memory = np.zeros(values.size + 32 + numbers, np.float32)
+    start = (-memory.ctypes.data % 64) // 4 + numbers
+    view = memory[start : start + values.size].reshape(values.shape)
+    view[:] = values
+    return view
+
+
+def companies(rows: int) -> Iterator[np.ndarray]:
+    """Rows that are computed together: some removed, added, moved, repeated, or alone."""
+    generator = np.random.default_rng(5)
+    everyone = np.arange(rows)
+    yield everyone
+    yield everyone[1:]
+    yield np.delete(everyone, generator.integers(rows))
+    yield np.concatenate([[rows - 1, 3], everyone])
+    yield generator.permutation(rows)
+    yield np.repeat(everyone[: rows // 2], 2)
+    yield np.full(rows, generator.integers(rows))
+    yield generator.integers(rows, size=1)
+
+
+def changed_rows(feature_map: FeatureMap, columns: int, rows: int = 70) -> int:
+    """In how many cases a record's features were not what they were in the whole table, on one thread."""
+    table = np.random.default_rng(columns).random((rows, columns), np.float32)
+    table[1::7] = 0.0
+    table[2::7] *= 2.0**40
+    torch.set_num_threads(1)
+    features = feature_map.transform(table)
+    changed = 0
+    for threads, (number, chosen) in itertools.product((1, 2), enumerate(companies(rows))):
+        torch.set_num_threads(threads)
+        again = feature_map.transform(offset_view(table[chosen], (0, 1, 3, 8)[number % 4]))
+        changed += int((bits(again) != bits(features[chosen])).any(axis=1).sum())
+    return changed
+
+
+@pytest.mark.parametrize(("feature_map", "columns"), SAMPLE, ids=named)
+def test_no_other_record_changes_a_records_features(feature_map, columns):
+    assert changed_rows(feature_map, columns) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("feature_map", "columns"), EVERY, ids=named)
+def test_no_other_record_changes_a_records_features_in_any_configuration(feature_map, columns):
+    assert changed_rows(feature_map, columns) == 0
+
+
+def test_there_are_at_least_300_configurations_and_all_image_sides_from_4_to_40():
+    shapes = {feature_map.image_shape for feature_map, _ in IMAGE_MAPS if isinstance(feature_map, Scattering)}
+    assert len(EVERY) >= 300
+    assert {shape[1] for shape in shapes} == set(range(4, 41))
+    assert {shape[0] for shape in shapes} == {1, 2, 3, 4}
+
+
+@dataclass(frozen=True)
+class FirstWhitening(Scattering):
+    """The whitening of version 0.1: a product whose columns were not padded, and no check."""
+
+    def _batch(self, batch: torch.Tensor) -> torch.Tensor:
+        paths = self.normalised(batch.reshape(len(batch), *self.image_shape))
+        matrix = scattering._whitening(self)[:, : self.paths].contiguous()
+        flat = (paths.mT.contiguous() @ matrix).mT.flatten(1)
+        return flat / flat.norm(dim=1, keepdim=True)
+
+    def checked_rows(self, columns: int) -> int:  # noqa: ARG002
+        return 64
+
+
+class RoundsByPlace(BatchedMap):
+    """Every second record of a batch is one unit in the last place longer."""
+
+    kind: ClassVar[str] = "rounds-by-place"
+
+    def dimension(self, columns: int) -> int:
+        return columns
+
+    def _batch_rows(self) -> int:
+        return 16
+
+    def _batch(self, batch: torch.Tensor) -> torch.Tensor:
+        result = batch.clone()
+        result[1::2] *= 1.0 + 2.0**-23
+        return result
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind}
+
+    @classmethod
+    def from_json(cls, values: Any) -> RoundsByPlace:  # noqa: ARG003
+        return cls()
+
+
+class Unchecked(RoundsByPlace):
+    """The same without the check."""
+
+    def checked_rows(self, columns: int) -> int:  # noqa: ARG002
+        return 16
+
+
+class Centred(Identity):
+    """A scaler that is fitted on the table."""
+
+    def _features(self, records: np.ndarray) -> np.ndarray:
+        return records - records.mean(axis=0)
+
+
+def test_the_whitening_of_version_0_1_is_caught():
+    broken = FirstWhitening((1, 7, 7))
+    copies = broken._batch(torch.rand(1, 49).expand(64, 49).contiguous())
+    if (copies == copies[:1]).all():
+        pytest.skip("this machine's library rounds the narrow product alike at all places")
+    assert changed_rows(broken, 49) > 0
+    report = invariant(broken, 49)
+    assert report.verdict == "refuted"
+    assert "features of" in report.broken
+    assert changed_rows(Scattering((1, 7, 7)), 49) == 0
+
+
+@pytest.mark.parametrize("broken", [Unchecked(), Centred()], ids=named)
+def test_maps_that_break_the_invariant_are_caught_on_every_machine(broken):
+    assert changed_rows(broken, 5) > 0
+    assert invariant(broken, 5).verdict == "refuted"
+
+
+def test_a_map_that_rounds_by_place_is_computed_one_record_at_a_time():
+    feature_map = RoundsByPlace()
+    assert feature_map.checked_rows(5) == 1
+    assert changed_rows(feature_map, 5) == 0
+    assert invariant(feature_map, 5).verdict == "consistent"
+
+
+class MixesRows(torch.nn.Module):
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows - rows.mean(dim=0)
+
+
+class Counts(torch.nn.Module):
+    calls = 0
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return rows + self.calls
+
+
+def test_a_module_that_mixes_the_rows_of_a_batch_gets_one_record_at_a_time():
+    feature_map = FrozenModule(MixesRows(), outputs=4)
+    np.testing.assert_array_equal(feature_map.transform(np.ones((3, 4))), np.zeros((3, 4)))
+    assert changed_rows(feature_map, 4) == 0
+
+
+def test_a_module_that_gives_a_record_different_features_in_two_calls_is_an_error():
+    with pytest.raises(InvalidInput, match="a function of the record alone"):
+        FrozenModule(Counts(), outputs=4).transform(np.ones((3, 4)))
+
+
+def test_the_check_of_a_map_never_sees_the_records_of_the_table():
+    seen = []
+
+    class Watching(torch.nn.Module):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            seen.append(rows.clone())
+            return rows
+
+    feature_map = FrozenModule(Watching(), outputs=3, rows_at_once=4)
+    feature_map.transform(np.full((2, 3), 77.0))
+    *checks, table = seen
+    assert len(checks) > 3
+    assert not any((batch == 77.0).any() for batch in checks)
+    assert (table[:2] == 77.0).all()
+
+
+def test_sums_of_squares_are_right_and_do_not_depend_on_memory():
+    generator = np.random.default_rng(0)
+    for width in (1, 2, 3, 255, 256, 257, 700):
+        rows = generator.normal(size=(9, width))
+        sums = square_sums(rows)
+        np.testing.assert_allclose(sums[:, 0], np.square(rows).sum(axis=1), rtol=1e-14)
+        np.testing.assert_array_equal(square_sums(np.asfortranarray(rows)[::-2]), sums[::-2])
+    assert square_sums(np.empty((2, 0))).tolist() == [[0.0], [0.0]]
