@@ -225,8 +225,8 @@ def as_text(value: Any) -> str:
         return value.decode(errors="backslashreplace").strip()
     if not pd.api.types.is_scalar(value):
         raise InvalidInput(
-            f"A cell of the table holds a {type(value).__name__}; cells must be numbers, booleans, strings, bytes, "
-            "dates or times."
+            f"A cell of the table holds a {type(value).__name__}, but cells must be numbers, booleans, strings, bytes, "
+            "dates or times; split it into such columns."
         )
     if value is pd.NA or value is pd.NaT or pd.isna(value):
         return ""
@@ -315,7 +315,7 @@ def _cells(values: pd.Series[Any]) -> list[Any]:
             texts = column.cast(pyarrow.string())
         except pyarrow.ArrowException as error:
             raise InvalidInput(
-                f"Column '{values.name}' has the type {kind}, whose time zone is not known here; convert it to UTC."
+                f"Column '{values.name}' has the type {kind}, whose time zone is not known here; write it in UTC."
             ) from error
         for pattern, kept in _FRACTION:
             texts = pyarrow.compute.replace_substring_regex(texts, pattern, kept)
