@@ -49,6 +49,8 @@ ESTIMATORS = {
     "dpsgd": DPSGD(**PUBLIC, delta=1e-5, steps=2, sampling_rate=1.0),
     "dpsgd, hidden layer": DPSGD(**PUBLIC, delta=1e-5, steps=2, hidden=(3,), sampling_rate=1.0),
     "dpsgd, samples": DPSGD(**PUBLIC, delta=1e-5, steps=2, sampling_rate=0.5, accountant="zcdp"),
+    "dpsgd, samples, pld": DPSGD(**PUBLIC, delta=1e-5, steps=2, sampling_rate=0.5),
+    "dpsgd, samples, rdp": DPSGD(**PUBLIC, delta=1e-5, steps=2, sampling_rate=0.5, accountant="rdp"),
     "dpsgd, published": DPSGD(**PUBLIC, delta=1e-5, steps=2, accountant="zcdp", reading="published"),
     "dpsgd, seeded": DPSGD(**PUBLIC, delta=1e-5, steps=2, sampling_rate=1.0, random_state=0),
 }  # fmt: skip
@@ -201,7 +203,10 @@ def _promise(model):
     return (claim.status, claim.definition, *amounts, *drawn)
 
 
-@pytest.mark.parametrize("kind", ESTIMATORS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.slow) if "rdp" in kind else kind for kind in ESTIMATORS],
+)
 def test_no_single_edit_of_a_description_changes_what_is_promised(saved, kind, tmp_path):
     """Every value of model.json is replaced by others: the folder is refused, or promises and draws as before.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from quietmax.accounting import Guarantee
-from quietmax.accounting.dpsgd import noise_multiplier
+from quietmax.accounting.dpsgd import loss_delta, noise_multiplier, renyi_epsilon
 from quietmax.errors import InvalidInput
 from quietmax.estimators import conditions, dpsgd_claim
 from quietmax.estimators.dpsgd import DPSGD, PrivateNetwork
@@ -66,13 +67,7 @@ def claim(model: PrivateModel, description: Mapping[str, Any]) -> Guarantee:
     check_same("sampling", facts["sampling"], "poisson" if plan.reading == "proven" else "shuffled")
     for name, value in (("epsilon", plan.epsilon), ("delta", plan.delta), ("declared_size", plan.size)):
         check_same(name, description[name], value)
-    needed = noise_multiplier(
-        plan.epsilon, plan.delta, plan.schedule, accountant=plan.accountant, reading=plan.reading
-    )
-    if plan.noise_multiplier * _ROUNDED_UP < needed:
-        raise ValueError(
-            f"its noise multiplier is {plan.noise_multiplier:g}, but its epsilon needs {needed:g}"
-        )
+    _check_noise(plan)
     classes_declared = stated_as_declared(stated, "classes_declared", conditions.CLASSES)
     size_declared = stated_as_declared(stated, "size_declared", conditions.SIZE)
     return dpsgd_claim.claim(
@@ -89,3 +84,30 @@ def claim(model: PrivateModel, description: Mapping[str, Any]) -> Guarantee:
             "size_declared": size_declared,
         },
     )
+
+
+def _check_noise(plan: Plan) -> None:
+    """Raise ValueError if the noise is too little for the stated epsilon and delta, according to its accountant."""
+    if not 0 < plan.noise_multiplier < math.inf:
+        raise ValueError(f"its noise multiplier is {plan.noise_multiplier}")
+    sigma, schedule = plan.noise_multiplier * _ROUNDED_UP, plan.schedule
+    published = plan.reading == "published"
+    # One evaluation is faster than the search for the least noise, which decides if this one does not.
+    if (
+        plan.accountant == "pld"
+        and schedule.sampling_rate < 1
+        and loss_delta(sigma, plan.epsilon, schedule) <= plan.delta
+    ):
+        return
+    if (
+        plan.accountant == "rdp"
+        and renyi_epsilon(sigma, plan.delta, schedule, published=published) <= plan.epsilon
+    ):
+        return
+    needed = noise_multiplier(
+        plan.epsilon, plan.delta, schedule, accountant=plan.accountant, reading=plan.reading
+    )
+    if sigma < needed:
+        raise ValueError(
+            f"its noise multiplier is {plan.noise_multiplier:g}, but its epsilon needs {needed:g}"
+        )
