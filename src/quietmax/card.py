@@ -1,11 +1,13 @@
 """The privacy card: one page that says what is promised of a model, why, and what was seen.
 
-It is made from the model folder alone: the description, the account of answers paid for, and the attack reports that
-`quietmax attack` left there.
+It is made from the model folder (the description, and the account of answers paid for) and from the attack results
+that `quietmax attack` left beside the folder. Those are computed from private records and have no guarantee, so they
+are not kept inside a folder that may be published.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -18,11 +20,16 @@ from quietmax.account import FileAccount
 from quietmax.accounting import Guarantee
 from quietmax.errors import DataUnavailable, QuietmaxError, words_of
 from quietmax.estimators import open_private
+from quietmax.estimators.conditions import SIZE
 from quietmax.estimators.private_model import ACCOUNT_FILE
 from quietmax.models.files import read_description
 from quietmax.whole_file import write_whole
 
-LEAKAGE_FILE = "leakage.json"
+_WEIGHTS = "weights.safetensors"
+OBSERVED = (
+    "Not for publication: computed from the private training records without noise. The guarantee covers the model's "
+    "answers, but not these numbers."
+)
 _PLAIN = (
     "No guarantee: this is an ordinary model. Its answers, and the file itself, may tell who was in the training data; "
     "keep both private, or answer through a mechanism."
@@ -53,7 +60,7 @@ class PrivacyCard:
         """The card line by line: (what, value)."""
         rows = [("model", self.model), ("kind", self.kind), ("trained on", self.dataset)]
         if self.declared_size is not None:
-            rows.append(("declared number of records", f"{self.declared_size:,}"))
+            rows.append((self._size_name, f"{self.declared_size:,}"))
         rows.append(("status", self.status))
         if self.guarantee is None:
             rows.append(("guarantee", _PLAIN))
@@ -74,13 +81,24 @@ class PrivacyCard:
         for report in self.leakage:
             seen, area = report["leakage"], report["auc"]
             value = f"{seen['value']:.4f} [{seen['low']:.4f}, {seen['high']:.4f}], AUC {area['value']:.4f}"
-            asked = f"answers by {report['released_by']}, {report['members']:,} members"
-            rows.append((f"observed leakage, {report['attack']}", f"{value}; {asked}"))
-        if not self.leakage:
+            rows.append(
+                (f"observed leakage, {report['attack']}", f"{value}; answers by {report['released_by']}")
+            )
+        if self.leakage:
+            rows.append(("observed leakage", OBSERVED))
+        else:
             rows.append(("observed leakage", "not measured; run 'quietmax attack'"))
         if self.guarantee is not None:
             rows += [(f"parameter {name}", f"{value}") for name, value in self.guarantee.parameters.items()]
         return rows
+
+    @property
+    def _size_name(self) -> str:
+        """Where the number of records comes from: it is declared, released with noise, or the true one."""
+        if self.guarantee is None or SIZE.assumptions[0] in self.guarantee.assumptions:
+            return "true number of records, assumed to be public"
+        noisy = self.guarantee.parameters.get("size_from") == "noisy count"
+        return "noisy number of records" if noisy else "declared number of records"
 
     def to_json(self) -> dict[str, Any]:
         """All of it as JSON values."""
@@ -92,6 +110,7 @@ class PrivacyCard:
             "queries": self.queries,
             "answered": self.answered,
             "leakage": list(self.leakage),
+            "leakage_caveat": OBSERVED if self.leakage else None,
         }
 
     def to_html(self) -> str:
@@ -141,21 +160,27 @@ def _of_source_table(guarantee: Guarantee) -> str:
     )
 
 
+def leakage_file(folder: str | Path) -> Path:
+    """Where the attack results of a model are kept: beside its folder, so that they are not published with it.
+
+    The name is that of the weights, so that another model in the same folder has other results.
+    """
+    try:
+        digest = hashlib.sha256((Path(folder) / _WEIGHTS).read_bytes()).hexdigest()
+    except OSError as problem:
+        raise DataUnavailable(f"The weights in {folder} cannot be read ({problem.strerror}).") from problem
+    return Path(folder).resolve().parent / f"leakage-{digest[:16]}.json"
+
+
 def record_leakage(folder: str | Path, reports: Sequence[Mapping[str, Any]]) -> None:
-    """Keep what attacks saw in the model's folder for its card; a newer run of an attack replaces the older one."""
-    path = Path(folder) / LEAKAGE_FILE
+    """Keep what attacks saw beside the model's folder for its card; a newer run of an attack replaces the older one."""
+    path = leakage_file(folder)
     kept = {(entry["attack"], entry["released_by"]): entry for entry in _recorded(path)}
     for report in reports:
-        entry = {
-            "attack": report["attack"],
-            "released_by": report["released_by"],
-            "leakage": report["leakage"],
-            "auc": report["auc"],
-            "members": report["members"],
-        }
+        entry = {name: report[name] for name in ("attack", "released_by", "leakage", "auc")}
         kept[entry["attack"], entry["released_by"]] = entry
     try:
-        text = json.dumps(list(kept.values()), indent=2) + "\n"
+        text = json.dumps({"caveat": OBSERVED, "attacks": list(kept.values())}, indent=2) + "\n"
         write_whole(path, lambda staging: staging.write_text(text, encoding="utf-8"))
     except OSError as problem:
         raise QuietmaxError(
@@ -165,10 +190,10 @@ def record_leakage(folder: str | Path, reports: Sequence[Mapping[str, Any]]) -> 
 
 def _recorded(path: Path) -> list[dict[str, Any]]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        found = json.loads(path.read_text(encoding="utf-8"))["attacks"] if path.exists() else []
         if not isinstance(found, list) or not all(_is_seen(entry) for entry in found):
             raise ValueError("not what an attack leaves")
-    except (OSError, ValueError, RecursionError) as problem:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as problem:
         raise DataUnavailable(f"{path} cannot be read; delete it and run the attack again.") from problem
     return found
 
@@ -178,7 +203,6 @@ def _is_seen(entry: Any) -> bool:
     return (
         isinstance(entry, dict)
         and all(isinstance(entry.get(name), str) for name in ("attack", "released_by"))
-        and type(entry.get("members")) is int
         and all(
             isinstance(entry.get(name), dict)
             and all(type(entry[name].get(part)) in (int, float) for part in ("value", "low", "high"))
@@ -193,7 +217,7 @@ def read_card(folder: str | Path) -> PrivacyCard:
     description = read_description(place)
     account = place / ACCOUNT_FILE
     answered = FileAccount(account).answered if account.exists() else None
-    leakage = tuple(_recorded(place / LEAKAGE_FILE))
+    leakage = tuple(_recorded(leakage_file(place)))
     try:
         delta, size, queries = (_number(description, name) for name in ("delta", "declared_size", "queries"))
         guarantee = open_private(place).guarantee if "guarantee" in description else None

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from quietmax.card import LEAKAGE_FILE
+from quietmax.card import leakage_file
 from quietmax.cli import attack
 from quietmax.data import load
 from quietmax.errors import QuietmaxError
@@ -76,7 +76,7 @@ def test_variants_of_an_attack_stand_beside_each_other_on_the_card(run, folder, 
     names = ["threshold", "threshold-entropy", "lira", "lira-offline"]
     for name in names:
         run(folder, "--data", table, *OWN, "--attack", name, "--shadows", 4)
-    kept = [entry["attack"] for entry in json.loads((folder / LEAKAGE_FILE).read_text())]
+    kept = [entry["attack"] for entry in json.loads(leakage_file(folder).read_text())["attacks"]]
     assert set(names) <= set(kept)
 
 
@@ -94,14 +94,14 @@ def test_a_picture_that_fails_after_all_loses_nothing_else(run, folder, table, t
         raise QuietmaxError("The disk is full.")
 
     monkeypatch.setattr(attack, "plot_reports", fails)
-    (folder / LEAKAGE_FILE).unlink(missing_ok=True)
+    leakage_file(folder).unlink(missing_ok=True)
     shown = []
     monkeypatch.setattr(attack, "print_json", shown.append)
     arguments = ("--data", table, *OWN, "--attack", "threshold", "--shadows", 2, "--json")
     with pytest.raises(QuietmaxError, match="disk"):
         run(folder, *arguments, "--plot", tmp_path / "roc.png")
     assert shown[0]["reports"][0]["attack"] == "threshold"
-    assert json.loads((folder / LEAKAGE_FILE).read_text())[0]["attack"] == "threshold"
+    assert json.loads(leakage_file(folder).read_text())["attacks"][0]["attack"] == "threshold"
 
 
 def test_shadow_is_the_default_and_reads_as_a_table(run, folder, table):

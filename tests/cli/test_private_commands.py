@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 
 import pytest
 from own_table import DECLARED
 
-from quietmax.card import LEAKAGE_FILE, record_leakage
+from quietmax.card import OBSERVED, leakage_file, record_leakage
+from quietmax.data import load
+from quietmax.estimators import head
 
 
 @pytest.fixture
@@ -46,6 +50,71 @@ def test_a_head_is_trained_on_an_own_table_and_asked_without_end(run, people, as
     code, out, _ = run("predict", "--model", folder, "--input", asked)
     assert code == 0
     assert "Guarantee: proven" in out
+
+
+def _numbers(text):
+    return set(re.findall(r"[0-9.]+", text.replace(",", "")))
+
+
+@pytest.mark.parametrize("kind", ["head", "teachers", "dpsgd"])
+def test_the_true_number_of_training_records_is_shown_nowhere_if_one_is_declared(run, people, tmp_path, kind):
+    declared = {"label": "income", "classes": ["lo", "hi"]}
+    columns = {"bounds": {"age": (18, 90)}, "categories": {"sex": ["F", "M"]}}
+    true = str(len(load(people, **declared, **columns).train))
+    folder = tmp_path / "model"
+    arguments = (people, *DECLARED, "--private", kind, "--declared-size", 5000, "--epsilon", 4)
+    shown = [run("train", *arguments, "-o", folder, "--json"), run("train", *arguments)]
+    shown += [run("card", folder), run("card", folder, "--json")]
+    assert [code for code, _, _ in shown] == [0, 0, 0, 0]
+    result = json.loads(shown[0][1])
+    assert (result["records"], result["records_from"]) == (5000, "declared")
+    assert true not in _numbers("".join(out + err for _, out, err in shown))
+    for file in folder.iterdir():
+        if file.suffix != ".safetensors":
+            assert true not in _numbers(file.read_text())
+
+
+def test_a_head_without_declared_size_shows_the_noisy_count_that_it_paid_for(
+    run, people, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(head, "released_size", lambda *_: 4321.7)
+    folder = tmp_path / "model"
+    code, out, _ = run("train", people, *DECLARED, "--private", "head", "-o", folder, "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert (result["records"], result["records_from"]) == (4322, "noisy count")
+    assert set(result["not_for_publication"]) == {"test_accuracy", "seconds"}
+    code, out, _ = run("card", folder)
+    assert code == 0
+    assert "noisy number of records" in " ".join(out.split())
+    assert "declared number of records" not in " ".join(out.split())
+
+
+def test_attack_results_are_kept_out_of_a_folder_that_may_be_published(run, people, tmp_path):
+    folder = tmp_path / "model"
+    run("train", people, *DECLARED, "--private", "head", "--declared-size", 480, "-o", folder)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    asked = (folder, "--data", people, *DECLARED, "--attack", "threshold", "--shadows", 2)
+    code, out, _ = run("attack", *asked)
+    assert code == 0
+    assert OBSERVED in " ".join(out.split())
+    code, out, _ = run("attack", *asked, "--json")
+    assert json.loads(out)["caveat"] == OBSERVED
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    code, out, _ = run("card", folder, "--json")
+    assert [entry["attack"] for entry in json.loads(out)["leakage"]] == ["threshold"]
+    assert json.loads(out)["leakage_caveat"] == OBSERVED
+    # another model under the same name does not inherit them
+    run("train", people, *DECLARED, "--private", "head", "--declared-size", 480, "-o", folder, "--overwrite")
+    code, out, _ = run("card", folder, "--json")
+    assert (code, json.loads(out)["leakage"], json.loads(out)["leakage_caveat"]) == (0, [], None)
+
+
+def test_what_ordinary_training_prints_is_marked_as_not_for_publication(run):
+    arguments = ("train", "mnist-5k", "--records", 200, "--epochs", 2)
+    assert "Not for publication" in run(*arguments)[1]
+    told = json.loads(run(*arguments, "--json")[1])
+    assert {"records", "train_accuracy", "test_accuracy"} <= set(told["not_for_publication"])
 
 
 def test_teachers_answer_until_the_budget_is_gone_also_in_a_new_process(run, people, asked, tmp_path):
@@ -193,9 +262,8 @@ def test_the_card_tells_guarantee_status_assumptions_spending_and_leakage(run, p
     seen = {"value": 0.01, "low": -0.01, "high": 0.03}
     report = {"attack": "shadow", "released_by": "the model", "leakage": seen, "auc": seen, "members": 480}
     record_leakage(folder, [report])
-    record_leakage(
-        folder, [report | {"members": 300}, report | {"attack": "lira"}]
-    )  # a newer run replaces the older
+    newer = seen | {"value": 0.02}
+    record_leakage(folder, [report | {"leakage": newer}, report | {"attack": "lira"}])
     page = tmp_path / "card.html"
     code, out, _ = run("card", folder, "--html", page, "--json")
     assert code == 0
@@ -203,13 +271,15 @@ def test_the_card_tells_guarantee_status_assumptions_spending_and_leakage(run, p
     assert card["status"] == "proven"
     assert card["answered"] == 2
     assert card["declared_size"] == 480
-    assert [(entry["attack"], entry["members"]) for entry in card["leakage"]] == [
-        ("shadow", 300),
-        ("lira", 480),
+    assert [(entry["attack"], entry["leakage"]["value"]) for entry in card["leakage"]] == [
+        ("shadow", 0.02),  # a newer run replaces the older
+        ("lira", 0.01),
     ]
+    assert card["leakage_caveat"] == OBSERVED
     text = page.read_text()
     assert "proven" in text
     assert "http" not in text  # nothing is fetched to show it
+    assert html.escape(OBSERVED) in text
     code, out, _ = run("card", folder)
     assert code == 0
     assert "Privacy card: proven" in out
@@ -223,11 +293,11 @@ def test_the_card_of_an_ordinary_model_promises_nothing_and_shows_what_an_attack
     assert code == 0
     code, out, _ = run("card", tmp_path / "model")
     assert "observed leakage, threshold" in " ".join(out.split())
-    (tmp_path / "model" / LEAKAGE_FILE).write_text("[")
+    leakage_file(tmp_path / "model").write_text("[")
     code, _, err = run("card", tmp_path / "model")
     assert code == 1
     assert "cannot be read" in err
-    (tmp_path / "model" / LEAKAGE_FILE).unlink()
+    leakage_file(tmp_path / "model").unlink()
     code, out, _ = run("card", tmp_path / "model", "--json")
     assert code == 0
     assert json.loads(out)["status"] == "none"

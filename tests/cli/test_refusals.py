@@ -8,7 +8,7 @@ import shutil
 import pytest
 from own_table import DECLARED
 
-from quietmax.card import LEAKAGE_FILE, read_card, record_leakage
+from quietmax.card import leakage_file, read_card, record_leakage
 from quietmax.errors import DataUnavailable
 
 LONG = "x" * 300
@@ -61,15 +61,18 @@ def test_a_card_is_refused_if_the_attacks_file_is_foreign(head):
     record_leakage(head, [report])
     assert len(read_card(head).leakage) == 1
     for content in (
-        {"x": 1}, [{"attack": 1}], 3, None, "x", [3], [report | {"attack": 3}], [report | {"members": "x"}],
-        [report | {"leakage": {}}], [report | {"auc": 3}], [report | {"leakage": seen | {"low": "x"}}],
+        {"x": 1}, [{"attack": 1}], 3, None, "x", [3], [report], {"attacks": 3},
+        *({"attacks": [entry]} for entry in (
+            3, report | {"attack": 3}, report | {"leakage": {}}, report | {"auc": 3},
+            report | {"leakage": seen | {"low": "x"}},
+        )),
     ):  # fmt: skip
-        (head / LEAKAGE_FILE).write_text(json.dumps(content))
+        leakage_file(head).write_text(json.dumps(content))
         with pytest.raises(DataUnavailable, match="delete it and run the attack again"):
             read_card(head)
         with pytest.raises(DataUnavailable, match="delete it and run the attack again"):
             record_leakage(head, [report])
-    (head / LEAKAGE_FILE).write_text("[" * 100_000)
+    leakage_file(head).write_text("[" * 100_000)
     with pytest.raises(DataUnavailable, match="delete it and run the attack again"):
         read_card(head)
 

@@ -16,7 +16,7 @@ from quietmax.errors import InvalidInput
 from quietmax.experiments.cell import Effort
 from quietmax.experiments.crew import Outcome, outcome_of
 from quietmax.experiments.profiles import Work
-from quietmax.experiments.report import SEEDED_NOISE
+from quietmax.experiments.report import OWNER_ONLY, SEEDED_NOISE
 from quietmax.experiments.reproduction import Where
 
 
@@ -77,7 +77,8 @@ def test_a_comparison_of_an_own_table_is_complete_and_a_second_run_computes_noth
     assert len(by_method["head"]) == 1
     assert {line["status"] for line in by_method["algorithm1-laplace"]} == {"conditional"}  # two classes
     assert {line["status"] for line in by_method["head"]} == {"proven"}
-    assert found["about"] == SEEDED_NOISE
+    assert found["about"] == f"{SEEDED_NOISE} {OWNER_ONLY}"
+    assert OWNER_ONLY in (tmp_path / "out" / "NOT-FOR-PUBLICATION.txt").read_text()
     for line in found["results"]:
         assert 0 <= line["test_accuracy"] <= 1
         assert -1 <= line["leakage_shadow"] <= 1

@@ -12,7 +12,7 @@ from quietmax.attacks import AttackReport, Endpoint, NoisyModel, named, plot_rep
 from quietmax.attacks.asking import Target
 from quietmax.attacks.registry import BUILT_IN
 from quietmax.attacks.report import INTERVALS
-from quietmax.card import record_leakage
+from quietmax.card import OBSERVED, record_leakage
 from quietmax.cli.option_groups import with_groups
 from quietmax.cli.options import AdultEncoding, DataDir, Download, Json, Seed, TableOptions
 from quietmax.cli.output import console, print_json, print_table, progress_bar
@@ -134,12 +134,14 @@ def command(
                 "epsilon_per_answer": epsilon,
                 "reports": [report.to_json() for report in reports],
                 "plot": None if plot is None else str(plot),
+                "caveat": OBSERVED,
             }
         )
     else:
         for report in reports:
             _print(report)
         console.print(INTERVALS, style="dim", markup=False, highlight=False)
+        console.print(OBSERVED, markup=False, highlight=False)
     if found.is_folder and target is None:
         by = "the model" if mechanism == "none" else f"{mechanism}, epsilon {epsilon:g} per answer"
         record_leakage(subject, [{**report.to_json(), "released_by": by} for report in reports])

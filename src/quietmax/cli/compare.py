@@ -19,7 +19,7 @@ from quietmax.errors import InvalidInput, unknown_name
 from quietmax.experiments.accuracy_loss import EPSILONS
 from quietmax.experiments.cell import Cell, Effort, Group, Source
 from quietmax.experiments.methods import method
-from quietmax.experiments.report import SEEDED_NOISE, About, write_report
+from quietmax.experiments.report import OWNER_ONLY, SEEDED_NOISE, About, write_report
 from quietmax.experiments.shared import source_records
 from quietmax.experiments.summary import STATUS_WORDS, Summary, summarise
 
@@ -113,7 +113,7 @@ def command(
         failures = {str(cell): failure for cell, failure in done.failures.items()}
         print_json(
             {
-                "about": SEEDED_NOISE,
+                "about": f"{SEEDED_NOISE} {OWNER_ONLY}",
                 "results": [each.flat() for each in summaries],
                 "failures": failures,
                 "computed": done.computed,
@@ -201,5 +201,5 @@ def _print(summaries: Sequence[Summary], attacks: Sequence[str]) -> None:
             for each in summaries
         ),
         caption="Attacks: leakage, TPR - FPR. Audited: at least this epsilon (of one answer, in its currency, where "
-        f"each costs). {SEEDED_NOISE}",
+        f"each costs). {SEEDED_NOISE} {OWNER_ONLY}",
     )

@@ -275,6 +275,7 @@ def command(
         "train_accuracy": accuracy(model, split.train),
         "test_accuracy": accuracy(model, split.test),
         "model": None if output is None else str(output),
+        "not_for_publication": ["records", "train_accuracy", "test_accuracy", "model"],
     }
     if settings.activation != "relu" and settings.l2 > 0:
         result["sensitivity"] = published(model).to_json()
@@ -291,7 +292,8 @@ def command(
             for name, value in result.items()
             if not isinstance(value, dict | list) and value is not None
         ),
-        caption=None if output else "Not saved: give --output FOLDER to keep it.",
+        caption="Not for publication if the records are private: these numbers and the model are computed from them "
+        "without noise." + ("" if output else " Not saved: give --output FOLDER to keep the model."),
     )
 
 
@@ -306,9 +308,10 @@ def _report_private(result: dict[str, Any], as_json: bool) -> None:
         (
             (name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else f"{value}")
             for name, value in result.items()
-            if value is not None
+            if not isinstance(value, list) and value is not None
         ),
-        caption="The test accuracy is for the owner's eyes: the guarantee does not cover publishing it."
+        caption=f"Not for publication: {' and '.join(result['not_for_publication']).replace('_', ' ')}. The guarantee "
+        "does not cover them."
         + ("" if result["model"] else " Not saved: give --output FOLDER to keep the model."),
     )
     print_guarantee(guarantee)

@@ -95,14 +95,26 @@ def train_private(
         "epsilon": options.epsilon,
         "delta": delta,
         "queries": "any number" if unlimited else options.queries or 1,
-        "records": len(train),
-        "declared_size": options.declared_size,
+        **_size(estimator),
         **(_settings(estimator) if isinstance(estimator, DPSGD) else {}),
         # The test part is not the private training set; only released weights answer it for nothing.
         "test_accuracy": accuracy(estimator, data.test) if unlimited else None,
         "seconds": round(seconds, 2),
         "model": None if output is None else str(output),
+        "not_for_publication": ["test_accuracy", "seconds"] if unlimited else ["seconds"],
         "guarantee": guarantee,
+    }
+
+
+def _size(estimator: PrivateHead | Teachers | DPSGD) -> dict[str, Any]:
+    """The number of records that training used: declared, or a noisy count; the true one only if assumed public."""
+    if isinstance(estimator, PrivateHead):
+        size, otherwise = estimator.size_, "noisy count"
+    else:
+        size, otherwise = estimator.guarantee_.parameters["declared_size"], "counted, assumed to be public"
+    return {
+        "records": round(size),
+        "records_from": "declared" if estimator.declared_size is not None else otherwise,
     }
 
 

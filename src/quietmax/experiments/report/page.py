@@ -25,8 +25,9 @@ SEEDED_NOISE = (
     "of the method when it is served with fresh noise."
 )
 OWNER_ONLY = (
-    " <strong>For the owner of the records only:</strong> accuracies and leakages here were computed from them without "
-    "noise, and the number of records is taken as public; do not publish this page if the records are private."
+    "For the owner of the records only: accuracies and leakages were computed from them without noise, networks "
+    "without privacy were trained on them, and the number of records is taken as public. If the records are private, "
+    "do not publish any of it."
 )
 
 MANY_COLUMNS = ("data set", "method", "reading", "total eps", "answers", "each", "accuracy loss", "leakage")
@@ -53,7 +54,7 @@ def html(summaries: Sequence[Summary], about: About) -> str:
     sections += [_results(summaries), _settings(about)]
     return Template(files.joinpath("page.html").read_text(encoding="utf-8")).substitute(
         title=escape(about.title),
-        lead=_lead(summaries) + ("" if about.paper else OWNER_ONLY),
+        lead=_lead(summaries) + ("" if about.paper else f" <strong>{escape(OWNER_ONLY)}</strong>"),
         style=files.joinpath("page.css").read_text(encoding="utf-8"),
         script=files.joinpath("plots.js").read_text(encoding="utf-8"),
         # "<" is escaped so that no text can end the script element
