@@ -112,7 +112,9 @@ class FileAccount:
         """
         account = cls(path)
         if isinstance(answered, bool) or not isinstance(answered, int) or answered < 0:
-            raise InvalidInput(f"answered must be an integer from 0 up, got {answered!r}.")
+            raise InvalidInput(
+                f"answered must be an integer from 0 up, got {answered!r}; give the number of answers paid for."
+            )
         try:
             number, made = tempfile.mkstemp(prefix=f".{account.path.name}-", dir=account.path.parent)
             try:
@@ -124,7 +126,7 @@ class FileAccount:
                 os.unlink(made)
         except FileExistsError as problem:
             raise InvalidInput(
-                f"There is an account {account.path} already; what it counts is kept."
+                f"There is an account {account.path} already; open it with FileAccount instead."
             ) from problem
         except OSError as problem:
             raise QuietmaxError(

@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from quietmax.data import Records, load, split
+from quietmax.data import Encoding, NumericColumn, Records, load, split
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.models import (
     Classifier,
@@ -231,6 +231,9 @@ def test_nothing_is_left_behind_when_writing_fails(model, tmp_path, monkeypatch)
     assert list(tmp_path.iterdir()) == []
 
 
+TWO_CLASSES = json.loads(Encoding((NumericColumn("a", 0, 4),), "y", ("no", "yes")).to_json())
+
+
 def _truncate(folder, name, keep):
     path = folder / name
     path.write_bytes(path.read_bytes()[:keep])
@@ -274,6 +277,7 @@ def _flip_a_bit(folder):
         (lambda folder: _edit(folder, weights_sha256=None), "are not those that model.json describes"),
         (lambda folder: _edit(folder, guarantee={"status": "proven"}), "an ordinary network has none"),
         (lambda folder: _edit(folder, image_shape=[1, 2, 2]), "takes 6 features"),
+        (lambda folder: _edit(folder, encoding=TWO_CLASSES), "it has 3 classes, but its encoding 2"),
         (lambda folder: _edit(folder, settings={}), "damaged"),
     ],
 )

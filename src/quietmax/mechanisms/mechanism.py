@@ -89,7 +89,9 @@ def proves_bounds(kind: type, when: Callable[[Any], bool]) -> None:
     Bounds that any other class states, a subclass included, are an assumption, as if they were passed as an argument.
     """
     if not kind.__module__.startswith("quietmax."):
-        raise InvalidInput(f"{kind.__name__} is not a class of quietmax, so its bounds are an assumption.")
+        raise InvalidInput(
+            f"{kind.__name__} is not a class of quietmax; pass its bounds as an assumption instead."
+        )
     _PROVES_BOUNDS[kind] = when
 
 

@@ -64,7 +64,10 @@ def load_model(folder: str | Path) -> Model:
             raise ValueError(f"its layers are {network.widths}, but its settings name {settings.hidden}")
         if "guarantee" in description:
             raise ValueError("it states a guarantee, but an ordinary network has none")
-        encoding, shape = description["encoding"], description["image_shape"]
+        stated, shape = description["encoding"], description["image_shape"]
+        encoding = None if stated is None else Encoding.from_json(json.dumps(stated))
+        if encoding is not None and len(encoding.classes) != network.classes:
+            raise ValueError(f"it has {network.classes} classes, but its encoding {len(encoding.classes)}")
         if shape is not None and math.prod(shape) != network.widths[0]:
             raise ValueError(f"its images have the shape {shape}, but it takes {network.widths[0]} features")
         return Model(
@@ -73,7 +76,7 @@ def load_model(folder: str | Path) -> Model:
             int(description["records"]),
             str(description["dataset"]),
             int(description["seed"]),
-            None if encoding is None else Encoding.from_json(json.dumps(encoding)),
+            encoding,
             None if shape is None else tuple(shape),
         )
     except (KeyError, TypeError, ValueError) as problem:
