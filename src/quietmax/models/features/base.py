@@ -142,8 +142,8 @@ def _checked_rows(feature_map: BatchedMap, columns: int, threads: int) -> int:  
         return rows
     if not _places_agree(feature_map, columns, 1):
         raise InvalidInput(
-            f"The feature map '{feature_map.kind}' gave one record different features in two calls. A feature map must "
-            "be a function of the record alone."
+            f"The feature map '{feature_map.kind}' gave one record different features in two calls, but must be a "
+            "function of the record alone; remove its randomness or state."
         )
     return 1
 
