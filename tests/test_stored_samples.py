@@ -45,6 +45,13 @@ LEDGER_OF = {"filled": "ledger sqlite", "postgresql": "ledger postgresql", "serv
 CLOSE = {"rtol": 1e-5, "atol": 1e-7}
 
 
+def status_of(name):
+    """The status that an opened sample must have: the stored one, except where it was refuted since."""
+    if name == "head-scattering":
+        return "conditional"
+    return "none" if EXPECTED[name]["kind"] == "mlp" else EXPECTED[name]["guarantee"]["status"]
+
+
 def scores_behind(private, queries):
     """The scores that an opened private model draws its answers from."""
     mapped = queries if private.features is None else private.features.transform(queries)
@@ -100,8 +107,17 @@ def test_a_network_answers_as_before():
 def test_the_guarantee_of_a_private_model_is_the_one_it_was_saved_with(name):
     stored, opened = EXPECTED[name]["guarantee"], open_private(SAMPLES / "models" / name).guarantee
     told = opened.to_json()
-    numbers = ("definition", "epsilon", "mu", "extra_delta", "neighbours", "status")
+    numbers = ("definition", "epsilon", "mu", "extra_delta", "neighbours")
     assert {key: told[key] for key in numbers} == {key: stored[key] for key in numbers}
+    assert opened.status == status_of(name)
+
+
+def test_what_was_proven_of_scattering_features_by_version_0_1_is_conditional_now():
+    """Their whitening rounded with a record's place in memory, so one record could change the features of others."""
+    opened = open_private(SAMPLES / "models" / "head-scattering").guarantee
+    assert EXPECTED["head-scattering"]["guarantee"]["status"] == "proven"
+    assert opened.status == "conditional"
+    assert "Version 0.1" in opened.because
 
 
 @pytest.mark.parametrize("name", RELEASED)
@@ -168,7 +184,7 @@ def test_a_network_of_a_table_takes_the_columns_of_a_file(run):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_privacy_card_of_every_model_is_built(name):
     card = read_card(SAMPLES / "models" / name)
-    status = "none" if EXPECTED[name]["kind"] == "mlp" else EXPECTED[name]["guarantee"]["status"]
+    status = status_of(name)
     assert card.status == status
     assert card.answered == EXPECTED[name].get("answered")
     assert status in card.to_html()

@@ -16,7 +16,7 @@ from quietmax.account import ACCOUNT_FILE, FileAccount
 from quietmax.accounting import Guarantee
 from quietmax.data import Encoding
 from quietmax.errors import DataUnavailable, InvalidInput, words_of
-from quietmax.estimators import dpsgd_file, head_file, teachers_file
+from quietmax.estimators import conditions, dpsgd_file, head_file, teachers_file
 from quietmax.estimators.conditions import runs_own_code
 from quietmax.estimators.dpsgd import DPSGD
 from quietmax.estimators.head import PrivateHead
@@ -49,6 +49,11 @@ _KINDS = {
     "teachers": _Kind(Teachers, teachers_file.own_part, teachers_file.answerer, teachers_file.claim),
     "dpsgd": _Kind(DPSGD, dpsgd_file.own_part, dpsgd_file.answerer, dpsgd_file.claim),
 }
+
+_FIRST_SCATTERING = conditions.Condition(
+    "Version 0.1 computed it with scattering features whose rounding could depend on other records (THEORY 3.8).",
+    ("In the training, no record's features depended on its place among the other records.",),
+)
 
 
 def save_private(
@@ -137,6 +142,8 @@ def open_private(folder: str | Path) -> PrivateModel:
         _check_account(Path(folder), model.answerer)
         computed = with_encoding(_KINDS[kind].claim(model, description), encoding)
         check_claim(guarantee, computed)
+        if description["format_version"] == 1 and _scatters(features):
+            computed = conditions.weakened(computed, _FIRST_SCATTERING)
         return replace(model, guarantee=computed)
     except UNFIT as problem:
         raise DataUnavailable(
@@ -152,6 +159,13 @@ def _check_account(folder: Path, answerer: Answers) -> None:
             raise ValueError("it has an account of answers paid for, but its weights are marked as released")
     elif (answered := account.answered) > (limit := answerer.budget.queries or 0):
         raise ValueError(f"its account counts {answered} answers, but its budget is for {limit}")
+
+
+def _scatters(features: Mapping[str, Any] | None) -> bool:
+    """Whether a described feature map is wavelet scattering, or a pipeline with it."""
+    if features is None:
+        return False
+    return features["kind"] == "scattering" or any(_scatters(each) for each in features.get("maps", ()))
 
 
 def _plain(label: Any) -> Any:
