@@ -168,3 +168,20 @@ def test_the_noise_for_nearly_full_batches_suffices_by_the_exact_curve_of_full_o
     # rate < 1 saves less than a part in a million here
     assert delta_of(math.sqrt(steps) / sigma, 1.0) <= delta * (1 + 1e-6)
     assert sigma <= math.sqrt(steps) / mu_of(1.0, delta) * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("length", [2**6, 2**10, 2**13])
+def test_the_fourier_transform_errs_by_far_less_than_what_is_allowed_for(length):
+    """Entries are compared with exact sums; the allowance is 8*log2(N)*u*|v|_1."""
+    generator = np.random.default_rng(0)
+    for values in (generator.random(length), np.exp(-0.5 * np.linspace(-12, 12, length) ** 2)):
+        transform = module.fft.rfft(values, length)
+        allowed = 8 * math.log2(length) * module._U * values.sum()
+        with mpmath.workdps(30):
+            for place in generator.integers(0, length // 2, 4):
+                exact = mpmath.fsum(
+                    mpmath.mpf(float(value))
+                    * mpmath.expjpi(-2 * mpmath.mpf(int(place) * at % length) / length)
+                    for at, value in enumerate(values)
+                )
+                assert abs(mpmath.mpmathify(complex(transform[place])) - exact) < allowed / 8

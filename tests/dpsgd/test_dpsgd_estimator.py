@@ -17,7 +17,7 @@ from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import open_private, save_private
 from quietmax.estimators.conditions import CLASSES, MAP
 from quietmax.estimators.dpsgd import DPSGD
-from quietmax.estimators.dpsgd_claim import PLACES, POISSON
+from quietmax.estimators.dpsgd_claim import NUMERICAL, PLACES, POISSON
 from quietmax.estimators.dpsgd_plan import LOGIT_NOISE, plan
 from quietmax.models.features import FrozenModule, Identity, Pipeline, RandomFourier, UnitNorm
 
@@ -201,3 +201,18 @@ def test_it_can_be_cloned_with_its_parameters():
 def test_scikit_learns_own_estimator_checks_pass(estimator, check):
     """With so large an epsilon the noise is nothing: the checks look at the interface, not at privacy."""
     check(estimator)
+
+
+@pytest.mark.parametrize(("accountant", "listed"), [("pld", True), ("rdp", True), ("zcdp", False)])
+def test_what_a_numerical_accountant_needs_of_its_library_is_listed_as_an_assumption(accountant, listed):
+    settings = {
+        "declared_size": 1000,
+        "classes": (0, 1),
+        "sampling_rate": 0.1,
+        "steps": 3,
+        "accountant": accountant,
+    }
+    X, y = np.array([[0.0, 1.0], [1.0, 0.0]] * 500), np.array([0, 1] * 500)
+    guarantee = DPSGD(1.0, 1e-5, **settings).fit(X, y).guarantee_
+    assert guarantee.status == "proven"
+    assert guarantee.assumptions[1:] == ((NUMERICAL[accountant],) if listed else ())

@@ -20,6 +20,11 @@ _NAMES = {
     "ac": "advanced composition",
     "nc": "adding up epsilon and delta",
 }
+NUMERICAL = {
+    "pld": "SciPy's Fourier transform and NumPy's elementary functions have rounding errors no larger than those that "
+    "quietmax.accounting.loss_distribution allows for.",
+    "rdp": "dp-accounting computes the Renyi divergences of one step to within 1e-12.",
+}
 PLACES = (
     "Removing a record leaves the other records in their batches: epochs are counted as one Gaussian mechanism each, "
     "although a shuffled order moves them."
@@ -55,6 +60,7 @@ def claim(
             f"{steps} Gaussian mechanisms on Poisson samples of clipped gradients, composed by "
             f"{_NAMES[plan.accountant]} (DP-SGD page, section 2)."
         )
+        assumptions += [NUMERICAL[plan.accountant]] if plan.accountant in NUMERICAL else []
     else:
         status = "conditional"
         assumptions.append(POISSON if plan.accountant == "rdp" else PLACES)
