@@ -234,6 +234,24 @@ def test_equal_queries_in_other_number_formats_share_their_answer(plain):
     assert again["parameters"]["cost"] == 0
 
 
+def test_stored_answers_follow_their_rows_in_any_order_with_copies_and_signs_of_zero(start):
+    rows = some_rows(4)
+    rows[3] = 0.0
+    with start("asked") as service:
+
+        def labels(asked):
+            told = service.infer(asked, "asked").json()
+            return told["outputs"][0]["data"], told["parameters"]["new_answers"]
+
+        first, new = labels(rows)
+        assert new == 4
+        order = [3, 1, 1, 0, 2, 3, 0]
+        assert labels(rows[order]) == ([first[row] for row in order], 0)
+        assert labels(-rows[3:]) == (first[3:], 0)
+        assert labels(np.full((1, rows.shape[1]), 1e-46)) == (first[3:], 0)  # zero as a 32-bit number
+        assert [labels(rows[row : row + 1]) for row in range(4)] == [([label], 0) for label in first]
+
+
 def test_every_answer_is_paid_before_noise_is_drawn(plain, monkeypatch):
     offer = next(iter(plain.service.offers))
     balances = []
