@@ -28,6 +28,8 @@ WIDTH = 16
 """Matrices that maps multiply by have a multiple of this many columns: products with fewer often round by place."""
 _PUBLIC_SEED = 3008
 _ADDED_AT_ONCE = 256
+_IN_CACHE = 2**18
+"""About this many numbers are squared at once."""
 
 
 class FeatureMap(ABC):
@@ -181,13 +183,17 @@ def square_sums(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     array([[25.]])
     """
     width = rows.shape[1]
-    total = np.zeros(
-        (len(rows), _ADDED_AT_ONCE if width > _ADDED_AT_ONCE else 1 << max(0, width - 1).bit_length())
-    )
-    for start in range(0, width, _ADDED_AT_ONCE):
-        part = rows[:, start : start + _ADDED_AT_ONCE]
-        total[:, : part.shape[1]] += part * part
-    while total.shape[1] > 1:
-        half = total.shape[1] // 2
-        total = total[:, :half] + total[:, half:]
-    return total
+    lanes = min(_ADDED_AT_ONCE, 1 << max(0, width - 1).bit_length())
+    sums = np.empty((len(rows), 1))
+    height = max(1, _IN_CACHE // max(1, width))
+    for top in range(0, len(rows), height):
+        squares = np.square(rows[top : top + height])
+        total = np.zeros((len(squares), lanes))
+        for start in range(0, width, lanes):
+            part = squares[:, start : start + lanes]
+            total[:, : part.shape[1]] += part
+        while total.shape[1] > 1:
+            half = total.shape[1] // 2
+            total = total[:, :half] + total[:, half:]
+        sums[top : top + height] = total
+    return sums
