@@ -21,9 +21,6 @@ from quietmax.models import MLP
 from quietmax.models.files import mlp_from
 from quietmax.models.private_settings import PrivateSettings
 
-_ROUNDED_UP = 1.0001
-"""`noise_multiplier` rounds up by at most 1e-4, so two versions may differ by that much."""
-
 
 def own_part(estimator: DPSGD) -> OwnPart:
     """The network, and the public numbers of its training."""
@@ -90,7 +87,7 @@ def _check_noise(plan: Plan) -> None:
     """Raise ValueError if the noise is too little for the stated epsilon and delta, according to its accountant."""
     if not 0 < plan.noise_multiplier < math.inf:
         raise ValueError(f"its noise multiplier is {plan.noise_multiplier}")
-    sigma, schedule = plan.noise_multiplier * _ROUNDED_UP, plan.schedule
+    sigma, schedule = plan.noise_multiplier, plan.schedule
     published = plan.reading == "published"
     # One evaluation is faster than the search for the least noise, which decides if this one does not.
     if (
