@@ -24,10 +24,9 @@ from opacus import PrivacyEngine
 from torch.utils.data import DataLoader, TensorDataset
 
 from quietmax.accounting.dpsgd import PUBLISHED_ACCOUNTANTS
-from quietmax.estimators.dpsgd_plan import plan
-from quietmax.experiments.accuracy_loss import EPSILONS
-from quietmax.models.private_settings import PrivateSettings
-from quietmax.models.private_stack import train_private_stack
+from quietmax.estimators.dpsgd.config import PrivateSettings, plan
+from quietmax.estimators.dpsgd.training import train_private_stack
+from quietmax.experiments.paper import EPSILONS
 
 RECORDS, FEATURES, CLASSES, BATCH = 1200, 446, 30, 100
 MODES = ("hooks", "functorch", "ew", "ghost")
@@ -105,13 +104,13 @@ def opacus(
         torch.nn.Tanh(),
         torch.nn.Linear(settings.hidden[0], CLASSES),
     )
-    optimiser = torch.optim.Adam(
+    optimizer = torch.optim.Adam(
         module.parameters(), lr=settings.learning_rate, weight_decay=2 * settings.l2, eps=1e-7
     )
     options = {"criterion": torch.nn.CrossEntropyLoss()} if mode == "ghost" else {}
     made = PrivacyEngine().make_private(
         module=module,
-        optimizer=optimiser,
+        optimizer=optimizer,
         data_loader=DataLoader(TensorDataset(inputs, targets), batch_size=BATCH),
         noise_multiplier=noise,
         max_grad_norm=settings.clip,
@@ -119,13 +118,13 @@ def opacus(
         grad_sample_mode=mode,
         **options,
     )
-    module, optimiser = made[0], made[1]
+    module, optimizer = made[0], made[1]
     criterion = made[2] if mode == "ghost" else torch.nn.CrossEntropyLoss()
     for _ in range(epochs):
         for batch in torch.split(torch.randperm(RECORDS), BATCH):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             criterion(module(inputs[batch]), targets[batch]).backward()
-            optimiser.step()
+            optimizer.step()
 
 
 def timed(work: Callable[[], object]) -> tuple[float, float]:

@@ -26,8 +26,7 @@ from quietmax.accounting import PureCost
 from quietmax.estimators import PrivateHead
 from quietmax.ledger import Charge, Charged, Ledger, Terms
 from quietmax.mechanisms import Algorithm1
-from quietmax.models.ensemble import train_stack
-from quietmax.models.settings import TrainingSettings
+from quietmax.models.stacked import TrainingSettings, train_stack
 from quietmax.noise import EXACT
 from ratios import report
 

@@ -30,8 +30,8 @@ from sklearn.linear_model import LogisticRegression
 
 import quietmax.data
 from quietmax.data import Records
-from quietmax.estimators.head import PrivateHead
-from quietmax.estimators.head_plan import default_features
+from quietmax.estimators.head.estimator import PrivateHead
+from quietmax.estimators.head.training import default_features
 
 RECORDS = {"mnist": 10_000, "adult": 10_000, "location": 1_200, "cifar-10": 10_000, "mnist-5k": 500}
 OPTIONS = {"adult": {"encoding": "one-hot"}}

@@ -18,13 +18,14 @@ import torch
 
 from quietmax.accounting import mu_of
 from quietmax.data import Records, load
-from quietmax.estimators import Teachers, head_plan
-from quietmax.estimators.head_solver import MeanCrossEntropy, Objective, Tilted, minimise
-from quietmax.estimators.head_table import Table, gradient_sum
-from quietmax.estimators.head_training import centred, clipped_features, gradient_sensitivity
+from quietmax.estimators import Teachers
+from quietmax.estimators.head import training as head_plan
+from quietmax.estimators.head.exact_sums import Table, gradient_sum
+from quietmax.estimators.head.solver import MeanCrossEntropy, Objective, Tilted, minimise
+from quietmax.estimators.head.training import centred, clipped_features, gradient_sensitivity
 from quietmax.models.features import FeatureMap, Identity
 from quietmax.sensitivity import Sensitivity, certified, observed, observed_by, published_for
-from quietmax.sensitivity.observed import ObservedSensitivity, Quantity, Trained
+from quietmax.sensitivity.empirical import ObservedSensitivity, Quantity, Trained
 from quietmax.sensitivity.published import PublishedSensitivity
 
 EPSILON, DELTA, QUERIES = 1.0, 1e-5, 500

@@ -163,13 +163,13 @@ def part(
 
 
 def _line(row: dict[str, Any]) -> str:
-    cells = [row["case"], f"{row['ours']:.4g}", row["unit"]]
+    trials = [row["case"], f"{row['ours']:.4g}", row["unit"]]
     if row["ratio"] is None:
-        cells += ["", "", "", ""]
+        trials += ["", "", "", ""]
     else:
         spread = f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}"
-        cells += [row["peer"], f"{row['theirs']:.4g}", f"**{row['ratio']:.2f}**", spread]
-    return f"| {' | '.join(cells)} | {row['runs']} |"
+        trials += [row["peer"], f"{row['theirs']:.4g}", f"**{row['ratio']:.2f}**", spread]
+    return f"| {' | '.join(trials)} | {row['runs']} |"
 
 
 def machine() -> str:

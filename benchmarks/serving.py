@@ -88,7 +88,7 @@ def serve(private: bool, address: str, port: int) -> None:
 
     from quietmax.ledger import Ledger, Terms
     from quietmax.mechanisms import Answers
-    from quietmax.server import Offers, Service, Settings, bind, load_servables
+    from quietmax.server import Deployments, Service, Settings, deploy, load_servables
     from quietmax.server.run import Listening, run
 
     torch.set_num_threads(1)
@@ -98,16 +98,18 @@ def serve(private: bool, address: str, port: int) -> None:
             [f"bench={folder}/bench"], budget=Terms(100.0), queries=50_000_000, accept_unproven=True
         )
     ledger = Ledger(address)
-    offers = bind(ledger, loaded, budget=Terms(100.0))
+    deployments = deploy(ledger, loaded, budget=Terms(100.0))
     if not private:
-        offer = next(iter(offers))
+        deployment = next(iter(deployments))
 
         def plain(rows: np.ndarray) -> Answers:
             probabilities = model.predict_proba(rows)
             return Answers(probabilities.argmax(-1), probabilities)
 
-        offers = Offers([replace(offer, unit_cost=0, servable=replace(offer.servable, answer=plain))])
-    service = Service(ledger, offers, Settings(anonymous=True, log_requests=False))
+        deployments = Deployments(
+            [replace(deployment, unit_cost=0, servable=replace(deployment.servable, answer=plain))]
+        )
+    service = Service(ledger, deployments, Settings(anonymous=True, log_requests=False))
     with socket.create_server(("127.0.0.1", port)) as listening:
         run(service, Listening(port=port), listening)
 

@@ -188,8 +188,8 @@ def run_art(exchange: Path) -> None:
         network = torch.nn.Sequential(
             torch.nn.Linear(features, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, outputs)
         )
-        optimiser = torch.optim.Adam(network.parameters(), lr=rate, weight_decay=2 * l2)
-        return Configured(network, loss, (features,), outputs, optimizer=optimiser)
+        optimizer = torch.optim.Adam(network.parameters(), lr=rate, weight_decay=2 * l2)
+        return Configured(network, loss, (features,), outputs, optimizer=optimizer)
 
     torch.manual_seed(int(given["seed"]))
     template = classifier(

@@ -17,9 +17,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from quietmax.models.ensemble import train_stack
 from quietmax.models.losses import Convexified, value
-from quietmax.models.settings import TrainingSettings
+from quietmax.models.stacked import TrainingSettings, train_stack
 from ratios import report
 
 CASES = (
@@ -97,12 +96,12 @@ def plain_loop(
     kernels = [network[0].weight, network[2].weight]
     biases = [network[0].bias, network[2].bias]
     groups = [{"params": kernels, "weight_decay": 2 * settings.l2}, {"params": biases}]
-    optimiser = torch.optim.Adam(groups, lr=settings.learning_rate, eps=1e-7, fused=True)
+    optimizer = torch.optim.Adam(groups, lr=settings.learning_rate, eps=1e-7, fused=True)
     for _ in range(settings.epochs):
         for batch in torch.randperm(len(features)).split(settings.batch_size):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             value(settings.loss, network(features[batch]), targets[batch]).backward()
-            optimiser.step()
+            optimizer.step()
 
 
 def product_seconds(

@@ -12,18 +12,17 @@ import quietmax
 ROOT = Path(quietmax.__file__).parent
 # What a package may import of ours: the packages before it. `errors` and `version` are open to all.
 ORDER = [
-    "picture",
-    "whole_file",
+    "_io",
     "accounting",
     "noise",
-    "account",
+    "spending",
     "data",
     "models",
     "sensitivity",
     "mechanisms",
     "predictor",
     "estimators",
-    "card",
+    "privacy_card",
     "ledger",
     "server",
     "attacks",
@@ -32,7 +31,7 @@ ORDER = [
     "surface",
     "cli",
 ]
-APART = {"account", "accounting", "noise", "picture", "whole_file"}
+APART = {"spending", "accounting", "noise", "_io"}
 
 
 def _packages() -> list[str]:

@@ -66,17 +66,10 @@ from quietmax.audit import mechanism as audit_mechanism
 from quietmax.audit import stability
 from quietmax.cli import main
 from quietmax.data import Records, load_records, split
-from quietmax.estimators.dpsgd_sweep import train_sweep
-from quietmax.experiments.sensitivity_table import reproduce_sensitivity_table
+from quietmax.estimators.dpsgd.training import train_sweep
+from quietmax.experiments.paper import reproduce_sensitivity_table
 from quietmax.mechanisms import GaussianScores
-from quietmax.models import (
-    Convexified,
-    CrossEntropy,
-    Quadratic,
-    TrainingSettings,
-    search_alpha,
-    train_module,
-)
+from quietmax.models import Convexified, CrossEntropy, Quadratic, TrainingSettings, search_alpha, train_module
 from quietmax.models.features import OneHot, Pipeline, RandomFourier, Scaling, Scattering, UnitNorm
 from quietmax.noise import (
     ExactNoise,
@@ -618,9 +611,9 @@ def dpsgd():
         "full batch": DPSGD(4.0, 1e-5, sampling_rate=1.0, **fixed),
         "poisson": DPSGD(4.0, 1e-5, sampling_rate=0.3, hidden=(8,), activation="tanh", **fixed),
         "adam, l2": DPSGD(
-            4.0, 1e-5, sampling_rate=0.3, optimiser="adam", learning_rate=0.01, l2=0.01, features=UnitNorm(1.0), **fixed
+            4.0, 1e-5, sampling_rate=0.3, optimizer="adam", learning_rate=0.01, l2=0.01, features=UnitNorm(1.0), **fixed
         ),
-        "sgd": DPSGD(4.0, 1e-5, sampling_rate=0.3, optimiser="sgd", clip=0.5, length=2.0, **fixed),
+        "sgd": DPSGD(4.0, 1e-5, sampling_rate=0.3, optimizer="sgd", clip=0.5, length=2.0, **fixed),
         "published": DPSGD(4.0, 1e-5, reading="published", sampling_rate=0.25, **fixed),
         "paper": DPSGD(4.0, 1e-5, reading="published", configuration="paper", **(fixed | {"accountant": "rdp"})),
         "module": DPSGD(4.0, 1e-5, network=_convolution, sampling_rate=0.3, **fixed),

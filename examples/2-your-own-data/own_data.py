@@ -16,10 +16,10 @@ import numpy as np
 import uvicorn
 
 import quietmax as qm
-from quietmax.card import read_card
 from quietmax.data import load
 from quietmax.estimators import save_private
 from quietmax.ledger import Ledger
+from quietmax.privacy_card import read_card
 from quietmax.server import Client, Service, Settings, bind, load_servables
 from quietmax.server.run import Listening, configuration
 

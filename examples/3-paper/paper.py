@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 
 import quietmax as qm
-from quietmax.experiments.sensitivity_table import reproduce_sensitivity_table
+from quietmax.experiments.paper import reproduce_sensitivity_table
 
 
 def main() -> None:

@@ -51,3 +51,11 @@ def words_of(problem: BaseException) -> str:
     ('too wide', 'ValueError')
     """
     return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:160]
+
+
+class LedgerUnavailable(QuietmaxError):
+    """The database cannot be reached or written; nothing is known to be charged, so nothing may be answered."""
+
+
+class LedgerDamaged(QuietmaxError):
+    """The ledger contradicts itself, or is of a kind this program does not know."""

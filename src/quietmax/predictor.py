@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quietmax.account import Account, FileAccount, MemoryAccount, OwnProcess
-from quietmax.accounting import Budget, Cost, Guarantee, Meter, per_query
-from quietmax.accounting.meter import LIMIT
+from quietmax.accounting.budget import LIMIT, Budget, Meter, per_query
+from quietmax.accounting.costs import Cost
+from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput, expect
-from quietmax.mechanisms import PROVEN, Answers, Mechanism
-from quietmax.mechanisms.mechanism import checked_scores, releases_probabilities
-from quietmax.models import Classifier
-from quietmax.noise import EXACT, ExactNoise, NoiseSource
+from quietmax.mechanisms import PROVEN
+from quietmax.mechanisms.base import Answers, Mechanism, checked_scores, releases_probabilities
+from quietmax.models.training import Classifier
+from quietmax.noise.sources import EXACT, ExactNoise, NoiseSource
+from quietmax.spending import Account, FileAccount, MemoryAccount, OwnProcess
 
 Features = NDArray[np.floating]
 

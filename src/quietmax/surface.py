@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from quietmax import attacks, audit, sensitivity
-from quietmax.account import BudgetExhausted, FileAccount
-from quietmax.accounting import Budget, GaussianCost, Guarantee, PureCost
-from quietmax.data import Records, Split, datasets, load
+from quietmax.accounting.budget import Budget
+from quietmax.accounting.costs import GaussianCost, PureCost
+from quietmax.accounting.guarantee import Guarantee
+from quietmax.data.load import load
+from quietmax.data.records import Records, Split
+from quietmax.data.registry import datasets
 from quietmax.errors import QuietmaxError
-from quietmax.estimators import DPSGD, PrivateHead, Teachers
-from quietmax.mechanisms import Algorithm1, GaussianScores, NoisyMax, SampledNeuron
-from quietmax.models import (
-    Convexified,
-    CrossEntropy,
-    Model,
-    Quadratic,
-    TorchModel,
-    TrainingSettings,
-    load_model,
-    save_model,
-    train,
-    train_many,
-    train_module,
-)
-from quietmax.noise import ExactNoise, SeededNoise
+from quietmax.estimators.dpsgd.estimator import DPSGD
+from quietmax.estimators.head.estimator import PrivateHead
+from quietmax.estimators.teachers import Teachers
+from quietmax.mechanisms.algorithm1 import Algorithm1
+from quietmax.mechanisms.noisy_max import GaussianScores, NoisyMax
+from quietmax.mechanisms.sampled_neuron import SampledNeuron
+from quietmax.models.losses import Convexified, CrossEntropy, Quadratic
+from quietmax.models.serialization import load_model, save_model
+from quietmax.models.stacked import TrainingSettings
+from quietmax.models.training import Model, TorchModel, train, train_many, train_module
+from quietmax.noise.sources import ExactNoise, SeededNoise
 from quietmax.predictor import Predictor
+from quietmax.spending import BudgetExhausted, FileAccount
 from quietmax.version import __version__
 
 __all__ = [

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 import pytest
-from own_table import write_people
 
 from quietmax.cli import main
+from tests.cli.own_table import write_people
 
 
 @pytest.fixture

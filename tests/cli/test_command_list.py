@@ -53,7 +53,7 @@ def test_the_list_of_commands_fits_one_screen():
 
 def test_a_command_whose_packages_are_not_installed_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    for name in ("quietmax.cli.demo", "quietmax.cli.demo_service"):
+    for name in ("quietmax.cli.demo", "quietmax.cli.demo"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(
         quietmax.QuietmaxError, match=r"uvicorn is missing\); install: pip install 'quietmax\[serve\]'"

@@ -12,7 +12,7 @@ from quietmax.accounting import PureCost
 from quietmax.cli import COMMANDS, loaded
 from quietmax.data import load
 from quietmax.ledger import Ledger, Terms
-from quietmax.server import supervisor
+from quietmax.server import run as supervisor
 
 SCREEN = 78
 NOT_RUN = {

@@ -6,10 +6,10 @@ import json
 import shutil
 
 import pytest
-from own_table import DECLARED
 
-from quietmax.card import leakage_file, read_card, record_leakage
 from quietmax.errors import DataUnavailable
+from quietmax.privacy_card import leakage_file, read_card, record_leakage
+from tests.cli.own_table import DECLARED
 
 LONG = "x" * 300
 

@@ -8,7 +8,7 @@ import pytest
 from rich.color import ColorSystem
 
 from quietmax.accounting import PureCost
-from quietmax.cli.output import console, errors, print_table, progress_bar
+from quietmax.cli._output import console, errors, print_table, progress_bar
 from quietmax.ledger import Charge, Ledger, Terms
 
 DECLARED = ("--label", "income", "--bounds", "age=0:100")

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from quietmax.data import Records
+from quietmax.data import Records, Split, split
 from quietmax.data.records import content_identities
 from quietmax.errors import InvalidInput
 
@@ -145,3 +145,161 @@ def test_shapes_that_do_not_fit_are_refused(refusal: Refusal) -> None:
     assert "(1, 2, 2)" in refusal(
         lambda: Records("some", features, np.zeros(3), 2, image_shape=(1, 2, 2)), InvalidInput
     )
+
+
+Refusal_of_splits = Callable[..., str]
+
+
+def distinct(count: int) -> Records:
+    return Records("numbers", np.arange(count, dtype=np.float32)[:, None], np.arange(count) % 2, classes=2)
+
+
+def with_copies(values: list[int]) -> Records:
+    numbers = np.array(values, dtype=np.float32)
+    return Records("copies", numbers[:, None], np.array(values) % 2, classes=2)
+
+
+def rows_of(parts: Split) -> list[int]:
+    return [*parts.train_rows.tolist(), *parts.test_rows.tolist(), *parts.pool_rows.tolist()]
+
+
+def values(records: Records) -> set[float]:
+    return set(records.features[:, 0].tolist())
+
+
+@given(count=st.integers(2, 80), seed=st.integers(0, 2**70), data=st.data())
+def test_parts_are_disjoint_of_the_asked_size_and_leave_nothing_out(
+    count: int, seed: int, data: st.DataObject
+) -> None:
+    size = data.draw(st.integers(1, count // 2))
+    parts = split(distinct(count), size=size, seed=seed)
+    assert (len(parts.train), len(parts.test), len(parts.pool)) == (size, size, count - 2 * size)
+    assert sorted(rows_of(parts)) == list(range(count))
+    np.testing.assert_array_equal(parts.train.features[:, 0], parts.train_rows)
+    assert parts.classes == 2
+    assert parts.name == "numbers"
+    assert parts.seed == seed
+
+
+def test_the_same_seed_gives_the_same_parts_and_another_seed_others() -> None:
+    records = distinct(1_000)
+    first, again, other = (split(records, size=400, seed=seed) for seed in (3, 3, 4))
+    np.testing.assert_array_equal(first.train_rows, again.train_rows)
+    np.testing.assert_array_equal(first.test_rows, again.test_rows)
+    assert set(first.train_rows.tolist()) != set(other.train_rows.tolist())
+
+
+def test_the_parts_of_a_known_source_stay_what_they_are() -> None:
+    parts = split(distinct(10), size=3, seed=0)
+    assert (parts.train_rows.tolist(), parts.test_rows.tolist()) == ([0, 7, 2], [6, 4, 8])
+
+
+@given(st.permutations(range(30)), st.integers(0, 1_000))
+def test_parts_do_not_depend_on_the_order_of_the_source(order: list[int], seed: int) -> None:
+    records = distinct(30)
+    parts, shuffled = (split(source, size=12, seed=seed) for source in (records, records.take(order)))
+    assert values(parts.train) == values(shuffled.train)
+    assert values(parts.test) == values(shuffled.test)
+
+
+@given(count=st.integers(9, 60), removed=st.integers(0, 59), seed=st.integers(0, 1_000))
+def test_removing_one_record_replaces_at_most_one_record_of_each_part(
+    count: int, removed: int, seed: int
+) -> None:
+    assume(removed < count)
+    records = distinct(count)
+    rest = records.take([row for row in range(count) if row != removed])
+    before, after = (split(source, size=4, seed=seed) for source in (records, rest))
+    for old, new in ((before.train, after.train), (before.test, after.test)):
+        assert len(values(old) - values(new)) <= 1
+        assert len(values(new) - values(old)) <= 1
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.integers(0, 12), min_size=10, max_size=60),
+    st.integers(0, 1_000),
+    st.none() | st.integers(1, 10),
+)
+def test_copies_of_one_record_never_lie_on_two_sides(numbers: list[int], seed: int, size: int | None) -> None:
+    records = with_copies(numbers)
+    try:
+        parts = split(records, size=size, seed=seed)
+    except InvalidInput:
+        assume(False)
+    assert sorted(rows_of(parts)) == list(range(len(numbers)))
+    assert len(parts.train) == len(parts.test) == (size or len(parts.train))
+    assert len(parts.train) >= 1
+    assert not values(parts.train) & values(parts.test)
+    assert not values(parts.train) & values(parts.pool)
+    assert not values(parts.test) & values(parts.pool)
+
+
+def test_a_few_copies_do_not_change_the_sizes_of_the_parts() -> None:
+    parts = split(with_copies([*range(100), *range(20)]), size=50, seed=1)
+    assert (len(parts.train), len(parts.test), len(parts.pool)) == (50, 50, 20)
+    assert not values(parts.train) & values(parts.test)
+
+
+def test_given_identities_decide_what_one_record_is() -> None:
+    features = np.arange(40, dtype=np.float32)[:, None]
+    persons = np.repeat(np.arange(20, dtype=np.uint64), 2)
+    records = Records("visits", features, np.arange(40) % 2, 2, identities=persons)
+    parts = split(records, size=10, seed=5)
+    sides = [set((rows // 2).tolist()) for rows in (parts.train_rows, parts.test_rows, parts.pool_rows)]
+    assert [len(side) for side in sides] == [5, 5, 10]
+    assert len(set.union(*sides)) == 20
+
+
+def test_without_a_size_training_and_test_part_take_two_fifths_each() -> None:
+    parts = split(distinct(100), seed=0)
+    assert (len(parts.train), len(parts.test), len(parts.pool)) == (40, 40, 20)
+
+
+def test_every_record_is_equally_likely_to_be_trained_on() -> None:
+    # 4,000 seeds, 50 records, 15 trained on.  Under uniformity each record is chosen Binomial(4000, 0.3) times; the
+    # chance that any of 50 strays by more than 6 standard deviations is below 50 * 2e-9 = 1e-7 (seeds are fixed).
+    records, runs = distinct(50), 4_000
+    chosen = np.zeros(50)
+    for seed in range(runs):
+        chosen[split(records, size=15, seed=seed).train_rows] += 1
+    assert np.abs(chosen - 0.3 * runs).max() < 6 * np.sqrt(runs * 0.3 * 0.7)
+
+
+def test_being_trained_on_together_is_as_likely_as_without_any_connection() -> None:
+    # Neighbouring records (identities differ in few bits), 4,000 seeds: both of a pair are in the training part with
+    # probability 0.3 * 14 / 49; 49 pairs, 6 standard deviations: false alarm below 1e-7.
+    records, runs = distinct(50), 4_000
+    together = np.zeros(49)
+    for seed in range(runs):
+        inside = np.zeros(50, dtype=bool)
+        inside[split(records, size=15, seed=seed).train_rows] = True
+        together += inside[1:] & inside[:-1]
+    expected = 0.3 * 14 / 49
+    assert np.abs(together - expected * runs).max() < 6 * np.sqrt(runs * expected * (1 - expected))
+
+
+def test_asking_for_more_records_than_there_are_is_refused(refusal: Refusal_of_splits) -> None:
+    sentence = refusal(lambda: split(distinct(9), size=5, seed=0), InvalidInput)
+    assert "has 9 records" in sentence
+    assert "at most 4" in sentence
+
+
+@pytest.mark.parametrize("size", [0, -1, True, 2.5])
+def test_a_size_that_is_no_positive_whole_number_is_refused(size: object, refusal: Refusal_of_splits) -> None:
+    assert "at least 1" in refusal(lambda: split(distinct(9), size=size, seed=0), InvalidInput)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "0", None, True])
+def test_a_seed_that_is_no_whole_number_is_refused(seed: object, refusal: Refusal_of_splits) -> None:
+    assert "seed" in refusal(lambda: split(distinct(9), size=2, seed=seed), InvalidInput)  # type: ignore[arg-type]
+
+
+def test_too_many_copies_for_two_sides_are_refused(refusal: Refusal_of_splits) -> None:
+    sentence = refusal(lambda: split(with_copies([1] * 8 + [2] * 8), size=7, seed=0), InvalidInput)
+    assert "copies" in sentence
+    assert "identifier" in sentence
+
+
+def test_a_single_record_many_times_cannot_be_split(refusal: Refusal_of_splits) -> None:
+    assert "copies" in refusal(lambda: split(with_copies([1] * 10), seed=0), InvalidInput)

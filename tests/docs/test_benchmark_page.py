@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from scripts import script
+
+from tests.docs.scripts import script
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ratios, run = script("benchmarks/ratios.py"), script("benchmarks/run.py")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts import script
+from tests.docs.scripts import script
 
 error_list = script("docs/making/error_list.py")
 REFUSALS = error_list.refusals()
@@ -15,5 +15,7 @@ def test_the_list_of_errors_is_long_and_shows_no_python():
 
 
 def test_every_error_is_a_sentence_that_ends():
-    unfinished = [f"{each.place}: {each.sentence}" for each in REFUSALS if each.sentence.rstrip()[-1] not in ".?…"]
+    unfinished = [
+        f"{each.place}: {each.sentence}" for each in REFUSALS if each.sentence.rstrip()[-1] not in ".?…"
+    ]
     assert not unfinished, "\n".join(unfinished)

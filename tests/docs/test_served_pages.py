@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from code_blocks import blocks_of, commands, exit_code, run
 
 from quietmax.ledger import Ledger
+from tests.docs.code_blocks import blocks_of, commands, exit_code, run
 
 ROOT = Path(__file__).parents[2]
 QUIETMAX = [sys.executable, "-c", "from quietmax.cli import main; main()"]

@@ -9,20 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from quietmax.account import BudgetExhausted
 from quietmax.accounting import Budget
 from quietmax.errors import InvalidInput
-from quietmax.estimators import conditions
-from quietmax.estimators.teachers import (
-    VOTE_BOUNDS,
-    Crowd,
-    Teachers,
-    default_teachers,
-    shard_of,
-    vote_noise,
-)
+from quietmax.estimators import validation as conditions
+from quietmax.estimators.teachers import VOTE_BOUNDS, Crowd, Teachers, default_teachers, shard_of, vote_noise
 from quietmax.models import CrossEntropy, TrainingSettings, train_apart
 from quietmax.models.features import FrozenModule, UnitNorm
+from quietmax.spending import BudgetExhausted
 
 FAST = TrainingSettings(hidden=(8,), loss=CrossEntropy(), learning_rate=0.02, epochs=15, batch_size=16)
 LINEAR = TrainingSettings(hidden=(), loss=CrossEntropy(), learning_rate=0.05, epochs=5, batch_size=8)

@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from toy_grid import EFFORT, GROUPS, tiny_cells
 
 from quietmax.errors import InvalidInput, QuietmaxError
-from quietmax.experiments.cell import Cell, Effort, Group, Source
-from quietmax.experiments.crew import LocalCrew, Outcome, outcome_of
-from quietmax.experiments.measure import MakeMeasure
+from quietmax.experiments.evaluate import MakeMeasure
+from quietmax.experiments.grid import Effort, Group, Source, Trial
+from quietmax.experiments.results import Store
 from quietmax.experiments.runner import TRIES, run
-from quietmax.experiments.store import Store
+from quietmax.experiments.workers import LocalWorkers, Outcome, outcome_of
+from tests.experiments.toy_grid import EFFORT, GROUPS, tiny_cells
 
 HERE = Path(__file__).parent
 
@@ -33,42 +33,42 @@ class SameProcess:
 
     def __init__(self, compute, workers=1):
         self.workers = workers
-        self.given: list[tuple[int, Cell]] = []
-        self.order: list[tuple[int, Cell]] = []
+        self.given: list[tuple[int, Trial]] = []
+        self.order: list[tuple[int, Trial]] = []
         self.stopped = False
         self._compute = compute
 
-    def give(self, worker, cell):
-        self.given.append((worker, cell))
-        self.order.append((worker, cell))
+    def give(self, worker, trial):
+        self.given.append((worker, trial))
+        self.order.append((worker, trial))
 
     def next(self):
-        worker, cell = self.given.pop()
-        made = self._compute(cell)
-        return made if isinstance(made, Outcome) else Outcome(worker, *outcome_of(lambda _: made, cell))
+        worker, trial = self.given.pop()
+        made = self._compute(trial)
+        return made if isinstance(made, Outcome) else Outcome(worker, *outcome_of(lambda _: made, trial))
 
     def stop(self):
         self.stopped = True
 
 
-def number(cell):
-    return {"number": cell.epsilon or 0.0}
+def number(trial):
+    return {"number": trial.epsilon or 0.0}
 
 
 def test_a_cell_has_the_same_key_in_every_process_and_another_for_every_setting():
-    cells = tiny_cells()
+    trials = tiny_cells()
     program = "from toy_grid import tiny_cells; print([cell.key for cell in tiny_cells()])"
     environment = os.environ | {"PYTHONPATH": str(HERE), "PYTHONHASHSEED": "7"}
     elsewhere = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
     ).stdout.strip()
-    assert elsewhere == str([cell.key for cell in cells])
+    assert elsewhere == str([trial.key for trial in trials])
     changed = [
-        Cell(Group(Source("mnist-5k"), EFFORT, 0, seed=1), "plain"),
-        Cell(Group(Source("mnist-5k"), Effort(records=301, shadows=2), 0), "plain"),
-        Cell(GROUPS[0], "plain", queries=2),
+        Trial(Group(Source("mnist-5k"), EFFORT, 0, seed=1), "plain"),
+        Trial(Group(Source("mnist-5k"), Effort(records=301, shadows=2), 0), "plain"),
+        Trial(GROUPS[0], "plain", queries=2),
     ]
-    assert len({cell.key for cell in cells + changed}) == len(cells) + 3
+    assert len({trial.key for trial in trials + changed}) == len(trials) + 3
 
 
 def test_a_changed_file_is_another_source(tmp_path):
@@ -105,19 +105,19 @@ def test_a_second_run_computes_nothing_and_hires_nobody(tmp_path):
 
 def test_a_half_written_or_damaged_result_counts_as_missing(tmp_path):
     store = Store(tmp_path)
-    cells = tiny_cells()
-    run(cells, store, lambda: SameProcess(number))
+    trials = tiny_cells()
+    run(trials, store, lambda: SameProcess(number))
     files = sorted((tmp_path / "cells").rglob("*.json"))
     files[0].write_text(files[0].read_text()[:20])
     files[1].write_text("[]")
-    assert run(cells, store, lambda: SameProcess(number)).computed == 2
+    assert run(trials, store, lambda: SameProcess(number)).computed == 2
 
 
 def test_a_failing_cell_is_reported_and_the_others_go_on(tmp_path):
-    def compute(cell):
-        if cell.epsilon == 10.0:
+    def compute(trial):
+        if trial.epsilon == 10.0:
             return Outcome(0, failure="no such luck")
-        return number(cell)
+        return number(trial)
 
     crew = SameProcess(compute)
     done = run(tiny_cells(), Store(tmp_path), lambda: crew)
@@ -130,11 +130,11 @@ def test_a_failing_cell_is_reported_and_the_others_go_on(tmp_path):
 def test_a_cell_that_kills_its_workers_is_given_up_after_a_few_tries(tmp_path):
     deaths = []
 
-    def compute(cell):
-        if cell.method == "plain" and cell.group.repeat == 0:
-            deaths.append(cell)
+    def compute(trial):
+        if trial.method == "plain" and trial.group.repeat == 0:
+            deaths.append(trial)
             return Outcome(0, failure="killed", died=True)
-        return number(cell)
+        return number(trial)
 
     done = run(tiny_cells(), Store(tmp_path), lambda: SameProcess(compute))
     assert len(deaths) == TRIES
@@ -145,18 +145,18 @@ def test_a_cell_that_kills_its_workers_is_given_up_after_a_few_tries(tmp_path):
 def test_nobody_joins_a_group_before_its_first_cell_is_done(tmp_path):
     crew = SameProcess(number, workers=3)
     run(tiny_cells(), Store(tmp_path), lambda: crew)
-    first_three = [(worker, cell.group.repeat) for worker, cell in crew.order[:3]]
+    first_three = [(worker, trial.group.repeat) for worker, trial in crew.order[:3]]
     assert first_three[:2] == [(0, 0), (1, 1)]
     # the third worker had to wait for a group's first cell
     assert all(worker != 2 for worker, _ in crew.order[:2])
 
 
 def test_who_joins_a_group_begins_at_its_far_end(tmp_path):
-    cells = [cell for cell in tiny_cells() if cell.group.repeat == 0]
+    trials = [trial for trial in tiny_cells() if trial.group.repeat == 0]
     crew = SameProcess(number, workers=2)
-    run(cells, Store(tmp_path), lambda: crew)
-    assert [cell for worker, cell in crew.order if worker == 0][:2] == cells[:2]
-    assert next(cell for worker, cell in crew.order if worker == 1) == cells[-1]
+    run(trials, Store(tmp_path), lambda: crew)
+    assert [trial for worker, trial in crew.order if worker == 0][:2] == trials[:2]
+    assert next(trial for worker, trial in crew.order if worker == 1) == trials[-1]
 
 
 def test_of_two_workers_that_want_the_same_networks_one_makes_them(tmp_path):
@@ -185,7 +185,7 @@ def test_the_heaviest_group_starts_first_and_time_left_shrinks(tmp_path):
         tiny_cells(),
         Store(tmp_path),
         lambda: crew,
-        weight=lambda cell: 10.0 if cell.group.repeat == 1 else 1.0,
+        weight=lambda trial: 10.0 if trial.group.repeat == 1 else 1.0,
         progress=seen.append,
     )
     assert crew.order[0][1].group.repeat == 1
@@ -198,11 +198,11 @@ def test_an_interrupt_stops_the_crew_and_keeps_what_is_done(tmp_path):
     store = Store(tmp_path)
     asked = []
 
-    def compute(cell):
-        asked.append(cell)
+    def compute(trial):
+        asked.append(trial)
         if len(asked) == 4:
             raise KeyboardInterrupt
-        return number(cell)
+        return number(trial)
 
     crew = SameProcess(compute)
     with pytest.raises(KeyboardInterrupt):
@@ -240,9 +240,9 @@ class MakeFatal:
     folder: Path
 
     def __call__(self):
-        def compute(cell):
+        def compute(trial):
             mark = self.folder / "died"
-            if cell.group.repeat == 1 and not mark.exists():
+            if trial.group.repeat == 1 and not mark.exists():
                 mark.write_text("")
                 os.kill(os.getpid(), signal.SIGKILL)
             return {"number": 1.0}
@@ -251,7 +251,7 @@ class MakeFatal:
 
 
 def test_a_killed_worker_process_is_replaced_and_its_cell_tried_again(tmp_path):
-    done = run(tiny_cells(), Store(tmp_path / "store"), lambda: LocalCrew(MakeFatal(tmp_path), workers=1))
+    done = run(tiny_cells(), Store(tmp_path / "store"), lambda: LocalWorkers(MakeFatal(tmp_path), workers=1))
     assert (tmp_path / "died").exists()
     assert done.failures == {}
     assert len(done.results) == len(tiny_cells())
@@ -293,8 +293,8 @@ def test_a_grid_killed_half_way_goes_on_where_it_was_and_gives_the_same_numbers(
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
 
     fresh = run(tiny_cells(), Store(whole), lambda: SameProcess(MakeMeasure(whole)()))
-    for cell in tiny_cells():
-        assert _numbers(again.results[cell]) == pytest.approx(_numbers(fresh.results[cell]), abs=1e-6)
+    for trial in tiny_cells():
+        assert _numbers(again.results[trial]) == pytest.approx(_numbers(fresh.results[trial]), abs=1e-6)
 
 
 def _numbers(result):
@@ -310,12 +310,12 @@ def _leaves(value):
 
 
 def test_results_are_json(tmp_path):
-    cell = tiny_cells()[0]
+    trial = tiny_cells()[0]
     store = Store(tmp_path)
-    store.keep_result(cell, {"number": 0.1})
+    store.keep_result(trial, {"number": 0.1})
     (path,) = (tmp_path / "cells").rglob("*.json")
     assert json.loads(path.read_text())["cell"]["method"] == "plain"
-    assert store.result(cell) == {"number": 0.1}
+    assert store.result(trial) == {"number": 0.1}
     with pytest.raises(ValueError, match="JSON"):
-        store.keep_result(cell, {"number": float("nan")})
-    assert store.result(cell) == {"number": 0.1}
+        store.keep_result(trial, {"number": float("nan")})
+    assert store.result(trial) == {"number": 0.1}

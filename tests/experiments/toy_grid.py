@@ -7,19 +7,19 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from quietmax.experiments.cell import Cell, Effort, Group, Source
-from quietmax.experiments.crew import LocalCrew
-from quietmax.experiments.measure import MakeMeasure
+from quietmax.experiments.evaluate import MakeMeasure
+from quietmax.experiments.grid import Effort, Group, Source, Trial
+from quietmax.experiments.results import Store
 from quietmax.experiments.runner import run
-from quietmax.experiments.store import Store
+from quietmax.experiments.workers import LocalWorkers
 
 EFFORT = Effort(records=300, shadows=2, epochs=3, attack_epochs=3)
 GROUPS = [Group(Source("mnist-5k"), EFFORT, repeat) for repeat in range(2)]
 
 
-def tiny_cells() -> list[Cell]:
+def tiny_cells() -> list[Trial]:
     return [
-        Cell(group, name, epsilon, None if epsilon is None else 1)
+        Trial(group, name, epsilon, None if epsilon is None else 1)
         for group in GROUPS
         for name, epsilon in (
             ("plain", None),
@@ -41,8 +41,8 @@ class MakeSlow:
     def __call__(self):
         compute = MakeMeasure(self.folder)()
 
-        def slowly(cell):
-            result = compute(cell)
+        def slowly(trial):
+            result = compute(trial)
             time.sleep(0.5)
             return result
 
@@ -51,5 +51,5 @@ class MakeSlow:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    run(tiny_cells(), Store(folder), lambda: LocalCrew(MakeSlow(folder), workers=1))
+    run(tiny_cells(), Store(folder), lambda: LocalWorkers(MakeSlow(folder), workers=1))
     print("finished")

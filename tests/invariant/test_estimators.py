@@ -10,12 +10,20 @@ import torch
 
 from quietmax import DPSGD, PrivateHead, Teachers
 from quietmax.audit import invariant
-from quietmax.estimators.conditions import LIBRARY_ROUNDING, LIBRARY_STACK
-from quietmax.estimators.head_table import BITS, GRID, Table, clipped_rows, gradient_sum, row_sum, unit_rows
-from quietmax.estimators.head_training import centred, clipped_features
+from quietmax.estimators.dpsgd.gradients import exact_clipped_sum
+from quietmax.estimators.head.exact_sums import (
+    BITS,
+    GRID,
+    Table,
+    clipped_rows,
+    gradient_sum,
+    row_sum,
+    unit_rows,
+)
+from quietmax.estimators.head.training import centred, clipped_features
 from quietmax.estimators.teachers import LINEAR, NETWORK, Crowd
+from quietmax.estimators.validation import LIBRARY_ROUNDING, LIBRARY_STACK
 from quietmax.models import MLP, train_apart
-from quietmax.models.exact_sums import exact_clipped_sum
 from quietmax.models.features import FeatureMap, RandomFourier, Scattering, UnitNorm
 from quietmax.models.mlp import initial_mlp
 from quietmax.sensitivity import certified

@@ -26,8 +26,8 @@ from quietmax.models.features import (
     Scaling,
     Scattering,
     UnitNorm,
-    scattering,
 )
+from quietmax.models.features import images as scattering
 from quietmax.models.features.base import square_sums
 
 Configuration = tuple[FeatureMap, int]

@@ -10,9 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from quietmax.accounting import Guarantee
-from quietmax.card import PrivacyCard
 from quietmax.data import Records, split
 from quietmax.errors import InvalidInput
+from quietmax.privacy_card import PrivacyCard
 
 groups = st.lists(st.integers(1, 9), min_size=3, max_size=25)
 

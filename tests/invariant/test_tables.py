@@ -29,7 +29,7 @@ import pyarrow.parquet
 import pytest
 
 from quietmax.data import CategoricalColumn, Encoding, NumericColumn, load, load_records, tables
-from quietmax.data.columns import as_texts
+from quietmax.data.encoding import as_texts
 from quietmax.data.records import content_identities
 from quietmax.errors import InvalidInput
 

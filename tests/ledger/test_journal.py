@@ -20,9 +20,8 @@ from quietmax.ledger import (
     find_key,
 )
 from quietmax.ledger.accounts import now
-from quietmax.ledger.chain import START
-from quietmax.ledger.database import default_url, opened, parsed_url
-from quietmax.ledger.migrations import MIGRATIONS, Migration, migrate
+from quietmax.ledger.database import MIGRATIONS, Migration, default_url, migrate, opened, parsed_url
+from quietmax.ledger.journal import START
 from quietmax.ledger.verify import verify
 
 
@@ -262,7 +261,7 @@ def test_only_the_right_living_key_is_found(ledger):
 def test_secrets_are_compared_in_constant_time(ledger, monkeypatch):
     compared = []
     monkeypatch.setattr(
-        "quietmax.ledger.keys.hmac.compare_digest", lambda a, b: compared.append((a, b)) or a == b
+        "quietmax.ledger.api_keys.hmac.compare_digest", lambda a, b: compared.append((a, b)) or a == b
     )
     shown, _ = ledger.create_key("ann")
     known = _known_keys(ledger)

@@ -108,13 +108,13 @@ def test_the_convexified_loss_of_a_hidden_layer_network_is_not_convex():
     labels = (inputs[:, 0] * inputs[:, 1] > 0).long()
     first = torch.tensor(generator.normal(size=(2, 16)), requires_grad=True)
     last = torch.tensor(generator.normal(size=(16, 2)), requires_grad=True)
-    optimiser = torch.optim.Adam([first, last], lr=0.05)
+    optimizer = torch.optim.Adam([first, last], lr=0.05)
     for alpha in (1.0, 5.0, 10.0):
         loss = Convexified(alpha)
         for _ in range(300):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             value(loss, torch.tanh(inputs @ first) @ last, labels).backward()
-            optimiser.step()
+            optimizer.step()
         with torch.no_grad():
             trained = float(value(loss, torch.tanh(inputs @ first) @ last, labels))
             mirrored = float(value(loss, torch.tanh(inputs @ -first) @ -last, labels))

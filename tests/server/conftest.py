@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import psycopg
 import pytest
-from running_service import CLASSES, FEATURES, running
 
 from quietmax.estimators import PrivateHead, Teachers, save_private
 from quietmax.ledger import Terms
 from quietmax.models import Model, TrainingSettings, save_model
 from quietmax.models.features import Identity
 from quietmax.models.mlp import initial_mlp
+from tests.server.running_service import CLASSES, FEATURES, running
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -13,10 +13,9 @@ import numpy as np
 import uvicorn
 
 from quietmax.ledger import Ledger
-from quietmax.server import Service, Settings, bind, load_servables
-from quietmax.server.logs import Log
-from quietmax.server.run import Listening, configuration
-from quietmax.server.supervisor import open_port
+from quietmax.server import Service, Settings, deploy, load_servables
+from quietmax.server.metrics import Log
+from quietmax.server.run import Listening, configuration, open_port
 
 FEATURES, CLASSES = 6, 4
 
@@ -69,8 +68,8 @@ def running(
     admin, _ = ledger.create_key("owner", "admin")
     key, _ = ledger.create_key("ann")
     log = io.BytesIO()
-    offers = bind(ledger, loaded, budget=budget, account=account)
-    service = Service(ledger, offers, settings or Settings(), Log(log))
+    deployments = deploy(ledger, loaded, budget=budget, account=account)
+    service = Service(ledger, deployments, settings or Settings(), Log(log))
     listening = Listening("127.0.0.1", 0, *tls)
     port = open_port(listening)
     server = uvicorn.Server(configuration(service, listening))

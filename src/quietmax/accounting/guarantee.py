@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
-from quietmax.accounting.cost import Cost, GaussianCost, PureCost
-from quietmax.accounting.decimals import checked_amount
-from quietmax.accounting.gaussian import delta_of, epsilon_of
+from quietmax.accounting.conversions import checked_amount, delta_of, epsilon_of
+from quietmax.accounting.costs import Cost, GaussianCost, PureCost
 from quietmax.errors import InvalidInput
 
 Definition = Literal["pure", "gaussian", "approximate"]

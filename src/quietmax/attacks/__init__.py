@@ -9,23 +9,19 @@
 (200, 200, 400)
 """
 
-from quietmax.attacks.asking import Asked, NoisyModel, ask
-from quietmax.attacks.attack import Attack, Fitted
-from quietmax.attacks.endpoint import Endpoint, EndpointFailed
-from quietmax.attacks.leakage import LeakageCurve, leakage_curve
+from quietmax.attacks.base import Attack, Fitted, LeakageCurve, leakage_curve, run_together
 from quietmax.attacks.lira import LiRA
-from quietmax.attacks.rates import Estimate, OperatingCurve
+from quietmax.attacks.metrics import Estimate, OperatingCurve
 from quietmax.attacks.registry import named, registered
 from quietmax.attacks.report import AttackReport, plot_reports, summarise
 from quietmax.attacks.rmia import RMIA
 from quietmax.attacks.shadow import Shadow
-from quietmax.attacks.shadow_pool import ShadowPool
+from quietmax.attacks.shadow_models import ShadowPool
+from quietmax.attacks.targets import Endpoint, EndpointFailed, NoisyModel, QueryResult, ask
 from quietmax.attacks.threshold import Threshold
-from quietmax.attacks.together import run_together
 
 __all__ = [
     "RMIA",
-    "Asked",
     "Attack",
     "AttackReport",
     "Endpoint",
@@ -36,6 +32,7 @@ __all__ = [
     "LiRA",
     "NoisyModel",
     "OperatingCurve",
+    "QueryResult",
     "Shadow",
     "ShadowPool",
     "Threshold",

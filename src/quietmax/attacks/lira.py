@@ -17,13 +17,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from quietmax.attacks import statistics
-from quietmax.attacks.attack import Attack, Fitted
-from quietmax.attacks.rates import Floats, best_threshold
-from quietmax.attacks.shadow_pool import Design, Progress, ShadowPool, candidate_rows
-from quietmax.attacks.statistics import Labels, Released, Statistic
+from quietmax.attacks import metrics as statistics
+from quietmax.attacks.base import Attack, Fitted
+from quietmax.attacks.metrics import Floats, Labels, Released, Statistic, best_threshold
+from quietmax.attacks.shadow_models import Design, Progress, ShadowPool, candidate_rows
 from quietmax.errors import InvalidInput
-from quietmax.mechanisms import Answers
+from quietmax.mechanisms.base import Answers
 
 Mode = Literal["online", "offline"]
 Variance = Literal["fixed", "per-example"]
@@ -32,7 +31,7 @@ Mask = NDArray[np.bool_]
 _SMALLEST_VARIANCE = 1e-6
 
 
-class Law(ABC):
+class Distribution(ABC):
     """The law of one value per record, learned from some networks; ``known`` says where there were enough."""
 
     known: Mask
@@ -47,7 +46,7 @@ class Law(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class GaussianLaw(Law):
+class GaussianDistribution(Distribution):
     """``N(mean, variance)`` for each record."""
 
     mean: Floats
@@ -64,7 +63,7 @@ class GaussianLaw(Law):
 
 
 @dataclass(frozen=True, eq=False)
-class BernoulliLaw(Law):
+class BernoulliDistribution(Distribution):
     """Probability of a right label for each record, smoothed to ``(right + 1/2)/(networks + 1)``."""
 
     probability: Floats
@@ -79,7 +78,9 @@ class BernoulliLaw(Law):
         return values - self.probability
 
 
-def gaussian_law(values: Floats, counted: Mask, variance: Variance, *, leave_one_out: bool) -> GaussianLaw:
+def gaussian_distribution(
+    values: Floats, counted: Mask, variance: Variance, *, leave_one_out: bool
+) -> GaussianDistribution:
     """Fit each record's law to the values, shape (networks, records), of the networks ``counted``.
 
     With ``leave_one_out`` row j of the result, of shape (networks, records), leaves out network j; all rows come from
@@ -100,16 +101,16 @@ def gaussian_law(values: Floats, counted: Mask, variance: Variance, *, leave_one
         enough = 1
     else:
         spread, enough = squares / np.maximum(freedom, 1), 2
-    return GaussianLaw(centre + mean, np.maximum(spread, _SMALLEST_VARIANCE), count >= enough)
+    return GaussianDistribution(centre + mean, np.maximum(spread, _SMALLEST_VARIANCE), count >= enough)
 
 
-def bernoulli_law(values: Floats, counted: Mask, *, leave_one_out: bool) -> BernoulliLaw:
+def bernoulli_distribution(values: Floats, counted: Mask, *, leave_one_out: bool) -> BernoulliDistribution:
     """Fit each record's chance of a right label to the networks ``counted``; see `gaussian_law`."""
     right = np.where(counted, values, 0.0)
     count, total = counted.sum(0), right.sum(0)
     if leave_one_out:
         count, total = count - counted, total - right
-    return BernoulliLaw((total + 0.5) / (count + 1), count >= 1)
+    return BernoulliDistribution((total + 0.5) / (count + 1), count >= 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,8 +119,8 @@ class FittedLiRA(Fitted):
 
     statistic: Statistic
     labels: Labels
-    inside: Law | None
-    outside: Law
+    inside: Distribution | None
+    outside: Distribution
     threshold: float
     notes: tuple[str, ...] = ()
 
@@ -164,13 +165,13 @@ class LiRA(Attack):
         statistic = statistics.correct if released == "labels" else statistics.log_odds
         candidates = candidate_rows(pool.data)
         values, inside = pool.values(candidates, statistic, released), pool.inside[:, candidates]
-        laws = self._laws(values, inside, released, leave_one_out=False)
+        laws = self._distributions(values, inside, released, leave_one_out=False)
         if not all(law.known.all() for law in laws if law is not None):
             raise self._too_few(pool)
         rows = pool.reference_rows
         if pool.design == "outside":
             values, inside = pool.values(rows, statistic, released), pool.inside[:, rows]
-        without = self._laws(values, inside, released, leave_one_out=True)
+        without = self._distributions(values, inside, released, leave_one_out=True)
         judged = _scores(values, *without)
         known = without[1].known if without[0] is None else without[0].known & without[1].known
         if not (known & inside).any() or not (known & ~inside).any():
@@ -182,15 +183,15 @@ class LiRA(Attack):
             threshold=best_threshold(judged[known & inside], judged[known & ~inside]),
         )
 
-    def _laws(
+    def _distributions(
         self, values: Floats, inside: Mask, released: Released, *, leave_one_out: bool
-    ) -> tuple[Law | None, Law]:
+    ) -> tuple[Distribution | None, Distribution]:
         """The laws inside (online only) and outside."""
 
-        def law(counted: Mask) -> Law:
+        def law(counted: Mask) -> Distribution:
             if released == "labels":
-                return bernoulli_law(values, counted, leave_one_out=leave_one_out)
-            return gaussian_law(values, counted, self.variance, leave_one_out=leave_one_out)
+                return bernoulli_distribution(values, counted, leave_one_out=leave_one_out)
+            return gaussian_distribution(values, counted, self.variance, leave_one_out=leave_one_out)
 
         return (law(inside) if self.mode == "online" else None), law(~inside)
 
@@ -201,7 +202,7 @@ class LiRA(Attack):
         )
 
 
-def _scores(values: Floats, inside: Law | None, outside: Law) -> Floats:
+def _scores(values: Floats, inside: Distribution | None, outside: Distribution) -> Floats:
     if inside is None:
         return outside.standing(values)
     return inside.log_density(values) - outside.log_density(values)

@@ -12,7 +12,7 @@ from functools import partial
 from importlib.metadata import entry_points
 from types import MappingProxyType
 
-from quietmax.attacks.attack import Attack
+from quietmax.attacks.base import Attack
 from quietmax.attacks.lira import LiRA
 from quietmax.attacks.rmia import RMIA
 from quietmax.attacks.shadow import Shadow

@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from quietmax.accounting import Cost
-from quietmax.attacks.rates import (
+from quietmax._io import write_figure
+from quietmax.accounting.costs import Cost
+from quietmax.attacks.metrics import (
     Estimate,
     Floats,
     OperatingCurve,
+    Released,
     area,
     difference,
     operating_curve,
     proportion,
     tpr_at,
 )
-from quietmax.attacks.statistics import Released
 from quietmax.errors import InvalidInput
-from quietmax.picture import write_picture
 
 INTERVALS = (
     "95% intervals: TPR and FPR Clopper-Pearson; leakage and advantage from those limits, squared and added "
@@ -190,7 +190,7 @@ def plot_reports(reports: Sequence[AttackReport], path: str | Path) -> Path:
     axes.set_ylim(lowest, 1.1)
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", fontsize="small")
-    return write_picture(figure, path)
+    return write_figure(figure, path)
 
 
 def _rate(scores: Floats, threshold: float) -> Estimate:

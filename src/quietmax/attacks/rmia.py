@@ -18,22 +18,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quietmax.attacks import statistics
-from quietmax.attacks.attack import Attack, Fitted
+from quietmax.attacks import metrics as statistics
+from quietmax.attacks.base import Attack, Fitted
 from quietmax.attacks.lira import Mode
-from quietmax.attacks.rates import Floats, area, best_threshold
-from quietmax.attacks.shadow_pool import (
-    Design,
-    Progress,
-    Rows,
-    ShadowPool,
-    candidate_rows,
-    leftover_rows,
-)
-from quietmax.attacks.statistics import FLOOR, Labels, Released, Statistic
-from quietmax.data import Split
+from quietmax.attacks.metrics import FLOOR, Floats, Labels, Released, Statistic, area, best_threshold
+from quietmax.attacks.shadow_models import Design, Progress, Rows, ShadowPool, candidate_rows, leftover_rows
+from quietmax.data.records import Split
 from quietmax.errors import InvalidInput
-from quietmax.mechanisms import Answers
+from quietmax.mechanisms.base import Answers
 
 Mask = NDArray[np.bool_]
 OFFSETS = tuple(step / 10 for step in range(11))

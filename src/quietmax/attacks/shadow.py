@@ -14,14 +14,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quietmax.attacks.attack import Attack, Fitted
-from quietmax.attacks.rates import Floats, best_threshold
-from quietmax.attacks.shadow_pool import Design, Progress, ShadowPool, candidate_rows, plain_answers
-from quietmax.attacks.statistics import Released, probabilities_of
+from quietmax.attacks.base import Attack, Fitted
+from quietmax.attacks.metrics import Floats, Released, best_threshold, probabilities_of
+from quietmax.attacks.shadow_models import Design, Progress, ShadowPool, candidate_rows, plain_answers
 from quietmax.errors import InvalidInput
-from quietmax.mechanisms import Answers
-from quietmax.models import MLP, CrossEntropy, TrainingSettings, train_stack
-from quietmax.models.files import settings_to_json
+from quietmax.mechanisms.base import Answers
+from quietmax.models.losses import CrossEntropy
+from quietmax.models.mlp import MLP
+from quietmax.models.serialization import settings_to_json
+from quietmax.models.stacked import TrainingSettings, train_stack
 
 ATTACK_NETWORK = TrainingSettings(hidden=(64,), loss=CrossEntropy(), learning_rate=0.01, l2=1e-6)
 """The paper's attack network: 64 tanh units, two softmax outputs, 100 epochs in batches of 100."""

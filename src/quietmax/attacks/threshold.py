@@ -10,13 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from quietmax.attacks import statistics
-from quietmax.attacks.attack import Attack, Fitted
-from quietmax.attacks.rates import Floats, best_threshold
-from quietmax.attacks.shadow_pool import Design, Progress, ShadowPool, candidate_rows
-from quietmax.attacks.statistics import Labels, Released, Statistic
+from quietmax.attacks import metrics as statistics
+from quietmax.attacks.base import Attack, Fitted
+from quietmax.attacks.metrics import Floats, Labels, Released, Statistic, best_threshold
+from quietmax.attacks.shadow_models import Design, Progress, ShadowPool, candidate_rows
 from quietmax.errors import InvalidInput
-from quietmax.mechanisms import Answers
+from quietmax.mechanisms.base import Answers
 
 Reading = Literal["loss", "confidence", "entropy"]
 _STATISTICS: dict[Reading, Statistic] = {

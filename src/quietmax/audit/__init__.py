@@ -1,13 +1,11 @@
 """Does the claim survive: lower bounds on epsilon and mu for a mechanism and for a training run; measured stability."""
 
 from quietmax.audit import training
-from quietmax.audit.distinguish import distinguish
-from quietmax.audit.intervals import CONFIDENCE
+from quietmax.audit.bounds import CONFIDENCE
+from quietmax.audit.distinguishing import distinguish
 from quietmax.audit.invariant import InvariantCheck, InvariantReport, invariant, invariant_of_model
-from quietmax.audit.mechanism import mechanism
-from quietmax.audit.neighbours import Neighbours, Reach, worst_case
-from quietmax.audit.plot import Finding, plot_findings
-from quietmax.audit.report import AuditReport, Verdict
+from quietmax.audit.mechanism import Neighbours, Reach, mechanism, worst_case
+from quietmax.audit.report import AuditReport, Finding, Verdict, plot_findings
 from quietmax.audit.stability import StabilityReport, stability
 
 __all__ = [

@@ -20,17 +20,16 @@ import torch
 from numpy.typing import NDArray
 
 from quietmax.audit.report import Verdict
-from quietmax.data import Encoding
-from quietmax.data.columns import NumericColumn
+from quietmax.data.encoding import Encoding, NumericColumn
 from quietmax.errors import InvalidInput
-from quietmax.estimators.head_table import Table, clipped_rows, gradient_sum
-from quietmax.estimators.private_model import PrivateModel
+from quietmax.estimators.dpsgd.gradients import exact_clipped_sum
+from quietmax.estimators.head.exact_sums import Table, clipped_rows, gradient_sum
+from quietmax.estimators.serialization import PrivateModel
 from quietmax.estimators.teachers import Crowd
-from quietmax.models import MLP, CrossEntropy, TrainingSettings, train_apart
-from quietmax.models.exact_sums import exact_clipped_sum
-from quietmax.models.features import FeatureMap
-from quietmax.models.features.base import bits
-from quietmax.models.mlp import initial_mlp
+from quietmax.models.features.base import FeatureMap, bits
+from quietmax.models.losses import CrossEntropy
+from quietmax.models.mlp import MLP, initial_mlp
+from quietmax.models.stacked import TrainingSettings, train_apart
 from quietmax.predictor import Predictor
 
 Rows = NDArray[np.intp]

@@ -21,12 +21,14 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from quietmax.audit.intervals import checked_confidence
+from quietmax.audit.bounds import checked_confidence
 from quietmax.audit.report import Verdict
-from quietmax.data import Records
+from quietmax.data.records import Records
 from quietmax.errors import InvalidInput
-from quietmax.models import MLP, TrainingSettings, train_stack
-from quietmax.sensitivity import Sensitivity, published_for
+from quietmax.models.mlp import MLP
+from quietmax.models.stacked import TrainingSettings, train_stack
+from quietmax.sensitivity.base import Sensitivity
+from quietmax.sensitivity.published import published_for
 
 Floats = NDArray[np.float64]
 Progress = Callable[[int, int], None]

@@ -134,7 +134,7 @@ def main() -> None:
 
 
 def _refuse(sentence: str) -> NoReturn:
-    from quietmax.cli.output import errors
+    from quietmax.cli._output import errors
 
     errors.print(f"quietmax: {sentence}", style="bold red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(1)

@@ -8,22 +8,26 @@ from typing import Annotated, Any
 
 import typer
 
-from quietmax.attacks import AttackReport, Endpoint, NoisyModel, named, plot_reports, run_together
-from quietmax.attacks.asking import Target
-from quietmax.attacks.registry import BUILT_IN
-from quietmax.attacks.report import INTERVALS
-from quietmax.card import OBSERVED, record_leakage
-from quietmax.cli.option_groups import with_groups
-from quietmax.cli.options import AdultEncoding, DataDir, Download, Json, Seed, TableOptions
-from quietmax.cli.output import console, print_json, print_table, progress_bar
-from quietmax.data import Split, datasets, is_table_path, load
+from quietmax._io import check_figure
+from quietmax.attacks.base import run_together
+from quietmax.attacks.registry import BUILT_IN, named
+from quietmax.attacks.report import INTERVALS, AttackReport, plot_reports
+from quietmax.attacks.targets import Endpoint, NoisyModel, Target
+from quietmax.cli._options import AdultEncoding, DataDir, Download, Json, Seed, TableOptions, with_groups
+from quietmax.cli._output import console, print_json, print_table, progress_bar
+from quietmax.data.load import load
+from quietmax.data.records import Split
+from quietmax.data.registry import datasets
+from quietmax.data.tables import is_table_path
 from quietmax.errors import InvalidInput
-from quietmax.estimators import open_private
-from quietmax.mechanisms import Algorithm1
-from quietmax.models import Convexified, Model, TrainingSettings, load_model, train
-from quietmax.models.files import read_description
-from quietmax.noise import EXACT, SeededNoise
-from quietmax.picture import check_picture
+from quietmax.estimators.serialization import open_private
+from quietmax.mechanisms.algorithm1 import Algorithm1
+from quietmax.models.losses import Convexified
+from quietmax.models.serialization import load_model, read_description
+from quietmax.models.stacked import TrainingSettings
+from quietmax.models.training import Model, train
+from quietmax.noise.sources import EXACT, SeededNoise
+from quietmax.privacy_card import OBSERVED, record_leakage
 
 _DEFAULT_SHADOWS = 20
 
@@ -93,7 +97,7 @@ def command(
 
     quietmax attack model --mechanism algorithm1 --epsilon 1 --shadows 8
     """
-    check_picture(plot)
+    check_figure(plot)
     found = _find(subject, data, records, seed)
     own = table.given()
     with progress_bar("loading", quiet=as_json) as progress:

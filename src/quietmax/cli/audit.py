@@ -12,26 +12,33 @@ import numpy as np
 import typer
 
 from quietmax import audit
-from quietmax.accounting import Budget, Cost, Currency, GaussianCost, Guarantee, PureCost, per_query
-from quietmax.audit import AuditReport, Finding, plot_findings
-from quietmax.cli.options import DataDir, Download, Json, Seed
-from quietmax.cli.output import console, print_json, print_table, progress_bar
-from quietmax.data import Records as LoadedRecords
-from quietmax.data import Split, load
+from quietmax._io import check_figure
+from quietmax.accounting.budget import Budget, per_query
+from quietmax.accounting.costs import Cost, Currency, GaussianCost, PureCost
+from quietmax.accounting.guarantee import Guarantee
+from quietmax.audit.report import AuditReport, Finding, plot_findings
+from quietmax.cli._options import DataDir, Download, Json, Seed
+from quietmax.cli._output import console, print_json, print_table, progress_bar
+from quietmax.data.load import load
+from quietmax.data.records import Records as LoadedRecords
+from quietmax.data.records import Split
 from quietmax.errors import InvalidInput, QuietmaxError
-from quietmax.estimators.dpsgd import DPSGD
-from quietmax.estimators.dpsgd_claim import claim
-from quietmax.estimators.dpsgd_plan import LENGTH_PER_COLUMN, plan
-from quietmax.estimators.head import PrivateHead
-from quietmax.estimators.private_file import open_private
+from quietmax.estimators.dpsgd.config import LENGTH_PER_COLUMN, plan
+from quietmax.estimators.dpsgd.estimator import DPSGD, claim
+from quietmax.estimators.head.estimator import PrivateHead
+from quietmax.estimators.serialization import open_private
 from quietmax.estimators.teachers import Teachers
-from quietmax.mechanisms import Algorithm1, GaussianScores, Mechanism, NoisyMax, SampledNeuron
-from quietmax.mechanisms.algorithm1 import budget_split
-from quietmax.models import Convexified, CrossEntropy, Model, TrainingSettings, train_stack
-from quietmax.noise import EXACT
-from quietmax.picture import check_picture
-from quietmax.sensitivity import ScoreBounds, Sensitivity, published_for
-from quietmax.sensitivity.observed import observed
+from quietmax.mechanisms.algorithm1 import Algorithm1, budget_split
+from quietmax.mechanisms.base import Mechanism
+from quietmax.mechanisms.noisy_max import GaussianScores, NoisyMax
+from quietmax.mechanisms.sampled_neuron import SampledNeuron
+from quietmax.models.losses import Convexified, CrossEntropy
+from quietmax.models.stacked import TrainingSettings, train_stack
+from quietmax.models.training import Model
+from quietmax.noise.sources import EXACT
+from quietmax.sensitivity.base import ScoreBounds, Sensitivity
+from quietmax.sensitivity.empirical import observed
+from quietmax.sensitivity.published import published_for
 
 app = typer.Typer(help="Test a claim: what an adversary can show against it.", no_args_is_help=True)
 
@@ -84,7 +91,7 @@ def mechanism(
 
     Example: quietmax audit mechanism --mechanism algorithm1 --epsilon 1
     """
-    check_picture(plot)
+    check_figure(plot)
     _check_share(noise_share)
     bounds = _bounds(one_score, all_scores)
     claiming = _prepared(name, noise, classes, epsilon, delta, bounds, 1.0)
@@ -164,7 +171,7 @@ def sensitivity(
 
     Example: quietmax audit sensitivity mnist-5k --removals 3
     """
-    check_picture(plot)
+    check_figure(plot)
     split = load(data, records=records, seed=seed, data_dir=data_dir, download=download)
     settings = _settings(epochs, alpha)
     with progress_bar(f"{removals + 1} networks", quiet=as_json) as progress:
@@ -255,7 +262,7 @@ def training(
     _one_of("--method", method, ("one-run", "repeated"))
     if noise_share != 1 and (estimator, method) != ("dpsgd", "repeated"):
         raise InvalidInput("--noise-share belongs to --estimator dpsgd --method repeated; leave it out.")
-    check_picture(plot)
+    check_figure(plot)
     split = load(data, records=records, seed=seed, data_dir=data_dir, download=download)
     count = canaries if method == "one-run" else 1
     chosen = audit.training.mislabelled(split.pool, count=count, seed=seed)

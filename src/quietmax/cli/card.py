@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from quietmax.card import read_card
-from quietmax.cli.options import Json
-from quietmax.cli.output import console, print_json, print_table
+from quietmax._io import atomic_write
+from quietmax.cli._options import Json
+from quietmax.cli._output import console, print_json, print_table
 from quietmax.errors import QuietmaxError
-from quietmax.whole_file import write_whole
+from quietmax.privacy_card import read_card
 
 
 def command(
@@ -26,7 +26,7 @@ def command(
     card = read_card(model)
     if html is not None:
         try:
-            write_whole(html, lambda staging: staging.write_text(card.to_html(), encoding="utf-8"))
+            atomic_write(html, lambda staging: staging.write_text(card.to_html(), encoding="utf-8"))
         except OSError as problem:
             raise QuietmaxError(
                 f"The card could not be written to {html} ({problem.strerror}); choose a file you may write to."

@@ -8,18 +8,22 @@ from typing import Annotated, Any
 
 import typer
 
-from quietmax.attacks import Attack, named
+from quietmax.attacks.base import Attack
+from quietmax.attacks.registry import named
 from quietmax.attacks.registry import registered as known_attacks
-from quietmax.cli.grids import Output, Ray, Workers, compute, finish, listed, numbers, where
-from quietmax.cli.option_groups import with_groups
-from quietmax.cli.options import DataDir, Download, Json, Seed, TableOptions
-from quietmax.cli.output import print_json, print_table
-from quietmax.data import dataset, is_table_path, load_records, split, status
+from quietmax.cli._grids import Output, Ray, Workers, compute, finish, listed, numbers, where
+from quietmax.cli._options import DataDir, Download, Json, Seed, TableOptions, with_groups
+from quietmax.cli._output import print_json, print_table
+from quietmax.data.load import load_records
+from quietmax.data.records import split
+from quietmax.data.registry import dataset, status
+from quietmax.data.tables import is_table_path
 from quietmax.errors import InvalidInput, unknown_name
-from quietmax.experiments.accuracy_loss import EPSILONS
-from quietmax.experiments.cell import Cell, Effort, Group, Source
+from quietmax.experiments.grid import Effort, Group, Source, Trial
 from quietmax.experiments.methods import method
-from quietmax.experiments.report import OWNER_ONLY, SEEDED_NOISE, About, write_report
+from quietmax.experiments.paper import EPSILONS
+from quietmax.experiments.report import write_report
+from quietmax.experiments.report.page import OWNER_ONLY, SEEDED_NOISE, About
 from quietmax.experiments.shared import source_records
 from quietmax.experiments.summary import STATUS_WORDS, Summary, summarise
 
@@ -93,24 +97,24 @@ def command(
     wanted = numbers(epsilons, "--epsilons") or list(DEFAULT_EPSILONS)
     names = list(dict.fromkeys(listed(methods) or DEFAULT_METHODS))
     _check_attacks(source, effort, names, seed, data_dir)
-    cells = [
-        cell
+    trials = [
+        trial
         for repeat in range(repeats)
         for name in names
-        for cell in method_cells(Group(source, effort, repeat, seed), name, wanted, counts)
+        for trial in method_cells(Group(source, effort, repeat, seed), name, wanted, counts)
     ]
-    done = compute(cells, output, where(workers, ray), data_dir, quiet=as_json)
+    done = compute(trials, output, where(workers, ray), data_dir, quiet=as_json)
     summaries = summarise(done.results)
     about = About(
         f"Privacy and utility on {source.title}",
         f"{size:,} training records, {shadows} shadow networks, {epochs} epochs, {repeats} repeats",
         seed,
-        tuple(f"{cell}: {failure}" for cell, failure in done.failures.items()),
+        tuple(f"{trial}: {failure}" for trial, failure in done.failures.items()),
         paper=False,
     )
     written = write_report(summaries, output, about)
     if as_json:
-        failures = {str(cell): failure for cell, failure in done.failures.items()}
+        failures = {str(trial): failure for trial, failure in done.failures.items()}
         print_json(
             {
                 "about": f"{SEEDED_NOISE} {OWNER_ONLY}",
@@ -125,11 +129,11 @@ def command(
     finish(done, written, quiet=as_json)
 
 
-def method_cells(group: Group, name: str, epsilons: Sequence[float], queries: Sequence[int]) -> list[Cell]:
+def method_cells(group: Group, name: str, epsilons: Sequence[float], queries: Sequence[int]) -> list[Trial]:
     """The cells of one method; published DP-SGD exists at the paper's epsilons only."""
     chosen = method(name)
     if chosen.status == "none":
-        return [Cell(group, name)]
+        return [Trial(group, name)]
     if name.startswith("published-") and not set(epsilons) <= set(EPSILONS):
         raise InvalidInput(
             f"The method {name} is trained at the paper's epsilons only "
@@ -137,7 +141,7 @@ def method_cells(group: Group, name: str, epsilons: Sequence[float], queries: Se
             f"{', '.join(f'{epsilon:g}' for epsilon in epsilons if epsilon not in EPSILONS)}; choose among them."
         )
     counts: Sequence[int | None] = queries if chosen.per_answer else [None]
-    return [Cell(group, name, epsilon, count) for count in counts for epsilon in epsilons]
+    return [Trial(group, name, epsilon, count) for count in counts for epsilon in epsilons]
 
 
 def _size(

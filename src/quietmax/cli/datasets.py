@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from quietmax.cli.options import DataDir, Json
-from quietmax.cli.output import print_json, print_table
-from quietmax.data import datasets, status
+from quietmax.cli._options import DataDir, Json
+from quietmax.cli._output import print_json, print_table
+from quietmax.data.registry import datasets, status
 
 
 def command(data_dir: DataDir = None, as_json: Json = False) -> None:

@@ -1,26 +1,197 @@
-"""`quietmax demo`: the whole story on real digits that come with a dependency; no download."""
+"""The demo's comparison: ordinary and private models attacked on the same digits, and a report to look at."""
 
 from __future__ import annotations
 
+import io
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import uvicorn
 
-from quietmax.accounting import Budget
-from quietmax.cli.demo_report import EFFORT, attack_and_report
-from quietmax.cli.demo_service import RECORDS, ask_until_refused
-from quietmax.cli.guarantees import print_guarantee
-from quietmax.cli.options import Json
-from quietmax.cli.output import console, print_json, print_table, progress_bar
-from quietmax.data import Split, load
-from quietmax.estimators import PrivateHead
-from quietmax.experiments import reference
-from quietmax.experiments.report import SEEDED_NOISE
-from quietmax.mechanisms import Algorithm1
-from quietmax.models import CrossEntropy, Model, TrainingSettings, accuracy, train
+from quietmax.accounting.budget import Budget
+from quietmax.cli._grids import compute, where
+from quietmax.cli._options import Json
+from quietmax.cli._output import console, print_guarantee, print_json, print_table, progress_bar
+from quietmax.cli.compare import method_cells
+from quietmax.data.load import load
+from quietmax.data.records import Split
+from quietmax.errors import QuietmaxError
+from quietmax.estimators.head.estimator import PrivateHead
+from quietmax.estimators.serialization import save_private
+from quietmax.experiments import paper as reference
+from quietmax.experiments.grid import Effort, Group, Source
+from quietmax.experiments.report import write_report
+from quietmax.experiments.report.page import SEEDED_NOISE, About
+from quietmax.experiments.summary import Summary, summarise
+from quietmax.ledger.ledger import Ledger
+from quietmax.mechanisms.algorithm1 import Algorithm1
+from quietmax.models.losses import CrossEntropy
+from quietmax.models.stacked import TrainingSettings
+from quietmax.models.training import Model, accuracy, train
 from quietmax.predictor import Predictor
-from quietmax.sensitivity import published
+from quietmax.sensitivity.published import published
+from quietmax.server.client import Client
+from quietmax.server.deployment import deploy
+from quietmax.server.metrics import Log
+from quietmax.server.repository import load_servables
+from quietmax.server.run import Listening, configuration, open_port
+from quietmax.server.service import Service
+from quietmax.server.settings import Settings
+from quietmax.spending import BudgetExhausted
+
+METHODS = ("plain", "algorithm1-gaussian", "head")
+EPSILONS = (0.1, 1.0, 10.0)
+# A quarter of the 5,000 digits, so that shadow networks have as many records as their target.
+EFFORT = Effort(1250, 4, 1.0, 100, 20, ("shadow",))
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """Accuracy and leakage of each method, and the report's file."""
+
+    summaries: tuple[Summary, ...]
+    report: Path
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """Method, epsilon, test accuracy, leakage under the Shadow attack."""
+        return [
+            (
+                each.title,
+                "" if each.epsilon is None else f"{each.epsilon:g}",
+                f"{each.test_accuracy.value:.3f}",
+                f"{each.leakage['shadow'].value:+.3f}",
+            )
+            for each in self.summaries
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """What the figures are, the figures by name, and the report's place."""
+        return {
+            "about": SEEDED_NOISE,
+            "results": [each.flat() for each in self.summaries],
+            "report": str(self.report),
+        }
+
+
+def attack_and_report(
+    name: str, output: Path, *, quiet: bool, methods: Sequence[str] = METHODS, effort: Effort = EFFORT
+) -> Attacked:
+    """Train, attack and compare on one split of the data set; what is already in ``output`` is not computed again."""
+    group = Group(Source.of(name), effort, 0, 0)
+    trials = [trial for each in methods for trial in method_cells(group, each, EPSILONS, [1])]
+    done = compute(trials, output, where(None, None), None, quiet=quiet)
+    if done.failures:
+        trial, failure = next(iter(done.failures.items()))
+        raise QuietmaxError(
+            f"The demo's comparison failed at {trial} ({failure.rstrip('.')}); correct that and run it again, which "
+            "keeps what is done."
+        )
+    summaries = summarise(done.results)
+    about = About(
+        f"Privacy and utility on {name}",
+        f"{effort.records:,} training records, {effort.shadows} shadow networks, one split: a demonstration",
+        0,
+        paper=False,
+    )
+    return Attacked(tuple(summaries), write_report(summaries, output, about)[0])
+
+
+MODEL = "digits"
+QUERIES = 8
+RECORDS = 2000
+"""Training digits of the demo."""
+_SECONDS_TO_START = 60
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the service said: labels beside the truth, what was left after each answer, and the refusal."""
+
+    url: str
+    truths: tuple[int, ...]
+    labels: tuple[int, ...]
+    left: tuple[int, ...]
+    refusal: str
+    budget: dict[str, Any]
+    sound: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it by name."""
+        return {
+            "truths": list(self.truths),
+            "labels": list(self.labels),
+            "answers_left": list(self.left),
+            "refusal": self.refusal,
+            "spent_fraction": self.budget["spent_fraction"],
+            "journal_is_sound": self.sound,
+        }
+
+
+def ask_until_refused(data: Split, *, queries: int = QUERIES) -> Asked:
+    """Train a head that pays epsilon 1 for every answer, serve it, and ask until the budget is gone."""
+    head = PrivateHead(
+        epsilon=float(queries),
+        delta=1e-5,
+        route="output",
+        release="query",
+        queries=queries,
+        image_shape=data.records.image_shape,
+        classes=range(data.classes),
+        declared_size=RECORDS,
+    ).fit(data.train.features, data.train.labels)
+    with tempfile.TemporaryDirectory(prefix="quietmax-demo-") as folder:
+        save_private(head, Path(folder) / MODEL, dataset=data.name)
+        with _running(Path(folder)) as (url, key, ledger):
+            return _asked(url, key, ledger, data)
+
+
+def _asked(url: str, key: str, ledger: Ledger, data: Split) -> Asked:
+    labels: list[int] = []
+    left: list[int] = []
+    with Client(url, key) as client:
+        while True:
+            row = data.test.features[len(labels)][None]
+            try:
+                answer = client.ask(MODEL, row)
+            except BudgetExhausted as refusal:
+                truths = tuple(int(label) for label in data.test.labels[: len(labels)])
+                budget = client.budget(MODEL)
+                sound = ledger.verify().sound
+                return Asked(url, truths, tuple(labels), tuple(left), str(refusal), budget, sound)
+            labels.append(int(answer.labels[0]))
+            left.append(int(answer.parameters["remaining_answers"]))
+
+
+@contextmanager
+def _running(folder: Path) -> Iterator[tuple[str, str, Ledger]]:
+    """The service in a thread: its address, a client's key and its ledger."""
+    ledger = Ledger(folder / "ledger.sqlite")
+    key, _ = ledger.create_key("demo")
+    service = Service(
+        ledger, deploy(ledger, load_servables([str(folder / MODEL)])), Settings(), Log(io.BytesIO())
+    )
+    listening = Listening(port=0)
+    port = open_port(listening)
+    server = uvicorn.Server(configuration(service, listening))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [port]}, daemon=True)
+    thread.start()
+    try:
+        deadline = time.monotonic() + _SECONDS_TO_START
+        while not server.started:
+            if time.monotonic() > deadline or not thread.is_alive():
+                raise QuietmaxError("The demo's service did not start; try 'quietmax serve' to see why.")
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{port.getsockname()[1]}", key, ledger
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def command(

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from quietmax.cli.options import Json
-from quietmax.cli.output import console, print_json, print_table
+from quietmax._io import atomic_write
+from quietmax.cli._options import Json
+from quietmax.cli._output import console, print_json, print_table
 from quietmax.errors import InvalidInput, QuietmaxError
-from quietmax.whole_file import write_whole
 
 if TYPE_CHECKING:
-    from quietmax.ledger import AccountState, Key, Ledger
-    from quietmax.ledger.chain import Entry
+    from quietmax.ledger.accounts import AccountState
+    from quietmax.ledger.api_keys import Key
+    from quietmax.ledger.journal import Entry
+    from quietmax.ledger.ledger import Ledger
 
 app = typer.Typer(help="Budgets, keys and the journal.", no_args_is_help=True)
 key_app = typer.Typer(help="Keys of administrators and clients.", no_args_is_help=True)
@@ -37,8 +39,8 @@ Because = Annotated[str, typer.Option(help="The reason, in words; the journal ke
 @contextmanager
 def _opened(address: str | None, *, create: bool = False) -> Iterator[Ledger]:
     try:
-        from quietmax.ledger import Ledger
         from quietmax.ledger.database import default_url, parsed_url
+        from quietmax.ledger.ledger import Ledger
     except ImportError as missing:
         raise InvalidInput(
             f"The ledger needs further packages ({missing.name} is missing); install: pip install 'quietmax[serve]'."
@@ -126,7 +128,7 @@ def grant(
             "--share belongs to --client, and --delta to --epsilon; leave out the one without its company."
         )
     with _opened(ledger) as book:
-        from quietmax.ledger import Terms
+        from quietmax.ledger.accounts import Terms
 
         if epsilon is None:
             _changed(book.set_quota(account, str(client), share, because), as_json)
@@ -176,7 +178,7 @@ def export(
                 _write_rows(rows, stream, as_json)
 
         try:
-            write_whole(output, write)
+            atomic_write(output, write)
         except OSError as problem:
             raise QuietmaxError(
                 f"The journal cannot be written to {output} ({problem.strerror}); choose another file."

@@ -9,17 +9,16 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from quietmax.accounting import Budget, Guarantee
-from quietmax.cli.guarantees import print_guarantee
-from quietmax.cli.options import Json
-from quietmax.cli.output import print_json, print_table
-from quietmax.data.queries import read_queries
+from quietmax.accounting.budget import Budget
+from quietmax.accounting.guarantee import Guarantee
+from quietmax.cli._options import Json
+from quietmax.cli._output import print_guarantee, print_json, print_table
+from quietmax.data.tables import read_queries
 from quietmax.errors import InvalidInput
-from quietmax.estimators import PrivateModel, open_private
-from quietmax.mechanisms import Algorithm1
-from quietmax.models import load_model
-from quietmax.models.files import read_description
-from quietmax.noise import EXACT, NoiseSource, SeededNoise
+from quietmax.estimators.serialization import PrivateModel, open_private
+from quietmax.mechanisms.algorithm1 import Algorithm1
+from quietmax.models.serialization import load_model, read_description
+from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor
 
 _SHOWN = 20

@@ -10,26 +10,27 @@ from typing import Annotated
 
 import typer
 
-from quietmax.cli.grids import Output, Ray, Workers, compute, duration, finish, listed, where
-from quietmax.cli.option_groups import with_groups
-from quietmax.cli.options import DataDir, Download, Json, Names, Seed
-from quietmax.cli.output import console, print_json, print_table, progress_bar
-from quietmax.data import load_records, status
+from quietmax.cli._grids import Output, Ray, Workers, compute, duration, finish, listed, where
+from quietmax.cli._options import DataDir, Download, Json, Names, Seed, with_groups
+from quietmax.cli._output import console, print_json, print_table, progress_bar
+from quietmax.data.load import load_records
+from quietmax.data.registry import status
 from quietmax.errors import DataUnavailable
-from quietmax.experiments import reference
-from quietmax.experiments.accuracy_table import TOLERANCE, measure_accuracies
-from quietmax.experiments.cell import Cell
-from quietmax.experiments.comparison import Comparison
-from quietmax.experiments.correlation import reproduce_correlations
+from quietmax.experiments import paper as reference
 from quietmax.experiments.estimate import estimated_seconds
-from quietmax.experiments.findings import Finding, findings
-from quietmax.experiments.multi_query import ManyQueries, multi_query
+from quietmax.experiments.findings import Finding, ManyQueries, findings, multi_query
+from quietmax.experiments.grid import Trial
+from quietmax.experiments.paper import (
+    TOLERANCE,
+    Comparison,
+    measure_accuracies,
+    reproduce_correlations,
+    reproduce_sensitivity_table,
+)
 from quietmax.experiments.profiles import PAPER_REPEATS, PARTS, Part, checked_profile, reproduction_cells
-from quietmax.experiments.report import SEEDED_NOISE, About, write_report
-from quietmax.experiments.report.page import MANY_COLUMNS, many_lines
-from quietmax.experiments.reproduction import usable_cores
-from quietmax.experiments.runner import Run
-from quietmax.experiments.sensitivity_table import reproduce_sensitivity_table
+from quietmax.experiments.report import write_report
+from quietmax.experiments.report.page import MANY_COLUMNS, SEEDED_NOISE, About, many_lines
+from quietmax.experiments.runner import Run, usable_cores
 from quietmax.experiments.summary import LOSS_TOLERANCE, accuracy_comparisons, curve_comparisons, summarise
 
 ProfileName = Annotated[
@@ -62,17 +63,17 @@ class _Asked:
                 load_records(name, data_dir=self.data_dir, download=self.download)
         return chosen
 
-    def cells(self, parts: Sequence[Part], profile: str | None = None) -> list[Cell]:
+    def trials(self, parts: Sequence[Part], profile: str | None = None) -> list[Trial]:
         return reproduction_cells(
             self.chosen, profile or self.profile, parts=parts, repeats=self.repeats, seed=self.seed
         )
 
     def compute(self, parts: Sequence[Part]) -> Run:
         place = where(self.workers, self.ray)
-        return compute(self.cells(parts), self.output, place, self.data_dir, quiet=self.as_json)
+        return compute(self.trials(parts), self.output, place, self.data_dir, quiet=self.as_json)
 
     def about(self, done: Run) -> About:
-        efforts = {cell.group.source.title: cell.group.effort for cell in (*done.results, *done.failures)}
+        efforts = {trial.group.source.title: trial.group.effort for trial in (*done.results, *done.failures)}
         return About(
             "The paper's evaluation again",
             f"Profile {self.profile}: "
@@ -81,7 +82,7 @@ class _Asked:
                 for name, effort in efforts.items()
             ),
             self.seed,
-            tuple(f"{cell}: {failure}" for cell, failure in done.failures.items()),
+            tuple(f"{trial}: {failure}" for trial, failure in done.failures.items()),
         )
 
 
@@ -224,7 +225,7 @@ def everything(
                 "results": [each.flat() for each in summaries],
                 "estimates": estimates,
                 "computed": done.computed,
-                "failures": {str(cell): failure for cell, failure in done.failures.items()},
+                "failures": {str(trial): failure for trial, failure in done.failures.items()},
                 "written": [str(path) for path in written],
             }
         )
@@ -245,8 +246,8 @@ def _estimates(asked: _Asked) -> dict[str, float]:
     if not asked.as_json:
         console.print("Measuring this machine's speed for an estimate ...", highlight=False)
     for profile in ("quick", "paper"):
-        cells = asked.cells(PARTS, profile)
-        found[profile] = sum(estimated_seconds(cells, data_dir=asked.data_dir).values()) / 3600
+        trials = asked.trials(PARTS, profile)
+        found[profile] = sum(estimated_seconds(trials, data_dir=asked.data_dir).values()) / 3600
         if not asked.as_json:
             console.print(
                 f"Estimate, profile {profile}: {found[profile]:.1f} core hours, about "

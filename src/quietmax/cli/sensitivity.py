@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from quietmax.cli.options import Json
-from quietmax.cli.output import print_json, print_table
+from quietmax.cli._options import Json
+from quietmax.cli._output import print_json, print_table
 from quietmax.errors import InvalidInput
-from quietmax.models import load_model
-from quietmax.sensitivity import published, published_for
+from quietmax.models.serialization import load_model
+from quietmax.sensitivity.published import published, published_for
 
 
 def command(

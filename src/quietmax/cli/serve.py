@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from quietmax.cli.options import Json
-from quietmax.cli.output import errors, print_json
+from quietmax.cli._options import Json
+from quietmax.cli._output import errors, print_json
 from quietmax.errors import InvalidInput
 
 
@@ -56,8 +56,8 @@ def command(
     behind_proxy: Annotated[
         bool, typer.Option("--behind-proxy", help="A proxy in front of this service speaks TLS.")
     ] = False,
-    most_rows: Annotated[int, typer.Option(min=1, help="Rows in one request.")] = 1000,
-    most_bytes: Annotated[int, typer.Option(min=1, help="Bytes in one request.")] = 16 * 2**20,
+    max_rows: Annotated[int, typer.Option(min=1, help="Rows in one request.")] = 1000,
+    max_bytes: Annotated[int, typer.Option(min=1, help="Bytes in one request.")] = 16 * 2**20,
     seconds: Annotated[float, typer.Option(help="Seconds until a request is given up.")] = 10.0,
     stored_answers: Annotated[
         bool,
@@ -81,11 +81,14 @@ def command(
     quietmax serve model --accept-unproven --budget 10 --ledger trial.sqlite
     """
     try:
-        from quietmax.ledger import Ledger, Terms
-        from quietmax.server import Service, Settings, bind, load_servables
-        from quietmax.server.logs import Log
-        from quietmax.server.run import Listening, check_anonymous
-        from quietmax.server.supervisor import open_port, supervise
+        from quietmax.ledger.accounts import Terms
+        from quietmax.ledger.ledger import Ledger
+        from quietmax.server.deployment import deploy
+        from quietmax.server.metrics import Log
+        from quietmax.server.repository import load_servables
+        from quietmax.server.run import Listening, check_anonymous, open_port, supervise
+        from quietmax.server.service import Service
+        from quietmax.server.settings import Settings
     except ImportError as missing:
         raise InvalidInput(
             f"Serving needs further packages ({missing.name} is missing); install: pip install 'quietmax[serve]'."
@@ -104,8 +107,8 @@ def command(
         raise InvalidInput("--because belongs to --account; name the account that these records shall have.")
     settings = Settings(
         anonymous=anonymous,
-        most_bytes=most_bytes,
-        most_rows=most_rows,
+        max_bytes=max_bytes,
+        max_rows=max_rows,
         seconds=seconds,
         stored_answers=stored_answers,
         log_requests=log_requests,
@@ -124,7 +127,7 @@ def command(
 
     def make(reason: str | None = None) -> Service:
         book = Ledger(ledger)
-        return Service(book, bind(book, loaded, budget=terms, account=account, because=reason), settings)
+        return Service(book, deploy(book, loaded, budget=terms, account=account, because=reason), settings)
 
     first = make(because)
     try:
@@ -135,7 +138,7 @@ def command(
 
 
 def _announce(service: object, host: str, port: int, tls: bool, as_json: bool) -> None:
-    from quietmax.server import Service
+    from quietmax.server.service import Service
 
     assert isinstance(service, Service)
     url = f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
@@ -148,38 +151,38 @@ def _announce(service: object, host: str, port: int, tls: bool, as_json: bool) -
                 "keys": keys,
                 "models": [
                     {
-                        "name": offer.name,
-                        "version": offer.version,
-                        "account": offer.account.name,
-                        "status": offer.status,
+                        "name": deployment.name,
+                        "version": deployment.version,
+                        "account": deployment.account.name,
+                        "status": deployment.status,
                     }
-                    for offer in service.offers
+                    for deployment in service.deployments
                 ],
             }
         )
         return
     errors.print(f"Serving on {url} with the ledger {service.ledger.address}.", highlight=False, markup=False)
-    for offer in service.offers:
+    for deployment in service.deployments:
         answers = (
             "any number of answers, paid at training"
-            if offer.unit_cost == 0
-            else f"{offer.account.left_units // offer.unit_cost:,} answers left"
+            if deployment.unit_cost == 0
+            else f"{deployment.account.left_units // deployment.unit_cost:,} answers left"
         )
         errors.print(
-            f"  {offer.label} ({offer.status}): account {offer.account.name}, {answers}",
+            f"  {deployment.label} ({deployment.status}): account {deployment.account.name}, {answers}",
             highlight=False,
             markup=False,
         )
-        if offer.account.left_units < offer.unit_cost:
+        if deployment.account.left_units < deployment.unit_cost:
             errors.print(
-                f"  Nothing is left of the account {offer.account.name}: every new question will be refused; raise it "
+                f"  Nothing is left of the account {deployment.account.name}: every new question will be refused; raise it "
                 "with 'quietmax ledger grant'.",
                 style="yellow",
                 highlight=False,
                 markup=False,
             )
-        if offer.warning:
-            errors.print(f"  {offer.warning}", style="yellow", highlight=False, markup=False)
+        if deployment.warning:
+            errors.print(f"  {deployment.warning}", style="yellow", highlight=False, markup=False)
     if not keys and not service.settings.anonymous:
         errors.print(
             "There is no key yet, so nobody can ask; create one with: quietmax ledger key create NAME",

@@ -1,35 +1,246 @@
-"""`quietmax train`: train an ordinary classifier on a data set or on the user's own table."""
+"""Which options of `quietmax train` each kind of training reads; any other that is given is refused, never ignored."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from quietmax.cli.guarantees import print_guarantee
-from quietmax.cli.option_groups import with_groups
-from quietmax.cli.options import AdultEncoding, DataDir, Download, Json, Seed, TableOptions
-from quietmax.cli.output import print_json, print_table, progress_bar
-from quietmax.cli.train_dpsgd import DPSGDOptions
-from quietmax.cli.train_options import check_options
-from quietmax.cli.train_private import PrivateOptions, train_private
-from quietmax.data import datasets, load
+from quietmax.cli._options import AdultEncoding, DataDir, Download, Json, Seed, TableOptions, with_groups
+from quietmax.cli._output import print_guarantee, print_json, print_table, progress_bar
+from quietmax.data.load import load
+from quietmax.data.records import Split
+from quietmax.data.registry import datasets
 from quietmax.errors import InvalidInput
-from quietmax.models import (
-    Convexified,
-    CrossEntropy,
-    Loss,
-    Quadratic,
-    TrainingSettings,
-    accuracy,
-    save_model,
-    search_alpha,
-    train,
-)
-from quietmax.models.files import check_target
-from quietmax.sensitivity import published
+from quietmax.estimators.dpsgd.estimator import DPSGD
+from quietmax.estimators.head.estimator import PrivateHead
+from quietmax.estimators.serialization import save_private, with_encoding
+from quietmax.estimators.teachers import Teachers
+from quietmax.models.features.base import FeatureMap
+from quietmax.models.features.images import Scattering
+from quietmax.models.features.tabular import Identity, UnitNorm
+from quietmax.models.losses import Convexified, CrossEntropy, Loss, Quadratic
+from quietmax.models.serialization import check_target, save_model
+from quietmax.models.stacked import TrainingSettings
+from quietmax.models.training import accuracy, search_alpha, train
+from quietmax.sensitivity.published import published
+
+_BUDGET = {"epsilon", "delta", "declared_size", "features"}
+_NETWORK = {"hidden", "activation", "learning_rate", "l2"}
+_NOISY = {"accountant", "reading", "configuration", "sampling_rate", "steps", "clip", "optimiser"}
+_READ_BY_PRIVATE = {
+    "head": _BUDGET | {"queries", "route"},
+    "teachers": _BUDGET | {"queries", "teachers"},
+    "dpsgd": _BUDGET | _NETWORK | _NOISY,
+}
+_PLAIN = _NETWORK | {"loss", "alpha", "averaged_over", "epochs", "batch_size"}
+
+
+def check_options(private: str | None, given: Mapping[str, object]) -> None:
+    """Refuse what the chosen training would not read; ``given`` has every option, None (or nothing) if left out."""
+    present = [name for name, value in given.items() if value is not None and value != []]
+    if private is None:
+        unread = [name for name in present if name not in _PLAIN]
+        if unread and _NOISY.issuperset(unread):
+            raise InvalidInput(
+                f"Only --private dpsgd reads {_listed(unread)}; add it, or leave that out to train without privacy."
+            )
+        if unread:
+            raise InvalidInput(
+                f"Only private training reads {_listed(unread)}; add --private head, teachers or dpsgd, or leave that "
+                "out to train without privacy."
+            )
+        return
+    if private not in _READ_BY_PRIVATE:
+        raise InvalidInput(f"--private {private!r} is not known; choose head, teachers or dpsgd.")
+    unread = [name for name in present if name not in _READ_BY_PRIVATE[private]]
+    if private == "dpsgd" and "queries" in unread:
+        raise InvalidInput("DP-SGD releases its weights for any number of answers; leave --queries out.")
+    if private == "dpsgd" and {"epochs", "batch_size"}.intersection(unread):
+        raise InvalidInput(
+            "DP-SGD draws random samples, not epochs of batches; give --sampling-rate (batch/records) and --steps."
+        )
+    if unread and _NOISY.issuperset(unread):
+        raise InvalidInput(f"Only --private dpsgd reads {_listed(unread)}; leave that out, or train with it.")
+    if unread:
+        raise InvalidInput(
+            f"--private {private} does not read {_listed(unread)}; leave that out, or choose another training."
+        )
+    if private == "head" and "queries" in present and given["route"] not in (None, "output"):
+        raise InvalidInput(
+            f"A head with --queries has the route output, but --route is {given['route']}; leave one of the two out."
+        )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join("--" + name.replace("_", "-") for name in names)
+
+
+@dataclass(frozen=True)
+class DPSGDOptions:
+    """What the options said; None leaves a number to the configuration."""
+
+    accountant: str
+    reading: str
+    configuration: str
+    hidden: tuple[int, ...] | None
+    activation: str | None
+    sampling_rate: float | None
+    steps: int | None
+    clip: float | None
+    learning_rate: float | None
+    optimizer: str | None
+    l2: float | None
+
+
+def private_network(
+    options: DPSGDOptions,
+    *,
+    epsilon: float,
+    delta: float | None,
+    features: FeatureMap | None,
+    classes: Sequence[int],
+    declared_size: int | None,
+) -> DPSGD:
+    """The estimator that the options describe, not yet fitted; its noise is exact."""
+    settings: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(options)}
+    return DPSGD(epsilon, delta, features=features, classes=classes, declared_size=declared_size, **settings)
+
+
+@dataclass(frozen=True)
+class PrivateOptions:
+    """What the private options of the command said."""
+
+    kind: str
+    epsilon: float
+    delta: float | None
+    queries: int | None
+    declared_size: int | None
+    teachers: int | None
+    route: str
+    features: str
+    dpsgd: DPSGDOptions
+
+
+DELTA = 1e-5
+"""Unless another is asked for; DP-SGD has its own rule, 1/(10 * declared size)."""
+
+
+def train_private(
+    data: Split, options: PrivateOptions, output: Path | None, overwrite: bool
+) -> dict[str, Any]:
+    """Fit a private estimator on the training part, save it, and return what to report."""
+    shape = data.records.image_shape
+    encoding = data.records.encoding
+    started = time.perf_counter()
+    estimator: PrivateHead | Teachers | DPSGD
+    delta = DELTA if options.delta is None else options.delta
+    if options.kind == "head":
+        per_query = options.queries is not None
+        estimator = PrivateHead(
+            options.epsilon,
+            delta,
+            route="output" if per_query else options.route,  # type: ignore[arg-type]
+            features="auto" if options.features == "auto" else _feature_map(options.features, shape),
+            image_shape=shape,
+            classes=range(data.classes),
+            declared_size=options.declared_size,
+            release="query" if per_query else "weights",
+            queries=options.queries or 1,
+        )
+    elif options.kind == "teachers":
+        automatic = "scattering" if shape else "identity"
+        name = automatic if options.features == "auto" else options.features
+        estimator = Teachers(
+            options.epsilon,
+            delta,
+            options.queries or 1,
+            options.teachers,
+            features=_feature_map(name, shape),
+            declared_size=options.declared_size,
+            classes=range(data.classes),
+        )
+    else:
+        automatic = "scattering" if shape and options.dpsgd.configuration == "today" else "identity"
+        name = automatic if options.features == "auto" else options.features
+        estimator = private_network(
+            options.dpsgd,
+            epsilon=options.epsilon,
+            delta=options.delta,
+            features=None if name == "identity" else _feature_map(name, shape),
+            classes=range(data.classes),
+            declared_size=options.declared_size,
+        )
+    train = data.train
+    estimator.fit(train.features, train.labels)
+    seconds = time.perf_counter() - started
+    guarantee = with_encoding(estimator.guarantee_, encoding)
+    if output is not None:
+        save_private(estimator, output, dataset=data.name, encoding=encoding, overwrite=overwrite)
+    unlimited = options.kind == "dpsgd" or (options.kind == "head" and options.queries is None)
+    if isinstance(estimator, DPSGD):
+        delta = estimator.plan_.delta
+    return {
+        "dataset": data.name,
+        "private": options.kind,
+        "epsilon": options.epsilon,
+        "delta": delta,
+        "queries": "any number" if unlimited else options.queries or 1,
+        **_size(estimator),
+        **(_settings(estimator) if isinstance(estimator, DPSGD) else {}),
+        # The test part is not the private training set; only released weights answer it for nothing.
+        "test_accuracy": accuracy(estimator, data.test) if unlimited else None,
+        "seconds": round(seconds, 2),
+        "model": None if output is None else str(output),
+        "not_for_publication": ["test_accuracy", "seconds"] if unlimited else ["seconds"],
+        "guarantee": guarantee,
+    }
+
+
+def _size(estimator: PrivateHead | Teachers | DPSGD) -> dict[str, Any]:
+    """The number of records that training used: declared, or a noisy count; the true one only if assumed public."""
+    if isinstance(estimator, PrivateHead):
+        size, otherwise = estimator.size_, "noisy count"
+    else:
+        size, otherwise = estimator.guarantee_.parameters["declared_size"], "counted, assumed to be public"
+    return {
+        "records": round(size),
+        "records_from": "declared" if estimator.declared_size is not None else otherwise,
+    }
+
+
+def _settings(estimator: DPSGD) -> dict[str, Any]:
+    """The public numbers of a run of DP-SGD that a reader wants to see."""
+    plan = estimator.plan_
+    return {
+        "accountant": plan.accountant,
+        "reading": plan.reading,
+        "hidden": list(plan.settings.hidden) or None,
+        "sampling_rate": plan.settings.sampling_rate,
+        "steps": plan.settings.steps,
+        "clip": plan.settings.clip,
+        "learning_rate": plan.settings.learning_rate,
+        "noise_multiplier": plan.noise_multiplier,
+    }
+
+
+def _feature_map(name: str, shape: tuple[int, int, int] | None) -> FeatureMap:
+    if name == "identity":
+        return Identity()
+    if name == "unit-norm":
+        return UnitNorm(1.0)
+    if name == "scattering":
+        if shape is None:
+            raise InvalidInput(
+                "--features scattering needs images, but these records are a table; choose identity."
+            )
+        return Scattering(shape)
+    raise InvalidInput(f"--features {name!r} is not known; choose auto, identity, unit-norm or scattering.")
+
 
 _PRIVATE = "Private training"
 _DPSGD = "Private training with DP-SGD"
@@ -115,7 +326,7 @@ def command(
     clip: Annotated[
         float | None, typer.Option(help="Largest norm of one record's gradient.", rich_help_panel=_DPSGD)
     ] = None,
-    optimiser: Annotated[
+    optimizer: Annotated[
         str | None, typer.Option(help="sgd, momentum or adam.", rich_help_panel=_DPSGD)
     ] = None,
     loss: Annotated[
@@ -182,7 +393,7 @@ def command(
             "sampling_rate": sampling_rate,
             "steps": steps,
             "clip": clip,
-            "optimiser": optimiser,
+            "optimiser": optimizer,
             "loss": loss,
             "alpha": alpha,
             "averaged_over": averaged_over,
@@ -225,7 +436,7 @@ def command(
             steps,
             clip,
             learning_rate,
-            optimiser,
+            optimizer,
             l2,
         )
         options = PrivateOptions(

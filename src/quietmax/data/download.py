@@ -14,7 +14,7 @@ from collections.abc import Callable
 from email.message import Message
 from pathlib import Path
 
-from quietmax.data.files import Download
+from quietmax.data.readers import Download
 from quietmax.errors import DataUnavailable
 from quietmax.version import __version__
 

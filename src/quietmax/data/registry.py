@@ -15,8 +15,10 @@ from functools import partial
 from importlib.metadata import entry_points
 from types import MappingProxyType
 
-from quietmax.data import adult, binary, images
-from quietmax.data.files import Download, Part, Source
+from quietmax.data import readers as adult
+from quietmax.data import readers as binary
+from quietmax.data import readers as images
+from quietmax.data.readers import Download, Part, Source
 from quietmax.data.records import Records
 from quietmax.errors import unknown_name
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from quietmax.data.columns import Scale, as_text
+from quietmax.data.encoding import Scale, as_text
 from quietmax.errors import DataUnavailable, InvalidInput
 
 ANY_COLUMN = "*"

@@ -22,22 +22,23 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from quietmax.accounting import Budget, Guarantee
-from quietmax.data import Records
+from quietmax.accounting.budget import Budget
+from quietmax.accounting.guarantee import Guarantee
+from quietmax.data.records import Records
 from quietmax.errors import InvalidInput, QuietmaxError
-from quietmax.estimators import conditions
-from quietmax.estimators.checked_records import checked_records
-from quietmax.estimators.conditions import runs_own_code
-from quietmax.estimators.declared_classes import class_numbers
-from quietmax.estimators.declared_size import checked_size
-from quietmax.mechanisms import GaussianScores, Mechanism, NoisyMax
-from quietmax.mechanisms.mechanism import proves_bounds
-from quietmax.models import MLP, CrossEntropy, TrainingSettings, softmax, train_apart, train_module
-from quietmax.models.features import FeatureMap, described
-from quietmax.models.mlp import checked_finite
-from quietmax.noise import EXACT, NoiseSource, SeededNoise
+from quietmax.estimators import validation as conditions
+from quietmax.estimators.validation import checked_records, checked_size, class_numbers, runs_own_code
+from quietmax.mechanisms.base import Mechanism, proves_bounds
+from quietmax.mechanisms.noisy_max import GaussianScores, NoisyMax
+from quietmax.models.features.base import FeatureMap
+from quietmax.models.features.generic import described
+from quietmax.models.losses import CrossEntropy
+from quietmax.models.mlp import MLP, checked_finite
+from quietmax.models.stacked import TrainingSettings, train_apart
+from quietmax.models.training import softmax, train_module
+from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor, Remaining
-from quietmax.sensitivity import ScoreBounds, Sensitivity
+from quietmax.sensitivity.base import ScoreBounds, Sensitivity
 
 Floats = NDArray[np.float64]
 Build = Callable[[int, int], torch.nn.Module]

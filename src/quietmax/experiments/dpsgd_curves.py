@@ -17,14 +17,15 @@ from typing import Any, Literal
 import numpy as np
 
 from quietmax.accounting.dpsgd import PUBLISHED_ACCOUNTANTS, Accountant
-from quietmax.data import dataset, split
+from quietmax.data.records import split
+from quietmax.data.registry import dataset
 from quietmax.errors import InvalidInput
-from quietmax.estimators.dpsgd_sweep import train_sweep
-from quietmax.experiments import reference
-from quietmax.experiments.accuracy_loss import EPSILONS
-from quietmax.experiments.accuracy_table import paper_records
-from quietmax.experiments.comparison import Comparison
-from quietmax.models import Convexified, TrainingSettings, accuracy, accuracy_loss, train_many
+from quietmax.estimators.dpsgd.training import train_sweep
+from quietmax.experiments import paper as reference
+from quietmax.experiments.paper import EPSILONS, Comparison, paper_records
+from quietmax.models.losses import Convexified
+from quietmax.models.stacked import TrainingSettings
+from quietmax.models.training import accuracy, accuracy_loss, train_many
 
 Loss = Literal["cross-entropy", "convexified"]
 TOLERANCE = 0.05

@@ -17,11 +17,12 @@ import numpy as np
 
 from quietmax.accounting.dpsgd import PUBLISHED_ACCOUNTANTS
 from quietmax.attacks.shadow import Shadow
-from quietmax.data import dataset, is_table_path
-from quietmax.experiments.accuracy_loss import EPSILONS
-from quietmax.experiments.cell import Cell, Group, Source
+from quietmax.data.registry import dataset
+from quietmax.data.tables import is_table_path
+from quietmax.experiments.grid import Group, Source, Trial
+from quietmax.experiments.paper import EPSILONS
 from quietmax.experiments.shared import source_records
-from quietmax.models import TrainingSettings, train_stack
+from quietmax.models.stacked import TrainingSettings, train_stack
 
 _RECORDS = 1_000
 _LONG_ENOUGH, _TIMES = 0.3, 3
@@ -40,37 +41,37 @@ _GUESSED_WIDTH, _GUESSED_CLASSES = 100, 2
 
 
 def estimated_seconds(
-    cells: Sequence[Cell], *, measured: bool = True, data_dir: Path | None = None
-) -> dict[Cell, float]:
+    trials: Sequence[Trial], *, measured: bool = True, data_dir: Path | None = None
+) -> dict[Trial, float]:
     """Seconds of one core for each cell; a group's first cell also trains what the group shares.
 
     With ``measured`` False nothing is read or trained to find the speed: good enough for shares.
     """
     first: set[tuple[Group, str]] = set()
     found = {}
-    for cell in cells:
-        seconds = _CELL + _method(cell)
-        for what, cost in _shared(cell, measured, data_dir).items():
-            if (cell.group, what) not in first:
-                first.add((cell.group, what))
+    for trial in trials:
+        seconds = _CELL + _method(trial)
+        for what, cost in _shared(trial, measured, data_dir).items():
+            if (trial.group, what) not in first:
+                first.add((trial.group, what))
                 seconds += cost
-        found[cell] = seconds
+        found[trial] = seconds
     return found
 
 
-def _shared(cell: Cell, measured: bool, data_dir: Path | None) -> dict[str, float]:
-    effort = cell.group.effort
-    width, classes = shape_of(cell.group.source)
+def _shared(trial: Trial, measured: bool, data_dir: Path | None) -> dict[str, float]:
+    effort = trial.group.effort
+    width, classes = shape_of(trial.group.source)
     speed = seconds_per_record if measured else _guess
     layers = (width, *TrainingSettings().hidden, classes)
     alone = effort.epochs * effort.records * speed(layers, 1, 100)
     one = effort.epochs * effort.records * speed(layers, min(effort.shadows, _TOGETHER), 100)
     costs = {"model": alone}
-    if cell.method == "original":
+    if trial.method == "original":
         return costs | {"original": alone}
     whole, largest = 1.0, 1 / classes
     if measured:
-        whole, largest = _sets(cell.group.source, effort.records, data_dir)
+        whole, largest = _sets(trial.group.source, effort.records, data_dir)
     costs["shadows"] = whole * effort.shadows * one
     judges = Shadow().network
     # every shadow network's answers to its set and to as many other records, one attack network per class; that of the
@@ -82,20 +83,20 @@ def _shared(cell: Cell, measured: bool, data_dir: Path | None) -> dict[str, floa
         classes * other * speed(stack, min(classes, _TOGETHER), judges.batch_size)
         + (largest - other) * speed(stack, 1, judges.batch_size)
     )
-    if cell.method == "teachers":
+    if trial.method == "teachers":
         costs["attack on labels"] = costs["attack"]
-    if cell.method.startswith("published-"):
+    if trial.method.startswith("published-"):
         networks = len(PUBLISHED_ACCOUNTANTS) * len(EPSILONS)
         costs["dpsgd"] = networks * _DPSGD_NETWORK * one
     return costs
 
 
-def _method(cell: Cell) -> float:
-    width, classes = shape_of(cell.group.source)
-    values = cell.group.effort.records * width * classes
-    if not is_table_path(cell.group.source.name) and width >= 784:
+def _method(trial: Trial) -> float:
+    width, classes = shape_of(trial.group.source)
+    values = trial.group.effort.records * width * classes
+    if not is_table_path(trial.group.source.name) and width >= 784:
         values = int(values * _SCATTERING)
-    rate = _PER_VALUE_DPSGD if cell.method.startswith("dpsgd") else _PER_VALUE.get(cell.method, 0.0)
+    rate = _PER_VALUE_DPSGD if trial.method.startswith("dpsgd") else _PER_VALUE.get(trial.method, 0.0)
     return rate * values
 
 

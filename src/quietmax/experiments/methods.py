@@ -21,19 +21,23 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from quietmax.accounting import Budget, Guarantee, per_query
+from quietmax.accounting.budget import Budget, per_query
 from quietmax.accounting.dpsgd import ACCOUNTANTS, PUBLISHED_ACCOUNTANTS, Accountant
-from quietmax.attacks.shadow_pool import candidate_rows
+from quietmax.accounting.guarantee import Guarantee
+from quietmax.attacks.shadow_models import candidate_rows
 from quietmax.errors import InvalidInput, unknown_name
-from quietmax.estimators import PrivateHead, Teachers
-from quietmax.estimators.dpsgd import DPSGD
-from quietmax.experiments.accuracy_loss import EPSILONS
-from quietmax.experiments.cell import Cell
+from quietmax.estimators.dpsgd.estimator import DPSGD
+from quietmax.estimators.head.estimator import PrivateHead
+from quietmax.estimators.teachers import Teachers
+from quietmax.experiments.grid import Trial
+from quietmax.experiments.paper import EPSILONS
 from quietmax.experiments.shared import Shared
-from quietmax.mechanisms import Algorithm1, Answers, Mechanism, SampledNeuron
-from quietmax.models import softmax
-from quietmax.models.features import Identity
-from quietmax.noise import SeededNoise
+from quietmax.mechanisms.algorithm1 import Algorithm1
+from quietmax.mechanisms.base import Answers, Mechanism
+from quietmax.mechanisms.sampled_neuron import SampledNeuron
+from quietmax.models.features.tabular import Identity
+from quietmax.models.training import softmax
+from quietmax.noise.sources import SeededNoise
 
 ENTRY_POINT_GROUP = "quietmax.methods"
 Status = Literal["none", "refuted", "conditional", "proven"]
@@ -61,7 +65,7 @@ class Method:
     name: str
     title: str
     status: Status
-    prepare: Callable[[Cell, Shared], Release]
+    prepare: Callable[[Trial, Shared], Release]
     axis: Axis = "like-for-like"
     per_answer: bool = False
     attacked: bool = True
@@ -81,13 +85,13 @@ def declared_delta(records: int) -> float:
     return 1 / (10 * records)
 
 
-def _epsilon(cell: Cell) -> float:
-    if cell.epsilon is None:
-        raise InvalidInput(f"The method '{cell.method}' needs an epsilon; give at least one.")
-    return cell.epsilon
+def _epsilon(trial: Trial) -> float:
+    if trial.epsilon is None:
+        raise InvalidInput(f"The method '{trial.method}' needs an epsilon; give at least one.")
+    return trial.epsilon
 
 
-def _plain(cell: Cell, shared: Shared, *, original: bool = False) -> Release:  # noqa: ARG001
+def _plain(trial: Trial, shared: Shared, *, original: bool = False) -> Release:  # noqa: ARG001
     started = time.perf_counter()
     model = shared.original if original else shared.model
     seconds = time.perf_counter() - started
@@ -99,12 +103,12 @@ def _plain(cell: Cell, shared: Shared, *, original: bool = False) -> Release:  #
     return Release(answer, seconds)
 
 
-def _algorithm1(cell: Cell, shared: Shared, *, noise: Literal["gaussian", "laplace"]) -> Release:
+def _algorithm1(trial: Trial, shared: Shared, *, noise: Literal["gaussian", "laplace"]) -> Release:
     open_mechanism = Algorithm1(noise)
-    budget = Budget(_epsilon(cell), queries=cell.queries or 1)
+    budget = Budget(_epsilon(trial), queries=trial.queries or 1)
     cost = per_query(budget, open_mechanism.currency, "published")
     mechanism = open_mechanism.prepared(shared.model, cost)
-    source = SeededNoise(cell.noise_seed)
+    source = SeededNoise(trial.noise_seed)
 
     def answer(rows: Rows) -> Answers:
         return mechanism.release(shared.model.logits(shared.data.records.features[rows]), source)
@@ -112,11 +116,11 @@ def _algorithm1(cell: Cell, shared: Shared, *, noise: Literal["gaussian", "lapla
     return Release(answer, 0.0, mechanism.guarantee(shared.data.classes), mechanism)
 
 
-def _public(cell: Cell, shared: Shared) -> dict[str, Any]:
+def _public(trial: Trial, shared: Shared) -> dict[str, Any]:
     return {
         "classes": range(shared.data.classes),
         "declared_size": shared.group.effort.records,
-        "random_state": cell.noise_seed % 2**31,
+        "random_state": trial.noise_seed % 2**31,
     }
 
 
@@ -137,14 +141,14 @@ def _places(shared: Shared, rows: Rows) -> NDArray[np.int64]:
     return np.asarray(place[rows])
 
 
-def _head(cell: Cell, shared: Shared) -> Release:
+def _head(trial: Trial, shared: Shared) -> Release:
     features, labels = _training_part(shared)
     started = time.perf_counter()
     head = PrivateHead(
-        _epsilon(cell),
+        _epsilon(trial),
         declared_delta(shared.group.effort.records),
         features=Identity(),
-        **_public(cell, shared),
+        **_public(trial, shared),
     ).fit(features, labels)
     seconds = time.perf_counter() - started
 
@@ -155,23 +159,23 @@ def _head(cell: Cell, shared: Shared) -> Release:
     return Release(answer, seconds, head.guarantee_)
 
 
-def _sampled_neuron(cell: Cell, shared: Shared) -> Release:
+def _sampled_neuron(trial: Trial, shared: Shared) -> Release:
     """The repaired neuron on the logits of a head whose weights stay inside: pure epsilon per answer."""
     features, labels = _training_part(shared)
-    queries = cell.queries or 1
+    queries = trial.queries or 1
     started = time.perf_counter()
     head = PrivateHead(
-        _epsilon(cell),
+        _epsilon(trial),
         features=Identity(),
         route="output",
         release="query",
         queries=queries,
-        **_public(cell, shared),
+        **_public(trial, shared),
     ).fit(features, labels)
     seconds = time.perf_counter() - started
-    cost = per_query(Budget(_epsilon(cell), queries=queries), "pure")
+    cost = per_query(Budget(_epsilon(trial), queries=queries), "pure")
     mechanism = SampledNeuron("laplace").prepared(head.predictor_.model, cost)
-    source = SeededNoise(cell.noise_seed)
+    source = SeededNoise(trial.noise_seed)
 
     def answer(rows: Rows) -> Answers:
         return mechanism.release(
@@ -181,19 +185,19 @@ def _sampled_neuron(cell: Cell, shared: Shared) -> Release:
     return Release(answer, seconds, mechanism.guarantee(shared.data.classes), mechanism)
 
 
-def _teachers(cell: Cell, shared: Shared) -> Release:
+def _teachers(trial: Trial, shared: Shared) -> Release:
     features, labels = _training_part(shared)
     started = time.perf_counter()
     crowd = Teachers(
-        _epsilon(cell),
+        _epsilon(trial),
         declared_delta(shared.group.effort.records),
-        cell.queries or 1,
+        trial.queries or 1,
         features=Identity(),
-        **_public(cell, shared),
+        **_public(trial, shared),
     ).fit(features, labels)
     seconds = time.perf_counter() - started
     mechanism = crowd.predictor_.mechanism
-    source = SeededNoise(cell.noise_seed)
+    source = SeededNoise(trial.noise_seed)
 
     def answer(rows: Rows) -> Answers:
         return mechanism.release(crowd.crowd_.scores(shared.public_features[_places(shared, rows)]), source)
@@ -201,16 +205,16 @@ def _teachers(cell: Cell, shared: Shared) -> Release:
     return Release(answer, seconds, mechanism.guarantee(shared.data.classes), mechanism)
 
 
-def _dpsgd(cell: Cell, shared: Shared, *, accountant: Accountant) -> Release:
+def _dpsgd(trial: Trial, shared: Shared, *, accountant: Accountant) -> Release:
     inputs, labels = shared.public_inputs, shared.train_labels
     image = shared.data.records.image_shape is not None
     started = time.perf_counter()
     private = DPSGD(
-        _epsilon(cell),
+        _epsilon(trial),
         declared_delta(shared.group.effort.records),
         accountant=accountant,
         length=1.0 if image else None,  # features of images have length 1
-        **_public(cell, shared),
+        **_public(trial, shared),
     ).fit(inputs[: len(labels)], labels)
     seconds = time.perf_counter() - started
 
@@ -221,14 +225,14 @@ def _dpsgd(cell: Cell, shared: Shared, *, accountant: Accountant) -> Release:
     return Release(answer, seconds, private.guarantee_)
 
 
-def _published_dpsgd(cell: Cell, shared: Shared, *, accountant: Accountant) -> Release:
-    if cell.epsilon not in EPSILONS:
+def _published_dpsgd(trial: Trial, shared: Shared, *, accountant: Accountant) -> Release:
+    if trial.epsilon not in EPSILONS:
         raise InvalidInput(
-            f"DP-SGD as published was asked for at epsilon {cell.epsilon}, but is trained at the paper's only; choose "
+            f"DP-SGD as published was asked for at epsilon {trial.epsilon}, but is trained at the paper's only; choose "
             f"among {', '.join(f'{epsilon:g}' for epsilon in EPSILONS)}."
         )
     started = time.perf_counter()
-    network = shared.sweep(accountant, _epsilon(cell))
+    network = shared.sweep(accountant, _epsilon(trial))
     seconds = time.perf_counter() - started
 
     def answer(rows: Rows) -> Answers:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quietmax.accounting.dpsgd import PUBLISHED_ACCOUNTANTS
-from quietmax.data import dataset
+from quietmax.data.registry import dataset
 from quietmax.errors import InvalidInput
-from quietmax.experiments.accuracy_loss import EPSILONS
-from quietmax.experiments.cell import Cell, Effort, Group, Source
+from quietmax.experiments.grid import Effort, Group, Source, Trial
+from quietmax.experiments.paper import EPSILONS
 
 Part = Literal["accuracy", "algorithm1", "dpsgd", "like-for-like"]
 PARTS: tuple[Part, ...] = ("accuracy", "algorithm1", "dpsgd", "like-for-like")
@@ -87,41 +87,41 @@ def reproduction_cells(
     parts: Sequence[Part] = PARTS,
     repeats: int | None = None,
     seed: int = 0,
-) -> list[Cell]:
+) -> list[Trial]:
     """The cells of the paper's evaluation and of the like-for-like comparison, a group's ``plain`` cell first."""
-    cells = []
+    trials = []
     for name in names:
         chosen = work(name, profile)
         count = chosen.repeats if repeats is None else repeats
         source = Source.of(name)
         for repeat in range(count):
             group = Group(source, chosen.effort, repeat, seed)
-            cells.append(Cell(group, "plain"))
+            trials.append(Trial(group, "plain"))
             if "accuracy" in parts:
-                cells.append(Cell(group, "original"))
+                trials.append(Trial(group, "original"))
             if "algorithm1" in parts:
-                cells += [
-                    Cell(group, f"algorithm1-{noise}", epsilon, 1)
+                trials += [
+                    Trial(group, f"algorithm1-{noise}", epsilon, 1)
                     for noise in ("gaussian", "laplace")
                     for epsilon in EPSILONS
                 ]
             if "dpsgd" in parts and repeat < chosen.sweeps:
-                cells += [
-                    Cell(group, f"published-{accountant}", epsilon)
+                trials += [
+                    Trial(group, f"published-{accountant}", epsilon)
                     for accountant in PUBLISHED_ACCOUNTANTS
                     for epsilon in EPSILONS
                 ]
             if "like-for-like" in parts and repeat < chosen.private:
-                cells += private_cells(group, LIKE_FOR_LIKE_EPSILONS, chosen.queries)
-    return cells
+                trials += private_cells(group, LIKE_FOR_LIKE_EPSILONS, chosen.queries)
+    return trials
 
 
-def private_cells(group: Group, epsilons: Sequence[float], queries: Sequence[int]) -> list[Cell]:
+def private_cells(group: Group, epsilons: Sequence[float], queries: Sequence[int]) -> list[Trial]:
     """The proven methods at every epsilon; those that charge per answer also at every number of queries."""
     return [
-        *(Cell(group, name, epsilon) for name in ("head", "dpsgd") for epsilon in epsilons),
+        *(Trial(group, name, epsilon) for name in ("head", "dpsgd") for epsilon in epsilons),
         *(
-            Cell(group, name, epsilon, count)
+            Trial(group, name, epsilon, count)
             for name in ("teachers", "sampled-neuron")
             for count in queries
             for epsilon in epsilons

@@ -19,19 +19,24 @@ import torch
 from numpy.typing import NDArray
 
 from quietmax.accounting.dpsgd import PUBLISHED_ACCOUNTANTS, Accountant
-from quietmax.attacks import Attack, Fitted, Shadow, ShadowPool, named
-from quietmax.attacks.shadow import FittedShadow
-from quietmax.attacks.shadow_pool import Design, candidate_rows
-from quietmax.attacks.statistics import Released
-from quietmax.attacks.together import shared_designs
-from quietmax.data import Records, Split, dataset, is_table_path, load_records, split
-from quietmax.estimators.dpsgd_sweep import train_sweep
-from quietmax.estimators.head_plan import default_features
-from quietmax.experiments.accuracy_loss import EPSILONS
-from quietmax.experiments.accuracy_table import CENTRED, paper_records
-from quietmax.experiments.cell import Group, Source
-from quietmax.experiments.store import Arrays, Store
-from quietmax.models import MLP, Convexified, CrossEntropy, Loss, Model, TrainingSettings, train
+from quietmax.attacks.base import Attack, Fitted, shared_designs
+from quietmax.attacks.metrics import Released
+from quietmax.attacks.registry import named
+from quietmax.attacks.shadow import FittedShadow, Shadow
+from quietmax.attacks.shadow_models import Design, ShadowPool, candidate_rows
+from quietmax.data.load import load_records
+from quietmax.data.records import Records, Split, split
+from quietmax.data.registry import dataset
+from quietmax.data.tables import is_table_path
+from quietmax.estimators.dpsgd.training import train_sweep
+from quietmax.estimators.head.training import default_features
+from quietmax.experiments.grid import Group, Source
+from quietmax.experiments.paper import CENTRED, EPSILONS, paper_records
+from quietmax.experiments.results import Arrays, Store
+from quietmax.models.losses import Convexified, CrossEntropy, Loss
+from quietmax.models.mlp import MLP
+from quietmax.models.stacked import TrainingSettings
+from quietmax.models.training import Model, train
 
 Features = NDArray[np.float32]
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from quietmax.experiments import reference
-from quietmax.experiments.cell import Cell
-from quietmax.experiments.comparison import Comparison
+from quietmax.experiments import paper as reference
+from quietmax.experiments.grid import Trial
 from quietmax.experiments.methods import method, methods
-from quietmax.experiments.store import Result
+from quietmax.experiments.paper import Comparison
+from quietmax.experiments.results import Result
 
 PAPER_SERIES = {
     "algorithm1-gaussian": "alg1_gauss",
@@ -105,11 +105,11 @@ STATUS_WORDS = {
 }
 
 
-def summarise(results: Mapping[Cell, Result]) -> list[Summary]:
+def summarise(results: Mapping[Trial, Result]) -> list[Summary]:
     """Average over repeats, in the order in which the cells came."""
     groups: dict[tuple[str, str, float | None, int | None], list[Result]] = {}
-    for cell, result in results.items():
-        key = (cell.group.source.title, cell.method, cell.epsilon, cell.queries)
+    for trial, result in results.items():
+        key = (trial.group.source.title, trial.method, trial.epsilon, trial.queries)
         groups.setdefault(key, []).append(result)
     return [_summary(*key, found) for key, found in groups.items()]
 

@@ -1,7 +1,10 @@
 """Budgets that outlive the process: accounts, charges, keys and a journal, in SQLite or PostgreSQL."""
 
+from quietmax.errors import LedgerDamaged, LedgerUnavailable
 from quietmax.ledger.accounts import AccountState, Part, Terms
-from quietmax.ledger.charges import (
+from quietmax.ledger.api_keys import Key, find_key
+from quietmax.ledger.ledger import Ledger, Point
+from quietmax.ledger.transactions import (
     Charge,
     Charged,
     Failed,
@@ -13,9 +16,6 @@ from quietmax.ledger.charges import (
     Store,
     Stored,
 )
-from quietmax.ledger.errors import LedgerDamaged, LedgerUnavailable
-from quietmax.ledger.keys import Key, find_key
-from quietmax.ledger.ledger import Ledger, Point
 from quietmax.ledger.verify import Verification
 
 __all__ = [

@@ -17,13 +17,12 @@ from typing import Any, get_args
 
 from sqlalchemy import Connection, Row, insert, select
 
-from quietmax.accounting import LIMIT, Budget, Cost, Meter, Reading, cost_from_json
-from quietmax.errors import InvalidInput
-from quietmax.ledger.books import Book, locked
-from quietmax.ledger.chain import START
-from quietmax.ledger.errors import LedgerDamaged
-from quietmax.ledger.hand import Hand
-from quietmax.ledger.tables import KEYS_BOOK, accounts, clients, journal, subaccounts, training_sets
+from quietmax.accounting.budget import LIMIT, Analysis, Budget, Meter
+from quietmax.accounting.costs import Cost, cost_from_json
+from quietmax.errors import InvalidInput, LedgerDamaged
+from quietmax.ledger.database import KEYS_BOOK, Cursor, accounts, clients, journal, subaccounts, training_sets
+from quietmax.ledger.journal import START
+from quietmax.ledger.transactions import AccountTransaction, locked
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MOST_UNITS = 2**62
@@ -38,7 +37,7 @@ class Terms:
 
     epsilon: float
     delta: float = 0.0
-    reading: Reading = "proven"
+    reading: Analysis = "proven"
 
     def total(self, currency: str) -> Cost:
         """The total in a currency."""
@@ -51,7 +50,7 @@ class Terms:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Terms:
         """The terms that `to_json` wrote; raises one of `UNREADABLE` if they are not those."""
-        if set(record) != {"epsilon", "delta", "reading"} or record["reading"] not in get_args(Reading):
+        if set(record) != {"epsilon", "delta", "reading"} or record["reading"] not in get_args(Analysis):
             raise ValueError("these are not terms")
         return cls(float(record["epsilon"]), float(record["delta"]), record["reading"])
 
@@ -245,7 +244,7 @@ def open_account(
         if bound is not None:
             connection.execute(training_sets.delete().where(training_sets.c.digest == digest))
             book.add(now(), "bind", detail=_detail(account=name, before=bound.name, because=because))
-            book.save(Hand(connection))
+            book.save(Cursor(connection))
         connection.execute(insert(training_sets), {"digest": digest, "account": found.id})
     return found
 
@@ -279,19 +278,19 @@ def _created(
     )
     created = by_name(connection, name)
     assert created is not None
-    book = locked(Hand(connection), [created.id])[created.id]
+    book = locked(Cursor(connection), [created.id])[created.id]
     reason = {} if because is None else {"because": because}
     book.add(moment, "open", detail=_detail(total=total.to_json(), terms=terms.to_json(), **reason))
-    book.save(Hand(connection))
+    book.save(Cursor(connection))
     created = by_name(connection, name)
     assert created is not None
     return created
 
 
-def locked_keys_book(connection: Connection) -> Book:
+def locked_keys_book(connection: Connection) -> AccountTransaction:
     """The book of keys, locked."""
     number = connection.execute(select(accounts.c.id).where(accounts.c.name == KEYS_BOOK)).scalar_one()
-    return locked(Hand(connection), [number])[number]
+    return locked(Cursor(connection), [number])[number]
 
 
 def named(connection: Connection, name: str) -> AccountState:
@@ -309,7 +308,7 @@ def grant(connection: Connection, name: str, terms: Terms, because: str) -> Acco
     """Set the whole budget of an account to new terms; what was spent stays spent."""
     checked_reason(because)
     account = named(connection, name)
-    book = locked(Hand(connection), [account.id])[account.id]
+    book = locked(Cursor(connection), [account.id])[account.id]
     if (alone := alone_in(connection, account.id)) is not None:
         raise InvalidInput(
             f"The account {name!r} was taken whole by the model {alone[0]}, whose guarantee adds up with no other, and "
@@ -324,7 +323,7 @@ def grant(connection: Connection, name: str, terms: Terms, because: str) -> Acco
         )
     book.limit_units = limit
     book.add(now(), "grant", detail=_detail(terms=terms.to_json(), because=because))
-    book.save(Hand(connection))
+    book.save(Cursor(connection))
     return named(connection, name)
 
 
@@ -334,7 +333,7 @@ def set_quota(
     """Limit a client to a share of the account's budget (None: no limit but the budget itself)."""
     checked_reason(because)
     account = named(connection, name)
-    book = locked(Hand(connection), [account.id])[account.id]
+    book = locked(Cursor(connection), [account.id])[account.id]
     if share is not None and not 0 <= share <= 1:
         raise InvalidInput(
             f"The share is {share!r}, but must be from 0 to 1; give a part of the whole budget."
@@ -342,7 +341,7 @@ def set_quota(
     limit = None if share is None else int(Fraction(str(share)) * book.limit_units)
     _limit_client(connection, book, client, limit)
     book.add(now(), "quota", client=client, detail=_detail(share=share, quota_units=limit, because=because))
-    book.save(Hand(connection))
+    book.save(Cursor(connection))
     return named(connection, name)
 
 
@@ -350,7 +349,7 @@ def revoke(connection: Connection, name: str, client: str | None, because: str) 
     """Take back what is unspent: of the whole account, or of one client's part."""
     checked_reason(because)
     account = named(connection, name)
-    book = locked(Hand(connection), [account.id])[account.id]
+    book = locked(Cursor(connection), [account.id])[account.id]
     limit = None
     if client is None:
         book.limit_units = book.spent_units
@@ -359,16 +358,16 @@ def revoke(connection: Connection, name: str, client: str | None, because: str) 
         limit = known[client].spent_units if client in known else 0
         _limit_client(connection, book, client, limit)
     book.add(now(), "revoke", client=client or "", detail=_detail(quota_units=limit, because=because))
-    book.save(Hand(connection))
+    book.save(Cursor(connection))
     return named(connection, name)
 
 
 def note_unproven(connection: Connection, account: AccountState, model: str, status: str) -> None:
     """Write down, once, that a model without proven guarantee answers from this account."""
-    book = locked(Hand(connection), [account.id])[account.id]
+    book = locked(Cursor(connection), [account.id])[account.id]
     if (model, status) not in unproven_models(connection, account.id):
         book.add(now(), "unproven", model=model, detail=_detail(status=status))
-        book.save(Hand(connection))
+        book.save(Cursor(connection))
 
 
 def unproven_models(connection: Connection, account: int) -> list[tuple[str, str]]:
@@ -386,7 +385,7 @@ def unproven_models(connection: Connection, account: int) -> list[tuple[str, str
 
 def take_alone(connection: Connection, account: AccountState, model: str, digest: str) -> None:
     """Write down that a model is the only one its account will ever pay for; refuse if anything else was paid."""
-    book = locked(Hand(connection), [account.id])[account.id]
+    book = locked(Cursor(connection), [account.id])[account.id]
     alone = alone_in(connection, account.id)
     if alone is not None and alone[1] == digest:
         return
@@ -401,7 +400,7 @@ def take_alone(connection: Connection, account: AccountState, model: str, digest
             "all of it; raise it again with 'quietmax ledger grant', or give the model an account of its own."
         )
     book.add(now(), "alone", model=model, detail=_detail(digest=digest))
-    book.save(Hand(connection))
+    book.save(Cursor(connection))
 
 
 def alone_in(connection: Connection, account: int) -> tuple[str, str] | None:
@@ -430,7 +429,7 @@ def client_id(connection: Connection, name: str, *, create: bool = False) -> int
     return int(found)
 
 
-def _limit_client(connection: Connection, book: Book, client: str, limit: int | None) -> None:
+def _limit_client(connection: Connection, book: AccountTransaction, client: str, limit: int | None) -> None:
     number = client_id(connection, client)
     where = (subaccounts.c.account == book.account) & (subaccounts.c.client == number)
     spent = connection.execute(select(subaccounts.c.spent_units).where(where)).scalar_one_or_none()

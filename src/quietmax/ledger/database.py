@@ -8,19 +8,42 @@ lock at their start.
 from __future__ import annotations
 
 import os
+import secrets
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Connection,
+    Engine,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    create_engine,
+    event,
+    inspect,
+    select,
+    text,
+)
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-from quietmax.errors import InvalidInput, words_of
-from quietmax.ledger.errors import LedgerUnavailable
+from quietmax.errors import InvalidInput, LedgerDamaged, LedgerUnavailable, words_of
+from quietmax.ledger.journal import START
 
 SECONDS_TO_CONNECT = 2
 SECONDS_TO_WAIT = 10
@@ -176,3 +199,243 @@ def writer(engine: Engine) -> Connection:
     """A connection kept by one thread for its writing transactions."""
     with translated(engine):
         return engine.connect().execution_options(**_WRITES)
+
+
+Values = Sequence[int | str | bytes | None]
+_MOST_VALUES = 10_000
+
+
+class Cursor:
+    """Runs statements written with `?` for values and `(??)` for a list of them."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._cursor: Any = connection.connection.cursor()
+        self._sqlite = connection.dialect.name == "sqlite"
+
+    def rows(self, statement: str, values: Values = ()) -> list[tuple[Any, ...]]:
+        """All rows of a query."""
+        self._cursor.execute(_spelled(statement, self._sqlite), values)
+        found: list[tuple[Any, ...]] = self._cursor.fetchall()
+        return found
+
+    def rows_of(self, statement: str, listed: Iterable[int | str | bytes]) -> list[tuple[Any, ...]]:
+        """All rows of a query for a list of values, in parts that the database takes."""
+        values = sorted(listed)
+        found: list[tuple[Any, ...]] = []
+        for start in range(0, len(values), _MOST_VALUES):
+            part = values[start : start + _MOST_VALUES]
+            self._cursor.execute(_spelled(statement, self._sqlite, len(part)), part)
+            found += self._cursor.fetchall()
+        return found
+
+    def run(self, statement: str, values: Values = ()) -> int:
+        """Change something; the number of rows changed."""
+        self._cursor.execute(_spelled(statement, self._sqlite), values)
+        return int(self._cursor.rowcount)
+
+    def run_many(self, statement: str, rows: Sequence[Values]) -> None:
+        """Change many rows with one statement."""
+        if rows:
+            self._cursor.executemany(_spelled(statement, self._sqlite), rows)
+
+
+@lru_cache(maxsize=512)
+def _spelled(statement: str, sqlite: bool, count: int | None = None) -> str:
+    """The statement as the driver takes it.
+
+    >>> _spelled("SELECT 1 WHERE x IN (??) FOR UPDATE", True, 2), _spelled("SELECT ? FOR UPDATE", False)
+    ('SELECT 1 WHERE x IN (?,?)', 'SELECT %s FOR UPDATE')
+    """
+    if count is not None:
+        statement = statement.replace("(??)", f"({','.join('?' * count)})")
+    return statement.replace(" FOR UPDATE", "") if sqlite else statement.replace("?", "%s")
+
+
+KEYS_BOOK = "(keys)"
+"""The book in which keys are journalled; no account of a training set can have this name."""
+
+metadata = MetaData()
+
+_Number = BigInteger().with_variant(Integer, "sqlite")
+
+meta = Table("meta", metadata, Column("name", Text, primary_key=True), Column("value", Text, nullable=False))
+
+accounts = Table(
+    "accounts",
+    metadata,
+    Column("id", _Number, primary_key=True, autoincrement=True),
+    Column("name", Text, nullable=False, unique=True),
+    Column("total", Text, nullable=False),
+    Column("terms", Text, nullable=False),
+    Column("limit_units", _Number, nullable=False),
+    Column("spent_units", _Number, nullable=False),
+    Column("sequence", _Number, nullable=False),
+    Column("head", Text, nullable=False),
+    Column("opened", _Number, nullable=False),
+    CheckConstraint("0 <= spent_units AND spent_units <= limit_units", name="never_overspent"),
+)
+"""`total` is what `LIMIT` units are worth, as the JSON of a cost; `terms` says what the owner promised; `head` is the
+hash of the journal's last row, `sequence` its number."""
+
+training_sets = Table(
+    "training_sets",
+    metadata,
+    Column("digest", Text, primary_key=True),
+    Column("account", _Number, ForeignKey("accounts.id"), nullable=False),
+)
+
+clients = Table(
+    "clients",
+    metadata,
+    Column("id", _Number, primary_key=True, autoincrement=True),
+    Column("name", Text, nullable=False, unique=True),
+)
+
+subaccounts = Table(
+    "subaccounts",
+    metadata,
+    Column("account", _Number, ForeignKey("accounts.id"), nullable=False),
+    Column("client", _Number, ForeignKey("clients.id"), nullable=False),
+    Column("limit_units", _Number, nullable=True),
+    Column("spent_units", _Number, nullable=False),
+    Column("refused", _Number, nullable=False),
+    PrimaryKeyConstraint("account", "client"),
+    CheckConstraint(
+        "0 <= spent_units AND (limit_units IS NULL OR spent_units <= limit_units)",
+        name="quota_never_overspent",
+    ),
+)
+
+keys = Table(
+    "keys",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("client", _Number, ForeignKey("clients.id"), nullable=False),
+    Column("role", Text, nullable=False),
+    Column("secret_hash", Text, nullable=False),
+    Column("created", _Number, nullable=False),
+    Column("expires", _Number, nullable=True),
+    Column("revoked", _Number, nullable=True),
+)
+
+journal = Table(
+    "journal",
+    metadata,
+    Column("account", _Number, ForeignKey("accounts.id"), nullable=False),
+    Column("sequence", _Number, nullable=False),
+    Column("time", _Number, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("client", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("answers", _Number, nullable=False),
+    Column("units", _Number, nullable=False),
+    Column("spent_units", _Number, nullable=False),
+    Column("limit_units", _Number, nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("previous", Text, nullable=False),
+    Column("hash", Text, nullable=False),
+    PrimaryKeyConstraint("account", "sequence"),
+)
+
+requests = Table(
+    "requests",
+    metadata,
+    Column("request", LargeBinary, primary_key=True),
+    Column("body", LargeBinary, nullable=False),
+    Column("account", _Number, nullable=False),
+    Column("units", _Number, nullable=False),
+    Column("time", _Number, nullable=False),
+    Column("answer", LargeBinary, nullable=True),
+)
+"""`request` is a hash of client and request id, `body` one of what was asked; `units` is what was paid for it."""
+
+answers = Table(
+    "answers",
+    metadata,
+    Column("id", _Number, primary_key=True, autoincrement=True),
+    Column("account", _Number, ForeignKey("accounts.id"), nullable=False),
+    Column("keys", LargeBinary, nullable=False),
+    Column("answers", LargeBinary, nullable=False),
+    sqlite_autoincrement=True,
+)
+"""Answers of one request: `keys` are keyed hashes of model version and features, 16 bytes each."""
+
+Index("answers_by_account", answers.c.account, answers.c.id)
+_rare = journal.c.kind != "charge"
+Index("journal_rare", journal.c.account, journal.c.kind, sqlite_where=_rare, postgresql_where=_rare)
+
+
+_ADVISORY_LOCK = 7_238_164_001
+
+
+@dataclass(frozen=True)
+class Migration:
+    """A step: after `apply`, the tables are of `version`."""
+
+    version: int
+    what: str
+    apply: Callable[[Connection], None]
+
+
+def _first(connection: Connection) -> None:
+    metadata.create_all(connection)
+    connection.execute(
+        accounts.insert(),
+        {
+            "name": KEYS_BOOK,
+            "total": "{}",
+            "terms": "{}",
+            "limit_units": 0,
+            "spent_units": 0,
+            "sequence": 0,
+            "head": START,
+            "opened": time.time_ns() // 1000,
+        },
+    )
+    connection.execute(
+        meta.insert(),
+        [
+            {"name": "ledger", "value": secrets.token_hex(16)},
+            {"name": "session_secret", "value": secrets.token_hex(32)},
+            {"name": "query_salt", "value": secrets.token_hex(32)},
+        ],
+    )
+
+
+MIGRATIONS = (Migration(1, "accounts, clients, keys, journal, requests and stored answers", _first),)
+
+
+def migrate(engine: Engine, steps: Sequence[Migration] = MIGRATIONS) -> int:
+    """Bring the tables to the newest version, all steps or none, and return it; a newer ledger is refused."""
+    with writing(engine) as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
+        present = version(connection)
+        newest = steps[-1].version
+        if present > newest:
+            raise LedgerDamaged(
+                f"The ledger is of version {present}, but this Quietmax knows versions up to {newest}; "
+                "install the Quietmax that wrote it, or a newer one."
+            )
+        missing = [step for step in steps if step.version > present]
+        for step in missing:
+            step.apply(connection)
+        if missing:
+            connection.execute(meta.delete().where(meta.c.name == "version"))
+            connection.execute(meta.insert(), {"name": "version", "value": str(newest)})
+        return newest
+
+
+def version(connection: Connection) -> int:
+    """The version of the tables; 0 for an empty database."""
+    present = set(inspect(connection).get_table_names())
+    if not present:
+        return 0
+    if "meta" not in present or "journal" not in present:
+        raise LedgerDamaged(
+            "The database holds tables, but not those of a Quietmax ledger; name an empty database or a ledger."
+        )
+    found = str(connection.execute(select(meta.c.value).where(meta.c.name == "version")).scalar_one_or_none())
+    if not found.isdigit():
+        raise LedgerDamaged("The ledger does not say its version; restore it from a copy.")
+    return int(found)

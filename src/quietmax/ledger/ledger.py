@@ -13,21 +13,19 @@ from typing import Generic, Literal, TypeVar
 
 from sqlalchemy import Connection, select, text
 
-from quietmax.accounting import Cost
+from quietmax.accounting.costs import Cost
 from quietmax.errors import QuietmaxError
 from quietmax.ledger import accounts as _accounts
-from quietmax.ledger import keys as _keys
+from quietmax.ledger import api_keys as _keys
 from quietmax.ledger import verify as _verify
 from quietmax.ledger.accounts import AccountState, Part, Terms
-from quietmax.ledger.chain import Entry
-from quietmax.ledger.charges import Charge, Charged, Failed, Outcome, Refused, Store, Stored
-from quietmax.ledger.committer import ChargeDone, Committer, Place, StoreDone
-from quietmax.ledger.database import default_url, opened, reading, shown, writing
-from quietmax.ledger.keys import Key, Role
-from quietmax.ledger.migrations import migrate
-from quietmax.ledger.shelf import KEY_BYTES
-from quietmax.ledger.tables import journal, meta
+from quietmax.ledger.answer_cache import KEY_BYTES
+from quietmax.ledger.api_keys import Key, Role
+from quietmax.ledger.database import default_url, journal, meta, migrate, opened, reading, shown, writing
+from quietmax.ledger.journal import Entry
+from quietmax.ledger.transactions import Charge, Charged, Failed, Outcome, Refused, Store, Stored
 from quietmax.ledger.verify import Verification
+from quietmax.ledger.writer import ChargeDone, Committer, Place, StoreDone
 
 Told = TypeVar("Told")
 _PULSE_BYTES = 2**17

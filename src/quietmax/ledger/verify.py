@@ -10,12 +10,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
-from quietmax.accounting import LIMIT, cost_from_json
+from quietmax.accounting.budget import LIMIT
+from quietmax.accounting.costs import cost_from_json
+from quietmax.errors import LedgerDamaged
 from quietmax.ledger.accounts import UNREADABLE, AccountState, Terms, parts_of, state_of
-from quietmax.ledger.chain import START, Entry
-from quietmax.ledger.errors import LedgerDamaged
-from quietmax.ledger.keys import all_keys, key_detail
-from quietmax.ledger.tables import KEYS_BOOK, accounts, journal
+from quietmax.ledger.api_keys import all_keys, key_detail
+from quietmax.ledger.database import KEYS_BOOK, accounts, journal
+from quietmax.ledger.journal import START, Entry
 
 
 @dataclass(frozen=True)

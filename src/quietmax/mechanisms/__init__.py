@@ -1,9 +1,8 @@
 """Randomised release: what turns a model's scores into answers."""
 
 from quietmax.mechanisms.algorithm1 import Algorithm1
-from quietmax.mechanisms.gaussian import GaussianScores
-from quietmax.mechanisms.mechanism import Answers, Certified, Mechanism
-from quietmax.mechanisms.noisy_max import NoisyMax
+from quietmax.mechanisms.base import Answers, Certified, Mechanism
+from quietmax.mechanisms.noisy_max import GaussianScores, NoisyMax
 from quietmax.mechanisms.sampled_neuron import SampledNeuron
 
 PROVEN = (GaussianScores, NoisyMax, SampledNeuron)

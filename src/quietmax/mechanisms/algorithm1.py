@@ -14,20 +14,22 @@ from typing import Any, Literal
 
 import numpy as np
 
-from quietmax.accounting import Cost, Currency, GaussianCost, Guarantee, PureCost, Reading
+from quietmax.accounting.budget import Analysis
+from quietmax.accounting.costs import Cost, Currency, GaussianCost, PureCost
+from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput
-from quietmax.mechanisms.mechanism import Answers, Floats
-from quietmax.models import Classifier, Model, softmax
-from quietmax.noise import (
+from quietmax.mechanisms.base import Answers, Floats
+from quietmax.models.training import Classifier, Model, softmax
+from quietmax.noise.release import (
+    CLIP_STEPS,
     GaussianRelease,
     LaplaceRelease,
-    NoiseSource,
-    choose,
     release_gaussian,
     release_laplace,
 )
-from quietmax.noise.release import CLIP_STEPS
-from quietmax.sensitivity import published
+from quietmax.noise.selection import choose
+from quietmax.noise.sources import NoiseSource
+from quietmax.sensitivity.published import published
 
 Noise = Literal["gaussian", "laplace"]
 
@@ -64,7 +66,7 @@ class Algorithm1:
     epsilon_neuron: float | None = None
     logit_sensitivity: float | None = None
     probability_sensitivity: float | None = None
-    reading: Reading = "published"
+    reading: Analysis = "published"
 
     def __post_init__(self) -> None:
         if self.noise not in ("gaussian", "laplace"):

@@ -13,14 +13,22 @@ from typing import Any, Literal
 import numpy as np
 from scipy.special import expit, logsumexp
 
-from quietmax.accounting import Cost, Currency, GaussianCost, Guarantee, PureCost
-from quietmax.accounting.decimals import root_rounded_down, rounded_down
+from quietmax.accounting.conversions import root_rounded_down, rounded_down
+from quietmax.accounting.costs import Cost, Currency, GaussianCost, PureCost
+from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput
-from quietmax.mechanisms.mechanism import Answers, Floats, checked_scores
-from quietmax.mechanisms.proven import ProvenMechanism
-from quietmax.mechanisms.selection import Selection, selection_epsilon
-from quietmax.noise import NoiseSource, choose, permute_and_flip, release_gaussian, release_laplace
-from quietmax.sensitivity import ScoreBounds
+from quietmax.mechanisms.base import (
+    Answers,
+    Floats,
+    ProvenMechanism,
+    Selection,
+    checked_scores,
+    selection_epsilon,
+)
+from quietmax.noise.release import release_gaussian, release_laplace
+from quietmax.noise.selection import choose, permute_and_flip
+from quietmax.noise.sources import NoiseSource
+from quietmax.sensitivity.base import ScoreBounds
 
 Noise = Literal["laplace", "gaussian"]
 

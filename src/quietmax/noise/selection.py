@@ -1,120 +1,134 @@
-"""Exact choice of one of C candidates per row, from whole-number gaps to the best candidate.
+"""Choose one of C candidates by score: the exponential mechanism and permute-and-flip, sampled exactly.
 
-`gaps` has one column per row of scores and one line per candidate (C, n): whole numbers from 0 (the best) up,
-held as floats. Two laws: candidate v with probability proportional to exp(-rate*gap_v) (exponential
-mechanism), and permute-and-flip. Both compute in floating point, know a bound on their error, and settle what
-lies within it by exact arithmetic on the same, lazily extended, uniform numbers. The law is exact.
-
-What is trusted: NumPy's `exp` errs by less than 2^-44 of the result (where it underflows, by less than
-2^-1000), its `log` on [2^-16, 1] by less than 2^-43.
+Only gaps to the best score matter. They are rounded to a public grid: a gap, max - score, is computed in
+floating point (at most 2^-8 of a step off, being at most 2^45 steps), clipped at 2^45 steps and rounded (half
+a step). Let two neighbours' scores differ by amounts within an interval of length `range_sensitivity`. Then
+so do their gaps, the interval containing 0 since each side's best has gap 0; clipping moves each difference
+towards 0, so it stays there; rounding adds less than 3 steps to the length. With exponent
+epsilon/(range_sensitivity + 3 steps) the logarithms of the probability ratios lie in an interval of length
+epsilon: bounded range epsilon, hence epsilon-differential privacy (Dong, Durfee, Rogers 2020).
+Permute-and-flip with the same exponent is epsilon-differentially private (McKenna, Sheldon 2020; only
+differences matter, so shift one side to make every score move by at most half the length).
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from quietmax.noise.enclosure import exponential_survival, logarithm
-from quietmax.noise.uniform import LazyUniform, ReadBytes
+from quietmax.errors import InvalidInput
+from quietmax.noise.release import DECIMAL_SLACK, Grid, checked_positive, checked_values, power_of_two_below
+from quietmax.noise.sources import EXACT, NoiseSource
 
-WEIGHT_MARGIN = 2.0**-40
-KEY_MARGIN = 2.0**-42
-TAIL = 2.0**-16
-TAIL_LOGARITHM = 11.09
-"""Below 16*ln(2): what -ln(V) exceeds when V is below the tail."""
-
-Integers = NDArray[np.int64]
-Floats = NDArray[np.float64]
+STEPS_PER_RANGE = 2.0**20
+CLIP_STEPS = 2.0**45
+ROUNDING_STEPS = 3
+_CELLS = 1 << 16
 
 
-def _uniforms(count: int, read: ReadBytes) -> tuple[NDArray[np.uint64], Floats]:
-    words: NDArray[np.uint64] = np.frombuffer(read(8 * count), dtype="<u8")
-    uniform = words.astype(np.float64)
-    uniform += 0.5
-    uniform *= 2.0**-64
-    return words, uniform
+@dataclass(frozen=True)
+class Choice:
+    """The chosen candidate of each row, the `exponent` of the score, the grid's `step`, and who drew it."""
+
+    index: NDArray[np.int64]
+    exponent: float
+    step: float
+    source: str
 
 
-def exponential_choice(gaps: Floats, rate: float, read: ReadBytes, margin: float = WEIGHT_MARGIN) -> Integers:
-    """Choose candidate v of each column with probability exp(-rate*gap_v) / sum_w exp(-rate*gap_w), exactly.
+def choose(
+    scores: ArrayLike,
+    *,
+    epsilon: float,
+    sensitivity: float | None = None,
+    range_sensitivity: float | None = None,
+    source: NoiseSource = EXACT,
+) -> Choice:
+    """Choose candidate v of each row with probability proportional to exp(exponent * score_v).
 
-    Inversion: with weights w_v = exp(-rate*gap_v) in (0, 1] and V uniform, the first v whose cumulative
-    weight exceeds V * sum(w). A weight errs by less than 2^-43 (w*ln(1/w) <= 1/e, so a relative error of the
-    exponent does not grow), a sum of C of them by less than C*2^-43 + C^2*2^-53, V times the total by no more
-    than that plus C*2^-52; the comparison is certain when it is decided by more than C*(1 + C/1024)*2^-40.
+    exponent = epsilon/range, a little less for the rounding; range = `range_sensitivity` if given (how far
+    one record can change the difference of two scores), otherwise 2 * `sensitivity` (each score). Each row
+    costs epsilon; in the Gaussian currency only `accounting.bounded_range_as_gaussian(epsilon)`. `scores` is
+    (n, C) or (C,).
+
+    >>> choose([[0.0, 50.0], [50.0, 0.0]], epsilon=2.0, sensitivity=1.0).index
+    array([1, 0])
     """
-    candidates, columns = gaps.shape
-    words, uniform = _uniforms(columns, read)
-    weights = np.exp(-rate * gaps)
-    cumulative = np.cumsum(weights, axis=0, out=weights)
-    cumulative -= uniform * cumulative[-1]
-    chosen: Integers = np.count_nonzero(cumulative <= 0.0, axis=0).astype(np.int64, copy=False)
-    closest = np.abs(cumulative, out=cumulative).min(axis=0)
-    for column in np.flatnonzero(closest < candidates * (1.0 + candidates / 1024.0) * margin):
-        lazy = LazyUniform(int(words[column]), 64, read)
-        chosen[column] = _exact_exponential_choice(gaps[:, column], Fraction(rate), lazy)
-    return chosen
+    return _choose(scores, epsilon, sensitivity, range_sensitivity, source, flip=False)
 
 
-def _exact_exponential_choice(gaps: Floats, rate: Fraction, uniform: LazyUniform) -> int:
-    exponents = [rate * int(gap) for gap in gaps]
-    while True:
-        bounds = [exponential_survival(exponent, uniform.bits + 8) for exponent in exponents]
-        low_target = uniform.lower * sum(low for low, _ in bounds)
-        high_target = uniform.upper * sum(high for _, high in bounds)
-        low_sum = high_sum = Fraction(0)
-        for candidate, (low, high) in enumerate(bounds):
-            certainly_after_the_previous = high_sum <= low_target
-            low_sum, high_sum = low_sum + low, high_sum + high
-            if certainly_after_the_previous and high_target <= low_sum:
-                return candidate
-        uniform.extend()
+def permute_and_flip(
+    scores: ArrayLike,
+    *,
+    epsilon: float,
+    sensitivity: float | None = None,
+    range_sensitivity: float | None = None,
+    source: NoiseSource = EXACT,
+) -> Choice:
+    """Choose a candidate of each row by permute-and-flip: never a worse expected score than `choose` at equal epsilon.
 
+    In random order, accept candidate v with probability exp(exponent * (score_v - best)) until one is
+    accepted. Each row costs epsilon; in the Gaussian currency `accounting.pure_as_gaussian(epsilon)`, up to
+    twice that of `choose`.
 
-def permute_and_flip_choice(
-    gaps: Floats, rate: float, read: ReadBytes, margin: float = KEY_MARGIN
-) -> Integers:
-    """Choose a candidate of each column as permute-and-flip does with acceptance exp(-rate*gap_v), exactly.
-
-    Permute-and-flip is the same law as the largest of E_v - rate*gap_v with independent standard exponential
-    E_v (Ding, Kifer, Sayed, Wang, Xiao, Zhang 2021). E_v = -ln(V_v) errs by less than 2^-43 + 2^-47 for V_v
-    >= 2^-16, rate*gap_v by 2^-53 of itself and the difference by 2^-53 of itself, all below (1 +
-    rate*gap_v)*2^-42.
+    >>> permute_and_flip([0.0, 50.0], epsilon=2.0, sensitivity=1.0).index
+    array(1)
     """
-    candidates, columns = gaps.shape
-    flat_words, flat_uniform = _uniforms(candidates * columns, read)
-    words, uniform = flat_words.reshape(gaps.shape), flat_uniform.reshape(gaps.shape)
-    penalties = rate * gaps
-    spread = margin * (1.0 + penalties)
-    lower = -np.log(uniform)
-    lower -= penalties
-    upper = lower + spread
-    lower -= spread
-    tail = np.nonzero(uniform < TAIL)
-    lower[tail], upper[tail] = TAIL_LOGARITHM - penalties[tail] - spread[tail], np.inf
-    rivals = upper >= lower.max(axis=0)
-    chosen: Integers = np.argmax(rivals, axis=0)
-    for column in np.flatnonzero(np.count_nonzero(rivals, axis=0) > 1):
-        lines = np.flatnonzero(rivals[:, column])
-        lazies = [LazyUniform(int(words[line, column]), 64, read) for line in lines]
-        exact_penalties = [Fraction(rate) * int(gaps[line, column]) for line in lines]
-        chosen[column] = lines[_exact_largest(lazies, exact_penalties)]
-    return chosen
+    return _choose(scores, epsilon, sensitivity, range_sensitivity, source, flip=True)
 
 
-def _exact_largest(uniforms: list[LazyUniform], penalties: list[Fraction]) -> int:
-    """Return the index of the largest -ln(uniform) - penalty."""
-    while True:
-        lower, upper = [], []
-        for uniform, penalty in zip(uniforms, penalties, strict=True):
-            lower.append(-logarithm(uniform.upper, uniform.bits)[1] - penalty)
-            known = uniform.numerator > 0
-            upper.append(-logarithm(uniform.lower, uniform.bits)[0] - penalty if known else None)
-        best = max(range(len(lower)), key=lower.__getitem__)
-        others = [bound for index, bound in enumerate(upper) if index != best]
-        if all(bound is not None and bound <= lower[best] for bound in others):
-            return best
-        for uniform in uniforms:
-            uniform.extend()
+@lru_cache(maxsize=1024)
+def _grid(spread: float, epsilon: float) -> Grid:
+    """Return the step and the exponent per step, rounded down."""
+    step = power_of_two_below(spread / STEPS_PER_RANGE)
+    rate = Fraction(epsilon) / (Fraction(spread) / Fraction(step) + ROUNDING_STEPS) / DECIMAL_SLACK
+    nearest = float(rate)
+    return Grid(step, nearest if nearest <= rate else math.nextafter(nearest, 0.0))
+
+
+def _choose(
+    scores: ArrayLike,
+    epsilon: float,
+    sensitivity: float | None,
+    range_sensitivity: float | None,
+    source: NoiseSource,
+    flip: bool,
+) -> Choice:
+    array = checked_values(scores)
+    if array.ndim not in (1, 2) or array.shape[-1] < 1:
+        raise InvalidInput(
+            f"The scores have shape {array.shape}, but must be (rows, candidates) or (candidates,); reshape them."
+        )
+    spreads = []
+    if sensitivity is not None:
+        spreads.append(2.0 * checked_positive(sensitivity, "sensitivity"))
+    if range_sensitivity is not None:
+        spreads.append(checked_positive(range_sensitivity, "range sensitivity"))
+    if not spreads:
+        raise InvalidInput(
+            "A choice needs the sensitivity or the range_sensitivity of the scores: give one or both."
+        )
+    grid = _grid(min(spreads), checked_positive(epsilon, "epsilon"))
+    draw = source.permute_and_flip_choice if flip else source.exponential_choice
+    rows = np.atleast_2d(array)
+    index = np.empty(len(rows), dtype=np.int64)
+    width = max(1, _CELLS // rows.shape[1])
+    for start in range(0, len(rows), width):
+        part = rows[start : start + width]
+        index[start : start + width] = draw(_gaps(part, grid.step), grid.scale)
+    return Choice(index.reshape(array.shape[:-1]), grid.scale / grid.step, grid.step, source.name)
+
+
+def _gaps(rows: NDArray[np.float64], step: float) -> NDArray[np.float64]:
+    """Return each score's distance from its row's best in whole steps, candidates by rows."""
+    columns = np.ascontiguousarray(rows.T)
+    with np.errstate(over="ignore"):  # an infinite gap is clipped like any other
+        gaps: NDArray[np.float64] = columns.max(axis=0) - columns
+    np.minimum(gaps, CLIP_STEPS * step, out=gaps)
+    gaps /= step
+    return np.rint(gaps, out=gaps)

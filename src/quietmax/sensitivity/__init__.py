@@ -1,8 +1,7 @@
 """How far an answer can move when one record is removed: as published, certified, observed."""
 
-from quietmax.sensitivity.basis import Basis, Sensitivity
-from quietmax.sensitivity.bounds import ScoreBounds
-from quietmax.sensitivity.observed import (
+from quietmax.sensitivity.base import Basis, ScoreBounds, Sensitivity
+from quietmax.sensitivity.empirical import (
     BoundCheck,
     ObservedSensitivity,
     Removal,

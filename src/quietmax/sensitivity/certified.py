@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 
 from quietmax.errors import InvalidInput
-from quietmax.sensitivity.basis import Sensitivity
-from quietmax.sensitivity.bounds import ScoreBounds
+from quietmax.sensitivity.base import ScoreBounds, Sensitivity
 
 _UP = 1.0 + 2.0**-40
 """Covers the rounding of the few floating-point steps of each formula."""

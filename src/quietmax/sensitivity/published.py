@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from quietmax.errors import InvalidInput
-from quietmax.models.activations import activation
-from quietmax.models.model import Model
-from quietmax.sensitivity.basis import Sensitivity
+from quietmax.models.mlp import activation
+from quietmax.models.training import Model
+from quietmax.sensitivity.base import Sensitivity
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from urllib.parse import quote, urlsplit
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quietmax.account import BudgetExhausted
 from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.spending import BudgetExhausted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,7 +136,7 @@ class Client:
                 ) from problem
         import pandas as pd
 
-        from quietmax.data import Encoding
+        from quietmax.data.encoding import Encoding
 
         described = self.metadata(model, version=version)["parameters"].get("encoding")
         if described is None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
 from collections import defaultdict, deque
+from typing import BinaryIO
 
+import orjson
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from quietmax.ledger import AccountState
+from quietmax.ledger.accounts import AccountState
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -79,3 +84,42 @@ class Metrics:
                 account.spent_units / account.limit_units if account.limit_units else 1.0
             )
         return generate_latest(self._registry)
+
+
+_EVERY_SECONDS = 0.25
+
+
+class Log:
+    """Writes lines; they are flushed four times a second, and at once if they are no mere requests."""
+
+    def __init__(self, stream: BinaryIO | None = None) -> None:
+        self._stream = sys.stderr.buffer if stream is None else stream
+        self._lock = threading.Lock()
+        self._waiting: list[bytes] = []
+        self._flushed = 0.0
+
+    def event(self, event: str, **fields: str | int | float | bool | None) -> None:
+        """Write an event at once."""
+        self._append(event, fields)
+        self.flush()
+
+    def request(self, **fields: str | int | float | None) -> None:
+        """Write a request with the next flush."""
+        self._append("request", fields)
+        if time.monotonic() - self._flushed > _EVERY_SECONDS:
+            self.flush()
+
+    def _append(self, event: str, fields: dict[str, str | int | float | bool | None]) -> None:
+        self._waiting.append(orjson.dumps({"time": round(time.time(), 3), "event": event, **fields}))
+
+    def flush(self) -> None:
+        """Write what waits."""
+        with self._lock:
+            lines, self._waiting = self._waiting, []
+            self._flushed = time.monotonic()
+            if lines:
+                try:
+                    self._stream.write(b"\n".join(lines) + b"\n")
+                    self._stream.flush()
+                except (OSError, ValueError):
+                    return

@@ -8,16 +8,24 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from quietmax.errors import QuietmaxError
-from quietmax.ledger import AccountState, Failed, KeyEnded, Ledger, Outcome, Refused, Reused
-from quietmax.server.access import Access, Caller
-from quietmax.server.amounts import answers_left, budget_json, currency_name, shown_cost, shown_left
-from quietmax.server.logs import Log
-from quietmax.server.metrics import Metrics
-from quietmax.server.offers import Offer, Offers
-from quietmax.server.pipeline import Answer, Pipeline
-from quietmax.server.refusals import HttpRefusal, unavailable
+from quietmax.ledger.accounts import AccountState
+from quietmax.ledger.ledger import Ledger
+from quietmax.ledger.transactions import Failed, KeyEnded, Outcome, Refused, Reused
+from quietmax.server.auth import Access, Caller
+from quietmax.server.batching import Answer, Pipeline
+from quietmax.server.codec import Query
+from quietmax.server.deployment import (
+    Deployment,
+    Deployments,
+    answers_left,
+    budget_json,
+    currency_name,
+    shown_cost,
+    shown_left,
+)
+from quietmax.server.errors import HttpError, unavailable
+from quietmax.server.metrics import Log, Metrics
 from quietmax.server.settings import Settings
-from quietmax.server.tensors import Query
 
 P = ParamSpec("P")
 Seen = TypeVar("Seen")
@@ -29,10 +37,14 @@ class Service:
     """Answers queries and tells how it stands. `start` and `stop` belong to the event loop that serves."""
 
     def __init__(
-        self, ledger: Ledger, offers: Offers, settings: Settings | None = None, log: Log | None = None
+        self,
+        ledger: Ledger,
+        deployments: Deployments,
+        settings: Settings | None = None,
+        log: Log | None = None,
     ) -> None:
         self.ledger = ledger
-        self.offers = offers
+        self.deployments = deployments
         self.settings = settings or Settings()
         self.metrics = Metrics()
         self.log = log or Log()
@@ -43,7 +55,7 @@ class Service:
     async def start(self) -> None:
         """Begin to answer."""
         self._pipeline = Pipeline(self.ledger, self.settings)
-        self.log.event("started", models=len(self.offers), ledger=self.ledger.address)
+        self.log.event("started", models=len(self.deployments), ledger=self.ledger.address)
 
     async def stop(self) -> None:
         """Answer what was charged, write what waits, and stop."""
@@ -53,24 +65,26 @@ class Service:
         await asyncio.to_thread(self.ledger.close)
         self.log.event("stopped")
 
-    def offer(self, name: str, version: str | None) -> Offer:
+    def deployment(self, name: str, version: str | None) -> Deployment:
         """The offer of that name and version, or 404."""
-        found = self.offers.find(name, version)
+        found = self.deployments.find(name, version)
         if found is None:
-            raise HttpRefusal(
-                404, "There is no such model or version; see GET /v2/models for those there are."
-            )
+            raise HttpError(404, "There is no such model or version; see GET /v2/models for those there are.")
         return found
 
-    async def answer(self, offer: Offer, query: Query, caller: Caller) -> tuple[Answer, dict[str, Any]]:
+    async def answer(
+        self, deployment: Deployment, query: Query, caller: Caller
+    ) -> tuple[Answer, dict[str, Any]]:
         """The answer to a query and the parameters that go with it; or a refusal that has spent nothing new."""
         if self._pipeline is None:
             raise unavailable("The service is starting or stopping; ask again in a second.")
-        result = await self._pipeline.ask(offer, query, caller)
+        result = await self._pipeline.ask(deployment, query, caller)
         if not isinstance(result, Answer):
-            raise _refusal(offer, result)
-        self.metrics.answers(offer.name, offer.version, result.answers, len(result.rows) - result.answers)
-        return result, _parameters(offer, result)
+            raise _refusal(deployment, result)
+        self.metrics.answers(
+            deployment.name, deployment.version, result.answers, len(result.rows) - result.answers
+        )
+        return result, _parameters(deployment, result)
 
     async def unready(self) -> str | None:
         """Why the service is not ready, or None if it is. Asks the ledger, at most five times a second."""
@@ -91,9 +105,9 @@ class Service:
             return str(problem)
         return ""
 
-    async def account(self, offer: Offer) -> AccountState:
+    async def account(self, deployment: Deployment) -> AccountState:
         """The offer's account as it stands."""
-        return await self.look(self.ledger.account, offer.account.name)
+        return await self.look(self.ledger.account, deployment.account.name)
 
     async def look(self, function: Callable[P, Seen], *arguments: P.args, **named: P.kwargs) -> Seen:
         """Read something from the ledger in a thread; 503 if that fails."""
@@ -104,9 +118,9 @@ class Service:
         except (QuietmaxError, TimeoutError) as problem:
             raise unavailable(str(problem) or "The ledger does not answer; ask again later.") from problem
 
-    async def budget(self, offer: Offer, caller: Caller) -> dict[str, Any]:
+    async def budget(self, deployment: Deployment, caller: Caller) -> dict[str, Any]:
         """What is spent and left of the account behind a model."""
-        account = await self.account(offer)
+        account = await self.account(deployment)
         parts = await self.look(self.ledger.parts, account)
         unproven = await self.look(self.ledger.unproven_models, account)
         told = budget_json(account, parts, caller.client, caller.admin)
@@ -114,9 +128,9 @@ class Service:
         left = account.left_units
         if mine is not None and mine.limit_units is not None:
             left = min(left, mine.limit_units - mine.spent_units)
-        if offer.unit_cost:
-            told["cost_per_answer"] = shown_cost(account.total, offer.unit_cost)
-            told["remaining_answers"] = answers_left(left, offer.unit_cost)
+        if deployment.unit_cost:
+            told["cost_per_answer"] = shown_cost(account.total, deployment.unit_cost)
+            told["remaining_answers"] = answers_left(left, deployment.unit_cost)
             told["note"] = (
                 "Every new answer is paid for; a stored answer to an identical query costs nothing."
             )
@@ -128,10 +142,10 @@ class Service:
         return told
 
 
-def _parameters(offer: Offer, answer: Answer) -> dict[str, Any]:
-    total = offer.account.total
+def _parameters(deployment: Deployment, answer: Answer) -> dict[str, Any]:
+    total = deployment.account.total
     told: dict[str, Any] = {
-        "guarantee_status": offer.status,
+        "guarantee_status": deployment.status,
         "currency": currency_name(total),
         "cost": shown_cost(total, answer.units),
         "new_answers": answer.answers,
@@ -140,29 +154,29 @@ def _parameters(offer: Offer, answer: Answer) -> dict[str, Any]:
         told["paid_at_training"] = True
     else:
         told["remaining"] = shown_left(total, answer.left_units)
-        told["remaining_answers"] = answers_left(answer.left_units, offer.unit_cost)
-    if offer.warning is not None:
-        told["warning"] = offer.warning
+        told["remaining_answers"] = answers_left(answer.left_units, deployment.unit_cost)
+    if deployment.warning is not None:
+        told["warning"] = deployment.warning
     return told
 
 
-def _refusal(offer: Offer, outcome: Outcome) -> HttpRefusal:
+def _refusal(deployment: Deployment, outcome: Outcome) -> HttpError:
     if isinstance(outcome, Refused):
-        total = offer.account.total
-        left = answers_left(outcome.left_units, offer.unit_cost)
+        total = deployment.account.total
+        left = answers_left(outcome.left_units, deployment.unit_cost)
         whose = "the budget of these records" if outcome.whose == "budget" else "your quota"
-        return HttpRefusal(
+        return HttpError(
             403,
-            f"{outcome.units // offer.unit_cost} new answers were asked for, but {whose} pays for {left} more; nothing "
+            f"{outcome.units // deployment.unit_cost} new answers were asked for, but {whose} pays for {left} more; nothing "
             "was spent, ask for fewer or ask the owner of the records.",
             {"remaining": shown_left(total, outcome.left_units), "remaining_answers": left},
         )
     if isinstance(outcome, Reused):
-        return HttpRefusal(
+        return HttpError(
             409, "This request id was used for another request; nothing was spent, choose a new id."
         )
     if isinstance(outcome, KeyEnded):
-        return HttpRefusal(
+        return HttpError(
             401,
             "The key was revoked or has expired; ask the administrator for a new one.",
             headers={"www-authenticate": "Bearer"},

@@ -11,22 +11,22 @@ from quietmax.errors import InvalidInput
 class Settings:
     """Limits and habits of the service; every one of them holds for each process on its own.
 
-    `anonymous`: requests without a key are answered, as client "anonymous" (loopback only). `most_bytes`, `most_rows`:
-    of one request. `seconds`: until a request is given up. `most_waiting`: requests at once. `stored_answers`:
+    `anonymous`: requests without a key are answered, as client "anonymous" (loopback only). `max_bytes`, `max_rows`:
+    of one request. `seconds`: until a request is given up. `max_waiting`: requests at once. `stored_answers`:
     identical queries get the stored answer at no cost. `secure_cookies`: the dashboard's session only over TLS.
     """
 
     anonymous: bool = False
-    most_bytes: int = 16 * 2**20
-    most_rows: int = 1000
+    max_bytes: int = 16 * 2**20
+    max_rows: int = 1000
     seconds: float = 10.0
-    most_waiting: int = 1024
+    max_waiting: int = 1024
     stored_answers: bool = True
     log_requests: bool = True
     secure_cookies: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("most_bytes", "most_rows", "seconds", "most_waiting"):
+        for name in ("max_bytes", "max_rows", "seconds", "max_waiting"):
             if not getattr(self, name) > 0:
                 raise InvalidInput(f"{name} is {getattr(self, name)}, but must be more than 0; give a limit.")
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from quietmax.errors import QuietmaxError
 from quietmax.experiments.report.page import OWNER_ONLY, SEEDED_NOISE, About, html
-from quietmax.experiments.report.panels import Panel, panels
-from quietmax.experiments.report.pictures import draw
+from quietmax.experiments.report.panels import Panel, draw, panels
 from quietmax.experiments.summary import Summary, write_tables
 
 __all__ = ["OWNER_ONLY", "SEEDED_NOISE", "About", "Panel", "html", "panels", "write_report"]

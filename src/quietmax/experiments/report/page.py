@@ -10,14 +10,11 @@ from html import escape
 from importlib import resources
 from string import Template
 
-from quietmax.experiments import reference
-from quietmax.experiments.comparison import Comparison
-from quietmax.experiments.correlation import reproduce_correlations
-from quietmax.experiments.findings import findings
-from quietmax.experiments.multi_query import ManyQueries, multi_query
+from quietmax.experiments import paper as reference
+from quietmax.experiments.findings import ManyQueries, findings, multi_query
+from quietmax.experiments.paper import Comparison, reproduce_correlations, reproduce_sensitivity_table
 from quietmax.experiments.report.panels import panels
-from quietmax.experiments.reproduction import environment
-from quietmax.experiments.sensitivity_table import reproduce_sensitivity_table
+from quietmax.experiments.runner import environment
 from quietmax.experiments.summary import STATUS_WORDS, Summary, accuracy_comparisons, curve_comparisons
 
 SEEDED_NOISE = (

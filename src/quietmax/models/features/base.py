@@ -1,26 +1,70 @@
-"""Feature maps: public functions of one record, chosen without looking at the private records (THEORY 3.1, 3.8).
+"""Independent pieces of work side by side, each on one thread.
 
-A map must give a record the same features whatever other records it is computed with. Otherwise removing one record
-moves the others, and the sensitivity of everything built on the features is wrong. Single additions, subtractions,
-multiplications, divisions and square roots are correctly rounded wherever a number stands in memory, so maps made of
-these alone need no further argument (`square_sums` adds in a fixed order). Matrix products, Fourier transforms and
-library functions may round differently with the shape of a batch, the alignment of its memory and the place of a row.
-Maps that use them are a `BatchedMap`.
+Torch splits every operation among its threads. For many small operations that costs more than it gains, and on a busy
+machine, where threads wait for one another, far more. Here torch is held to one thread per operation and its number
+of threads is used for whole pieces instead.
 """
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
 from quietmax.errors import InvalidInput
-from quietmax.models.features.threads import side_by_side
+
+Result = TypeVar("Result")
+
+
+class _Threads:
+    """Counts who holds torch to one thread, and restores its number of threads when the last one is done."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._before = 1
+
+    @contextmanager
+    def held(self) -> Iterator[int]:
+        """Torch with one thread per operation; yields the number of threads it had."""
+        with self._lock:
+            if self._users == 0:
+                self._before = torch.get_num_threads()
+                torch.set_num_threads(1)
+            self._users += 1
+            before = self._before
+        try:
+            yield before
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    torch.set_num_threads(self._before)
+
+
+_THREADS = _Threads()
+
+
+def side_by_side(work: Callable[[int], Result], pieces: int) -> list[Result]:
+    """`[work(0), ..., work(pieces - 1)]`, as many at once as torch has threads.
+
+    >>> side_by_side(lambda piece: piece * piece, 4)
+    [0, 1, 4, 9]
+    """
+    with _THREADS.held() as threads:
+        if threads == 1 or pieces <= 1:
+            return [work(piece) for piece in range(pieces)]
+        with ThreadPoolExecutor(min(threads, pieces)) as pool:
+            return list(pool.map(work, range(pieces)))
+
 
 Floats = NDArray[np.float32]
 

@@ -14,15 +14,15 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
-from quietmax.ledger import AccountState, Point
-from quietmax.server.access import SESSION_SECONDS, Caller, from_another_site
-from quietmax.server.amounts import budget_json, currency_name, shown_cost
-from quietmax.server.offers import Offer
+from quietmax.ledger.accounts import AccountState
+from quietmax.ledger.ledger import Point
+from quietmax.server.auth import SESSION_SECONDS, Caller, from_another_site
+from quietmax.server.codec import LABEL, PROBABILITIES, Query, unpacked
+from quietmax.server.deployment import Deployment, budget_json, currency_name, shown_cost
+from quietmax.server.errors import HttpError, bad_request, unfit
 from quietmax.server.openapi import refusals, responses
-from quietmax.server.refusals import HttpRefusal, bad_request, unfit
-from quietmax.server.servable import LARGEST_VALUE
+from quietmax.server.repository import LARGEST_VALUE
 from quietmax.server.service import Service
-from quietmax.server.tensors import LABEL, PROBABILITIES, Query, unpacked
 
 COOKIE = "quietmax_session"
 _WIDTH, _HEIGHT = 600, 160
@@ -64,7 +64,7 @@ def add(app: FastAPI, service: Service) -> None:
         fields = parse_qs((await _body(request)).decode("utf-8", "replace"))
         try:
             cookie, caller = await service.access.login(fields.get("key", [""])[0])
-        except HttpRefusal as refusal:
+        except HttpError as refusal:
             if refusal.status != 401:
                 raise
             return _html("login.html", service, wrong=True, status=401)
@@ -109,22 +109,24 @@ def add(app: FastAPI, service: Service) -> None:
         """Ask one question from the dashboard; it costs what any question costs."""
         _same_origin(request)
         caller = await _known(service, request)
-        offer, query = _question(service, await _body(request))
+        deployment, query = _question(service, await _body(request))
         started = time.perf_counter()
         status = 500
         try:
-            answer, parameters = await service.answer(offer, query, caller)
+            answer, parameters = await service.answer(deployment, query, caller)
             status = 200
-        except HttpRefusal as refusal:
+        except HttpError as refusal:
             status = refusal.status
             raise
         finally:
-            service.metrics.request(offer.name, offer.version, status, time.perf_counter() - started)
+            service.metrics.request(
+                deployment.name, deployment.version, status, time.perf_counter() - started
+            )
         outputs = unpacked(answer.rows)
         return JSONResponse(
             {
-                "model_name": offer.name,
-                "model_version": offer.version,
+                "model_name": deployment.name,
+                "model_version": deployment.version,
                 "parameters": parameters,
                 "outputs": [
                     {"name": name, "datatype": kind, "shape": list(outputs[name].shape), "data": data}
@@ -143,13 +145,13 @@ async def _caller(service: Service, request: Request) -> Caller | None:
 async def _known(service: Service, request: Request) -> Caller:
     caller = await _caller(service, request)
     if caller is None:
-        raise HttpRefusal(401, "The session has ended; log in again.")
+        raise HttpError(401, "The session has ended; log in again.")
     return caller
 
 
 def _same_origin(request: Request) -> None:
     if from_another_site(request.scope["headers"]):
-        raise HttpRefusal(403, "This request came from another site; use the dashboard itself.")
+        raise HttpError(403, "This request came from another site; use the dashboard itself.")
 
 
 async def _body(request: Request) -> bytes:
@@ -158,11 +160,11 @@ async def _body(request: Request) -> bytes:
         parts.append(part)
         size += len(part)
         if size > _MOST_BYTES:
-            raise HttpRefusal(413, f"The body is larger than {_MOST_BYTES} bytes; send less.")
+            raise HttpError(413, f"The body is larger than {_MOST_BYTES} bytes; send less.")
     return b"".join(parts)
 
 
-def _question(service: Service, body: bytes) -> tuple[Offer, Query]:
+def _question(service: Service, body: bytes) -> tuple[Deployment, Query]:
     try:
         asked: Any = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -172,18 +174,18 @@ def _question(service: Service, body: bytes) -> tuple[Offer, Query]:
     version = asked.get("version")
     if version is not None and not isinstance(version, str):
         raise bad_request("The version must be text; send it so, or leave it out.")
-    offer = service.offer(asked["model"], version)
+    deployment = service.deployment(asked["model"], version)
     features = asked.get("features")
     if not isinstance(features, list) or not {type(value) for value in features} <= {int, float}:
         raise unfit("The features must be a list of numbers; correct them.")
     with np.errstate(over="ignore"):
         row = np.array(features, dtype=np.float64)
-    if row.shape != (offer.servable.inputs,) or not (np.abs(row) <= LARGEST_VALUE).all():
+    if row.shape != (deployment.servable.inputs,) or not (np.abs(row) <= LARGEST_VALUE).all():
         raise unfit(
-            f"The model takes {offer.servable.inputs} finite numbers, but {row.size} were given; correct them."
+            f"The model takes {deployment.servable.inputs} finite numbers, but {row.size} were given; correct them."
         )
     outputs = ((LABEL, False), (PROBABILITIES, False))
-    return offer, Query(row.astype(np.float32)[None] + np.float32(0), None, outputs)
+    return deployment, Query(row.astype(np.float32)[None] + np.float32(0), None, outputs)
 
 
 def _html(template: str, service: Service, status: int = 200, **values: Any) -> Response:
@@ -207,7 +209,7 @@ def _html(template: str, service: Service, status: int = 200, **values: Any) -> 
 
 async def state(service: Service, caller: Caller) -> dict[str, Any]:
     """What the dashboard shows: models with their privacy cards, accounts with who spent what and when."""
-    names = sorted({offer.account.name for offer in service.offers})
+    names = sorted({deployment.account.name for deployment in service.deployments})
     accounts: dict[str, AccountState] = {
         name: await service.look(service.ledger.account, name) for name in names
     }
@@ -215,31 +217,34 @@ async def state(service: Service, caller: Caller) -> dict[str, Any]:
         "client": caller.client,
         "admin": caller.admin,
         "ready": await service.unready() is None,
-        "models": [_model(service, offer, accounts[offer.account.name]) for offer in service.offers],
+        "models": [
+            _model(service, deployment, accounts[deployment.account.name])
+            for deployment in service.deployments
+        ],
         "accounts": [await _account(service, account, caller) for account in accounts.values()],
     }
 
 
-def _model(service: Service, offer: Offer, account: AccountState) -> dict[str, Any]:
-    servable = offer.servable
-    guarantee = offer.guarantee(account)
-    latency = service.metrics.latency(offer.label)
+def _model(service: Service, deployment: Deployment, account: AccountState) -> dict[str, Any]:
+    servable = deployment.servable
+    guarantee = deployment.guarantee(account)
+    latency = service.metrics.latency(deployment.label)
     return {
-        "name": offer.name,
-        "version": offer.version,
+        "name": deployment.name,
+        "version": deployment.version,
         "kind": servable.kind,
         "mechanism": servable.mechanism,
         "dataset": servable.dataset,
         "classes": list(servable.classes),
         "inputs": servable.inputs,
         "account": account.name,
-        "status": offer.status,
+        "status": deployment.status,
         "guarantee": str(guarantee).removesuffix(guarantee.because).strip(),
         "because": guarantee.because,
         "assumptions": list(guarantee.assumptions),
-        "warning": offer.warning,
+        "warning": deployment.warning,
         "currency": currency_name(account.total),
-        "cost_per_answer": shown_cost(account.total, offer.unit_cost),
+        "cost_per_answer": shown_cost(account.total, deployment.unit_cost),
         "latency": None
         if latency is None
         else {name: round(1000 * value, 1) for name, value in latency.items()},

@@ -1,0 +1,287 @@
+"""The sum over a batch of every record's gradient, each clipped: in closed form, for K networks at once.
+
+In a network of linear layers the gradient of one record's loss with respect to a layer's kernel is the outer product
+of the layer's input a and its slope d, so its squared norm is |a|^2*|d|^2, and with the bias (|a|^2 + 1)*|d|^2. Summed
+over the layers that is the record's squared gradient norm; scaling the record's slopes by min(1, S/norm) before the
+one matrix product per layer gives the sum of all clipped gradients. No per-example gradient is ever formed, and one
+backward pass is enough (Goodfellow 2015, arXiv:1510.01799; "ghost clipping", Li et al. 2022, arXiv:2110.05679).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quietmax.models.mlp import MLP, activation
+
+_ROWS_AT_ONCE = 2048
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """One tensor per layer: kernels and biases, in the layout of `MLP`."""
+
+    kernels: tuple[Tensor, ...]
+    biases: tuple[Tensor, ...]
+
+    @classmethod
+    def zeros(cls, network: MLP) -> Gradients:
+        """Nothing yet, in the shapes of the network."""
+        return cls(
+            tuple(torch.zeros_like(kernel) for kernel in network.kernels),
+            tuple(torch.zeros_like(bias) for bias in network.biases),
+        )
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All of them, kernels first."""
+        yield from self.kernels
+        yield from self.biases
+
+
+class ClippedSums:
+    """Sums over a batch of every record's cross-entropy gradient, each clipped to its network's norm.
+
+    ``inputs`` and ``targets`` hold all records; the last one is the padding and counts nothing. ``clips`` are the
+    networks' norms; ``weights``, if given, multiply the networks' sums. With ``alpha`` the loss of a record is the
+    convexified loss of a batch of one, `(1/a) ln[(exp(a*l) + C - 1)/C]`: its gradient is that of the cross-entropy l
+    times `1/(1 + (C - 1)*p_y^a)`, since exp(-l) = p_y.
+    """
+
+    def __init__(
+        self,
+        network: MLP,
+        inputs: Tensor,
+        targets: Tensor,
+        clips: Tensor,
+        weights: Tensor | None = None,
+        alpha: float | None = None,
+    ) -> None:
+        self._network, self._inputs, self._targets = network, inputs.contiguous(), targets
+        self._lengths = inputs.square().sum(1)
+        self._clips = clips.unsqueeze(1)
+        self._weights = None if weights is None else weights.unsqueeze(1)
+        self._alpha = alpha
+        self._activation = activation(network.activation)
+
+    def add_to(self, gradients: Gradients, records: Tensor) -> None:
+        """Add the sums over ``records``, row indices of shape (networks, width), or (1, width) if all are alike."""
+        for part in torch.split(records, _ROWS_AT_ONCE, 1):
+            self._add_part(gradients, part)
+
+    def _add_part(self, gradients: Gradients, records: Tensor) -> None:
+        networks, (shared, width) = self._network.networks, records.shape
+        picked = records.flatten()
+        first = self._inputs[picked].view(shared, width, -1).expand(networks, -1, -1)
+        signals, logits = self._forward(first)
+        slopes = self._slopes(signals, logits, self._targets[picked].view(shared, width))
+        norms = (self._lengths[picked].view(shared, width) + 1) * slopes[0].square().sum(-1)
+        for signal, slope in zip(signals[1:], slopes[1:], strict=True):
+            norms += (signal.square().sum(-1) + 1) * slope.square().sum(-1)
+        factors = (self._clips / norms.sqrt_()).clamp_(max=1.0)
+        factors *= records != len(self._inputs) - 1
+        if self._weights is not None:
+            factors *= self._weights
+        lost = ~torch.isfinite(norms)
+        if bool(lost.any()):
+            # A record whose gradient overflows contributes nothing, rather than spoiling the sum of the others.
+            factors.masked_fill_(lost, 0.0)
+            signals = [signal.masked_fill(lost.unsqueeze(-1), 0.0) for signal in signals]
+            slopes = [slope.masked_fill(lost.unsqueeze(-1), 0.0) for slope in slopes]
+        self._add_products(gradients, signals, slopes, factors.unsqueeze(-1))
+
+    def _forward(self, signal: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The input of every layer, and the logits."""
+        signals = [signal]
+        for kernel, bias in zip(self._network.kernels[:-1], self._network.biases[:-1], strict=True):
+            signals.append(self._activation.apply_(torch.baddbmm(bias, signals[-1], kernel)))
+        output = self._network.kernels[-1].transpose(1, 2)
+        return signals, torch.baddbmm(self._network.biases[-1], signals[-1], output)
+
+    def _slopes(self, signals: list[Tensor], logits: Tensor, labels: Tensor) -> list[Tensor]:
+        """d loss_i / d pre-activation of every layer: for cross-entropy, p - e_y at the last."""
+        slope = torch.softmax(logits, -1)
+        wanted = labels.expand(len(slope), -1).unsqueeze(-1)
+        probability = None if self._alpha is None else slope.gather(-1, wanted)
+        slope.scatter_add_(-1, wanted, slope.new_full((), -1.0).expand(wanted.shape))
+        if probability is not None and self._alpha is not None:
+            slope /= 1 + (slope.shape[-1] - 1) * probability**self._alpha
+        slopes = [slope]
+        for depth in reversed(range(1, len(self._network.kernels))):
+            kernel = self._network.kernels[depth]
+            if depth < len(self._network.kernels) - 1:
+                kernel = kernel.transpose(1, 2)
+            slopes.insert(0, self._activation.backward(torch.bmm(slopes[0], kernel), signals[depth]))
+        return slopes
+
+    def _add_products(
+        self, gradients: Gradients, signals: list[Tensor], slopes: list[Tensor], factors: Tensor
+    ) -> None:
+        """Sum over the records: a layer's input times its scaled slope."""
+        last = len(slopes) - 1
+        for depth, (signal, slope) in enumerate(zip(signals, slopes, strict=True)):
+            scaled = slope.mul_(factors)
+            left, right = (scaled, signal) if depth == last else (signal, scaled)
+            gradients.kernels[depth].baddbmm_(left.transpose(1, 2), right)
+            gradients.biases[depth].add_(scaled.sum(1, keepdim=True))
+
+
+BITS = 20
+ROWS_AT_ONCE = 512
+LARGEST_BATCH = 2**19
+"""More records would overflow 63 bits: each adds at most 2 to a sum counted in multiples of 2^-42."""
+_SLOPE_BITS = 22
+_MANTISSA = 53
+_SHORTENED = 1.0 - 2.0**-40
+"""Norms computed in float64 are right up to 2^-45; scaling to this much less than the clip keeps them below it."""
+
+
+def exact_clipped_sum(network: MLP, inputs: Tensor, labels: Tensor, clip: float) -> Gradients:
+    """Return the sum over all rows of the clipped cross-entropy gradients of a single network, in float64.
+
+    One row more or less changes it by at most ``clip`` in L2, up to the rounding of the finished sum to float64.
+    """
+    work = _Work(network, clip)
+    for start in range(0, len(inputs), ROWS_AT_ONCE):
+        part = slice(start, start + ROWS_AT_ONCE)
+        work.add(inputs[part].double(), labels[part])
+    return work.sums()
+
+
+class _Work:
+    """The public numbers of one step, and the sums so far as whole numbers."""
+
+    def __init__(self, network: MLP, clip: float) -> None:
+        widest = max(network.widths)
+        self._bits = min(BITS, (_MANTISSA - max(1, math.ceil(math.log2(widest)))) // 2)
+        self._activation, self._clip = network.activation, clip
+        self._unit = 2.0 ** (math.frexp(clip)[1] - _SLOPE_BITS)
+        last = len(network.kernels) - 1
+        plain = [kernel[0].T if depth == last else kernel[0] for depth, kernel in enumerate(network.kernels)]
+        self._forward = [_kernel_on_grid(kernel, 0, self._bits) for kernel in plain]
+        self._backward = [_kernel_on_grid(kernel, 1, self._bits).T for kernel in plain]
+        self._biases = [bias[0].double() for bias in network.biases]
+        self._kernel_sums = [torch.zeros(kernel.shape, dtype=torch.int64) for kernel in plain]
+        self._bias_sums = [torch.zeros(bias.shape[1], dtype=torch.int64) for bias in self._biases]
+
+    def add(self, rows: Tensor, labels: Tensor) -> None:
+        """Add some records: at most `ROWS_AT_ONCE`."""
+        signals, slopes = self._pass(rows, labels)
+        squares = torch.zeros(len(rows), 1, dtype=torch.float64)
+        for (size, signal), (steepness, slope) in zip(signals, slopes, strict=True):
+            length = size * size * signal.square().sum(1, keepdim=True) + 1.0
+            squares = squares + length * (steepness * steepness * slope.square().sum(1, keepdim=True))
+        limit = self._clip * _SHORTENED
+        factors = limit / torch.clamp(squares.sqrt(), min=limit)
+        factors = torch.where(torch.isfinite(squares), factors, 0.0)
+        for depth, ((size, signal), (steepness, slope)) in enumerate(zip(signals, slopes, strict=True)):
+            scaled = factors * steepness * slope
+            kernel = signal.T @ self._whole(size * scaled)
+            # Whole multiples of 2^-bits times whole numbers: a shift makes them whole.
+            self._kernel_sums[depth] += (kernel * 2.0**self._bits).to(torch.int64)
+            self._bias_sums[depth] += self._whole(scaled).sum(0).to(torch.int64)
+
+    def sums(self) -> Gradients:
+        """The sums in the layout of `MLP`."""
+        kernels = [total.double() * (self._unit * 2.0**-self._bits) for total in self._kernel_sums]
+        kernels[-1] = kernels[-1].T
+        return Gradients(
+            tuple(kernel.unsqueeze(0) for kernel in kernels),
+            tuple((total.double() * self._unit).view(1, 1, -1) for total in self._bias_sums),
+        )
+
+    def _whole(self, values: Tensor) -> Tensor:
+        """Towards zero to whole multiples of the unit; what is not finite counts nothing."""
+        return torch.nan_to_num(values / self._unit, nan=0.0, posinf=0.0, neginf=0.0).trunc()
+
+    def _pass(
+        self, rows: Tensor, labels: Tensor
+    ) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]]]:
+        """Every layer's input and slope, each as a power of two and a row on the grid."""
+        signals, outputs = [_scaled(rows, self._bits)], []
+        for depth, (kernel, bias) in enumerate(zip(self._forward, self._biases, strict=True)):
+            size, signal = signals[-1]
+            outputs.append(size * (signal @ kernel) + bias)
+            if depth < len(self._forward) - 1:
+                signals.append(_scaled(_activated(self._activation, outputs[-1]), self._bits))
+        slope = _probabilities(outputs[-1])
+        slope[torch.arange(len(labels)), labels] -= 1.0
+        slopes = [_scaled(slope, self._bits)]
+        for depth in reversed(range(1, len(self._backward))):
+            steepness, slope = slopes[0]
+            size, signal = signals[depth]
+            through = steepness * (slope @ self._backward[depth])
+            slopes.insert(0, _scaled(through * _derivative(self._activation, size * signal), self._bits))
+        return signals, slopes
+
+
+def _scaled(rows: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Powers of two of shape (n, 1), and rows of whole multiples of 2^-bits below 1 in size: their product is `rows`.
+
+    Up to rounding towards zero. A row with an entry that is undefined or beyond 2^500 is read as 0.
+    """
+    largest = rows.abs().amax(1, keepdim=True)
+    safe = torch.where(largest < 2.0**500, rows, 0.0)
+    exponents = torch.frexp(torch.where(largest < 2.0**500, largest, 0.0)).exponent
+    powers = _power_of_two(exponents.clamp(min=-500))
+    return powers, (safe / powers * 2.0**bits).trunc() * 2.0**-bits
+
+
+def _power_of_two(exponents: Tensor) -> Tensor:
+    """2^k for whole k from -1022 to 1023, by its bits: library powers need not be exact."""
+    return ((exponents.to(torch.int64) + 1023) << 52).view(torch.float64)
+
+
+def _kernel_on_grid(kernel: Tensor, contracted: int, bits: int) -> Tensor:
+    """Round a kernel so that its product with rows on the grid, along the axis `contracted`, is exact.
+
+    Partial sums are at most the largest sum of absolute weights, in multiples of 2^-bits times the grid.
+    """
+    weights = kernel.double()
+    largest = float(weights.abs().sum(contracted).max())
+    free = _MANTISSA - 1 - bits - max(0, math.frexp(largest)[1])
+    unit = 2.0 ** min(free, 40)
+    return (weights * unit).round() / unit
+
+
+def _exponential(values: Tensor) -> Tensor:
+    """exp(x) for x <= 0 to about 2 units in the last place, by additions and multiplications alone.
+
+    Library exponentials may round differently at the end of an array than inside it.
+    """
+    limited = torch.clamp(values, min=-700.0)
+    powers = (limited * 1.4426950408889634).round()
+    rest = limited - powers * 0.693147180369123816490  # ln 2 with its last bits zero: the product is exact
+    rest = rest - powers * 1.90821492927058770002e-10
+    result = torch.full_like(rest, 1.0 / math.factorial(13))
+    for order in range(12, -1, -1):
+        result = result * rest
+        result = result + 1.0 / math.factorial(order)
+    return result * _power_of_two(powers)
+
+
+def _probabilities(logits: Tensor) -> Tensor:
+    """Softmax; the weights are whole multiples of 2^-40, so that their sum is exact."""
+    weights = _exponential(logits - logits.amax(1, keepdim=True))
+    weights = (weights * 2.0**40).round() * 2.0**-40
+    return weights / weights.sum(1, keepdim=True)
+
+
+def _activated(name: str, values: Tensor) -> Tensor:
+    if name == "relu":
+        return torch.clamp(values, min=0.0)
+    if name == "tanh":
+        small = _exponential(-2.0 * values.abs())
+        return torch.sign(values) * ((1.0 - small) / (1.0 + small))
+    small = _exponential(-values.abs())
+    share = 1.0 / (1.0 + small)
+    return torch.where(values < 0.0, small * share, share)
+
+
+def _derivative(name: str, outputs: Tensor) -> Tensor:
+    if name == "relu":
+        return (outputs > 0.0).double()
+    return 1.0 - outputs * outputs if name == "tanh" else outputs * (1.0 - outputs)

@@ -1,0 +1,187 @@
+"""DP-SGD for any torch module: Opacus finds the per-example gradient norms, batches and noise are ours.
+
+Opacus's ghost clipping is used layer by layer where it knows the layer, and its general rule elsewhere; tied weights
+are clipped without ghosts. Its own batches and noise are not used: its secure mode needs torchcsprng, which cannot be
+had for the PyTorch pinned here, while `quietmax.noise` draws exact noise from the operating system.
+
+Floating-point sums of a module's gradients cannot be made exact as those of the built-in network are. The noise allows
+for `ROUNDING` of the clip norm, and the guarantee of such a model names that as an assumption.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quietmax.errors import InvalidInput, words_of
+from quietmax.estimators.dpsgd.config import PrivateSettings
+from quietmax.estimators.dpsgd.training import seeded_batches, unforeseeable_batches
+from quietmax.models.stacked import Progress, Rows, check_weights
+from quietmax.noise.release import release_gaussian
+
+Build = Callable[[int, int], torch.nn.Module]
+
+ROUNDING = 2.0**-10
+"""Added to the sensitivity as a share of the clip norm, for sums in floating point."""
+ASSUMPTIONS = (
+    "The module computes every record of a batch by itself.",
+    "One record moves the module's clipped gradient sums, computed in floating point, by at most 1.001 clip norms.",
+)
+_ROWS_AT_ONCE = 256
+
+
+def train_private_module(
+    module: torch.nn.Module,
+    features: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    *,
+    settings: PrivateSettings,
+    noise_multiplier: float,
+    size: int,
+    seed: int | None = None,
+    progress: Progress | None = None,
+) -> torch.nn.Module:
+    """Train a module that returns logits, in place, with the steps of `train_private_stack`; return it in eval mode.
+
+    ``seed`` None draws batches and exact noise from the operating system. ``settings.hidden`` and
+    ``settings.activation`` play no part. The penalty ``l2`` is on parameters of two or more dimensions.
+    """
+    inputs, targets = torch.from_numpy(features), torch.from_numpy(labels)
+    clipped = _Clipped(module.train(), settings.clip)
+    parameters = clipped.parameters
+    optimizer = _optimizer(parameters, settings)
+    noise = _Noise(settings.clip, noise_multiplier, seed)
+    batches: Iterator[Rows]
+    if seed is None:
+        batches = unforeseeable_batches(len(inputs), size, settings)
+    else:
+        batches = seeded_batches(np.arange(len(inputs)), seed, size, settings)
+    expected = settings.sampling_rate * size
+    for step in range(1, settings.steps + 1):
+        batch = torch.from_numpy(next(batches))
+        sums = [torch.zeros_like(parameter) for parameter in parameters]
+        for part in torch.split(batch, _ROWS_AT_ONCE):
+            clipped.add_to(sums, inputs[part], targets[part])
+        for parameter, total in zip(parameters, noise.added(sums), strict=True):
+            parameter.grad = total / expected
+        optimizer.step()
+        check_weights(parameters)
+        if progress is not None:
+            progress(step, settings.steps)
+    return clipped.released().eval()
+
+
+class _Clipped:
+    """Sums of clipped per-example gradients of a module wrapped by Opacus."""
+
+    def __init__(self, module: torch.nn.Module, clip: float) -> None:
+        self._module, self._clip = module, clip
+        self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if not self.parameters:
+            raise InvalidInput("The module has no trainable parameter; give one that can be trained.")
+        self._wrapped = self._wrap(ghost=True)
+
+    def _wrap(self, *, ghost: bool) -> Any:
+        try:
+            from opacus.grad_sample import GradSampleModuleFastGradientClipping  # type: ignore[import-untyped]
+            from opacus.validators import ModuleValidator  # type: ignore[import-untyped]
+            from opacus.validators.errors import UnsupportedModuleError  # type: ignore[import-untyped]
+        except ImportError as problem:
+            raise InvalidInput(
+                "Training a module of one's own with DP-SGD needs Opacus; install it with 'pip install opacus', or "
+                "use the built-in network."
+            ) from problem
+        try:
+            ModuleValidator.validate(self._module, strict=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return GradSampleModuleFastGradientClipping(
+                    self._module, loss_reduction="sum", max_grad_norm=self._clip, use_ghost_clipping=ghost
+                )
+        except (UnsupportedModuleError, NotImplementedError) as problem:
+            raise InvalidInput(
+                f"The module mixes records or cannot be clipped per record ({words_of(problem)}); replace such "
+                "layers, for instance BatchNorm by GroupNorm."
+            ) from problem
+
+    def add_to(self, sums: list[Tensor], inputs: Tensor, labels: Tensor) -> None:
+        """Add the clipped gradients of these records."""
+        if not len(labels):
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                finite = self._clip_and_sum(inputs, labels)
+            except NotImplementedError:
+                # Tied weights: Opacus clips them without ghosts.
+                self.released()
+                self._wrapped = self._wrap(ghost=False)
+                finite = self._clip_and_sum(inputs, labels)
+        if not bool(finite.all()):
+            # A record whose gradient overflows contributes nothing, rather than spoiling the sum of the others.
+            self.add_to(sums, inputs[finite], labels[finite])
+            return
+        for total, parameter in zip(sums, self.parameters, strict=True):
+            if parameter.grad is not None:
+                total += parameter.grad
+
+    def _clip_and_sum(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Leave the clipped sum in the parameters' gradients; return which records have finite gradients."""
+        wrapped = self._wrapped
+        wrapped.zero_grad()
+        losses = torch.nn.functional.cross_entropy(wrapped(inputs), labels, reduction="none")
+        losses.sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        norms = wrapped.get_norm_sample()
+        finite: Tensor = torch.isfinite(norms) & torch.isfinite(losses)
+        wrapped.zero_grad()
+        wrapped.disable_hooks()
+        try:
+            weighted = (torch.clamp(self._clip / norms, max=1.0) * losses).sum()
+            weighted.backward()  # type: ignore[no-untyped-call]
+        finally:
+            wrapped.enable_hooks()
+        return finite
+
+    def released(self) -> torch.nn.Module:
+        """The module without Opacus's hooks."""
+        self._wrapped.zero_grad()
+        module: torch.nn.Module = self._wrapped.to_standard_module()
+        for parameter in self.parameters:
+            parameter.grad = None
+        return module
+
+
+class _Noise:
+    """Exact noise from the operating system, or seeded noise for experiments."""
+
+    def __init__(self, clip: float, multiplier: float, seed: int | None) -> None:
+        self._clip, self._multiplier = clip, multiplier
+        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+
+    def added(self, sums: list[Tensor]) -> list[Tensor]:
+        """The sums with noise."""
+        if self._generator is not None:
+            spread = self._clip * self._multiplier
+            return [total + spread * torch.randn(total.shape, generator=self._generator) for total in sums]
+        vector = torch.cat([total.flatten() for total in sums]).double().numpy()
+        noisy = release_gaussian(vector, sensitivity=self._clip * (1 + ROUNDING), mu=1 / self._multiplier)
+        parts = torch.split(torch.from_numpy(noisy.values), [total.numel() for total in sums])
+        return [part.view(total.shape).to(total.dtype) for part, total in zip(parts, sums, strict=True)]
+
+
+def _optimizer(parameters: list[torch.nn.Parameter], settings: PrivateSettings) -> torch.optim.Optimizer:
+    groups = [
+        {"params": [each for each in parameters if each.ndim > 1], "weight_decay": 2 * settings.l2},
+        {"params": [each for each in parameters if each.ndim <= 1], "weight_decay": 0.0},
+    ]
+    used = [group for group in groups if group["params"]]
+    if settings.optimizer == "adam":
+        return torch.optim.Adam(used, lr=settings.learning_rate, eps=1e-7)
+    momentum = 0.9 if settings.optimizer == "momentum" else 0.0
+    return torch.optim.SGD(used, lr=settings.learning_rate, momentum=momentum)

@@ -1,0 +1,479 @@
+"""The noise multipliers of DP-SGD against their formulas, to the last digits and at the ends of what they take."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+
+import mpmath
+import numpy as np
+import pytest
+
+from quietmax.accounting import advanced_composition, delta_of, mu_of
+from quietmax.accounting import dpsgd as dpsgd_module
+from quietmax.accounting import dpsgd as module
+from quietmax.accounting.dpsgd import (
+    Schedule,
+    _interval,
+    loss_delta,
+    noise_multiplier,
+    renyi_epsilon,
+    sampled_gaussian_delta,
+)
+from quietmax.errors import InvalidInput
+
+CASES = [(0.3, 1e-6, Schedule(0.03, 700)), (2.0, 1e-3, Schedule(0.2, 13)), (50.0, 1e-9, Schedule(1.0, 3))]
+HAIR = 1 + 1e-11
+
+
+def published(accountant, epsilon, delta, schedule):
+    return noise_multiplier(epsilon, delta, schedule, accountant=accountant, reading="published")
+
+
+def proven(accountant, epsilon, delta, schedule):
+    return noise_multiplier(epsilon, delta, schedule, accountant=accountant)
+
+
+def test_a_schedule_takes_every_share_up_to_all_and_any_number_of_steps_from_one():
+    assert Schedule(1.0, 1).epochs == 1.0
+    assert Schedule(1e-9, 3.0).steps == 3
+    for rate, steps in (
+        (0.0, 1),
+        (math.nextafter(1.0, 2.0), 1),
+        (0.5, 0),
+        (0.5, 1.5),
+        (0.5, True),
+        (0.5, -1),
+    ):
+        with pytest.raises(InvalidInput):
+            Schedule(rate, steps)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Schedule(1.0, 1).steps = 2
+
+
+def test_epochs_that_are_whole_but_for_rounding_are_whole_and_others_are_left():
+    assert Schedule(0.07, 100).epochs == 7.0 != 0.07 * 100
+    assert Schedule(0.015, 100).epochs == 1.5
+    assert Schedule(0.07, 101).epochs == 0.07 * 101
+    assert Schedule(0.01, 3).epochs == 0.03
+
+
+@pytest.mark.parametrize("accountant", ["nc", "ac", "zcdp"])
+def test_epsilon_is_from_1e_4_to_1e6_and_delta_from_1e_9_to_below_one(accountant):
+    schedule = Schedule(0.1, 100)
+    for epsilon, delta in ((1e-4, 1e-5), (1e6, 1e-5), (1.0, 1e-9), (1.0, 0.999)):
+        assert published(accountant, epsilon, delta, schedule) > 0.0
+    for epsilon, delta in ((0.999e-4, 1e-5), (1.001e6, 1e-5), (1.0, 0.999e-9), (1.0, 1.0)):
+        with pytest.raises(InvalidInput, match="give such a number"):
+            published(accountant, epsilon, delta, schedule)
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "schedule"), CASES)
+def test_published_noise_is_the_formula_of_the_table(epsilon, delta, schedule):
+    epochs = schedule.epochs
+    assert published("nc", epsilon, delta, schedule) == pytest.approx(
+        epochs * math.sqrt(2 * math.log(1.25 * epochs / delta)) / epsilon, rel=1e-14
+    )
+    inner = math.log(2 / delta)
+    assert published("ac", epsilon, delta, schedule) == pytest.approx(
+        math.sqrt(epochs * math.log(2.5 * epochs / delta))
+        * (math.sqrt(inner + 2 * epsilon) + math.sqrt(inner))
+        / epsilon,
+        rel=1e-14,
+    )
+    log = math.log(1 / delta)
+    assert published("zcdp", epsilon, delta, schedule) == pytest.approx(
+        math.sqrt(epochs / 2) * (math.sqrt(log + epsilon) + math.sqrt(log)) / epsilon, rel=1e-14
+    )
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "schedule"), CASES)
+def test_concentrated_privacy_of_all_steps_is_epsilon_rounded_up(epsilon, delta, schedule):
+    sigma = mpmath.mpf(proven("zcdp", epsilon, delta, schedule))
+    with mpmath.workdps(40):
+        rho = schedule.steps / (2 * sigma**2)
+        needed = rho + 2 * mpmath.sqrt(rho * mpmath.log(1 / mpmath.mpf(delta)))
+    assert epsilon / HAIR < needed < epsilon
+
+
+def _sampled(sigma: float, delta: float, rate: float) -> mpmath.mpf:
+    """The epsilon of one Poisson-sampled Gaussian step at this delta (Balle, Barthe, Gaboardi 2018)."""
+    with mpmath.workdps(40):
+        low, high = mpmath.mpf(0), mpmath.mpf(500)
+        for _ in range(120):  # the epsilon of the unsampled step at delta/rate, by halving
+            middle = (low + high) / 2
+            low, high = (middle, high) if delta_of(1 / sigma, float(middle)) > delta / rate else (low, middle)
+        return mpmath.log(1 + rate * mpmath.expm1(high))
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "schedule"), CASES)
+def test_naive_composition_gives_every_sampled_step_an_equal_share(epsilon, delta, schedule):
+    sigma, steps = proven("nc", epsilon, delta, schedule), schedule.steps
+    assert float(_sampled(sigma, delta / steps, schedule.sampling_rate)) == pytest.approx(
+        epsilon / steps, rel=1e-7
+    )
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "schedule"), CASES)
+def test_advanced_composition_spends_half_of_delta_on_the_steps_and_half_on_itself(epsilon, delta, schedule):
+    sigma, steps = proven("ac", epsilon, delta, schedule), schedule.steps
+    share = float(_sampled(sigma, delta / (2 * steps), schedule.sampling_rate))
+    assert advanced_composition(share, steps, delta / 2) == pytest.approx(epsilon, rel=1e-7)
+
+
+def test_a_step_is_never_read_at_a_delta_above_one_half():
+    schedule = Schedule(0.01, 1)
+    sigma = proven("nc", 1.0, 0.9, schedule)
+    unsampled = math.log1p(math.expm1(1.0) / 0.01)
+    assert sigma * mu_of(unsampled, 0.5) == pytest.approx(1.0, rel=1e-11)
+
+
+@pytest.mark.parametrize("steps", [1, 9, 1000])
+def test_full_batches_are_gaussian_mechanisms_counted_exactly(steps):
+    sigma = proven("pld", 0.7, 1e-6, Schedule(1.0, steps))
+    assert 1.0 < sigma * mu_of(0.7, 1e-6) / math.sqrt(steps) < HAIR
+
+
+# --- Renyi divergences --------------------------------------------------------------------------------------------
+
+
+def _best_order(sigma, delta, steps, published):
+    """The bound for full batches, whose divergence of order a is a*T/(2*sigma^2), over a fine net of orders."""
+    orders = np.exp(np.geomspace(1e-3, math.log(2.0**15), 200_000))
+    divergence = orders * steps / (2 * sigma**2)
+    if published:
+        return (divergence + math.log(1 / delta) / (orders - 1)).min()
+    return (divergence + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)).min()
+
+
+@pytest.mark.parametrize("published", [True, False])
+@pytest.mark.parametrize(
+    ("sigma", "delta"),
+    [(0.02, 1e-5), (0.1, 1e-5), (0.5, 1e-6), (1.0, 1e-5), (3.0, 1e-3), (10.0, 1e-5), (100.0, 1e-9)],
+)
+def test_the_orders_tried_come_within_a_few_thousandths_of_the_best(sigma, delta, published):
+    found = renyi_epsilon(sigma, delta, Schedule(1.0, 4), largest_order=2**15, published=published)
+    best = _best_order(sigma, delta, 4, published)
+    assert best * (1 - 1e-6) <= found <= best * 1.006 + 1e-9
+
+
+def test_orders_beyond_the_largest_are_not_tried():
+    small, large = (renyi_epsilon(1e3, 1e-5, Schedule(1.0, 1), largest_order=most) for most in (64, 2**15))
+    assert small > 4 * large
+
+
+def test_divergences_are_rounded_up_by_a_trifle_for_each_step():
+    sigma, steps = 1e6, 10**6
+    exact = 64 * steps / (2 * sigma**2) + math.log(1e5) / 63  # the largest order is the best
+    found = renyi_epsilon(sigma, 1e-5, Schedule(1.0, steps), largest_order=64, published=True)
+    assert exact < found < exact + 2e-12 * steps
+
+
+def test_more_steps_and_more_sampling_cost_more():
+    found = [
+        renyi_epsilon(1.5, 1e-5, Schedule(rate, steps))
+        for rate, steps in ((0.01, 100), (0.01, 400), (0.05, 400), (1.0, 400))
+    ]
+    assert found == sorted(found)
+    assert found[0] > 0.0
+
+
+@pytest.mark.parametrize(("order", "sigma"), [(1.5, 0.3), (4.0, 0.5), (30.0, 1.0), (2.0, 20.0)])
+def test_the_quadrature_of_an_all_but_certain_sample_is_the_closed_form(order, sigma):
+    """Sampled with probability nearly 1, a step's divergence is a/(2*sigma^2)."""
+    found = dpsgd_module._renyi_divergence(order, sigma, 1 - 1e-15)
+    assert found == pytest.approx(order / (2 * sigma**2), rel=1e-9)
+
+
+def test_the_noise_under_rdp_is_the_smallest_that_suffices():
+    schedule = Schedule(1.0, 30)
+    for published_ in (True, False):
+        reading = "published" if published_ else "proven"
+        sigma = noise_multiplier(2.0, 1e-5, schedule, accountant="rdp", reading=reading)
+        assert renyi_epsilon(sigma, 1e-5, schedule, published=published_) <= 2.0
+        assert renyi_epsilon(sigma * (1 - 1e-4), 1e-5, schedule, published=published_) > 2.0
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.01, 1e-5), (0.2, 1e-9), (8.0, 1e-3)])
+def test_small_and_large_epsilons_find_an_order_that_suits_them(epsilon, delta):
+    for reading in ("published", "proven"):
+        sigma = noise_multiplier(epsilon, delta, Schedule(1.0, 4), accountant="rdp", reading=reading)
+        assert _best_order(sigma, delta, 4, reading == "published") == pytest.approx(epsilon, rel=0.006)
+
+
+@pytest.mark.parametrize(("sigma", "rate", "steps"), [(0.3, 0.01, 3), (0.5, 0.1, 300)])
+def test_little_noise_is_counted_by_quadrature_where_the_series_gives_up(sigma, rate, steps):
+    """In the second case dp-accounting's series gives up at the best order, 1.4."""
+    delta = 1e-5
+    orders = [1 + part / 50 for part in range(3, 100)]
+    bounds = [
+        steps * dpsgd_module._renyi_divergence(order, sigma, rate) + math.log(1 / delta) / (order - 1)
+        for order in orders
+    ]
+    found = renyi_epsilon(sigma, delta, Schedule(rate, steps), largest_order=64, published=True)
+    assert min(bounds) * (1 - 1e-6) <= found <= min(bounds) * 1.01
+
+
+# --- the search and the loss distribution -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wanted", [1e-3, 0.19, 0.21, 5.0, 1e6])
+def test_the_search_finds_the_smallest_noise_wherever_it_lies(wanted):
+    found = dpsgd_module._smallest(lambda sigma: math.log(wanted / sigma), 1.0, Schedule(0.1, 10))
+    assert wanted <= found <= wanted * (1 + 1e-4)
+
+
+def test_the_search_gives_up_where_no_noise_suffices():
+    with pytest.raises(InvalidInput, match="raise epsilon or delta"):
+        dpsgd_module._smallest(lambda _: 1.0, 1.0, Schedule(0.1, 10))
+    assert dpsgd_module._smallest(lambda sigma: math.log(1e25 / sigma), 1.0, Schedule(0.1, 10)) >= 1e25
+
+
+@pytest.mark.parametrize(("mu", "steps"), [(0.05, 1), (0.5, 400), (2.0, 50)])
+def test_the_loss_distribution_of_full_batches_is_the_gaussian_curve(mu, steps):
+    for share in (0.5, 2.0):
+        found = loss_delta(math.sqrt(steps) / mu, share * mu, Schedule(1.0, steps))
+        assert delta_of(mu, share * mu) * (1 - 1e-6) <= found <= delta_of(mu, share * mu) * 1.01
+
+
+def test_the_delta_of_a_run_is_at_least_the_exact_one_of_a_million_nearly_full_steps():
+    """Version 0.1 found 0.991 of the exact delta at the first of these, and 0.943 for another noise."""
+    schedule = Schedule(1 - 1e-12, 10**6)
+    for share in (1.008, 1.006, 1.0):
+        sigma = 1000 / mu_of(1.0, 1e-9) * share
+        exact = delta_of(1000 / sigma, 1.0)
+        assert exact * (1 - 1e-6) <= loss_delta(sigma, 1.0, schedule) <= exact * 1.001
+
+
+def test_one_sampled_step_is_amplified_exactly():
+    """One step at epsilon ln(1 + q*(exp(e) - 1)) has q times the delta of the unsampled step at e."""
+    for rate, sigma, epsilon in ((0.1, 1.0, 1.0), (0.5, 2.0, 0.3), (0.01, 0.8, 2.0)):
+        amplified = math.log1p(rate * math.expm1(epsilon))
+        found = loss_delta(sigma, amplified, Schedule(rate, 1))
+        exact = rate * delta_of(1 / sigma, epsilon)
+        assert exact * (1 - 1e-6) <= found <= exact * 1.01 + 1e-11
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "rate"), [(1.0, 1e-5, 0.1), (0.2, 1e-3, 0.6)])
+def test_the_noise_of_one_sampled_step_is_the_smallest_that_its_exact_curve_allows(epsilon, delta, rate):
+    sigma = proven("pld", epsilon, delta, Schedule(rate, 1))
+    unsampled = math.log1p(math.expm1(epsilon) / rate)
+    assert rate * delta_of(1 / sigma, unsampled) <= delta
+    assert rate * delta_of(1 / (sigma * 0.997), unsampled) > delta
+
+
+def test_no_delta_below_1e_12_is_claimed():
+    assert loss_delta(50.0, 30.0, Schedule(0.01, 10)) == 1e-12
+
+
+def _spread(sigma, schedule):
+    """The standard deviations of one step's loss, by a million draws with and without the record."""
+    generator, rate = np.random.default_rng(0), schedule.sampling_rate
+    noise = sigma * generator.standard_normal(1_000_000)
+
+    def loss(x):
+        return np.log1p(rate * np.expm1((2 * x - 1) / (2 * sigma**2)))
+
+    return loss(noise).std(), loss(noise + (generator.random(noise.size) < rate)).std()
+
+
+@pytest.mark.parametrize(
+    ("sigma", "schedule"), [(1.0, Schedule(0.1, 1)), (4.0, Schedule(0.5, 10)), (0.9, Schedule(0.02, 1))]
+)
+def test_the_grid_is_a_thirty_second_of_the_losss_spread(sigma, schedule):
+    narrow = min(_spread(sigma, schedule))
+    assert dpsgd_module._interval(sigma, schedule) == pytest.approx(narrow / 32, rel=0.02)
+
+
+def test_the_grid_is_coarser_where_it_would_have_too_many_points():
+    many = Schedule(0.5, 10**9)
+    wide = max(_spread(0.7, many))
+    assert dpsgd_module._interval(0.7, many) == pytest.approx(17 * wide * math.sqrt(10**9) / 2**19, rel=0.01)
+    assert dpsgd_module._interval(1e-4, Schedule(1.0, 1)) == pytest.approx((24e4 + 1e8) / 2**16, rel=1e-9)
+    # Little noise and few records: one step's losses lie far apart though they hardly ever differ.
+    lone = Schedule(1e-6, 1)
+    x = 0.05
+    far = (math.log(1e-6) + (2 * (12 * x + 1) - 1) / (2 * x * x)) / 2**16
+    assert dpsgd_module._interval(x, lone) == pytest.approx(far, rel=0.01)
+
+
+def test_warnings_are_silenced_only_while_counting():
+    logger = logging.getLogger("absl")
+    level = logger.level
+    with dpsgd_module._quiet():
+        assert logger.level == logging.ERROR
+    assert logger.level == level
+
+
+def bound(sigma, epsilon, rate, steps, interval=None):
+    interval = _interval(sigma, Schedule(rate, steps)) if interval is None else interval
+    return sampled_gaussian_delta(sigma, epsilon, sampling_rate=rate, steps=steps, interval=interval)
+
+
+def sampled_bound(monkeypatch, *arguments):
+    """The bound without the one for full steps beside it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "delta_of", lambda *_: 2.0)
+        return bound(*arguments)
+
+
+# --- exact values -------------------------------------------------------------------------------------------------
+
+
+def _normal(x):
+    return mpmath.erfc(-x / mpmath.sqrt(2)) / 2
+
+
+def _exact_of_one(sigma, epsilon, rate, removed):
+    """The delta of one step at any real epsilon, from where its loss crosses epsilon."""
+    scale, e = 1 / sigma, mpmath.exp(epsilon)
+    if removed:  # P is the mixture, its loss rises in x
+        ratio = (e - (1 - rate)) / rate
+        if ratio <= 0:
+            return 1 - e
+        at = mpmath.log(ratio) / scale + scale / 2
+        return (1 - rate) * _normal(-at) + rate * _normal(scale - at) - e * _normal(-at)
+    ratio = (1 / e - (1 - rate)) / rate
+    if ratio <= 0:
+        return mpmath.mpf(0)
+    at = mpmath.log(ratio) / scale + scale / 2
+    return _normal(at) - e * ((1 - rate) * _normal(at) + rate * _normal(at - scale))
+
+
+def _exact_of_two(sigma, epsilon, rate, removed):
+    """Two steps: the mean, over the first one's loss, of the second one's delta at what is left of epsilon."""
+    scale = 1 / sigma
+
+    def integrand(t):
+        density = mpmath.npdf(t)
+        loss = mpmath.log(1 - rate + rate * mpmath.exp((t - scale / 2) * scale))
+        if removed:
+            density = (1 - rate) * density + rate * mpmath.npdf(t - scale)
+        return density * _exact_of_one(sigma, epsilon - (loss if removed else -loss), rate, removed)
+
+    return mpmath.quad(integrand, mpmath.linspace(-12, 12 + scale, 25))
+
+
+STEPS = [
+    (1.0, 0.5, 0.1),
+    (0.5, 2.0, 0.3),
+    (3.0, 0.05, 0.02),
+    (2.0, 1.0, 0.999),
+    (0.8, 4.0, 1 - 1e-12),
+    (5.0, 1.5, 0.5),
+]
+
+
+@pytest.mark.parametrize(("sigma", "epsilon", "rate"), STEPS)
+@pytest.mark.parametrize(("steps", "exact"), [(1, _exact_of_one), (2, _exact_of_two)])
+def test_one_and_two_steps_are_bounded_from_above_and_closely(
+    monkeypatch, sigma, epsilon, rate, steps, exact
+):
+    with mpmath.workdps(30):
+        numbers = [mpmath.mpf(number) for number in (sigma, epsilon, rate)]
+        true = max(exact(*numbers, removed) for removed in (True, False))
+        found = sampled_bound(monkeypatch, sigma, epsilon, rate, steps)
+        assert true <= found <= true * 1.01 + 1e-30
+
+
+@pytest.mark.parametrize("steps", [10, 10**4, 10**6, 10**8])
+@pytest.mark.parametrize("delta", [1e-3, 1e-9, 1e-15, 1e-25])
+def test_steps_that_hardly_ever_leave_a_record_out_cost_what_full_steps_cost(monkeypatch, steps, delta):
+    for share in (1.0, 1.008):
+        sigma = math.sqrt(steps) / mu_of(1.0, delta) * share
+        exact = delta_of(math.sqrt(steps) / sigma, 1.0)
+        found = sampled_bound(monkeypatch, sigma, 1.0, 1 - 1e-12, steps)
+        # leaving a record out with probability 1e-12 saves less than this
+        assert exact * (1 - 1e-9) <= found
+        if steps <= 10**6 and delta >= 1e-9:  # beyond, the grid gets coarse and the bound loose
+            assert found <= exact * 1.01
+        assert bound(sigma, 1.0, 1 - 1e-12, steps) <= exact * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "epsilon", "rate", "steps"), [(0.7, 3.0, 0.2, 7), (2.0, 0.5, 0.05, 12), (1.0, 0.1, 0.9, 3)]
+)
+def test_the_convolution_is_an_upper_bound_on_the_same_grid_in_high_precision(sigma, epsilon, rate, steps):
+    interval = 24 * _interval(sigma, Schedule(rate, steps))
+    for removed in (True, False):
+        step = module._one_step(sigma, rate, interval, removed=removed)
+        with mpmath.workdps(50):
+            whole = _power([round(float(mass) * 2**120) for mass in step.masses], steps)
+            whole = [mpmath.mpf(entry) / mpmath.mpf(2) ** (120 * steps) for entry in whole]
+            true = mpmath.mpf(0)
+            for place, mass in enumerate(whole):
+                over = (steps * step.first + place) * mpmath.mpf(interval) - mpmath.mpf(epsilon)
+                if over > 0:
+                    true += mass * -mpmath.expm1(-over)
+            found = module._composed_delta(step, steps, epsilon)
+            assert true <= found <= true * (1 + mpmath.mpf("1e-6")) + steps * module._LOST
+
+
+@pytest.mark.parametrize(("sigma", "rate"), [(1.0, 0.1), (0.4, 0.9), (6.0, 0.01)])
+@pytest.mark.parametrize("removed", [True, False])
+def test_the_grid_keeps_both_masses_of_a_step(sigma, rate, removed):
+    """P adds up to 1, and so does Q, whose mass at a loss is exp(-loss) times P's."""
+    interval = _interval(sigma, Schedule(rate, 1))
+    step = module._one_step(sigma, rate, interval, removed=removed)
+    losses = (step.first + np.arange(len(step.masses))) * interval
+    assert step.masses.sum() == pytest.approx(1.0, abs=1e-13)
+    # rounding the share of the upper end up takes a little from Q
+    assert 1 - 1e-10 < step.masses @ np.exp(-losses) < 1 + 1e-13
+    assert (step.masses >= 0.0).all()
+    assert step.shift < 1e-12
+    assert step.inflation < 1e-12
+
+
+def _power(masses, steps):
+    """The convolution of `steps` copies of a list of whole numbers: digits of one large number, far enough apart."""
+    digit = (sum(masses) ** steps).bit_length() + 1
+    packed = sum(mass << (digit * at) for at, mass in enumerate(masses)) ** steps
+    mask = (1 << digit) - 1
+    return [(packed >> (digit * at)) & mask for at in range(steps * (len(masses) - 1) + 1)]
+
+
+# --- relations that every bound keeps -----------------------------------------------------------------------------
+
+
+def test_a_coarser_grid_only_raises_delta():
+    fine = _interval(2.0, Schedule(0.1, 100))
+    found = [bound(2.0, 1.0, 0.1, 100, interval=fine * factor) for factor in (1, 4, 16, 64)]
+    assert found == sorted(found)
+    assert found[0] < found[-1]
+
+
+def test_sampling_never_costs_more_than_full_steps():
+    for sigma, epsilon, rate, steps in ((1.0, 1.0, 0.5, 1), (30.0, 2.0, 0.3, 1000), (0.1, 50.0, 0.9, 2)):
+        assert bound(sigma, epsilon, rate, steps) <= delta_of(math.sqrt(steps) / sigma, epsilon) * (1 + 1e-9)
+
+
+def test_where_the_computation_has_no_bound_full_steps_are_counted():
+    many = 10**13
+    assert bound(1e7, 1.0, 0.5, many, interval=1e-9) == pytest.approx(delta_of(math.sqrt(many) / 1e7, 1.0))
+    assert bound(1e-4, 4e7, 0.5, 1) == pytest.approx(delta_of(1e4, 4e7))
+
+
+@pytest.mark.parametrize(("rate", "steps", "delta"), [(1 - 1e-12, 10**6, 1e-9), (1 - 1e-9, 10**4, 1e-6)])
+def test_the_noise_for_nearly_full_batches_suffices_by_the_exact_curve_of_full_ones(rate, steps, delta):
+    sigma = noise_multiplier(1.0, delta, Schedule(rate, steps))
+    # rate < 1 saves less than a part in a million here
+    assert delta_of(math.sqrt(steps) / sigma, 1.0) <= delta * (1 + 1e-6)
+    assert sigma <= math.sqrt(steps) / mu_of(1.0, delta) * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("length", [2**6, 2**10, 2**13])
+def test_the_fourier_transform_errs_by_far_less_than_what_is_allowed_for(length):
+    """Entries are compared with exact sums; the allowance is 8*log2(N)*u*|v|_1."""
+    generator = np.random.default_rng(0)
+    for values in (generator.random(length), np.exp(-0.5 * np.linspace(-12, 12, length) ** 2)):
+        transform = module.fft.rfft(values, length)
+        allowed = 8 * math.log2(length) * module._U * values.sum()
+        with mpmath.workdps(30):
+            for place in generator.integers(0, length // 2, 4):
+                exact = mpmath.fsum(
+                    mpmath.mpf(float(value))
+                    * mpmath.expjpi(-2 * mpmath.mpf(int(place) * at % length) / length)
+                    for at, value in enumerate(values)
+                )
+                assert abs(mpmath.mpmathify(complex(transform[place])) - exact) < allowed / 8

@@ -1,0 +1,270 @@
+"""A guarantee says what is claimed, whether it holds, and why; it survives JSON, copying and pickling."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+import pickle
+from fractions import Fraction
+
+import mpmath
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quietmax.accounting import GaussianCost, Guarantee, PureCost, delta_of, epsilon_of
+from quietmax.errors import InvalidInput
+
+PURE = Guarantee.of(PureCost(1.0), status="proven", because="Laplace mechanism, theory section 3.")
+GAUSSIAN = Guarantee.of(
+    GaussianCost(0.5),
+    status="conditional",
+    because="The bound on one logit is assumed, theory section 2.2.",
+    parameters={"logit_sensitivity": 0.358, "classes": 2, "shape": [784, 128, 2]},
+    assumptions=("one record moves a logit by at most 0.358",),
+)
+APPROXIMATE = Guarantee(
+    "approximate",
+    epsilon=1.0,
+    delta=1e-5,
+    status="proven",
+    because="Subsampled noisy gradients, theory section 3.7.",
+)
+
+
+@pytest.mark.parametrize("claim", [PURE, GAUSSIAN, APPROXIMATE])
+def test_a_guarantee_survives_json_pickling_and_copying(claim):
+    assert Guarantee.from_json(json.loads(json.dumps(claim.to_json()))) == claim
+    assert pickle.loads(pickle.dumps(claim)) == claim
+    assert copy.deepcopy(claim) == claim
+    assert hash(copy.deepcopy(claim)) == hash(claim)
+
+
+def test_a_guarantee_keeps_its_own_copy_of_the_parameters():
+    parameters = {"classes": 2}
+    claim = Guarantee.of(PureCost(1.0), status="proven", because="x", parameters=parameters)
+    parameters["classes"] = 3
+    assert claim.parameters == {"classes": 2}
+
+
+def test_the_gaussian_claim_is_derived_by_the_closed_form():
+    assert GAUSSIAN.at_epsilon(1.0) == delta_of(0.5, 1.0)
+    assert GAUSSIAN.at_delta(1e-5) == epsilon_of(0.5, 1e-5)
+    assert GAUSSIAN.at_delta(0.0) == math.inf
+    assert GAUSSIAN.cost == GaussianCost(0.5)
+
+
+@given(st.floats(1e-3, 20.0), st.floats(0.0, 20.0))
+def test_the_pure_claim_is_derived_from_the_worst_case_randomised_response(claimed, epsilon):
+    claim = Guarantee.of(PureCost(claimed), status="proven", because="x")
+    right = math.exp(claimed) / (1 + math.exp(claimed))
+    wrong = 1 / (1 + math.exp(claimed))
+    worst = max(0.0, right - math.exp(epsilon) * wrong)
+    assert claim.at_epsilon(epsilon) == pytest.approx(worst, abs=1e-9)
+    delta = claim.at_epsilon(epsilon)
+    if delta > 0.0:
+        assert claim.at_delta(delta) == pytest.approx(epsilon, abs=1e-6)
+    assert claim.at_delta(0.0) == claimed
+
+
+def test_an_extra_delta_is_added_to_every_derived_delta():
+    for cost in (PureCost(1.0), GaussianCost(1.0)):
+        plain = Guarantee.of(cost, status="proven", because="x")
+        extra = Guarantee.of(cost, status="proven", because="x", extra_delta=1e-6)
+        assert extra.at_epsilon(2.0) == pytest.approx(plain.at_epsilon(2.0) + 1e-6, rel=1e-12)
+        assert extra.at_delta(1e-5) == pytest.approx(plain.at_delta(9e-6), rel=1e-9)
+        assert extra.at_delta(1e-7) == math.inf
+
+
+def test_an_approximate_guarantee_holds_from_its_own_delta_up_and_says_nothing_below():
+    assert APPROXIMATE.at_delta(1e-5) == 1.0
+    assert APPROXIMATE.at_delta(0.999e-5) == math.inf
+    assert APPROXIMATE.at_delta(0.0) == math.inf
+    assert APPROXIMATE.at_epsilon(1.0) == APPROXIMATE.at_epsilon(50.0) == 1e-5
+    more = Guarantee("approximate", epsilon=1.0, delta=1e-5, extra_delta=1e-6, status="proven", because="x")
+    assert more.at_epsilon(1.0) == pytest.approx(1.1e-5, rel=1e-9)
+    assert more.at_delta(1e-5) == math.inf
+
+
+@given(st.floats(1e-3, 20.0), st.floats(0.0, 20.0), st.floats(1e-9, 0.5))
+def test_the_approximate_claim_covers_the_release_that_reveals_all_with_probability_delta(
+    claimed, epsilon, delta
+):
+    """With probability delta the data, otherwise randomised response: the worst case of (epsilon, delta)."""
+    claim = Guarantee("approximate", epsilon=claimed, delta=delta, status="proven", because="x")
+    response = max(0.0, -math.expm1(epsilon - claimed) / (1 + math.exp(-claimed)))
+    worst = delta + (1 - delta) * response
+    assert claim.at_epsilon(epsilon) >= worst * (1 - 1e-12)
+    assert claim.at_epsilon(epsilon) <= worst + delta + 1e-12
+
+
+def test_an_approximate_guarantee_has_no_cost_in_either_currency():
+    with pytest.raises(InvalidInput, match="do not compose"):
+        _ = APPROXIMATE.cost
+    assert str(APPROXIMATE).startswith("proven: (1, 1e-05)-differential privacy (add-remove)")
+    assert "delta" not in PURE.to_json()
+    assert "delta" not in GAUSSIAN.to_json()
+
+
+def test_a_guarantee_can_be_weakened_but_never_strengthened():
+    weaker = PURE.weakened("conditional", "Seeded noise, theory section 3.5.", ("the seed is secret",))
+    assert (weaker.status, weaker.epsilon) == ("conditional", 1.0)
+    assert weaker.assumptions == ("the seed is secret",)
+    with pytest.raises(InvalidInput):
+        weaker.weakened("proven", "It would be nice.")
+    with pytest.raises(InvalidInput):
+        PURE.weakened("excellent", "It would be nice.")
+
+
+def test_the_text_names_status_definition_numbers_and_reason():
+    text = str(GAUSSIAN.weakened("refuted", "Exact log-ratios survive, theory section 2.1."))
+    for part in ("refuted", "0.5-Gaussian", "add-remove", "epsilon 1.99 at delta 1e-05", "section 2.1"):
+        assert part in text
+    assert str(PURE).startswith("proven: 1-differential privacy")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"definition": "zcdp", "epsilon": 1.0, "because": "x"},
+        {"definition": "pure", "mu": 1.0, "because": "x"},
+        {"definition": "gaussian", "epsilon": 1.0, "because": "x"},
+        {"definition": "pure", "epsilon": 1.0, "mu": 1.0, "because": "x"},
+        {"definition": "pure", "epsilon": -1.0, "because": "x"},
+        {"definition": "pure", "epsilon": 1.0, "delta": 1e-5, "because": "x"},
+        {"definition": "gaussian", "mu": 1.0, "delta": 1e-5, "because": "x"},
+        {"definition": "approximate", "epsilon": 1.0, "because": "x"},
+        {"definition": "approximate", "delta": 1e-5, "because": "x"},
+        {"definition": "approximate", "epsilon": 1.0, "mu": 1.0, "delta": 1e-5, "because": "x"},
+        {"definition": "approximate", "epsilon": 1.0, "delta": 1.0, "because": "x"},
+        {"definition": "approximate", "epsilon": 1.0, "delta": -1e-5, "because": "x"},
+        {"definition": "approximate", "epsilon": 1.0, "delta": 0.6, "extra_delta": 0.5, "because": "x"},
+        {"definition": "pure", "epsilon": 1.0, "because": " "},
+        {"definition": "pure", "epsilon": 1.0, "because": "x", "status": "hoped"},
+        {"definition": "pure", "epsilon": 1.0, "because": "x", "neighbours": "replace-one"},
+        {"definition": "pure", "epsilon": 1.0, "because": "x", "extra_delta": 1.0},
+    ],
+)
+def test_an_ill_formed_guarantee_is_refused(fields):
+    with pytest.raises(InvalidInput):
+        Guarantee(**fields)
+
+
+def test_a_record_with_missing_or_unknown_fields_is_refused():
+    record = PURE.to_json()
+    with pytest.raises(InvalidInput):
+        Guarantee.from_json({**record, "colour": "blue"})
+    del record["because"]
+    with pytest.raises(InvalidInput):
+        Guarantee.from_json(record)
+
+
+@pytest.mark.parametrize("claim", [PURE, GAUSSIAN, APPROXIMATE])
+def test_asking_at_impossible_values_is_refused(claim):
+    for bad in (-0.1, 1.0, math.nan):
+        with pytest.raises(InvalidInput):
+            claim.at_delta(bad)
+    for bad in (-0.1, math.nan, math.inf):
+        with pytest.raises(InvalidInput):
+            claim.at_epsilon(bad)
+
+
+HAIR = mpmath.mpf("1e-12")
+
+
+def pure(epsilon: float, **more) -> Guarantee:
+    return Guarantee.of(PureCost(epsilon), status="proven", because="x", **more)
+
+
+def approximate(epsilon: float, delta: float, **more) -> Guarantee:
+    return Guarantee("approximate", epsilon=epsilon, delta=delta, status="proven", because="x", **more)
+
+
+@pytest.mark.parametrize("claimed", [1e-6, 0.1, 1.0, 5.0, 40.0])
+def test_the_delta_of_a_pure_claim_is_that_of_randomised_response_rounded_up(claimed):
+    for part in (0.0, 0.1, 0.5, 0.9, 0.999):
+        epsilon = part * claimed
+        with mpmath.workdps(60):
+            right = 1 / (1 + mpmath.exp(-mpmath.mpf(claimed)))
+            truth = right - mpmath.exp(mpmath.mpf(epsilon)) * (1 - right)
+        assert truth < mpmath.mpf(pure(claimed).at_epsilon(epsilon)) < truth * (1 + HAIR)
+    for epsilon in (claimed, claimed * 1.5, claimed + 0.5, 1e6):
+        assert pure(claimed).at_epsilon(epsilon) == 0.0
+
+
+@pytest.mark.parametrize("claimed", [0.1, 1.0, 5.0])
+def test_the_epsilon_of_a_pure_claim_is_rounded_up(claimed):
+    for delta in (1e-9, 1e-5, 0.01):
+        with mpmath.workdps(60):
+            truth = mpmath.mpf(claimed) + mpmath.log(1 - delta * (1 + mpmath.exp(-mpmath.mpf(claimed))))
+        found = mpmath.mpf(pure(claimed).at_delta(delta))
+        assert truth < found < truth * (1 + HAIR)
+
+
+def test_a_delta_beyond_the_worst_case_needs_no_epsilon():
+    for delta in (0.5, 0.7, 0.74, 0.9, 0.99):
+        assert pure(1.0).at_delta(delta) == 0.0
+    assert pure(1.0).at_delta(0.4) > 0.0
+
+
+def test_no_derived_delta_is_larger_than_one():
+    assert approximate(20.0, 0.9).at_epsilon(0.0) == 1.0
+    assert pure(100.0, extra_delta=0.5).at_epsilon(0.0) == 1.0
+
+
+def test_two_deltas_are_added_and_rounded_up():
+    claim = approximate(1.0, 1e-5, extra_delta=1e-6)
+    total = Fraction(1e-5) + Fraction(1e-6)
+    assert total < Fraction(claim.at_epsilon(1.0)) < total * (1 + Fraction(1, 10**12))
+    mixed = Guarantee.of(PureCost(1.0), status="proven", because="x", extra_delta=1e-6)
+    plain = Fraction(pure(1.0).at_epsilon(0.5)) + Fraction(1e-6)
+    assert plain < Fraction(mixed.at_epsilon(0.5)) < plain * (1 + Fraction(1, 10**12))
+
+
+def test_an_extra_delta_alone_is_stated_as_it_is():
+    assert pure(1.0, extra_delta=1e-6).at_epsilon(2.0) == 1e-6
+    assert approximate(1.0, 1e-5).at_epsilon(2.0) == 1e-5
+
+
+def test_what_is_left_of_a_delta_after_the_extra_one_is_rounded_down():
+    for cost in (PureCost(1.0), GaussianCost(1.0)):
+        plain = Guarantee.of(cost, status="proven", because="x")
+        claim = dataclasses.replace(plain, extra_delta=1e-6)
+        for delta in (1.1e-6, 1e-5, 0.1):
+            without = Fraction(plain.at_epsilon(claim.at_delta(delta)))
+            assert Fraction(delta) - Fraction(1, 10**11) < without + Fraction(1e-6) <= Fraction(delta)
+        assert claim.at_delta(math.nextafter(1e-6, 0.0)) == math.inf
+    assert pure(1.0, extra_delta=1e-6).at_delta(1e-6) == 1.0
+
+
+def test_a_release_that_costs_nothing_is_private_at_delta_zero():
+    nothing = Guarantee.of(GaussianCost(0.0), status="proven", because="x")
+    assert nothing.at_delta(0.0) == 0.0
+    assert nothing.at_delta(1e-5) == 0.0
+    assert nothing.at_epsilon(0.0) == 0.0
+
+
+def test_a_guarantee_may_be_restated_with_the_same_status():
+    assert pure(1.0).weakened("proven", "Another proof.").because == "Another proof."
+    assert pure(1.0).weakened("refuted", "No.").weakened("refuted", "Still no.").status == "refuted"
+    with pytest.raises(InvalidInput, match="cannot be weakened"):
+        pure(1.0).weakened("refuted", "No.").weakened("conditional", "Perhaps.")
+
+
+@pytest.mark.parametrize("extra", [-1e-9, 1.0, math.nan])
+def test_an_extra_delta_is_from_zero_to_below_one(extra):
+    with pytest.raises(InvalidInput, match="from 0 to below 1"):
+        pure(1.0, extra_delta=extra)
+
+
+def test_two_deltas_together_stay_below_one():
+    assert approximate(1.0, 0.5, extra_delta=0.25).at_epsilon(1.0) == pytest.approx(0.75)
+    with pytest.raises(InvalidInput, match="less than 1"):
+        approximate(1.0, 0.5, extra_delta=0.5)
+
+
+def test_a_guarantee_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        pure(1.0).epsilon = 0.5

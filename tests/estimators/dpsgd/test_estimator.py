@@ -1,0 +1,245 @@
+"""The estimator: what it claims follows from what it ran, it learns, and it keeps to scikit-learn's rules."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from quietmax.accounting import Guarantee
+from quietmax.accounting.dpsgd import Schedule, noise_multiplier
+from quietmax.data import load, load_records, split
+from quietmax.errors import DataUnavailable, InvalidInput
+from quietmax.estimators import open_private, save_private
+from quietmax.estimators.dpsgd.config import LOGIT_NOISE, plan
+from quietmax.estimators.dpsgd.estimator import DPSGD, NUMERICAL, PLACES, POISSON
+from quietmax.estimators.validation import CLASSES, MAP
+from quietmax.models.features import FrozenModule, Identity, Pipeline, RandomFourier, Scattering, UnitNorm
+
+
+def _blobs(count=1000, seed=0):
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, 3, count)
+    centres = np.random.default_rng(99).random(size=(3, 6))
+    points = centres[labels] + 0.15 * generator.normal(size=(count, 6))
+    return np.clip(points, 0, 1).astype(np.float32), labels
+
+
+def _private(**changes):
+    return DPSGD(**({"epsilon": 2.0, "declared_size": 1000, "classes": range(3)} | changes))
+
+
+def test_a_private_network_learns_and_its_guarantee_is_proven():
+    features, labels = _blobs()
+    others, truth = _blobs(seed=1)
+    fitted = _private(sampling_rate=0.5).fit(features, labels)
+    assert fitted.score(others, truth) > 0.85
+    claimed = fitted.guarantee_
+    assert (claimed.definition, claimed.status) == ("approximate", "proven")
+    assert (claimed.epsilon, claimed.delta) == (2.0, 1 / 10_000)
+    assert claimed.parameters["noise_multiplier"] == noise_multiplier(2.0, 1e-4, Schedule(0.5, 100))
+    np.testing.assert_allclose(fitted.predict_proba(others).sum(1), 1.0)
+    assert Guarantee.from_json(json.loads(json.dumps(claimed.to_json()))) == claimed
+
+
+def test_full_batches_are_claimed_in_the_gaussian_currency():
+    features, labels = _blobs()
+    claimed = _private(delta=1e-5).fit(features, labels).guarantee_
+    assert claimed.definition == "gaussian"
+    assert claimed.parameters["sampling_rate"] == 1.0
+    assert claimed.mu == pytest.approx(math.sqrt(100) / claimed.parameters["noise_multiplier"])
+    assert claimed.at_delta(1e-5) == pytest.approx(2.0, rel=1e-6)
+    assert claimed.at_delta(1e-5) <= 2.0
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "zcdp", "ac", "nc"])
+def test_the_published_reading_is_conditional_shuffles_and_names_its_assumption(accountant):
+    features, labels = _blobs(300)
+    fitted = _private(
+        configuration="paper",
+        reading="published",
+        accountant=accountant,
+        declared_size=300,
+        hidden=(4,),
+        epsilon=50.0,
+    ).fit(features, labels)
+    claimed, settings = fitted.guarantee_, fitted.plan_.settings
+    assert (claimed.status, claimed.definition) == ("conditional", "approximate")
+    assert (POISSON if accountant == "rdp" else PLACES) in claimed.assumptions
+    assert (settings.sampling, settings.optimizer, settings.learning_rate) == ("shuffled", "adam", 0.001)
+    assert (settings.steps, settings.clip, settings.l2) == (300, 1.0, 0.001)
+    assert fitted.plan_.schedule.epochs == 100
+
+
+def test_what_was_read_off_the_records_or_seeded_is_said():
+    features, labels = _blobs()
+    bare = DPSGD(epsilon=2.0).fit(features, labels).guarantee_
+    assert bare.status == "conditional"
+    assert any("number of records" in each for each in bare.assumptions)
+    assert any("set of classes" in each for each in bare.assumptions)
+    seeded = _private(random_state=0).fit(features, labels).guarantee_
+    assert seeded.status == "conditional"
+    assert "seeded" in seeded.because
+
+
+class _Halved:
+    """Not one of ours: nobody knows whether it looks at one record at a time."""
+
+    def transform(self, records):
+        return records / 2
+
+
+def test_a_feature_map_that_is_not_ours_makes_the_guarantee_conditional():
+    features, labels = _blobs(60)
+    options = {"declared_size": 60, "steps": 2}
+    ours = _private(features=UnitNorm(0.5), **options).fit(features, labels).guarantee_
+    assert ours.status == "proven"
+    assert ours.parameters["features"] == UnitNorm(0.5).to_json()
+    frozen = FrozenModule(torch.nn.ReLU(), outputs=6)
+    for outside in (frozen, Pipeline((Identity(), Pipeline((frozen,))))):
+        claimed = _private(features=outside, **options).fit(features, labels).guarantee_
+        assert set(MAP.assumptions) <= set(claimed.assumptions)
+        assert claimed.status == "conditional"
+    own = _private(features=_Halved(), **options).fit(features, labels)
+    assert own.guarantee_.status == "conditional"
+    assert set(MAP.assumptions) <= set(own.guarantee_.assumptions)
+    with pytest.raises(InvalidInput, match="cannot be saved"):
+        save_private(own, "nowhere", dataset="blobs")
+
+
+def test_classes_read_off_the_labels_make_the_guarantee_conditional():
+    features, labels = _blobs(60)
+    claimed = _private(declared_size=60, steps=2, classes=None).fit(features, labels).guarantee_
+    assert claimed.status == "conditional"
+    assert claimed.assumptions[-1:] == CLASSES.assumptions
+
+
+def test_a_seed_repeats_a_run_and_none_never_does():
+    features, labels = _blobs(200)
+    options = {"declared_size": 200, "steps": 5}
+    one, two = (
+        _private(random_state=4, **options).fit(features, labels).predict_proba(features) for _ in range(2)
+    )
+    np.testing.assert_array_equal(one, two)
+    one, two = (_private(**options).fit(features, labels).predict_proba(features) for _ in range(2))
+    assert np.abs(one - two).max() > 1e-6
+
+
+@pytest.mark.parametrize("features", [UnitNorm(0.5), RandomFourier(count=40, bandwidth=1.0)])
+def test_any_public_feature_map_can_come_first(features):
+    records, labels = _blobs()
+    others, truth = _blobs(seed=1)
+    fitted = _private(features=features, epsilon=4.0).fit(records, labels)
+    assert fitted.score(others, truth) > 0.7
+    assert fitted.n_features_in_ == 6
+
+
+def test_the_default_step_lets_the_stated_noise_gather_on_a_logit():
+    chosen = plan(10_000, epsilon=1.0, length=5.0)
+    settings = chosen.settings
+    noise = settings.learning_rate * settings.clip * chosen.noise_multiplier * math.sqrt(settings.steps) * 5.0
+    assert noise * 10 / (settings.sampling_rate * 10_000) == pytest.approx(LOGIT_NOISE)
+    assert settings.optimizer == "momentum"
+
+
+def test_a_saved_network_answers_as_before_and_keeps_its_guarantee(tmp_path):
+    records, labels = _blobs()
+    fitted = _private(features=UnitNorm(0.5), hidden=(5,)).fit(records, labels)
+    folder = save_private(fitted, tmp_path / "network", dataset="blobs")
+    opened = open_private(folder)
+    np.testing.assert_allclose(opened.predict_proba(records[:9]), fitted.predict_proba(records[:9]))
+    assert opened.guarantee == fitted.guarantee_
+    assert opened.remaining is None
+    description = json.loads((folder / "model.json").read_text())
+    del description["widths"]
+    (folder / "model.json").write_text(json.dumps(description))
+    with pytest.raises(DataUnavailable, match="damaged"):
+        open_private(folder)
+
+
+def test_a_module_of_ones_own_is_not_saved(tmp_path):
+    pytest.importorskip("opacus")
+    features, labels = _blobs(40)
+    fitted = _private(network=torch.nn.Linear, declared_size=40, steps=2).fit(features, labels)
+    with pytest.raises(InvalidInput, match="built-in network"):
+        save_private(fitted, tmp_path / "module", dataset="blobs")
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"delta": 2.0}, "delta"),
+        ({"accountant": "moments"}, "accountant"),
+        ({"accountant": "pld", "reading": "published"}, "published reading knows"),
+        ({"reading": "guessed"}, "reading"),
+        ({"configuration": "mine"}, "configuration"),
+        ({"declared_size": 0}, "declared size"),
+        ({"length": -1.0}, "length"),
+        ({"classes": [0]}, "two different classes"),
+        ({"optimiser": "newton"}, "optimiser"),
+        ({"clip": 0.0}, "clip"),
+    ],
+)
+def test_bad_input_is_refused_with_a_sentence(changes, match):
+    features, labels = _blobs(60)
+    with pytest.raises(InvalidInput, match=match):
+        _private(**changes).fit(features, labels)
+
+
+def test_it_can_be_cloned_with_its_parameters():
+    original = _private(hidden=(3,), clip=0.5, features=UnitNorm())
+    assert clone(original).get_params() == original.get_params()
+
+
+@parametrize_with_checks([DPSGD(epsilon=1e5, sampling_rate=1.0, length=1.0, random_state=0)])
+def test_scikit_learns_own_estimator_checks_pass(estimator, check):
+    """With so large an epsilon the noise is nothing: the checks look at the interface, not at privacy."""
+    check(estimator)
+
+
+@pytest.mark.parametrize(("accountant", "listed"), [("pld", True), ("rdp", True), ("zcdp", False)])
+def test_what_a_numerical_accountant_needs_of_its_library_is_listed_as_an_assumption(accountant, listed):
+    settings = {
+        "declared_size": 1000,
+        "classes": (0, 1),
+        "sampling_rate": 0.1,
+        "steps": 3,
+        "accountant": accountant,
+    }
+    X, y = np.array([[0.0, 1.0], [1.0, 0.0]] * 500), np.array([0, 1] * 500)
+    guarantee = DPSGD(1.0, 1e-5, **settings).fit(X, y).guarantee_
+    assert guarantee.status == "proven"
+    assert guarantee.assumptions[1:] == ((NUMERICAL[accountant],) if listed else ())
+
+
+def _accuracy(data, **options):
+    size = len(data.train.labels)
+    private = DPSGD(1.0, 1e-5, declared_size=size, classes=range(data.classes), random_state=0, **options)
+    private.fit(data.train.features, data.train.labels)
+    assert (private.plan_.accountant, private.plan_.reading) == ("pld", "proven")
+    return private.score(data.test.features, data.test.labels)
+
+
+def test_the_embedded_digits_are_learnt_from_their_pixels():
+    assert _accuracy(load("mnist-5k", records=2500)) > 0.7
+
+
+def test_adult_reaches_0_83(real_data):
+    records = load_records("adult", data_dir=real_data, encoding="one-hot")
+    assert _accuracy(split(records, size=10_000, seed=0)) >= 0.83
+
+
+def test_mnist_reaches_0_86_on_pixels(real_data):
+    assert _accuracy(split(load_records("mnist", data_dir=real_data), size=10_000, seed=0)) >= 0.86
+
+
+@pytest.mark.slow
+def test_mnist_reaches_0_93_on_scattering(real_data):
+    records = load_records("mnist", data_dir=real_data)
+    assert _accuracy(split(records, size=10_000, seed=0), features=Scattering(records.image_shape)) >= 0.93

@@ -1,0 +1,267 @@
+"""The closed-form clipped sums are what a loop over the records, and Opacus, would compute."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quietmax.estimators.dpsgd.gradients import (
+    ROWS_AT_ONCE,
+    ClippedSums,
+    Gradients,
+    _exponential,
+    exact_clipped_sum,
+)
+from quietmax.models.mlp import initial_mlp
+
+SHAPES = {"linear": (12, 5), "one hidden layer": (12, 9, 5), "two hidden layers": (12, 9, 7, 5)}
+
+
+def _stack(widths, networks=1, seed=0, activation="tanh", dtype=torch.float32):
+    """A stack with biases that are not zero, so that every part of a gradient is."""
+    stack = initial_mlp(widths, activation, tuple(range(seed, seed + networks)), dtype)
+    generator = torch.Generator().manual_seed(seed)
+    for bias in stack.biases:
+        bias.copy_(torch.randn(bias.shape, generator=generator).to(dtype) / 3)
+    return stack
+
+
+def _records(count, features, classes, seed=0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    inputs = 3 * torch.randn(count, features, generator=generator).to(dtype)
+    return inputs, torch.randint(0, classes, (count,), generator=generator)
+
+
+def _sums(stack, inputs, labels, clips, batch=None):
+    """The engine's answer for batches of row indices, by default all records."""
+    padded = torch.cat([inputs, inputs.new_zeros(1, inputs.shape[1])])
+    targets = torch.cat([labels, labels.new_zeros(1)])
+    sums = ClippedSums(stack, padded, targets, torch.tensor(clips, dtype=inputs.dtype))
+    gradients = Gradients.zeros(stack)
+    sums.add_to(gradients, torch.arange(len(inputs)).unsqueeze(0) if batch is None else batch)
+    return gradients
+
+
+def _module(stack, index):
+    """The same network as an ordinary torch module, its parameters in the order kernel, bias, kernel, ..."""
+    layers = []
+    activations = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU, "sigmoid": torch.nn.Sigmoid}
+    for depth, (into, out) in enumerate(itertools.pairwise(stack.widths)):
+        linear = torch.nn.Linear(into, out, dtype=stack.kernels[0].dtype)
+        kernel = stack.kernels[depth][index]
+        with torch.no_grad():
+            linear.weight.copy_(kernel if depth == len(stack.kernels) - 1 else kernel.T)
+            linear.bias.copy_(stack.biases[depth][index, 0])
+        layers += [linear, activations[stack.activation]()]
+    return torch.nn.Sequential(*layers[:-1])
+
+
+def _as_module(gradients, index):
+    """The engine's sums in the order and layout of a module's parameters."""
+    last = len(gradients.kernels) - 1
+    for depth, (kernel, bias) in enumerate(zip(gradients.kernels, gradients.biases, strict=True)):
+        yield kernel[index] if depth == last else kernel[index].T
+        yield bias[index, 0]
+
+
+def _naive(module, inputs, labels, clip):
+    """One record at a time: gradient by autograd, clip, add."""
+    totals = [torch.zeros_like(parameter) for parameter in module.parameters()]
+    for row, label in zip(inputs, labels, strict=True):
+        module.zero_grad()
+        torch.nn.functional.cross_entropy(module(row.unsqueeze(0)), label.unsqueeze(0)).backward()
+        found = [parameter.grad for parameter in module.parameters()]
+        norm = torch.sqrt(sum(each.square().sum() for each in found))
+        for total, each in zip(totals, found, strict=True):
+            total += each * min(1.0, clip / float(norm))
+    return totals
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "sigmoid"])
+@pytest.mark.parametrize("widths", SHAPES.values(), ids=SHAPES)
+def test_the_clipped_sums_equal_a_loop_over_the_records(widths, activation):
+    stack = _stack(widths, networks=3, activation=activation)
+    inputs, labels = _records(40, 12, 5)
+    clips = [0.05, 1.0, 1e6]
+    gradients = _sums(stack, inputs, labels, clips)
+    for index, clip in enumerate(clips):
+        wanted = _naive(_module(stack, index), inputs, labels, clip)
+        for ours, theirs in zip(_as_module(gradients, index), wanted, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5 * min(clip, 1.0))
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+@pytest.mark.parametrize("widths", SHAPES.values(), ids=SHAPES)
+def test_the_clipped_sums_equal_those_of_opacus(widths, mode):
+    opacus = pytest.importorskip("opacus")
+    stack = _stack(widths)
+    inputs, labels = _records(64, 12, 5, seed=3)
+    clip = 0.7
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, labels), batch_size=64)
+        module = _module(stack, 0)
+        optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+        criterion = torch.nn.CrossEntropyLoss(reduction="sum")
+        private = opacus.PrivacyEngine(accountant="rdp").make_private(
+            module=module,
+            optimizer=optimizer,
+            criterion=criterion,
+            data_loader=data,
+            noise_multiplier=0.0,
+            max_grad_norm=clip,
+            poisson_sampling=False,
+            loss_reduction="sum",
+            grad_sample_mode=mode,
+        )
+        module, optimizer = private[0], private[1]
+        loss = private[2] if mode == "ghost" else criterion
+        before = [parameter.detach().clone() for parameter in module.parameters()]
+        loss(module(inputs), labels).backward()
+        optimizer.step()
+    moved = [old - new.detach() for old, new in zip(before, module.parameters(), strict=True)]
+    for ours, theirs in zip(_as_module(_sums(stack, inputs, labels, [clip]), 0), moved, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_record_whose_gradient_overflows_counts_nothing_and_spoils_nothing():
+    stack = _stack((4, 3, 2), activation="relu")
+    inputs, labels = _records(8, 4, 2)
+    plain = [each.clone() for each in _sums(stack, inputs[1:], labels[1:], [1.0]).tensors()]
+    inputs[0] = 3e38
+    for ours, wanted in zip(_sums(stack, inputs, labels, [1.0]).tensors(), plain, strict=True):
+        torch.testing.assert_close(ours, wanted)
+
+
+def test_padding_counts_nothing_and_weights_multiply():
+    stack = _stack((4, 3), networks=2)
+    inputs, labels = _records(6, 4, 3)
+    padded, targets = (
+        torch.cat([inputs, torch.zeros(1, 4)]),
+        torch.cat([labels, torch.zeros(1, dtype=torch.int64)]),
+    )
+    plain = _sums(stack, inputs, labels, [1.0, 1.0])
+    half, gradients = torch.tensor([0.5, 2.0]), Gradients.zeros(stack)
+    ClippedSums(stack, padded, targets, torch.ones(2), half).add_to(
+        gradients, torch.tensor([[0, 6, 1, 2, 6], [3, 4, 5, 6, 6]])
+    )
+    parts = [
+        _sums(stack, inputs, labels, [1.0, 1.0], rows)
+        for rows in (torch.tensor([[0, 1, 2]]), torch.tensor([[3, 4, 5]]))
+    ]
+    for index, weight in enumerate(half):
+        for ours, wanted in zip(gradients.tensors(), parts[index].tensors(), strict=True):
+            torch.testing.assert_close(ours[index], weight * wanted[index])
+    for whole, one, two in zip(plain.tensors(), parts[0].tensors(), parts[1].tensors(), strict=True):
+        torch.testing.assert_close(whole, one + two)
+    assert np.isfinite(float(plain.kernels[0].sum()))
+
+
+SHAPES_of_exact_sums = {"linear": (11, 2), "one hidden layer": (11, 6, 4), "two hidden layers": (11, 6, 5, 3)}
+ACTIVATIONS = ["tanh", "relu", "sigmoid"]
+
+
+def _network(widths, seed=0, activation="tanh", scale=1.0):
+    network = initial_mlp(widths, activation, (seed,), torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    for bias in network.biases:
+        bias.copy_(torch.randn(bias.shape, generator=generator).double() / 3)
+    for kernel in network.kernels:
+        kernel.mul_(scale)
+    return network
+
+
+def _records_of_exact_sums(count, widths, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    inputs = 3 * torch.randn(count, widths[0], generator=generator)
+    return inputs, torch.randint(0, widths[-1], (count,), generator=generator)
+
+
+def _vector(gradients):
+    return torch.cat([tensor.flatten() for tensor in gradients.tensors()])
+
+
+def _sum(network, inputs, labels, clip):
+    return _vector(exact_clipped_sum(network, inputs, labels, clip))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("widths", SHAPES_of_exact_sums.values(), ids=SHAPES_of_exact_sums)
+def test_the_exact_sums_are_the_ordinary_ones_up_to_their_grid(widths, activation):
+    network = _network(widths, activation=activation)
+    inputs, labels = _records_of_exact_sums(ROWS_AT_ONCE + 30, widths)
+    for clip in (0.03, 1.0, 50.0):
+        ordinary = Gradients.zeros(network)
+        padded = torch.cat([inputs, torch.zeros(1, widths[0])]).double()
+        targets = torch.cat([labels, torch.zeros(1, dtype=torch.int64)])
+        sums = ClippedSums(network, padded, targets, torch.tensor([clip], dtype=torch.float64))
+        sums.add_to(ordinary, torch.arange(len(inputs)).unsqueeze(0))
+        exact = _sum(network, inputs, labels, clip)
+        assert float((exact - _vector(ordinary)).norm()) <= 2e-5 * clip * len(inputs)
+        assert float(exact.norm()) > 1e-3 * clip
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    clip=st.floats(1e-6, 1e6),
+    stretch=st.sampled_from([1e-30, 1e-3, 1.0, 1e6, 1e30]),
+    weights=st.sampled_from([0.0, 1e-6, 1.0, 1e5]),
+    shape=st.sampled_from(list(SHAPES_of_exact_sums)),
+    activation=st.sampled_from(ACTIVATIONS),
+)
+@settings(max_examples=150)
+def test_removing_a_record_subtracts_exactly_its_own_contribution_which_the_clip_norm_bounds(
+    seed, clip, stretch, weights, shape, activation
+):
+    """Whatever the order and number of the others, also with huge or tiny features and weights."""
+    widths = SHAPES_of_exact_sums[shape]
+    network = _network(widths, seed % 89, activation, weights)
+    count = 1 + seed % (2 * ROWS_AT_ONCE)
+    inputs, labels = _records_of_exact_sums(count, widths, seed)
+    inputs[:: 1 + seed % 7] *= stretch
+    victim = seed % count
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(count))
+    kept = order[order != victim]
+    with_it = _sum(network, inputs, labels, clip)
+    without = _sum(network, inputs[kept], labels[kept], clip)
+    own = _sum(network, inputs[[victim]], labels[[victim]], clip)
+    assert torch.isfinite(with_it).all()
+    assert torch.equal(with_it - without, own)  # fewer than 2^53 units: the subtraction is exact
+    assert float(own.norm()) <= clip
+    assert torch.equal(with_it, _sum(network, inputs[order], labels[order], clip))
+
+
+def test_the_bound_is_reached():
+    network = _network((11, 6, 4))
+    inputs, labels = _records_of_exact_sums(1, (11, 4))
+    assert float(_sum(network, 100 * inputs, labels, 0.25).norm()) == pytest.approx(0.25, rel=1e-5)
+
+
+def test_a_sum_of_many_equal_records_is_exactly_so_many_times_one():
+    network = _network((11, 2))
+    inputs, labels = _records_of_exact_sums(1, (11, 2))
+    count = 2**16 + 1
+    many = _sum(network, inputs.expand(count, -1), labels.expand(count), 0.1)
+    assert torch.equal(many, count * _sum(network, inputs, labels, 0.1))
+
+
+def test_a_record_that_overflows_counts_nothing():
+    network = _network((11, 6, 5, 3), activation="relu", scale=1e80)
+    inputs, labels = _records_of_exact_sums(6, (11, 3))
+    plain = _sum(network, inputs[1:], labels[1:], 1.0)
+    inputs[0] = 3e38
+    assert torch.isfinite(_sum(network, inputs, labels, 1.0)).all()
+    assert float((_sum(network, inputs, labels, 1.0) - plain).norm()) <= 1.0
+
+
+def test_the_exponential_is_right_and_repeatable():
+    points = torch.linspace(-745.0, 0.0, 100_003, dtype=torch.float64)
+    reference = torch.exp(torch.clamp(points, min=-700.0))
+    assert float(((_exponential(points) - reference) / reference).abs().max()) < 1e-15
+    assert torch.equal(_exponential(points)[17:], _exponential(points[17:].clone()))

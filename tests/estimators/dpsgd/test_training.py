@@ -1,0 +1,409 @@
+"""The stacked engine: K networks at once are K single ones, and every step is the step that is claimed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from quietmax.data import Records, load_records, split
+from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.estimators.dpsgd.config import PrivateSettings, plan
+from quietmax.estimators.dpsgd.gradients import ClippedSums, Gradients
+from quietmax.estimators.dpsgd.training import (
+    seeded_batches,
+    train_private,
+    train_private_stack,
+    train_sweep,
+    unforeseeable_batches,
+)
+from quietmax.experiments import paper as reference
+from quietmax.models import Convexified
+from quietmax.models.losses import value
+from quietmax.models.mlp import initial_mlp
+
+SETTINGS = PrivateSettings(hidden=(7,), sampling_rate=0.3, steps=12, learning_rate=0.5)
+
+
+def _blobs(count=90, classes=3, columns=5, seed=0):
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, classes, count)
+    centres = 3 * np.random.default_rng(99).normal(size=(classes, columns))
+    return (centres[labels] + generator.normal(size=(count, columns))).astype(np.float32), labels
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("sampling", ["poisson", "shuffled"])
+@pytest.mark.parametrize("hidden", [(), (7,), (6, 5)])
+def test_a_stack_equals_single_runs_with_own_noise_clip_seed_and_records(optimizer, sampling, hidden):
+    features, labels = _blobs()
+    settings = PrivateSettings(
+        hidden=hidden,
+        sampling_rate=0.2,
+        steps=9,
+        learning_rate=0.05,
+        optimizer=optimizer,
+        sampling=sampling,
+        l2=0.01,
+    )
+    rows = [np.arange(60), np.arange(60), np.arange(30, 90), np.arange(0, 90, 2)]
+    multipliers, clips, seeds = [0.5, 2.0, 1.0, 0.0], [1.0, 0.3, 2.0, 0.1], [1, 1, 2, 3]
+    stack = train_private_stack(
+        features, labels, 3, rows, settings=settings, noise_multipliers=multipliers, seeds=seeds, clips=clips
+    )
+    for index in range(4):
+        single = train_private_stack(
+            features,
+            labels,
+            3,
+            rows[index : index + 1],
+            settings=settings,
+            noise_multipliers=multipliers[index : index + 1],
+            seeds=seeds[index : index + 1],
+            clips=clips[index : index + 1],
+        )
+        torch.testing.assert_close(
+            stack.network(index).weight_vectors(), single.weight_vectors(), rtol=1e-4, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_without_noise_and_clipping_it_is_torchs_own_optimiser(optimizer):
+    features, labels = _blobs(40)
+    settings = PrivateSettings(
+        hidden=(6,), sampling_rate=1.0, steps=8, clip=1e6, learning_rate=0.1, optimizer=optimizer, l2=0.02
+    )
+    ours = train_private_stack(
+        features,
+        labels,
+        3,
+        [np.arange(40)],
+        settings=settings,
+        noise_multipliers=[0.0],
+        seeds=[4],
+        sizes=[50],
+    )
+    start = initial_mlp((5, 6, 3), "tanh", (4,))
+    module = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
+    with torch.no_grad():
+        module[0].weight.copy_(start.kernels[0][0].T)
+        module[2].weight.copy_(start.kernels[1][0])
+        module[0].bias.zero_()
+        module[2].bias.zero_()
+    groups = [
+        {"params": [module[0].weight, module[2].weight], "weight_decay": 2 * settings.l2},
+        {"params": [module[0].bias, module[2].bias]},
+    ]
+    theirs = {
+        "sgd": lambda: torch.optim.SGD(groups, lr=0.1),
+        "momentum": lambda: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
+        "adam": lambda: torch.optim.Adam(groups, lr=0.1, eps=1e-7),
+    }[optimizer]()
+    for _ in range(8):
+        theirs.zero_grad()
+        outputs = module(torch.from_numpy(features))
+        (
+            torch.nn.functional.cross_entropy(outputs, torch.from_numpy(labels), reduction="sum") / 50
+        ).backward()
+        theirs.step()
+    torch.testing.assert_close(ours.kernels[0][0].T, module[0].weight.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours.biases[1][0, 0], module[2].bias.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_noise_has_the_stated_spread_and_networks_of_one_seed_share_it():
+    """Without records a step is noise alone. 20,100 draws: their mean square is off by 6% with probability < 1e-8."""
+    features, labels = np.zeros((3, 200), np.float32), np.zeros(3, np.int64)
+    settings = PrivateSettings(sampling_rate=0.1, steps=1, learning_rate=1.0)
+    nobody = np.arange(0)
+    stack = train_private_stack(
+        features,
+        labels,
+        100,
+        [nobody] * 3,
+        settings=settings,
+        noise_multipliers=[2.0, 6.0, 2.0],
+        seeds=[1, 1, 2],
+        clips=[0.5, 0.5, 0.5],
+        sizes=[400, 400, 400],
+    )
+    start = initial_mlp((200, 100), "tanh", (1, 1, 2))
+    moved = (stack.weight_vectors() - start.weight_vectors()).double()
+    spread = 2.0 * 0.5 / (0.1 * 400)
+    assert float(moved[0].square().mean()) == pytest.approx(spread**2, rel=0.06)
+    assert float(moved[2].square().mean()) == pytest.approx(spread**2, rel=0.06)
+    torch.testing.assert_close(moved[1], 3 * moved[0], rtol=1e-3, atol=1e-6)
+    correlation = float(torch.corrcoef(moved[[0, 2]])[0, 1])
+    assert abs(correlation) < 0.05  # seven standard deviations
+
+
+def test_steps_are_scaled_by_the_declared_size_not_the_true_one():
+    features, labels = _blobs(30)
+    settings = PrivateSettings(sampling_rate=1.0, steps=1, learning_rate=1.0)
+    start = initial_mlp((5, 3), "tanh", (0, 0)).weight_vectors()
+    stack = train_private_stack(
+        features,
+        labels,
+        3,
+        [np.arange(30)] * 2,
+        settings=settings,
+        noise_multipliers=[0.0, 0.0],
+        seeds=[0, 0],
+        sizes=[30, 300],
+    )
+    moved = stack.weight_vectors() - start
+    torch.testing.assert_close(moved[0], 10 * moved[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("source", ["seeded", "operating system"])
+def test_poisson_batches_take_every_record_independently_at_the_stated_rate(source):
+    """4,000 steps: a count of mean 1200 and deviation 29 is off by more than 6.5 deviations with p < 1e-10."""
+    settings = PrivateSettings(sampling_rate=0.3, steps=1)
+    records, steps = 40, 4000
+    if source == "seeded":
+        batches = seeded_batches(np.arange(records), 5, records, settings)
+    else:
+        batches = unforeseeable_batches(records, records, settings)
+    taken = np.zeros((steps, records))
+    for line in taken:
+        line[next(batches)] = 1
+    deviation = np.sqrt(0.3 * 0.7 / steps)
+    assert np.abs(taken.mean(0) - 0.3).max() < 6.5 * deviation
+    pairs = taken[:, ::2] * taken[:, 1::2]
+    assert np.abs(pairs.mean(0) - 0.09).max() < 6.5 * np.sqrt(0.09 * 0.91 / steps)
+    # The size of a batch varies as a binomial number does, which shuffled batches of one size would not.
+    assert taken.sum(1).var() == pytest.approx(records * 0.3 * 0.7, rel=0.16)
+
+
+@pytest.mark.parametrize("source", ["seeded", "operating system"])
+def test_shuffled_batches_take_every_record_once_an_epoch(source):
+    settings = PrivateSettings(sampling_rate=0.25, steps=1, sampling="shuffled")
+    rows = np.arange(10)
+    batches = (
+        seeded_batches(rows, 0, 8, settings) if source == "seeded" else unforeseeable_batches(10, 8, settings)
+    )
+    orders = []
+    for _ in range(3):
+        epoch = [next(batches) for _ in range(5)]
+        assert [len(each) for each in epoch] == [2, 2, 2, 2, 2]
+        orders.append(tuple(np.concatenate(epoch)))
+        assert sorted(orders[-1]) == list(range(10))
+    assert len(set(orders)) == 3
+
+
+def test_alpha_convexifies_the_loss_of_each_record_by_itself():
+    features, labels = _blobs(12, classes=4)
+    network = initial_mlp((5, 6, 4), "tanh", (0,))
+    padded = torch.cat([torch.from_numpy(features), torch.zeros(1, 5)])
+    targets = torch.cat([torch.from_numpy(labels), torch.zeros(1, dtype=torch.int64)])
+    for alpha in (0.5, 1.0, 3.0):
+        gradients = Gradients.zeros(network)
+        sums = ClippedSums(network, padded, targets, torch.tensor([1e6]), alpha=alpha)
+        sums.add_to(gradients, torch.arange(12).unsqueeze(0))
+        kernel, output = network.kernels[0][0].clone().requires_grad_(), network.kernels[1][0]
+        total = sum(
+            value(Convexified(alpha), torch.tanh(row @ kernel).unsqueeze(0) @ output.T, label.unsqueeze(0))
+            for row, label in zip(padded[:-1], targets[:-1], strict=True)
+        )
+        total.backward()
+        torch.testing.assert_close(gradients.kernels[0][0], kernel.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_progress_is_told_and_divergence_is_an_error():
+    features, labels = _blobs()
+    seen = []
+    options = {"noise_multipliers": [1.0], "seeds": [0]}
+    train_private_stack(
+        features,
+        labels,
+        3,
+        [np.arange(90)],
+        settings=SETTINGS,
+        progress=lambda *told: seen.append(told),
+        **options,
+    )
+    assert seen == [(12, 12)]
+    wild = PrivateSettings(sampling_rate=1.0, steps=5, learning_rate=1e38, clip=1e6)
+    with pytest.raises(QuietmaxError, match="diverged"):
+        train_private_stack(features, labels, 3, [np.arange(90)], settings=wild, **options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"rows": []}, "no network"),
+        ({"rows": [np.array([0, 95])]}, "outside"),
+        ({"seeds": [0, 1]}, "seeds"),
+        ({"noise_multipliers": [-1.0]}, "negative"),
+        ({"noise_multipliers": [np.inf]}, "finite"),
+        ({"clips": [0.0]}, "positive"),
+        ({"sizes": [0]}, "positive"),
+        ({"labels": np.full(90, 3)}, "label"),
+        ({"labels": np.zeros(5, np.int64)}, "shape"),
+        ({"features": np.full((90, 5), np.nan)}, "NaN"),
+        ({"alpha": -1.0}, "alpha"),
+    ],
+)
+def test_bad_input_is_refused_with_a_sentence(changes, match):
+    features, labels = _blobs()
+    options = {"features": features, "labels": labels, "classes": 3, "rows": [np.arange(90)], "seeds": [0]}
+    options |= {"noise_multipliers": [1.0], "settings": SETTINGS} | changes
+    with pytest.raises(InvalidInput, match=match):
+        train_private_stack(**options)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"hidden": (0,)},
+        {"activation": "cube"},
+        {"sampling_rate": 0.0},
+        {"sampling_rate": 1.5},
+        {"steps": 0},
+        {"clip": 0.0},
+        {"learning_rate": float("nan")},
+        {"optimiser": "newton"},
+        {"sampling": "sorted"},
+        {"l2": -1.0},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(fields):
+    with pytest.raises(InvalidInput):
+        PrivateSettings(**fields)
+
+
+def _blobs_of_private_release(count=600, seed=0):
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, 3, count)
+    centres = 3 * np.random.default_rng(99).normal(size=(3, 5))
+    return (centres[labels] + generator.normal(size=(count, 5))).astype(np.float32), labels
+
+
+def test_without_records_the_weights_move_by_noise_of_the_stated_spread():
+    """20,100 exact draws: their mean square is off by 6% with probability < 1e-8."""
+    settings = PrivateSettings(sampling_rate=0.1, steps=1, learning_rate=1.0, clip=0.5)
+    empty = np.zeros((0, 200), np.float32)
+    network = train_private(
+        empty, np.zeros(0, np.int64), 100, settings=settings, noise_multiplier=2.0, size=400, seed=1
+    )
+    start = initial_mlp((200, 100), "tanh", (1,), torch.float64)
+    moved = network.weight_vectors() - start.weight_vectors()
+    assert float(moved.square().mean()) == pytest.approx((2.0 * 0.5 / 40) ** 2, rel=0.06)
+
+
+@pytest.mark.parametrize("hidden", [(), (8,), (8, 6)])
+def test_it_trains_what_the_stacked_engine_trains_when_there_is_hardly_any_noise(hidden):
+    features, labels = _blobs_of_private_release()
+    settings = PrivateSettings(
+        hidden=hidden,
+        sampling_rate=1.0,
+        steps=20,
+        clip=0.5,
+        learning_rate=0.5,
+        optimizer="momentum",
+        l2=0.001,
+    )
+    exact = train_private(
+        features, labels, 3, settings=settings, noise_multiplier=1e-6, size=600, seed=3
+    ).weight_vectors()
+    stacked = train_private_stack(
+        features, labels, 3, [np.arange(600)], settings=settings, noise_multipliers=[0.0], seeds=[3]
+    ).weight_vectors()
+    torch.testing.assert_close(exact.float(), stacked, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "shuffled"])
+def test_it_learns_and_no_two_runs_are_alike(sampling):
+    features, labels = _blobs_of_private_release()
+    settings = PrivateSettings(sampling_rate=0.3, steps=60, clip=1.0, learning_rate=0.5, sampling=sampling)
+    told = []
+    runs = [
+        train_private(
+            features,
+            labels,
+            3,
+            settings=settings,
+            noise_multiplier=2.0,
+            size=600,
+            seed=3,
+            progress=lambda *now: told.append(now),
+        )
+        for _ in range(2)
+    ]
+    others, truth = _blobs_of_private_release(seed=1)
+    assert (runs[0].logits(others).argmax(1).numpy() == truth).mean() > 0.9
+    assert not torch.equal(runs[0].weight_vectors(), runs[1].weight_vectors())
+    assert told[-1] == (60, 60)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"noise_multiplier": 0.0}, InvalidInput),
+        ({"size": 0}, InvalidInput),
+        ({"labels": np.full(600, 7)}, InvalidInput),
+        ({"settings": PrivateSettings(steps=2, learning_rate=1e308), "noise_multiplier": 1e9}, QuietmaxError),
+    ],
+)
+def test_bad_input_and_divergence_are_refused(changes, error):
+    features, labels = _blobs_of_private_release()
+    options = {"features": features, "labels": labels, "classes": 3, "settings": PrivateSettings(steps=2)}
+    options |= {"noise_multiplier": 1.0, "size": 600, "seed": 0} | changes
+    with pytest.raises(error):
+        train_private(**options)
+
+
+def _records(count=500, seed=0):
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, 2, count)
+    features = generator.normal(size=(count, 4)) + 2 * labels[:, None]
+    return Records("blobs", features.astype(np.float32), labels, 2)
+
+
+def test_a_sweep_trains_every_network_as_if_alone():
+    splits = [split(_records(), size=200, seed=0)]
+    splits.append(split(splits[0].records, size=200, seed=1))
+    sweep = train_sweep(splits, epsilons=[5.0, 500.0], accountants=["zcdp", "nc"])
+    assert sweep.accuracies().shape == (2, 2, 2)
+    chosen = plan(200, epsilon=500.0, accountant="nc", reading="published", configuration="paper")
+    single = train_private_stack(
+        splits[1].records.features,
+        splits[1].records.labels,
+        2,
+        [splits[1].train_rows],
+        settings=chosen.settings,
+        noise_multipliers=[chosen.noise_multiplier],
+        seeds=[1],
+    )
+    found = sweep.network(1, "nc", 500.0)
+    torch.testing.assert_close(found.weight_vectors(), single.weight_vectors(), rtol=1e-3, atol=1e-4)
+    answers = found.logits(splits[1].test.features).argmax(-1).numpy()
+    assert sweep.accuracies()[1, 1, 1] == (answers == splits[1].test.labels).mean() > 0.8
+
+
+def test_splits_of_different_records_and_differing_settings_are_refused():
+    one, two = split(_records(), size=100, seed=0), split(_records(seed=1), size=100, seed=0)
+    with pytest.raises(InvalidInput, match="same records"):
+        train_sweep([one, two], epsilons=[1.0], accountants=["nc"])
+    with pytest.raises(InvalidInput, match="equal ones"):
+        train_sweep([one, split(one.records, size=90, seed=1)], epsilons=[1.0], accountants=["nc"])
+    with pytest.raises(InvalidInput, match="one learning rate"):
+        train_sweep([one], epsilons=[1.0, 8.0], accountants=["rdp"], reading="proven", configuration="today")
+
+
+@pytest.mark.slow
+def test_published_dpsgd_on_location_reproduces_the_order_and_shape_of_the_papers_curves(real_data):
+    """One split instead of ten: a test accuracy of 0.6 on 1200 records has a deviation of 0.014, a loss 0.022."""
+    accountants, epsilons = ("rdp", "zcdp", "ac", "nc"), (1.0, 10.0, 100.0, 1000.0)
+    data = split(load_records("location", data_dir=real_data), size=1200, seed=0)
+    accuracies = train_sweep([data], epsilons=epsilons, accountants=accountants).accuracies()[0]
+    losses = 1 - accuracies / reference.accuracy_table()["location"]["convexified_test_acc"]
+    for line, accountant in zip(losses, accountants, strict=True):
+        paper = reference.curve("location", "acc_loss", accountant)
+        for ours, epsilon in zip(line, epsilons, strict=True):
+            assert ours == pytest.approx(paper[epsilon], abs=0.11)
+        assert (np.diff(line) < 0.01).all()
+    assert (losses[0] <= losses[1] + 0.02).all()  # RDP loses least,
+    assert (losses[1] < losses[3] + 0.02).all()  # then zCDP,
+    assert (
+        losses[3, 3] < losses[2, 3]
+    )  # and at epsilon 1000 naive composition beats advanced, as in the paper

@@ -1,0 +1,407 @@
+"""The output route's solver reaches its tolerance for every data set."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from quietmax.errors import InvalidInput
+from quietmax.estimators.head.exact_sums import Extent, Table, clipped_rows, unit_rows
+from quietmax.estimators.head.solver import (
+    MeanCrossEntropy,
+    Objective,
+    Tilted,
+    certifiable_tolerance,
+    minimise,
+)
+from quietmax.sensitivity import Sensitivity, certified
+from tests.estimators.head.small_heads import Problem, minimisers, movement, random_problems
+
+
+def table_of(features: np.ndarray, labels: np.ndarray, classes: int) -> Table:
+    rows = unit_rows(clipped_rows(features.astype(np.float32), 1.0), np.zeros(features.shape[1]), 0.2)
+    return Table(rows.astype(np.float32), labels.astype(np.int64), classes)
+
+
+def random_table(seed: int, records: int = 40, columns: int = 3, classes: int = 3) -> Table:
+    rng = np.random.default_rng(seed)
+    return table_of(rng.normal(size=(records, columns)), rng.integers(classes, size=records), classes)
+
+
+def true_gradient(table: Table, objective: Objective, weights: np.ndarray) -> np.ndarray:
+    """By automatic differentiation of the formula."""
+    matrix = torch.tensor(weights, requires_grad=True)
+    logits = torch.from_numpy(table.rows.astype(np.float64)) @ matrix.T
+    losses = torch.nn.functional.cross_entropy(logits, torch.from_numpy(table.labels), reduction="none")
+    if isinstance(objective, MeanCrossEntropy):
+        value = losses.sum() / objective.size
+    else:
+        assert isinstance(objective, Tilted)
+        value = torch.log(objective.mass + torch.exp(objective.alpha * losses).sum()) / objective.alpha
+    value = value + objective.regularisation / 2 * matrix.square().sum()
+    value.backward()
+    assert matrix.grad is not None
+    assert objective.value_and_gradient(table, weights)[0] == pytest.approx(value.item(), rel=1e-12)
+    return matrix.grad.numpy()
+
+
+OBJECTIVES: list[Objective] = [
+    MeanCrossEntropy(size=40.0, regularisation=0.01),
+    MeanCrossEntropy(size=3.0, regularisation=1.0),
+    Tilted(alpha=0.5, mass=40.0, regularisation=0.05),
+    Tilted(alpha=5.0, mass=0.1, regularisation=0.5),
+]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+@pytest.mark.parametrize("fast_iterations", [500, 3, 0])
+def test_the_tolerance_is_reached_with_and_without_the_fast_solver(objective, fast_iterations):
+    table = random_table(0)
+    solution = minimise(table, objective, 1e-7, fast_iterations=fast_iterations)
+    assert solution.gradient_bound <= 1e-7
+    assert np.linalg.norm(true_gradient(table, objective, solution.weights)) <= 1e-7
+    assert solution.fast == (fast_iterations == 500)
+    np.testing.assert_allclose(solution.weights.sum(axis=0), 0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+def test_the_computed_gradient_is_within_its_rounding_bound(objective):
+    rng = np.random.default_rng(1)
+    for seed in range(20):
+        table = random_table(seed)
+        weights = rng.normal(size=(3, 4)) * 10 ** rng.uniform(-2, 1.5)
+        error = objective.value_and_gradient(table, weights)[1] - true_gradient(table, objective, weights)
+        assert np.linalg.norm(error) <= objective.rounding(table, weights) < 1e-10
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+def test_the_smoothness_bound_holds_along_random_directions(objective):
+    rng = np.random.default_rng(2)
+    table = random_table(3)
+    for _ in range(200):
+        weights, direction = rng.normal(size=(3, 4)) * 3, rng.normal(size=(3, 4))
+        step = 1e-5 * direction / np.linalg.norm(direction)
+        change = objective.value_and_gradient(table, weights + step)[1]
+        change = change - objective.value_and_gradient(table, weights - step)[1]
+        curvature = float((change * step).sum()) / (2 * 1e-10)
+        assert objective.regularisation * (1 - 1e-3) <= curvature <= objective.smoothness(table) * (1 + 1e-3)
+
+
+def test_the_minimiser_equals_scikit_learns_logistic_regression():
+    table = random_table(4, records=200)
+    size, regularisation = 200.0, 0.01
+    solution = minimise(table, MeanCrossEntropy(size, regularisation), 1e-9)
+    reference = LogisticRegression(
+        C=1 / (regularisation * size), fit_intercept=False, tol=1e-10, max_iter=10_000
+    ).fit(table.rows.astype(np.float64), table.labels)
+    np.testing.assert_allclose(solution.weights, reference.coef_, atol=1e-5)
+
+
+def test_the_minimiser_equals_the_reference_solver():
+    table = random_table(5, records=10)
+    for objective in (MeanCrossEntropy(7.0, 0.02), Tilted(0.7, 3.0, 0.02)):
+        problem = Problem(
+            torch.from_numpy(table.rows.astype(np.float64))[None],
+            torch.from_numpy(table.labels)[None],
+            torch.ones(1, 10, dtype=torch.float64),
+            3,
+            0.02,
+            7.0,
+            alpha=objective.alpha if isinstance(objective, Tilted) else None,
+            mass=3.0,
+        )
+        np.testing.assert_allclose(
+            minimise(table, objective, 1e-10).weights, minimisers(problem)[0], atol=1e-7
+        )
+
+
+def difficult(name: str) -> Table:
+    rng = np.random.default_rng(6)
+    if name == "one record":
+        return table_of(np.ones((1, 2)), np.array([0]), 2)
+    if name == "one class":
+        return table_of(rng.normal(size=(30, 2)), np.zeros(30), 3)
+    if name == "duplicates with opposite labels":
+        return table_of(np.ones((50, 2)), np.arange(50) % 2, 2)
+    if name == "extreme values":
+        return table_of(rng.choice([-1e30, 1e30, 0.0], size=(30, 2)), rng.integers(2, size=30), 2)
+    if name == "a separable line":
+        return table_of(np.linspace(-1, 1, 40)[:, None], np.linspace(-1, 1, 40) > 0, 2)
+    return table_of(rng.normal(size=(2000, 2)), rng.integers(2, size=2000), 2)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "one record",
+        "one class",
+        "duplicates with opposite labels",
+        "extreme values",
+        "a separable line",
+        "many more records than declared",
+    ],
+)
+@pytest.mark.parametrize("regularisation", [1e-4, 1.0])
+@pytest.mark.parametrize("fast_iterations", [500, 0])
+def test_difficult_data_are_solved_to_the_tolerance_too(name, regularisation, fast_iterations):
+    table = difficult(name)
+    size = 20.0
+    tolerance = 0.005 * math.sqrt(2) / size
+    solution = minimise(
+        table, MeanCrossEntropy(size, regularisation), tolerance, fast_iterations=fast_iterations
+    )
+    assert solution.gradient_bound <= tolerance
+    tilted = minimise(table, Tilted(1.0, size, regularisation), 1e-4, fast_iterations=fast_iterations)
+    assert tilted.gradient_bound <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("objective", "features"),
+    [
+        (MeanCrossEntropy(1e4, 0.002), 4000),
+        (MeanCrossEntropy(1e6, 2e-5), 4000),
+        (MeanCrossEntropy(50.0, 1e-6), 20),
+        (Tilted(4e4, 60.0, 0.01), 21),
+        (Tilted(4.0, 1e4, 1e-6), 4000),
+    ],
+    ids=str,
+)
+def test_the_rounding_error_stays_below_the_tolerance_wherever_a_certified_minimiser_may_lie(
+    objective, features
+):
+    tolerance = certifiable_tolerance(objective, features, 10, at_least=1e-9)
+    farthest = objective.longest(10) + tolerance / objective.regularisation
+    for records in (1, objective.foreseen):
+        error = objective.rounding(Extent(records, features, 10), np.full((1, 1), farthest))
+        assert error <= tolerance / 2
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+def test_the_public_bounds_on_length_and_steepness_hold(objective):
+    for seed in range(5):
+        table = random_table(seed, records=min(objective.foreseen, 80))
+        solution = minimise(table, objective, 1e-7)
+        assert np.linalg.norm(solution.weights) <= solution.longest
+        assert objective.smoothness(table) <= objective.steepest
+
+
+def test_settings_too_steep_to_be_minimised_are_refused_from_public_numbers():
+    for objective in (MeanCrossEntropy(100.0, 1e-9), Tilted(1e5, 60.0, 1e-4)):
+        with pytest.raises(InvalidInput, match="times steeper than it is convex"):
+            certifiable_tolerance(objective, 5, 3, at_least=1e-6)
+
+
+def test_a_tolerance_below_the_rounding_error_is_refused_at_once():
+    with pytest.raises(InvalidInput, match="Float64 cannot certify"):
+        minimise(random_table(7), MeanCrossEntropy(1e-9, 0.1), 1e-9)
+
+
+SETTINGS = [  # records, columns, classes, regularisation, size
+    (2, 2, 2, 0.1, 2.0),
+    (5, 2, 3, 0.01, 5.0),
+    (12, 1, 2, 0.001, 3.0),
+    (6, 3, 4, 1.0, 100.0),
+    (20, 2, 2, 0.003, 20.0),
+]
+
+
+def against_a_crowd(
+    length: float, crowd: float, regularisation: float, size: float = 1.0, **tilt: float
+) -> Problem:
+    """One record of class 0 against `crowd` ones of class 1 in the same direction, but short.
+
+    The crowd makes the head sure of class 1 at the record, so its gradient is nearly as long as any can be; being
+    short, the crowd hardly curves the objective, so nothing but the regulariser resists.
+    """
+    rows = torch.tensor([[[1.0], [length]]], dtype=torch.float64)
+    present = torch.tensor([[1.0, crowd]], dtype=torch.float64)
+    return Problem(rows, torch.tensor([[0, 1]]), present, 2, regularisation, size, **tilt)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("records", "columns", "classes", "regularisation", "size"), SETTINGS)
+def test_removing_one_record_moves_the_minimiser_by_at_most_the_bound(
+    records, columns, classes, regularisation, size
+):
+    problem = random_problems(
+        torch.Generator().manual_seed(records),
+        2000,
+        records,
+        columns,
+        classes,
+        regularisation=regularisation,
+        size=size,
+    )
+    moved = movement(problem)
+    bound = certified.head_output(regularisation=regularisation, declared_size=size)
+    lengths = moved.norm(dim=(1, 2))
+    assert lengths.max() <= bound.value
+    assert lengths.max() > 0.3 * bound.value  # the search is not idle
+    queries = torch.nn.functional.normalize(torch.randn(2000, columns, 50, dtype=torch.float64), dim=1)
+    logits = moved @ queries
+    assert logits.abs().max() <= certified.logit(bound, classes=classes).value
+    assert logits.norm(dim=1).max() <= certified.logits(bound).value
+
+
+def test_the_bounds_on_weights_and_logits_are_reached_to_more_than_ninety_percent():
+    regularisation, size = 0.01, 100.0
+    moved = movement(against_a_crowd(0.002, 20_000.0, regularisation, size))[0]
+    bound = certified.head_output(regularisation=regularisation, declared_size=size)
+    assert 0.9 * bound.value < moved.norm() <= bound.value
+    one = certified.logit(bound, classes=2)
+    assert 0.9 * one.value < moved[0].abs().max() <= one.value
+    together = certified.logits(bound)
+    assert 0.9 * together.value < (moved @ torch.ones(1, dtype=torch.float64)).norm() <= together.value
+
+
+def test_climbing_towards_the_worst_record_does_not_pass_the_bound():
+    """Survival of the furthest: the record's place and label, its company's places, labels and numbers evolve."""
+    generator = torch.Generator().manual_seed(1)
+    regularisation, size, batch = 0.01, 50.0, 128
+    bound = certified.head_output(regularisation=regularisation, declared_size=size).value
+    rows = torch.randn(batch, 4, 2, generator=generator, dtype=torch.float64)
+    problem = Problem(
+        rows / rows.norm(dim=-1, keepdim=True),
+        torch.randint(3, (batch, 4), generator=generator),
+        torch.ones(batch, 4, dtype=torch.float64),
+        3,
+        regularisation,
+        size,
+    )
+    lengths = movement(problem).norm(dim=(1, 2))
+    start = float(lengths.max())
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    for _ in range(20):
+        best = lengths.argsort(descending=True)[:32]
+        parents = best.repeat(4)
+        shake = 10 ** (-2 * torch.rand(batch, 1, 1, generator=generator, dtype=torch.float64))
+        rows = problem.rows[parents] * torch.exp(noise(batch, 4, 1)) + shake * noise(batch, 4, 2)
+        rows = rows / rows.norm(dim=-1, keepdim=True).clamp_min(1.0)
+        present = (problem.present[parents] * torch.exp(noise(batch, 4))).clamp(1.0, 1e5)
+        present[:, 0] = 1.0
+        labels = problem.labels[parents].clone()
+        redrawn = torch.rand(batch, 4, generator=generator) < 0.1
+        labels[redrawn] = torch.randint(3, (int(redrawn.sum()),), generator=generator)
+        rows[:32], labels[:32], present[:32] = problem.rows[best], problem.labels[best], problem.present[best]
+        problem = Problem(rows, labels, present, 3, regularisation, size)
+        lengths = movement(problem).norm(dim=(1, 2))
+        assert lengths.max() <= bound
+    assert lengths.max() > max(start, 0.8 * bound)
+
+
+def test_replacing_a_record_moves_the_minimiser_by_at_most_twice_the_bound():
+    problem = random_problems(torch.Generator().manual_seed(3), 400, 6, 2, 3, regularisation=0.01, size=6.0)
+    rows, labels = problem.rows.clone(), problem.labels.clone()
+    rows[:, 0], labels[:, 0] = -rows[:, 0], (labels[:, 0] + 1) % 3
+    replaced = Problem(**{**problem.__dict__, "rows": rows, "labels": labels})
+    moved = minimisers(problem) - minimisers(replaced)
+    bound = certified.head_output(regularisation=0.01, declared_size=6.0)
+    assert moved.norm(dim=(1, 2)).max() <= 2 * bound.value
+
+
+@pytest.mark.parametrize("alpha", [0.001, 0.1, 1.0, 5.0])
+@pytest.mark.parametrize(
+    ("classes", "regularisation", "mass"), [(2, 0.05, 10.0), (3, 1.0, 2.0), (4, 0.3, 0.01)]
+)
+def test_removing_one_record_moves_the_tilted_minimiser_by_at_most_the_bound(
+    alpha, classes, regularisation, mass
+):
+    problem = random_problems(
+        torch.Generator().manual_seed(7),
+        120,
+        5,
+        2,
+        classes,
+        regularisation=regularisation,
+        alpha=alpha,
+        mass=mass,
+    )
+    with_record, without_record = minimisers(problem), minimisers(problem.without(0))
+    bound = certified.head_tilted(alpha=alpha, mass=mass, regularisation=regularisation, classes=classes)
+    assert (with_record - without_record).norm(dim=(1, 2)).max() <= bound.value
+    longest = certified.weight_bound(regularisation, classes)
+    assert with_record.norm(dim=(1, 2)).max() <= longest
+    logits = torch.einsum("bnd,bcd->bnc", problem.rows, without_record)
+    losses = torch.logsumexp(logits, -1) - logits.gather(-1, problem.labels[..., None])[..., 0]
+    assert losses.max() <= math.log(classes) + math.sqrt(2) * longest
+
+
+def test_the_tilted_bound_is_reached_to_more_than_ninety_percent_where_tilting_is_slight():
+    constants = {"regularisation": 3e-6, "alpha": 1e-5, "mass": 4e5}
+    moved = movement(against_a_crowd(0.0015, 2e4, **constants))[0].norm()
+    bound = certified.head_tilted(classes=2, **constants)
+    assert 0.9 * bound.value < moved <= bound.value
+
+
+def test_the_number_shows_when_tilting_makes_the_sensitivity_useless():
+    settings = {"regularisation": 0.01, "classes": 10}
+    tilted = certified.head_tilted(alpha=1.0, mass=10_000.0, **settings)
+    untilted = certified.head_output(regularisation=0.01, declared_size=10_000)
+    assert untilted.value == pytest.approx(0.01414, abs=1e-5)
+    assert tilted.value == pytest.approx(42.9, abs=0.05)
+    assert certified.tilted_share(alpha=1.0, mass=10_000.0, **settings) > 0.999
+    slight = certified.head_tilted(alpha=0.01, mass=10_000.0, **settings)
+    assert slight.value == pytest.approx(0.0226, abs=5e-5)
+
+
+def test_tolerance_and_rounding_are_added_to_the_bounds():
+    exact = certified.head_output(regularisation=0.1, declared_size=50)
+    loose = certified.head_output(regularisation=0.1, declared_size=50, tolerance=0.01)
+    assert loose.value == pytest.approx(exact.value + 0.2, rel=1e-9)
+    tilted = {"alpha": 0.1, "mass": 5.0, "regularisation": 0.1, "classes": 3}
+    assert certified.head_tilted(**tilted, tolerance=0.01).value == pytest.approx(
+        certified.head_tilted(**tilted).value + 0.2, rel=1e-9
+    )
+    assert certified.head_gradient(0.5, coordinates=100, grid=0.01).value == pytest.approx(0.6, rel=1e-9)
+
+
+def test_every_certified_sensitivity_says_that_it_is_and_where_it_comes_from():
+    weights = certified.head_output(regularisation=0.1, declared_size=50)
+    bounds = certified.score_bounds(weights, classes=4, length=2.0)
+    for entry in (weights, bounds.one, bounds.vector, certified.head_gradient(1.0)):
+        assert entry.basis == "certified"
+        assert "THEORY 3" in entry.because
+    assert bounds.one.value == pytest.approx(math.sqrt(3 / 4) * 2 * weights.value, rel=1e-9)
+    assert bounds.vector.value == pytest.approx(2 * weights.value, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: certified.head_output(regularisation=0.0, declared_size=10),
+        lambda: certified.head_output(regularisation=0.1, declared_size=0),
+        lambda: certified.head_output(regularisation=0.1, declared_size=10, tolerance=-1.0),
+        lambda: certified.head_output(regularisation=0.1, declared_size=10, radius=math.inf),
+        lambda: certified.head_gradient(-0.5),
+        lambda: certified.head_tilted(alpha=0.0, mass=1.0, regularisation=1.0, classes=2),
+        lambda: certified.head_tilted(alpha=1.0, mass=-1.0, regularisation=1.0, classes=2),
+        lambda: certified.weight_bound(1.0, 1),
+        lambda: certified.logit(Sensitivity(1.0, "published", "the paper"), classes=2),
+        lambda: certified.logits(Sensitivity(1.0, "observed", "retraining")),
+    ],
+)
+def test_constants_without_meaning_are_refused(make):
+    with pytest.raises(InvalidInput):
+        make()
+
+
+def test_the_reference_solver_finds_a_known_minimiser():
+    """One record, two classes: by symmetry W = (t, -t) with lam t = sigma(-2t) / N."""
+    problem = Problem(
+        torch.ones(1, 1, 1, dtype=torch.float64),
+        torch.zeros(1, 1, dtype=torch.int64),
+        torch.ones(1, 1, dtype=torch.float64),
+        2,
+        0.1,
+        4.0,
+    )
+    weights = minimisers(problem)[0, :, 0].numpy()
+    t = float(weights[0])
+    np.testing.assert_allclose(weights, [t, -t], atol=1e-9)
+    assert 0.1 * t == pytest.approx(1 / (1 + math.exp(2 * t)) / 4, abs=1e-9)

@@ -1,0 +1,390 @@
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quietmax.accounting import Budget, GaussianCost, PureCost
+from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
+from quietmax.estimators.teachers import VOTE_BOUNDS, Crowd
+from quietmax.mechanisms import Algorithm1, Answers, NoisyMax
+from quietmax.models import Model, TorchModel, TrainingSettings
+from quietmax.models.mlp import initial_mlp
+from quietmax.noise import EXACT, ExactNoise, SeededNoise
+from quietmax.predictor import Predictor
+from quietmax.spending import BudgetExhausted, FileAccount
+
+
+def _model(classes: int = 4) -> Model:
+    return Model(initial_mlp((6, 8, classes), "tanh", (0,)), TrainingSettings((8,)), 500, "made up", 0)
+
+
+def _predictor(queries=10, classes=4, noise="gaussian", **more) -> Predictor:
+    return Predictor(_model(classes), Algorithm1(noise), Budget(epsilon=1.0, queries=queries), **more)
+
+
+def _queries(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(count, 6)).astype(np.float32)
+
+
+def test_a_budget_for_ten_answers_gives_exactly_ten():
+    quiet = _predictor(10)
+    for index in range(10):
+        assert quiet.remaining.queries == 10 - index
+        assert quiet.predict_proba(_queries(1, index)).shape == (1, 4)
+    with pytest.raises(
+        BudgetExhausted, match="1 answers were asked for, but 10 of 10 are spent and 0 are left"
+    ):
+        quiet.predict_proba(_queries(1, 99))
+    assert quiet.answered == 10
+
+
+@given(
+    queries=st.integers(1, 5000),
+    noise=st.sampled_from(["gaussian", "laplace"]),
+    classes=st.sampled_from([2, 3, 30]),
+)
+def test_no_number_of_queries_is_one_too_many_or_too_few_by_rounding(queries, noise, classes):
+    quiet = _predictor(queries, classes, noise)
+    assert quiet.remaining.queries == queries
+    with pytest.raises(BudgetExhausted):
+        quiet.predict(
+            np.zeros((queries + 1, 6), np.float32) + np.arange(queries + 1, dtype=np.float32)[:, None]
+        )
+    assert quiet.answered == 0
+
+
+def test_a_batch_is_answered_whole_or_not_at_all():
+    quiet = _predictor(5)
+    quiet.predict(_queries(3))
+    with pytest.raises(BudgetExhausted):
+        quiet.predict(_queries(3, seed=1))
+    assert quiet.remaining.queries == 2
+    assert len(quiet.predict(_queries(2, seed=2))) == 2
+
+
+def test_the_same_query_again_gets_the_stored_answer_at_no_cost():
+    quiet = _predictor(10)
+    first = quiet.predict_proba(_queries(4))
+    again = quiet.predict_proba(np.vstack([_queries(4)[::-1], _queries(4)]))
+    np.testing.assert_array_equal(again, np.vstack([first[::-1], first]))
+    assert quiet.answered == 4
+
+
+def test_a_query_repeated_within_a_batch_is_charged_once():
+    quiet = _predictor(10)
+    answers = quiet.predict_proba(np.repeat(_queries(2), 3, axis=0))
+    assert quiet.answered == 2
+    np.testing.assert_array_equal(answers[0], answers[1])
+
+
+def test_minus_zero_is_the_same_query_as_zero():
+    quiet = _predictor(10)
+    zeros = np.zeros((1, 6), np.float32)
+    np.testing.assert_array_equal(quiet.predict_proba(zeros), quiet.predict_proba(-zeros))
+    assert quiet.answered == 1
+
+
+def test_without_stored_answers_every_query_costs_and_is_drawn_anew():
+    quiet = _predictor(10, stored_answers=0)
+    first, again = quiet.predict_proba(_queries(1)), quiet.predict_proba(_queries(1))
+    assert quiet.answered == 2
+    assert (first != again).any()
+
+
+def test_the_store_is_bounded():
+    quiet = _predictor(100, stored_answers=3)
+    quiet.predict(_queries(5))
+    quiet.predict(_queries(5)[2:])
+    assert quiet.answered == 5  # the last three are still stored
+    quiet.predict(_queries(5)[:1])
+    assert quiet.answered == 6  # the first was forgotten
+
+
+class _Recorder:
+    """A mechanism that notes what was spent at the moment it draws."""
+
+    name, currency, reading = "recorder", "pure", "proven"
+
+    def __init__(self):
+        self.seen: list[int] = []
+        self.predictor: Predictor | None = None
+
+    def prepared(self, model, per_query):  # noqa: ARG002
+        self.per_query = per_query
+        return self
+
+    def cost(self, classes):  # noqa: ARG002
+        return self.per_query
+
+    def guarantee(self, classes):
+        return Algorithm1("laplace", 1, 1, 1, 1).guarantee(classes)
+
+    def release(self, logits, source):  # noqa: ARG002
+        self.seen.append(self.predictor.answered)
+        if len(self.seen) == 2:
+            raise RuntimeError("the dice fell off the table")
+        return Answers(logits.argmax(-1), None)
+
+
+def test_it_spends_before_it_draws_and_gives_nothing_back():
+    mechanism = _Recorder()
+    quiet = Predictor(_model(), mechanism, Budget(epsilon=1.0, queries=10))
+    mechanism.predictor = quiet
+    quiet.predict(_queries(3))
+    with pytest.raises(RuntimeError, match="dice"):
+        quiet.predict(_queries(2, seed=1))
+    assert mechanism.seen == [3, 5]
+    assert quiet.answered == 5
+
+
+def test_a_mechanism_that_releases_labels_only_has_no_probabilities():
+    mechanism = _Recorder()
+    mechanism.predictor = quiet = Predictor(_model(), mechanism, Budget(epsilon=1.0, queries=10))
+    with pytest.raises(InvalidInput, match="labels only"):
+        quiet.predict_proba(_queries(1))
+
+
+@pytest.mark.parametrize("stored_answers", [0, 100])
+@pytest.mark.parametrize("durable", [False, True])
+def test_sixteen_threads_never_get_more_than_the_budget(stored_answers, durable, tmp_path):
+    account = FileAccount.create(tmp_path / "account") if durable else None
+    quiet = _predictor(200, stored_answers=stored_answers, account=account)
+    answered, refused = [], []
+    start = threading.Barrier(16)
+
+    def ask(thread: int) -> None:
+        start.wait()
+        for index in range(40):
+            batch = 1 + (thread + index) % 3
+            try:
+                answered.append(len(quiet.predict(_queries(batch, seed=1000 * thread + index))))
+            except BudgetExhausted:
+                refused.append(batch)
+
+    threads = [threading.Thread(target=ask, args=(thread,)) for thread in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(answered) == quiet.answered == 200
+    assert refused
+
+
+@pytest.mark.parametrize(
+    ("queries", "match"),
+    [
+        (np.zeros(6), "shape"),
+        (np.zeros((1, 5)), "6 features"),
+        (np.full((1, 6), np.nan), "NaN"),
+        (np.full((1, 6), np.inf), "NaN"),
+    ],
+)
+def test_invalid_input_spends_nothing(queries, match):
+    quiet = _predictor(10)
+    with pytest.raises(InvalidInput, match=match):
+        quiet.predict(queries)
+    assert quiet.answered == 0
+
+
+def test_an_empty_batch_costs_nothing():
+    quiet = _predictor(10)
+    assert quiet.predict_proba(np.empty((0, 6), np.float32)).shape == (0, 4)
+    assert quiet.answered == 0
+
+
+def test_the_guarantee_is_of_all_answers_together():
+    assert _predictor(100).guarantee.cost.mu == pytest.approx(1.0)
+    assert _predictor(100, noise="laplace").guarantee.cost.epsilon == pytest.approx(1.0)
+    tight = _predictor(100, classes=2, noise="laplace").guarantee
+    assert tight.cost.epsilon == pytest.approx(2 / 5)
+    assert tight.status == "conditional"
+
+
+def test_the_cost_of_one_answer_is_the_papers_share():
+    assert _predictor(100).cost.mu == pytest.approx(0.1)
+    assert isinstance(_predictor(100).cost, GaussianCost)
+    assert _predictor(100, noise="laplace").cost.epsilon == pytest.approx(0.01)
+    assert isinstance(_predictor(100, noise="laplace").cost, PureCost)
+
+
+def test_seeded_noise_shows_in_the_guarantee_and_is_repeatable():
+    def ask():
+        quiet = Predictor(_model(2), Algorithm1("laplace"), Budget(1.0, queries=10), noise=SeededNoise(4))
+        return quiet.predict_proba(_queries(3)), quiet.guarantee
+
+    (first, guarantee), (second, _) = ask(), ask()
+    np.testing.assert_array_equal(first, second)
+    assert guarantee.parameters["noise_source"]["source"] == "seeded"
+    assert "seeded" in guarantee.because
+
+
+def test_the_exact_source_is_the_default():
+    assert _predictor(1).guarantee.parameters["noise_source"]["source"] == "exact"
+
+
+def test_any_torch_module_can_be_answered_for():
+    model = TorchModel(torch.nn.Linear(6, 3), 3)
+    mechanism = Algorithm1(logit_sensitivity=0.1, probability_sensitivity=0.2)
+    assert Predictor(model, mechanism, Budget(1.0, queries=2)).predict_proba(_queries(2)).shape == (2, 3)
+
+
+def test_an_answer_dearer_than_the_whole_budget_is_refused_at_once():
+    mechanism = Algorithm1("laplace", epsilon_sampling=1.0, epsilon_neuron=1.0)
+    with pytest.raises(InvalidInput, match="more than the whole budget"):
+        Predictor(_model(), mechanism, Budget(epsilon=1.0, queries=1))
+
+
+def test_a_predictor_cannot_be_copied_with_its_budget():
+    for copy_ in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(InvalidInput, match="spent twice"):
+            copy_(_predictor(1))
+
+
+def test_a_file_account_outlives_the_process_and_is_shared(tmp_path):
+    first = _predictor(10, account=FileAccount.create(tmp_path / "account"))
+    first.predict(_queries(4))
+    second = _predictor(10, account=FileAccount(tmp_path / "account"))
+    assert second.remaining.queries == 6
+    second.predict(_queries(6, seed=1))
+    with pytest.raises(BudgetExhausted):
+        first.predict(_queries(1, seed=2))
+
+
+def test_four_processes_share_a_file_account_exactly(tmp_path):
+    script = (
+        "import sys\nfrom quietmax.spending import BudgetExhausted, FileAccount\n"
+        "account, paid = FileAccount(sys.argv[1]), 0\n"
+        "for _ in range(100):\n    try:\n        account.charge(1, 300)\n        paid += 1\n"
+        "    except BudgetExhausted:\n        pass\nprint(paid)"
+    )
+    path = str(FileAccount.create(tmp_path / "account").path)
+    runs = [subprocess.Popen([sys.executable, "-c", script, path], stdout=subprocess.PIPE) for _ in range(4)]
+    paid = [int(run.communicate(timeout=120)[0]) for run in runs]
+    assert sum(paid) == FileAccount(path).answered == 300
+
+
+def test_a_damaged_or_unreachable_account_answers_nothing(tmp_path):
+    (tmp_path / "account").write_text("{half a")
+    with pytest.raises(QuietmaxError, match="damaged"):
+        _predictor(10, account=FileAccount(tmp_path / "account")).predict(_queries(1))
+    (tmp_path / "file").touch()
+    with pytest.raises(QuietmaxError, match="cannot be opened"):
+        _predictor(10, account=FileAccount(tmp_path / "file" / "account")).predict(_queries(1))
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", '{"answered": "-1000"}', '{"answered": 1e400}', '{"answered": 2.5}', '{"answered": "٣"}', "7"],
+)
+def test_an_account_that_holds_no_whole_number_from_zero_up_answers_nothing(tmp_path, content):
+    path = tmp_path / "account"
+    path.write_text(content)
+    for ask in (lambda: FileAccount(path).answered, lambda: FileAccount(path).charge(1, 10)):
+        with pytest.raises(DataUnavailable, match="damaged, so nobody knows"):
+            ask()
+    assert path.read_text() == content
+
+
+def test_a_missing_account_is_an_unknown_balance_and_not_a_new_one(tmp_path):
+    account = FileAccount(tmp_path / "account")
+    for ask in (lambda: account.answered, lambda: account.charge(1, 10)):
+        with pytest.raises(
+            DataUnavailable, match="is missing, so it is unknown how many answers were paid for"
+        ):
+            ask()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_owner_states_the_balance_of_a_new_account_once(tmp_path):
+    assert FileAccount.create(tmp_path / "new").answered == 0
+    account = FileAccount.create(tmp_path / "lost", answered=7)
+    assert account.answered == FileAccount(tmp_path / "lost").answered == 7
+    account.charge(2, 9)
+    with pytest.raises(InvalidInput, match="already"):
+        FileAccount.create(tmp_path / "lost")
+    assert account.answered == 9
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["lost", "new"]
+    for wrong in (-1, 2.5, True, "3"):
+        with pytest.raises(InvalidInput, match="answered must be an integer"):
+            FileAccount.create(tmp_path / "wrong", answered=wrong)
+    with pytest.raises(QuietmaxError, match="cannot be created"):
+        FileAccount.create(tmp_path / "absent" / "account")
+
+
+def test_a_negative_store_is_refused():
+    with pytest.raises(InvalidInput, match="stored_answers"):
+        _predictor(1, stored_answers=-1)
+
+
+def test_probabilities_asked_of_a_labels_only_mechanism_cost_nothing():
+    quiet = Predictor(
+        _model(),
+        NoisyMax("exponential", bounds=VOTE_BOUNDS, per_query=PureCost(1.0)),
+        Budget(10.0, queries=5),
+    )
+    with pytest.raises(InvalidInput, match="labels only"):
+        quiet.predict_proba(_queries(2))
+    assert quiet.answered == 0
+    assert quiet.predict(_queries(2)).shape == (2,)
+    assert quiet.answered == 2
+
+
+def _votes(classes: int = 3) -> Crowd:
+    return Crowd(initial_mlp((6, classes), "tanh", range(4)), np.zeros(4, dtype=bool), classes, False)
+
+
+def _claimed(mechanism, noise=EXACT):
+    return Predictor(_votes(), mechanism, Budget(1.0, 1e-5, queries=5), noise=noise).guarantee
+
+
+def test_a_mechanism_of_the_users_own_is_not_proven():
+    class Quieter(NoisyMax):
+        def release(self, scores, source):  # noqa: ARG002
+            return Answers(scores.argmax(-1), None)
+
+    class Stating(_Recorder):
+        def guarantee(self, classes):
+            return NoisyMax().prepared(_votes(), self.per_query).guarantee(classes)
+
+    assert _claimed(NoisyMax()).status == "proven"
+    for own in (Quieter(), Stating()):
+        claimed = _claimed(own)
+        assert claimed.status == "conditional"
+        assert "The mechanism is the user's own." in claimed.because
+        assert claimed.assumptions == ("The user's own mechanism has the privacy it states.",)
+
+
+def test_a_noise_source_of_the_users_own_is_not_proven():
+    class Silent(ExactNoise):
+        def permute_and_flip_choice(self, gaps, rate):  # noqa: ARG002
+            return gaps.argmin(0)
+
+    claimed = _claimed(NoisyMax(), Silent())
+    assert claimed.status == "conditional"
+    assert "The noise source is the user's own." in claimed.because
+
+
+def test_an_account_can_be_read_where_it_cannot_be_written(tmp_path, monkeypatch):
+    account = FileAccount.create(tmp_path / "account.json")
+    account.charge(3, 10)
+    opened = os.open
+
+    def read_only(path, flags, *more):
+        if flags & (os.O_RDWR | os.O_WRONLY):
+            raise PermissionError(30, "Read-only file system")
+        return opened(path, flags, *more)
+
+    monkeypatch.setattr(os, "open", read_only)
+    assert FileAccount(tmp_path / "account.json").answered == 3
+    with pytest.raises(QuietmaxError, match="Read-only file system"):
+        account.charge(1, 10)

@@ -1,0 +1,211 @@
+"""A fork copies what is in memory; it must copy neither budget nor noise (THEORY 3.12)."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+
+import joblib
+import numpy as np
+import pytest
+
+from quietmax import spending as accounts
+from quietmax.accounting import Budget
+from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.estimators import PrivateHead, Teachers, open_private, save_private
+from quietmax.mechanisms import Algorithm1
+from quietmax.models import CrossEntropy, Model, TrainingSettings
+from quietmax.models.mlp import initial_mlp
+from quietmax.noise import EXACT
+from quietmax.predictor import Predictor
+from quietmax.spending import FileAccount, MemoryAccount
+
+GENERATOR = np.random.default_rng(0)
+LABELS = GENERATOR.integers(0, 2, 60)
+FEATURES = np.abs(GENERATOR.normal(size=(60, 2)) + LABELS[:, None]).astype(np.float32)
+REFUSED = "a fork of process"
+
+
+def in_fork(task, fork=os.fork, seconds=30):
+    """What ``task`` returns in a forked process, or the sentence of the error it raises there; as JSON values."""
+    reading, writing = os.pipe()
+    child = fork()
+    if child == 0:
+        signal.alarm(seconds)  # a deadlock ends here
+        try:
+            try:
+                result = task()
+            except QuietmaxError as problem:
+                result = str(problem)
+            os.write(writing, json.dumps(result).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    assert text, f"the forked process ended without an answer (status {status})"
+    return json.loads(text)
+
+
+def head(**options) -> PrivateHead:
+    settings = {"route": "output", "release": "query", "queries": 1, "epsilon": 1.0}
+    return PrivateHead(classes=(0, 1), declared_size=60, **(settings | options)).fit(FEATURES, LABELS)
+
+
+def teachers() -> Teachers:
+    network = TrainingSettings(hidden=(), loss=CrossEntropy(), learning_rate=0.05, epochs=2, batch_size=8)
+    return Teachers(
+        epsilon=1.0, queries=1, teachers=3, network=network, declared_size=60, classes=(0, 1)
+    ).fit(FEATURES, LABELS)
+
+
+def predictor(account=None, queries=5) -> Predictor:
+    model = Model(initial_mlp((2, 4, 2), "tanh", (0,)), TrainingSettings((4,)), 60, "made up", 0)
+    return Predictor(model, Algorithm1("laplace"), Budget(1.0, queries=queries), account=account)
+
+
+@pytest.mark.parametrize("made", [head, teachers])
+def test_a_budget_for_one_answer_gives_one_answer_in_five_forks_and_the_parent_together(made):
+    estimator = made()
+    answers = [
+        in_fork(lambda query=query: estimator.predict(FEATURES[query : query + 1]).tolist())
+        for query in range(5)
+    ]
+    answers.append(estimator.predict(FEATURES[5:6]).tolist())
+    assert [REFUSED in answer for answer in answers[:5]] == [True] * 5
+    assert answers[5] in ([0], [1])
+
+
+def test_a_fork_is_refused_in_one_sentence_that_says_what_to_do():
+    quiet = predictor()
+    sentence = in_fork(lambda: quiet.predict(FEATURES[:1]).tolist())
+    assert sentence.startswith(f"This is a fork of process {os.getpid()}, which holds the privacy budget")
+    assert "open its folder" in sentence
+
+
+def test_stored_answers_and_the_balance_are_refused_in_a_fork_too():
+    quiet = predictor()
+    quiet.predict(FEATURES[:1])
+    assert REFUSED in in_fork(lambda: quiet.predict(FEATURES[:1]).tolist())
+    assert REFUSED in in_fork(lambda: quiet.answered)
+    assert REFUSED in in_fork(lambda: quiet.remaining.queries)
+
+
+def test_a_fork_cannot_save_the_budget_into_a_folder(tmp_path):
+    estimator = head()
+    assert REFUSED in in_fork(lambda: str(save_private(estimator, tmp_path / "model", dataset="made up")))
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_process_id_that_is_used_again_does_not_open_the_account(monkeypatch):
+    quiet, number = predictor(), os.getpid()
+
+    def asked():
+        monkeypatch.setattr(os, "getpid", lambda: number)
+        return quiet.predict(FEATURES[:1]).tolist()
+
+    assert REFUSED in in_fork(asked)
+
+
+def test_a_fork_of_a_fork_is_refused_and_a_new_predictor_of_a_fork_answers_there_alone():
+    quiet = predictor()
+
+    def asked():
+        own = predictor()
+        return [
+            in_fork(lambda: quiet.predict(FEATURES[:1]).tolist()),
+            in_fork(lambda: own.predict(FEATURES[:1]).tolist()),
+            len(own.predict(FEATURES[:1])),
+        ]
+
+    theirs, child_of_own, own = in_fork(asked)
+    assert REFUSED in theirs
+    assert REFUSED in child_of_own
+    assert own == 1
+
+
+def test_a_fork_by_c_code_is_refused():
+    """No hook of Python runs then; the process id tells."""
+    quiet = predictor()
+    assert REFUSED in in_fork(lambda: quiet.predict(FEATURES[:1]).tolist(), fork=ctypes.PyDLL(None).fork)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_fork_while_a_lock_is_held_does_not_wait_forever(tmp_path, durable):
+    quiet = predictor(FileAccount.create(tmp_path / "account") if durable else None)
+    with quiet._lock:
+        assert REFUSED in in_fork(lambda: quiet.predict(FEATURES[:1]).tolist(), seconds=10)
+    memory = MemoryAccount()
+    with memory._lock:
+        assert REFUSED in in_fork(lambda: memory.charge(1, 1), seconds=10)
+
+
+def test_a_fork_opens_the_folder_and_pays_from_the_same_account(tmp_path):
+    folder = save_private(head(queries=2), tmp_path / "model", dataset="made up")
+    opened = open_private(folder)
+    assert REFUSED in in_fork(lambda: opened.predict(FEATURES[:1]).tolist())
+    assert in_fork(lambda: len(open_private(folder).predict(FEATURES[:1]))) == 1
+    assert open_private(folder).remaining == 1
+
+
+def test_a_process_forked_during_a_charge_does_not_keep_the_lock_of_the_file(tmp_path):
+    account = FileAccount.create(tmp_path / "account")
+    with account._locked(os.O_RDWR):
+        child = os.fork()
+        if child == 0:
+            time.sleep(20)
+            os._exit(0)
+    charging = threading.Thread(target=account.charge, args=(1, 5), daemon=True)
+    charging.start()
+    charging.join(5)
+    waited = charging.is_alive()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert not waited
+    assert account.answered == 1
+
+
+def test_pools_of_processes_get_no_budget():
+    estimator = head()
+    with multiprocessing.get_context("fork").Pool(1) as pool, pytest.raises(InvalidInput, match="copied"):
+        pool.apply(estimator.predict, (FEATURES[:1],))
+    with pytest.raises(Exception, match=r"pickle") as refused:
+        joblib.Parallel(n_jobs=2)(joblib.delayed(estimator.predict)(FEATURES[:1]) for _ in range(2))
+    assert "spent twice" in "".join(
+        str(problem) for problem in (refused.value, refused.value.__cause__, refused.value.__context__)
+    )
+    assert estimator.predictor_.answered == 0
+
+
+def test_copies_share_the_budget_or_are_refused():
+    estimator = head()
+    shared = copy.copy(estimator)
+    assert shared.predictor_ is estimator.predictor_
+    for copied in (copy.deepcopy, pickle.dumps, joblib.hash):
+        with pytest.raises((InvalidInput, pickle.PicklingError), match="spent twice"):
+            copied(estimator)
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(InvalidInput, match="spent again"):
+            copied(MemoryAccount())
+
+
+def test_exact_noise_differs_between_parent_and_fork():
+    """A buffer of random bytes that is filled before a fork would give both the same noise."""
+    EXACT.gaussian(2.0**30, 4)
+    drawn = [in_fork(lambda: EXACT.gaussian(2.0**30, 8).tolist()) for _ in range(2)]
+    drawn.append(EXACT.gaussian(2.0**30, 8).tolist())
+    assert len({tuple(each) for each in drawn}) == 3  # equal by chance: below 1e-60
+
+
+def test_the_mark_of_this_process_stays():
+    mark = accounts._fork_mark
+    in_fork(lambda: 0)
+    assert accounts._fork_mark is mark
