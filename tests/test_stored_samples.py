@@ -21,7 +21,7 @@ from quietmax import BudgetExhausted, load_model
 from quietmax.accounting import PureCost
 from quietmax.cli import main
 from quietmax.estimators import open_private
-from quietmax.ledger import Charge, Charged, Ledger, Refused, Replayed, Terms, find_key
+from quietmax.ledger import Charge, Charged, Ledger, LimitExceeded, Replayed, Terms, find_key
 from quietmax.privacy_card import read_card
 from quietmax.server import Deployments, Service, Settings, application, deploy, load_servables
 from quietmax.server.metrics import Log
@@ -307,7 +307,7 @@ def test_a_ledger_verifies_and_states_the_same_balances(name, ledger_at):
             for ours, theirs in (
                 (account.limit, "budget"),
                 (account.spent, "spent"),
-                (account.left, "remaining"),
+                (account.remaining, "remaining"),
             ):
                 assert number_of(ours) in known[theirs].values()
             assert (account.terms.epsilon, account.terms.delta) == (
@@ -316,7 +316,7 @@ def test_a_ledger_verifies_and_states_the_same_balances(name, ledger_at):
             )
             parts = [
                 [part.client, part.limit_units, part.spent_units, part.refused]
-                for part in ledger.parts(account)
+                for part in ledger.subaccounts(account)
             ]
             assert parts == stored["parts"][account.name]
             assert [list(each) for each in ledger.unproven_models(account)] == stored["unproven"][
@@ -379,7 +379,7 @@ def test_stored_answers_are_free_and_new_ones_are_charged(name, ledger_at):
         assert isinstance(paid, Charged)
         assert (paid.units, paid.answers) == (noted["unit_cost"], 1)
         closed = ledger.account("closed")
-        assert isinstance(ledger.charge(Charge(closed.id, noted["client"], "c/1", 1, 1)), Refused)
+        assert isinstance(ledger.charge(Charge(closed.id, noted["client"], "c/1", 1, 1)), LimitExceeded)
         ledger.grant("closed", Terms(3.0), "The study goes on.")
         assert isinstance(ledger.charge(Charge(closed.id, noted["client"], "c/1", 1, 1)), Charged)
         ledger.create_key("new")

@@ -97,7 +97,8 @@ def test_a_client_logs_in_asks_watches_the_budget_fall_and_is_refused(page, serv
     said = _ask(page, 1)
     assert "asked before" in said, "a stored answer is free even when the budget is gone"
     assert (
-        service.ledger.account("people").left_units < service.ledger.account("people").limit_units // QUERIES
+        service.ledger.account("people").remaining_units
+        < service.ledger.account("people").limit_units // QUERIES
     )
     assert [text for text in page.wrong if "403" not in text] == []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from quietmax.ledger import Store
+from quietmax.ledger import NewAnswers
 
 
 def held(ledger):
@@ -15,6 +15,6 @@ def held(ledger):
         reached.set()
         gate.wait(20)
 
-    ledger.submit_store(Store(), hold)
+    ledger.submit_answers(NewAnswers(), hold)
     assert reached.wait(10)
     return gate

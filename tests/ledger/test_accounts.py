@@ -11,20 +11,20 @@ from quietmax.accounting import LIMIT, PureCost
 from quietmax.errors import InvalidInput
 from quietmax.ledger import (
     AccountState,
+    ApiKey,
     Charge,
     Charged,
     Failed,
-    Key,
-    KeyEnded,
+    InvalidKey,
     Ledger,
     LedgerDamaged,
-    Part,
-    Point,
-    Refused,
+    LimitExceeded,
+    NewAnswers,
     Replayed,
-    Reused,
-    Store,
-    Stored,
+    RequestIdReused,
+    SpendingPoint,
+    StoredAnswer,
+    Subaccount,
     Terms,
     Verification,
     find_key,
@@ -32,7 +32,7 @@ from quietmax.ledger import (
 from quietmax.ledger.accounts import checked_reason, now
 from quietmax.ledger.answer_cache import AnswerCache
 from quietmax.ledger.database import Cursor, writing
-from quietmax.ledger.journal import Entry
+from quietmax.ledger.journal import JournalEntry
 from quietmax.ledger.transactions import AccountTransaction, ChargeBatch, _Part, keep, locked
 
 WORDS = "three words suffice"
@@ -53,21 +53,31 @@ def _kinds(ledger, account="patients") -> list[str]:
 
 
 def test_what_the_ledger_says_cannot_be_changed_and_what_it_handles_by_the_thousand_is_small():
-    told = (AccountState, Charge, Charged, Entry, Failed, Key, KeyEnded, Part, Point)
-    told += (Refused, Replayed, Reused, Store, Stored, Terms, Verification)
+    told = (
+        AccountState,
+        Charge,
+        Charged,
+        JournalEntry,
+        Failed,
+        ApiKey,
+        InvalidKey,
+        Subaccount,
+        SpendingPoint,
+    )
+    told += (LimitExceeded, Replayed, RequestIdReused, NewAnswers, StoredAnswer, Terms, Verification)
     assert all(each.__dataclass_params__.frozen for each in told)
     for each in (
         AccountTransaction,
         Charge,
         Charged,
-        Entry,
+        JournalEntry,
         Failed,
-        KeyEnded,
-        Refused,
+        InvalidKey,
+        LimitExceeded,
         Replayed,
-        Reused,
-        Store,
-        Stored,
+        RequestIdReused,
+        NewAnswers,
+        StoredAnswer,
         _Part,
     ):
         assert "__dict__" not in dir(each), each
@@ -89,7 +99,7 @@ def test_a_new_account_has_spent_nothing_and_its_first_row_says_so(book):
     )
     assert first.detail == json.dumps(json.loads(first.detail), sort_keys=True)
     assert json.loads(first.detail) == {
-        "terms": {"delta": 0.0, "epsilon": 1.0, "reading": "proven"},
+        "terms": {"delta": 0.0, "epsilon": 1.0, "analysis": "proven"},
         "total": {"currency": "pure", "epsilon": 1.0},
     }
 
@@ -147,7 +157,7 @@ def test_opening_an_account_again_writes_nothing(book):
 def test_a_grant_may_lower_the_budget_to_what_is_spent_but_not_below(book):
     account = _patients(book)
     book.charge(Charge(account.id, book.client("ann"), "m/1", LIMIT // 2, rows=1))
-    assert book.grant("patients", Terms(0.5), WORDS).left_units == 0
+    assert book.grant("patients", Terms(0.5), WORDS).remaining_units == 0
     with pytest.raises(InvalidInput, match="more than that is spent"):
         book.grant("patients", Terms(0.49999), WORDS)
 
@@ -170,7 +180,7 @@ def test_a_quota_is_from_nothing_to_the_whole_budget(book):
     book.client("ann")
     for share, limit in ((0, 0), (1, LIMIT), (0.25, LIMIT // 4), (None, None)):
         book.set_quota("patients", "ann", share, WORDS)
-        assert book.parts(account) == [Part("ann", limit, 0, 0)]
+        assert book.subaccounts(account) == [Subaccount("ann", limit, 0, 0)]
     for share in (-0.01, 1.01):
         with pytest.raises(InvalidInput, match="from 0 to 1"):
             book.set_quota("patients", "ann", share, WORDS)
@@ -189,7 +199,7 @@ def test_a_quota_may_be_what_was_spent_but_not_less_and_touches_nobody_else(book
     limits = {
         (name, part.client): part.limit_units
         for name in ("patients", "others")
-        for part in book.parts(book.account(name))
+        for part in book.subaccounts(book.account(name))
     }
     assert limits.pop(("patients", "ann")) == LIMIT // 4
     assert set(limits.values()) == {None}
@@ -200,8 +210,8 @@ def test_revoking_the_part_of_a_client_who_spent_nothing_leaves_nothing(book):
     account = _patients(book)
     ann = book.client("ann")
     book.revoke("patients", "ann", WORDS)
-    assert book.parts(account) == [Part("ann", 0, 0, 0)]
-    assert isinstance(book.charge(Charge(account.id, ann, "m/1", 1, rows=1)), Refused)
+    assert book.subaccounts(account) == [Subaccount("ann", 0, 0, 0)]
+    assert isinstance(book.charge(Charge(account.id, ann, "m/1", 1, rows=1)), LimitExceeded)
     assert book.verify().sound
 
 
@@ -223,10 +233,10 @@ def test_an_answer_may_cost_nothing_and_then_leaves_no_trace(book):
     account = _patients(book)
     ann, bob = book.client("ann"), book.client("bob")
     query = book.query_key(b"model", b"query")
-    book.store(Store(account.id, (query,), b"answer"))
+    book.store_answers(NewAnswers(account.id, (query,), b"answer"))
     assert book.charge(Charge(account.id, ann, "m/1", 0, rows=0)).units == 0
     assert book.charge(Charge(account.id, bob, "m/1", 5, 1, queries=(query,))).units == 0
-    assert book.parts(account) == []
+    assert book.subaccounts(account) == []
     assert _kinds(book) == ["open"]
 
 
@@ -252,21 +262,21 @@ def test_a_key_ends_at_the_very_moment_it_expires(book):
     charge = Charge(account.id, key.client_id, "m/1", 1, rows=1, key=key.id)
     for moment, holds in ((key.expires - 1, True), (key.expires, False), (key.expires + 1, False)):
         (outcome,) = _posted(book, [charge], moment)
-        assert isinstance(outcome, Charged if holds else KeyEnded)
+        assert isinstance(outcome, Charged if holds else InvalidKey)
         assert (find_key({key.id: key}, shown, moment) is not None) is holds
 
 
 def test_a_key_pays_for_its_own_client_only(book):
     account = _patients(book)
     _, key = book.create_key("ann")
-    assert book.charge(Charge(account.id, book.client("bob"), "m/1", 1, rows=1, key=key.id)) == KeyEnded()
+    assert book.charge(Charge(account.id, book.client("bob"), "m/1", 1, rows=1, key=key.id)) == InvalidKey()
 
 
 def test_only_who_pays_gets_a_part_of_the_account(book):
     account = _patients(book)
     ann, bob = book.client("ann"), book.client("bob")
     query = book.query_key(b"model", b"query")
-    book.store(Store(account.id, (query,), b"answer"))
+    book.store_answers(NewAnswers(account.id, (query,), b"answer"))
     with writing(book._engine) as connection:
         cursor = Cursor(connection)
         charges = [
@@ -276,19 +286,19 @@ def test_only_who_pays_gets_a_part_of_the_account(book):
         posting = ChargeBatch(cursor, AnswerCache(), locked(cursor, {account.id}), charges, now())
         assert posting.changed
         posting.save()
-    assert book.parts(account) == [Part("ann", None, 5, 0)]
+    assert book.subaccounts(account) == [Subaccount("ann", None, 5, 0)]
 
 
 def test_a_charge_to_an_account_that_is_not_there_is_said_to_be_damage(book):
     outcome = book.charge(Charge(999, book.client("ann"), "m/1", 1, rows=1))
-    assert isinstance(outcome.problem, LedgerDamaged)
+    assert isinstance(outcome.error, LedgerDamaged)
 
 
 def test_an_answer_to_a_request_that_was_never_charged_is_said_to_be_damage(book):
     with pytest.raises(LedgerDamaged, match="is missing from the ledger"):
-        book.store(Store(request=b"unknown", answer=b"answer"))
+        book.store_answers(NewAnswers(request=b"unknown", answer=b"answer"))
     with writing(book._engine) as connection, pytest.raises(LedgerDamaged):
-        keep(Cursor(connection), [Store(request=b"unknown", answer=b"answer")])
+        keep(Cursor(connection), [NewAnswers(request=b"unknown", answer=b"answer")])
 
 
 # --- keys ---------------------------------------------------------------------------------------------------------

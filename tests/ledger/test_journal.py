@@ -14,13 +14,13 @@ from quietmax.ledger import (
     Ledger,
     LedgerDamaged,
     LedgerUnavailable,
-    Store,
-    Stored,
+    NewAnswers,
+    StoredAnswer,
     Terms,
     find_key,
 )
 from quietmax.ledger.accounts import now
-from quietmax.ledger.database import MIGRATIONS, Migration, default_url, migrate, opened, parsed_url
+from quietmax.ledger.database import MIGRATIONS, Migration, default_url, migrate, opened, parse_url
 from quietmax.ledger.journal import START
 from quietmax.ledger.verify import verify
 
@@ -182,7 +182,7 @@ def test_an_account_keeps_its_budget_until_a_grant(ledger):
     ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", 3 * LIMIT // 2, rows=1))
     with pytest.raises(InvalidInput, match="cannot become epsilon = 1"):
         ledger.grant("patients", Terms(1.0), "This would be too little.")
-    assert ledger.account("patients").left == PureCost(0.5)
+    assert ledger.account("patients").remaining == PureCost(0.5)
     assert ledger.verify().sound
 
 
@@ -197,10 +197,10 @@ def test_revoking_takes_back_what_is_unspent(ledger):
     ann, bob = ledger.client("ann"), ledger.client("bob")
     ledger.charge(Charge(account.id, ann, "m/1", 100, rows=1))
     ledger.revoke("patients", "ann", "ann has left us")
-    assert ledger.charge(Charge(account.id, ann, "m/1", 1, rows=1)).whose == "quota"
+    assert ledger.charge(Charge(account.id, ann, "m/1", 1, rows=1)).limit == "quota"
     ledger.charge(Charge(account.id, bob, "m/1", 1, rows=1))
-    assert ledger.revoke("patients", None, "the study is over").left_units == 0
-    assert ledger.charge(Charge(account.id, bob, "m/1", 1, rows=1)).whose == "budget"
+    assert ledger.revoke("patients", None, "the study is over").remaining_units == 0
+    assert ledger.charge(Charge(account.id, bob, "m/1", 1, rows=1)).limit == "budget"
     assert ledger.verify().sound
 
 
@@ -273,7 +273,7 @@ def test_secrets_are_compared_in_constant_time(ledger, monkeypatch):
 
 def test_the_spending_curve_starts_at_zero_and_ends_at_the_balance(spent):
     account = spent.account("patients")
-    curve = spent.curve(account, points=4)
+    curve = spent.spending_history(account, points=4)
     assert curve[0].spent_units == 0
     assert curve[-1].spent_units == account.spent_units
     assert len(curve) <= 5
@@ -333,7 +333,7 @@ def test_a_database_of_something_else_is_left_alone(address):
 @pytest.mark.parametrize("wrong", ["mysql://host/x", "sqlite://", "sqlite:///:memory:", "://", "http://x"])
 def test_an_address_of_no_known_database_is_refused(wrong):
     with pytest.raises(InvalidInput, match=r"must be a file, sqlite:///FILE or postgresql://"):
-        parsed_url(wrong)
+        parse_url(wrong)
 
 
 def test_the_default_ledger_is_one_file_per_user_wherever_the_command_runs(monkeypatch, tmp_path):
@@ -358,7 +358,7 @@ def test_a_sqlite_ledger_that_was_moved_away_is_not_charged(tmp_path):
         ann = ledger.client("ann")
         charge = Charge(account.id, ann, "m/1", 1, rows=1)
         path.rename(tmp_path / "elsewhere.sqlite")
-        assert "was moved, deleted or replaced" in str(ledger.charge(charge).problem)
+        assert "was moved, deleted or replaced" in str(ledger.charge(charge).error)
         with pytest.raises(LedgerUnavailable):
             ledger.ping()
         (tmp_path / "elsewhere.sqlite").rename(path)
@@ -374,7 +374,7 @@ def test_a_full_disk_refuses_cleanly_and_the_ledger_recovers(tmp_path):
         ledger.charge(charge)
 
         def limit_pages(count):
-            driver = ledger.committer._connection.connection.driver_connection
+            driver = ledger.writer._connection.connection.driver_connection
             driver.execute(f"PRAGMA max_page_count={count}")
 
         limit_pages(1)
@@ -382,7 +382,7 @@ def test_a_full_disk_refuses_cleanly_and_the_ledger_recovers(tmp_path):
         while not outcomes or isinstance(outcomes[-1], Charged):
             outcomes.append(ledger.charge(charge))
             assert len(outcomes) < 300
-        assert "disk is full" in str(outcomes[-1].problem)
+        assert "disk is full" in str(outcomes[-1].error)
         paid = len(outcomes)
         assert ledger.account("patients").spent_units == paid
         assert ledger.verify().sound
@@ -398,10 +398,10 @@ def test_answers_are_stored_as_soon_as_the_ledger_is_back(tmp_path):
         account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
         path.rename(tmp_path / "away")
         told: list = []
-        ledger.submit_store(Store(account.id, (query,), b"answer"), told.append)
+        ledger.submit_answers(NewAnswers(account.id, (query,), b"answer"), told.append)
         (tmp_path / "away").rename(path)
         asked = ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", 1, 1, queries=(query,)))
         while not told:
             asked = ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", 1, 1, queries=(query,)))
-        assert told == [Stored(b"", True)]
+        assert told == [StoredAnswer(b"", True)]
         assert dict(asked.stored) == {query: b"answer"}

@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import CreateTable
 
 from quietmax.accounting import LIMIT, PureCost
-from quietmax.ledger import Charge, Charged, Ledger, LedgerDamaged, Part, Store, Terms, database
+from quietmax.ledger import Charge, Charged, Ledger, LedgerDamaged, NewAnswers, Subaccount, Terms, database
 from quietmax.ledger import answer_cache as shelf_module
 from quietmax.ledger import verify as verify_module
 from quietmax.ledger.accounts import now
@@ -26,12 +26,12 @@ from quietmax.ledger.database import (
     clients,
     migrate,
     opened,
-    parsed_url,
+    parse_url,
     reading,
     unavailable,
     writing,
 )
-from quietmax.ledger.journal import START, Entry
+from quietmax.ledger.journal import START, JournalEntry
 from quietmax.ledger.verify import verify
 
 
@@ -82,7 +82,7 @@ def test_the_folders_of_a_new_ledger_are_made(tmp_path):
 
 
 def test_a_row_is_hashed_as_one_json_list_in_utf_8():
-    row = Entry(2, 1, 5, "open", "Zoë", "m/1", 0, 0, 0, LIMIT, "{}", START)
+    row = JournalEntry(2, 1, 5, "open", "Zoë", "m/1", 0, 0, 0, LIMIT, "{}", START)
     written = f'[2,1,5,"open","Zoë","m/1",0,0,0,{LIMIT},"{{}}","{START}"]'
     assert row.sealed().hash == row.digest() == hashlib.sha256(written.encode("utf-8")).hexdigest()
     assert len(START) == len(row.digest())
@@ -126,10 +126,10 @@ def test_the_number_of_a_stored_answer_is_never_given_again(path):
     """The shelf remembers the last number it has seen, and would never look at a smaller one."""
     with Ledger(path) as ledger:
         account = _charged(ledger)
-        ledger.store(Store(account.id, (b"a" * 16,), b"x"))
+        ledger.store_answers(NewAnswers(account.id, (b"a" * 16,), b"x"))
         with writing(ledger._engine) as connection:
             connection.execute(text("DELETE FROM answers"))
-        ledger.store(Store(account.id, (b"b" * 16,), b"y"))
+        ledger.store_answers(NewAnswers(account.id, (b"b" * 16,), b"y"))
         asked = Charge(account.id, ledger.client("ann"), "m/1", 1, 1, queries=(b"b" * 16,))
         assert dict(ledger.charge(asked).stored) == {b"b" * 16: b"y"}
         with reading(ledger._engine) as connection:
@@ -143,12 +143,12 @@ def test_the_number_of_a_stored_answer_is_never_given_again(path):
     "scheme", ["postgresql", "postgres", "postgresql+psycopg"], ids=["long", "short", "driver"]
 )
 def test_every_spelling_of_a_servers_address_is_understood(scheme):
-    url = parsed_url(f"{scheme}://ann@host/ledger")
+    url = parse_url(f"{scheme}://ann@host/ledger")
     assert (url.drivername, url.username, url.database) == ("postgresql+psycopg", "ann", "ledger")
 
 
 def test_a_sqlite_address_and_a_path_mean_the_same_file(path):
-    assert parsed_url(f"sqlite:///{path}").database == parsed_url(path).database == str(path)
+    assert parse_url(f"sqlite:///{path}").database == parse_url(path).database == str(path)
 
 
 def test_a_failure_names_the_file_and_the_first_line_of_the_cause(path):
@@ -175,8 +175,8 @@ def test_a_transaction_that_writes_holds_the_files_lock_from_its_start(path):
 
 def test_a_ledger_nobody_closed_does_not_keep_the_process_alive(path):
     with Ledger(path) as ledger:
-        assert ledger.committer._thread.daemon
-        assert ledger.committer.groups == 0
+        assert ledger.writer._thread.daemon
+        assert ledger.writer.batches == 0
 
 
 def test_a_server_that_fell_silent_is_given_up_after_the_seconds_of_every_other_wait(monkeypatch):
@@ -215,7 +215,7 @@ def test_stored_answers_are_found_however_many_are_read_at_once(path, rows, monk
     with Ledger(path) as ledger:
         account = _charged(ledger)
         for number, key in enumerate(keys):
-            ledger.store(Store(account.id, (key,), b"%d" % number))
+            ledger.store_answers(NewAnswers(account.id, (key,), b"%d" % number))
         with writing(ledger._engine) as connection:
             found = AnswerCache().find(Cursor(connection), account.id, keys)
             assert found == {key: b"%d" % number for number, key in enumerate(keys)}
@@ -271,7 +271,7 @@ def test_a_quota_for_a_client_who_never_asked_is_sound(path):
         account = _charged(ledger)
         ledger.client("bob")
         ledger.set_quota("patients", "bob", 0.5, "half for bob later")
-        assert Part("bob", LIMIT // 2, 0, 0) in ledger.parts(account)
+        assert Subaccount("bob", LIMIT // 2, 0, 0) in ledger.subaccounts(account)
         assert ledger.verify().sound
 
 
@@ -317,7 +317,7 @@ def test_a_spent_budget_and_a_revoked_one_are_sound(path):
     with Ledger(path) as ledger:
         account = _charged(ledger)
         ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", LIMIT - 3000, rows=1))
-        assert ledger.account("patients").left_units == 0
+        assert ledger.account("patients").remaining_units == 0
         assert ledger.verify().sound
         ledger.revoke("patients", None, "the study is over")
         assert ledger.verify().sound

@@ -13,7 +13,18 @@ from sqlalchemy.exc import IntegrityError
 
 from quietmax.accounting import LIMIT, Budget, GaussianCost, PureCost, per_query
 from quietmax.errors import InvalidInput
-from quietmax.ledger import Charge, Charged, Failed, KeyEnded, Ledger, Refused, Replayed, Reused, Store, Terms
+from quietmax.ledger import (
+    Charge,
+    Charged,
+    Failed,
+    InvalidKey,
+    Ledger,
+    LimitExceeded,
+    NewAnswers,
+    Replayed,
+    RequestIdReused,
+    Terms,
+)
 from quietmax.ledger import writer as committer
 from quietmax.ledger.answer_cache import AnswerCache
 from quietmax.ledger.database import Cursor, writing
@@ -30,7 +41,7 @@ def test_a_budget_for_ten_answers_pays_for_exactly_ten(ledger):
     account, units = _open(ledger)
     ann = ledger.client("ann")
     outcomes = [ledger.charge(Charge(account.id, ann, "m/1", units, rows=1)) for _ in range(12)]
-    assert [type(outcome) for outcome in outcomes] == [Charged] * 10 + [Refused] * 2
+    assert [type(outcome) for outcome in outcomes] == [Charged] * 10 + [LimitExceeded] * 2
     assert ledger.account("patients").spent_units == LIMIT
     assert ledger.verify().sound
 
@@ -41,16 +52,16 @@ def test_a_charge_debits_account_and_client_or_neither(ledger):
     ledger.set_quota("patients", "ann", 0.3, "ann asked for three answers")
     refused = [ledger.charge(Charge(account.id, ann, "m/1", units, rows=4))]
     refused += [ledger.charge(Charge(account.id, ann, "m/1", units, rows=1)) for _ in range(4)][3:]
-    assert [(outcome.whose, outcome.left_units) for outcome in refused] == [
+    assert [(outcome.limit, outcome.remaining_units) for outcome in refused] == [
         ("quota", 3 * LIMIT // 10),
         ("quota", 0),
     ]
     too_much = ledger.charge(Charge(account.id, bob, "m/1", units, rows=8))
-    assert (too_much.whose, too_much.left_units) == ("budget", 7 * LIMIT // 10)
+    assert (too_much.limit, too_much.remaining_units) == ("budget", 7 * LIMIT // 10)
     assert isinstance(ledger.charge(Charge(account.id, bob, "m/1", units, rows=7)), Charged)
-    parts = {part.client: part.spent_units for part in ledger.parts(account)}
+    parts = {part.client: part.spent_units for part in ledger.subaccounts(account)}
     assert parts == {"ann": 3 * LIMIT // 10, "bob": 7 * LIMIT // 10}
-    assert ledger.account("patients").left_units == 0
+    assert ledger.account("patients").remaining_units == 0
 
 
 def test_refusals_are_counted_for_each_client(address):
@@ -60,7 +71,7 @@ def test_refusals_are_counted_for_each_client(address):
         for _ in range(3):
             ledger.charge(Charge(account.id, ann, "m/1", LIMIT + 1, rows=1))
     with Ledger(address) as ledger:
-        assert [(part.client, part.refused) for part in ledger.parts(ledger.account("patients"))] == [
+        assert [(part.client, part.refused) for part in ledger.subaccounts(ledger.account("patients"))] == [
             ("ann", 3)
         ]
         assert ledger.verify().sound
@@ -77,7 +88,7 @@ def test_refusals_are_counted_soon_even_when_nothing_else_is_written(ledger):
     ann = ledger.client("ann")
     ledger.charge(Charge(account.id, ann, "m/1", LIMIT + 1, rows=1))
     deadline = time.monotonic() + 60
-    while [part.refused for part in ledger.parts(account)] != [1]:
+    while [part.refused for part in ledger.subaccounts(account)] != [1]:
         assert time.monotonic() < deadline, "the refusal was never counted"
         time.sleep(0.05)
 
@@ -86,7 +97,7 @@ def test_a_flood_of_refusals_is_counted_while_it_lasts(ledger):
     account, _ = _open(ledger)
     ann = ledger.client("ann")
     deadline = time.monotonic() + 60
-    while not [part for part in ledger.parts(account) if part.refused]:
+    while not [part for part in ledger.subaccounts(account) if part.refused]:
         assert time.monotonic() < deadline, "the refusals were never counted"
         ledger.charge(Charge(account.id, ann, "m/1", LIMIT + 1, rows=1))
     assert ledger.verify().sound
@@ -104,21 +115,21 @@ def test_a_charge_says_what_is_left_for_its_client(ledger):
     account, units = _open(ledger)
     ann, bob = ledger.client("ann"), ledger.client("bob")
     ledger.set_quota("patients", "ann", 0.3, "ann asked for three answers")
-    assert ledger.charge(Charge(account.id, ann, "m/1", units, rows=1)).left_units == 2 * LIMIT // 10
-    assert ledger.charge(Charge(account.id, bob, "m/1", units, rows=6)).left_units == 3 * LIMIT // 10
-    assert ledger.charge(Charge(account.id, bob, "m/1", units, rows=2)).left_units == LIMIT // 10
+    assert ledger.charge(Charge(account.id, ann, "m/1", units, rows=1)).remaining_units == 2 * LIMIT // 10
+    assert ledger.charge(Charge(account.id, bob, "m/1", units, rows=6)).remaining_units == 3 * LIMIT // 10
+    assert ledger.charge(Charge(account.id, bob, "m/1", units, rows=2)).remaining_units == LIMIT // 10
     request = ledger.request_key(ann, "last")
     last = Charge(account.id, ann, "m/1", units, rows=1, request=request, body=b"body")
-    assert ledger.charge(last).left_units == 0  # the budget ends before her quota
-    ledger.store(Store(request=request, answer=b"answer"))
+    assert ledger.charge(last).remaining_units == 0  # the budget ends before her quota
+    ledger.store_answers(NewAnswers(request=request, answer=b"answer"))
     assert ledger.charge(last) == Replayed(b"answer", 0)
 
 
 def test_the_curve_of_spending_begins_with_the_first_row(ledger):
     account, units = _open(ledger)
-    assert [point.spent_units for point in ledger.curve(ledger.account("patients"))] == [0]
+    assert [point.spent_units for point in ledger.spending_history(ledger.account("patients"))] == [0]
     ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", units, rows=1))
-    spent = [point.spent_units for point in ledger.curve(ledger.account("patients"))]
+    spent = [point.spent_units for point in ledger.spending_history(ledger.account("patients"))]
     assert (spent[0], spent[-1]) == (0, units)
 
 
@@ -136,7 +147,7 @@ def test_a_retry_with_the_same_request_id_is_free_and_gets_the_stored_answer(led
     request = ledger.request_key(ann, "first")
     charge = Charge(account.id, ann, "m/1", units, rows=2, request=request, body=b"body")
     assert ledger.charge(charge).units == 2 * units
-    assert ledger.store(Store(request=request, answer=b"two answers")).first
+    assert ledger.store_answers(NewAnswers(request=request, answer=b"two answers")).first
     again = ledger.charge(charge)
     assert isinstance(again, Replayed)
     assert again.answer == b"two answers"
@@ -149,7 +160,7 @@ def test_the_same_request_id_with_another_body_is_refused(ledger):
     request = ledger.request_key(ann, "first")
     ledger.charge(Charge(account.id, ann, "m/1", units, rows=1, request=request, body=b"body"))
     other = ledger.charge(Charge(account.id, ann, "m/1", units, rows=1, request=request, body=b"other"))
-    assert other == Reused()
+    assert other == RequestIdReused()
     assert ledger.account("patients").spent_units == units
 
 
@@ -167,8 +178,8 @@ def test_a_retry_before_the_answer_was_stored_pays_nothing_and_only_the_first_an
     first, second = ledger.charge(charge), ledger.charge(charge)
     assert (first.units, first.resumed) == (units, False)
     assert (second.units, second.answers, second.resumed) == (0, 1, True)
-    won = ledger.store(Store(account.id, (query,), b"drawn second", request, b"drawn second"))
-    lost = ledger.store(Store(account.id, (query,), b"drawn first", request, b"drawn first"))
+    won = ledger.store_answers(NewAnswers(account.id, (query,), b"drawn second", request, b"drawn second"))
+    lost = ledger.store_answers(NewAnswers(account.id, (query,), b"drawn first", request, b"drawn first"))
     assert (won.first, lost.first) == (True, False)
     assert lost.answer == b"drawn second"
     asked = ledger.charge(Charge(account.id, ann, "m/1", units, rows=1, queries=(query,)))
@@ -184,7 +195,7 @@ def test_two_draws_of_one_request_stored_in_one_group_leave_only_the_first(ledge
     assert ledger.charge(charge).units + ledger.charge(charge).units == units
     gate, told = held(ledger), []
     for drawn in (b"first", b"second"):
-        ledger.submit_store(Store(account.id, (query,), drawn, request, drawn), told.append)
+        ledger.submit_answers(NewAnswers(account.id, (query,), drawn, request, drawn), told.append)
     gate.set()
     _wait_until(lambda: len(told) == 2)
     assert [(kept.answer, kept.first) for kept in told] == [(b"first", True), (b"first", False)]
@@ -216,7 +227,7 @@ def test_identical_queries_are_free_once_their_answer_is_stored(ledger):
     ann, bob = ledger.client("ann"), ledger.client("bob")
     queries = tuple(ledger.query_key(b"model", bytes([number])) for number in range(3))
     assert ledger.charge(Charge(account.id, ann, "m/1", units, 3, queries=queries)).answers == 3
-    ledger.store(Store(account.id, queries[:2], b"answer 0answer 1"))
+    ledger.store_answers(NewAnswers(account.id, queries[:2], b"answer 0answer 1"))
     charged = ledger.charge(Charge(account.id, bob, "m/1", units, 3, queries=queries))
     assert (charged.answers, charged.units) == (1, units)
     assert dict(charged.stored) == {queries[0]: b"answer 0", queries[1]: b"answer 1"}
@@ -230,7 +241,7 @@ def test_more_query_keys_than_the_database_takes_in_one_statement_are_looked_up(
     queries = tuple(number.to_bytes(16, "little") for number in range(25_000))
     for query in queries[::25]:
         start = int.from_bytes(query, "little")
-        ledger.submit_store(Store(account.id, queries[start : start + 25], b"x" * 25), lambda _: None)
+        ledger.submit_answers(NewAnswers(account.id, queries[start : start + 25], b"x" * 25), lambda _: None)
     charged = ledger.charge(Charge(account.id, ann, "m/1", 1, len(queries), queries=queries))
     assert (charged.units, len(charged.stored)) == (0, 25_000)
 
@@ -239,14 +250,14 @@ def test_concurrent_charges_share_transactions(ledger):
     account, _ = _open(ledger)
     ann = ledger.client("ann")
     gate = held(ledger)
-    before = ledger.committer.groups
+    before = ledger.writer.batches
     told: list = []
     for _ in range(500):
-        ledger.submit(Charge(account.id, ann, "m/1", LIMIT // 400, rows=1), told.append)
+        ledger.submit_charge(Charge(account.id, ann, "m/1", LIMIT // 400, rows=1), told.append)
     gate.set()
     _wait_until(lambda: len(told) == 500)
-    assert Counter(type(outcome) for outcome in told) == {Charged: 400, Refused: 100}
-    assert ledger.committer.groups - before == 1
+    assert Counter(type(outcome) for outcome in told) == {Charged: 400, LimitExceeded: 100}
+    assert ledger.writer.batches - before == 1
     assert ledger.verify().sound
 
 
@@ -256,15 +267,15 @@ def test_a_group_is_written_as_soon_as_as_many_are_there_as_before(ledger, monke
     told: list = []
     gate = held(ledger)
     for _ in range(3):
-        ledger.submit(Charge(account.id, ann, "m/1", 1, rows=1), told.append)
+        ledger.submit_charge(Charge(account.id, ann, "m/1", 1, rows=1), told.append)
     gate.set()
     _wait_until(lambda: len(told) == 3)
     monkeypatch.setattr(committer, "_COMPANY_SECONDS", 600.0)
-    before = ledger.committer.groups
+    before = ledger.writer.batches
     for _ in range(3):
-        ledger.submit(Charge(account.id, ann, "m/1", 1, rows=1), told.append)
+        ledger.submit_charge(Charge(account.id, ann, "m/1", 1, rows=1), told.append)
     _wait_until(lambda: len(told) == 6)
-    assert ledger.committer.groups - before == 1
+    assert ledger.writer.batches - before == 1
 
 
 def test_a_charge_past_its_deadline_is_dropped_unpaid(ledger):
@@ -281,11 +292,11 @@ def test_a_revoked_or_expired_key_is_refused_in_the_very_transaction(ledger):
     charge = Charge(account.id, key.client_id, "m/1", units, rows=1, key=key.id)
     assert isinstance(ledger.charge(charge), Charged)
     ledger.revoke_key(key.id)
-    assert ledger.charge(charge) == KeyEnded()
+    assert ledger.charge(charge) == InvalidKey()
     expired = Charge(account.id, brief.client_id, "m/1", units, rows=1, key=brief.id)
-    assert ledger.charge(expired) == KeyEnded()
+    assert ledger.charge(expired) == InvalidKey()
     stranger = Charge(account.id, ledger.client("bob"), "m/1", units, rows=1, key="ffff")
-    assert ledger.charge(stranger) == KeyEnded()
+    assert ledger.charge(stranger) == InvalidKey()
     assert ledger.account("patients").spent_units == units
 
 
@@ -308,7 +319,7 @@ def _asked(ledger, question):
 def test_every_commit_is_flushed_to_the_disk(ledger):
     account, units = _open(ledger)
     ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", units, rows=1))
-    driver = ledger.committer._connection.connection.driver_connection
+    driver = ledger.writer._connection.connection.driver_connection
     if ledger._engine.dialect.name == "sqlite":
         full = 2
         assert driver.execute("PRAGMA synchronous").fetchone()[0] == full
@@ -322,12 +333,12 @@ def test_answers_nobody_waits_for_are_written_with_the_next_charge_or_soon(ledge
     account, units = _open(ledger)
     query = ledger.query_key(b"model", b"query")
     charge = Charge(account.id, ledger.client("ann"), "m/1", units, 1, queries=(query,))
-    before = ledger.committer.groups
-    ledger.submit_store(Store(account.id, (query,), b"answer"), lambda _: None)
+    before = ledger.writer.batches
+    ledger.submit_answers(NewAnswers(account.id, (query,), b"answer"), lambda _: None)
     assert dict(ledger.charge(charge).stored) == {query: b"answer"}
-    assert ledger.committer.groups - before == 1
-    ledger.submit_store(Store(account.id, (b"other" * 3 + b"!",), b"answer"), lambda _: None)
-    _wait_until(lambda: ledger.committer.groups - before == 2, 2.0)
+    assert ledger.writer.batches - before == 1
+    ledger.submit_answers(NewAnswers(account.id, (b"other" * 3 + b"!",), b"answer"), lambda _: None)
+    _wait_until(lambda: ledger.writer.batches - before == 2, 2.0)
 
 
 def test_a_sqlite_ledger_is_readable_by_its_owner_alone(tmp_path):
@@ -367,7 +378,7 @@ def test_any_sequence_of_charges_agrees_with_a_naive_count(tmp_path_factory, ste
         if together:
             gate, outcomes = held(ledger), []
             for charge in charges:
-                ledger.submit(charge, outcomes.append)
+                ledger.submit_charge(charge, outcomes.append)
             gate.set()
             _wait_until(lambda: len(outcomes) == len(charges))
         else:
@@ -379,11 +390,11 @@ def test_any_sequence_of_charges_agrees_with_a_naive_count(tmp_path_factory, ste
             due = charge.unit_cost * charge.rows
             if charge.request in requests:
                 if requests[charge.request] != charge.body:
-                    assert outcome == Reused()
+                    assert outcome == RequestIdReused()
                     continue
                 due = 0
             if spent + due > LIMIT or by_client[charge.client] + due > limit:
-                assert isinstance(outcome, Refused)
+                assert isinstance(outcome, LimitExceeded)
                 continue
             assert outcome.units == due
             spent += due
@@ -426,9 +437,9 @@ def test_four_processes_of_four_threads_get_exactly_the_answers_the_budget_pays_
     total = sum((results.get(timeout=60) for _ in processes), Counter())
     for process in processes:
         process.join()
-    assert total == {"Charged": 150, "Refused": 4 * 4 * 29 - 150}
+    assert total == {"Charged": 150, "LimitExceeded": 4 * 4 * 29 - 150}
     with Ledger(address) as ledger:
-        assert ledger.account("patients").left_units == 0
+        assert ledger.account("patients").remaining_units == 0
         assert ledger.verify().sound
 
 
@@ -439,7 +450,7 @@ def test_answers_stored_by_another_process_are_found(address):
         query = one.query_key(b"model", b"query")
         asked = Charge(account.id, ann, "m/1", units, 1, queries=(query,))
         assert other.charge(asked).answers == 1
-        one.store(Store(account.id, (query,), b"answer"))
+        one.store_answers(NewAnswers(account.id, (query,), b"answer"))
         assert dict(other.charge(asked).stored) == {query: b"answer"}
 
 
@@ -447,7 +458,9 @@ def test_only_the_latest_answers_are_kept_in_the_index_and_they_survive_a_restar
     account, units = _open(ledger)
     queries = [ledger.query_key(b"model", b"%d" % number) for number in range(12)]
     for start in range(0, 12, 2):
-        ledger.store(Store(account.id, tuple(queries[start : start + 2]), b"%02d%02d" % (start, start + 1)))
+        ledger.store_answers(
+            NewAnswers(account.id, tuple(queries[start : start + 2]), b"%02d%02d" % (start, start + 1))
+        )
     with writing(ledger._engine) as connection:
         for _ in range(2):
             answer_cache = AnswerCache(most=5)
@@ -457,14 +470,14 @@ def test_only_the_latest_answers_are_kept_in_the_index_and_they_survive_a_restar
             assert len(everything.find(Cursor(connection), account.id, queries)) == 12
         ten = AnswerCache(most=12)
         ten.find(Cursor(connection), account.id, [])
-        keep(Cursor(connection), [Store(account.id, (b"z" * 16,), b"zz")])
+        keep(Cursor(connection), [NewAnswers(account.id, (b"z" * 16,), b"zz")])
         assert ten.find(Cursor(connection), account.id, [queries[0], b"z" * 16]) == {b"z" * 16: b"zz"}
     assert ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", units, 1)).units == units
 
 
 def test_keys_that_agree_in_their_first_half_only_are_told_apart(ledger):
     account, units = _open(ledger)
-    ledger.store(Store(account.id, (b"12345678" * 2,), b"answer"))
+    ledger.store_answers(NewAnswers(account.id, (b"12345678" * 2,), b"answer"))
     other = Charge(account.id, ledger.client("ann"), "m/1", units, 1, queries=(b"12345678abcdefgh",))
     assert ledger.charge(other).answers == 1
 
@@ -476,8 +489,8 @@ def test_what_an_undone_transaction_stored_is_not_found_afterwards(ledger, monke
     gate, told = held(ledger), []
     with monkeypatch.context() as patch:
         patch.setattr(ChargeBatch, "save", lambda _: 1 / 0)
-        ledger.submit_store(Store(account.id, (query,), b"answer", deadline=0.0), told.append)
-        ledger.submit(charge, told.append)
+        ledger.submit_answers(NewAnswers(account.id, (query,), b"answer", deadline=0.0), told.append)
+        ledger.submit_charge(charge, told.append)
         gate.set()
         _wait_until(lambda: len(told) == 2)
         assert all(isinstance(outcome, Failed) for outcome in told)

@@ -74,7 +74,7 @@ def test_an_unreadable_account_is_a_fault_and_one_sentence_elsewhere(place, stat
     with Ledger(place) as ledger:
         assert any(expected in fault for fault in ledger.verify().faults)
         with pytest.raises(LedgerDamaged, match=r"; stop serving from the ledger") as refusal:
-            [ledger.parts(account) for account in ledger.accounts()]
+            [ledger.subaccounts(account) for account in ledger.accounts()]
     assert expected in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
@@ -151,7 +151,7 @@ def test_an_unreadable_note_on_a_model_that_took_an_account_whole_is_one_sentenc
         account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
         ledger.charge_training(account, "m/1", "digest", "all")
         assert ledger.verify().sound
-    _edit(place, "UPDATE journal SET detail = '[]' WHERE kind = 'alone'")
+    _edit(place, "UPDATE journal SET detail = '[]' WHERE kind = 'exclusive'")
     with Ledger(place) as ledger, pytest.raises(LedgerDamaged, match="has a row that cannot be read"):
         ledger.grant("patients", Terms(2.0), "The board allows more.")
 

@@ -13,12 +13,21 @@ import pytest
 
 from quietmax.accounting import LIMIT, PureCost
 from quietmax.errors import InvalidInput
-from quietmax.ledger import Charge, Charged, Failed, Ledger, LedgerUnavailable, Refused, Store, Terms
+from quietmax.ledger import (
+    Charge,
+    Charged,
+    Failed,
+    Ledger,
+    LedgerUnavailable,
+    LimitExceeded,
+    NewAnswers,
+    Terms,
+)
 from quietmax.ledger import writer as committer_module
 from quietmax.ledger.accounts import now
 from quietmax.ledger.database import opened
 from quietmax.ledger.transactions import ChargeBatch
-from quietmax.ledger.writer import Committer, Place, _Collided
+from quietmax.ledger.writer import LedgerWriter, Place, _Collided
 from tests.ledger.holding import held
 
 
@@ -27,13 +36,13 @@ def path(tmp_path):
     return tmp_path / "ledger.sqlite"
 
 
-def _stopped(monkeypatch, moment=100.0) -> Committer:
+def _stopped(monkeypatch, moment=100.0) -> LedgerWriter:
     """A committer without a thread, at a moment that stands still."""
     monkeypatch.setattr(committer_module, "time", SimpleNamespace(monotonic=lambda: moment))
-    committer = object.__new__(Committer)
+    committer = object.__new__(LedgerWriter)
     committer._closing = False
     committer._again = []
-    committer.failing = None
+    committer.error = None
     return committer
 
 
@@ -48,7 +57,7 @@ def test_at_its_very_deadline_a_charge_is_told_so_once_and_not_written(monkeypat
     committer._write([(charge, told.append) for charge in charges], [])
     assert written == charges[2:]
     assert [type(outcome) for outcome in told] == [Failed, Failed]
-    assert "did not come to this request in time" in str(told[0].problem)
+    assert "did not come to this request in time" in str(told[0].error)
 
 
 def test_answers_that_could_not_be_stored_are_tried_again_until_their_very_deadline(monkeypatch):
@@ -59,13 +68,13 @@ def test_answers_that_could_not_be_stored_are_tried_again_until_their_very_deadl
 
     committer._commit = fail
     stores = [
-        (Store(answer=b"%d" % number, deadline=deadline), told.append)
+        (NewAnswers(answer=b"%d" % number, deadline=deadline), told.append)
         for number, deadline in enumerate((99.0, 100.0, 100.5))
     ]
     committer._write_group([(_charge(), told.append)], stores)
     assert committer._again == stores[2:]
-    assert [str(outcome.problem) for outcome in told] == ["The disk is full."] * 3
-    assert committer.failing is told[0].problem
+    assert [str(outcome.error) for outcome in told] == ["The disk is full."] * 3
+    assert committer.error is told[0].error
     committer._closing, committer._again = True, []
     committer._write_group([], stores)
     assert committer._again == []
@@ -82,7 +91,7 @@ def test_a_group_that_met_another_process_is_written_one_by_one(monkeypatch):
 
     committer._write_group = collide
     charges = [(_charge(), print)] * 2
-    committer._write(charges, [(Store(), print)] * 3)
+    committer._write(charges, [(NewAnswers(), print)] * 3)
     assert groups == [(2, 3), (1, 0), (1, 0), (0, 1), (0, 1), (0, 1)]
 
 
@@ -91,9 +100,9 @@ def test_a_closed_ledger_spends_nothing_and_says_so(path):
         account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
         charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
         assert isinstance(ledger.charge(charge), Charged)
-    assert "The ledger is closed" in str(ledger.charge(charge).problem)
+    assert "The ledger is closed" in str(ledger.charge(charge).error)
     with pytest.raises(LedgerUnavailable, match="The ledger is closed"):
-        ledger.store(Store(account.id, (b"q" * 16,), b"answer"))
+        ledger.store_answers(NewAnswers(account.id, (b"q" * 16,), b"answer"))
     with Ledger(path) as ledger:
         assert ledger.account("patients").spent_units == 1
 
@@ -105,21 +114,21 @@ def test_what_waits_when_the_ledger_is_closed_is_written(path):
         ann = ledger.client("ann")
         gate = held(ledger)
         for _ in range(50):
-            ledger.submit(Charge(account.id, ann, "m/1", 1, rows=1), told.append)
-        ledger.submit(Charge(account.id, ann, "m/1", LIMIT, rows=1), told.append)
+            ledger.submit_charge(Charge(account.id, ann, "m/1", 1, rows=1), told.append)
+        ledger.submit_charge(Charge(account.id, ann, "m/1", LIMIT, rows=1), told.append)
         gate.set()
-    assert [type(outcome) for outcome in told] == [Charged] * 50 + [Refused]
+    assert [type(outcome) for outcome in told] == [Charged] * 50 + [LimitExceeded]
     with Ledger(path) as ledger:
         account = ledger.account("patients")
         assert account.spent_units == 50
-        assert [part.refused for part in ledger.parts(account)] == [1]
+        assert [part.refused for part in ledger.subaccounts(account)] == [1]
 
 
 def test_a_callback_that_fails_harms_nobody(path):
     with Ledger(path) as ledger:
         account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
         charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
-        ledger.submit(charge, lambda _: 1 / 0)
+        ledger.submit_charge(charge, lambda _: 1 / 0)
         assert isinstance(ledger.charge(charge), Charged)
 
 
@@ -134,17 +143,17 @@ def test_a_full_group_is_written_and_the_rest_comes_next(path, monkeypatch):
             reached.set()
             gate.wait(20)
 
-        ledger.submit_store(Store(), hold)
+        ledger.submit_answers(NewAnswers(), hold)
         assert reached.wait(20)
-        before = ledger.committer.groups
+        before = ledger.writer.batches
         for _ in range(9):
-            ledger.submit(Charge(account.id, ann, "m/1", 1, rows=1), told.append)
+            ledger.submit_charge(Charge(account.id, ann, "m/1", 1, rows=1), told.append)
         gate.set()
         deadline = time.monotonic() + 60
         while len(told) < 9:
             assert time.monotonic() < deadline
             time.sleep(0.005)
-        assert ledger.committer.groups - before == 3
+        assert ledger.writer.batches - before == 3
 
 
 def test_a_ledger_is_in_its_place_until_it_is_moved_and_again_when_it_is_back(path):
@@ -168,10 +177,10 @@ def test_a_failed_ledger_is_fit_again_after_the_next_write(path):
         charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
         path.rename(path.with_suffix(".away"))
         assert isinstance(ledger.charge(charge), Failed)
-        assert ledger.committer.failing is not None
+        assert ledger.writer.error is not None
         path.with_suffix(".away").rename(path)
         assert isinstance(ledger.charge(charge), Charged)
-        assert ledger.committer.failing is None
+        assert ledger.writer.error is None
 
 
 # --- gathering, with a clock and a queue that stand still -----------------------------------------------------------
@@ -217,7 +226,7 @@ class Waiting:
 def _gathering(monkeypatch, *items, company=0, refusals=0, again=()):
     waiting = Waiting(*items)
     monkeypatch.setattr(committer_module, "time", waiting)
-    committer = object.__new__(Committer)
+    committer = object.__new__(LedgerWriter)
     committer._queue, committer._closing, committer._company = waiting, False, company
     committer._enough = waiting
     committer._again, committer._refusals = list(again), Counter({(1, 1): refusals} if refusals else {})
@@ -226,8 +235,8 @@ def _gathering(monkeypatch, *items, company=0, refusals=0, again=()):
 
 
 CHARGE = (Charge(1, 1, "m/1", 1, rows=1), print)
-ANSWERS = (Store(1, (b"q" * 16,), b"answer"), print)
-REQUESTED = (Store(request=b"request", answer=b"answer"), print)
+ANSWERS = (NewAnswers(1, (b"q" * 16,), b"answer"), print)
+REQUESTED = (NewAnswers(request=b"request", answer=b"answer"), print)
 MOMENT = pytest.approx(committer_module._MOMENT)
 
 
@@ -300,7 +309,7 @@ def test_a_connection_that_failed_is_given_up_and_another_one_taken(path, monkey
         assert ledger._engine.pool.checkedout() == 1
         with monkeypatch.context() as patch:
             patch.setattr(ChargeBatch, "save", fail)
-            assert "disk I/O error" in str(ledger.charge(charge).problem)
+            assert "disk I/O error" in str(ledger.charge(charge).error)
         assert ledger._engine.pool.checkedout() == 0
         assert isinstance(ledger.charge(charge), Charged)
         assert ledger.account("patients").spent_units == 2
@@ -311,13 +320,13 @@ def test_what_comes_after_the_end_is_told_so_and_nobody_waits(path):
         account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
         charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
         gate = held(ledger)
-        closing = threading.Thread(target=ledger.committer.close)
+        closing = threading.Thread(target=ledger.writer.close)
         closing.start()
-        while not ledger.committer._ended:
+        while not ledger.writer._ended:
             time.sleep(0.001)
         told = []
-        ledger.submit(charge, told.append)  # behind the end, while the thread still writes
-        ledger.submit_store(Store(), told.append)
+        ledger.submit_charge(charge, told.append)  # behind the end, while the thread still writes
+        ledger.submit_answers(NewAnswers(), told.append)
         assert [type(each) for each in told] == [Failed, Failed]
         gate.set()
         closing.join(20)
@@ -334,7 +343,7 @@ def test_a_row_written_by_another_process_twice_is_told_in_the_database_s_words(
 
         monkeypatch.setattr(ChargeBatch, "save", collide)
         outcome = ledger.charge(charge)
-    told = str(outcome.problem)
+    told = str(outcome.error)
     assert "UNIQUE constraint failed" in told
     assert "_Collided" not in told
 

@@ -100,7 +100,7 @@ def test_anonymous_access_works_on_this_machine_and_not_through_a_proxy_or_anoth
             refused = nobody.post("/v2/models/plain/infer", json=body, headers=header)
             assert refused.status_code == 403, header
             assert nobody.get("/", headers=header).status_code == 403
-        assert [part.client for part in service.ledger.parts(service.ledger.account("people"))] == [
+        assert [part.client for part in service.ledger.subaccounts(service.ledger.account("people"))] == [
             "anonymous"
         ]
         with_key = {"authorization": f"Bearer {service.key}", "x-forwarded-for": "203.0.113.5"}

@@ -179,7 +179,7 @@ def _check_books(address, load, queries):
         assert verification.sound, verification.faults
         account = ledger.account("people")
         unit = LIMIT // queries
-        paid = {part.client: part.spent_units // unit for part in ledger.parts(account)}
+        paid = {part.client: part.spent_units // unit for part in ledger.subaccounts(account)}
         assert account.spent_units == unit * sum(paid.values()) <= LIMIT
         assert load.received_without_ids <= paid.get("without-ids", 0)
         with ledger._engine.connect() as connection:
@@ -224,7 +224,7 @@ def _killed(address, folder, kills, queries, seed):
                 received = load.received_without_ids
                 with Ledger(address) as ledger:
                     account = ledger.account("people")
-                    paid = {part.client: part.spent_units for part in ledger.parts(account)}
+                    paid = {part.client: part.spent_units for part in ledger.subaccounts(account)}
                     assert received * (LIMIT // queries) <= paid.get("without-ids", 0)
                     assert account.spent_units <= LIMIT
                 restarts.append(server.start())
@@ -262,7 +262,7 @@ def test_asked_to_stop_the_service_answers_what_it_has_charged(address, models):
             assert servers[0].process.exitcode == 0
     received = load.received_without_ids
     with Ledger(address) as ledger:
-        paid = {part.client: part.spent_units for part in ledger.parts(ledger.account("people"))}
+        paid = {part.client: part.spent_units for part in ledger.subaccounts(ledger.account("people"))}
     assert received * (LIMIT // queries) == paid["without-ids"]
     _check_books(address, load, queries)
 

@@ -8,6 +8,7 @@ import pytest
 
 from quietmax.accounting import LIMIT
 from quietmax.ledger import Terms
+from quietmax.mechanisms import Answerer
 from quietmax.server import Settings
 from tests.server.running_service import CLASSES, FEATURES, inference, running, some_rows
 
@@ -253,15 +254,14 @@ def test_stored_answers_follow_their_rows_in_any_order_with_copies_and_signs_of_
 
 
 def test_every_answer_is_paid_before_noise_is_drawn(plain, monkeypatch):
-    deployment = next(iter(plain.service.deployments))
     balances = []
-    original = type(deployment.servable.answer).__call__
+    original = Answerer.release
 
-    def watched(self, rows):
+    def watched(self, scores):
         balances.append(plain.ledger.account("people").spent_units)
-        return original(self, rows)
+        return original(self, scores)
 
-    monkeypatch.setattr(type(deployment.servable.answer), "__call__", watched)
+    monkeypatch.setattr(Answerer, "release", watched)
     for number in range(3):
         plain.infer(some_rows(1, number))
     assert balances == [LIMIT // 20, 2 * LIMIT // 20, 3 * LIMIT // 20]
@@ -270,7 +270,7 @@ def test_every_answer_is_paid_before_noise_is_drawn(plain, monkeypatch):
 def test_a_request_with_an_id_is_answered_only_after_its_answer_is_stored(plain, monkeypatch):
     order = []
     ledger = plain.ledger
-    original = ledger.submit_store
+    original = ledger.submit_answers
 
     def watched(store, done):
         def told(kept):
@@ -280,21 +280,18 @@ def test_a_request_with_an_id_is_answered_only_after_its_answer_is_stored(plain,
 
         original(store, told)
 
-    monkeypatch.setattr(ledger, "submit_store", watched)
+    monkeypatch.setattr(ledger, "submit_answers", watched)
     plain.infer(some_rows(1), id="x")
     order.append("answered")
     assert order == ["stored", "answered"]
 
 
 def test_a_model_that_fails_after_the_charge_answers_503_and_the_service_goes_on(plain, monkeypatch):
-    deployment = next(iter(plain.service.deployments))
-    kind = type(deployment.servable.answer)
-
     def broken(*_):
         raise RuntimeError("secret inner detail")
 
     with monkeypatch.context() as patch:
-        patch.setattr(kind, "__call__", broken)
+        patch.setattr(Answerer, "release", broken)
         failed = plain.infer(some_rows(1))
     assert failed.status_code == 503
     assert "secret inner detail" not in failed.text
@@ -305,7 +302,6 @@ def test_scores_that_are_not_finite_count_as_undecided_not_as_an_error():
     from quietmax.accounting import PureCost
     from quietmax.estimators.teachers import VOTE_BOUNDS
     from quietmax.mechanisms import NoisyMax
-    from quietmax.server.repository import Noisy
 
     class Overflowing:
         classes = 3
@@ -314,7 +310,8 @@ def test_scores_that_are_not_finite_count_as_undecided_not_as_an_error():
             return np.array([[np.nan, 0, 0], [np.inf, 0, 0], [1e6, 0, 0]])
 
     mechanism = NoisyMax("exponential", bounds=VOTE_BOUNDS, per_query=PureCost(1.0))
-    labels = Noisy(Overflowing(), mechanism)(np.zeros((3, 2), np.float32)).labels
+    answerer = Answerer(Overflowing(), mechanism, non_finite="undecided")
+    labels = answerer.answer(np.zeros((3, 2), np.float32)).labels
     assert len(labels) == 3
     assert labels[2] == 0
 
@@ -327,7 +324,7 @@ def test_only_exact_noise_can_be_drawn_by_the_service(models, monkeypatch):
     from quietmax.mechanisms import Algorithm1
     from quietmax.noise import ExactNoise
     from quietmax.server import load_servables
-    from quietmax.server.repository import Folder, Noisy, paid_at_training, per_answer
+    from quietmax.server.repository import Folder, paid_at_training, per_answer
 
     sources = []
     original = Algorithm1.release
@@ -341,10 +338,10 @@ def test_only_exact_noise_can_be_drawn_by_the_service(models, monkeypatch):
     named[0].servable.answer(np.zeros((2, FEATURES), np.float32))
     assert sources
     assert all(type(source) is ExactNoise and source.exact for source in sources)
-    for entry in (command, load_servables, per_answer, paid_at_training, Folder, Noisy, Settings):
+    for entry in (command, load_servables, per_answer, paid_at_training, Folder, Settings):
         assert not {"seed", "seeded", "source", "random_state"} & set(inspect.signature(entry).parameters)
 
 
 def test_the_metadata_claim_what_the_account_pays_for_after_a_grant(plain):
-    plain.ledger.grant("people", Terms(50.0, reading="published"), "five times as many answers")
+    plain.ledger.grant("people", Terms(50.0, analysis="published"), "five times as many answers")
     assert plain.http.get("/v2/models/plain").json()["parameters"]["guarantee"]["mu"] == pytest.approx(50.0)

@@ -146,7 +146,7 @@ def test_records_are_counted_in_a_second_account_only_with_a_reason_in_words(fol
     assert second.account.name == "fresh"
     (third,) = deploy(ledger, loaded)
     assert third.account.id == second.account.id != first.account.id
-    told = [json.loads(row.detail) for row in ledger.export() if row.kind in ("open", "bind")]
+    told = [json.loads(row.detail) for row in ledger.export() if row.kind in ("open", "reassign")]
     assert sum("New records came in" in detail.get("because", "") for detail in told) == 2
     assert ledger.verify().sound
 
@@ -185,19 +185,19 @@ def test_what_a_folder_had_answered_is_carried_into_the_ledger_and_nothing_is_le
     rows = some_rows(7).astype(np.float32)
     open_private(folder / "teachers").predict(rows)
     (deployment,) = deploy(ledger, load_servables([str(folder / "teachers")]))
-    assert deployment.account.left_units // deployment.unit_cost == 33
+    assert deployment.account.remaining_units // deployment.unit_cost == 33
     with pytest.raises(BudgetExhausted):
         open_private(folder / "teachers").predict(rows + 1)
     deploy(ledger, load_servables([str(folder / "teachers")]))
     assert ledger.account("patients").spent_units == 7 * deployment.unit_cost, "carried over once"
-    assert [row.kind for row in ledger.export("patients")] == ["open", "carried over"]
+    assert [row.kind for row in ledger.export("patients")] == ["open", "migrated-budget"]
 
 
 def test_another_ledger_believes_that_an_emptied_folder_is_spent(folder, ledger, tmp_path):
     deploy(ledger, load_servables([str(folder / "teachers")]))
     with Ledger(tmp_path / "second.sqlite") as second:
         (deployment,) = deploy(second, load_servables([str(folder / "teachers")]))
-        assert deployment.account.left_units < deployment.unit_cost
+        assert deployment.account.remaining_units < deployment.unit_cost
 
 
 def test_an_answer_from_the_folder_while_it_is_carried_over_is_charged_too(folder, ledger, monkeypatch):
@@ -207,7 +207,7 @@ def test_an_answer_from_the_folder_while_it_is_carried_over_is_charged_too(folde
 
     def sneaking(self, charge):
         outcome = original(self, charge)
-        if charge.kind == "carried over" and not sneaked:
+        if charge.kind == "migrated-budget" and not sneaked:
             sneaked.append(account.charge(2, 40))
         return outcome
 

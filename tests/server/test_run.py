@@ -154,20 +154,23 @@ def test_a_model_weaker_than_the_budget_is_refused_and_opens_no_account(folders,
 def test_it_takes_the_account_whole_once_and_nothing_can_be_granted_afterwards(folders, ledger):
     for _ in range(2):
         deployment = _bind(ledger, folders, "strong")
-        assert (deployment.account.left_units, deployment.guarantee(deployment.account).epsilon) == (0, 1.0)
+        assert (deployment.account.remaining_units, deployment.guarantee(deployment.account).epsilon) == (
+            0,
+            1.0,
+        )
     with pytest.raises(InvalidInput, match="taken whole by the model strong/1"):
         ledger.grant("people", Terms(2.0, 1e-5), "more budget for another model")
     with pytest.raises(InvalidInput, match="which its account promises"):
         _bind(ledger, folders, "weak")
-    assert [entry.kind for entry in ledger.export("people")] == ["open", "alone", "training"]
+    assert [entry.kind for entry in ledger.export("people")] == ["open", "exclusive", "training"]
     assert ledger.verify().sound
 
 
 def test_it_takes_grants_made_before_too_and_leaves_nothing_for_others(folders, ledger):
-    assert _bind(ledger, folders, "asked").account.left_units > 0
+    assert _bind(ledger, folders, "asked").account.remaining_units > 0
     ledger.grant("people", Terms(2.0, 1e-5), "more budget for the second model")
-    assert _bind(ledger, folders, "strong").account.left_units == 0
-    assert _bind(ledger, folders, "asked").account.left_units == 0
+    assert _bind(ledger, folders, "strong").account.remaining_units == 0
+    assert _bind(ledger, folders, "asked").account.remaining_units == 0
     assert ledger.verify().sound
 
 
@@ -198,4 +201,4 @@ def test_it_is_not_served_from_an_account_that_was_lowered_below_its_terms(folde
         ledger.revoke("people", None, "nothing more for anybody")
     with pytest.raises(InvalidInput, match="was lowered below the terms it was opened with"):
         _bind(ledger, folders, "strong")
-    assert "alone" not in [entry.kind for entry in ledger.export("people")]
+    assert "exclusive" not in [entry.kind for entry in ledger.export("people")]

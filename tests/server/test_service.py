@@ -14,6 +14,7 @@ import pytest
 
 from quietmax.errors import InvalidInput, LedgerUnavailable, QuietmaxError
 from quietmax.ledger import Failed, Ledger, Terms
+from quietmax.mechanisms import Answerer
 from quietmax.server import Client, Service, Settings, deploy, load_servables
 from quietmax.server import batching as pipeline_module
 from quietmax.server.auth import Caller
@@ -66,14 +67,14 @@ def test_a_service_that_has_not_started_refuses_and_says_so(idle):
 def test_a_stop_waits_for_what_was_charged(idle, monkeypatch):
     deployment = idle.deployment("plain", None)
     drawing, go_on = threading.Event(), threading.Event()
-    answer = type(deployment.servable.answer).__call__
+    release = Answerer.release
 
-    def slowly(self, rows):
+    def slowly(self, scores):
         drawing.set()
         assert go_on.wait(60)
-        return answer(self, rows)
+        return release(self, scores)
 
-    monkeypatch.setattr(type(deployment.servable.answer), "__call__", slowly)
+    monkeypatch.setattr(Answerer, "release", slowly)
 
     async def ask_and_stop():
         await idle.start()
@@ -127,15 +128,15 @@ def test_more_rows_than_are_drawn_at_once_are_all_answered(plain, monkeypatch):
 def test_a_model_without_further_cost_is_not_asked_while_the_ledger_fails(start):
     with start("head") as service:
         assert service.infer(some_rows(1), "head").status_code == 200
-        service.ledger.committer.failing = AWAY
+        service.ledger.writer.error = AWAY
         refused = service.infer(some_rows(1), "head")
         assert refused.status_code == 503
         assert refused.json()["error"] == str(AWAY)
-        service.ledger.committer.failing = None
+        service.ledger.writer.error = None
 
 
 def test_an_answer_with_an_id_that_cannot_be_stored_does_not_leave(plain, monkeypatch):
-    monkeypatch.setattr(plain.ledger, "submit_store", lambda _, done: done(Failed(AWAY)))
+    monkeypatch.setattr(plain.ledger, "submit_answers", lambda _, done: done(Failed(AWAY)))
     refused = plain.infer(some_rows(1), id="one")
     assert refused.status_code == 503
     assert "outputs" not in refused.json()

@@ -19,8 +19,8 @@ from quietmax.errors import InvalidInput, QuietmaxError
 
 if TYPE_CHECKING:
     from quietmax.ledger.accounts import AccountState
-    from quietmax.ledger.api_keys import Key
-    from quietmax.ledger.journal import Entry
+    from quietmax.ledger.api_keys import ApiKey
+    from quietmax.ledger.journal import JournalEntry
     from quietmax.ledger.ledger import Ledger
 
 app = typer.Typer(help="Budgets, keys and the journal.", no_args_is_help=True)
@@ -39,13 +39,13 @@ Because = Annotated[str, typer.Option(help="The reason, in words; the journal ke
 @contextmanager
 def _opened(address: str | None, *, create: bool = False) -> Iterator[Ledger]:
     try:
-        from quietmax.ledger.database import default_url, parsed_url
+        from quietmax.ledger.database import default_url, parse_url
         from quietmax.ledger.ledger import Ledger
     except ImportError as missing:
         raise InvalidInput(
             f"The ledger needs further packages ({missing.name} is missing); install: pip install 'quietmax[serve]'."
         ) from missing
-    url = parsed_url(default_url() if address is None else address)
+    url = parse_url(default_url() if address is None else address)
     if url.drivername == "sqlite" and not create and not Path(str(url.database)).is_file():
         raise InvalidInput(
             f"There is no ledger {url.database}; create it with 'quietmax serve' or 'quietmax ledger key create'."
@@ -63,7 +63,7 @@ def status(ledger: Address = None, as_json: Json = False) -> None:
     with _opened(ledger) as book:
         told = []
         for account in book.accounts():
-            parts = book.parts(account)
+            parts = book.subaccounts(account)
             told.append(
                 {
                     **account.to_json(),
@@ -134,7 +134,7 @@ def grant(
             _changed(book.set_quota(account, str(client), share, because), as_json)
         else:
             before = book.account(account).terms
-            terms = Terms(epsilon, before.delta if delta is None else delta, before.reading)
+            terms = Terms(epsilon, before.delta if delta is None else delta, before.analysis)
             _changed(book.grant(account, terms, because), as_json)
 
 
@@ -185,7 +185,7 @@ def export(
             ) from problem
 
 
-def _write_rows(rows: Iterable[Entry], stream: TextIO, as_json: bool) -> None:
+def _write_rows(rows: Iterable[JournalEntry], stream: TextIO, as_json: bool) -> None:
     if as_json:
         stream.write(json.dumps([row.to_json() for row in rows], indent=2) + "\n")
     else:
@@ -301,7 +301,7 @@ def _changed(account: AccountState, as_json: bool) -> None:
 
 def _print_account(account: AccountState) -> None:
     ((_, currency), (name, total)) = account.limit.to_json().items()
-    spent, left = list(account.spent.to_json().values())[1], list(account.left.to_json().values())[1]
+    spent, left = list(account.spent.to_json().values())[1], list(account.remaining.to_json().values())[1]
     print_table(
         f"Account {account.name}",
         ("", ""),
@@ -323,7 +323,7 @@ def _moment(microseconds: int) -> str:
     return datetime.fromtimestamp(microseconds / 1e6, UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def _end(key: Key) -> str:
+def _end(key: ApiKey) -> str:
     if key.revoked is not None:
         return f"revoked {_moment(key.revoked)}"
     return "never" if key.expires is None else _moment(key.expires)

@@ -166,14 +166,14 @@ def _announce(service: object, host: str, port: int, tls: bool, as_json: bool) -
         answers = (
             "any number of answers, paid at training"
             if deployment.unit_cost == 0
-            else f"{deployment.account.left_units // deployment.unit_cost:,} answers left"
+            else f"{deployment.account.remaining_units // deployment.unit_cost:,} answers left"
         )
         errors.print(
             f"  {deployment.label} ({deployment.status}): account {deployment.account.name}, {answers}",
             highlight=False,
             markup=False,
         )
-        if deployment.account.left_units < deployment.unit_cost:
+        if deployment.account.remaining_units < deployment.unit_cost:
             errors.print(
                 f"  Nothing is left of the account {deployment.account.name}: every new question will be refused; raise it "
                 "with 'quietmax ledger grant'.",

@@ -1,41 +1,41 @@
 """Budgets that outlive the process: accounts, charges, keys and a journal, in SQLite or PostgreSQL."""
 
 from quietmax.errors import LedgerDamaged, LedgerUnavailable
-from quietmax.ledger.accounts import AccountState, Part, Terms
-from quietmax.ledger.api_keys import Key, find_key
-from quietmax.ledger.ledger import Ledger, Point
+from quietmax.ledger.accounts import AccountState, Subaccount, Terms
+from quietmax.ledger.api_keys import ApiKey, find_key
+from quietmax.ledger.ledger import Ledger, SpendingPoint
 from quietmax.ledger.transactions import (
     Charge,
     Charged,
+    ChargeResult,
     Failed,
-    KeyEnded,
-    Outcome,
-    Refused,
+    InvalidKey,
+    LimitExceeded,
+    NewAnswers,
     Replayed,
-    Reused,
-    Store,
-    Stored,
+    RequestIdReused,
+    StoredAnswer,
 )
 from quietmax.ledger.verify import Verification
 
 __all__ = [
     "AccountState",
+    "ApiKey",
     "Charge",
+    "ChargeResult",
     "Charged",
     "Failed",
-    "Key",
-    "KeyEnded",
+    "InvalidKey",
     "Ledger",
     "LedgerDamaged",
     "LedgerUnavailable",
-    "Outcome",
-    "Part",
-    "Point",
-    "Refused",
+    "LimitExceeded",
+    "NewAnswers",
     "Replayed",
-    "Reused",
-    "Store",
-    "Stored",
+    "RequestIdReused",
+    "SpendingPoint",
+    "StoredAnswer",
+    "Subaccount",
     "Terms",
     "Verification",
     "find_key",

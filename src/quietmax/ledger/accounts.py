@@ -37,26 +37,29 @@ class Terms:
 
     epsilon: float
     delta: float = 0.0
-    reading: Analysis = "proven"
+    analysis: Analysis = "proven"
 
     def total(self, currency: str) -> Cost:
         """The total in a currency."""
-        return Budget(self.epsilon, self.delta).in_currency(currency, self.reading)  # type: ignore[arg-type]
+        return Budget(self.epsilon, self.delta).in_currency(currency, self.analysis)  # type: ignore[arg-type]
 
     def to_json(self) -> dict[str, Any]:
         """The terms by name."""
-        return {"epsilon": self.epsilon, "delta": self.delta, "reading": self.reading}
+        return {"epsilon": self.epsilon, "delta": self.delta, "analysis": self.analysis}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Terms:
         """The terms that `to_json` wrote; raises one of `UNREADABLE` if they are not those."""
-        if set(record) != {"epsilon", "delta", "reading"} or record["reading"] not in get_args(Analysis):
+        named = dict(record)
+        if "reading" in named:  # version 0.1
+            named["analysis"] = named.pop("reading")
+        if set(named) != {"epsilon", "delta", "analysis"} or named["analysis"] not in get_args(Analysis):
             raise ValueError("these are not terms")
-        return cls(float(record["epsilon"]), float(record["delta"]), record["reading"])
+        return cls(float(named["epsilon"]), float(named["delta"]), named["analysis"])
 
 
 @dataclass(frozen=True)
-class Part:
+class Subaccount:
     """A client's part of an account."""
 
     client: str
@@ -80,7 +83,7 @@ class AccountState:
     opened: int
 
     @property
-    def left_units(self) -> int:
+    def remaining_units(self) -> int:
         """Units not yet spent."""
         return self.limit_units - self.spent_units
 
@@ -95,9 +98,9 @@ class AccountState:
         return Meter(self.total).spent(self.spent_units)
 
     @property
-    def left(self) -> Cost:
+    def remaining(self) -> Cost:
         """What is left, rounded down."""
-        return self.cost_left(self.left_units)
+        return self.cost_left(self.remaining_units)
 
     def cost_left(self, units: int) -> Cost:
         """Units as a cost, rounded down."""
@@ -115,7 +118,7 @@ class AccountState:
             "terms": self.terms.to_json(),
             "budget": self.limit.to_json(),
             "spent": self.spent.to_json(),
-            "remaining": self.left.to_json(),
+            "remaining": self.remaining.to_json(),
             "limit_units": self.limit_units,
             "spent_units": self.spent_units,
             "rows": self.sequence,
@@ -193,7 +196,7 @@ def all_of(connection: Connection) -> list[AccountState]:
     return [state_of(row) for row in rows]
 
 
-def parts_of(connection: Connection, account: int) -> list[Part]:
+def parts_of(connection: Connection, account: int) -> list[Subaccount]:
     """The clients' parts of an account, the largest spender first."""
     rows = connection.execute(
         select(clients.c.name, subaccounts.c.limit_units, subaccounts.c.spent_units, subaccounts.c.refused)
@@ -201,7 +204,7 @@ def parts_of(connection: Connection, account: int) -> list[Part]:
         .where(subaccounts.c.account == account)
         .order_by(subaccounts.c.spent_units.desc(), clients.c.name)
     )
-    parts = [Part(*row) for row in rows]
+    parts = [Subaccount(*row) for row in rows]
     for part in parts:
         if type(part.spent_units) is not int or type(part.limit_units) not in (int, type(None)):
             raise damaged(f"The balance or the quota of client {part.client!r} is not a number")
@@ -243,7 +246,7 @@ def open_account(
     if digest is not None and (bound is None or bound.id != found.id):
         if bound is not None:
             connection.execute(training_sets.delete().where(training_sets.c.digest == digest))
-            book.add(now(), "bind", detail=_detail(account=name, before=bound.name, because=because))
+            book.add(now(), "reassign", detail=_detail(account=name, before=bound.name, because=because))
             book.save(Cursor(connection))
         connection.execute(insert(training_sets), {"digest": digest, "account": found.id})
     return found
@@ -399,7 +402,7 @@ def take_alone(connection: Connection, account: AccountState, model: str, digest
             f"The account {account.name!r} was lowered below the terms it was opened with, but the model {model} needs "
             "all of it; raise it again with 'quietmax ledger grant', or give the model an account of its own."
         )
-    book.add(now(), "alone", model=model, detail=_detail(digest=digest))
+    book.add(now(), "exclusive", model=model, detail=_detail(digest=digest))
     book.save(Cursor(connection))
 
 
@@ -407,7 +410,7 @@ def alone_in(connection: Connection, account: int) -> tuple[str, str] | None:
     """The model that has taken an account whole, and its digest."""
     row = connection.execute(
         select(journal.c.model, journal.c.detail).where(
-            journal.c.account == account, journal.c.kind == "alone"
+            journal.c.account == account, journal.c.kind.in_(("exclusive", "alone"))
         )
     ).one_or_none()
     try:

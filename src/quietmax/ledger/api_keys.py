@@ -27,7 +27,7 @@ _DAY = 24 * 3600 * 1_000_000
 
 
 @dataclass(frozen=True)
-class Key:
+class ApiKey:
     """A key as the ledger knows it; times in microseconds since 1970."""
 
     id: str
@@ -39,7 +39,7 @@ class Key:
     revoked: int | None
     secret_hash: str
 
-    def holds(self, moment: int) -> bool:
+    def is_valid(self, moment: int) -> bool:
         """Whether it is neither revoked nor expired."""
         return self.revoked is None and (self.expires is None or self.expires > moment)
 
@@ -55,7 +55,7 @@ class Key:
         }
 
 
-def create_key(connection: Connection, client: str, role: Role, days: float | None) -> tuple[str, Key]:
+def create_key(connection: Connection, client: str, role: Role, days: float | None) -> tuple[str, ApiKey]:
     """A new key for a client (who is created if new): the key itself, to be shown once, and its row."""
     if role not in ("admin", "client"):
         raise InvalidInput(f"The role is {role!r}, but must be admin or client; name one.")
@@ -84,7 +84,7 @@ def create_key(connection: Connection, client: str, role: Role, days: float | No
         detail=key_detail(number, role, cast(str, row["secret_hash"]), cast("int | None", row["expires"])),
     )
     book.save(Cursor(connection))
-    return f"qm_{number}_{secret}", Key(
+    return f"qm_{number}_{secret}", ApiKey(
         number,
         client,
         cast(int, row["client"]),
@@ -101,7 +101,7 @@ def key_detail(number: str, role: str, secret_hash: str, expires: int | None) ->
     return json.dumps({"expires": expires, "hash": secret_hash, "id": number, "role": role})
 
 
-def revoke_key(connection: Connection, number: str) -> Key:
+def revoke_key(connection: Connection, number: str) -> ApiKey:
     """End a key now."""
     book = locked_keys_book(connection)
     found = {key.id: key for key in all_keys(connection)}.get(number)
@@ -122,7 +122,7 @@ def revoke_key(connection: Connection, number: str) -> Key:
     return next(key for key in all_keys(connection) if key.id == number)
 
 
-def all_keys(connection: Connection) -> list[Key]:
+def all_keys(connection: Connection) -> list[ApiKey]:
     """All keys, the oldest first."""
     rows = connection.execute(
         select(
@@ -138,16 +138,16 @@ def all_keys(connection: Connection) -> list[Key]:
         .join_from(keys, clients, keys.c.client == clients.c.id)
         .order_by(keys.c.created, keys.c.id)
     )
-    return [Key(*row) for row in rows]
+    return [ApiKey(*row) for row in rows]
 
 
-def find_key(known: dict[str, Key], presented: str, moment: int) -> Key | None:
+def find_key(known: dict[str, ApiKey], presented: str, moment: int) -> ApiKey | None:
     """The key that was presented, if it is right and holds. Takes the same time for a wrong secret and a wrong id."""
     form = _FORM.fullmatch(presented)
     number, secret = form.groups() if form else ("", "")
     key = known.get(number)
     right = hmac.compare_digest(_hashed(secret), _NOBODY if key is None else key.secret_hash)
-    return key if key is not None and right and key.holds(moment) else None
+    return key if key is not None and right and key.is_valid(moment) else None
 
 
 def _hashed(secret: str) -> str:

@@ -59,10 +59,10 @@ def default_url() -> str:
     return f"sqlite:///{Path(state) / 'quietmax' / 'ledger.sqlite'}"
 
 
-def parsed_url(address: str | Path) -> URL:
+def parse_url(address: str | Path) -> URL:
     """A SQLite file or PostgreSQL address; a plain path means a SQLite file.
 
-    >>> parsed_url("postgresql://host/ledger").drivername, parsed_url("books.sqlite").database
+    >>> parse_url("postgresql://host/ledger").drivername, parse_url("books.sqlite").database
     ('postgresql+psycopg', 'books.sqlite')
     """
     text_ = str(address)
@@ -86,7 +86,7 @@ def shown(url: URL) -> str:
 
 def opened(address: str | Path) -> Engine:
     """An engine for the address; creates the SQLite file, readable by its owner alone."""
-    url = parsed_url(address)
+    url = parse_url(address)
     if url.drivername == "sqlite":
         return _sqlite(Path(str(url.database)))
     return _postgresql(url)

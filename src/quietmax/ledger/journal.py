@@ -17,7 +17,7 @@ _JSON = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """One row of the journal. `units` is what it adds to the balance, `spent_units` the balance after it."""
 
     account: int
@@ -34,9 +34,9 @@ class Entry:
     previous: str
     hash: str = ""
 
-    def sealed(self) -> Entry:
+    def sealed(self) -> JournalEntry:
         """The entry with its hash."""
-        return Entry(**{**asdict(self), "hash": self.digest()})
+        return JournalEntry(**{**asdict(self), "hash": self.digest()})
 
     def digest(self) -> str:
         """The hash this entry must carry."""

@@ -18,14 +18,22 @@ from quietmax.errors import QuietmaxError
 from quietmax.ledger import accounts as _accounts
 from quietmax.ledger import api_keys as _keys
 from quietmax.ledger import verify as _verify
-from quietmax.ledger.accounts import AccountState, Part, Terms
+from quietmax.ledger.accounts import AccountState, Subaccount, Terms
 from quietmax.ledger.answer_cache import KEY_BYTES
-from quietmax.ledger.api_keys import Key, Role
+from quietmax.ledger.api_keys import ApiKey, Role
 from quietmax.ledger.database import default_url, journal, meta, migrate, opened, reading, shown, writing
-from quietmax.ledger.journal import Entry
-from quietmax.ledger.transactions import Charge, Charged, Failed, Outcome, Refused, Store, Stored
+from quietmax.ledger.journal import JournalEntry
+from quietmax.ledger.transactions import (
+    Charge,
+    Charged,
+    ChargeResult,
+    Failed,
+    LimitExceeded,
+    NewAnswers,
+    StoredAnswer,
+)
 from quietmax.ledger.verify import Verification
-from quietmax.ledger.writer import ChargeDone, Committer, Place, StoreDone
+from quietmax.ledger.writer import ChargeDone, LedgerWriter, Place, StoreDone
 
 Told = TypeVar("Told")
 _PULSE_BYTES = 2**17
@@ -39,7 +47,7 @@ TRAINING_CLIENT = "training"
 
 
 @dataclass(frozen=True)
-class Point:
+class SpendingPoint:
     """What was spent at a moment (microseconds since 1970)."""
 
     time: int
@@ -57,7 +65,7 @@ class Ledger:
     ...     client = ledger.client("ann")
     ...     charge = Charge(account.id, client, "model/1", account.units(PureCost(0.4)), rows=1)
     ...     [type(ledger.charge(charge)).__name__ for _ in range(3)]
-    ['Charged', 'Charged', 'Refused']
+    ['Charged', 'Charged', 'LimitExceeded']
     """
 
     def __init__(self, address: str | Path | None = None) -> None:
@@ -67,7 +75,7 @@ class Ledger:
             known = {row.name: row.value for row in connection.execute(select(meta))}
         self._salt, self.session_secret = _secret(known, "query_salt"), _secret(known, "session_secret")
         self._place = Place(self._engine)
-        self._committer: Committer | None = None
+        self._writer: LedgerWriter | None = None
         self._starting = threading.Lock()
 
     def __enter__(self) -> Ledger:
@@ -78,8 +86,8 @@ class Ledger:
 
     def close(self) -> None:
         """Write what waits and let go of the database."""
-        if self._committer is not None:
-            self._committer.close()
+        if self._writer is not None:
+            self._writer.close()
         self._engine.dispose()
 
     @property
@@ -88,36 +96,36 @@ class Ledger:
         return shown(self._engine.url)
 
     @property
-    def committer(self) -> Committer:
+    def writer(self) -> LedgerWriter:
         """The writing thread; started on first use."""
         with self._starting:
-            if self._committer is None:
-                self._committer = Committer(self._engine, self._place)
-            return self._committer
+            if self._writer is None:
+                self._writer = LedgerWriter(self._engine, self._place)
+            return self._writer
 
     # Charges
 
-    def submit(self, charge: Charge, done: ChargeDone) -> None:
+    def submit_charge(self, charge: Charge, done: ChargeDone) -> None:
         """Charge with the next group; `done` is called from the writing thread, after the flush."""
-        self.committer.charge(charge, done)
+        self.writer.charge(charge, done)
 
-    def submit_store(self, store: Store, done: StoreDone) -> None:
+    def submit_answers(self, store: NewAnswers, done: StoreDone) -> None:
         """Store answers with the next group."""
-        self.committer.store(store, done)
+        self.writer.store(store, done)
 
-    def charge(self, charge: Charge) -> Outcome:
+    def charge(self, charge: Charge) -> ChargeResult:
         """Charge and wait until it is durable."""
-        waiter: _Waiter[Outcome] = _Waiter()
-        self.submit(charge, waiter)
+        waiter: _Waiter[ChargeResult] = _Waiter()
+        self.submit_charge(charge, waiter)
         return waiter.outcome()
 
-    def store(self, store: Store) -> Stored:
+    def store_answers(self, store: NewAnswers) -> StoredAnswer:
         """Store answers and wait."""
-        waiter: _Waiter[Stored | Failed] = _Waiter()
-        self.submit_store(store, waiter)
+        waiter: _Waiter[StoredAnswer | Failed] = _Waiter()
+        self.submit_answers(store, waiter)
         kept = waiter.outcome()
         if isinstance(kept, Failed):
-            raise kept.problem
+            raise kept.error
         return kept
 
     def charge_training(
@@ -145,15 +153,15 @@ class Ledger:
                 kind="training",
             )
         )
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, LimitExceeded):
             raise QuietmaxError(
                 f"Training the model {model} spent more than what is left of the account {account.name!r}; "
                 "it cannot be served unless an administrator raises the budget with 'quietmax ledger grant'."
             )
         if isinstance(outcome, Failed):
-            raise outcome.problem
+            raise outcome.error
         if isinstance(outcome, Charged):
-            self.store(Store(request=request, answer=b"trained"))
+            self.store_answers(NewAnswers(request=request, answer=b"trained"))
 
     # Hashes
 
@@ -209,7 +217,7 @@ class Ledger:
         with reading(self._engine) as connection:
             return _accounts.all_of(connection)
 
-    def parts(self, account: AccountState) -> list[Part]:
+    def subaccounts(self, account: AccountState) -> list[Subaccount]:
         """The clients' parts of an account."""
         with reading(self._engine) as connection:
             return _accounts.parts_of(connection, account.id)
@@ -245,17 +253,17 @@ class Ledger:
         with reading(self._engine) as connection:
             return _accounts.unproven_models(connection, account.id)
 
-    def create_key(self, client: str, role: Role = "client", days: float | None = None) -> tuple[str, Key]:
+    def create_key(self, client: str, role: Role = "client", days: float | None = None) -> tuple[str, ApiKey]:
         """A new key, to be shown once."""
         with self._writing() as connection:
             return _keys.create_key(connection, client, role, days)
 
-    def revoke_key(self, number: str) -> Key:
+    def revoke_key(self, number: str) -> ApiKey:
         """End a key."""
         with self._writing() as connection:
             return _keys.revoke_key(connection, number)
 
-    def keys(self) -> list[Key]:
+    def keys(self) -> list[ApiKey]:
         """All keys."""
         with reading(self._engine) as connection:
             found = _keys.all_keys(connection)
@@ -272,17 +280,17 @@ class Ledger:
 
     def ping(self) -> None:
         """Raise `LedgerUnavailable` unless the database answers; after a failed write, unless it can be written."""
-        committer = self.committer
-        if committer.failing is None:
+        writer = self.writer
+        if writer.error is None:
             self._place.check()
             with reading(self._engine) as connection:
                 connection.execute(text("SELECT 1"))
         else:
             with self._writing() as connection:
                 connection.execute(_PULSE, {"value": secrets.token_hex(_PULSE_BYTES)})
-            committer.failing = None
+            writer.error = None
 
-    def curve(self, account: AccountState, points: int = 120) -> list[Point]:
+    def spending_history(self, account: AccountState, points: int = 120) -> list[SpendingPoint]:
         """What was spent over time: the account's rows, thinned out evenly."""
         last = account.sequence
         wanted = sorted({max(1, round(last * step / points)) for step in range(points + 1)}) if last else []
@@ -292,9 +300,9 @@ class Ledger:
                 .where(journal.c.account == account.id, journal.c.sequence.in_(wanted))
                 .order_by(journal.c.sequence)
             )
-            return [Point(*row) for row in rows]
+            return [SpendingPoint(*row) for row in rows]
 
-    def export(self, account: str | None = None) -> Iterator[Entry]:
+    def export(self, account: str | None = None) -> Iterator[JournalEntry]:
         """The journal, row by row."""
         with reading(self._engine, snapshot=True) as connection:
             number = None if account is None else _accounts.named(connection, account).id

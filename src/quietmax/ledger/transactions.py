@@ -31,7 +31,7 @@ class Charge:
     queries: tuple[bytes, ...] = ()
     request: bytes | None = None
     body: bytes = b""
-    kind: Literal["charge", "training", "carried over"] = "charge"
+    kind: Literal["charge", "training", "migrated-budget"] = "charge"
     deadline: float = math.inf
 
     def __post_init__(self) -> None:
@@ -46,13 +46,13 @@ class Charge:
 class Charged:
     """The charge is durable: `answers` new ones may be drawn, the others are in `stored`.
 
-    `left_units` is what remains for this client afterwards. `resumed`: an earlier try of the same request had paid
+    `remaining_units` is what remains for this client afterwards. `resumed`: an earlier try of the same request had paid
     already and its answer never left.
     """
 
     units: int
     answers: int
-    left_units: int
+    remaining_units: int
     stored: Mapping[bytes, bytes] = field(default_factory=dict)
     resumed: bool = False
 
@@ -62,25 +62,25 @@ class Replayed:
     """This request was answered before; the stored answer again, at no cost."""
 
     answer: bytes
-    left_units: int
+    remaining_units: int
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class LimitExceeded:
     """Nothing was charged: `whose` limit it was, and what remains of it."""
 
-    whose: Literal["budget", "quota"]
+    limit: Literal["budget", "quota"]
     units: int
-    left_units: int
+    remaining_units: int
 
 
 @dataclass(frozen=True, slots=True)
-class Reused:
+class RequestIdReused:
     """Nothing was charged: the request id belongs to another request."""
 
 
 @dataclass(frozen=True, slots=True)
-class KeyEnded:
+class InvalidKey:
     """Nothing was charged: the key was revoked or has expired."""
 
 
@@ -88,14 +88,14 @@ class KeyEnded:
 class Failed:
     """The ledger failed: nothing may be answered. Whether it was charged is unknown; a retry by id is free."""
 
-    problem: QuietmaxError
+    error: QuietmaxError
 
 
-Outcome = Charged | Replayed | Refused | Reused | KeyEnded | Failed
+ChargeResult = Charged | Replayed | LimitExceeded | RequestIdReused | InvalidKey | Failed
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class NewAnswers:
     """Keep answers: by query, and the whole answer of a request that carries an id.
 
     `queries` are the keys of new queries to an account, `answers` theirs one after the other, all of one length.
@@ -110,7 +110,7 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredAnswer:
     """Kept. `answer` is the request's only one: the `first` that was stored, which may be another try's."""
 
     answer: bytes
@@ -237,7 +237,7 @@ class ChargeBatch:
         self._stored = _stored_answers(cursor, answer_cache, charges)
         self._new_requests: dict[bytes, tuple[Charge, int]] = {}
         self._raised_requests: dict[bytes, int] = {}
-        self.outcomes: list[Outcome] = [self._one(charge) for charge in charges]
+        self.outcomes: list[ChargeResult] = [self._one(charge) for charge in charges]
 
     @property
     def changed(self) -> bool:
@@ -264,9 +264,9 @@ class ChargeBatch:
         )
         cursor.run_many(_SAVE_REQUEST, [(units, request) for request, units in self._raised_requests.items()])
 
-    def _one(self, charge: Charge) -> Outcome:
+    def _one(self, charge: Charge) -> ChargeResult:
         if charge.key is not None and self._holders.get(charge.key) != charge.client:
-            return KeyEnded()
+            return InvalidKey()
         book = self._books[charge.account]
         part = self._parts.setdefault((charge.account, charge.client), _Part(None, 0, is_new=True))
         paid = 0
@@ -276,7 +276,7 @@ class ChargeBatch:
             if known is not None:
                 body, paid, answer = known
                 if body != charge.body:
-                    return Reused()
+                    return RequestIdReused()
                 if answer is not None:
                     return Replayed(answer, _left(book, part))
                 resumed = True
@@ -284,9 +284,9 @@ class ChargeBatch:
         count = len(charge.queries) - len(stored) if charge.queries else charge.rows
         units = max(count * charge.unit_cost - paid, 0)
         if units > book.limit_units - book.spent_units:
-            return Refused("budget", units, book.limit_units - book.spent_units)
+            return LimitExceeded("budget", units, book.limit_units - book.spent_units)
         if part.limit_units is not None and units > part.limit_units - part.spent_units:
-            return Refused("quota", units, part.limit_units - part.spent_units)
+            return LimitExceeded("quota", units, part.limit_units - part.spent_units)
         if units or charge.kind == "training":
             book.add(
                 self._now,
@@ -348,7 +348,7 @@ def _left(book: AccountTransaction, part: _Part) -> int:
     return left if part.limit_units is None else min(left, part.limit_units - part.spent_units)
 
 
-def keep(cursor: Cursor, stores: Sequence[Store]) -> list[Stored]:
+def keep(cursor: Cursor, stores: Sequence[NewAnswers]) -> list[StoredAnswer]:
     """Keep answers.
 
     Of several draws for one request id (a retry while the first try was under way) only one was paid for, so only the
@@ -367,7 +367,7 @@ def keep(cursor: Cursor, stores: Sequence[Store]) -> list[Stored]:
             answer = bytes(found[0][0])
         elif store.queries:
             cursor.run(_NEW_ANSWERS, (store.account, b"".join(store.queries), store.answers))
-        kept.append(Stored(answer, first))
+        kept.append(StoredAnswer(answer, first))
     return kept
 
 

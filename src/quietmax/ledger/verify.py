@@ -16,7 +16,7 @@ from quietmax.errors import LedgerDamaged
 from quietmax.ledger.accounts import UNREADABLE, AccountState, Terms, parts_of, state_of
 from quietmax.ledger.api_keys import all_keys, key_detail
 from quietmax.ledger.database import KEYS_BOOK, accounts, journal
-from quietmax.ledger.journal import START, Entry
+from quietmax.ledger.journal import START, JournalEntry
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Verification:
         }
 
 
-def entries(connection: Connection, account: int | None = None) -> Iterator[Entry]:
+def entries(connection: Connection, account: int | None = None) -> Iterator[JournalEntry]:
     """The journal, account by account in the order of its rows."""
     statement = select(journal).order_by(journal.c.account, journal.c.sequence)
     if account is not None:
         statement = statement.where(journal.c.account == account)
     for row in connection.execute(statement.execution_options(yield_per=10_000)):
-        yield Entry(*row)
+        yield JournalEntry(*row)
 
 
 def verify(connection: Connection, anchors: Mapping[str, tuple[int, str]] | None = None) -> Verification:
@@ -108,7 +108,7 @@ class _Replay:
         self.created: dict[str, tuple[str, str]] = {}
         self.revoked: dict[str, int] = {}
 
-    def follow(self, entry: Entry) -> None:
+    def follow(self, entry: JournalEntry) -> None:
         """Check one row against the row before it."""
         if entry.misfits:
             self._fault(
@@ -140,7 +140,7 @@ class _Replay:
             self._anchor = None
         self._note(entry)
 
-    def _note(self, entry: Entry) -> None:
+    def _note(self, entry: JournalEntry) -> None:
         if entry.units:
             self.spent_by_client[entry.client] += entry.units
         try:

@@ -28,11 +28,11 @@ from quietmax.ledger.database import Cursor, unavailable, writer
 from quietmax.ledger.transactions import (
     Charge,
     ChargeBatch,
+    ChargeResult,
     Failed,
-    Outcome,
-    Refused,
-    Store,
-    Stored,
+    LimitExceeded,
+    NewAnswers,
+    StoredAnswer,
     count_refusals,
     keep,
     locked,
@@ -44,10 +44,10 @@ _MOMENT = 0.02
 _REFUSALS_SECONDS = 0.5
 _COMPANY_SECONDS = 0.006
 
-ChargeDone = Callable[[Outcome], None]
-StoreDone = Callable[[Stored | Failed], None]
+ChargeDone = Callable[[ChargeResult], None]
+StoreDone = Callable[[StoredAnswer | Failed], None]
 _Waiting = tuple[Charge, ChargeDone]
-_Keeping = tuple[Store, StoreDone]
+_Keeping = tuple[NewAnswers, StoreDone]
 
 _CLOSED = LedgerUnavailable("The ledger is closed; nothing was spent, ask again when it is open.")
 _TOO_LATE = LedgerUnavailable(
@@ -59,7 +59,7 @@ class _Collided(Exception):
     """Another process has written the same row in the meantime; the transaction was undone."""
 
 
-class Committer:
+class LedgerWriter:
     """The writing thread of a ledger."""
 
     def __init__(self, engine: Engine, place: Place) -> None:
@@ -80,8 +80,8 @@ class Committer:
         self._awaited = math.inf
         self._enough = threading.Event()
         self._counted = time.monotonic()
-        self.groups = 0
-        self.failing: QuietmaxError | None = None
+        self.batches = 0
+        self.error: QuietmaxError | None = None
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
         self._thread.start()
 
@@ -92,7 +92,7 @@ class Committer:
         elif self._queue.qsize() >= self._awaited:
             self._enough.set()
 
-    def store(self, store: Store, done: StoreDone) -> None:
+    def store(self, store: NewAnswers, done: StoreDone) -> None:
         """Store with the next group."""
         if not self._taken((store, done)):
             _tell(done, Failed(_CLOSED))
@@ -201,7 +201,7 @@ class Committer:
             raise
         except Exception as problem:
             failed = problem if isinstance(problem, QuietmaxError) else _unexpected(problem)
-            self.failing = failed
+            self.error = failed
             moment = time.monotonic()
             for _, done in charges:
                 _tell(done, Failed(failed))
@@ -220,7 +220,9 @@ class Committer:
         for (_, stored_done), stored in zip(stores, kept, strict=True):
             _tell(stored_done, stored)
 
-    def _commit(self, charges: list[Charge], stores: list[Store]) -> tuple[list[Outcome], list[Stored]]:
+    def _commit(
+        self, charges: list[Charge], stores: list[NewAnswers]
+    ) -> tuple[list[ChargeResult], list[StoredAnswer]]:
         """One transaction. Raises `LedgerUnavailable` (nothing may be answered) or `_Collided` (undone)."""
         self._place.check()
         refusals = dict(self._refusals)
@@ -250,11 +252,11 @@ class Committer:
         if changed:
             self._refusals.clear()
             self._counted = time.monotonic()
-            self.failing = None
+            self.error = None
         for charge, outcome in zip(charges, posting.outcomes, strict=True):
-            if isinstance(outcome, Refused):
+            if isinstance(outcome, LimitExceeded):
                 self._refusals[charge.account, charge.client] += 1
-        self.groups += 1
+        self.batches += 1
         return posting.outcomes, kept
 
     def _ready(self) -> Connection:

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 
 from quietmax.errors import QuietmaxError
-from quietmax.ledger.api_keys import Key, find_key
+from quietmax.ledger.api_keys import ApiKey, find_key
 from quietmax.ledger.ledger import Ledger
 from quietmax.server.errors import HttpError, unavailable
 from quietmax.server.settings import ANONYMOUS, Settings, is_loopback
@@ -41,7 +41,7 @@ class Access:
     def __init__(self, ledger: Ledger, settings: Settings) -> None:
         self._ledger = ledger
         self._settings = settings
-        self._known: dict[str, Key] = {}
+        self._known: dict[str, ApiKey] = {}
         self._read_at = -_FRESH_SECONDS
         self._reading: asyncio.Task[None] | None = None
         self._anonymous = (
@@ -111,7 +111,7 @@ class Access:
             and int(end) > time.time()
         ):
             key = self._known.get(number)
-            if key is not None and key.holds(time.time_ns() // 1000):
+            if key is not None and key.is_valid(time.time_ns() // 1000):
                 return _caller(key)
         return None if self._anonymous is None else self._without_key(headers)
 
@@ -148,7 +148,7 @@ def from_another_site(headers: Headers) -> bool:
     )
 
 
-def _caller(key: Key) -> Caller:
+def _caller(key: ApiKey) -> Caller:
     return Caller(key.client, key.client_id, key.id, admin=key.role == "admin")
 
 

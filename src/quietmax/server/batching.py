@@ -21,7 +21,15 @@ import numpy as np
 
 from quietmax.errors import LedgerUnavailable, QuietmaxError
 from quietmax.ledger.ledger import Ledger
-from quietmax.ledger.transactions import Charge, Charged, Failed, Outcome, Replayed, Store, Stored
+from quietmax.ledger.transactions import (
+    Charge,
+    Charged,
+    ChargeResult,
+    Failed,
+    NewAnswers,
+    Replayed,
+    StoredAnswer,
+)
 from quietmax.server.auth import Caller
 from quietmax.server.codec import Packed, Query, packed, packed_width
 from quietmax.server.deployment import Deployment
@@ -40,10 +48,10 @@ class Answer:
     rows: Packed
     units: int
     answers: int
-    left_units: int | None
+    remaining_units: int | None
 
 
-Result = Answer | Outcome
+Result = Answer | ChargeResult
 
 
 @dataclass(slots=True, eq=False)
@@ -96,7 +104,7 @@ class Pipeline:
                 self._check_ledger()
                 self._drawing.put(ask)
             else:
-                self._ledger.submit(self._charge(ask, query, caller), partial(self._charged, ask))
+                self._ledger.submit_charge(self._charge(ask, query, caller), partial(self._charged, ask))
             return await ask.future
         finally:
             self._in_flight.discard(ask)
@@ -110,7 +118,7 @@ class Pipeline:
         await asyncio.to_thread(self._thread.join)
 
     def _check_ledger(self) -> None:
-        failing = self._ledger.committer.failing
+        failing = self._ledger.writer.error
         if failing is not None:
             raise unavailable(str(failing))
 
@@ -140,24 +148,24 @@ class Pipeline:
 
     # In the ledger's thread
 
-    def _charged(self, ask: _Ask, outcome: Outcome) -> None:
+    def _charged(self, ask: _Ask, outcome: ChargeResult) -> None:
         if isinstance(outcome, Charged):
             ask.charged = outcome
             self._drawing.put(ask)
         elif isinstance(outcome, Replayed):
             rows = np.frombuffer(outcome.answer, np.uint8).reshape(-1, packed_width(ask.deployment.servable))
-            self._finish([(ask, Answer(rows, 0, 0, outcome.left_units))])
+            self._finish([(ask, Answer(rows, 0, 0, outcome.remaining_units))])
         else:
             self._finish([(ask, outcome)])
 
-    def _stored(self, ask: _Ask, answer: Answer, kept: Stored | Failed) -> None:
+    def _stored(self, ask: _Ask, answer: Answer, kept: StoredAnswer | Failed) -> None:
         if isinstance(kept, Failed):
             self._finish([(ask, kept)])
         elif kept.first:
             self._finish([(ask, answer)])
         else:
             rows = np.frombuffer(kept.answer, np.uint8).reshape(answer.rows.shape)
-            self._finish([(ask, Answer(rows, answer.units, answer.answers, answer.left_units))])
+            self._finish([(ask, Answer(rows, answer.units, answer.answers, answer.remaining_units))])
 
     # In the drawing thread
 
@@ -202,7 +210,7 @@ class Pipeline:
         for ask, answer in zip(asks, answers, strict=True):
             queries, drawn = self._new_answers(ask, answer)
             if ask.request is not None:
-                store = Store(
+                store = NewAnswers(
                     ask.deployment.account.id,
                     queries,
                     drawn,
@@ -210,15 +218,17 @@ class Pipeline:
                     answer.rows.tobytes(),
                     ask.deadline,
                 )
-                self._ledger.submit_store(store, partial(self._stored, ask, answer))
+                self._ledger.submit_answers(store, partial(self._stored, ask, answer))
                 continue
             keys += queries
             together.append(drawn)
             finished.append((ask, answer))
         if keys:
             latest = max(ask.deadline for ask, _ in finished)
-            store = Store(asks[0].deployment.account.id, tuple(keys), b"".join(together), deadline=latest)
-            self._ledger.submit_store(store, _ignore)
+            store = NewAnswers(
+                asks[0].deployment.account.id, tuple(keys), b"".join(together), deadline=latest
+            )
+            self._ledger.submit_answers(store, _ignore)
         self._finish(finished)
 
     def _new_answers(self, ask: _Ask, answer: Answer) -> tuple[tuple[bytes, ...], bytes]:
@@ -286,11 +296,11 @@ def _assembled(ask: _Ask, drawn: Packed) -> Answer:
     if charged is None:
         return Answer(drawn, 0, 0, None)
     if not ask.keys or len(ask.new) == len(ask.rows):
-        return Answer(drawn, charged.units, charged.answers, charged.left_units)
+        return Answer(drawn, charged.units, charged.answers, charged.remaining_units)
     by_key = {key: np.frombuffer(answer, np.uint8) for key, answer in charged.stored.items()}
     by_key.update((ask.keys[row], drawn[index]) for index, row in enumerate(ask.new))
     rows = np.stack([by_key[key] for key in ask.keys])
-    return Answer(rows, charged.units, charged.answers, charged.left_units)
+    return Answer(rows, charged.units, charged.answers, charged.remaining_units)
 
 
 def _body_digest(deployment: Deployment, query: Query) -> bytes:
@@ -301,5 +311,5 @@ def _body_digest(deployment: Deployment, query: Query) -> bytes:
     return asked.digest()
 
 
-def _ignore(_: Stored | Failed) -> None:
+def _ignore(_: StoredAnswer | Failed) -> None:
     """Nobody waits for an answer to be stored that has no id."""

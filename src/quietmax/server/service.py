@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 from quietmax.errors import QuietmaxError
 from quietmax.ledger.accounts import AccountState
 from quietmax.ledger.ledger import Ledger
-from quietmax.ledger.transactions import Failed, KeyEnded, Outcome, Refused, Reused
+from quietmax.ledger.transactions import ChargeResult, Failed, InvalidKey, LimitExceeded, RequestIdReused
 from quietmax.server.auth import Access, Caller
 from quietmax.server.batching import Answer, Pipeline
 from quietmax.server.codec import Query
@@ -121,11 +121,11 @@ class Service:
     async def budget(self, deployment: Deployment, caller: Caller) -> dict[str, Any]:
         """What is spent and left of the account behind a model."""
         account = await self.account(deployment)
-        parts = await self.look(self.ledger.parts, account)
+        parts = await self.look(self.ledger.subaccounts, account)
         unproven = await self.look(self.ledger.unproven_models, account)
         told = budget_json(account, parts, caller.client, caller.admin)
         mine = next((part for part in parts if part.client == caller.client), None)
-        left = account.left_units
+        left = account.remaining_units
         if mine is not None and mine.limit_units is not None:
             left = min(left, mine.limit_units - mine.spent_units)
         if deployment.unit_cost:
@@ -150,36 +150,36 @@ def _parameters(deployment: Deployment, answer: Answer) -> dict[str, Any]:
         "cost": shown_cost(total, answer.units),
         "new_answers": answer.answers,
     }
-    if answer.left_units is None:
+    if answer.remaining_units is None:
         told["paid_at_training"] = True
     else:
-        told["remaining"] = shown_left(total, answer.left_units)
-        told["remaining_answers"] = answers_left(answer.left_units, deployment.unit_cost)
+        told["remaining"] = shown_left(total, answer.remaining_units)
+        told["remaining_answers"] = answers_left(answer.remaining_units, deployment.unit_cost)
     if deployment.warning is not None:
         told["warning"] = deployment.warning
     return told
 
 
-def _refusal(deployment: Deployment, outcome: Outcome) -> HttpError:
-    if isinstance(outcome, Refused):
+def _refusal(deployment: Deployment, outcome: ChargeResult) -> HttpError:
+    if isinstance(outcome, LimitExceeded):
         total = deployment.account.total
-        left = answers_left(outcome.left_units, deployment.unit_cost)
-        whose = "the budget of these records" if outcome.whose == "budget" else "your quota"
+        left = answers_left(outcome.remaining_units, deployment.unit_cost)
+        whose = "the budget of these records" if outcome.limit == "budget" else "your quota"
         return HttpError(
             403,
             f"{outcome.units // deployment.unit_cost} new answers were asked for, but {whose} pays for {left} more; nothing "
             "was spent, ask for fewer or ask the owner of the records.",
-            {"remaining": shown_left(total, outcome.left_units), "remaining_answers": left},
+            {"remaining": shown_left(total, outcome.remaining_units), "remaining_answers": left},
         )
-    if isinstance(outcome, Reused):
+    if isinstance(outcome, RequestIdReused):
         return HttpError(
             409, "This request id was used for another request; nothing was spent, choose a new id."
         )
-    if isinstance(outcome, KeyEnded):
+    if isinstance(outcome, InvalidKey):
         return HttpError(
             401,
             "The key was revoked or has expired; ask the administrator for a new one.",
             headers={"www-authenticate": "Bearer"},
         )
     assert isinstance(outcome, Failed)
-    return unavailable(str(outcome.problem))
+    return unavailable(str(outcome.error))

@@ -15,7 +15,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
 from quietmax.ledger.accounts import AccountState
-from quietmax.ledger.ledger import Point
+from quietmax.ledger.ledger import SpendingPoint
 from quietmax.server.auth import SESSION_SECONDS, Caller, from_another_site
 from quietmax.server.codec import LABEL, PROBABILITIES, Query, unpacked
 from quietmax.server.deployment import Deployment, budget_json, currency_name, shown_cost
@@ -252,8 +252,8 @@ def _model(service: Service, deployment: Deployment, account: AccountState) -> d
 
 
 async def _account(service: Service, account: AccountState, caller: Caller) -> dict[str, Any]:
-    parts = await service.look(service.ledger.parts, account)
-    curve = await service.look(service.ledger.curve, account)
+    parts = await service.look(service.ledger.subaccounts, account)
+    curve = await service.look(service.ledger.spending_history, account)
     unproven = await service.look(service.ledger.unproven_models, account)
     told = budget_json(account, parts, caller.client, caller.admin)
     told["refused"] = sum(part.refused for part in parts)
@@ -264,7 +264,7 @@ async def _account(service: Service, account: AccountState, caller: Caller) -> d
     return told
 
 
-def _polyline(curve: list[Point], limit: int, now: int) -> str:
+def _polyline(curve: list[SpendingPoint], limit: int, now: int) -> str:
     """The spending curve up to now as steps, for an SVG polyline of `_WIDTH` by `_HEIGHT`."""
     if not curve:
         return ""
