@@ -61,14 +61,14 @@ from quietmax.accounting import (
     queries_affordable,
 )
 from quietmax.accounting.dpsgd import Schedule, noise_multiplier
-from quietmax.attacks import RMIA, LiRA, NoisyModel, Shadow, ShadowPool, Threshold, leakage_curve
+from quietmax.attacks import RMIA, LiRA, Shadow, ShadowPool, Threshold, leakage_curve
 from quietmax.audit import mechanism as audit_mechanism
 from quietmax.audit import stability
 from quietmax.cli import main
 from quietmax.data import Records, load_records, split
 from quietmax.estimators.dpsgd.training import train_sweep
 from quietmax.experiments.paper import reproduce_sensitivity_table
-from quietmax.mechanisms import GaussianScores
+from quietmax.mechanisms import Answerer, GaussianScores
 from quietmax.models import Convexified, CrossEntropy, Quadratic, TrainingSettings, search_alpha, train_module
 from quietmax.models.features import OneHot, Pipeline, RandomFourier, Scaling, Scattering, UnitNorm
 from quietmax.noise import (
@@ -418,17 +418,24 @@ def table_and_split():
     return told
 
 
+def as_version_1(encoding):
+    """An encoding under the keys that version 0.1 wrote."""
+    assert encoding["format"] == "quietmax encoding 2"
+    kept = {key: value for key, value in encoding.items() if key != "inferred"}
+    return {**kept, "format": "quietmax encoding 1", "measurements": encoding["inferred"]}
+
+
 @case()
 def encoding():
     declared = load_records(TABLE)
     with tempfile.TemporaryDirectory() as folder:  # where no schema lies beside the table
         table = shutil.copy(TABLE, folder)
-        measured = load_records(table, label="income", ignore=["row", "person"], measure=True)
+        measured = load_records(table, label="income", ignore=["row", "person"], infer=True)
     return {
         name: {
             "features": records.features,
             "labels": records.labels,
-            "encoding": json.loads(records.encoding.to_json()),
+            "encoding": as_version_1(json.loads(records.encoding.to_json())),
         }
         for name, records in (("declared", declared), ("measured", measured))
     }
@@ -523,8 +530,8 @@ def heads():
         "gradient, noisy size": PrivateHead(2.0, 1e-5, **(public | {"declared_size": None})),
         "gradient, no centring": PrivateHead(2.0, 1e-5, centring=0.0, steps=10, **public),
         "gradient, mu": PrivateHead(mu=1.0, features=RandomFourier(16, seed=1), **public),
-        "output": PrivateHead(2.0, 1e-5, route="output", **public),
-        "convexified": PrivateHead(2.0, 1e-5, route="output", loss="convexified", alpha=0.5, **public),
+        "output": PrivateHead(2.0, 1e-5, method="output", **public),
+        "convexified": PrivateHead(2.0, 1e-5, method="output", loss="convexified", alpha=0.5, **public),
     }
     told = {}
     for name, head in kinds.items():
@@ -538,7 +545,7 @@ def heads():
             "probabilities": head.predict_proba(others),
             "guarantee": guarantee_numbers(head),
         }
-    paid = PrivateHead(40.0, route="output", release="query", queries=30, **public).fit(features, labels)
+    paid = PrivateHead(40.0, method="output", release="query", queries=30, **public).fit(features, labels)
     told["query"] = {
         "labels": paid.predict(others),
         "sensitivity": paid.sensitivity_.value,
@@ -571,7 +578,7 @@ def teachers():
     for name, crowd in kinds.items():
         crowd.fit(features, labels)
         told[name] = {
-            "votes": crowd.crowd_.scores(crowd._queries(others)),
+            "votes": crowd.ensemble_.scores(crowd._queries(others)),
             "labels": crowd.predict(others),
             "remaining": crowd.remaining.queries,
             "guarantee": guarantee_numbers(crowd),
@@ -581,9 +588,9 @@ def teachers():
     named = Teachers(30.0, network=small, **public).fit(
         features, labels, [f"p{row // 2}" for row in range(300)]
     )
-    told["identifiers"] = {"votes": named.crowd_.scores(others)}
+    told["identifiers"] = {"votes": named.ensemble_.scores(others)}
     chosen = Teachers(1.0, 1e-5, 1, **{name: public[name] for name in ("classes", "random_state")})
-    told["default number"] = len(chosen.fit(features, labels).crowd_.silent)
+    told["default number"] = len(chosen.fit(features, labels).ensemble_.silent)
     return told
 
 
@@ -613,9 +620,9 @@ def dpsgd():
         "adam, l2": DPSGD(
             4.0, 1e-5, sampling_rate=0.3, optimizer="adam", learning_rate=0.01, l2=0.01, features=UnitNorm(1.0), **fixed
         ),
-        "sgd": DPSGD(4.0, 1e-5, sampling_rate=0.3, optimizer="sgd", clip=0.5, length=2.0, **fixed),
-        "published": DPSGD(4.0, 1e-5, reading="published", sampling_rate=0.25, **fixed),
-        "paper": DPSGD(4.0, 1e-5, reading="published", configuration="paper", **(fixed | {"accountant": "rdp"})),
+        "sgd": DPSGD(4.0, 1e-5, sampling_rate=0.3, optimizer="sgd", max_grad_norm=0.5, length=2.0, **fixed),
+        "published": DPSGD(4.0, 1e-5, analysis="published", sampling_rate=0.25, **fixed),
+        "paper": DPSGD(4.0, 1e-5, analysis="published", preset="paper", **(fixed | {"accountant": "rdp"})),
         "module": DPSGD(4.0, 1e-5, network=_convolution, sampling_rate=0.3, **fixed),
     }  # fmt: skip
     told = {}
@@ -629,7 +636,7 @@ def dpsgd():
             "plan": [
                 plan.noise_multiplier,
                 plan.settings.learning_rate,
-                plan.settings.clip,
+                plan.settings.max_grad_norm,
                 plan.settings.sampling_rate,
                 plan.settings.steps,
             ],
@@ -678,7 +685,7 @@ def attacks():
     disjoint = ShadowPool.outside(data, model.settings, 4, seed=3)
     overlapping = ShadowPool.around(data, model.settings, 6, seed=3)
     judge = TrainingSettings(hidden=(16,), loss=CrossEntropy(), learning_rate=0.01, l2=1e-6, epochs=10)
-    noisy = NoisyModel.at(model, Algorithm1("gaussian"), 20.0, noise=SeededNoise(2))
+    noisy = Answerer.prepare(model, Algorithm1("gaussian"), Budget(20.0), noise=SeededNoise(2))
     labels_only = lambda rows: model.predict(rows)  # noqa: E731
     told = {}
     for name, attack, pool in (

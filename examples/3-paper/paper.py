@@ -11,6 +11,7 @@ import argparse
 
 import quietmax as qm
 from quietmax.experiments.paper import reproduce_sensitivity_table
+from quietmax.mechanisms import Answerer
 
 
 def main() -> None:
@@ -42,7 +43,7 @@ def main() -> None:
     queries, truth = data.test.features[:asked], data.test.labels[:asked]
     baseline = (model.predict(queries) == truth).mean()
     for epsilon in (0.1, 1.0, 10.0, 100.0):
-        target = qm.attacks.NoisyModel.at(model, qm.Algorithm1(noise="gaussian"), epsilon)
+        target = Answerer.prepare(model, qm.Algorithm1(noise="gaussian"), qm.Budget(epsilon))
         right = (target.answer(queries).labels == truth).mean()
         print(f"Algorithm 1 at eps = {epsilon:g} per answer: accuracy loss {1 - right / baseline:.3f}")
 

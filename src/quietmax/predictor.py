@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quietmax.accounting.budget import LIMIT, Budget, Meter, per_query
+from quietmax.accounting.budget import LIMIT, Budget, Meter
 from quietmax.accounting.costs import Cost
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput, expect
 from quietmax.mechanisms import PROVEN
-from quietmax.mechanisms.base import Answers, Mechanism, checked_scores, releases_probabilities
+from quietmax.mechanisms.base import Answerer, Answers, Mechanism, releases_probabilities
 from quietmax.models.training import Classifier
 from quietmax.noise.sources import EXACT, ExactNoise, NoiseSource
 from quietmax.spending import Account, FileAccount, MemoryAccount, OwnProcess
@@ -64,8 +64,9 @@ class Predictor:
         self.model = model
         self.budget = budget
         self.noise = noise
-        self.mechanism = mechanism.prepared(model, per_query(budget, mechanism.currency, mechanism.reading))
-        self.cost = self.mechanism.cost(model.classes)
+        self._answerer = Answerer.prepare(model, mechanism, budget, noise=noise)
+        self.mechanism = self._answerer.mechanism
+        self.cost = self._answerer.cost
         self._meter = Meter(budget.in_currency(mechanism.currency, mechanism.reading))
         self._units = self._meter.units(self.cost)
         affordable = LIMIT // max(self._units, 1)
@@ -183,9 +184,9 @@ class Predictor:
 
     def _draw(self, queries: NDArray[np.float32]) -> Answers:
         """Charge for the queries, then draw their answers."""
-        scores = checked_scores(self.model.scores(queries))
+        scores = self._answerer.scores(queries)
         self._account.charge(len(queries), self._queries)
-        return self.mechanism.release(scores, self.noise)
+        return self._answerer.release(scores)
 
     def _keep(self, answers: dict[bytes, Answers]) -> None:
         for key, answer in answers.items():

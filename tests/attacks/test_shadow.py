@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import quietmax as qm
-from quietmax.attacks import Endpoint, NoisyModel, Shadow, ShadowPool, Threshold, leakage_curve
+from quietmax.attacks import Endpoint, Shadow, ShadowPool, Threshold, leakage_curve
 from quietmax.attacks.shadow import ATTACK_NETWORK, attack_data
 from quietmax.attacks.shadow_models import candidate_rows
 from quietmax.data import Records, Split
 from quietmax.errors import InvalidInput
-from quietmax.mechanisms import Algorithm1, NoisyMax
+from quietmax.mechanisms import Algorithm1, Answerer, NoisyMax
 from quietmax.models import CrossEntropy, TrainingSettings
 from quietmax.noise import SeededNoise
 from quietmax.sensitivity import ScoreBounds, Sensitivity
@@ -193,7 +193,7 @@ def test_a_private_target_s_report_says_what_the_attack_cost(memorised, overfitt
 def test_a_proven_mechanism_with_strong_noise_hides_membership(memorised, overfitted, outside_pool):
     """What is certified here is the noise's scale beside these logits; 0.36 is five standard deviations."""
     certified = ScoreBounds(Sensitivity(100.0, "certified", "test"), Sensitivity(100.0, "certified", "test"))
-    target = NoisyModel.at(overfitted, NoisyMax(bounds=certified), 0.1, noise=SeededNoise(0))
+    target = Answerer.prepare(overfitted, NoisyMax(bounds=certified), qm.Budget(0.1), noise=SeededNoise(0))
     report = Shadow().run(overfitted, memorised, target=target, pool=outside_pool)
     assert report.released == "labels"
     assert abs(report.leakage.value) < 0.36

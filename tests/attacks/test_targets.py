@@ -13,10 +13,10 @@ from sklearn.svm import LinearSVC
 
 import quietmax as qm
 from quietmax.accounting import GaussianCost, PureCost
-from quietmax.attacks import Endpoint, EndpointFailed, NoisyModel, Threshold, ask
+from quietmax.attacks import Endpoint, EndpointFailed, Threshold, ask
 from quietmax.errors import InvalidInput
 from quietmax.estimators.teachers import Teachers
-from quietmax.mechanisms import Algorithm1, NoisyMax
+from quietmax.mechanisms import Algorithm1, Answerer, NoisyMax
 from quietmax.models import TorchModel
 from quietmax.noise import SeededNoise
 from quietmax.sensitivity import ScoreBounds, Sensitivity
@@ -61,8 +61,8 @@ def test_an_exhausted_predictor_refuses_the_attack(overfitted, queries):
         ask(quiet, queries, 3)
 
 
-def test_a_noisy_model_says_what_all_its_answers_cost_together(overfitted, queries):
-    target = NoisyModel.at(overfitted, Algorithm1("gaussian"), 0.5, noise=SeededNoise(1))
+def test_an_answerer_says_what_all_its_answers_cost_together(overfitted, queries):
+    target = Answerer.prepare(overfitted, Algorithm1("gaussian"), qm.Budget(0.5), noise=SeededNoise(1))
     asked = ask(target, queries, 3)
     one = target.mechanism.cost(3)
     assert one.mu == pytest.approx(0.5)

@@ -17,7 +17,7 @@ from quietmax.attacks.report import AttackReport, plot_reports, summarise
 from quietmax.attacks.rmia import RMIA
 from quietmax.attacks.shadow import Shadow
 from quietmax.attacks.shadow_models import ShadowPool
-from quietmax.attacks.targets import Endpoint, EndpointFailed, NoisyModel, QueryResult, ask
+from quietmax.attacks.targets import Endpoint, EndpointFailed, QueryResult, ask
 from quietmax.attacks.threshold import Threshold
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "Fitted",
     "LeakageCurve",
     "LiRA",
-    "NoisyModel",
     "OperatingCurve",
     "QueryResult",
     "Shadow",

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from quietmax.accounting.budget import Budget
 from quietmax.attacks.metrics import Floats, Released, released_by
 from quietmax.attacks.report import AttackReport, summarise
 from quietmax.attacks.shadow_models import Design, Progress, Rows, ShadowPool, candidate_rows, set_size
-from quietmax.attacks.targets import NoisyModel, QueryResult, Target, ask
+from quietmax.attacks.targets import QueryResult, Target, ask
 from quietmax.data.records import Split
 from quietmax.errors import InvalidInput
-from quietmax.mechanisms.base import Answers, Mechanism
+from quietmax.mechanisms.base import Answerer, Answers, Mechanism
 from quietmax.models.stacked import TrainingSettings
 from quietmax.models.training import Model
 from quietmax.noise.sources import EXACT, NoiseSource
@@ -276,7 +277,10 @@ def leakage_curve(
     chosen = attack.train_pool(data, settings, progress) if pool is None else pool
     fitted: dict[str, Fitted] = {}
     reports = []
-    targets = [NoisyModel.at(model, mechanism, epsilon, delta=delta, noise=noise) for epsilon in epsilons]
+    targets = [
+        Answerer.prepare(model, mechanism, Budget(epsilon, delta, queries=1), noise=noise)
+        for epsilon in epsilons
+    ]
     for asked in (plain, *(attack.ask(target, data) for target in targets)):
         released = released_by(asked.answers)
         if released not in fitted:

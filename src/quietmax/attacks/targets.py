@@ -20,13 +20,11 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quietmax.accounting.budget import Budget, per_query
 from quietmax.accounting.costs import Cost
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.estimators.serialization import PrivateModel
-from quietmax.mechanisms.base import Answers, Mechanism
+from quietmax.mechanisms.base import Answerer, Answers
 from quietmax.models.training import Classifier, Model, softmax
-from quietmax.noise.sources import EXACT, NoiseSource
 from quietmax.predictor import Predictor
 
 _FRACTIONS = ("FP16", "FP32", "FP64", "BF16")
@@ -184,7 +182,7 @@ def _reason(refusal: urllib.error.HTTPError) -> str:
 
 Features = NDArray[np.float32]
 Target = Any
-"""A classifier, `Predictor`, `NoisyModel`, estimator, private model, `Endpoint`, URL, or function of features."""
+"""A classifier, `Predictor`, `Answerer`, estimator, private model, `Endpoint`, URL, or function of features."""
 
 _SUM_TOLERANCE = 1e-2
 
@@ -197,37 +195,6 @@ class QueryResult:
     queries: int
     spent: Cost | None
     target: str
-
-
-@dataclass(frozen=True, eq=False)
-class NoisyModel:
-    """A model behind a mechanism, without a budget: every query is answered at the same cost.
-
-    The setting of the paper's figures, where epsilon is the price of *one* answer while an attack asks thousands.
-    """
-
-    model: Classifier
-    mechanism: Mechanism
-    noise: NoiseSource = EXACT
-
-    @classmethod
-    def at(
-        cls,
-        model: Classifier,
-        mechanism: Mechanism,
-        epsilon: float,
-        *,
-        delta: float = 0.0,
-        noise: NoiseSource = EXACT,
-    ) -> NoisyModel:
-        """The mechanism prepared so that one answer costs (epsilon, delta), as its own reading of a budget has it."""
-        budget = Budget(epsilon, delta, queries=1)
-        one = per_query(budget, mechanism.currency, mechanism.reading)
-        return cls(model, mechanism.prepared(model, one), noise)
-
-    def answer(self, features: Features) -> Answers:
-        """Released answers."""
-        return self.mechanism.release(self.model.scores(features), self.noise)
 
 
 def ask(target: Target, features: Features, classes: int) -> QueryResult:
@@ -246,14 +213,14 @@ def ask(target: Target, features: Features, classes: int) -> QueryResult:
     if account is not None:
         queries = account.answered - before
         spent = account.cost.times(queries)
-    elif isinstance(target, NoisyModel):
-        spent = target.mechanism.cost(target.model.classes).times(queries)
+    elif isinstance(target, Answerer):
+        spent = target.cost.times(queries)
     return QueryResult(answers, queries, spent, name)
 
 
 def _name(target: Target) -> str:
     """What a report calls the target."""
-    if isinstance(target, Predictor | NoisyModel):
+    if isinstance(target, Predictor | Answerer):
         return target.mechanism.name
     if isinstance(target, Endpoint):
         return target.url
@@ -269,7 +236,7 @@ def _account_of(target: Target) -> Predictor | None:
 
 
 def _answers_of(target: Target, features: Features, classes: int) -> Answers:
-    if isinstance(target, NoisyModel | Endpoint):
+    if isinstance(target, Answerer | Endpoint):
         return target.answer(features)
     columns = _columns(target, classes)
     if hasattr(target, "predict_proba") and not _refuses_probabilities(target, features):

@@ -9,10 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from quietmax._io import check_figure
+from quietmax.accounting.budget import Budget
 from quietmax.attacks.base import run_together
 from quietmax.attacks.registry import BUILT_IN, named
 from quietmax.attacks.report import INTERVALS, AttackReport, plot_reports
-from quietmax.attacks.targets import Endpoint, NoisyModel, Target
+from quietmax.attacks.targets import Endpoint, Target
 from quietmax.cli._options import AdultEncoding, DataDir, Download, Json, Seed, TableOptions, with_groups
 from quietmax.cli._output import console, print_json, print_table, progress_bar
 from quietmax.data.load import load
@@ -22,6 +23,7 @@ from quietmax.data.tables import is_table_path
 from quietmax.errors import InvalidInput
 from quietmax.estimators.serialization import open_private
 from quietmax.mechanisms.algorithm1 import Algorithm1
+from quietmax.mechanisms.base import Answerer
 from quietmax.models.losses import Convexified
 from quietmax.models.serialization import load_model, read_description
 from quietmax.models.stacked import TrainingSettings
@@ -237,7 +239,7 @@ def _target(
     if epsilon is None:
         raise InvalidInput("Algorithm 1 needs the price of an answer; give --epsilon.")
     source = EXACT if seeded is None else SeededNoise(seeded)
-    return NoisyModel.at(model, Algorithm1(noise), epsilon, noise=source)  # type: ignore[arg-type]
+    return Answerer.prepare(model, Algorithm1(noise), Budget(epsilon), noise=source)  # type: ignore[arg-type]
 
 
 def _print(report: AttackReport) -> None:

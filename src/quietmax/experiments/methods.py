@@ -10,18 +10,16 @@ like* (epsilon, delta) with delta = 1/(10 N) for the stated number of answers.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib.metadata import entry_points
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quietmax.accounting.budget import Budget, per_query
+from quietmax._plugins import with_plugins
+from quietmax.accounting.budget import Budget
 from quietmax.accounting.dpsgd import ACCOUNTANTS, PUBLISHED_ACCOUNTANTS, Accountant
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.attacks.shadow_models import candidate_rows
@@ -33,7 +31,7 @@ from quietmax.experiments.grid import Trial
 from quietmax.experiments.paper import EPSILONS
 from quietmax.experiments.shared import Shared
 from quietmax.mechanisms.algorithm1 import Algorithm1
-from quietmax.mechanisms.base import Answers, Mechanism
+from quietmax.mechanisms.base import Answerer, Answers, Mechanism
 from quietmax.mechanisms.sampled_neuron import SampledNeuron
 from quietmax.models.features.tabular import Identity
 from quietmax.models.training import softmax
@@ -103,17 +101,18 @@ def _plain(trial: Trial, shared: Shared, *, original: bool = False) -> Release: 
     return Release(answer, seconds)
 
 
+def _paid_per_answer(
+    noisy: Answerer, features: Callable[[Rows], NDArray[np.float32]], seconds: float
+) -> Release:
+    """A method whose answers each cost something: ``features`` looks up what the model takes for the rows."""
+    claim = noisy.mechanism.guarantee(noisy.model.classes)
+    return Release(lambda rows: noisy.answer(features(rows)), seconds, claim, noisy.mechanism)
+
+
 def _algorithm1(trial: Trial, shared: Shared, *, noise: Literal["gaussian", "laplace"]) -> Release:
-    open_mechanism = Algorithm1(noise)
     budget = Budget(_epsilon(trial), queries=trial.queries or 1)
-    cost = per_query(budget, open_mechanism.currency, "published")
-    mechanism = open_mechanism.prepared(shared.model, cost)
-    source = SeededNoise(trial.noise_seed)
-
-    def answer(rows: Rows) -> Answers:
-        return mechanism.release(shared.model.logits(shared.data.records.features[rows]), source)
-
-    return Release(answer, 0.0, mechanism.guarantee(shared.data.classes), mechanism)
+    noisy = Answerer.prepare(shared.model, Algorithm1(noise), budget, noise=SeededNoise(trial.noise_seed))
+    return _paid_per_answer(noisy, lambda rows: shared.data.records.features[rows], 0.0)
 
 
 def _public(trial: Trial, shared: Shared) -> dict[str, Any]:
@@ -167,22 +166,16 @@ def _sampled_neuron(trial: Trial, shared: Shared) -> Release:
     head = PrivateHead(
         _epsilon(trial),
         features=Identity(),
-        route="output",
+        method="output",
         release="query",
         queries=queries,
         **_public(trial, shared),
     ).fit(features, labels)
     seconds = time.perf_counter() - started
-    cost = per_query(Budget(_epsilon(trial), queries=queries), "pure")
-    mechanism = SampledNeuron("laplace").prepared(head.predictor_.model, cost)
-    source = SeededNoise(trial.noise_seed)
-
-    def answer(rows: Rows) -> Answers:
-        return mechanism.release(
-            head.predictor_.model.scores(shared.public_features[_places(shared, rows)]), source
-        )
-
-    return Release(answer, seconds, mechanism.guarantee(shared.data.classes), mechanism)
+    budget = Budget(_epsilon(trial), queries=queries)
+    model, source = head.predictor_.model, SeededNoise(trial.noise_seed)
+    noisy = Answerer.prepare(model, SampledNeuron("laplace"), budget, noise=source)
+    return _paid_per_answer(noisy, lambda rows: shared.public_features[_places(shared, rows)], seconds)
 
 
 def _teachers(trial: Trial, shared: Shared) -> Release:
@@ -196,13 +189,8 @@ def _teachers(trial: Trial, shared: Shared) -> Release:
         **_public(trial, shared),
     ).fit(features, labels)
     seconds = time.perf_counter() - started
-    mechanism = crowd.predictor_.mechanism
-    source = SeededNoise(trial.noise_seed)
-
-    def answer(rows: Rows) -> Answers:
-        return mechanism.release(crowd.crowd_.scores(shared.public_features[_places(shared, rows)]), source)
-
-    return Release(answer, seconds, mechanism.guarantee(shared.data.classes), mechanism)
+    noisy = Answerer(crowd.ensemble_, crowd.predictor_.mechanism, SeededNoise(trial.noise_seed))
+    return _paid_per_answer(noisy, lambda rows: shared.public_features[_places(shared, rows)], seconds)
 
 
 def _dpsgd(trial: Trial, shared: Shared, *, accountant: Accountant) -> Release:
@@ -303,21 +291,14 @@ def methods() -> Mapping[str, Method]:
     >>> methods()["head"].status
     'proven'
     """
-    known = {method.name: method for method in _BUILT_IN}
-    for entry in entry_points(group=ENTRY_POINT_GROUP):
-        try:
-            loaded = entry.load()
-        except Exception as error:
-            warnings.warn(f"The method plug-in '{entry.name}' failed to load: {error}", stacklevel=2)
-            continue
-        if not isinstance(loaded, Method) or loaded.name in known:
-            warnings.warn(
-                f"The method plug-in '{entry.name}' is left aside: it names no Method with a new name.",
-                stacklevel=2,
-            )
-            continue
-        known[loaded.name] = loaded
-    return MappingProxyType(known)
+    return with_plugins({method.name: method for method in _BUILT_IN}, ENTRY_POINT_GROUP, _read_plugin)
+
+
+def _read_plugin(_: str, loaded: Any) -> tuple[str, Method]:
+    """Return a plug-in's method by its own name."""
+    if not isinstance(loaded, Method):
+        raise TypeError("the entry point must be a quietmax.experiments.Method")
+    return loaded.name, loaded
 
 
 def method(name: str) -> Method:

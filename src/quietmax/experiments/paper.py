@@ -24,6 +24,7 @@ from quietmax.data.records import Records, Split, split
 from quietmax.data.registry import dataset
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms.algorithm1 import Algorithm1, Noise
+from quietmax.mechanisms.base import Answerer
 from quietmax.models.losses import Convexified, CrossEntropy, Loss
 from quietmax.models.stacked import TrainingSettings
 from quietmax.models.training import Model, accuracy, accuracy_loss, train_many
@@ -362,7 +363,8 @@ def measure_accuracy_loss(
             row = []
             for epsilon in epsilons:
                 cost = PureCost(epsilon) if noise == "laplace" else GaussianCost(epsilon)
-                labels = Algorithm1(noise).prepared(model, cost).release(logits, source).labels
+                noisy = Answerer(model, Algorithm1(noise).prepared(model, cost), source)
+                labels = noisy.release(logits).labels
                 row.append(accuracy_loss(float((labels == each.test.labels).mean()), baseline))
             losses.append(tuple(row))
         curves.append(LossCurve(name, noise, tuple(epsilons), tuple(losses)))

@@ -1,7 +1,7 @@
 """Randomised release: what turns a model's scores into answers."""
 
 from quietmax.mechanisms.algorithm1 import Algorithm1
-from quietmax.mechanisms.base import Answers, Certified, Mechanism
+from quietmax.mechanisms.base import Answerer, Answers, Certified, Mechanism
 from quietmax.mechanisms.noisy_max import GaussianScores, NoisyMax
 from quietmax.mechanisms.sampled_neuron import SampledNeuron
 
@@ -11,6 +11,7 @@ PROVEN = (GaussianScores, NoisyMax, SampledNeuron)
 __all__ = [
     "PROVEN",
     "Algorithm1",
+    "Answerer",
     "Answers",
     "Certified",
     "GaussianScores",

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from quietmax.accounting.budget import Analysis
+from quietmax.accounting.budget import Analysis, Budget, per_query
 from quietmax.accounting.conversions import bounded_range_as_gaussian, pure_as_gaussian
 from quietmax.accounting.costs import Cost, Currency, PureCost
 from quietmax.accounting.guarantee import Guarantee
@@ -67,6 +67,99 @@ class Mechanism(Protocol):
     def release(self, scores: Floats, source: NoiseSource) -> Answers:
         """Randomised answers for scores of shape (queries, classes)."""
         ...
+
+
+class PublicMap(Protocol):
+    """A feature map that was chosen without the private records."""
+
+    def transform(self, features: NDArray[np.float32]) -> NDArray[np.floating]:
+        """Map rows of features to the rows that the model takes."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Answerer:
+    """The path from features to released answers: feature map, model, mechanism, noise.
+
+    `Predictor`, the server, the attacks and the experiments all answer through this class. It does not count what
+    an answer costs: the caller charges between `scores` and `release`, or has no budget to charge.
+
+    Parameters
+    ----------
+    model : Classifier
+        Maps features to scores.
+    mechanism : Mechanism
+        A prepared mechanism; see `prepare`.
+    noise : NoiseSource
+        Where the mechanism draws its noise from. Exact noise by default.
+    features : PublicMap or None
+        A public feature map that is applied before the model. None: the model takes the features as they are.
+    non_finite : {"error", "undecided"}
+        What happens to a row whose scores are not all finite. ``"error"`` raises `InvalidInput`. ``"undecided"``
+        gives the row equal scores: an error that is raised after a charge would reveal something about the model.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from quietmax.mechanisms import Algorithm1
+    >>> from quietmax.models.training import TorchModel
+    >>> model = TorchModel(torch.nn.Identity(), classes=2)
+    >>> mechanism = Algorithm1("laplace", 0.5, 0.5, 0.3, 0.8)
+    >>> Answerer(model, mechanism).answer(np.zeros((3, 2), np.float32)).probabilities.shape
+    (3, 2)
+    """
+
+    model: Classifier
+    mechanism: Mechanism
+    noise: NoiseSource = EXACT
+    features: PublicMap | None = None
+    non_finite: Literal["error", "undecided"] = "error"
+
+    @classmethod
+    def prepare(
+        cls, model: Classifier, mechanism: Mechanism, budget: Budget, *, noise: NoiseSource = EXACT
+    ) -> Answerer:
+        """Prepare a mechanism so that one answer costs the budget's share per query.
+
+        Parameters
+        ----------
+        model : Classifier
+            The model to answer with.
+        mechanism : Mechanism
+            A mechanism that may have open parameters.
+        budget : Budget
+            The total and the number of queries that share it; one query if the budget states no number.
+        noise : NoiseSource
+            Where the mechanism draws its noise from.
+
+        Returns
+        -------
+        Answerer
+            It answers any number of queries; nothing is charged.
+        """
+        one = per_query(budget, mechanism.currency, mechanism.reading)
+        return cls(model, mechanism.prepared(model, one), noise)
+
+    @property
+    def cost(self) -> Cost:
+        """The cost of one answer."""
+        return self.mechanism.cost(self.model.classes)
+
+    def scores(self, features: NDArray[np.float32]) -> Floats:
+        """Compute the scores that the mechanism sees, shape (queries, classes); all are finite."""
+        mapped = features if self.features is None else self.features.transform(features)
+        scores = self.model.scores(mapped)
+        if self.non_finite == "undecided":
+            scores = np.where(np.isfinite(scores).all(axis=1, keepdims=True), scores, 0.0)
+        return checked_scores(scores)
+
+    def release(self, scores: Floats) -> Answers:
+        """Draw answers for scores that `scores` returned."""
+        return self.mechanism.release(scores, self.noise)
+
+    def answer(self, features: NDArray[np.float32]) -> Answers:
+        """Draw an answer for each row of features."""
+        return self.release(self.scores(features))
 
 
 def releases_probabilities(mechanism: Mechanism, classes: int) -> bool:

@@ -13,13 +13,14 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quietmax.accounting.budget import Budget, per_query
+from quietmax.accounting.budget import Budget
 from quietmax.accounting.costs import Cost
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
@@ -27,25 +28,16 @@ from quietmax.errors import InvalidInput
 from quietmax.estimators.serialization import PrivateModel, open_private
 from quietmax.ledger.accounts import Terms
 from quietmax.mechanisms.algorithm1 import Algorithm1
-from quietmax.mechanisms.base import Answers, Mechanism, releases_probabilities
+from quietmax.mechanisms.base import Answerer, Answers, Mechanism, PublicMap, releases_probabilities
 from quietmax.mechanisms.sampled_neuron import SampledNeuron
 from quietmax.models.serialization import load_model, read_description
 from quietmax.models.training import Classifier
-from quietmax.noise.sources import ExactNoise
 from quietmax.predictor import Predictor
 from quietmax.spending import ACCOUNT_FILE, FileAccount
 
 Rows = NDArray[np.float32]
 LARGEST_VALUE = 1e15
 """Features beyond this are refused, so that no sum of squares in float32 overflows."""
-
-
-class PublicMap(Protocol):
-    """A feature map chosen without the private records."""
-
-    def transform(self, features: Rows) -> Rows:
-        """Map rows of features."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -135,7 +127,7 @@ def per_answer(
         training_cost=None,
         terms=terms,
         digest=folder_digest(folder.path, f"{mechanism!r}"),
-        answer=Noisy(model, mechanism, features),
+        answer=Answerer(model, mechanism, features=features, non_finite="undecided").answer,
         encoding=encoding,
         migrated_budget=migrated_budget,
     )
@@ -170,24 +162,6 @@ def paid_at_training(
         answer=answer,
         encoding=encoding,
     )
-
-
-@dataclass(frozen=True, eq=False)
-class Noisy:
-    """Answers by a mechanism, with exact noise always."""
-
-    model: Classifier
-    mechanism: Mechanism
-    features: PublicMap | None = None
-
-    def __call__(self, rows: Rows) -> Answers:
-        """Randomised answers; a row for which the model has no finite scores counts as undecided, never as an error.
-
-        An error after the charge would tell something of the model for nothing.
-        """
-        scores = self.model.scores(rows if self.features is None else self.features.transform(rows))
-        finite = np.isfinite(scores).all(axis=1, keepdims=True)
-        return self.mechanism.release(np.where(finite, scores, 0.0), ExactNoise())
 
 
 def folder_digest(path: Path, mechanism: str) -> bytes:
@@ -292,9 +266,7 @@ def _ordinary(folder: Folder) -> Servable:
     open_mechanism = Algorithm1(folder.noise)  # type: ignore[arg-type]
     terms = Terms(folder.budget.epsilon, folder.budget.delta, open_mechanism.reading)
     whole = Budget(terms.epsilon, terms.delta, folder.queries)
-    mechanism = open_mechanism.prepared(
-        model, per_query(whole, open_mechanism.currency, open_mechanism.reading)
-    )
+    mechanism = Answerer.prepare(model, open_mechanism, whole).mechanism
     one = mechanism.guarantee(model.classes)
     return per_answer(
         folder,
@@ -325,7 +297,7 @@ def _private(folder: Folder) -> Servable:
             )
         return paid_at_training(
             folder,
-            _Released(private),
+            partial(_answer_released, private),
             kind=private.kind,
             inputs=private.inputs,
             classes=classes,
@@ -372,15 +344,10 @@ def _claim(stated: Guarantee, mechanism: Mechanism, predictor: Predictor) -> Gua
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Released:
-    """Answers of released weights: post-processing."""
-
-    model: PrivateModel
-
-    def __call__(self, rows: Rows) -> Answers:
-        probabilities = self.model.predict_proba(rows)
-        return Answers(np.asarray(probabilities.argmax(-1), dtype=np.int64), probabilities)
+def _answer_released(model: PrivateModel, rows: Rows) -> Answers:
+    """Answer with released weights: post-processing."""
+    probabilities = model.predict_proba(rows)
+    return Answers(np.asarray(probabilities.argmax(-1), dtype=np.int64), probabilities)
 
 
 LOADERS: dict[str, Callable[[Folder], Servable]] = {
