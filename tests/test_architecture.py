@@ -13,6 +13,7 @@ ROOT = Path(quietmax.__file__).parent
 # What a package may import of ours: the packages before it. `errors` and `version` are open to all.
 ORDER = [
     "_io",
+    "_plugins",
     "accounting",
     "noise",
     "spending",
@@ -31,7 +32,7 @@ ORDER = [
     "surface",
     "cli",
 ]
-APART = {"spending", "accounting", "noise", "_io"}
+APART = {"spending", "accounting", "noise", "_io", "_plugins"}
 
 
 def _packages() -> list[str]:

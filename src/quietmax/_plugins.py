@@ -1,0 +1,46 @@
+"""Objects that other installed packages add to Quietmax through entry points."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
+
+
+def with_plugins(
+    built_in: Mapping[str, Value], group: str, read: Callable[[str, Any], tuple[str, Value]]
+) -> Mapping[str, Value]:
+    """Return the built-in objects by name, followed by those of installed plug-ins.
+
+    A plug-in that fails to load, that `read` rejects or whose name is in use is skipped with a warning.
+
+    Parameters
+    ----------
+    built_in : Mapping[str, Value]
+        The built-in objects by name.
+    group : str
+        The entry-point group, for example ``"quietmax.attacks"``.
+    read : callable
+        Takes the name of an entry point and the loaded object, and returns the name and the object to register. It
+        raises an exception if the object is not valid.
+
+    Returns
+    -------
+    Mapping[str, Value]
+        All objects by name; read-only.
+    """
+    known = dict(built_in)
+    for entry in entry_points(group=group):
+        try:
+            name, value = read(entry.name, entry.load())
+            if name in known:
+                raise ValueError(f"the name '{name}' is already in use")
+        except Exception as error:
+            warnings.warn(f"Skipped the plug-in '{entry.name}' ({group}): {error}.", stacklevel=3)
+            continue
+        known[name] = value
+    return MappingProxyType(known)

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+from quietmax._plugins import with_plugins
+
+EVEN = 2
+ODD = 3
+
+
+def read(name: str, loaded: Any) -> tuple[str, int]:
+    if loaded % 2:
+        raise ValueError("the number is odd")
+    return name, loaded
+
+
+def install(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
+    entries = [EntryPoint(name, value, "quietmax.numbers") for name, value in values.items()]
+    monkeypatch.setattr(
+        "quietmax._plugins.entry_points", lambda group: entries if group == "quietmax.numbers" else []
+    )
+
+
+def test_plugins_follow_the_built_in_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, two=f"{__name__}:EVEN")
+    assert list(with_plugins({"zero": 0}, "quietmax.numbers", read).items()) == [("zero", 0), ("two", 2)]
+    assert dict(with_plugins({"zero": 0}, "quietmax.others", read)) == {"zero": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("three", f"{__name__}:ODD", "the number is odd"),
+        ("zero", f"{__name__}:EVEN", "the name 'zero' is already in use"),
+        ("absent", f"{__name__}:ABSENT", "has no attribute 'ABSENT'"),
+        ("missing", "no_such_module:EVEN", "No module named 'no_such_module'"),
+    ],
+)
+def test_a_broken_plugin_is_skipped_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, reason: str
+) -> None:
+    install(monkeypatch, **{name: value})
+    with pytest.warns(UserWarning, match=f"Skipped the plug-in '{name}' .quietmax.numbers.: .*{reason}"):
+        assert dict(with_plugins({"zero": 0}, "quietmax.numbers", read)) == {"zero": 0}
