@@ -91,7 +91,7 @@ def test_a_comparison_of_an_own_table_is_complete_and_a_second_run_computes_noth
 
 def test_bounds_read_off_the_records_make_every_guarantee_conditional(people, tmp_path):
     done = run(
-        "compare", people, "--label", "income", "--classes", "no,yes", "--measure", "--shadows", 2, "--epochs", 2,
+        "compare", people, "--label", "income", "--classes", "no,yes", "--infer", "--shadows", 2, "--epochs", 2,
         "--attack-epochs", 2, "--epsilons", "1", "--methods", "head,dpsgd", "--output", tmp_path / "out", "--json",
     )  # fmt: skip
     assert done.exit_code == 0, done.output

@@ -140,7 +140,7 @@ def test_a_measured_encoding_makes_the_guarantee_conditional(run, people):
         people,
         "--label",
         "income",
-        "--measure",
+        "--infer",
         "--private",
         "head",
         "--declared-size",
@@ -206,7 +206,7 @@ def test_bad_private_options_are_one_sentence(run, people, tmp_path, arguments, 
         (["--teachers", 5], "Only private training reads --teachers"),
         (["--route", "gradient"], "Only private training reads --route"),
         (["--features", "auto"], "Only private training reads --features"),
-        (["--configuration", "today"], "Only --private dpsgd reads --configuration"),
+        (["--configuration", "default"], "Only --private dpsgd reads --configuration"),
         (
             ["--loss", "quadratic", "--averaged-over", "samples"],
             "--averaged-over belong to --loss convexified",
@@ -323,7 +323,7 @@ def test_a_network_is_trained_asked_shown_served_and_attacked(run, people, tmp_p
     assert told["test_accuracy"] > 0.7
     assert told["queries"] == "any number"
     assert told["delta"] == pytest.approx(1 / 6000)
-    assert (told["accountant"], told["reading"], told["steps"]) == ("pld", "proven", 60)
+    assert (told["accountant"], told["analysis"], told["steps"]) == ("pld", "proven", 60)
     guarantee = told["guarantee"]
     assert (guarantee["status"], guarantee["epsilon"]) == ("proven", 200.0)
     asked = tmp_path / "asked.csv"
@@ -361,7 +361,7 @@ def test_full_batches_and_the_published_reading_are_saved_with_their_own_guarant
     assert code == 0, err
     told = json.loads(out)
     assert told["guarantee"]["status"] == "conditional"
-    assert (told["learning_rate"], told["clip"], told["steps"]) == (0.001, 1.0, 600)
+    assert (told["learning_rate"], told["max_grad_norm"], told["steps"]) == (0.001, 1.0, 600)
     code, out, err = run("card", tmp_path / "paper")
     assert code == 0, err
     assert "conditional" in out
@@ -382,7 +382,7 @@ def test_the_report_for_people_names_the_accountant_and_the_noise(run, people):
         (("--private", "dpsgd", "--accountant", "moments"), "pld, rdp, zcdp, ac, nc"),
         (("--private", "dpsgd", "--reading", "published"), "published reading knows"),
         (("--private", "dpsgd", "--reading", "hoped"), "reading"),
-        (("--private", "dpsgd", "--configuration", "mine"), "today, paper"),
+        (("--private", "dpsgd", "--configuration", "mine"), "default, paper"),
         (("--private", "dpsgd", "--epochs", "5"), "--sampling-rate"),
         (("--private", "dpsgd", "--queries", "5"), "--queries"),
         (("--private", "dpsgd", "--features", "scattering"), "needs images"),

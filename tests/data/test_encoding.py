@@ -263,7 +263,7 @@ ENCODING = Encoding(
     ),
     label="ill",
     classes=("no", "yes"),
-    measurements=("the classes of label 'ill'",),
+    inferred=("the classes of label 'ill'",),
 )
 TABLE = pd.DataFrame(
     {"ill": ["yes", "no"], "gain": ["", "50"], "sex": ["f", "x"], "extra": [1, 2], "age": [50, 25]}
@@ -298,7 +298,7 @@ def test_column_names_that_are_numbers_match_their_text() -> None:
 def test_an_encoding_survives_json() -> None:
     again = Encoding.from_json(ENCODING.to_json())
     assert again == ENCODING
-    assert again.measured
+    assert again.inferred
     np.testing.assert_array_equal(again.encode(TABLE), ENCODING.encode(TABLE))
 
 
@@ -324,7 +324,7 @@ def test_any_encoding_survives_json(columns: dict[str, object], classes: list[st
     )
     encoding = Encoding(described, label, tuple(classes))
     assert Encoding.from_json(encoding.to_json()) == encoding
-    assert not encoding.measured
+    assert not encoding.inferred
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_any_encoding_survives_json(columns: dict[str, object], classes: list[st
         "[]",
         "{}",
         '{"format": "other"}',
-        json.dumps({**json.loads(ENCODING.to_json()), "format": "quietmax encoding 2"}),
+        json.dumps({**json.loads(ENCODING.to_json()), "format": "quietmax encoding 3"}),
         json.dumps({**json.loads(ENCODING.to_json()), "columns": [{"type": "magic"}]}),
         json.dumps({**json.loads(ENCODING.to_json()), "columns": [{"type": "numeric", "name": "age"}]}),
         ENCODING.to_json()[:-20],

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
 from quietmax.accounting import Guarantee
-from quietmax.data import Part, Source, default_data_dir, load, load_records, split
+from quietmax.data import DataDirectory, DataFile, default_data_dir, load, load_records, split
 from quietmax.data import readers as binary
 from quietmax.data.readers import CATEGORIES, COLUMNS, adult_encoding
 from quietmax.errors import DataUnavailable, InvalidInput
@@ -26,7 +26,7 @@ from quietmax.estimators.serialization import with_encoding
 
 Refusal = Callable[..., str]
 CONTENT = bytes(range(256)) * 40
-PART = Part("numbers", hashlib.sha256(CONTENT).hexdigest(), "numbers.tgz")
+PART = DataFile("numbers", hashlib.sha256(CONTENT).hexdigest(), "numbers.tgz")
 
 
 def write_archive(path: Path, members: dict[str, bytes]) -> None:
@@ -54,7 +54,7 @@ def test_a_part_is_read_in_every_form_from_the_folder_or_the_data_directory(
     tmp_path: Path, form: str, place: str
 ) -> None:
     path = write_form(tmp_path / place, form)
-    source = Source.of(tmp_path, ["set"])
+    source = DataDirectory.of(tmp_path, ["set"])
     assert source.find(PART) == path
     assert source.contents([PART]) == {"numbers": CONTENT}
 
@@ -62,14 +62,14 @@ def test_a_part_is_read_in_every_form_from_the_folder_or_the_data_directory(
 def test_a_plain_file_is_preferred_to_the_archive(tmp_path: Path) -> None:
     write_archive(tmp_path / "numbers.tgz", {"numbers": b"from the archive"})
     plain = write_form(tmp_path, "")
-    assert Source.of(tmp_path, ["set"]).find(PART) == plain
+    assert DataDirectory.of(tmp_path, ["set"]).find(PART) == plain
 
 
 def test_several_members_of_one_archive_and_a_plain_file_are_read_together(tmp_path: Path) -> None:
-    parts = [Part("b", None, "all.tgz"), Part("a", None, "all.tgz"), Part("c")]
+    parts = [DataFile("b", None, "all.tgz"), DataFile("a", None, "all.tgz"), DataFile("c")]
     write_archive(tmp_path / "all.tgz", {"x/a": b"A", "x/b": b"B"})
     (tmp_path / "c").write_bytes(b"C")
-    assert Source.of(tmp_path, []).contents(parts) == {"a": b"A", "b": b"B", "c": b"C"}
+    assert DataDirectory.of(tmp_path, []).contents(parts) == {"a": b"A", "b": b"B", "c": b"C"}
 
 
 @pytest.mark.parametrize("form", ["", ".gz", ".xz", "archive"])
@@ -77,11 +77,11 @@ def test_another_content_than_the_official_one_is_refused_unless_verification_is
     tmp_path: Path, form: str, refusal: Refusal
 ) -> None:
     write_form(tmp_path, form)
-    part = Part("numbers", "0" * 64, "numbers.tgz")
-    sentence = refusal(lambda: Source.of(tmp_path, []).contents([part]), DataUnavailable)
+    part = DataFile("numbers", "0" * 64, "numbers.tgz")
+    sentence = refusal(lambda: DataDirectory.of(tmp_path, []).contents([part]), DataUnavailable)
     assert "checksum" in sentence
     assert str(tmp_path) in sentence
-    assert Source.of(tmp_path, [], verify=False).contents([part]) == {"numbers": CONTENT}
+    assert DataDirectory.of(tmp_path, [], verify=False).contents([part]) == {"numbers": CONTENT}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path, form: str, kept: float, ref
     path = write_form(tmp_path, form)
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * kept)])
-    sentence = refusal(lambda: Source.of(tmp_path, []).contents([PART]), DataUnavailable)
+    sentence = refusal(lambda: DataDirectory.of(tmp_path, []).contents([PART]), DataUnavailable)
     assert "damaged or cut off" in sentence
     assert str(path) in sentence
 
@@ -99,21 +99,23 @@ def test_a_truncated_file_is_refused(tmp_path: Path, form: str, kept: float, ref
 @pytest.mark.parametrize("name", ["numbers.gz", "numbers.xz", "numbers.tgz"])
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, name: str, refusal: Refusal) -> None:
     (tmp_path / name).write_bytes(b"<html>not found</html>")
-    assert "damaged" in refusal(lambda: Source.of(tmp_path, []).contents([PART]), DataUnavailable)
+    assert "damaged" in refusal(lambda: DataDirectory.of(tmp_path, []).contents([PART]), DataUnavailable)
 
 
 def test_an_empty_file_is_refused(tmp_path: Path, refusal: Refusal) -> None:
     (tmp_path / "numbers").touch()
-    assert "is empty" in refusal(lambda: Source.of(tmp_path, []).contents([PART]), DataUnavailable)
+    assert "is empty" in refusal(lambda: DataDirectory.of(tmp_path, []).contents([PART]), DataUnavailable)
 
 
 def test_an_archive_without_the_member_is_refused(tmp_path: Path, refusal: Refusal) -> None:
     write_archive(tmp_path / "numbers.tgz", {"other": CONTENT})
-    assert "no member numbers" in refusal(lambda: Source.of(tmp_path, []).contents([PART]), DataUnavailable)
+    assert "no member numbers" in refusal(
+        lambda: DataDirectory.of(tmp_path, []).contents([PART]), DataUnavailable
+    )
 
 
 def test_a_missing_file_is_refused(tmp_path: Path, refusal: Refusal) -> None:
-    sentence = refusal(lambda: Source.of(tmp_path, ["set"]).contents([PART]), DataUnavailable)
+    sentence = refusal(lambda: DataDirectory.of(tmp_path, ["set"]).contents([PART]), DataUnavailable)
     assert "numbers" in sentence
     assert str(tmp_path / "set") in sentence
 
@@ -126,13 +128,15 @@ def test_an_unreadable_file_is_refused(
 
     write_form(tmp_path, "")
     monkeypatch.setattr(Path, "open", forbidden)
-    assert "Permission denied" in refusal(lambda: Source.of(tmp_path, []).contents([PART]), DataUnavailable)
+    assert "Permission denied" in refusal(
+        lambda: DataDirectory.of(tmp_path, []).contents([PART]), DataUnavailable
+    )
 
 
 def test_reading_an_archive_writes_nothing(tmp_path: Path) -> None:
     write_form(tmp_path, "archive")
     before = sorted(tmp_path.rglob("*"))
-    Source.of(tmp_path, []).contents([PART])
+    DataDirectory.of(tmp_path, []).contents([PART])
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -406,7 +410,7 @@ def test_purchase_with_fewer_classes_is_clustered_always_in_the_same_way(tmp_pat
     first, again = (load_records("purchase-10", data_dir=tmp_path) for _ in range(2))
     np.testing.assert_array_equal(first.labels, again.labels)
     assert first.encoding is not None
-    assert first.encoding.measurements == ("the labels, which are k-means clusters of all records",)
+    assert first.encoding.inferred == ("the labels, which are k-means clusters of all records",)
     assert (first.name, first.classes) == ("purchase-10", 10)
     np.testing.assert_array_equal(first.features, bits)
     assert set(first.labels.tolist()) == set(range(10))
@@ -580,7 +584,7 @@ def test_the_encoding_of_adult_uses_no_measurement_and_encodes_new_tables() -> N
     )
     for style in ("codes", "one-hot"):
         encoding = adult_encoding(style)  # type: ignore[arg-type]
-        assert not encoding.measured
+        assert not encoding.inferred
         assert encoding.encode(table[list(COLUMNS)]).shape == (1, len(encoding.feature_names))
 
 

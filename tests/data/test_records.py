@@ -298,7 +298,7 @@ def test_a_seed_that_is_no_whole_number_is_refused(seed: object, refusal: Refusa
 def test_too_many_copies_for_two_sides_are_refused(refusal: Refusal_of_splits) -> None:
     sentence = refusal(lambda: split(with_copies([1] * 8 + [2] * 8), size=7, seed=0), InvalidInput)
     assert "copies" in sentence
-    assert "identifier" in sentence
+    assert "person" in sentence
 
 
 def test_a_single_record_many_times_cannot_be_split(refusal: Refusal_of_splits) -> None:

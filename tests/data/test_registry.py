@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from quietmax.data import (
+    DataDirectory,
+    DataFile,
     DataSet,
     Download,
-    Part,
     Records,
-    Source,
     dataset,
+    dataset_status,
     datasets,
     load,
     load_records,
-    status,
 )
 from quietmax.errors import DataUnavailable, InvalidInput
 
@@ -40,8 +40,8 @@ texas,10000,6169,100,10,4
 """
 
 
-def read_points(source: Source) -> Records:
-    content = source.contents([Part("points.txt")])["points.txt"]
+def read_points(source: DataDirectory) -> Records:
+    content = source.contents([DataFile("points.txt")])["points.txt"]
     numbers = np.array(content.split(), dtype=np.float32)
     return Records("points", numbers[:, None], (numbers > 5).astype(np.int64), 2)
 
@@ -56,7 +56,7 @@ POINTS = DataSet(
     alpha=1,
     read=read_points,
     available=10,
-    needs=((Part("points.txt"),),),
+    needs=((DataFile("points.txt"),),),
 )
 
 
@@ -73,7 +73,7 @@ def plug_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def install(*values: str) -> None:
         entries = [EntryPoint(value.rpartition(":")[2], value, "quietmax.datasets") for value in values]
         monkeypatch.setattr(
-            "quietmax.data.registry.entry_points",
+            "quietmax._plugins.entry_points",
             lambda group: entries if group == "quietmax.datasets" else [],
         )
 
@@ -117,19 +117,19 @@ def test_a_name_like_no_other_is_refused_with_all_names(refusal: Refusal) -> Non
 
 
 def test_status_tells_what_is_missing_and_whether_it_comes_along(tmp_path: Path) -> None:
-    assert status("mnist-5k", tmp_path).present
-    adult = status("adult", tmp_path)
+    assert dataset_status("mnist-5k", tmp_path).present
+    adult = dataset_status("adult", tmp_path)
     assert not adult.present
     assert "adult.data and adult.test" in adult.sentence
     (tmp_path / "adult.data").write_text("something")
-    assert "lacks adult.test:" in status("adult", tmp_path).sentence
+    assert "lacks adult.test:" in dataset_status("adult", tmp_path).sentence
     (tmp_path / "adult.test").write_text("something")
-    assert status("adult", tmp_path).present
+    assert dataset_status("adult", tmp_path).present
 
 
 def test_status_of_all_data_sets_is_one_sentence_each(tmp_path: Path) -> None:
     for name in datasets():
-        sentence = status(name, tmp_path).sentence
+        sentence = dataset_status(name, tmp_path).sentence
         assert "\n" not in sentence
         assert sentence
 
@@ -153,7 +153,7 @@ def test_loading_needs_the_file_and_never_fetches_it_unasked(
     monkeypatch.setattr("urllib.request.urlopen", lambda *_args, **_more: pytest.fail("asked the network"))
     for name in ("adult", "mnist", "location", "texas", "cifar-10"):
         assert "--download" in refusal(lambda n=name: load(n, data_dir=tmp_path), DataUnavailable)
-    plug_in("test_registry:POINTS")
+    plug_in("tests.data.test_registry:POINTS")
     assert "lacks points.txt" in refusal(lambda: load("points", data_dir=tmp_path), DataUnavailable)
     assert list(tmp_path.iterdir()) == []
 
@@ -162,7 +162,7 @@ def test_a_plug_in_adds_a_data_set_or_a_function_that_makes_one(
     tmp_path: Path, plug_in: Callable[..., None]
 ) -> None:
     (tmp_path / "points.txt").write_text(" ".join(map(str, range(10))))
-    for value in ("test_registry:POINTS", "test_registry:points"):
+    for value in ("tests.data.test_registry:POINTS", "tests.data.test_registry:points"):
         plug_in(value)
         assert list(datasets())[-1] == "points"
         data = load("points", data_dir=tmp_path)
@@ -172,10 +172,10 @@ def test_a_plug_in_adds_a_data_set_or_a_function_that_makes_one(
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("test_registry:broken", "no such thing"),
-        ("test_registry:PAPER", "failed to load"),
-        ("test_registry:nothing", "failed to load"),
-        ("no_such_module:POINTS", "failed to load"),
+        ("tests.data.test_registry:broken", "no such thing"),
+        ("tests.data.test_registry:PAPER", "not callable"),
+        ("tests.data.test_registry:nothing", "no attribute"),
+        ("no_such_module:POINTS", "No module"),
     ],
 )
 def test_a_broken_plug_in_is_reported_and_does_no_harm(
@@ -190,9 +190,9 @@ def test_a_broken_plug_in_is_reported_and_does_no_harm(
 def test_a_plug_in_cannot_replace_a_built_in_data_set(
     plug_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("test_registry.POINTS", replace(POINTS, name="adult"))
-    plug_in("test_registry:POINTS")
-    with pytest.warns(UserWarning, match="left aside"):
+    monkeypatch.setattr("tests.data.test_registry.POINTS", replace(POINTS, name="adult"))
+    plug_in("tests.data.test_registry:POINTS")
+    with pytest.warns(UserWarning, match="already in use"):
         assert datasets()["adult"].title.startswith("US Adult")
 
 
@@ -203,8 +203,8 @@ def test_a_missing_file_is_fetched_when_asked_and_then_read(
     origin = tmp_path / "origin.txt"
     origin.write_bytes(content)
     download = Download("points.txt", origin.as_uri(), hashlib.sha256(content).hexdigest())
-    monkeypatch.setattr("test_registry.POINTS", replace(POINTS, downloads=(download,)))
-    plug_in("test_registry:POINTS")
+    monkeypatch.setattr("tests.data.test_registry.POINTS", replace(POINTS, downloads=(download,)))
+    plug_in("tests.data.test_registry:POINTS")
     steps: list[int] = []
     records = load_records(
         "points",

@@ -55,7 +55,7 @@ def expect_people(path: Path, **options: Any) -> None:
     assert records.labels.tolist() == LABELS
     assert records.name == "people"
     assert records.encoding is not None
-    assert not records.encoding.measured
+    assert not records.encoding.inferred
     assert records.encoding.feature_names[:3] == ("age", "age missing", "sex=f")
 
 
@@ -150,7 +150,7 @@ def test_undeclared_columns_are_refused_by_name_unless_measuring_is_allowed(
 ) -> None:
     path = written(tmp_path)
     sentence = refusal(lambda: load(path, label="ill"), InvalidInput)
-    for expected in ("'name', 'age', 'sex', 'gain'", "bounds={", "categories={", "classes=[", "measure=True"):
+    for expected in ("'name', 'age', 'sex', 'gain'", "bounds={", "categories={", "classes=[", "infer=True"):
         assert expected in sentence
     sentence = refusal(lambda: load(path, **{**DECLARED, "bounds": {"age": (0, 1)}}), InvalidInput)
     assert "'gain'" in sentence
@@ -161,13 +161,13 @@ def test_undeclared_columns_are_refused_by_name_unless_measuring_is_allowed(
 
 
 def test_measuring_reads_bounds_categories_and_classes_and_says_so(tmp_path: Path) -> None:
-    records = load_records(written(tmp_path), label="ill", ignore=["name"], measure=True)
+    records = load_records(written(tmp_path), label="ill", ignore=["name"], infer=True)
     encoding = records.encoding
     assert encoding is not None
-    assert encoding.measured
-    assert len(encoding.measurements) == 4
+    assert encoding.inferred
+    assert len(encoding.inferred) == 4
     for column in ("'age'", "'sex'", "'gain'", "'ill'"):
-        assert any(column in measurement for measurement in encoding.measurements)
+        assert any(column in measurement for measurement in encoding.inferred)
     assert records.features[:, 0] == pytest.approx([10 / 75, 0, 1, 20 / 75, 0])
     assert encoding.feature_names[2:6] == ("sex=f", "sex=m", "sex=x", "sex missing")
     assert encoding.classes == ("no", "yes")
@@ -175,36 +175,36 @@ def test_measuring_reads_bounds_categories_and_classes_and_says_so(tmp_path: Pat
 
 def test_only_what_is_not_declared_is_measured(tmp_path: Path) -> None:
     path = written(tmp_path)
-    given = load_records(path, **DECLARED, measure=True)
+    given = load_records(path, **DECLARED, infer=True)
     assert given.encoding is not None
-    assert not given.encoding.measured
-    partly = load_records(path, **{**DECLARED, "classes": None}, measure=True)
+    assert not given.encoding.inferred
+    partly = load_records(path, **{**DECLARED, "classes": None}, infer=True)
     assert partly.encoding is not None
-    assert partly.encoding.measurements == ("the classes of label 'ill'",)
+    assert partly.encoding.inferred == ("the classes of label 'ill'",)
     np.testing.assert_array_equal(given.features, partly.features)
 
 
 def test_measured_whole_number_classes_are_in_the_order_of_numbers(tmp_path: Path) -> None:
     text = "x,y\n" + "".join(f"{number},{number}\n" for number in (10, 9, 2, -1))
-    records = load_records(written(tmp_path, text), label="y", measure=True)
+    records = load_records(written(tmp_path, text), label="y", infer=True)
     assert records.encoding is not None
     assert records.encoding.classes == ("-1", "2", "9", "10")
 
 
 @pytest.mark.parametrize("odd", ["²", "--5"])
 def test_a_measured_class_that_is_almost_a_number_is_a_text(tmp_path: Path, odd: str) -> None:
-    records = load_records(written(tmp_path, f"x,y\n1,10\n2,9\n3,{odd}\n"), label="y", measure=True)
+    records = load_records(written(tmp_path, f"x,y\n1,10\n2,9\n3,{odd}\n"), label="y", infer=True)
     assert records.encoding is not None
     assert records.encoding.classes == tuple(sorted(["10", "9", odd]))
 
 
 def test_a_measured_column_with_infinity_has_the_bounds_of_its_finite_numbers(tmp_path: Path) -> None:
-    records = load_records(written(tmp_path, "x,y\n1,a\n3,b\ninf,a\nnan,b\n"), label="y", measure=True)
+    records = load_records(written(tmp_path, "x,y\n1,a\n3,b\ninf,a\nnan,b\n"), label="y", infer=True)
     assert records.features.tolist() == [[0, 0], [1, 0], [1, 0], [0, 1]]
 
 
 def test_a_measured_constant_or_empty_column_is_no_obstacle(tmp_path: Path) -> None:
-    records = load_records(written(tmp_path, "a,b,y\n3,,0\n3,,1\n"), label="y", measure=True)
+    records = load_records(written(tmp_path, "a,b,y\n3,,0\n3,,1\n"), label="y", infer=True)
     assert records.features.tolist() == [[0, 0, 0, 1], [0, 0, 0, 1]]
 
 
@@ -230,28 +230,28 @@ def test_own_files_are_split_into_two_fifths_two_fifths_and_a_pool(tmp_path: Pat
     assert len(load(path, label="y", classes=2, bounds={"x": (0, 50)}, records=10).train) == 10
 
 
-def test_rows_with_one_identifier_stay_on_one_side_and_the_identifier_is_no_feature(tmp_path: Path) -> None:
+def test_rows_of_one_person_stay_on_one_side_and_the_person_is_no_feature(tmp_path: Path) -> None:
     text = "person,x,y\n" + "".join(f"p{number // 2},{number},{number % 2}\n" for number in range(40))
     data = load(
-        written(tmp_path, text), label="y", classes=2, bounds={"x": (0, 40)}, identifier="person", records=10
+        written(tmp_path, text), label="y", classes=2, bounds={"x": (0, 40)}, person="person", records=10
     )
     sides = [set((rows // 2).tolist()) for rows in (data.train_rows, data.test_rows, data.pool_rows)]
     assert [len(side) for side in sides] == [5, 5, 10]
     assert data.train.features.shape == (10, 2)
 
 
-def test_an_identifier_tells_records_apart_that_look_the_same(tmp_path: Path, refusal: Refusal) -> None:
+def test_a_person_column_tells_records_apart_that_look_the_same(tmp_path: Path, refusal: Refusal) -> None:
     text = "person,x,y\n" + "".join(f"{number},{number % 2},{number % 2}\n" for number in range(40))
     options: dict[str, Any] = {"label": "y", "classes": 2, "bounds": {"x": (0, 1)}, "records": 15}
     path = written(tmp_path, text)
-    assert "identifier" in refusal(lambda: load(path, **options, ignore=["person"]), InvalidInput)
-    assert len(load(path, **options, identifier="person").train) == 15
+    assert "person" in refusal(lambda: load(path, **options, ignore=["person"]), InvalidInput)
+    assert len(load(path, **options, person="person").train) == 15
 
 
-def test_a_record_without_identifier_is_refused_where_one_is_named(tmp_path: Path, refusal: Refusal) -> None:
+def test_a_record_without_a_person_is_an_error_where_a_person_column_is_named(tmp_path: Path, refusal: Refusal) -> None:
     path = written(tmp_path, PEOPLE.replace("Cid", "").replace("Dan", "?"))
-    sentence = refusal(lambda: load(path, **{**DECLARED, "ignore": [], "identifier": "name"}), InvalidInput)
-    assert "Record 3" in sentence
+    sentence = refusal(lambda: load(path, **{**DECLARED, "ignore": [], "person": "name"}), InvalidInput)
+    assert "row 3" in sentence
     assert "1 more" in sentence
 
 
@@ -284,7 +284,7 @@ def test_images_in_an_npz_file_keep_their_shape_and_bytes_need_no_bounds(
     assert records.image_shape == shape
     np.testing.assert_allclose(records.features, pixels.reshape(4, -1) / 255, rtol=1e-6)
     assert records.encoding is not None
-    assert not records.encoding.measured
+    assert not records.encoding.inferred
 
 
 def test_truth_values_in_an_npz_file_need_no_bounds(tmp_path: Path) -> None:
@@ -461,11 +461,11 @@ def test_nan_and_null_in_a_parquet_file_are_missing_values_and_infinity_is_clipp
 def test_a_label_outside_the_declared_classes_is_refused(tmp_path: Path, refusal: Refusal) -> None:
     path = written(tmp_path, PEOPLE.replace("1000,no", "1000,perhaps"))
     sentence = refusal(lambda: load(path, **DECLARED), InvalidInput)
-    assert "Record 3" in sentence
+    assert "row 3" in sentence
     assert "'no', 'yes'" in sentence
 
 
-@pytest.mark.parametrize("options", [{}, {"classes": None, "measure": True}])
+@pytest.mark.parametrize("options", [{}, {"classes": None, "infer": True}])
 def test_records_of_one_class_only_are_refused(
     tmp_path: Path, options: dict[str, Any], refusal: Refusal
 ) -> None:
@@ -495,7 +495,7 @@ def test_more_records_than_the_file_has_are_refused(tmp_path: Path, refusal: Ref
         ({"classes": ["no", "no"]}, "two classes"),
         ({"ignore": "name"}, "'ignore' must be"),
         ({"ignore": ["name", "nobody"]}, "no column 'nobody'"),
-        ({"identifier": "passport"}, "no column 'passport'"),
+        ({"person": "passport"}, "no column 'passport'"),
         ({"scales": {"sex": "log"}}, "'sex' has a scale or edges"),
         ({"scales": {"age": "cubic"}}, "'cubic'"),
         ({"encoding": "one-hot"}, "'encoding'"),
@@ -543,7 +543,7 @@ def test_the_toml_file_beside_a_table_is_its_schema_unless_another_is_named(tmp_
     beside = load_records(path)
     np.testing.assert_allclose(beside.features, FEATURES, rtol=1e-6)
     assert beside.encoding is not None
-    assert not beside.encoding.measured
+    assert not beside.encoding.inferred
     wider = load_records(path, bounds={"age": (20, 95)})
     assert wider.features[0, 0] == pytest.approx(10 / 75)
     with pytest.raises(InvalidInput, match="found by itself"):

@@ -36,9 +36,9 @@ def _fitted(**changes) -> PrivateHead:
     return PrivateHead(**(options | changes)).fit(*_data())
 
 
-@pytest.mark.parametrize("route", ["gradient", "output"])
-def test_a_saved_head_answers_any_number_of_queries_as_before(tmp_path, route):
-    head, (features, _) = _fitted(route=route), _data()
+@pytest.mark.parametrize("method", ["gradient", "output"])
+def test_a_saved_head_answers_any_number_of_queries_as_before(tmp_path, method):
+    head, (features, _) = _fitted(method=method), _data()
     folder = save_private(head, tmp_path / "model", dataset="made up")
     opened = open_private(folder)
     np.testing.assert_array_equal(opened.predict_proba(features), head.predict_proba(features))
@@ -49,7 +49,7 @@ def test_a_saved_head_answers_any_number_of_queries_as_before(tmp_path, route):
 
 
 def test_a_head_that_answers_per_query_keeps_its_account_and_its_bounds(tmp_path):
-    head, (features, _) = _fitted(route="output", release="query", queries=4), _data()
+    head, (features, _) = _fitted(method="output", release="query", queries=4), _data()
     folder = save_private(head, tmp_path / "model", dataset="made up")
     opened = open_private(folder)
     assert opened.remaining == 4
@@ -63,7 +63,7 @@ def test_a_head_that_answers_per_query_keeps_its_account_and_its_bounds(tmp_path
 
 @pytest.mark.parametrize("release", ["weights", "query"])
 def test_settings_of_a_head_changed_after_training_change_nothing_that_is_saved(tmp_path, release):
-    head, (features, _) = _fitted(route="output", release=release, queries=4), _data()
+    head, (features, _) = _fitted(method="output", release=release, queries=4), _data()
     head.set_params(epsilon=900.0, delta=0.1, queries=9000, radius=100.0)
     head.set_params(release={"weights": "query", "query": "weights"}[release])
     folder = save_private(head, tmp_path / "model", dataset="made up")
@@ -86,7 +86,7 @@ def test_an_encoding_measured_on_the_records_makes_a_saved_guarantee_conditional
         tuple(NumericColumn(name, 0.0, 1.0) for name in "abcdef"),
         "y",
         ("0", "1", "2"),
-        measurements=("the bounds of a",),
+        inferred=("the bounds of a",),
     )
     head = _fitted()
     folder = save_private(head, tmp_path / "model", dataset="made up", encoding=measured)
@@ -249,7 +249,7 @@ ENCODING = Encoding((NumericColumn("a", 0, 4),), "y", ("no", "yes"))
 ESTIMATORS = {
     "head": PrivateHead(declared_size=60, classes=(0, 1), features=UnitNorm(1.0)),
     "head asked": PrivateHead(
-        declared_size=60, classes=(0, 1), route="output", release="query", queries=5, features=UnitNorm(1.0)
+        declared_size=60, classes=(0, 1), method="output", release="query", queries=5, features=UnitNorm(1.0)
     ),
     "teachers": Teachers(
         declared_size=60, classes=(0, 1), queries=5, teachers=3, features=UnitNorm(1.0)
@@ -324,16 +324,16 @@ LINEAR_of_contradicting_folders = TrainingSettings(
     hidden=(), loss=CrossEntropy(), learning_rate=0.05, epochs=2, batch_size=8
 )
 PUBLIC = {"declared_size": 60, "classes": (0, 1), "features": UnitNorm(1.0)}
-QUERY = {"route": "output", "release": "query", "queries": 5}
+QUERY = {"method": "output", "release": "query", "queries": 5}
 CROWD = {"queries": 5, "teachers": 3, "network": LINEAR_of_contradicting_folders}
 MEASURED = Encoding(
-    (NumericColumn("a", 0, 4), NumericColumn("b", 0, 4)), "y", ("0", "1"), measurements=("bounds",)
+    (NumericColumn("a", 0, 4), NumericColumn("b", 0, 4)), "y", ("0", "1"), inferred=("bounds",)
 )
 ESTIMATORS_of_contradicting_folders = {
     "head, gradient": PrivateHead(**PUBLIC),
     "head, noisy size": PrivateHead(**(PUBLIC | {"declared_size": None})),
-    "head, output": PrivateHead(**PUBLIC, route="output"),
-    "head, convexified": PrivateHead(**PUBLIC, route="output", loss="convexified", regularisation=0.1),
+    "head, output": PrivateHead(**PUBLIC, method="output"),
+    "head, convexified": PrivateHead(**PUBLIC, method="output", loss="convexified", regularisation=0.1),
     "head, mu": PrivateHead(**PUBLIC, mu=0.5, centring=0.0),
     "head, seeded": PrivateHead(**PUBLIC, random_state=0),
     "head, classes not declared": PrivateHead(**(PUBLIC | {"classes": None})),
@@ -350,7 +350,7 @@ ESTIMATORS_of_contradicting_folders = {
     "dpsgd, samples": DPSGD(**PUBLIC, delta=1e-5, steps=2, sampling_rate=0.5, accountant="zcdp"),
     "dpsgd, samples, pld": DPSGD(**PUBLIC, delta=1e-5, steps=2, sampling_rate=0.5),
     "dpsgd, samples, rdp": DPSGD(**PUBLIC, delta=1e-5, steps=2, sampling_rate=0.5, accountant="rdp"),
-    "dpsgd, published": DPSGD(**PUBLIC, delta=1e-5, steps=2, accountant="zcdp", reading="published"),
+    "dpsgd, published": DPSGD(**PUBLIC, delta=1e-5, steps=2, accountant="zcdp", analysis="published"),
     "dpsgd, seeded": DPSGD(**PUBLIC, delta=1e-5, steps=2, sampling_rate=1.0, random_state=0),
 }  # fmt: skip
 PAID = [kind for kind in ESTIMATORS_of_contradicting_folders if "asked" in kind or "teachers" in kind]

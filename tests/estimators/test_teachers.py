@@ -12,8 +12,15 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from quietmax.accounting import Budget
 from quietmax.errors import InvalidInput
 from quietmax.estimators import validation as conditions
-from quietmax.estimators.teachers import VOTE_BOUNDS, Crowd, Teachers, default_teachers, shard_of, vote_noise
-from quietmax.models import CrossEntropy, TrainingSettings, train_apart
+from quietmax.estimators.teachers import (
+    VOTE_BOUNDS,
+    TeacherEnsemble,
+    Teachers,
+    default_teachers,
+    shard_of,
+    vote_noise,
+)
+from quietmax.models import CrossEntropy, TrainingSettings, train_independent
 from quietmax.models.features import FrozenModule, UnitNorm
 from quietmax.spending import BudgetExhausted
 
@@ -68,11 +75,11 @@ def test_removing_a_record_changes_one_teacher_and_the_votes_by_at_most_the_boun
     kept = np.arange(60) != victim
     make = lambda: _teachers(teachers=5, network=LINEAR, random_state=3, declared_size=60)  # noqa: E731
     with_it, without = make().fit(features, labels), make().fit(features[kept], labels[kept])
-    one, other = (each.crowd_.teachers.weight_vectors() for each in (with_it, without))
+    one, other = (each.ensemble_.teachers.weight_vectors() for each in (with_it, without))
     different = [k for k in range(5) if not torch.equal(torch.nan_to_num(one[k]), torch.nan_to_num(other[k]))]
     assert len(different) <= 1
     queries = np.vstack([_blobs(40, seed=7)[0], features[[victim]]])
-    moved = with_it.crowd_.scores(queries) - without.crowd_.scores(queries)
+    moved = with_it.ensemble_.scores(queries) - without.ensemble_.scores(queries)
     assert np.abs(moved).max() <= VOTE_BOUNDS.one.value + 1e-9
     assert np.linalg.norm(moved, axis=1).max() <= VOTE_BOUNDS.vector.value + 1e-9
     assert (moved.max(1) - moved.min(1)).max() <= VOTE_BOUNDS.spread + 1e-9
@@ -91,7 +98,7 @@ def test_the_vote_bound_is_reached(soft):
         turned.weight.zero_()
         turned.bias.copy_(torch.tensor([-50.0, 50.0]))
     votes = [
-        Crowd([strong, module], np.array([False, False]), 2, soft).scores(features)[0]
+        TeacherEnsemble([strong, module], np.array([False, False]), 2, soft).scores(features)[0]
         for module in (strong, turned)
     ]
     moved = votes[0] - votes[1]
@@ -117,13 +124,13 @@ def test_rows_with_the_same_identifier_sit_in_the_same_shard():
     # Taking one person out leaves every teacher but one as it was, though three records went.
     kept = people != 4
     other.fit(features[kept], labels[kept], identifiers=people[kept])
-    one, two = crowd.crowd_.teachers.weight_vectors(), other.crowd_.teachers.weight_vectors()
+    one, two = crowd.ensemble_.teachers.weight_vectors(), other.ensemble_.teachers.weight_vectors()
     assert sum(not torch.equal(one[k], two[k]) for k in range(4)) == 1
 
 
 def test_a_teacher_without_records_votes_evenly():
     features, labels = _blobs(12)
-    crowd = _teachers(teachers=30, network=LINEAR, random_state=0).fit(features, labels).crowd_
+    crowd = _teachers(teachers=30, network=LINEAR, random_state=0).fit(features, labels).ensemble_
     assert crowd.silent.sum() >= 18
     assert crowd.scores(features).sum(1) == pytest.approx(np.full(12, 30.0))
 
@@ -136,7 +143,7 @@ def test_a_broken_teacher_votes_evenly_and_breaks_no_other():
         network=TrainingSettings(hidden=(), loss=CrossEntropy(), learning_rate=1e30, epochs=3),
         random_state=0,
     )
-    votes = crowd.fit(features, labels).crowd_.scores(features)
+    votes = crowd.fit(features, labels).ensemble_.scores(features)
     assert np.isfinite(votes).all()
     assert votes.sum(1) == pytest.approx(np.full(40, 3.0))
 
@@ -145,11 +152,11 @@ def test_padding_brings_no_foreign_record_into_a_networks_arithmetic():
     """A record of huge values in row 0 must not reach networks that do not own it, even through masked batches."""
     features, labels = _blobs(20)
     rows = [np.arange(1, 7), np.arange(7, 20)]
-    plain = train_apart(features, labels, 3, rows, settings=LINEAR, seeds=[1, 2], steps=9)
+    plain = train_independent(features, labels, 3, rows, settings=LINEAR, seeds=[1, 2], steps=9)
     features[0] = np.float32(3e38)
     assert torch.equal(
         plain.weight_vectors(),
-        train_apart(features, labels, 3, rows, settings=LINEAR, seeds=[1, 2], steps=9).weight_vectors(),
+        train_independent(features, labels, 3, rows, settings=LINEAR, seeds=[1, 2], steps=9).weight_vectors(),
     )
 
 
@@ -164,8 +171,8 @@ def test_any_torch_module_can_be_a_teacher():
     broken = _teachers(teachers=3, network=lambda width, classes: torch.nn.Linear(width + 1, classes)).fit(
         features, labels
     )
-    assert broken.crowd_.silent.all()
-    assert broken.crowd_.scores(features[:2]) == pytest.approx(np.ones((2, 3)))
+    assert broken.ensemble_.silent.all()
+    assert broken.ensemble_.scores(features[:2]) == pytest.approx(np.ones((2, 3)))
 
 
 def test_probabilities_are_released_with_gaussian_noise():

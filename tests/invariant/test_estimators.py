@@ -21,9 +21,9 @@ from quietmax.estimators.head.exact_sums import (
     unit_rows,
 )
 from quietmax.estimators.head.training import centred, clipped_features
-from quietmax.estimators.teachers import LINEAR, NETWORK, Crowd
+from quietmax.estimators.teachers import LINEAR, NETWORK, TeacherEnsemble
 from quietmax.estimators.validation import LIBRARY_ROUNDING, LIBRARY_STACK
-from quietmax.models import MLP, train_apart
+from quietmax.models import MLP, train_independent
 from quietmax.models.features import FeatureMap, RandomFourier, Scattering, UnitNorm
 from quietmax.models.mlp import initial_mlp
 from quietmax.sensitivity import certified
@@ -155,7 +155,7 @@ def test_a_dpsgd_sum_changes_by_exactly_what_the_removed_record_adds_alone(activ
         assert sum(float(each.square().sum()) for each in alone) <= 0.8**2
 
 
-def weights_of(crowd: Crowd) -> np.ndarray:
+def weights_of(crowd: TeacherEnsemble) -> np.ndarray:
     assert isinstance(crowd.teachers, MLP)
     return crowd.teachers.weight_vectors().numpy().view(np.uint32)
 
@@ -166,9 +166,9 @@ def test_removing_a_record_changes_one_teacher_and_one_vote(threads):
     records, labels = digits(501, seed=3), np.arange(501) % 3
     queries = SMALL_IMAGES.transform(digits(300, seed=5))
 
-    def crowd(first: int) -> Crowd:
+    def crowd(first: int) -> TeacherEnsemble:
         settings = {"teachers": 25, "features": SMALL_IMAGES, "classes": (0, 1, 2), "declared_size": 500}
-        return Teachers(random_state=0, **settings).fit(records[first:], labels[first:]).crowd_
+        return Teachers(random_state=0, **settings).fit(records[first:], labels[first:]).ensemble_
 
     whole, without = crowd(0), crowd(1)
     assert (weights_of(whole) != weights_of(without)).any(axis=1).sum() == 1
@@ -187,7 +187,7 @@ def test_networks_trained_apart_do_not_change_each_other(settings, networks, thr
 
     def trained(kept: np.ndarray, table: np.ndarray = records) -> np.ndarray:
         rows = [np.flatnonzero(shards[kept] == shard) for shard in range(networks)]
-        stack = train_apart(
+        stack = train_independent(
             table[kept], labels[kept], 4, rows, settings=settings, seeds=range(networks), steps=5
         )
         return stack.weight_vectors().numpy().view(np.uint32)
@@ -215,8 +215,8 @@ def test_the_guarantee_names_what_it_assumes_of_the_numerical_library():
         guarantee = estimator.fit(records, labels).guarantee_
         return guarantee.status, guarantee.assumptions
 
-    for release, route in (("weights", "gradient"), ("weights", "output"), ("query", "output")):
-        head = {"release": release, "route": route, **stated}
+    for release, method in (("weights", "gradient"), ("weights", "output"), ("query", "output")):
+        head = {"release": release, "method": method, **stated}
         status, needed = assumptions(PrivateHead(features=SMALL_IMAGES, **head))
         assert status == "proven"
         assert LIBRARY_ROUNDING in needed
@@ -235,13 +235,13 @@ def test_the_audit_catches_networks_and_sums_that_are_not_apart(monkeypatch):
     stack = initial_mlp((6, 4, 3), "tanh", tuple(range(5)))
 
     def together(features: np.ndarray, *arguments: object, **settings: object) -> MLP:
-        return train_apart(features - features.mean(axis=0), *arguments, **settings)  # type: ignore[arg-type]
+        return train_independent(features - features.mean(axis=0), *arguments, **settings)  # type: ignore[arg-type]
 
     report = invariant(None, 6, networks=stack, classes=3)
     assert report.verdict == "consistent"
     assert [check.part for check in report.checks] == ["networks", "sums"]
     module = sys.modules["quietmax.audit.invariant"]
-    monkeypatch.setattr(module, "train_apart", together)
+    monkeypatch.setattr(module, "train_independent", together)
     assert "other networks changed" in str(invariant(None, 6, networks=stack).broken)
 
     def rounded(table: Table, weights: np.ndarray, clip: float) -> np.ndarray:

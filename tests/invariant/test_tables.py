@@ -264,7 +264,7 @@ def generate_arrow(rng: random.Random) -> Generated:
     else:
         columns["y"] = pa.array(labels).cast(rng.choice([pa.string(), pa.binary(), pa.string_view()]))
     if rng.random() < 0.3:
-        declared["identifier"] = "who"
+        declared["person"] = "who"
         columns["who"] = pa.array(
             [2**53 + rng.randrange(count) for _ in range(count)], rng.choice([pa.int64(), pa.uint64()])
         )
@@ -309,7 +309,7 @@ def generate_text(rng: random.Random) -> Generated:
         _declare(rng, declared, name, None if numeric else [text.strip() for text in columns[name]])
     columns["y"] = ["no", " yes ", *(rng.choice(CLASSES) for _ in range(count - 2))]
     if rng.random() < 0.3:
-        declared["identifier"] = "who"
+        declared["person"] = "who"
         columns["who"] = [rng.choice(["1", "1.0", " é", "00", "x\r\ny"]) for _ in range(count)]
     return Generated(columns, declared, rng, count)
 
@@ -540,7 +540,7 @@ def test_one_empty_parquet_cell_leaves_all_other_records_as_they_are(tmp_path: P
         "label": "label",
         "classes": ["123456789012345678", "123456789012345679"],
         "categories": {"code": ["123456789012345678", "123456789012345679"]},
-        "identifier": "person",
+        "person": "person",
     }
     without = load_records(_codes(tmp_path, "without.parquet", False), **declared)
     path = _codes(tmp_path, "with.parquet", True)
@@ -567,7 +567,7 @@ def test_one_empty_parquet_cell_does_not_destroy_the_accuracy_of_a_private_head(
         "label": "label",
         "classes": ["123456789012345678", "123456789012345679"],
         "categories": {"code": ["123456789012345678", "123456789012345679"]},
-        "identifier": "person",
+        "person": "person",
     }
     data = load(_codes(tmp_path, "people.parquet", True), **declared)
     head = PrivateHead(epsilon=1.0, delta=1e-5, declared_size=1_200, classes=[0, 1], random_state=0)
@@ -727,9 +727,9 @@ def test_the_logarithm_of_a_value_does_not_depend_on_its_place() -> None:
 def test_a_measured_encoding_depends_on_the_records_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("x,y\n1,a\n2,b\n")
-    before = load_records(path, label="y", measure=True)
+    before = load_records(path, label="y", infer=True)
     path.write_text("x,y\n1,a\n2,b\n9,a\n")
-    after = load_records(path, label="y", measure=True)
+    after = load_records(path, label="y", infer=True)
     assert before.features[1].tobytes() != after.features[1].tobytes()
     assert before.encoding is not None
-    assert before.encoding.measured
+    assert before.encoding.inferred

@@ -25,11 +25,11 @@ from quietmax.errors import InvalidInput
 from quietmax.estimators.dpsgd.gradients import exact_clipped_sum
 from quietmax.estimators.head.exact_sums import Table, clipped_rows, gradient_sum
 from quietmax.estimators.serialization import PrivateModel
-from quietmax.estimators.teachers import Crowd
+from quietmax.estimators.teachers import TeacherEnsemble
 from quietmax.models.features.base import FeatureMap, bits
 from quietmax.models.losses import CrossEntropy
 from quietmax.models.mlp import MLP, initial_mlp
-from quietmax.models.stacked import TrainingSettings, train_apart
+from quietmax.models.stacked import TrainingSettings, train_independent
 from quietmax.predictor import Predictor
 
 Rows = NDArray[np.intp]
@@ -150,7 +150,7 @@ def invariant(
 def invariant_of_model(model: PrivateModel, *, records: int = 200, seed: int = 0) -> InvariantReport:
     """Check a private model that was opened from its folder: everything before its noise; see `invariant`."""
     stack = None
-    if isinstance(model.answerer, Predictor) and isinstance(model.answerer.model, Crowd):
+    if isinstance(model.answerer, Predictor) and isinstance(model.answerer.model, TeacherEnsemble):
         stack = model.answerer.model.teachers
     return invariant(
         model.features,
@@ -241,7 +241,7 @@ def _check_networks(stack: MLP, seed: int) -> InvariantCheck:
 
     def weights(kept: Rows, records: NDArray[np.float32]) -> NDArray[np.float32]:
         rows = [np.flatnonzero(shards[kept] == shard) for shard in range(count)]
-        trained = train_apart(
+        trained = train_independent(
             records[kept],
             labels[kept],
             classes,

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options that several commands share, and groups of options as dataclasses."""
 
 from __future__ import annotations
 
@@ -7,83 +7,142 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from quietmax.cli._output import progress_bar
 from quietmax.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from quietmax.data.records import Split
+
+_TABLE_PANEL = "Your own table"
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 DataDir = Annotated[
     Path | None,
-    typer.Option(help="Folder of the data files; default: QUIETMAX_DATA, else the user's cache folder."),
+    typer.Option(help="Folder of the data files. Default: $QUIETMAX_DATA, else the user's cache folder."),
 ]
-Download = Annotated[bool, typer.Option("--download", help="Fetch missing official files first.")]
-Seed = Annotated[
-    int, typer.Option(min=0, help="Fixes the split, the initial weights and the order of records.")
-]
+Download = Annotated[bool, typer.Option("--download", help="Download missing official files first.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the split, the initial weights and the batches.")]
 Names = Annotated[
     list[str] | None,
     typer.Option("--datasets", help="One or more data sets, as in: --datasets mnist location."),
 ]
-
 AdultEncoding = Annotated[
-    str | None, typer.Option("--encoding", help="adult: 'codes' (the paper's) or 'one-hot'.")
+    str | None, typer.Option("--encoding", help="Data set adult: codes (as in the paper) or one-hot.")
 ]
 
-_OWN = "Own table"
+
+def arguments_of(group: object) -> dict[str, Any]:
+    """The options of a group that were given, by field name.
+
+    Parameters
+    ----------
+    group : dataclass instance
+        A group of options, None (or an empty list) where an option was not given.
+
+    Returns
+    -------
+    dict
+        Keyword arguments for the function or class that the group's fields are named after.
+    """
+    return {name: value for name, value in vars(group).items() if value is not None and value != []}
 
 
 @dataclass(frozen=True)
 class TableOptions:
-    """The declarations about an own table."""
+    """The public facts about the user's own table, as `quietmax.load` takes them."""
 
-    label: Annotated[str | None, typer.Option(help="The label column.", rich_help_panel=_OWN)] = None
+    label: Annotated[str | None, typer.Option(help="Label column.", rich_help_panel=_TABLE_PANEL)] = None
     classes: Annotated[
         str | None,
         typer.Option(
-            help="The classes in order, as in no,yes; or their number if labels are 0, 1, ...",
-            rich_help_panel=_OWN,
+            help="Class names in order, as in no,yes; or their number if the labels are 0, 1, ...",
+            rich_help_panel=_TABLE_PANEL,
         ),
     ] = None
     bounds: Annotated[
         list[str] | None,
         typer.Option(
-            help="Public bounds of a numeric column, column=low:high; repeat.", rich_help_panel=_OWN
+            help="Public bounds of a numeric column, as in age=0:100. Repeatable.",
+            rich_help_panel=_TABLE_PANEL,
         ),
     ] = None
     categories: Annotated[
         list[str] | None,
-        typer.Option(help="Public categories of a column, column=a,b,c; repeat.", rich_help_panel=_OWN),
+        typer.Option(
+            help="Public categories of a column, as in sex=Female,Male. Repeatable.",
+            rich_help_panel=_TABLE_PANEL,
+        ),
     ] = None
     ignore: Annotated[
-        list[str] | None, typer.Option(help="A column that is not a feature; repeat.", rich_help_panel=_OWN)
+        list[str] | None,
+        typer.Option(help="Column that is not a feature. Repeatable.", rich_help_panel=_TABLE_PANEL),
     ] = None
-    identifier: Annotated[
-        str | None, typer.Option(help="The column that tells people apart.", rich_help_panel=_OWN)
+    person: Annotated[
+        str | None,
+        typer.Option(
+            help="Column that identifies the person of a row; not a feature.", rich_help_panel=_TABLE_PANEL
+        ),
     ] = None
     schema: Annotated[
         Path | None,
-        typer.Option(help="A TOML or JSON file with all of these declarations.", rich_help_panel=_OWN),
+        typer.Option(help="TOML or JSON file with these facts.", rich_help_panel=_TABLE_PANEL),
     ] = None
-    measure: Annotated[
+    infer: Annotated[
         bool,
         typer.Option(
-            "--measure",
-            help="Read what is not declared off the records; a guarantee is then conditional.",
-            rich_help_panel=_OWN,
+            "--infer",
+            help="Infer undeclared facts from the records. The guarantee is then conditional.",
+            rich_help_panel=_TABLE_PANEL,
         ),
     ] = False
 
     def given(self) -> dict[str, Any]:
-        """Those that were given, as `quietmax.load` takes them."""
-        read = {
-            **vars(self),
+        """The facts that were given, as keyword arguments of `quietmax.load`."""
+        facts = {
+            "label": self.label,
             "classes": class_names(self.classes),
             "bounds": column_bounds(self.bounds),
             "categories": column_categories(self.categories),
+            "ignore": self.ignore,
+            "person": self.person,
+            "schema": self.schema,
+            "infer": self.infer,
         }
-        return {name: value for name, value in read.items() if value}
+        return {name: value for name, value in facts.items() if value}
+
+
+@dataclass(frozen=True)
+class DataOptions(TableOptions):
+    """Which records of a data set or table to use, and how to read them."""
+
+    records: Annotated[
+        int | None, typer.Option(help="Number of training records, and of test records.")
+    ] = None
+    seed: Seed = 0
+    encoding: AdultEncoding = None
+    data_dir: DataDir = None
+    download: Download = False
+
+    def load(self, name: str, *, quiet: bool) -> Split:
+        """Load a data set or table and split it, with a progress bar unless ``quiet``."""
+        from quietmax.data.load import load
+
+        facts = self.given()
+        with progress_bar("loading", quiet=quiet) as progress:
+            return load(
+                name,
+                records=self.records,
+                seed=self.seed,
+                encoding=self.encoding,
+                data_dir=self.data_dir,
+                download=self.download,
+                progress=lambda _, done, total: progress(done, total or done),
+                **facts,
+            )
 
 
 def class_names(text: str | None) -> int | list[str] | None:

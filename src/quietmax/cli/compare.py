@@ -16,7 +16,7 @@ from quietmax.cli._options import DataDir, Download, Json, Seed, TableOptions, w
 from quietmax.cli._output import print_json, print_table
 from quietmax.data.load import load_records
 from quietmax.data.records import split
-from quietmax.data.registry import dataset, status
+from quietmax.data.registry import dataset, dataset_status
 from quietmax.data.tables import is_table_path
 from quietmax.errors import InvalidInput, unknown_name
 from quietmax.experiments.grid import Effort, Group, Source, Trial
@@ -156,7 +156,7 @@ def _size(
             f"The declarations about a table do not belong to the data set '{subject}'; leave them out."
         )
     registered = dataset(subject)
-    if download or not status(subject, data_dir).present:
+    if download or not dataset_status(subject, data_dir).present:
         load_records(subject, data_dir=data_dir, download=download)
     return records or registered.records, registered.alpha
 

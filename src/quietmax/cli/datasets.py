@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quietmax.cli._options import DataDir, Json
 from quietmax.cli._output import print_json, print_table
-from quietmax.data.registry import datasets, status
+from quietmax.data.registry import dataset_status, datasets
 
 
 def command(data_dir: DataDir = None, as_json: Json = False) -> None:
@@ -12,7 +12,7 @@ def command(data_dir: DataDir = None, as_json: Json = False) -> None:
 
     Example: quietmax datasets
     """
-    found = {name: status(name, data_dir) for name in datasets()}
+    found = {name: dataset_status(name, data_dir) for name in datasets()}
     if as_json:
         print_json(
             [

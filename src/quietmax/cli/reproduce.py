@@ -14,7 +14,7 @@ from quietmax.cli._grids import Output, Ray, Workers, compute, duration, finish,
 from quietmax.cli._options import DataDir, Download, Json, Names, Seed, with_groups
 from quietmax.cli._output import console, print_json, print_table, progress_bar
 from quietmax.data.load import load_records
-from quietmax.data.registry import status
+from quietmax.data.registry import dataset_status
 from quietmax.errors import DataUnavailable
 from quietmax.experiments import paper as reference
 from quietmax.experiments.estimate import estimated_seconds
@@ -59,7 +59,7 @@ class _Asked:
     def chosen(self) -> list[str]:
         chosen = _chosen(self.names, self.data_dir, self.download)
         for name in chosen:
-            if not status(name, self.data_dir).present:
+            if not dataset_status(name, self.data_dir).present:
                 load_records(name, data_dir=self.data_dir, download=self.download)
         return chosen
 
@@ -277,7 +277,7 @@ def _print_multi_query(rows: Sequence[ManyQueries]) -> None:
 
 def _chosen(names: list[str] | None, data_dir: Path | None, download: bool) -> list[str]:
     chosen = listed(names) or [
-        name for name in reference.accuracy_table() if download or status(name, data_dir).present
+        name for name in reference.accuracy_table() if download or dataset_status(name, data_dir).present
     ]
     if not chosen:
         raise DataUnavailable(

@@ -3,26 +3,27 @@
 from quietmax.data.download import fetch
 from quietmax.data.encoding import CategoricalColumn, Encoding, NumericColumn
 from quietmax.data.load import load, load_records
-from quietmax.data.readers import Download, Part, Source, default_data_dir
+from quietmax.data.readers import DataDirectory, DataFile, Download, default_data_dir
 from quietmax.data.records import Records, Split, split
-from quietmax.data.registry import DataSet, Status, dataset, datasets, status
+from quietmax.data.registry import DataSet, DataSetStatus, dataset, dataset_status, datasets
 from quietmax.data.schema import Schema
-from quietmax.data.tables import Table, is_table_path, read_table
+from quietmax.data.tables import RawTable, is_table_path, read_table
 
 __all__ = [
     "CategoricalColumn",
+    "DataDirectory",
+    "DataFile",
     "DataSet",
+    "DataSetStatus",
     "Download",
     "Encoding",
     "NumericColumn",
-    "Part",
+    "RawTable",
     "Records",
     "Schema",
-    "Source",
     "Split",
-    "Status",
-    "Table",
     "dataset",
+    "dataset_status",
     "datasets",
     "default_data_dir",
     "fetch",
@@ -31,5 +32,4 @@ __all__ = [
     "load_records",
     "read_table",
     "split",
-    "status",
 ]

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from email.message import Message
 from pathlib import Path
 
+from quietmax import __version__
 from quietmax.data.readers import Download
 from quietmax.errors import DataUnavailable
-from quietmax.version import __version__
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the file's name, the bytes there so far, and the bytes in all where known."""

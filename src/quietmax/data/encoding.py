@@ -353,14 +353,15 @@ def _plain(column: Any) -> Any:
     return column
 
 
-_FORMAT = "quietmax encoding 1"
+_FORMAT = "quietmax encoding 2"
+_FORMAT_0_1 = "quietmax encoding 1"
 
 
 @dataclass(frozen=True)
 class Encoding:
     """Public description of a table: its columns in order, its label column, its class names.
 
-    `measurements` names everything in it that was read off the records instead of given; a guarantee for a
+    `inferred` names everything in it that was read off the records instead of given; a guarantee for a
     model that uses such an encoding holds only if these things are public after all.
 
     >>> encoding = Encoding((NumericColumn("age", 0, 100, missing=False),), "ill", ("no", "yes"))
@@ -372,7 +373,7 @@ class Encoding:
     columns: tuple[Column, ...]
     label: str
     classes: tuple[str, ...]
-    measurements: tuple[str, ...] = ()
+    inferred: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         names = [*(column.name for column in self.columns), self.label]
@@ -386,11 +387,6 @@ class Encoding:
                 f"The label '{self.label}' needs at least two classes with different names, but "
                 f"{len(self.classes)} given name(s) do not make that; correct the classes."
             )
-
-    @property
-    def measured(self) -> bool:
-        """Whether anything in the encoding was read off the records."""
-        return bool(self.measurements)
 
     @cached_property
     def feature_names(self) -> tuple[str, ...]:
@@ -445,7 +441,7 @@ class Encoding:
             "columns": columns,
             "label": self.label,
             "classes": self.classes,
-            "measurements": self.measurements,
+            "inferred": self.inferred,
         }
         return json.dumps(content, ensure_ascii=False)
 
@@ -454,13 +450,15 @@ class Encoding:
         """Return the encoding that `to_json` wrote."""
         try:
             content = json.loads(text)
+            if content["format"] == _FORMAT_0_1:
+                content = {**content, "format": _FORMAT, "inferred": content["measurements"]}
             if content["format"] != _FORMAT:
                 raise ValueError
             return cls(
                 columns=tuple(_column(entry) for entry in content["columns"]),
                 label=content["label"],
                 classes=tuple(content["classes"]),
-                measurements=tuple(content["measurements"]),
+                inferred=tuple(content["inferred"]),
             )
         except InvalidInput:
             raise

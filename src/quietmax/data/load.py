@@ -9,9 +9,9 @@ from typing import TypedDict, Unpack
 
 from quietmax.data.download import Progress, fetch
 from quietmax.data.records import Records, Split, split
-from quietmax.data.registry import dataset, downloads_for, missing_sentence
+from quietmax.data.registry import dataset, downloads_for, missing_files_message
 from quietmax.data.schema import Schema
-from quietmax.data.tables import is_table_path, read_own
+from quietmax.data.tables import is_table_path, read_records
 from quietmax.errors import DataUnavailable, InvalidInput, expect
 
 
@@ -36,7 +36,7 @@ class OwnOptions(TypedDict, total=False):
 
     Declarations as in `Schema`.  `schema`: a Schema or the path of a schema file, which the other
     declarations add to; by default the .toml file beside the table, if there is one (`people.toml` beside
-    `people.csv`).  `measure`: read off the records what is not declared, and say so in the encoding.
+    `people.csv`).  `infer`: read off the records what is not declared, and say so in the encoding.
     `features`: the array of features in an NPZ file.
     """
 
@@ -49,8 +49,8 @@ class OwnOptions(TypedDict, total=False):
     edges: Mapping[str, Sequence[float]] | None
     complete: Sequence[str] | None
     ignore: Sequence[str] | None
-    identifier: str | None
-    measure: bool
+    person: str | None
+    infer: bool
     features: str
 
 
@@ -99,10 +99,10 @@ def _load_own(path: str | Path, options: Options) -> Records:
     given = options.get("schema") or (beside if beside.is_file() else None)
     schema = given if isinstance(given, Schema) else Schema() if given is None else Schema.from_file(given)
     declared = {key: options.get(key) for key in Schema.__dataclass_fields__}
-    return read_own(
+    return read_records(
         path,
         schema.with_arguments(declared),
-        measure=options.get("measure", False),
+        infer=options.get("infer", False),
         features=options.get("features", "features"),
     )
 
@@ -119,5 +119,5 @@ def _load_registered(name: str, options: Options) -> Records:
             fetch(download, source.places[0], progress=options.get("progress"))
         missing = chosen.missing(source)
     if missing:
-        raise DataUnavailable(missing_sentence(chosen, missing, source))
+        raise DataUnavailable(missing_files_message(chosen, missing, source))
     return chosen.read(source) if encoding is None else chosen.read(source, encoding=encoding)

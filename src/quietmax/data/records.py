@@ -221,7 +221,7 @@ def split(records: Records, *, size: int | None = None, seed: int = 0) -> Split:
             raise InvalidInput(
                 f"'{records.name}' holds so many copies of the same records that two parts of {wanted} "
                 "cannot be filled without putting copies of one record on both sides; ask for fewer, or "
-                "name an identifier column if these are different records."
+                "name a `person` column if these are different people."
             )
         wanted = reached
 

@@ -8,17 +8,16 @@ the group `quietmax.datasets`.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import entry_points
-from types import MappingProxyType
+from typing import Any
 
+from quietmax._plugins import with_plugins
 from quietmax.data import readers as adult
 from quietmax.data import readers as binary
 from quietmax.data import readers as images
-from quietmax.data.readers import Download, Part, Source
+from quietmax.data.readers import DataDirectory, DataFile, Download
 from quietmax.data.records import Records
 from quietmax.errors import unknown_name
 
@@ -44,7 +43,7 @@ class DataSet:
     alpha: float
     read: Callable[..., Records]
     available: int
-    needs: tuple[tuple[Part, ...], ...] = ()
+    needs: tuple[tuple[DataFile, ...], ...] = ()
     downloads: tuple[Download, ...] = ()
     folders: tuple[str, ...] = ()
     page: str = ""
@@ -52,17 +51,17 @@ class DataSet:
     width: int | None = None
     options: tuple[str, ...] = ()
 
-    def source(self, data_dir: str | os.PathLike[str] | None = None, *, verify: bool = True) -> Source:
+    def source(self, data_dir: str | os.PathLike[str] | None = None, *, verify: bool = True) -> DataDirectory:
         """Return the places in which the files may lie."""
-        return Source.of(data_dir, self.folders or (self.name,), verify=verify)
+        return DataDirectory.of(data_dir, self.folders or (self.name,), verify=verify)
 
-    def missing(self, source: Source) -> list[Part]:
+    def missing(self, source: DataDirectory) -> list[DataFile]:
         """Return the parts that must be there and are not."""
         return [parts[0] for parts in self.needs if all(source.find(part) is None for part in parts)]
 
 
 @dataclass(frozen=True)
-class Status:
+class DataSetStatus:
     """Whether the files of a data set are there, and one sentence on it."""
 
     name: str
@@ -245,23 +244,15 @@ def datasets() -> Mapping[str, DataSet]:
     >>> datasets()["location"].classes
     30
     """
-    known = {dataset.name: dataset for dataset in _BUILT_IN}
-    for entry in entry_points(group=ENTRY_POINT_GROUP):
-        try:
-            loaded = entry.load()
-            dataset = loaded if isinstance(loaded, DataSet) else loaded()
-        except Exception as error:
-            warnings.warn(f"The data set plug-in '{entry.name}' failed to load: {error}", stacklevel=2)
-            continue
-        if not isinstance(dataset, DataSet) or dataset.name in known:
-            warnings.warn(
-                f"The data set plug-in '{entry.name}' is left aside because it gives no "
-                "quietmax.data.DataSet with a new name.",
-                stacklevel=2,
-            )
-            continue
-        known[dataset.name] = dataset
-    return MappingProxyType(known)
+    return with_plugins({dataset.name: dataset for dataset in _BUILT_IN}, ENTRY_POINT_GROUP, _read_plugin)
+
+
+def _read_plugin(_: str, loaded: Any) -> tuple[str, DataSet]:
+    """Return a plug-in's data set by its own name; the entry point names the data set or a function that returns it."""
+    dataset = loaded if isinstance(loaded, DataSet) else loaded()
+    if not isinstance(dataset, DataSet):
+        raise TypeError("the entry point must be a quietmax.data.DataSet or a function that returns one")
+    return dataset.name, dataset
 
 
 def dataset(name: str) -> DataSet:
@@ -272,17 +263,19 @@ def dataset(name: str) -> DataSet:
     raise unknown_name("data set", name, known, " or give the path of a .csv, .parquet or .npz file")
 
 
-def status(name: str, data_dir: str | os.PathLike[str] | None = None) -> Status:
+def dataset_status(name: str, data_dir: str | os.PathLike[str] | None = None) -> DataSetStatus:
     """Tell whether the files of a data set are there; if not, which file, from where, and where to put it."""
     chosen = dataset(name)
     source = chosen.source(data_dir)
     missing = chosen.missing(source)
     if not missing:
-        return Status(name, True, "present" if chosen.needs else "present (comes with an installed package)")
-    return Status(name, False, missing_sentence(chosen, missing, source))
+        return DataSetStatus(
+            name, True, "present" if chosen.needs else "present (comes with an installed package)"
+        )
+    return DataSetStatus(name, False, missing_files_message(chosen, missing, source))
 
 
-def missing_sentence(chosen: DataSet, missing: list[Part], source: Source) -> str:
+def missing_files_message(chosen: DataSet, missing: list[DataFile], source: DataDirectory) -> str:
     """Return the sentence on missing files: which, from where, where to put them."""
     parts = " and ".join(part.name for part in missing)
     folder = source.places[0]
@@ -297,7 +290,7 @@ def missing_sentence(chosen: DataSet, missing: list[Part], source: Source) -> st
     )
 
 
-def downloads_for(chosen: DataSet, missing: list[Part]) -> list[Download]:
+def downloads_for(chosen: DataSet, missing: list[DataFile]) -> list[Download]:
     """Return the official files that hold the missing parts."""
     names = {
         name for part in missing for name in (part.name, f"{part.name}.gz", f"{part.name}.xz", part.archive)

@@ -5,7 +5,7 @@ These are public facts.  They come as arguments or in a small TOML or JSON file 
     label = "income"
     classes = ["<=50K", ">50K"]
     ignore = ["row"]
-    identifier = "person"
+    person = "person"
     complete = ["age"]
     bounds = { age = [17, 90], gain = [0, 99999] }
     scales = { gain = "log" }
@@ -26,6 +26,8 @@ from quietmax.data.encoding import Scale, as_text
 from quietmax.errors import DataUnavailable, InvalidInput
 
 ANY_COLUMN = "*"
+_RENAMED = {"identifier": "person"}
+"""Keys of schema files of version 0.1, and their names now."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Schema:
     `categories` declare a column as numeric or categorical; the bounds of the column "*" hold for every
     column that nothing else is declared for.  `scales` and `edges` refine numeric columns (see
     NumericColumn), `complete` names columns without missing values, `ignore` columns that are not features.
-    `identifier` names a column that tells records apart: rows with the same identifier stay on the same side
+    `person` names a column that tells records apart: rows with the same person stay on the same side
     of a split.
     """
 
@@ -48,7 +50,7 @@ class Schema:
     edges: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     complete: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
-    identifier: str | None = None
+    person: str | None = None
 
     @classmethod
     def of(cls, content: Mapping[str, Any], origin: str = "the given schema") -> Schema:
@@ -57,6 +59,7 @@ class Schema:
         >>> Schema.of({"label": "ill", "classes": 2, "bounds": {"age": [0, 120]}}).classes
         ('0', '1')
         """
+        content = {_RENAMED.get(key, key): value for key, value in content.items()}
         known = {entry.name for entry in fields(cls)}
         unknown = sorted(set(content) - known)
         if unknown:
@@ -147,7 +150,7 @@ _PARSERS: Mapping[str, Any] = {
     "edges": lambda value: {_text(name): _numbers(edges) for name, edges in value.items()},
     "complete": _texts,
     "ignore": _texts,
-    "identifier": _text,
+    "person": _text,
 }
 _EXPECTED = {
     "label": "the name of a column",
@@ -158,5 +161,5 @@ _EXPECTED = {
     "edges": "a list of numbers for each named column",
     "complete": "a list of column names",
     "ignore": "a list of column names",
-    "identifier": "the name of a column",
+    "person": "the name of a column",
 }

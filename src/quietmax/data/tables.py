@@ -45,7 +45,7 @@ SUFFIXES = (".csv", ".tsv", ".parquet", ".pq", ".npz")
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class RawTable:
     """Rows and named columns of a file.
 
     `image_shape` is set where the features of an NPZ file are images; `type_bounds` where their number type
@@ -63,7 +63,7 @@ def is_table_path(name: str | Path) -> bool:
     return isinstance(name, Path) or Path(name).suffix.lower() in SUFFIXES or "/" in name or "\\" in name
 
 
-def read_table(path: str | Path, *, features: str = "features", label: str | None = None) -> Table:
+def read_table(path: str | Path, *, features: str = "features", label: str | None = None) -> RawTable:
     """Read a CSV, TSV, Parquet or NPZ file.
 
     An NPZ file holds an array named by `features` (n rows; images may keep their axes) and, if `label` is
@@ -84,9 +84,9 @@ def read_table(path: str | Path, *, features: str = "features", label: str | Non
         if kind == ".npz":
             table = _read_npz(file, features, label)
         elif kind in (".parquet", ".pq"):
-            table = Table(_read_parquet(file))
+            table = RawTable(_read_parquet(file))
         else:
-            table = Table(_read_text(file, "\t" if kind == ".tsv" else ","))
+            table = RawTable(_read_text(file, "\t" if kind == ".tsv" else ","))
     except OSError as error:
         raise DataUnavailable(
             f"The file {file} cannot be read ({error.strerror or 'it is damaged'}); make it readable or "
@@ -159,7 +159,7 @@ def _read_parquet(file: Path) -> pd.DataFrame:
     )
 
 
-def _read_npz(file: Path, features: str, label: str | None) -> Table:
+def _read_npz(file: Path, features: str, label: str | None) -> RawTable:
     try:
         with np.load(file, allow_pickle=False) as archive:
             absent = [name for name in (features, label) if name is not None and name not in archive.files]
@@ -179,7 +179,9 @@ def _read_npz(file: Path, features: str, label: str | None) -> Table:
     return _array_table(file, values, labels, label)
 
 
-def _array_table(file: Path, values: NDArray[Any], labels: NDArray[Any] | None, label: str | None) -> Table:
+def _array_table(
+    file: Path, values: NDArray[Any], labels: NDArray[Any] | None, label: str | None
+) -> RawTable:
     if (
         values.ndim < 2
         or values.dtype.kind not in "biuf"
@@ -201,7 +203,7 @@ def _array_table(file: Path, values: NDArray[Any], labels: NDArray[Any] | None, 
     type_bounds = {"b": (0.0, 1.0), "u": (0.0, 255.0) if values.dtype.itemsize == 1 else None}.get(
         values.dtype.kind
     )
-    return Table(frame, image_shape, type_bounds, complete=True)
+    return RawTable(frame, image_shape, type_bounds, complete=True)
 
 
 def _refuse_repeated(file: Path, names: Sequence[str]) -> None:
@@ -221,8 +223,8 @@ def _listed(names: Sequence[str]) -> str:
 _WHOLE = re.compile("-?[0-9]+")
 
 
-def read_own(
-    path: str | Path, schema: Schema, *, measure: bool = False, features: str = "features"
+def read_records(
+    path: str | Path, schema: Schema, *, infer: bool = False, features: str = "features"
 ) -> Records:
     """Read a table of one's own and encode it as the schema declares.
 
@@ -238,7 +240,7 @@ def read_own(
             "file."
         )
     table = read_table(path, features=features, label=label)
-    encoding = describe(table, schema, label, measure=measure)
+    encoding = describe(table, schema, label, infer=infer)
     encoded, labels = encoding.encode(table.frame, label)
     if len(np.unique(labels)) < 2:
         raise InvalidInput(
@@ -246,14 +248,14 @@ def read_own(
             "records of another class as well."
         )
     identities = None
-    if schema.identifier is not None:
-        identities = _identities(table.frame, schema.identifier)
+    if schema.person is not None:
+        identities = _identities(table.frame, schema.person)
     return Records(
         Path(path).stem, encoded, labels, len(encoding.classes), table.image_shape, encoding, identities
     )
 
 
-def describe(table: Table, schema: Schema, label: str, *, measure: bool = False) -> Encoding:
+def describe(table: RawTable, schema: Schema, label: str, *, infer: bool = False) -> Encoding:
     """Return the encoding that the schema declares for the table; measure what is left open, or refuse."""
     frame = table.frame
     named = [
@@ -264,9 +266,9 @@ def describe(table: Table, schema: Schema, label: str, *, measure: bool = False)
         *schema.complete,
         *schema.ignore,
     ]
-    extra = [] if schema.identifier is None else [schema.identifier]
+    extra = [] if schema.person is None else [schema.person]
     require_columns(frame, [label, *(name for name in (*named, *extra) if name != ANY_COLUMN)])
-    used = [str(name) for name in frame.columns if name not in {label, schema.identifier, *schema.ignore}]
+    used = [str(name) for name in frame.columns if name not in {label, schema.person, *schema.ignore}]
     both = sorted(
         (set(schema.bounds) & set(schema.categories)) | ({label} & {*schema.bounds, *schema.categories})
     )
@@ -276,11 +278,11 @@ def describe(table: Table, schema: Schema, label: str, *, measure: bool = False)
             "declaration."
         )
     open_columns = [name for name in used if _declared(name, table, schema) is None]
-    if (open_columns or schema.classes is None) and not measure:
+    if (open_columns or schema.classes is None) and not infer:
         raise InvalidInput(_open_sentence(open_columns, label if schema.classes is None else None))
-    measurements = [f"what column '{name}' holds, and its bounds or categories" for name in open_columns]
+    inferred = [f"what column '{name}' holds, and its bounds or categories" for name in open_columns]
     if schema.classes is None:
-        measurements.append(f"the classes of label '{label}'")
+        inferred.append(f"the classes of label '{label}'")
     completed = _measured(frame, schema, open_columns, label)
     columns = [column for name in used if (column := _declared(name, table, completed)) is not None]
     categorical = {column.name for column in columns if isinstance(column, CategoricalColumn)}
@@ -290,7 +292,7 @@ def describe(table: Table, schema: Schema, label: str, *, measure: bool = False)
             f"Column '{refined[0]}' has a scale or edges but holds categories; leave these out or give it "
             "bounds."
         )
-    return Encoding(tuple(columns), label, completed.classes or (), tuple(measurements))
+    return Encoding(tuple(columns), label, completed.classes or (), tuple(inferred))
 
 
 def _open_sentence(columns: list[str], label: str | None) -> str:
@@ -306,11 +308,11 @@ def _open_sentence(columns: list[str], label: str | None) -> str:
     return (
         f"There are {' and '.join(lacking)}: declare these public facts as arguments or in a schema file (a .toml "
         "beside the table is found by itself), since reading them off the records would reveal something of them, or "
-        "accept that with measure=True."
+        "accept that with infer=True."
     )
 
 
-def _declared(name: str, table: Table, schema: Schema) -> Column | None:
+def _declared(name: str, table: RawTable, schema: Schema) -> Column | None:
     missing = not table.complete and name not in schema.complete
     if name in schema.categories:
         return CategoricalColumn(name, schema.categories[name], missing=missing)
@@ -361,14 +363,14 @@ def _ordered(labels: NDArray[np.object_]) -> tuple[str, ...]:
     return classes
 
 
-def _identities(frame: pd.DataFrame, identifier: str) -> NDArray[np.uint64]:
-    """Return a 64-bit number per row, equal for equal identifiers."""
-    texts = as_texts(frame[identifier])
+def _identities(frame: pd.DataFrame, person: str) -> NDArray[np.uint64]:
+    """Return a 64-bit number per row, equal for rows of one person."""
+    texts = as_texts(frame[person])
     absent = np.flatnonzero(is_missing(texts))
     if absent.size:
         raise InvalidInput(
-            f"Record {absent[0] + 1} has no identifier in column '{identifier}' (and {absent.size - 1} more "
-            "have none), but every record needs one; fill the column or name no identifier."
+            f"The person column '{person}' must not have missing values; row {absent[0] + 1} and "
+            f"{absent.size - 1} more have none."
         )
     hashes = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
     return np.frombuffer(b"".join(hashes), dtype="<u8").astype(np.uint64)

@@ -30,7 +30,7 @@ from quietmax.estimators.head import estimator as head_claim
 from quietmax.estimators.head import training as head_plan
 from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
-from quietmax.estimators.teachers import Crowd, Teachers
+from quietmax.estimators.teachers import TeacherEnsemble, Teachers
 from quietmax.estimators.validation import Condition, runs_own_code
 from quietmax.mechanisms.base import Mechanism
 from quietmax.mechanisms.noisy_max import GaussianScores, NoisyMax
@@ -243,15 +243,15 @@ def head_guarantee(model: PrivateModel, description: Mapping[str, Any]) -> Guara
     for name, value in expected.items():
         check_same(name, facts[name], value)
     check_same("declared_size", description["declared_size"], int(facts["declared_size"]))
-    if (facts["route"], facts["loss"]) not in _METHODS:
-        raise ValueError(f"there is no route {facts['route']!r} with loss {facts['loss']!r}")
+    if (facts["training_method"], facts["loss"]) not in _METHODS:
+        raise ValueError(f"there is no method {facts['method']!r} with loss {facts['loss']!r}")
     if facts.get("mu_centring") is None and head.centre.any():
         raise ValueError("it has a centre, but nothing was spent on releasing one")
     if isinstance(head_answerer, Predictor):
         assert isinstance(head, PrivateHeadWeights)
         check_same("bounds", _values(description["bounds"]), _values(_bounds_to_json(head.bounds)))
         check_same("delta", description["delta"], None)
-        check_same("route", facts["route"], "output")
+        check_same("training_method", facts["training_method"], "output")
         answers = head_answerer.guarantee_with(stated_noise(stated))
         check_parameters(stated, answers)
         return head_claim.query_claim(answers, facts, own_map=False)
@@ -278,7 +278,7 @@ def _values(bounds: Mapping[str, Mapping[str, float | str]]) -> list[float | str
 
 def teachers_part(estimator: Teachers) -> OwnPart:
     """The networks, who is silent and how votes are released; the key that assigned records to shards is not stored."""
-    crowd = estimator.crowd_
+    crowd = estimator.ensemble_
     if not isinstance(crowd.teachers, MLP):
         raise InvalidInput(
             "Only teachers of the built-in network can be saved; save the weights of modules of your own with torch."
@@ -306,7 +306,7 @@ def teachers_answerer(
     silent = np.array(description["silent"])
     if silent.dtype != bool or silent.shape != (network.networks,):
         raise ValueError(f"silent must be true or false for each of {network.networks} teachers")
-    crowd = Crowd(network, silent, network.classes, bool(description["soft"]))
+    crowd = TeacherEnsemble(network, silent, network.classes, bool(description["soft"]))
     budget = Budget(float(description["epsilon"]), float(description["delta"]), int(description["queries"]))
     mechanism: Mechanism = (
         GaussianScores(votes=network.networks) if crowd.soft else NoisyMax(description["method"])
@@ -318,7 +318,7 @@ def teachers_guarantee(model: PrivateModel, description: Mapping[str, Any]) -> G
     """What the stored facts support; the mechanism, its bounds and its cost are made anew when the folder is opened."""
     stated, predictor = model.guarantee, model.answerer
     assert isinstance(predictor, Predictor)
-    assert isinstance(predictor.model, Crowd)
+    assert isinstance(predictor.model, TeacherEnsemble)
     if not isinstance(predictor.mechanism, NoisyMax):
         check_same("method", description["method"], "gaussian probabilities")
     check_same("soft", description["soft"], predictor.model.soft)
@@ -363,7 +363,7 @@ def dpsgd_guarantee(model: PrivateModel, description: Mapping[str, Any]) -> Guar
     facts = stated.parameters
     plan = Plan(
         PrivateSettings(**{field.name: facts[field.name] for field in fields(PrivateSettings)}),
-        **{name: facts[name] for name in ("noise_multiplier", "epsilon", "delta", "accountant", "reading")},
+        **{name: facts[name] for name in ("noise_multiplier", "epsilon", "delta", "accountant", "analysis")},
         size=facts["declared_size"],
     )
     assert isinstance(model.answerer, PrivateNetwork)
@@ -372,7 +372,7 @@ def dpsgd_guarantee(model: PrivateModel, description: Mapping[str, Any]) -> Guar
     check_same("estimator", facts["estimator"], "dpsgd")
     check_same("hidden", facts["hidden"], network.widths[1:-1])
     check_same("activation", facts["activation"], network.activation)
-    check_same("sampling", facts["sampling"], "poisson" if plan.reading == "proven" else "shuffled")
+    check_same("sampling", facts["sampling"], "poisson" if plan.analysis == "proven" else "shuffled")
     for name, value in (("epsilon", plan.epsilon), ("delta", plan.delta), ("declared_size", plan.size)):
         check_same(name, description[name], value)
     _check_noise(plan)
@@ -399,7 +399,7 @@ def _check_noise(plan: Plan) -> None:
     if not 0 < plan.noise_multiplier < math.inf:
         raise ValueError(f"its noise multiplier is {plan.noise_multiplier}")
     sigma, schedule = plan.noise_multiplier, plan.schedule
-    published = plan.reading == "published"
+    published = plan.analysis == "published"
     # One evaluation is faster than the search for the least noise, which decides if this one does not.
     if (
         plan.accountant == "pld"
@@ -413,7 +413,7 @@ def _check_noise(plan: Plan) -> None:
     ):
         return
     needed = noise_multiplier(
-        plan.epsilon, plan.delta, schedule, accountant=plan.accountant, reading=plan.reading
+        plan.epsilon, plan.delta, schedule, accountant=plan.accountant, reading=plan.analysis
     )
     if sigma < needed:
         raise ValueError(
@@ -490,9 +490,9 @@ def save_private(
 
 def with_encoding(guarantee: Guarantee, encoding: Encoding | None) -> Guarantee:
     """The guarantee of a model whose records were encoded so: one read off the records makes it conditional."""
-    if encoding is None or not encoding.measured:
+    if encoding is None or not encoding.inferred:
         return guarantee
-    measured = ", ".join(encoding.measurements)
+    measured = ", ".join(encoding.inferred)
     return guarantee.weakened(
         "conditional" if guarantee.status == "proven" else guarantee.status,
         f"{guarantee.because} The encoding was measured on the private records (THEORY 3).",

@@ -31,10 +31,10 @@ from quietmax.estimators.validation import checked_records, checked_size, class_
 from quietmax.mechanisms.base import Mechanism, proves_bounds
 from quietmax.mechanisms.noisy_max import GaussianScores, NoisyMax
 from quietmax.models.features.base import FeatureMap
-from quietmax.models.features.generic import described
+from quietmax.models.features.generic import describe_map
 from quietmax.models.losses import CrossEntropy
 from quietmax.models.mlp import MLP, checked_finite
-from quietmax.models.stacked import TrainingSettings, train_apart
+from quietmax.models.stacked import TrainingSettings, train_independent
 from quietmax.models.training import softmax, train_module
 from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor, Remaining
@@ -65,7 +65,7 @@ VOTE_BOUNDS = ScoreBounds(
 
 
 @dataclass(frozen=True, eq=False)
-class Crowd:
+class TeacherEnsemble:
     """Trained teachers: the scores of a query are their vote counts, or the sums of their probability vectors.
 
     ``silent`` marks teachers that vote evenly: those without records or with weights that are not finite.
@@ -110,7 +110,7 @@ class Crowd:
 
 
 # Modules of the user's own may share state, so that one record changes several of them.
-proves_bounds(Crowd, when=lambda crowd: type(crowd.teachers) is MLP)
+proves_bounds(TeacherEnsemble, when=lambda crowd: type(crowd.teachers) is MLP)
 
 
 def shard_of(identifiers: Sequence[bytes], teachers: int, key: bytes) -> NDArray[np.int64]:
@@ -219,17 +219,17 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"There are {len(names)} identifiers for {len(inputs)} records; give one for each."
             )
         shards = shard_of(names, count, key)
-        self.crowd_ = self._trained(mapped, labels, shards, count, key, size)
+        self.ensemble_ = self._trained(mapped, labels, shards, count, key, size)
         source: NoiseSource = (
             EXACT if self.random_state is None else SeededNoise(np.random.default_rng(list(key)))
         )
-        self.predictor_ = Predictor(self.crowd_, self._mechanism(budget, count), budget, noise=source)
+        self.predictor_ = Predictor(self.ensemble_, self._mechanism(budget, count), budget, noise=source)
         self.guarantee_ = claim(
             self.predictor_.guarantee,
             count,
             size,
             features=self.feature_map_,
-            own_modules=not isinstance(self.crowd_.teachers, MLP),
+            own_modules=not isinstance(self.ensemble_.teachers, MLP),
             classes_declared=self.classes is not None,
             size_declared=self.declared_size is not None,
         )
@@ -255,7 +255,7 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         count: int,
         key: bytes,
         size: int,
-    ) -> Crowd:
+    ) -> TeacherEnsemble:
         rows = [np.flatnonzero(shards == shard) for shard in range(count)]
         seeds = [_seed(key, shard) for shard in range(count)]
         empty = np.array([len(each) == 0 for each in rows])
@@ -268,9 +268,11 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     f"For {size:,} declared records each of {count} teachers would take {steps:,} steps, more than "
                     f"{MOST_STEPS:,}; declare the size as it is, or more teachers."
                 )
-            stack = train_apart(features, labels, classes, rows, settings=network, seeds=seeds, steps=steps)
+            stack = train_independent(
+                features, labels, classes, rows, settings=network, seeds=seeds, steps=steps
+            )
             broken = ~torch.isfinite(stack.weight_vectors()).all(1).numpy()
-            return Crowd(stack, empty | broken, classes, soft)
+            return TeacherEnsemble(stack, empty | broken, classes, soft)
         built = [_built(network, features.shape[1], classes, seed) for seed in seeds]
         _check_apart(built)
         modules = [
@@ -279,7 +281,7 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             else _taught(module, features[rows[shard]], labels[rows[shard]], classes, seed)
             for shard, (module, seed) in enumerate(zip(built, seeds, strict=True))
         ]
-        return Crowd(modules, np.array([module is None for module in modules]), classes, soft)
+        return TeacherEnsemble(modules, np.array([module is None for module in modules]), classes, soft)
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Labels, each distinct query paid for once."""
@@ -326,7 +328,7 @@ def claim(
         "size_declared": size_declared,
     }
     own_map = runs_own_code(features)
-    description = described(features) if isinstance(features, FeatureMap) else None
+    description = describe_map(features) if isinstance(features, FeatureMap) else None
     assumptions = [*answers.assumptions, *conditions.map_assumptions(description)]
     assumptions += [conditions.SETTINGS_PUBLIC] if own_map else []
     assumptions += [] if own_modules else [conditions.LIBRARY_STACK]

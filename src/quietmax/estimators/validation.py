@@ -16,7 +16,7 @@ from sklearn.utils.validation import validate_data
 from quietmax.accounting.guarantee import Guarantee, Status
 from quietmax.errors import InvalidInput
 from quietmax.models.features.base import FeatureMap
-from quietmax.models.features.generic import computed_in_batches, holds_own_code
+from quietmax.models.features.generic import is_batched, runs_user_code
 
 
 def checked_records(estimator: Any, X: ArrayLike, y: ArrayLike) -> tuple[NDArray[np.float32], NDArray[Any]]:
@@ -130,7 +130,7 @@ BUILDER = Condition(
 
 def map_assumptions(description: Mapping[str, Any] | None) -> tuple[str, ...]:
     """What a proven guarantee assumes of the library because of its feature map, as `features.described` states it."""
-    return () if description is None or not computed_in_batches(description) else (LIBRARY_ROUNDING,)
+    return () if description is None or not is_batched(description) else (LIBRARY_ROUNDING,)
 
 
 def weakened(guarantee: Guarantee, condition: Condition) -> Guarantee:
@@ -146,5 +146,5 @@ def runs_own_code(features: object) -> bool:
     (False, True)
     """
     if isinstance(features, FeatureMap):
-        return holds_own_code(features)
+        return runs_user_code(features)
     return features is not None

@@ -79,7 +79,7 @@ class Shared:
     def encoding_measured(self) -> bool:
         """Whether the encoding that proven methods see was read off the records; nothing is proven then."""
         encoding = self._public.encoding
-        return encoding is not None and encoding.measured
+        return encoding is not None and bool(encoding.inferred)
 
     @cached_property
     def public_features(self) -> Features:

@@ -3,7 +3,7 @@
 from quietmax.models.losses import Convexified, CrossEntropy, Loss, Quadratic
 from quietmax.models.mlp import MLP
 from quietmax.models.serialization import load_model, save_model
-from quietmax.models.stacked import TrainingSettings, train_apart, train_stack
+from quietmax.models.stacked import TrainingSettings, train_independent, train_stack
 from quietmax.models.training import (
     AlphaSearch,
     Classifier,
@@ -36,7 +36,7 @@ __all__ = [
     "search_alpha",
     "softmax",
     "train",
-    "train_apart",
+    "train_independent",
     "train_many",
     "train_module",
     "train_stack",

@@ -22,6 +22,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from quietmax import __version__
 from quietmax.data.encoding import Encoding
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, words_of
 from quietmax.models.losses import Convexified, CrossEntropy, Loss, Quadratic
@@ -29,10 +30,9 @@ from quietmax.models.mlp import MLP
 from quietmax.models.stacked import TrainingSettings
 from quietmax.models.training import Model
 from quietmax.spending import ACCOUNT_FILE, FileAccount
-from quietmax.version import __version__
 
-FORMAT, FORMAT_VERSION = "quietmax model", 2
-_READABLE = (1, FORMAT_VERSION)
+FORMAT, FORMAT_VERSION = "quietmax model", 3
+_READABLE = (1, 2, FORMAT_VERSION)
 _DESCRIPTION, _WEIGHTS, _DIGEST = "model.json", "weights.safetensors", "weights_sha256"
 _BASES: dict[str, CrossEntropy | Quadratic] = {"cross-entropy": CrossEntropy(), "quadratic": Quadratic()}
 
@@ -218,24 +218,34 @@ def read_description(folder: str | Path) -> dict[str, Any]:
             f"{path} is not a Quietmax model file; point to a folder written by 'quietmax train'."
         )
     if description.get("format_version") not in _READABLE:
-        readable = " and ".join(str(each) for each in _READABLE)
+        readable = ", ".join(str(each) for each in _READABLE)
         raise DataUnavailable(
             f"{path} has format version {description.get('format_version')}, but this Quietmax reads version "
             f"{readable}; install the Quietmax that wrote it ({description.get('quietmax')})."
         )
-    upgraded: dict[str, Any] = _upgraded(description)
-    return upgraded
+    return _upgraded(description)
 
 
-_RENAMED = {"optimiser": "optimizer"}
-"""Keys of earlier versions, and what they are called now."""
+_RENAMED_PARAMETERS = {
+    "clip": "max_grad_norm",
+    "optimiser": "optimizer",
+    "rate": "learning_rate",
+    "reading": "analysis",
+    "route": "training_method",
+}
+"""Parameters of a stored guarantee: their names in format versions 1 and 2, and today's names."""
 
 
-def _upgraded(value: Any) -> Any:
-    """A description of an earlier version in today's words."""
-    if isinstance(value, dict):
-        return {_RENAMED.get(key, key): _upgraded(inner) for key, inner in value.items()}
-    return [_upgraded(inner) for inner in value] if isinstance(value, list) else value
+def _upgraded(description: dict[str, Any]) -> dict[str, Any]:
+    """Return the description with the parameter names of the current format version."""
+    guarantee = description.get("guarantee")
+    if description["format_version"] >= 3 or not isinstance(guarantee, dict):
+        return description
+    parameters = guarantee.get("parameters")
+    if not isinstance(parameters, dict):
+        return description
+    renamed = {_RENAMED_PARAMETERS.get(name, name): value for name, value in parameters.items()}
+    return {**description, "guarantee": {**guarantee, "parameters": renamed}}
 
 
 def settings_to_json(settings: TrainingSettings) -> dict[str, Any]:

@@ -197,7 +197,7 @@ def train_stack(
     )
 
 
-def train_apart(
+def train_independent(
     features: NDArray[np.floating] | Tensor,
     labels: NDArray[np.integer] | Tensor,
     classes: int,

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
+from quietmax import __version__
 from quietmax.errors import QuietmaxError
 from quietmax.ledger.accounts import AccountState
 from quietmax.server import dashboard, metrics
@@ -22,7 +23,6 @@ from quietmax.server.errors import HttpError
 from quietmax.server.inference import InferenceGate, unforeseen
 from quietmax.server.openapi import describe, refusals, responses
 from quietmax.server.service import Service
-from quietmax.version import __version__
 
 EXTENSIONS = ["binary_tensor_data", "privacy_budget"]
 
@@ -223,7 +223,7 @@ def model_metadata(service: Service, deployment: Deployment, account: AccountSta
     if deployment.warning is not None:
         parameters["warning"] = deployment.warning
     # one that was read off the records is not public, and stays here
-    if servable.encoding is not None and not servable.encoding.measured:
+    if servable.encoding is not None and not servable.encoding.inferred:
         parameters["encoding"] = json.loads(servable.encoding.to_json())
     return {
         "name": deployment.name,

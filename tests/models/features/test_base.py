@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from quietmax.models.features import Scattering, dead_leaves
-from quietmax.models.features.base import side_by_side
+from quietmax.models.features.base import parallel_map
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def three_threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("three_threads")
 def test_results_come_in_order_and_torch_has_one_thread_meanwhile():
-    seen = side_by_side(lambda piece: (piece, torch.get_num_threads()), 7)
+    seen = parallel_map(lambda piece: (piece, torch.get_num_threads()), 7)
     assert seen == [(piece, 1) for piece in range(7)]
     assert torch.get_num_threads() == 3
 
@@ -29,18 +29,18 @@ def test_results_come_in_order_and_torch_has_one_thread_meanwhile():
 @pytest.mark.usefixtures("three_threads")
 def test_as_many_pieces_run_at_once_as_torch_had_threads():
     together = threading.Barrier(3, timeout=30)
-    side_by_side(lambda _piece: together.wait(), 3)  # would break if fewer than three ran at once
+    parallel_map(lambda _piece: together.wait(), 3)  # would break if fewer than three ran at once
 
 
 @pytest.mark.usefixtures("three_threads")
 def test_the_number_of_threads_is_restored_after_nested_and_failed_work():
     def fails(piece: int) -> None:
-        side_by_side(lambda inner: inner, 2)
+        parallel_map(lambda inner: inner, 2)
         if piece == 1:
             raise ValueError("one piece fails")
 
     with pytest.raises(ValueError, match="one piece fails"):
-        side_by_side(fails, 4)
+        parallel_map(fails, 4)
     assert torch.get_num_threads() == 3
 
 

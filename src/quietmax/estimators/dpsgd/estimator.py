@@ -19,12 +19,12 @@ from quietmax.accounting.dpsgd import Accountant, NoiseAnalysis
 from quietmax.accounting.guarantee import Guarantee, Status
 from quietmax.estimators import validation as conditions
 from quietmax.estimators.dpsgd import opacus as dpsgd_module
-from quietmax.estimators.dpsgd.config import LENGTH_PER_COLUMN, Configuration, Optimizer, Plan, plan
+from quietmax.estimators.dpsgd.config import LENGTH_PER_COLUMN, Optimizer, Plan, Preset, plan
 from quietmax.estimators.dpsgd.opacus import Build, train_private_module
 from quietmax.estimators.dpsgd.training import train_private, train_private_stack
 from quietmax.estimators.validation import SETTINGS_PUBLIC, checked_records, class_numbers, runs_own_code
 from quietmax.models.features.base import FeatureMap
-from quietmax.models.features.generic import described
+from quietmax.models.features.generic import describe_map
 from quietmax.models.mlp import MLP
 from quietmax.models.training import TorchModel, softmax
 
@@ -59,18 +59,18 @@ def claim(
 ) -> Guarantee:
     """Return the guarantee of a run by this plan.
 
-    Full batches with the proven reading are exactly sqrt(steps)/multiplier-Gaussian private; everything else is the
+    Full batches with the proven analysis are exactly sqrt(steps)/multiplier-Gaussian private; everything else is the
     one point (epsilon, delta) that the accountant was asked for.
     """
     assumptions = [SETTINGS_PUBLIC, *conditions.map_assumptions(_described(features))]
     status: Status = "proven"
     steps, rate = plan.settings.steps, plan.settings.sampling_rate
-    gaussian = plan.reading == "proven" and rate == 1
+    gaussian = plan.analysis == "proven" and rate == 1
     if gaussian:
         because = (
             f"{steps} Gaussian mechanisms on clipped gradient sums of all records (DP-SGD page, section 2)."
         )
-    elif plan.reading == "proven":
+    elif plan.analysis == "proven":
         because = (
             f"{steps} Gaussian mechanisms on Poisson samples of clipped gradients, composed by "
             f"{_NAMES[plan.accountant]} (DP-SGD page, section 2)."
@@ -120,7 +120,7 @@ def _described(features: object) -> Any:
     if features is None:
         return None
     if isinstance(features, FeatureMap):
-        return described(features)
+        return describe_map(features)
     return {"kind": type(features).__name__}
 
 
@@ -160,11 +160,11 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ----------
     epsilon, delta : the promise; delta None means 1/(10*size).
     accountant : "pld", "rdp", "zcdp", "ac" or "nc", see `quietmax.accounting.dpsgd`.
-    reading : "proven" (Poisson samples, every step counted) or "published" (shuffled epochs, counted as the program
+    analysis : "proven" (Poisson samples, every step counted) or "published" (shuffled epochs, counted as the program
         that the paper used does; conditional).
-    configuration : "today" or "paper", where settings that are None come from (`dpsgd_plan`).
+    preset : "default" or "paper", where settings that are None come from (`dpsgd_plan`).
     features : a public feature map with a `transform` method, or None.
-    hidden, activation, sampling_rate, steps, clip, learning_rate, optimiser, l2 : override the configuration.
+    hidden, activation, sampling_rate, steps, max_grad_norm, learning_rate, optimiser, l2 : override the preset.
     network : a function (features, classes) -> torch module that returns logits, instead of the built-in network.
     length : a public guess at the length of a record's features, for the default step size; by default what public
         random records in [0, 1] have after the feature map, or 0.3 per root of the number of columns without one.
@@ -190,14 +190,14 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         delta: float | None = None,
         *,
         accountant: Accountant = "pld",
-        reading: NoiseAnalysis = "proven",
-        configuration: Configuration = "today",
+        analysis: NoiseAnalysis = "proven",
+        preset: Preset = "default",
         features: Any = None,
         hidden: Sequence[int] | None = None,
         activation: str | None = None,
         sampling_rate: float | None = None,
         steps: int | None = None,
-        clip: float | None = None,
+        max_grad_norm: float | None = None,
         learning_rate: float | None = None,
         optimizer: Optimizer | None = None,
         l2: float | None = None,
@@ -210,14 +210,14 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.epsilon = epsilon
         self.delta = delta
         self.accountant = accountant
-        self.reading = reading
-        self.configuration = configuration
+        self.analysis = analysis
+        self.preset = preset
         self.features = features
         self.hidden = hidden
         self.activation = activation
         self.sampling_rate = sampling_rate
         self.steps = steps
-        self.clip = clip
+        self.max_grad_norm = max_grad_norm
         self.learning_rate = learning_rate
         self.optimizer = optimizer
         self.l2 = l2
@@ -277,14 +277,14 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             epsilon=self.epsilon,
             delta=self.delta,
             accountant=self.accountant,
-            reading=self.reading,
-            configuration=self.configuration,
+            analysis=self.analysis,
+            preset=self.preset,
             length=self._length(columns) if self.length is None else self.length,
             hidden=None if self.hidden is None else tuple(self.hidden),
             activation=self.activation,
             sampling_rate=self.sampling_rate,
             steps=self.steps,
-            clip=self.clip,
+            max_grad_norm=self.max_grad_norm,
             learning_rate=self.learning_rate,
             optimizer=self.optimizer,
             l2=self.l2,

@@ -1,7 +1,7 @@
 """What is claimed of a private head, computed from the public facts of its training and from nothing else.
 
 `fit` and the opening of a model folder both call this, so a folder cannot claim what its facts do not support. The
-facts are the ``parameters`` of the guarantee: route, release, loss, sizes, settings, the mu of each release and the
+facts are the ``parameters`` of the guarantee: method, release, loss, sizes, settings, the mu of each release and the
 noise source.
 """
 
@@ -53,7 +53,7 @@ from quietmax.estimators.validation import (
 )
 from quietmax.mechanisms.noisy_max import NoisyMax
 from quietmax.models.features.base import FeatureMap
-from quietmax.models.features.generic import described
+from quietmax.models.features.generic import describe_map
 from quietmax.noise.release import release_gaussian
 from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor
@@ -64,10 +64,10 @@ Facts = Mapping[str, Any]
 
 
 def weight_sensitivity(facts: Facts) -> Sensitivity:
-    """How far one record moves what is released: a gradient sum, or the minimiser of the output route."""
-    if facts["route"] == "gradient":
+    """How far one record moves what is released: a gradient sum, or the minimiser of the output method."""
+    if facts["training_method"] == "gradient":
         coordinates = facts["classes"] * facts["dimension"]
-        return certified.head_gradient(facts["clip"], coordinates=coordinates, grid=GRID)
+        return certified.head_gradient(facts["max_grad_norm"], coordinates=coordinates, grid=GRID)
     return output_sensitivity(_objective(facts), facts["classes"], facts["tolerance"])
 
 
@@ -96,7 +96,7 @@ def longest_weights(facts: Facts) -> float:
 def weights_claim(facts: Facts, *, own_map: bool) -> Guarantee:
     """What is claimed of released weights."""
     releases, because = 1, f"Gaussian mechanism on a certified minimiser. {weight_sensitivity(facts).because}"
-    if facts["route"] == "gradient":
+    if facts["training_method"] == "gradient":
         releases = facts["steps"]
         because = "Gaussian mechanisms on exact clipped gradient sums compose to mu (THEORY 3.1)."
     allowance = Allowance(facts["mu_size"], facts["mu_centring"], facts["mu_training"])
@@ -156,14 +156,14 @@ def _under_conditions(guarantee: Guarantee, facts: Facts, own_map: bool) -> Guar
     )
 
 
-Route = Literal["gradient", "output"]
+Method = Literal["gradient", "output"]
 Release = Literal["weights", "query"]
 Loss = Literal["cross-entropy", "convexified"]
 
 
 @dataclass(frozen=True, eq=False)
 class _Prepared:
-    """What every route starts from."""
+    """What every method starts from."""
 
     table: Table
     centre: Floats
@@ -180,13 +180,13 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Softmax regression on public features, (epsilon, delta)-private in one record added or removed.
 
     With `release="weights"` the weights are released once: they may be published, and predictions are
-    unlimited. With `release="query"` (output route) nothing is released by training, and each of `queries`
+    unlimited. With `release="query"` (output method) nothing is released by training, and each of `queries`
     answers is pure epsilon/queries-private; only labels are given.
 
     Parameters
     ----------
     epsilon, delta : the guarantee; `mu` states it in the Gaussian currency instead.
-    route : "gradient" (noisy full-batch steps) or "output" (noise on the certified minimiser).
+    method : "gradient" (noisy full-batch steps) or "output" (noise on the certified minimiser).
     features : a map of `quietmax.models.features`, or "auto": wavelet scattering if `image_shape` (channels,
         height, width) is given, otherwise each record divided by its length together with a constant.
     classes : the public set of labels; if None it is read off `y` and the guarantee is conditional.
@@ -194,8 +194,8 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         noisy count is released first, for 1% of mu^2.
     centring : share of mu^2 spent on the mean of the features; 0 leaves centring out.
     radius : features are clipped to this length.
-    loss : "cross-entropy", or "convexified" (output route) with its `alpha` and public `mass` (the size).
-    steps, rate, clip, regularisation : override the defaults that `head_plan` computes from public numbers.
+    loss : "cross-entropy", or "convexified" (output method) with its `alpha` and public `mass` (the size).
+    steps, learning_rate, max_grad_norm, regularisation : override the defaults that `head_plan` computes from public numbers.
     random_state : None means exact noise from the operating system; anything else means seeded noise for
         experiments, and a conditional guarantee.
 
@@ -218,7 +218,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         delta: float = 1e-5,
         *,
         mu: float | None = None,
-        route: Route = "gradient",
+        method: Method = "gradient",
         features: FeatureMap | Literal["auto"] = "auto",
         image_shape: tuple[int, int, int] | None = None,
         classes: Sequence[Any] | None = None,
@@ -231,15 +231,15 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         alpha: float = 1.0,
         mass: float | None = None,
         steps: int | None = None,
-        rate: float | None = None,
-        clip: float | None = None,
+        learning_rate: float | None = None,
+        max_grad_norm: float | None = None,
         regularisation: float | None = None,
         random_state: Any = None,
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
         self.mu = mu
-        self.route = route
+        self.method = method
         self.features = features
         self.image_shape = image_shape
         self.classes = classes
@@ -252,8 +252,8 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.alpha = alpha
         self.mass = mass
         self.steps = steps
-        self.rate = rate
-        self.clip = clip
+        self.learning_rate = learning_rate
+        self.max_grad_norm = max_grad_norm
         self.regularisation = regularisation
         self.random_state = random_state
 
@@ -270,7 +270,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.budget_ = self._budget()
         if self.release == "query":
             self._fit_for_queries(prepared)
-        elif self.route == "gradient":
+        elif self.method == "gradient":
             self._fit_by_gradient(prepared)
         else:
             self._fit_by_output(prepared)
@@ -348,8 +348,8 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             table.classes,
             allowance.training,
             steps=self.steps,
-            rate=self.rate,
-            clip=self.clip,
+            learning_rate=self.learning_rate,
+            max_grad_norm=self.max_grad_norm,
         )
         self.plan_: head_plan.GradientPlan | head_plan.OutputPlan = plan
         self.sensitivity_ = gradient_sensitivity(table, plan)
@@ -400,10 +400,10 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Every public number of the training, by name: what `head_claim` computes the guarantee from."""
         parameters: dict[str, Any] = {
             "estimator": "head",
-            "route": self.route,
+            "training_method": self.method,
             "release": self.release,
             "loss": self.loss,
-            "features": described(self.feature_map_),
+            "features": describe_map(self.feature_map_),
             "dimension": prepared.table.features,
             "classes": prepared.table.classes,
             "classes_declared": self.classes is not None,
@@ -426,7 +426,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _check_settings(self) -> None:
         """Refuse settings that make no sense; none of this looks at the records."""
         words: dict[str, tuple[Any, tuple[str, ...]]] = {
-            "route": (self.route, ("gradient", "output")),
+            "method": (self.method, ("gradient", "output")),
             "release": (self.release, ("weights", "query")),
             "loss": (self.loss, ("cross-entropy", "convexified")),
         }
@@ -439,15 +439,15 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise InvalidInput(
                 f"The features are {self.features!r}, but must be 'auto' or a quietmax.models.features map; give one."
             )
-        if self.release == "query" and (self.route != "output" or self.declared_size is None):
+        if self.release == "query" and (self.method != "output" or self.declared_size is None):
             raise InvalidInput(
-                "Answers per query need the output route and a declared size; set route='output' and declared_size."
+                "Answers per query need the output method and a declared size; set method='output' and declared_size."
             )
         if self.release == "query" and self.mu is not None:
             raise InvalidInput("Answers per query are pure and cost epsilon; leave mu out.")
-        if self.loss == "convexified" and self.route != "output":
+        if self.loss == "convexified" and self.method != "output":
             raise InvalidInput(
-                "The convexified loss is certified for the output route only; set route='output'."
+                "The convexified loss is certified for the output method only; set method='output'."
             )
         if not 0.0 <= self.centring < 1.0 - head_plan.SIZE_SHARE:
             raise InvalidInput(
@@ -462,8 +462,8 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "alpha": self.alpha,
             "mass": self.mass,
             "steps": self.steps,
-            "rate": self.rate,
-            "clip": self.clip,
+            "learning_rate": self.learning_rate,
+            "max_grad_norm": self.max_grad_norm,
             "regularisation": self.regularisation,
         }
         for name, value in positive.items():

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from quietmax.errors import InvalidInput
-from quietmax.models.features.base import side_by_side, square_sums
+from quietmax.models.features.base import parallel_map, square_sums
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -199,19 +199,19 @@ def residuals(weights: torch.Tensor, rows: torch.Tensor, labels: Labels) -> Floa
     return errors
 
 
-def clipped_residuals(errors: Floats, lengths: Floats, clip: float) -> Floats:
+def clipped_residuals(errors: Floats, lengths: Floats, max_grad_norm: float) -> Floats:
     """`(p - e_y) * min(1, S / (||p - e_y|| ||f||))` on the grid: then `||(p - e_y) f^T|| <= S`."""
     squares = np.zeros(errors.shape[1])
     for error in errors:
         squares += error * error
     norms = np.sqrt(squares) * lengths
-    return on_grid(errors * (clip * _SHORTENED / np.maximum(norms, clip * _SHORTENED)))
+    return on_grid(errors * (max_grad_norm * _SHORTENED / np.maximum(norms, max_grad_norm * _SHORTENED)))
 
 
-def gradient_sum(table: Table, weights: Floats, clip: float) -> Floats:
+def gradient_sum(table: Table, weights: Floats, max_grad_norm: float) -> Floats:
     """`sum_i clip_S((p_i - e_{y_i}) f_i^T)` as (C, d), without rounding, then rounded to multiples of `GRID`.
 
-    One record changes it by at most `certified.head_gradient(clip, coordinates=C*d, grid=GRID)` in L2.
+    One record changes it by at most `certified.head_gradient(max_grad_norm, coordinates=C*d, grid=GRID)` in L2.
     """
     grid_weights = torch.from_numpy(weights_on_grid(weights))
     lengths, pieces = table.lengths, table.pieces
@@ -219,11 +219,13 @@ def gradient_sum(table: Table, weights: Floats, clip: float) -> Floats:
     def piece_sum(number: int) -> NDArray[np.int64]:
         total = np.zeros((table.classes, table.features), dtype=np.int64)
         for rows, part in table.blocks(pieces[number]):
-            errors = clipped_residuals(residuals(grid_weights, rows, table.labels[part]), lengths[part], clip)
+            errors = clipped_residuals(
+                residuals(grid_weights, rows, table.labels[part]), lengths[part], max_grad_norm
+            )
             total += np.ldexp((torch.from_numpy(errors) @ rows).numpy(), 2 * BITS).astype(np.int64)
         return total
 
-    sums = side_by_side(piece_sum, len(pieces))
+    sums = parallel_map(piece_sum, len(pieces))
     return _released(np.add.reduce(sums), 2 * BITS)
 
 

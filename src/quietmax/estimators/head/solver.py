@@ -1,4 +1,4 @@
-"""The output route's solver: a minimiser whose gradient is certified to be small, for every data set (THEORY 3.1, 3.2).
+"""The output method's solver: a minimiser whose gradient is certified to be small, for every data set (THEORY 3.1, 3.2).
 
 The sensitivity counts on `||grad F|| <= tau` at what is returned, for whatever records. L-BFGS is fast and
 nearly always gets there; if it stops early, accelerated gradient descent goes on, which converges for every
@@ -20,7 +20,7 @@ from scipy.optimize import minimize
 
 from quietmax.errors import InvalidInput
 from quietmax.estimators.head.exact_sums import LARGEST_TABLE, Extent, Floats, Table
-from quietmax.models.features.base import side_by_side
+from quietmax.models.features.base import parallel_map
 from quietmax.sensitivity import certified
 
 _ROUNDING = 2.0**-53
@@ -121,7 +121,7 @@ class MeanCrossEntropy:
                 gradient += errors.T @ rows
             return value, gradient
 
-        sums = side_by_side(piece_sum, len(pieces))
+        sums = parallel_map(piece_sum, len(pieces))
         value = sum(value for value, _ in sums)
         gradient = torch.stack([gradient for _, gradient in sums]).sum(dim=0)
         penalty = 0.5 * self.regularisation * float(np.square(weights).sum())

@@ -5,10 +5,10 @@ from quietmax.models.features.generic import (
     FrozenModule,
     Pipeline,
     RandomFourier,
-    computed_in_batches,
-    described,
+    describe_map,
     feature_map_from_json,
-    holds_own_code,
+    is_batched,
+    runs_user_code,
 )
 from quietmax.models.features.images import Scattering, dead_leaves, scatter
 from quietmax.models.features.tabular import Identity, OneHot, Scaling, UnitNorm
@@ -24,10 +24,10 @@ __all__ = [
     "Scaling",
     "Scattering",
     "UnitNorm",
-    "computed_in_batches",
     "dead_leaves",
-    "described",
+    "describe_map",
     "feature_map_from_json",
-    "holds_own_code",
+    "is_batched",
+    "runs_user_code",
     "scatter",
 ]

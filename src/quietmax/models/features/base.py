@@ -53,10 +53,10 @@ class _Threads:
 _THREADS = _Threads()
 
 
-def side_by_side(work: Callable[[int], Result], pieces: int) -> list[Result]:
+def parallel_map(work: Callable[[int], Result], pieces: int) -> list[Result]:
     """`[work(0), ..., work(pieces - 1)]`, as many at once as torch has threads.
 
-    >>> side_by_side(lambda piece: piece * piece, 4)
+    >>> parallel_map(lambda piece: piece * piece, 4)
     [0, 1, 4, 9]
     """
     with _THREADS.held() as threads:
@@ -173,7 +173,7 @@ def _in_batches(feature_map: BatchedMap, records: Floats, rows_at_once: int) -> 
 
     batches = -(-len(records) // rows_at_once)
     if feature_map.beside_each_other:
-        side_by_side(fill, batches)
+        parallel_map(fill, batches)
     else:
         for number in range(batches):
             fill(number)

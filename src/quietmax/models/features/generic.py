@@ -183,37 +183,37 @@ class Pipeline(FeatureMap):
         return cls(tuple(feature_map_from_json(step) for step in values["maps"]))
 
 
-def holds_own_code(feature_map: FeatureMap) -> bool:
+def runs_user_code(feature_map: FeatureMap) -> bool:
     """Whether the map runs the user's code: a frozen torch module or a class of their own, perhaps in a pipeline.
 
-    >>> holds_own_code(Pipeline((UnitNorm(), Identity())))
+    >>> runs_user_code(Pipeline((UnitNorm(), Identity())))
     False
     """
     if type(feature_map) is Pipeline:
-        return any(holds_own_code(step) for step in feature_map.maps)
+        return any(runs_user_code(step) for step in feature_map.maps)
     return type(feature_map) is FrozenModule or type(feature_map) not in _KINDS.values()
 
 
-def described(feature_map: FeatureMap) -> dict[str, Any]:
+def describe_map(feature_map: FeatureMap) -> dict[str, Any]:
     """The map's public parameters; of one that runs the user's code, its kind alone.
 
-    >>> described(UnitNorm(constant=0.5))["kind"]
+    >>> describe_map(UnitNorm(constant=0.5))["kind"]
     'unit-norm'
     """
-    if holds_own_code(feature_map):
+    if runs_user_code(feature_map):
         return {"kind": getattr(feature_map, "kind", type(feature_map).__name__)}
     return feature_map.to_json()
 
 
-def computed_in_batches(description: Mapping[str, Any]) -> bool:
-    """Whether a map, as `described`, is a `BatchedMap` or a pipeline with one.
+def is_batched(description: Mapping[str, Any]) -> bool:
+    """Whether a map, as `describe_map` gives it, is a `BatchedMap` or a pipeline with one.
 
-    >>> computed_in_batches(described(Pipeline((UnitNorm(), RandomFourier(count=2)))))
+    >>> is_batched(describe_map(Pipeline((UnitNorm(), RandomFourier(count=2)))))
     True
     """
     kind = _KINDS.get(description["kind"])
     steps = description.get("maps", ())
-    return (kind is not None and issubclass(kind, BatchedMap)) or any(map(computed_in_batches, steps))
+    return (kind is not None and issubclass(kind, BatchedMap)) or any(map(is_batched, steps))
 
 
 _KINDS: dict[str, type[FeatureMap]] = {
