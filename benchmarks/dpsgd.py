@@ -44,7 +44,7 @@ def main() -> None:
     features = generator.integers(0, 2, (RECORDS, FEATURES)).astype(np.float32)
     labels = generator.integers(0, CLASSES, RECORDS)
     plans = [
-        plan(RECORDS, epsilon=epsilon, accountant=accountant, reading="published", configuration="paper")
+        plan(RECORDS, epsilon=epsilon, accountant=accountant, analysis="published", preset="paper")
         for accountant in PUBLISHED_ACCOUNTANTS
         for epsilon in EPSILONS
     ]
@@ -113,7 +113,7 @@ def opacus(
         optimizer=optimizer,
         data_loader=DataLoader(TensorDataset(inputs, targets), batch_size=BATCH),
         noise_multiplier=noise,
-        max_grad_norm=settings.clip,
+        max_grad_norm=settings.max_grad_norm,
         poisson_sampling=False,
         grad_sample_mode=mode,
         **options,

@@ -156,8 +156,8 @@ def compare(name: str, splits: int, interpreter: str) -> None:
         note("logistic regression on the same features", "none", ordinary(train, test, features))
         for epsilon in EPSILONS[name]:
             private = f"({epsilon:g}, {DELTA:g})"
-            note("head, gradient route", private, head(train, test, epsilon=epsilon))
-            note("head, output route", private, head(train, test, epsilon=epsilon, route="output"))
+            note("head, gradient method", private, head(train, test, epsilon=epsilon))
+            note("head, output method", private, head(train, test, epsilon=epsilon, method="output"))
             pure = f"({epsilon:g}, 0)"
             raw = (train.features, test.features)
             note("diffprivlib, raw records", pure, diffprivlib(interpreter, train, test, raw, epsilon))
@@ -169,7 +169,7 @@ def compare(name: str, splits: int, interpreter: str) -> None:
     mean_seconds = statistics.mean(feature_seconds)
     print(f"\n{name}: {RECORDS[name]} training records, {splits} splits; features in {mean_seconds:.1f} s\n")
     print(TOP)
-    ours = results["head, gradient route", f"({EPSILONS[name][0]:g}, {DELTA:g})"]
+    ours = results["head, gradient method", f"({EPSILONS[name][0]:g}, {DELTA:g})"]
     for (method, guarantee), values in results.items():
         print(line(method, guarantee, values, ours))
 
@@ -181,7 +181,7 @@ def official() -> None:
     print(TOP)
     for epsilon in (1.0, 3.0):
         fits: list[Measured | str] = [head(train, test, epsilon=epsilon)]
-        print(line("head, gradient route", f"({epsilon:g}, {DELTA:g})", fits, fits))
+        print(line("head, gradient method", f"({epsilon:g}, {DELTA:g})", fits, fits))
 
 
 def main() -> None:

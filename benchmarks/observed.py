@@ -1,6 +1,6 @@
 """Observed against certified: what removing one record moved, beside each bound, as a Markdown table on stdout.
 
-The noiseless head of each route and the teachers are trained with all records and without each of a few (ordinary,
+The noiseless head of each method and the teachers are trained with all records and without each of a few (ordinary,
 mislabelled, extreme); the paper's network stands beside them with its published formulas. A change above a certified
 bound would refute its proof.
 
@@ -74,7 +74,7 @@ def main() -> None:
 
     plan = head_plan.output_plan(size, mu)
     show(
-        "head, output route",
+        "head, output method",
         solved(MeanCrossEntropy(size, plan.regularisation), plan.tolerance),
         bounds_of(
             certified.head_output(
@@ -84,7 +84,7 @@ def main() -> None:
     )
     tolerance = head_plan.TILTED_TOLERANCE
     show(
-        "head, output route, convexified loss (alpha 1)",
+        "head, output method, convexified loss (alpha 1)",
         solved(Tilted(1.0, size, plan.regularisation), tolerance),
         bounds_of(
             certified.head_tilted(
@@ -96,11 +96,11 @@ def main() -> None:
 
     def one_gradient(kept: Records) -> Trained:
         table = table_of(kept)
-        total = gradient_sum(table, np.zeros((classes, table.features)), steps.clip)
+        total = gradient_sum(table, np.zeros((classes, table.features)), steps.max_grad_norm)
         return Trained(total.ravel(), np.zeros((1, classes)))
 
     show(
-        "head, gradient route, one sum",
+        "head, gradient method, one sum",
         observed_by(one_gradient, mapped, removals=options.removals),
         {"weights_l2": gradient_sensitivity(table_of(mapped), steps)},
     )
@@ -110,7 +110,7 @@ def main() -> None:
             EPSILON, DELTA, 100, classes=range(classes), declared_size=options.records, random_state=0
         )
         crowd.fit(kept.features, kept.labels)
-        return Trained(np.zeros(1), crowd.crowd_.scores(data.test.features[:QUERIES]))
+        return Trained(np.zeros(1), crowd.ensemble_.scores(data.test.features[:QUERIES]))
 
     one_vote = Sensitivity(1.0, "certified", "A record is in one teacher's shard (THEORY 3.4).")
     show(

@@ -57,7 +57,7 @@ def main() -> None:
             note(f"Algorithm 1, Laplace, pure eps 1 for {count} queries (no guarantee)", labels == truth, 0)
             start = time.perf_counter()
             head = PrivateHead(
-                1.0, route="output", release="query", queries=count, image_shape=(1, 28, 28), **public
+                1.0, method="output", release="query", queries=count, image_shape=(1, 28, 28), **public
             ).fit(data.train.features, data.train.labels)
             features = head.feature_map_.transform(queries)
             predictor = head.predictor_
@@ -82,8 +82,8 @@ def main() -> None:
                 crowd = Teachers(1.0, 1e-5, count, features=features, **public)
                 crowd.fit(data.train.features, data.train.labels)
                 inputs = queries if features is None else features.transform(queries)
-                answers = crowd.predictor_.mechanism.release(crowd.crowd_.scores(inputs), EXACT).labels
-                what = f"teachers on {name} ({len(crowd.crowd_.silent)}), (1, 1e-5) for {count} queries"
+                answers = crowd.predictor_.mechanism.release(crowd.ensemble_.scores(inputs), EXACT).labels
+                what = f"teachers on {name} ({len(crowd.ensemble_.silent)}), (1, 1e-5) for {count} queries"
                 note(what, answers == truth, time.perf_counter() - start)
         start = time.perf_counter()
         head = PrivateHead(1.0, 1e-5, image_shape=(1, 28, 28), **public).fit(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from quietmax.accounting import Budget, GaussianCost, PureCost
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
-from quietmax.estimators.teachers import VOTE_BOUNDS, Crowd
+from quietmax.estimators.teachers import VOTE_BOUNDS, TeacherEnsemble
 from quietmax.mechanisms import Algorithm1, Answers, NoisyMax
 from quietmax.models import Model, TorchModel, TrainingSettings
 from quietmax.models.mlp import initial_mlp
@@ -339,8 +339,8 @@ def test_probabilities_asked_of_a_labels_only_mechanism_cost_nothing():
     assert quiet.answered == 2
 
 
-def _votes(classes: int = 3) -> Crowd:
-    return Crowd(initial_mlp((6, classes), "tanh", range(4)), np.zeros(4, dtype=bool), classes, False)
+def _votes(classes: int = 3) -> TeacherEnsemble:
+    return TeacherEnsemble(initial_mlp((6, classes), "tanh", range(4)), np.zeros(4, dtype=bool), classes, False)
 
 
 def _claimed(mechanism, noise=EXACT):

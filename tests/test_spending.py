@@ -56,7 +56,7 @@ def in_fork(task, fork=os.fork, seconds=30):
 
 
 def head(**options) -> PrivateHead:
-    settings = {"route": "output", "release": "query", "queries": 1, "epsilon": 1.0}
+    settings = {"method": "output", "release": "query", "queries": 1, "epsilon": 1.0}
     return PrivateHead(classes=(0, 1), declared_size=60, **(settings | options)).fit(FEATURES, LABELS)
 
 

@@ -168,11 +168,11 @@ def test_teachers_release_survives_on_the_votes_with_and_without_a_record():
         1.0, 1e-5, queries=1, teachers=6, network=settings, classes=(0, 1), declared_size=60, random_state=3
     )
     everybody = make.fit(features, labels)
-    votes, mechanism = everybody.crowd_.scores(features), everybody.predictor_.mechanism
+    votes, mechanism = everybody.ensemble_.scores(features), everybody.predictor_.mechanism
     moved, query, fewer = 0.0, 0, votes
     for left_out in range(12):
         kept = np.delete(np.arange(60), left_out)
-        other = make.fit(features[kept], labels[kept]).crowd_.scores(features)
+        other = make.fit(features[kept], labels[kept]).ensemble_.scores(features)
         change = np.linalg.norm(other - votes, axis=1)
         assert change.max() <= VOTE_BOUNDS.vector.value
         if change.max() > moved:

@@ -17,7 +17,7 @@ from scipy.special import logsumexp
 from quietmax.accounting import GaussianCost, PureCost, bounded_range_as_gaussian, compose, pure_as_gaussian
 from quietmax.errors import InvalidInput
 from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
-from quietmax.estimators.teachers import Crowd
+from quietmax.estimators.teachers import TeacherEnsemble
 from quietmax.mechanisms import GaussianScores, NoisyMax, SampledNeuron
 from quietmax.mechanisms.base import proves_bounds, selection_epsilon
 from quietmax.mechanisms.noisy_max import onto_simplex
@@ -258,7 +258,7 @@ def test_bounds_that_a_class_of_the_users_own_states_are_an_assumption_however_t
         Subclass.certified(certified, Sensitivity(0.5, "certified", "made up"), longest=1.0),
         PrivateHeadWeights(*parts, bounds(1e-9, 1e-9)),
         dataclasses.replace(certified, bounds=bounds(1e-9, 1e-9)),
-        Crowd([torch.nn.Linear(2, 3)] * 4, np.zeros(4, dtype=bool), 3, False),
+        TeacherEnsemble([torch.nn.Linear(2, 3)] * 4, np.zeros(4, dtype=bool), 3, False),
     ]
     for model in models:
         assert mechanism.prepared(model, cost).guarantee(3).status == "conditional"

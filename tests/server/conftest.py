@@ -38,7 +38,7 @@ def models(tmp_path_factory) -> Path:
     save_private(teachers.fit(features, labels), folder / "teachers", dataset="patients")
     head = PrivateHead(1.0, 1e-5, features=Identity(), **public)
     save_private(head.fit(features, labels), folder / "head", dataset="visitors")
-    asked = PrivateHead(1.0, 1e-5, features=Identity(), route="output", release="query", queries=40, **public)
+    asked = PrivateHead(1.0, 1e-5, features=Identity(), method="output", release="query", queries=40, **public)
     save_private(asked.fit(features, labels), folder / "asked", dataset="members")
     return folder
 

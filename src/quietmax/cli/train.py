@@ -85,13 +85,13 @@ class DPSGDOptions:
     """What the options said; None leaves a number to the configuration."""
 
     accountant: str
-    reading: str
-    configuration: str
+    analysis: str
+    preset: str
     hidden: tuple[int, ...] | None
     activation: str | None
     sampling_rate: float | None
     steps: int | None
-    clip: float | None
+    max_grad_norm: float | None
     learning_rate: float | None
     optimizer: str | None
     l2: float | None
@@ -144,7 +144,7 @@ def train_private(
         estimator = PrivateHead(
             options.epsilon,
             delta,
-            route="output" if per_query else options.route,  # type: ignore[arg-type]
+            method="output" if per_query else options.route,  # type: ignore[arg-type]
             features="auto" if options.features == "auto" else _feature_map(options.features, shape),
             image_shape=shape,
             classes=range(data.classes),
@@ -165,7 +165,7 @@ def train_private(
             classes=range(data.classes),
         )
     else:
-        automatic = "scattering" if shape and options.dpsgd.configuration == "today" else "identity"
+        automatic = "scattering" if shape and options.dpsgd.preset == "default" else "identity"
         name = automatic if options.features == "auto" else options.features
         estimator = private_network(
             options.dpsgd,
@@ -218,11 +218,11 @@ def _settings(estimator: DPSGD) -> dict[str, Any]:
     plan = estimator.plan_
     return {
         "accountant": plan.accountant,
-        "reading": plan.reading,
+        "analysis": plan.analysis,
         "hidden": list(plan.settings.hidden) or None,
         "sampling_rate": plan.settings.sampling_rate,
         "steps": plan.settings.steps,
-        "clip": plan.settings.clip,
+        "max_grad_norm": plan.settings.max_grad_norm,
         "learning_rate": plan.settings.learning_rate,
         "noise_multiplier": plan.noise_multiplier,
     }
@@ -313,7 +313,7 @@ def command(
     configuration: Annotated[
         str | None,
         typer.Option(
-            help="Where other settings come from: today (default), or paper (128 tanh units, Adam 0.001, batches of "
+            help="Where other settings come from: default, or paper (128 tanh units, Adam 0.001, batches of "
             "100, 100 epochs, clip 1).",
             rich_help_panel=_DPSGD,
         ),
@@ -429,7 +429,7 @@ def command(
         noisy = DPSGDOptions(
             accountant or "pld",
             reading or "proven",
-            configuration or "today",
+            configuration or "default",
             tuple(hidden) if hidden else None,
             activation,
             sampling_rate,

@@ -61,8 +61,8 @@ def test_full_batches_are_claimed_in_the_gaussian_currency():
 def test_the_published_reading_is_conditional_shuffles_and_names_its_assumption(accountant):
     features, labels = _blobs(300)
     fitted = _private(
-        configuration="paper",
-        reading="published",
+        preset="paper",
+        analysis="published",
         accountant=accountant,
         declared_size=300,
         hidden=(4,),
@@ -72,7 +72,7 @@ def test_the_published_reading_is_conditional_shuffles_and_names_its_assumption(
     assert (claimed.status, claimed.definition) == ("conditional", "approximate")
     assert (POISSON if accountant == "rdp" else PLACES) in claimed.assumptions
     assert (settings.sampling, settings.optimizer, settings.learning_rate) == ("shuffled", "adam", 0.001)
-    assert (settings.steps, settings.clip, settings.l2) == (300, 1.0, 0.001)
+    assert (settings.steps, settings.max_grad_norm, settings.l2) == (300, 1.0, 0.001)
     assert fitted.plan_.schedule.epochs == 100
 
 
@@ -142,7 +142,13 @@ def test_any_public_feature_map_can_come_first(features):
 def test_the_default_step_lets_the_stated_noise_gather_on_a_logit():
     chosen = plan(10_000, epsilon=1.0, length=5.0)
     settings = chosen.settings
-    noise = settings.learning_rate * settings.clip * chosen.noise_multiplier * math.sqrt(settings.steps) * 5.0
+    noise = (
+        settings.learning_rate
+        * settings.max_grad_norm
+        * chosen.noise_multiplier
+        * math.sqrt(settings.steps)
+        * 5.0
+    )
     assert noise * 10 / (settings.sampling_rate * 10_000) == pytest.approx(LOGIT_NOISE)
     assert settings.optimizer == "momentum"
 
@@ -182,8 +188,8 @@ def test_a_module_of_ones_own_is_not_saved(tmp_path):
         ({"declared_size": 0}, "declared size"),
         ({"length": -1.0}, "length"),
         ({"classes": [0]}, "two different classes"),
-        ({"optimiser": "newton"}, "optimiser"),
-        ({"clip": 0.0}, "clip"),
+        ({"optimizer": "newton"}, "optimizer"),
+        ({"max_grad_norm": 0.0}, "clip"),
     ],
 )
 def test_bad_input_is_refused_with_a_sentence(changes, match):
@@ -193,7 +199,7 @@ def test_bad_input_is_refused_with_a_sentence(changes, match):
 
 
 def test_it_can_be_cloned_with_its_parameters():
-    original = _private(hidden=(3,), clip=0.5, features=UnitNorm())
+    original = _private(hidden=(3,), max_grad_norm=0.5, features=UnitNorm())
     assert clone(original).get_params() == original.get_params()
 
 
@@ -222,7 +228,7 @@ def _accuracy(data, **options):
     size = len(data.train.labels)
     private = DPSGD(1.0, 1e-5, declared_size=size, classes=range(data.classes), random_state=0, **options)
     private.fit(data.train.features, data.train.labels)
-    assert (private.plan_.accountant, private.plan_.reading) == ("pld", "proven")
+    assert (private.plan_.accountant, private.plan_.analysis) == ("pld", "proven")
     return private.score(data.test.features, data.test.labels)
 
 

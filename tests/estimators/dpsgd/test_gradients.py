@@ -38,11 +38,11 @@ def _records(count, features, classes, seed=0, dtype=torch.float32):
     return inputs, torch.randint(0, classes, (count,), generator=generator)
 
 
-def _sums(stack, inputs, labels, clips, batch=None):
+def _sums(stack, inputs, labels, max_grad_norms, batch=None):
     """The engine's answer for batches of row indices, by default all records."""
     padded = torch.cat([inputs, inputs.new_zeros(1, inputs.shape[1])])
     targets = torch.cat([labels, labels.new_zeros(1)])
-    sums = ClippedSums(stack, padded, targets, torch.tensor(clips, dtype=inputs.dtype))
+    sums = ClippedSums(stack, padded, targets, torch.tensor(max_grad_norms, dtype=inputs.dtype))
     gradients = Gradients.zeros(stack)
     sums.add_to(gradients, torch.arange(len(inputs)).unsqueeze(0) if batch is None else batch)
     return gradients
@@ -88,9 +88,9 @@ def _naive(module, inputs, labels, clip):
 def test_the_clipped_sums_equal_a_loop_over_the_records(widths, activation):
     stack = _stack(widths, networks=3, activation=activation)
     inputs, labels = _records(40, 12, 5)
-    clips = [0.05, 1.0, 1e6]
-    gradients = _sums(stack, inputs, labels, clips)
-    for index, clip in enumerate(clips):
+    max_grad_norms = [0.05, 1.0, 1e6]
+    gradients = _sums(stack, inputs, labels, max_grad_norms)
+    for index, clip in enumerate(max_grad_norms):
         wanted = _naive(_module(stack, index), inputs, labels, clip)
         for ours, theirs in zip(_as_module(gradients, index), wanted, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5 * min(clip, 1.0))
@@ -209,7 +209,7 @@ def test_the_exact_sums_are_the_ordinary_ones_up_to_their_grid(widths, activatio
 
 @given(
     seed=st.integers(0, 10**6),
-    clip=st.floats(1e-6, 1e6),
+    max_grad_norm=st.floats(1e-6, 1e6),
     stretch=st.sampled_from([1e-30, 1e-3, 1.0, 1e6, 1e30]),
     weights=st.sampled_from([0.0, 1e-6, 1.0, 1e5]),
     shape=st.sampled_from(list(SHAPES_of_exact_sums)),

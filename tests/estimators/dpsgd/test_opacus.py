@@ -13,7 +13,7 @@ from quietmax.estimators.dpsgd.opacus import _Clipped, train_private_module
 
 pytest.importorskip("opacus")
 
-SETTINGS = PrivateSettings(sampling_rate=0.5, steps=40, clip=0.5, learning_rate=1.0)
+SETTINGS = PrivateSettings(sampling_rate=0.5, steps=40, max_grad_norm=0.5, learning_rate=1.0)
 
 
 def _blobs(count=400, seed=0):
@@ -84,7 +84,7 @@ def test_the_noise_on_a_module_has_the_stated_spread():
     """20,100 exact draws: their mean square is off by 6% with probability < 1e-8."""
     module = torch.nn.Linear(200, 100)
     before = [parameter.detach().clone() for parameter in module.parameters()]
-    settings = PrivateSettings(sampling_rate=0.1, steps=1, clip=0.5, learning_rate=1.0)
+    settings = PrivateSettings(sampling_rate=0.1, steps=1, max_grad_norm=0.5, learning_rate=1.0)
     empty = np.zeros((0, 200), np.float32)
     for seed in (None, 3):
         trained = train_private_module(
@@ -106,7 +106,7 @@ def test_a_module_of_ones_own_learns_and_its_guarantee_names_what_is_assumed(opt
         declared_size=400,
         classes=range(3),
         optimizer=optimizer,
-        clip=0.5,
+        max_grad_norm=0.5,
         steps=40,
         length=4.0,
         sampling_rate=0.5,

@@ -47,9 +47,16 @@ def test_a_stack_equals_single_runs_with_own_noise_clip_seed_and_records(optimiz
         l2=0.01,
     )
     rows = [np.arange(60), np.arange(60), np.arange(30, 90), np.arange(0, 90, 2)]
-    multipliers, clips, seeds = [0.5, 2.0, 1.0, 0.0], [1.0, 0.3, 2.0, 0.1], [1, 1, 2, 3]
+    multipliers, max_grad_norms, seeds = [0.5, 2.0, 1.0, 0.0], [1.0, 0.3, 2.0, 0.1], [1, 1, 2, 3]
     stack = train_private_stack(
-        features, labels, 3, rows, settings=settings, noise_multipliers=multipliers, seeds=seeds, clips=clips
+        features,
+        labels,
+        3,
+        rows,
+        settings=settings,
+        noise_multipliers=multipliers,
+        seeds=seeds,
+        max_grad_norms=max_grad_norms,
     )
     for index in range(4):
         single = train_private_stack(
@@ -60,7 +67,7 @@ def test_a_stack_equals_single_runs_with_own_noise_clip_seed_and_records(optimiz
             settings=settings,
             noise_multipliers=multipliers[index : index + 1],
             seeds=seeds[index : index + 1],
-            clips=clips[index : index + 1],
+            max_grad_norms=max_grad_norms[index : index + 1],
         )
         torch.testing.assert_close(
             stack.network(index).weight_vectors(), single.weight_vectors(), rtol=1e-4, atol=1e-5
@@ -71,7 +78,13 @@ def test_a_stack_equals_single_runs_with_own_noise_clip_seed_and_records(optimiz
 def test_without_noise_and_clipping_it_is_torchs_own_optimiser(optimizer):
     features, labels = _blobs(40)
     settings = PrivateSettings(
-        hidden=(6,), sampling_rate=1.0, steps=8, clip=1e6, learning_rate=0.1, optimizer=optimizer, l2=0.02
+        hidden=(6,),
+        sampling_rate=1.0,
+        steps=8,
+        max_grad_norm=1e6,
+        learning_rate=0.1,
+        optimizer=optimizer,
+        l2=0.02,
     )
     ours = train_private_stack(
         features,
@@ -123,7 +136,7 @@ def test_the_noise_has_the_stated_spread_and_networks_of_one_seed_share_it():
         settings=settings,
         noise_multipliers=[2.0, 6.0, 2.0],
         seeds=[1, 1, 2],
-        clips=[0.5, 0.5, 0.5],
+        max_grad_norms=[0.5, 0.5, 0.5],
         sizes=[400, 400, 400],
     )
     start = initial_mlp((200, 100), "tanh", (1, 1, 2))
@@ -222,7 +235,7 @@ def test_progress_is_told_and_divergence_is_an_error():
         **options,
     )
     assert seen == [(12, 12)]
-    wild = PrivateSettings(sampling_rate=1.0, steps=5, learning_rate=1e38, clip=1e6)
+    wild = PrivateSettings(sampling_rate=1.0, steps=5, learning_rate=1e38, max_grad_norm=1e6)
     with pytest.raises(QuietmaxError, match="diverged"):
         train_private_stack(features, labels, 3, [np.arange(90)], settings=wild, **options)
 
@@ -235,7 +248,7 @@ def test_progress_is_told_and_divergence_is_an_error():
         ({"seeds": [0, 1]}, "seeds"),
         ({"noise_multipliers": [-1.0]}, "negative"),
         ({"noise_multipliers": [np.inf]}, "finite"),
-        ({"clips": [0.0]}, "positive"),
+        ({"max_grad_norms": [0.0]}, "positive"),
         ({"sizes": [0]}, "positive"),
         ({"labels": np.full(90, 3)}, "label"),
         ({"labels": np.zeros(5, np.int64)}, "shape"),
@@ -259,9 +272,9 @@ def test_bad_input_is_refused_with_a_sentence(changes, match):
         {"sampling_rate": 0.0},
         {"sampling_rate": 1.5},
         {"steps": 0},
-        {"clip": 0.0},
+        {"max_grad_norm": 0.0},
         {"learning_rate": float("nan")},
-        {"optimiser": "newton"},
+        {"optimizer": "newton"},
         {"sampling": "sorted"},
         {"l2": -1.0},
     ],
@@ -280,7 +293,7 @@ def _blobs_of_private_release(count=600, seed=0):
 
 def test_without_records_the_weights_move_by_noise_of_the_stated_spread():
     """20,100 exact draws: their mean square is off by 6% with probability < 1e-8."""
-    settings = PrivateSettings(sampling_rate=0.1, steps=1, learning_rate=1.0, clip=0.5)
+    settings = PrivateSettings(sampling_rate=0.1, steps=1, learning_rate=1.0, max_grad_norm=0.5)
     empty = np.zeros((0, 200), np.float32)
     network = train_private(
         empty, np.zeros(0, np.int64), 100, settings=settings, noise_multiplier=2.0, size=400, seed=1
@@ -297,7 +310,7 @@ def test_it_trains_what_the_stacked_engine_trains_when_there_is_hardly_any_noise
         hidden=hidden,
         sampling_rate=1.0,
         steps=20,
-        clip=0.5,
+        max_grad_norm=0.5,
         learning_rate=0.5,
         optimizer="momentum",
         l2=0.001,
@@ -314,7 +327,9 @@ def test_it_trains_what_the_stacked_engine_trains_when_there_is_hardly_any_noise
 @pytest.mark.parametrize("sampling", ["poisson", "shuffled"])
 def test_it_learns_and_no_two_runs_are_alike(sampling):
     features, labels = _blobs_of_private_release()
-    settings = PrivateSettings(sampling_rate=0.3, steps=60, clip=1.0, learning_rate=0.5, sampling=sampling)
+    settings = PrivateSettings(
+        sampling_rate=0.3, steps=60, max_grad_norm=1.0, learning_rate=0.5, sampling=sampling
+    )
     told = []
     runs = [
         train_private(
@@ -364,7 +379,7 @@ def test_a_sweep_trains_every_network_as_if_alone():
     splits.append(split(splits[0].records, size=200, seed=1))
     sweep = train_sweep(splits, epsilons=[5.0, 500.0], accountants=["zcdp", "nc"])
     assert sweep.accuracies().shape == (2, 2, 2)
-    chosen = plan(200, epsilon=500.0, accountant="nc", reading="published", configuration="paper")
+    chosen = plan(200, epsilon=500.0, accountant="nc", analysis="published", preset="paper")
     single = train_private_stack(
         splits[1].records.features,
         splits[1].records.labels,
@@ -387,7 +402,7 @@ def test_splits_of_different_records_and_differing_settings_are_refused():
     with pytest.raises(InvalidInput, match="equal ones"):
         train_sweep([one, split(one.records, size=90, seed=1)], epsilons=[1.0], accountants=["nc"])
     with pytest.raises(InvalidInput, match="one learning rate"):
-        train_sweep([one], epsilons=[1.0, 8.0], accountants=["rdp"], reading="proven", configuration="today")
+        train_sweep([one], epsilons=[1.0, 8.0], accountants=["rdp"], analysis="proven", preset="default")
 
 
 @pytest.mark.slow

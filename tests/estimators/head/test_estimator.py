@@ -34,7 +34,7 @@ PUBLIC = {"classes": (0, 1, 2), "declared_size": 400}
 
 # scikit-learn's checks fit tiny tables (10 to 300 records) and want good accuracy: that needs hardly any noise.
 @parametrize_with_checks(
-    [PrivateHead(epsilon=1e6), PrivateHead(epsilon=1e6, route="output"), PrivateHead(mu=1e4, centring=0.0)]
+    [PrivateHead(epsilon=1e6), PrivateHead(epsilon=1e6, method="output"), PrivateHead(mu=1e4, centring=0.0)]
 )
 def test_scikit_learns_own_checks_pass(estimator, check):
     check(estimator)
@@ -50,7 +50,7 @@ def test_a_head_is_proven_and_states_its_guarantee_within_what_was_asked():
     assert claim.at_delta(1e-5) <= 1.0
     assert claim.extra_delta == 0.0
     assert "THEORY 3.1" in claim.because
-    assert json.loads(json.dumps(claim.to_json()))["parameters"]["route"] == "gradient"
+    assert json.loads(json.dumps(claim.to_json()))["parameters"]["training_method"] == "gradient"
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_a_head_is_proven_and_states_its_guarantee_within_what_was_asked():
         {},
         {"declared_size": 400},
         {"centring": 0.0},
-        {"centring": 0.5, "route": "output"},
-        {"declared_size": 7, "route": "output", "steps": 3},
+        {"centring": 0.5, "method": "output"},
+        {"declared_size": 7, "method": "output", "steps": 3},
         {"steps": 1},
-        {"steps": 77, "clip": 2.0},
+        {"steps": 77, "max_grad_norm": 2.0},
     ],
     ids=str,
 )
@@ -110,13 +110,13 @@ def test_exact_noise_differs_from_fit_to_fit():
     assert first.guarantee_.parameters["noise_source"]["exact"] is True
 
 
-@pytest.mark.parametrize("route", ["gradient", "output"])
-def test_the_order_of_the_records_does_not_matter(route):
+@pytest.mark.parametrize("method", ["gradient", "output"])
+def test_the_order_of_the_records_does_not_matter(method):
     order = np.random.default_rng(0).permutation(400)
-    settings = {"route": route, "random_state": 1, **PUBLIC}
+    settings = {"method": method, "random_state": 1, **PUBLIC}
     first = PrivateHead(**settings).fit(TABLE, LABELS)
     second = PrivateHead(**settings).fit(TABLE[order], LABELS[order])
-    if route == "gradient":
+    if method == "gradient":
         np.testing.assert_array_equal(first.coef_, second.coef_)
     else:
         np.testing.assert_allclose(first.coef_, second.coef_, atol=2 * first.sensitivity_.value)
@@ -127,7 +127,7 @@ def test_the_fitted_minimisers_of_neighbours_are_within_the_certified_sensitivit
     """End to end, with noise too small to see."""
     settings = {
         "mu": 1e9,
-        "route": "output",
+        "method": "output",
         "regularisation": 0.02,
         "centring": 0.0,
         "loss": loss,
@@ -152,7 +152,14 @@ def test_the_fitted_minimisers_of_neighbours_are_within_the_certified_sensitivit
 
 
 def test_one_step_on_neighbours_with_the_same_noise_differs_by_at_most_one_clipped_gradient():
-    settings = {"steps": 1, "centring": 0.0, "random_state": 5, "clip": 0.3, "rate": 30.0, **PUBLIC}
+    settings = {
+        "steps": 1,
+        "centring": 0.0,
+        "random_state": 5,
+        "max_grad_norm": 0.3,
+        "learning_rate": 30.0,
+        **PUBLIC,
+    }
     whole = PrivateHead(**settings).fit(TABLE, LABELS)
     for removed in range(0, 400, 20):
         kept = np.delete(np.arange(400), removed)
@@ -166,11 +173,11 @@ def noise_energy(noise: np.ndarray, deviation: float) -> float:
     return float((np.square(noise / deviation).sum() - freedom) / math.sqrt(2 * freedom))
 
 
-def test_the_output_route_adds_exactly_the_stated_noise():
+def test_the_output_method_adds_exactly_the_stated_noise():
     rng = np.random.default_rng(2)
     features, labels = rng.normal(size=(60, 4000)), rng.integers(3, size=60)
     settings = {
-        "route": "output",
+        "method": "output",
         "regularisation": 0.05,
         "centring": 0.0,
         "classes": (0, 1, 2),
@@ -182,10 +189,16 @@ def test_the_output_route_adds_exactly_the_stated_noise():
     assert abs(noise_energy(noisy.coef_ - clean.coef_, noisy.sensitivity_.value / 0.5)) < 6
 
 
-def test_the_gradient_route_adds_exactly_the_stated_noise_at_every_step():
+def test_the_gradient_method_adds_exactly_the_stated_noise_at_every_step():
     rng = np.random.default_rng(3)
     features, labels = rng.normal(size=(60, 4000)), rng.integers(3, size=60)
-    settings = {"centring": 0.0, "classes": (0, 1, 2), "declared_size": 60, "clip": 1e-3, "rate": 1.0}
+    settings = {
+        "centring": 0.0,
+        "classes": (0, 1, 2),
+        "declared_size": 60,
+        "max_grad_norm": 1e-3,
+        "learning_rate": 1.0,
+    }
     for steps in (1, 4):
         clean = PrivateHead(mu=1e9, steps=steps, **settings).fit(features, labels)
         noisy = PrivateHead(mu=0.5, random_state=0, steps=steps, **settings).fit(features, labels)
@@ -288,7 +301,7 @@ def test_whether_a_head_is_refused_does_not_depend_on_the_labels(alpha, regulari
         np.zeros(60, int),
     ):
         settings = {"loss": "convexified", "alpha": alpha, "regularisation": regularisation}
-        head = PrivateHead(route="output", classes=(0, 1), declared_size=60, centring=0.0, **settings)
+        head = PrivateHead(method="output", classes=(0, 1), declared_size=60, centring=0.0, **settings)
         try:
             fitted = head.fit(records, np.asarray(labels, int))
             outcomes.add((fitted.sensitivity_.value, fitted.plan_.tolerance))
@@ -329,7 +342,7 @@ def test_features_that_are_not_finite_count_as_zero_instead_of_refusing():
 
 
 def test_answers_per_query_are_pure_and_stop_when_paid_out():
-    head = PrivateHead(epsilon=8.0, route="output", release="query", queries=10, **PUBLIC).fit(TABLE, LABELS)
+    head = PrivateHead(epsilon=8.0, method="output", release="query", queries=10, **PUBLIC).fit(TABLE, LABELS)
     claim = head.guarantee_
     assert (claim.definition, claim.status) == ("pure", "proven")
     assert claim.cost == PureCost(8.0)
@@ -346,7 +359,7 @@ def test_answers_per_query_are_pure_and_stop_when_paid_out():
 def test_scores_of_unreleased_weights_stay_within_their_bounds_for_neighbours():
     settings = {
         "epsilon": 1.0,
-        "route": "output",
+        "method": "output",
         "release": "query",
         "classes": (0, 1, 2),
         "declared_size": 25,
@@ -362,7 +375,7 @@ def test_scores_of_unreleased_weights_stay_within_their_bounds_for_neighbours():
 
 
 def test_unreleased_weights_answer_through_any_predictor():
-    head = PrivateHead(epsilon=50.0, route="output", release="query", **PUBLIC).fit(TABLE, LABELS)
+    head = PrivateHead(epsilon=50.0, method="output", release="query", **PUBLIC).fit(TABLE, LABELS)
     budget = Budget(1e4, queries=400)
     answers = Predictor(head.predictor_.model, SampledNeuron(), budget, noise=SeededNoise(0))
     mapped = head.feature_map_.transform(TABLE)
@@ -373,13 +386,13 @@ def test_unreleased_weights_answer_through_any_predictor():
 @pytest.mark.parametrize(
     "settings",
     [
-        {"route": "objective"},
+        {"method": "objective"},
         {"release": "nothing"},
         {"loss": "hinge"},
         {"features": "scattering"},
         {"release": "query"},
-        {"release": "query", "route": "output"},
-        {"release": "query", "route": "output", "declared_size": 400, "mu": 1.0},
+        {"release": "query", "method": "output"},
+        {"release": "query", "method": "output", "declared_size": 400, "mu": 1.0},
         {"loss": "convexified"},
         {"centring": 1.0},
         {"centring": -0.1},
@@ -387,9 +400,9 @@ def test_unreleased_weights_answer_through_any_predictor():
         {"declared_size": 0},
         {"declared_size": -5},
         {"steps": 0},
-        {"rate": -1.0},
-        {"clip": math.nan},
-        {"regularisation": 0.0, "route": "output"},
+        {"learning_rate": -1.0},
+        {"max_grad_norm": math.nan},
+        {"regularisation": 0.0, "method": "output"},
         {"mu": 0.0},
         {"epsilon": -1.0},
         {"delta": 0.0},
@@ -407,7 +420,7 @@ def test_settings_without_meaning_are_refused_with_one_sentence(settings):
 
 
 def test_refitting_leaves_nothing_of_the_former_release_behind():
-    head = PrivateHead(epsilon=5.0, route="output", random_state=0, **PUBLIC).fit(TABLE, LABELS)
+    head = PrivateHead(epsilon=5.0, method="output", random_state=0, **PUBLIC).fit(TABLE, LABELS)
     head.set_params(release="query").fit(TABLE, LABELS)
     assert not hasattr(head, "coef_")
     head.set_params(release="weights").fit(TABLE, LABELS)
@@ -432,17 +445,19 @@ def test_the_plan_depends_on_public_numbers_only_and_keeps_the_noise_on_a_logit(
     ):
         plan = head_plan.gradient_plan(size, features, classes, mu)
         assert head_plan.FEWEST_STEPS <= plan.steps <= head_plan.MOST_STEPS
-        assert plan.rate * plan.clip * plan.steps / (mu * size) == pytest.approx(head_plan.GRADIENT_NOISE)
-    assert head_plan.gradient_plan(1e6, 10, 2, 100.0).rate * head_plan.CLIP == head_plan.LONGEST_STEP
+        assert plan.learning_rate * plan.max_grad_norm * plan.steps / (mu * size) == pytest.approx(
+            head_plan.GRADIENT_NOISE
+        )
+    assert head_plan.gradient_plan(1e6, 10, 2, 100.0).learning_rate * head_plan.CLIP == head_plan.LONGEST_STEP
 
 
 def test_a_rate_that_makes_the_weights_explode_is_refused_on_released_numbers():
     with pytest.raises(InvalidInput, match="smaller rate"):
-        PrivateHead(rate=1e300, random_state=0, **PUBLIC).fit(TABLE, LABELS)
+        PrivateHead(learning_rate=1e300, random_state=0, **PUBLIC).fit(TABLE, LABELS)
 
 
 def test_weights_of_any_reasonable_size_keep_the_sums_exact():
-    head = PrivateHead(rate=1e40, random_state=0, **PUBLIC).fit(TABLE, LABELS)
+    head = PrivateHead(learning_rate=1e40, random_state=0, **PUBLIC).fit(TABLE, LABELS)
     assert np.isfinite(head.coef_).all()
 
 
@@ -455,7 +470,7 @@ def test_shares_of_the_budget_add_up_to_it():
 def test_a_thousand_releases_on_neighbours_cannot_be_told_apart_better_than_the_claim_allows():
     """The best test for one step: the projection on the true difference, whose two laws lie at most mu apart."""
     mu, releases = 2.0, 1000
-    plan = head_plan.GradientPlan(steps=1, rate=1.0, clip=0.3)
+    plan = head_plan.GradientPlan(steps=1, learning_rate=1.0, max_grad_norm=0.3)
     rows = unit_rows(clipped_rows(TABLE[:3].astype(np.float32), 1.0), np.zeros(4), 0.2).astype(np.float32)
     tables = [Table(rows[:kept], LABELS[:kept], 3) for kept in (3, 2)]
     clean = [descend(table, plan, 3.0, 1e9, SeededNoise(0)) for table in tables]
@@ -498,7 +513,7 @@ def test_tables_reach_the_promised_accuracy_with_the_defaults(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "least"),
-    [({"epsilon": 1.0}, 0.965), ({"mu": 1.0}, 0.975), ({"epsilon": 1.0, "route": "output"}, 0.94)],
+    [({"epsilon": 1.0}, 0.965), ({"mu": 1.0}, 0.975), ({"epsilon": 1.0, "method": "output"}, 0.94)],
     ids=str,
 )
 def test_ten_thousand_digits_reach_the_promised_accuracy_with_the_defaults(real_data, settings, least):

@@ -35,7 +35,7 @@ class PrivateSettings:
     activation: str = "tanh"
     sampling_rate: float = 0.1
     steps: int = 100
-    clip: float = 1.0
+    max_grad_norm: float = 1.0
     learning_rate: float = 1.0
     optimizer: Optimizer = "sgd"
     l2: float = 0.0
@@ -58,7 +58,7 @@ class PrivateSettings:
                 f"The sampling rate is {self.sampling_rate} and the number of steps {self.steps}, but must be from "
                 "above 0 to 1, and a whole number from 1 up: give such numbers."
             )
-        for name in ("clip", "learning_rate"):
+        for name in ("max_grad_norm", "learning_rate"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise InvalidInput(f"{name} is {getattr(self, name)}, but it must be positive; try 1.")
         if not (math.isfinite(self.l2) and self.l2 >= 0):
@@ -101,14 +101,14 @@ class Update:
                 weight.sub_(moved, alpha=self._settings.learning_rate)
 
 
-Configuration = Literal["today", "paper"]
-CONFIGURATIONS: tuple[Configuration, ...] = ("today", "paper")
+Preset = Literal["default", "paper"]
+PRESETS: tuple[Preset, ...] = ("default", "paper")
 
 LOGIT_NOISE = 1.5
 """kappa: standard deviation that all noise together may have on a logit."""
 SMALLEST_BATCH, SMALLEST_RATE, STEPS = 1000, 0.1, 100
 CLIP_SHARE = 0.2
-"""The clip norm as a share of the length of the features and the bias."""
+"""The max_grad_norm norm as a share of the length of the features and the bias."""
 LONGEST_STEP = 5.0
 """With hardly any noise a step is limited for stability: eta * S * L is at most this."""
 ADAM_RATE = 0.01
@@ -127,7 +127,7 @@ class Plan:
     epsilon: float
     delta: float
     accountant: Accountant
-    reading: NoiseAnalysis
+    analysis: NoiseAnalysis
     size: int
 
     @property
@@ -143,7 +143,7 @@ class Plan:
             "epsilon": self.epsilon,
             "delta": self.delta,
             "accountant": self.accountant,
-            "reading": self.reading,
+            "analysis": self.analysis,
             "epochs": self.schedule.epochs,
             "declared_size": self.size,
         }
@@ -155,45 +155,43 @@ def plan(
     epsilon: float,
     delta: float | None = None,
     accountant: Accountant = "pld",
-    reading: NoiseAnalysis = "proven",
-    configuration: Configuration = "today",
+    analysis: NoiseAnalysis = "proven",
+    preset: Preset = "default",
     length: float = 1.0,
     **given: Any,
 ) -> Plan:
     """Fill in what is not given (fields of `PrivateSettings`) for a declared size and a length of the features.
 
-    >>> chosen = plan(10_000, epsilon=1.0, configuration="paper", accountant="zcdp", reading="published")
+    >>> chosen = plan(10_000, epsilon=1.0, preset="paper", accountant="zcdp", analysis="published")
     >>> chosen.settings.steps, chosen.settings.sampling, round(chosen.noise_multiplier, 1)
     (10000, 'shuffled', 49.0)
     """
-    if configuration not in CONFIGURATIONS:
-        raise InvalidInput(
-            f"The configuration is {configuration!r}, but must be one of {', '.join(CONFIGURATIONS)}: name one."
-        )
+    if preset not in PRESETS:
+        raise InvalidInput(f"The preset is {preset!r}, but must be one of {', '.join(PRESETS)}: name one.")
     size = checked_size(size)
     if not 0 < length < math.inf:
         raise InvalidInput(
             f"The length of the features is {length!r}, but must be positive: give such a one."
         )
     wanted = {name: value for name, value in given.items() if value is not None}
-    wanted["sampling"] = "poisson" if reading == "proven" else "shuffled"
+    wanted["sampling"] = "poisson" if analysis == "proven" else "shuffled"
     promised = 1 / (10 * size) if delta is None else delta
-    start = _paper(size) if configuration == "paper" else _today(size, length)
-    if configuration == "paper" and "sampling_rate" in wanted and "steps" not in wanted:
+    start = _paper(size) if preset == "paper" else _default(size, length)
+    if preset == "paper" and "sampling_rate" in wanted and "steps" not in wanted:
         wanted["steps"] = max(1, round(PAPER_EPOCHS / wanted["sampling_rate"]))
     settings = replace(start, **wanted)
     schedule = Schedule(settings.sampling_rate, settings.steps)
-    multiplier = noise_multiplier(epsilon, promised, schedule, accountant=accountant, reading=reading)
-    if configuration == "today" and "learning_rate" not in wanted:
+    multiplier = noise_multiplier(epsilon, promised, schedule, accountant=accountant, reading=analysis)
+    if preset == "default" and "learning_rate" not in wanted:
         settings = replace(settings, learning_rate=_rate(settings, multiplier, size, length))
-    return Plan(settings, multiplier, float(epsilon), float(promised), accountant, reading, int(size))
+    return Plan(settings, multiplier, float(epsilon), float(promised), accountant, analysis, int(size))
 
 
-def _today(size: int, length: float) -> PrivateSettings:
+def _default(size: int, length: float) -> PrivateSettings:
     return PrivateSettings(
         sampling_rate=min(1.0, max(SMALLEST_RATE, SMALLEST_BATCH / size)),
         steps=STEPS,
-        clip=CLIP_SHARE * math.sqrt(length * length + 1),
+        max_grad_norm=CLIP_SHARE * math.sqrt(length * length + 1),
         optimizer="momentum",
     )
 
@@ -204,7 +202,7 @@ def _paper(size: int) -> PrivateSettings:
         hidden=(128,),
         sampling_rate=rate,
         steps=max(1, round(PAPER_EPOCHS / rate)),
-        clip=1.0,
+        max_grad_norm=1.0,
         learning_rate=0.001,
         optimizer="adam",
         l2=0.001,
@@ -217,4 +215,4 @@ def _rate(settings: PrivateSettings, multiplier: float, size: int, length: float
         return ADAM_RATE
     gain = _MOMENTUM_GAIN[settings.optimizer]
     noise = multiplier * math.sqrt(settings.steps) * gain / (settings.sampling_rate * size)
-    return min(LOGIT_NOISE / noise, LONGEST_STEP) / (settings.clip * length)
+    return min(LOGIT_NOISE / noise, LONGEST_STEP) / (settings.max_grad_norm * length)

@@ -45,7 +45,7 @@ class Gradients:
 class ClippedSums:
     """Sums over a batch of every record's cross-entropy gradient, each clipped to its network's norm.
 
-    ``inputs`` and ``targets`` hold all records; the last one is the padding and counts nothing. ``clips`` are the
+    ``inputs`` and ``targets`` hold all records; the last one is the padding and counts nothing. ``max_grad_norms`` are the
     networks' norms; ``weights``, if given, multiply the networks' sums. With ``alpha`` the loss of a record is the
     convexified loss of a batch of one, `(1/a) ln[(exp(a*l) + C - 1)/C]`: its gradient is that of the cross-entropy l
     times `1/(1 + (C - 1)*p_y^a)`, since exp(-l) = p_y.
@@ -56,13 +56,13 @@ class ClippedSums:
         network: MLP,
         inputs: Tensor,
         targets: Tensor,
-        clips: Tensor,
+        max_grad_norms: Tensor,
         weights: Tensor | None = None,
         alpha: float | None = None,
     ) -> None:
         self._network, self._inputs, self._targets = network, inputs.contiguous(), targets
         self._lengths = inputs.square().sum(1)
-        self._clips = clips.unsqueeze(1)
+        self._max_grad_norms = max_grad_norms.unsqueeze(1)
         self._weights = None if weights is None else weights.unsqueeze(1)
         self._alpha = alpha
         self._activation = activation(network.activation)
@@ -81,7 +81,7 @@ class ClippedSums:
         norms = (self._lengths[picked].view(shared, width) + 1) * slopes[0].square().sum(-1)
         for signal, slope in zip(signals[1:], slopes[1:], strict=True):
             norms += (signal.square().sum(-1) + 1) * slope.square().sum(-1)
-        factors = (self._clips / norms.sqrt_()).clamp_(max=1.0)
+        factors = (self._max_grad_norms / norms.sqrt_()).clamp_(max=1.0)
         factors *= records != len(self._inputs) - 1
         if self._weights is not None:
             factors *= self._weights
@@ -136,15 +136,15 @@ LARGEST_BATCH = 2**19
 _SLOPE_BITS = 22
 _MANTISSA = 53
 _SHORTENED = 1.0 - 2.0**-40
-"""Norms computed in float64 are right up to 2^-45; scaling to this much less than the clip keeps them below it."""
+"""Norms computed in float64 are right up to 2^-45; scaling to this much less than the max_grad_norm keeps them below it."""
 
 
-def exact_clipped_sum(network: MLP, inputs: Tensor, labels: Tensor, clip: float) -> Gradients:
+def exact_clipped_sum(network: MLP, inputs: Tensor, labels: Tensor, max_grad_norm: float) -> Gradients:
     """Return the sum over all rows of the clipped cross-entropy gradients of a single network, in float64.
 
-    One row more or less changes it by at most ``clip`` in L2, up to the rounding of the finished sum to float64.
+    One row more or less changes it by at most ``max_grad_norm`` in L2, up to the rounding of the finished sum to float64.
     """
-    work = _Work(network, clip)
+    work = _Work(network, max_grad_norm)
     for start in range(0, len(inputs), ROWS_AT_ONCE):
         part = slice(start, start + ROWS_AT_ONCE)
         work.add(inputs[part].double(), labels[part])
@@ -154,11 +154,11 @@ def exact_clipped_sum(network: MLP, inputs: Tensor, labels: Tensor, clip: float)
 class _Work:
     """The public numbers of one step, and the sums so far as whole numbers."""
 
-    def __init__(self, network: MLP, clip: float) -> None:
+    def __init__(self, network: MLP, max_grad_norm: float) -> None:
         widest = max(network.widths)
         self._bits = min(BITS, (_MANTISSA - max(1, math.ceil(math.log2(widest)))) // 2)
-        self._activation, self._clip = network.activation, clip
-        self._unit = 2.0 ** (math.frexp(clip)[1] - _SLOPE_BITS)
+        self._activation, self._max_grad_norm = network.activation, max_grad_norm
+        self._unit = 2.0 ** (math.frexp(max_grad_norm)[1] - _SLOPE_BITS)
         last = len(network.kernels) - 1
         plain = [kernel[0].T if depth == last else kernel[0] for depth, kernel in enumerate(network.kernels)]
         self._forward = [_kernel_on_grid(kernel, 0, self._bits) for kernel in plain]
@@ -174,7 +174,7 @@ class _Work:
         for (size, signal), (steepness, slope) in zip(signals, slopes, strict=True):
             length = size * size * signal.square().sum(1, keepdim=True) + 1.0
             squares = squares + length * (steepness * steepness * slope.square().sum(1, keepdim=True))
-        limit = self._clip * _SHORTENED
+        limit = self._max_grad_norm * _SHORTENED
         factors = limit / torch.clamp(squares.sqrt(), min=limit)
         factors = torch.where(torch.isfinite(squares), factors, 0.0)
         for depth, ((size, signal), (steepness, slope)) in enumerate(zip(signals, slopes, strict=True)):

@@ -5,7 +5,7 @@ are clipped without ghosts. Its own batches and noise are not used: its secure m
 had for the PyTorch pinned here, while `quietmax.noise` draws exact noise from the operating system.
 
 Floating-point sums of a module's gradients cannot be made exact as those of the built-in network are. The noise allows
-for `ROUNDING` of the clip norm, and the guarantee of such a model names that as an assumption.
+for `ROUNDING` of the max_grad_norm norm, and the guarantee of such a model names that as an assumption.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quietmax.noise.release import release_gaussian
 Build = Callable[[int, int], torch.nn.Module]
 
 ROUNDING = 2.0**-10
-"""Added to the sensitivity as a share of the clip norm, for sums in floating point."""
+"""Added to the sensitivity as a share of the max_grad_norm norm, for sums in floating point."""
 ASSUMPTIONS = (
     "The module computes every record of a batch by itself.",
     "One record moves the module's clipped gradient sums, computed in floating point, by at most 1.001 clip norms.",
@@ -53,10 +53,10 @@ def train_private_module(
     ``settings.activation`` play no part. The penalty ``l2`` is on parameters of two or more dimensions.
     """
     inputs, targets = torch.from_numpy(features), torch.from_numpy(labels)
-    clipped = _Clipped(module.train(), settings.clip)
+    clipped = _Clipped(module.train(), settings.max_grad_norm)
     parameters = clipped.parameters
     optimizer = _optimizer(parameters, settings)
-    noise = _Noise(settings.clip, noise_multiplier, seed)
+    noise = _Noise(settings.max_grad_norm, noise_multiplier, seed)
     batches: Iterator[Rows]
     if seed is None:
         batches = unforeseeable_batches(len(inputs), size, settings)
@@ -80,8 +80,8 @@ def train_private_module(
 class _Clipped:
     """Sums of clipped per-example gradients of a module wrapped by Opacus."""
 
-    def __init__(self, module: torch.nn.Module, clip: float) -> None:
-        self._module, self._clip = module, clip
+    def __init__(self, module: torch.nn.Module, max_grad_norm: float) -> None:
+        self._module, self._max_grad_norm = module, max_grad_norm
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if not self.parameters:
             raise InvalidInput("The module has no trainable parameter; give one that can be trained.")
@@ -102,7 +102,10 @@ class _Clipped:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return GradSampleModuleFastGradientClipping(
-                    self._module, loss_reduction="sum", max_grad_norm=self._clip, use_ghost_clipping=ghost
+                    self._module,
+                    loss_reduction="sum",
+                    max_grad_norm=self._max_grad_norm,
+                    use_ghost_clipping=ghost,
                 )
         except (UnsupportedModuleError, NotImplementedError) as problem:
             raise InvalidInput(
@@ -119,7 +122,7 @@ class _Clipped:
             try:
                 finite = self._clip_and_sum(inputs, labels)
             except NotImplementedError:
-                # Tied weights: Opacus clips them without ghosts.
+                # Tied weights: Opacus max_grad_norms them without ghosts.
                 self.released()
                 self._wrapped = self._wrap(ghost=False)
                 finite = self._clip_and_sum(inputs, labels)
@@ -142,7 +145,7 @@ class _Clipped:
         wrapped.zero_grad()
         wrapped.disable_hooks()
         try:
-            weighted = (torch.clamp(self._clip / norms, max=1.0) * losses).sum()
+            weighted = (torch.clamp(self._max_grad_norm / norms, max=1.0) * losses).sum()
             weighted.backward()  # type: ignore[no-untyped-call]
         finally:
             wrapped.enable_hooks()
@@ -160,17 +163,19 @@ class _Clipped:
 class _Noise:
     """Exact noise from the operating system, or seeded noise for experiments."""
 
-    def __init__(self, clip: float, multiplier: float, seed: int | None) -> None:
-        self._clip, self._multiplier = clip, multiplier
+    def __init__(self, max_grad_norm: float, multiplier: float, seed: int | None) -> None:
+        self._max_grad_norm, self._multiplier = max_grad_norm, multiplier
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
 
     def added(self, sums: list[Tensor]) -> list[Tensor]:
         """The sums with noise."""
         if self._generator is not None:
-            spread = self._clip * self._multiplier
+            spread = self._max_grad_norm * self._multiplier
             return [total + spread * torch.randn(total.shape, generator=self._generator) for total in sums]
         vector = torch.cat([total.flatten() for total in sums]).double().numpy()
-        noisy = release_gaussian(vector, sensitivity=self._clip * (1 + ROUNDING), mu=1 / self._multiplier)
+        noisy = release_gaussian(
+            vector, sensitivity=self._max_grad_norm * (1 + ROUNDING), mu=1 / self._multiplier
+        )
         parts = torch.split(torch.from_numpy(noisy.values), [total.numel() for total in sums])
         return [part.view(total.shape).to(total.dtype) for part, total in zip(parts, sums, strict=True)]
 

@@ -1,4 +1,4 @@
-"""DP-SGD for K networks at once, for experiments: each with its own noise, clip norm, seed and records.
+"""DP-SGD for K networks at once, for experiments: each with its own noise, max_grad_norm norm, seed and records.
 
 As in `ensemble`, every operation works on all K networks; the clipped sums need no per-example gradient (see
 `clipped_sums`). Everything is float32 and seeded: repeatable, fast, and for both reasons no protection. A model to be
@@ -7,9 +7,9 @@ released is trained by `private_release`.
 Networks of one seed and the same records see the same batches and the same standard noise, each scaled by its own
 noise multiplier: exactly what each would see alone, drawn once. So a sweep over epsilons compares like with like.
 
-The loss is cross-entropy, which the paper's configuration table names. The convexified loss is no mean of per-example
-losses: a record's weight in it depends on the other records of the batch, so there is no per-example gradient to clip.
-What can be clipped is the convexified loss of each record as a batch of one; ``alpha`` asks for that reading.
+The loss is cross-entropy, which the paper's preset table names. The convexified loss is no mean of per-example
+losses: a record's weight in it depends on the other records of the batch, so there is no per-example gradient to max_grad_norm.
+What can be clipped is the convexified loss of each record as a batch of one; ``alpha`` asks for that analysis.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 from quietmax.accounting.dpsgd import Accountant, NoiseAnalysis
 from quietmax.data.records import Split
 from quietmax.errors import InvalidInput
-from quietmax.estimators.dpsgd.config import Configuration, Plan, PrivateSettings, Update, plan
+from quietmax.estimators.dpsgd.config import Plan, Preset, PrivateSettings, Update, plan
 from quietmax.estimators.dpsgd.gradients import LARGEST_BATCH, ClippedSums, Gradients, exact_clipped_sum
 from quietmax.models.losses import Convexified
 from quietmax.models.mlp import MLP, initial_mlp
@@ -44,23 +44,23 @@ def train_private_stack(
     settings: PrivateSettings,
     noise_multipliers: Sequence[float],
     seeds: Sequence[int],
-    clips: Sequence[float] | None = None,
+    max_grad_norms: Sequence[float] | None = None,
     sizes: Sequence[int] | None = None,
     alpha: float | None = None,
     progress: Progress | None = None,
 ) -> MLP:
     """Train one network per entry of ``rows`` on those records of the shared ``features`` and ``labels``.
 
-    ``clips`` gives each network its own clip norm. ``sizes`` are the public (declared) numbers of records by which
+    ``max_grad_norms`` gives each network its own max_grad_norm norm. ``sizes`` are the public (declared) numbers of records by which
     steps are scaled, by default the true ones. ``alpha`` convexifies each record's loss by itself. A step is
 
-        w <- w - rate * (sum of clipped gradients + N(0, (multiplier*clip)^2)) / (sampling_rate * size),
+        w <- w - rate * (sum of clipped gradients + N(0, (multiplier*max_grad_norm)^2)) / (sampling_rate * size),
 
     or the same gradient given to momentum or Adam.
     """
     inputs = torch.as_tensor(features).to(torch.float32)
     targets = torch.as_tensor(labels).to(torch.int64)
-    limits = [settings.clip] * len(rows) if clips is None else list(clips)
+    limits = [settings.max_grad_norm] * len(rows) if max_grad_norms is None else list(max_grad_norms)
     declared = [len(each) for each in rows] if sizes is None else list(sizes)
     check_records(inputs, targets, classes)
     _check(len(inputs), rows, seeds, noise_multipliers, limits, declared)
@@ -78,8 +78,8 @@ def train_private_stack(
         alpha,
     )
     spreads = [
-        multiplier * clip / batch
-        for multiplier, clip, batch in zip(noise_multipliers, limits, expected, strict=True)
+        multiplier * max_grad_norm / batch
+        for multiplier, max_grad_norm, batch in zip(noise_multipliers, limits, expected, strict=True)
     ]
     noise = _Noise(spreads, batches.streams, seeds)
     gradients, update = Gradients.zeros(network), Update(network, settings)
@@ -99,13 +99,17 @@ def _check(
     rows: Sequence[Rows],
     seeds: Sequence[int],
     multipliers: Sequence[float],
-    clips: Sequence[float],
+    max_grad_norms: Sequence[float],
     sizes: Sequence[int],
 ) -> None:
-    check_networks(rows, records, seeds=seeds, noise_multipliers=multipliers, clips=clips, sizes=sizes)
+    check_networks(
+        rows, records, seeds=seeds, noise_multipliers=multipliers, max_grad_norms=max_grad_norms, sizes=sizes
+    )
     if any(not math.isfinite(each) or each < 0 for each in multipliers):
         raise InvalidInput("A noise multiplier is negative or not finite; give numbers from 0 up.")
-    if any(not math.isfinite(each) or each <= 0 for each in clips) or any(size < 1 for size in sizes):
+    if any(not math.isfinite(each) or each <= 0 for each in max_grad_norms) or any(
+        size < 1 for size in sizes
+    ):
         raise InvalidInput("Clip norms and sizes must be positive; give such numbers.")
 
 
@@ -187,7 +191,7 @@ def _noise_seed(seed: int) -> int:
 
 
 ROUNDING = 2.0**-20
-"""Added to the sensitivity as a share of the clip norm: far more than rounding the finished sum to float64 can do."""
+"""Added to the sensitivity as a share of the max_grad_norm norm: far more than rounding the finished sum to float64 can do."""
 
 
 def train_private(
@@ -204,7 +208,7 @@ def train_private(
     """Train one network with exact noise; ``size`` is the declared number of records, ``seed`` fixes the first weights.
 
     The step is that of `train_private_stack`. A run of ``settings.steps`` steps with Poisson sampling is what
-    `quietmax.accounting.dpsgd.noise_multiplier` calibrates in its proven reading.
+    `quietmax.accounting.dpsgd.noise_multiplier` calibrates in its proven analysis.
     """
     inputs = torch.as_tensor(np.ascontiguousarray(features, dtype=np.float32))
     targets = torch.as_tensor(np.ascontiguousarray(labels, dtype=np.int64))
@@ -223,8 +227,8 @@ def train_private(
     batches = unforeseeable_batches(len(inputs), size, settings)
     for step in range(1, settings.steps + 1):
         batch = torch.from_numpy(next(batches))
-        sums = exact_clipped_sum(network, inputs[batch], targets[batch], settings.clip)
-        update.take(_released(sums, settings.clip, noise_multiplier, settings.sampling_rate * size))
+        sums = exact_clipped_sum(network, inputs[batch], targets[batch], settings.max_grad_norm)
+        update.take(_released(sums, settings.max_grad_norm, noise_multiplier, settings.sampling_rate * size))
         check_weights([tensor for _, tensor in network.parameters()])
         if progress is not None and (step % 16 == 0 or step == settings.steps):
             progress(step, settings.steps)
@@ -251,10 +255,14 @@ def unforeseeable_batches(records: int, size: int, settings: PrivateSettings) ->
             yield from np.split(np.argsort(words, kind="stable"), range(width, max(records, 1), width))
 
 
-def _released(sums: Gradients, clip: float, noise_multiplier: float, expected_batch: float) -> Gradients:
+def _released(
+    sums: Gradients, max_grad_norm: float, noise_multiplier: float, expected_batch: float
+) -> Gradients:
     """All gradients of one step with noise, divided by the expected batch."""
     vector: Tensor = torch.cat([tensor.flatten() for tensor in sums.tensors()])
-    noisy = release_gaussian(vector.numpy(), sensitivity=clip * (1 + ROUNDING), mu=1 / noise_multiplier)
+    noisy = release_gaussian(
+        vector.numpy(), sensitivity=max_grad_norm * (1 + ROUNDING), mu=1 / noise_multiplier
+    )
     parts = torch.split(
         torch.from_numpy(noisy.values) / expected_batch, [tensor.numel() for tensor in sums.tensors()]
     )
@@ -294,8 +302,8 @@ def train_sweep(
     *,
     epsilons: Sequence[float],
     accountants: Sequence[Accountant],
-    reading: NoiseAnalysis = "published",
-    configuration: Configuration = "paper",
+    analysis: NoiseAnalysis = "published",
+    preset: Preset = "paper",
     alpha: float | None = None,
     progress: Progress | None = None,
 ) -> Sweep:
@@ -314,14 +322,14 @@ def train_sweep(
         )
     records, size = data[0].records, sizes.pop()
     plans = [
-        plan(size, epsilon=epsilon, accountant=accountant, reading=reading, configuration=configuration)
+        plan(size, epsilon=epsilon, accountant=accountant, analysis=analysis, preset=preset)
         for accountant in accountants
         for epsilon in epsilons
     ]
     settings = plans[0].settings
     if any(each.settings != settings for each in plans):
         raise InvalidInput(
-            "A sweep needs one learning rate for all networks; take the configuration 'paper', or train one by one."
+            "A sweep needs one learning rate for all networks; take the preset 'paper', or train one by one."
         )
     networks = train_private_stack(
         records.features,

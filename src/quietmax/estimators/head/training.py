@@ -1,6 +1,6 @@
 """How a head is trained: settings computed from public numbers only, the same rule for every data set.
 
-The rule of the gradient route is one number. After T steps of rate eta, noise of standard deviation `kappa
+The rule of the gradient method is one number. After T steps of learning_rate eta, noise of standard deviation `kappa
 = eta * S * T / (mu * N)` has gathered on every logit (features have length 1), so eta follows from a chosen
 kappa. In trials on MNIST, CIFAR-10, Adult, Location and small tables, at N from 120 to 60,000 and epsilon
 from 1 to 10, kappa = 0.7 was the best or as good as the best, whatever T, S, the number of classes and of
@@ -49,7 +49,7 @@ BIAS = 0.2
 GRADIENT_NOISE = 0.7
 """kappa: standard deviation that all noise together may have on a logit."""
 OUTPUT_NOISE = 0.25
-"""The same for the output route, whose logits are kept small by the regulariser."""
+"""The same for the output method, whose logits are kept small by the regulariser."""
 QUERY_NOISE = 0.15
 """The same for answers per query, where epsilon takes the place of mu."""
 CLIP = 0.2
@@ -81,11 +81,11 @@ def default_features(columns: int, image_shape: tuple[int, int, int] | None = No
 
 @dataclass(frozen=True)
 class GradientPlan:
-    """T full-batch steps `W <- W - (rate / size) * (clipped gradient sum + noise)`."""
+    """T full-batch steps `W <- W - (learning_rate / size) * (clipped gradient sum + noise)`."""
 
     steps: int
-    rate: float
-    clip: float
+    learning_rate: float
+    max_grad_norm: float
 
     def to_json(self) -> dict[str, Any]:
         """The three numbers."""
@@ -111,8 +111,8 @@ def gradient_plan(
     mu: float,
     *,
     steps: int | None = None,
-    rate: float | None = None,
-    clip: float | None = None,
+    learning_rate: float | None = None,
+    max_grad_norm: float | None = None,
 ) -> GradientPlan:
     """Fill in what is not given, for a declared size and mu of all the steps together.
 
@@ -123,10 +123,10 @@ def gradient_plan(
     if steps is None:
         affordable = max(FEWEST_STEPS, min(MOST_STEPS, int(VALUES_DRAWN / (features * classes))))
         steps = min(max(math.ceil(strength / SHORT_STEP), FEWEST_STEPS), affordable)
-    clip = CLIP if clip is None else clip
-    if rate is None:
-        rate = min(strength / steps, LONGEST_STEP) / clip
-    return GradientPlan(int(steps), float(rate), float(clip))
+    max_grad_norm = CLIP if max_grad_norm is None else max_grad_norm
+    if learning_rate is None:
+        learning_rate = min(strength / steps, LONGEST_STEP) / max_grad_norm
+    return GradientPlan(int(steps), float(learning_rate), float(max_grad_norm))
 
 
 def output_plan(
@@ -217,7 +217,7 @@ def centred(rows: NDArray[np.float32], centre: Floats, bias: float) -> NDArray[n
 
 def gradient_sensitivity(table: Table, plan: GradientPlan) -> Sensitivity:
     """How far one record moves a released gradient sum."""
-    return certified.head_gradient(plan.clip, coordinates=table.classes * table.features, grid=GRID)
+    return certified.head_gradient(plan.max_grad_norm, coordinates=table.classes * table.features, grid=GRID)
 
 
 def descend(
@@ -236,12 +236,12 @@ def descend(
     per_step = mu / math.sqrt(plan.steps)
     weights = np.zeros((table.classes, table.features))
     for step in range(plan.steps):
-        total = gradient_sum(table, weights, plan.clip)
+        total = gradient_sum(table, weights, plan.max_grad_norm)
         noisy = release_gaussian(total, sensitivity=sensitivity.value, mu=per_step, source=source).values
-        weights = weights - (plan.rate / size) * noisy
+        weights = weights - (plan.learning_rate / size) * noisy
         if not np.abs(weights).max() < _LARGEST_WEIGHT:  # decided on released numbers alone
             raise InvalidInput(
-                f"The weights grew beyond bounds at rate {plan.rate:g}; choose a smaller rate."
+                f"The weights grew beyond bounds at learning_rate {plan.learning_rate:g}; choose a smaller learning_rate."
             )
         if watch is not None:
             watch(step + 1, weights)
