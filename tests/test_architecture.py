@@ -1,8 +1,10 @@
-"""Imports go one way, as drawn in the architecture page."""
+"""The structure of the package: imports go one way, and the public names are imported on first use."""
 
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 import quietmax
 
 ROOT = Path(quietmax.__file__).parent
-# What a package may import of ours: the packages before it. `errors` and `version` are open to all.
+# What a package may import of ours: itself and the packages before it. Everything may import `errors`.
 ORDER = [
     "_io",
     "_plugins",
@@ -29,10 +31,11 @@ ORDER = [
     "attacks",
     "audit",
     "experiments",
-    "surface",
     "cli",
 ]
 APART = {"spending", "accounting", "noise", "_io", "_plugins"}
+"""These import no other package of ours."""
+HEAVY = ("torch", "sklearn", "pandas", "scipy", "matplotlib")
 
 
 def _packages() -> list[str]:
@@ -40,6 +43,7 @@ def _packages() -> list[str]:
 
 
 def _imported(path: Path) -> set[str]:
+    """Return the packages of ours that a file imports."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -48,14 +52,14 @@ def _imported(path: Path) -> set[str]:
             if node.module == "quietmax":
                 names = [f"quietmax.{alias.name}" for alias in node.names]
         found |= {name.split(".")[1] for name in names if name.startswith("quietmax.")}
-    return found - {"errors", "version"}
+    return found - {"errors", "__version__"}
 
 
-@pytest.mark.parametrize(
-    "package", [name for name in _packages() if name not in ("__init__", "errors", "version")]
-)
-def test_a_package_imports_only_what_stands_before_it(package):
-    assert package in ORDER, f"{package} has no place in the order; add it to the architecture and to ORDER"
+@pytest.mark.parametrize("package", [name for name in _packages() if name not in ("__init__", "errors")])
+def test_a_package_imports_only_the_packages_before_it(package: str) -> None:
+    assert package in ORDER, (
+        f"{package} has no place in the order; add it to docs/architecture.md and to ORDER"
+    )
     allowed = set(ORDER[: ORDER.index(package) + 1])
     if package in APART:
         allowed = {package}
@@ -65,11 +69,50 @@ def test_a_package_imports_only_what_stands_before_it(package):
         assert _imported(path) <= allowed, f"{path.relative_to(ROOT)} imports against the order"
 
 
-def test_errors_and_version_import_nothing_of_ours():
+def test_errors_imports_nothing_of_ours() -> None:
     assert _imported(ROOT / "errors.py") == set()
-    assert _imported(ROOT / "version.py") == set()
 
 
-def test_no_module_is_named_for_leftovers():
+def test_no_module_is_named_for_leftovers() -> None:
     leftovers = {"utils", "helpers", "common", "misc"}
     assert not leftovers & {path.stem for path in ROOT.rglob("*.py")}
+
+
+def test_importing_quietmax_or_its_command_line_imports_no_heavy_library() -> None:
+    program = f"import sys, quietmax, quietmax.cli; print([name for name in {HEAVY} if name in sys.modules])"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"
+
+
+def test_type_checkers_see_the_same_public_names_as_users() -> None:
+    """The imports under TYPE_CHECKING name the module that `__getattr__` takes each name from."""
+    (checked,) = (
+        node
+        for node in ast.parse((ROOT / "__init__.py").read_text(encoding="utf-8")).body
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    )
+    seen = {}
+    for node in checked.body:
+        assert isinstance(node, ast.ImportFrom)
+        assert node.module is not None
+        for alias in node.names:
+            seen[alias.name] = node.module.removeprefix("quietmax").removeprefix(".")
+    packages = {
+        name: "" for name in quietmax.__all__ if name not in quietmax._MODULES and name != "__version__"
+    }
+    assert seen == {**quietmax._MODULES, **packages}
+
+
+@pytest.mark.parametrize("name", quietmax.__all__)
+def test_every_public_name_can_be_imported(name: str) -> None:
+    assert getattr(quietmax, name) is not None
+    assert name in dir(quietmax)
+
+
+def test_a_star_import_gives_the_public_names_and_an_unknown_name_is_an_error() -> None:
+    names: dict[str, object] = {}
+    exec("from quietmax import *", names)
+    assert set(quietmax.__all__) <= set(names)
+    assert quietmax.noise.SeededNoise is quietmax.SeededNoise
+    with pytest.raises(AttributeError, match="no attribute 'Bugdet'"):
+        quietmax.Bugdet  # noqa: B018

@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quietmax.accounting import Budget, GaussianCost, PureCost
-from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
+from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators.teachers import VOTE_BOUNDS, TeacherEnsemble
 from quietmax.mechanisms import Algorithm1, Answers, NoisyMax
 from quietmax.models import Model, TorchModel, TrainingSettings
 from quietmax.models.mlp import initial_mlp
 from quietmax.noise import EXACT, ExactNoise, SeededNoise
 from quietmax.predictor import Predictor
-from quietmax.spending import BudgetExhausted, FileAccount
+from quietmax.spending import FileAccount
 
 
 def _model(classes: int = 4) -> Model:
@@ -262,7 +262,7 @@ def test_a_file_account_outlives_the_process_and_is_shared(tmp_path):
 
 def test_four_processes_share_a_file_account_exactly(tmp_path):
     script = (
-        "import sys\nfrom quietmax.spending import BudgetExhausted, FileAccount\n"
+        "import sys\nfrom quietmax import BudgetExhausted, FileAccount\n"
         "account, paid = FileAccount(sys.argv[1]), 0\n"
         "for _ in range(100):\n    try:\n        account.charge(1, 300)\n        paid += 1\n"
         "    except BudgetExhausted:\n        pass\nprint(paid)"

@@ -21,14 +21,14 @@ def _model():
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (lambda: qm.load(3), "give its name"),
-        (lambda: qm.train(ROWS), "give a split"),
-        (lambda: qm.train("mnist-5k"), "give a split"),
-        (lambda: qm.TrainingSettings(learning_rate="a"), "learning_rate is of type str"),
-        (lambda: qm.TrainingSettings(epochs=None), "epochs is of type NoneType"),
+        (lambda: qm.load(3), "name must be the name of a data set"),
+        (lambda: qm.train(ROWS), "data must be a Split"),
+        (lambda: qm.train("mnist-5k"), "data must be a Split"),
+        (lambda: qm.TrainingSettings(learning_rate="a"), "learning_rate must be a number, got a value of type str"),
+        (lambda: qm.TrainingSettings(epochs=None), "epochs must be a number, got a value of type NoneType"),
         (lambda: qm.Predictor(_model(), "algorithm1", qm.Budget(1.0)), "is no mechanism"),
-        (lambda: qm.Predictor(_model(), qm.Algorithm1("gaussian"), 1.0), "give a Budget"),
-        (lambda: qm.Predictor(ROWS, qm.Algorithm1("gaussian"), qm.Budget(1.0)), "give a trained model"),
+        (lambda: qm.Predictor(_model(), qm.Algorithm1("gaussian"), 1.0), "budget must be a Budget"),
+        (lambda: qm.Predictor(ROWS, qm.Algorithm1("gaussian"), qm.Budget(1.0)), "model must be a trained model"),
         (lambda: qm.PrivateHead(classes=3, declared_size=8).fit(ROWS, LABELS), "classes are no list"),
     ],
 )

@@ -1,5 +1,7 @@
 """Private predictions from ordinary classifiers, with guarantees you can audit.
 
+Names are imported on first use, so that ``import quietmax`` does not import PyTorch.
+
 >>> import quietmax as qm
 >>> data = qm.load("mnist-5k", records=500)
 >>> model = qm.train(data, alpha=1.0, settings=qm.TrainingSettings(epochs=2))
@@ -15,19 +17,110 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+__version__ = "0.2.0.dev0"
+
 if TYPE_CHECKING:
-    from quietmax.surface import *  # noqa: F403
-else:
+    from quietmax import attacks as attacks
+    from quietmax import audit as audit
+    from quietmax import sensitivity as sensitivity
+    from quietmax.accounting.budget import Budget as Budget
+    from quietmax.accounting.costs import GaussianCost as GaussianCost
+    from quietmax.accounting.costs import PureCost as PureCost
+    from quietmax.accounting.guarantee import Guarantee as Guarantee
+    from quietmax.data.load import load as load
+    from quietmax.data.records import Records as Records
+    from quietmax.data.records import Split as Split
+    from quietmax.data.registry import datasets as datasets
+    from quietmax.errors import BudgetExhausted as BudgetExhausted
+    from quietmax.errors import QuietmaxError as QuietmaxError
+    from quietmax.estimators.dpsgd.estimator import DPSGD as DPSGD
+    from quietmax.estimators.head.estimator import PrivateHead as PrivateHead
+    from quietmax.estimators.teachers import Teachers as Teachers
+    from quietmax.mechanisms.algorithm1 import Algorithm1 as Algorithm1
+    from quietmax.mechanisms.base import Answerer as Answerer
+    from quietmax.mechanisms.noisy_max import GaussianScores as GaussianScores
+    from quietmax.mechanisms.noisy_max import NoisyMax as NoisyMax
+    from quietmax.mechanisms.sampled_neuron import SampledNeuron as SampledNeuron
+    from quietmax.models.losses import Convexified as Convexified
+    from quietmax.models.losses import CrossEntropy as CrossEntropy
+    from quietmax.models.losses import Quadratic as Quadratic
+    from quietmax.models.serialization import load_model as load_model
+    from quietmax.models.serialization import save_model as save_model
+    from quietmax.models.stacked import TrainingSettings as TrainingSettings
+    from quietmax.models.training import Model as Model
+    from quietmax.models.training import TorchModel as TorchModel
+    from quietmax.models.training import train as train
+    from quietmax.models.training import train_many as train_many
+    from quietmax.models.training import train_module as train_module
+    from quietmax.noise.sources import ExactNoise as ExactNoise
+    from quietmax.noise.sources import SeededNoise as SeededNoise
+    from quietmax.predictor import Predictor as Predictor
+    from quietmax.spending import FileAccount as FileAccount
+
+_MODULES = {
+    "DPSGD": "estimators.dpsgd.estimator",
+    "Algorithm1": "mechanisms.algorithm1",
+    "Answerer": "mechanisms.base",
+    "Budget": "accounting.budget",
+    "BudgetExhausted": "errors",
+    "Convexified": "models.losses",
+    "CrossEntropy": "models.losses",
+    "ExactNoise": "noise.sources",
+    "FileAccount": "spending",
+    "GaussianCost": "accounting.costs",
+    "GaussianScores": "mechanisms.noisy_max",
+    "Guarantee": "accounting.guarantee",
+    "Model": "models.training",
+    "NoisyMax": "mechanisms.noisy_max",
+    "Predictor": "predictor",
+    "PrivateHead": "estimators.head.estimator",
+    "PureCost": "accounting.costs",
+    "Quadratic": "models.losses",
+    "QuietmaxError": "errors",
+    "Records": "data.records",
+    "SampledNeuron": "mechanisms.sampled_neuron",
+    "SeededNoise": "noise.sources",
+    "Split": "data.records",
+    "Teachers": "estimators.teachers",
+    "TorchModel": "models.training",
+    "TrainingSettings": "models.stacked",
+    "datasets": "data.registry",
+    "load": "data.load",
+    "load_model": "models.serialization",
+    "save_model": "models.serialization",
+    "train": "models.training",
+    "train_many": "models.training",
+    "train_module": "models.training",
+}
+"""The module, below `quietmax`, that defines each public name."""
+_PACKAGES = (
+    "accounting",
+    "attacks",
+    "audit",
+    "data",
+    "estimators",
+    "mechanisms",
+    "models",
+    "noise",
+    "sensitivity",
+)
+"""The packages that can be used after ``import quietmax`` alone, as in ``quietmax.attacks.Shadow``."""
+
+__all__ = [*_MODULES, "__version__", "attacks", "audit", "sensitivity"]
+
+
+if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Import the packages when a name is first wanted, so that a command that needs none of them starts at once."""
-        surface = import_module("quietmax.surface")
-        if hasattr(surface, name):
-            return getattr(surface, name)
-        if name in globals():  # a package that came with the surface, as in quietmax.accounting
-            return globals()[name]
+        """Import a public name, or a package, when it is first used."""
+        if name in _MODULES:
+            value = getattr(import_module(f"quietmax.{_MODULES[name]}"), name)
+            globals()[name] = value
+            return value
+        if name in _PACKAGES:
+            return import_module(f"quietmax.{name}")
         raise AttributeError(f"module 'quietmax' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *import_module("quietmax.surface").__all__})
+    return sorted({*globals(), *__all__, *_PACKAGES})

@@ -1,4 +1,7 @@
-"""What Quietmax raises: one clear sentence saying what was wrong, what was expected and what to do."""
+"""The exceptions that Quietmax raises, and the sentences that several modules share.
+
+A message says what is wrong and what is valid. It never contains a value of a private record.
+"""
 
 from __future__ import annotations
 
@@ -7,55 +10,105 @@ from collections.abc import Iterable
 
 
 class QuietmaxError(Exception):
-    """Any refusal or failure a user can provoke; the command line prints its sentence and exits with 1."""
+    """Base class of all errors that a user can cause. The command line prints the message and exits with 1."""
 
 
 class InvalidInput(QuietmaxError, ValueError):
-    """The caller's input is wrong; nothing was written and nothing was spent."""
+    """The caller's input is invalid. Nothing was written and nothing was charged."""
 
 
 class DataUnavailable(QuietmaxError):
-    """A data file is missing, incomplete or not the expected one."""
+    """A file is missing, incomplete or not the expected one."""
 
 
-def unknown_name(what: str, name: str, known: Iterable[str], otherwise: str = "") -> InvalidInput:
-    """The refusal of a name that is not among the known ones; it suggests the nearest, if one is near.
+class BudgetExhausted(QuietmaxError):
+    """The privacy budget does not pay for the queries. None was answered and nothing was charged."""
 
+
+class LedgerUnavailable(QuietmaxError):
+    """The database cannot be reached or written. No charge is known to be durable, so nothing may be answered."""
+
+
+class LedgerDamaged(QuietmaxError):
+    """The ledger contradicts itself, or has a format that this version does not know."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str], also: str = "") -> InvalidInput:
+    """Return the error for a name that is not registered; it suggests a similar name if there is one.
+
+    Parameters
+    ----------
+    kind : str
+        What is named, in the singular: ``"attack"``.
+    name : str
+        The name that was given.
+    known : iterable of str
+        The valid names.
+    also : str
+        What else is valid, appended to the list of names.
+
+    Returns
+    -------
+    InvalidInput
+        The error, to be raised by the caller.
+
+    Examples
+    --------
     >>> print(unknown_name("attack", "shadw", ["lira", "shadow"]))
-    There is no attack 'shadw' among lira, shadow; name one of them (did you mean 'shadow'?).
+    Unknown attack 'shadw' (did you mean 'shadow'?). Valid: lira, shadow.
     """
     names = list(known)
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     meant = f" (did you mean '{near[0]}'?)" if near else ""
-    return InvalidInput(
-        f"There is no {what} '{name}' among {', '.join(names)}; name one of them{meant}{otherwise}."
-    )
+    return InvalidInput(f"Unknown {kind} '{name}'{meant}. Valid: {', '.join(names)}{also}.")
 
 
-def expect(value: object, kinds: type | tuple[type, ...], what: str, wanted: str) -> None:
-    """Refuse a value of another type than is taken.
+def check_type(value: object, types: type | tuple[type, ...], name: str, expected: str) -> None:
+    """Raise `InvalidInput` if a value has another type than the expected ones.
 
-    >>> expect("1", float, "The budget", "a Budget")
+    Parameters
+    ----------
+    value : object
+        The value to check.
+    types : type or tuple of type
+        The types that are accepted.
+    name : str
+        What the message calls the value: the argument's name.
+    expected : str
+        What the message says that the value must be.
+
+    Raises
+    ------
+    InvalidInput
+        If the value is not an instance of `types`.
+
+    Examples
+    --------
+    >>> check_type("1", float, "epsilon", "a number")
     Traceback (most recent call last):
     ...
-    quietmax.errors.InvalidInput: The budget is of type str, which is not taken; give a Budget.
+    quietmax.errors.InvalidInput: epsilon must be a number, got a value of type str.
     """
-    if not isinstance(value, kinds):
-        raise InvalidInput(f"{what} is of type {type(value).__name__}, which is not taken; give {wanted}.")
+    if not isinstance(value, types):
+        raise InvalidInput(f"{name} must be {expected}, got a value of type {type(value).__name__}.")
 
 
-def words_of(problem: BaseException) -> str:
-    """What another library says, short enough to stand in a sentence of ours: its first line, or the kind of problem.
+def short_message(error: BaseException) -> str:
+    """Return the first line of an error's message, at most 160 characters; the type's name if it has no message.
 
-    >>> words_of(ValueError("too wide\\nby 3")), words_of(ValueError())
+    Parameters
+    ----------
+    error : BaseException
+        An exception that another library raised.
+
+    Returns
+    -------
+    str
+        Text that fits into a sentence.
+
+    Examples
+    --------
+    >>> short_message(ValueError("too wide\\nby 3")), short_message(ValueError())
     ('too wide', 'ValueError')
     """
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:160]
-
-
-class LedgerUnavailable(QuietmaxError):
-    """The database cannot be reached or written; nothing is known to be charged, so nothing may be answered."""
-
-
-class LedgerDamaged(QuietmaxError):
-    """The ledger contradicts itself, or is of a kind this program does not know."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]

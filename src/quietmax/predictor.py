@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from quietmax.accounting.budget import LIMIT, Budget, Meter
 from quietmax.accounting.costs import Cost
 from quietmax.accounting.guarantee import Guarantee
-from quietmax.errors import InvalidInput, expect
+from quietmax.errors import InvalidInput, check_type
 from quietmax.mechanisms import PROVEN
 from quietmax.mechanisms.base import Answerer, Answers, Mechanism, releases_probabilities
 from quietmax.models.training import Classifier
@@ -55,8 +55,8 @@ class Predictor:
             raise InvalidInput(
                 f"stored_answers is {stored_answers}, but must be 0 (none are kept) or more; give such a number."
             )
-        expect(model, Classifier, "The model", "a trained model, as quietmax.train returns it")
-        expect(budget, Budget, "The budget", "a Budget, as in Budget(epsilon=1.0, queries=100)")
+        check_type(model, Classifier, "model", "a trained model, as quietmax.train returns it")
+        check_type(budget, Budget, "budget", "a Budget, as in Budget(epsilon=1.0, queries=100)")
         if not hasattr(mechanism, "prepared"):
             raise InvalidInput(
                 f"{mechanism!r} is no mechanism; give one, as in Algorithm1(noise='gaussian')."

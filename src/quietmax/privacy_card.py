@@ -18,7 +18,7 @@ from typing import Any
 
 from quietmax._io import atomic_write
 from quietmax.accounting.guarantee import Guarantee
-from quietmax.errors import DataUnavailable, QuietmaxError, words_of
+from quietmax.errors import DataUnavailable, QuietmaxError, short_message
 from quietmax.estimators.serialization import open_private
 from quietmax.estimators.validation import SIZE
 from quietmax.models.serialization import read_description
@@ -237,7 +237,7 @@ def read_card(folder: str | Path) -> PrivacyCard:
         card.rows()  # so that a value of a wrong kind is noticed here, and not when the card is shown
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
         raise DataUnavailable(
-            f"The model in {place} is damaged ({words_of(problem)}); train it again or restore a copy."
+            f"The model in {place} is damaged ({short_message(problem)}); train it again or restore a copy."
         ) from problem
     return card
 

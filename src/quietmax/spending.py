@@ -12,14 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
+from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
 
 ACCOUNT_FILE = "account.json"
 """Where a model folder counts the answers paid for."""
-
-
-class BudgetExhausted(QuietmaxError):
-    """The budget does not pay for the queries asked; none was answered and nothing was spent."""
 
 
 class Account(Protocol):

@@ -40,7 +40,7 @@ def test_the_wheel_holds_the_package_its_data_and_nothing_else(tmp_path):
     inside = {name for name in names if ".dist-info/" not in name}
     assert {"quietmax/py.typed", "quietmax/experiments/paper/curves.csv"} <= inside
     assert inside == source
-    from quietmax.version import __version__
+    from quietmax import __version__
 
     assert f"Version: {__version__}" in metadata
     assert "License-Expression: Apache-2.0" in metadata

@@ -12,7 +12,7 @@ import torch
 
 from quietmax.accounting import Budget, epsilon_of
 from quietmax.data import Encoding, NumericColumn
-from quietmax.errors import DataUnavailable, InvalidInput
+from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput
 from quietmax.estimators import DPSGD, PrivateHead, Teachers, open_private, save_private
 from quietmax.ledger import Terms
 from quietmax.models import CrossEntropy, TrainingSettings
@@ -20,7 +20,7 @@ from quietmax.models.features import Identity, UnitNorm
 from quietmax.predictor import Predictor
 from quietmax.privacy_card import read_card
 from quietmax.server import load_servables
-from quietmax.spending import BudgetExhausted, FileAccount
+from quietmax.spending import FileAccount
 
 
 def _data():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from quietmax.accounting import Budget
-from quietmax.errors import InvalidInput
+from quietmax.errors import BudgetExhausted, InvalidInput
 from quietmax.estimators import validation as conditions
 from quietmax.estimators.teachers import (
     VOTE_BOUNDS,
@@ -22,7 +22,6 @@ from quietmax.estimators.teachers import (
 )
 from quietmax.models import CrossEntropy, TrainingSettings, train_independent
 from quietmax.models.features import FrozenModule, UnitNorm
-from quietmax.spending import BudgetExhausted
 
 FAST = TrainingSettings(hidden=(8,), loss=CrossEntropy(), learning_rate=0.02, epochs=15, batch_size=16)
 LINEAR = TrainingSettings(hidden=(), loss=CrossEntropy(), learning_rate=0.05, epochs=5, batch_size=8)

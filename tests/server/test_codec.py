@@ -25,12 +25,11 @@ from tritonclient.utils import InferenceServerException
 
 from quietmax.accounting import LIMIT
 from quietmax.data import CategoricalColumn, Encoding, NumericColumn
-from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError
 from quietmax.ledger import Terms
 from quietmax.models import Model, TrainingSettings, save_model
 from quietmax.models.mlp import initial_mlp
 from quietmax.server import Client, Settings
-from quietmax.spending import BudgetExhausted
 from tests.server.running_service import CLASSES, FEATURES, inference, running, some_rows
 
 

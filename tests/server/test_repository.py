@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from quietmax.accounting import LIMIT, GaussianCost, Guarantee, PureCost
-from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
+from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators import open_private
 from quietmax.ledger import Ledger, Terms
 from quietmax.server import deploy, load_servables
 from quietmax.server.deployment import Deployment, Deployments, account_name
 from quietmax.server.repository import LOADERS, Folder, named_folder, paid_at_training
-from quietmax.spending import BudgetExhausted, FileAccount
+from quietmax.spending import FileAccount
 from tests.server.running_service import FEATURES, some_rows
 
 

@@ -1,4 +1,4 @@
-"""The command line: a thin skin over the packages."""
+"""The command line. A command's module is imported only when the command is called."""
 
 from __future__ import annotations
 
@@ -7,33 +7,36 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 import typer
+from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
-from quietmax.errors import QuietmaxError
-from quietmax.version import __version__
+from quietmax import __version__
+from quietmax.errors import InvalidInput, QuietmaxError
 
-# Options that take several values in a row, as in --datasets mnist location.
-_LISTS = frozenset({"--datasets", "--methods", "--epsilons", "--attacks"})
-
-# Every command is the module of its name: a function `command`, or a Typer `app` for a group.
+# Each command is the module of its name, with a function `command`, or a Typer `app` if it has subcommands.
 COMMANDS = {
-    "demo": "The whole story on real digits, in two minutes.",
-    "datasets": "What data sets there are, and where their files come from.",
-    "train": "Train on a data set or your own table; see --private.",
-    "sensitivity": "The paper's sensitivities of a network: formulas, not bounds.",
-    "predict": "Answer the queries of a file, with the guarantee's status.",
-    "attack": "Can members be told from a model's answers?",
-    "audit": "Test a claim: what an adversary can show against it.",
-    "card": "The one-page privacy card of a model.",
-    "serve": "Answer over HTTP; every answer is paid for in the ledger first.",
-    "ledger": "Budgets, keys and the journal.",
-    "compare": "Privacy and utility of every method on your own data.",
-    "reproduce": "The paper's tables and figures, its numbers beside ours.",
+    "demo": "End-to-end demo on MNIST digits (two minutes).",
+    "datasets": "List the data sets and where their files come from.",
+    "train": "Train a network, a private head, teachers or DP-SGD.",
+    "sensitivity": "Compute the paper's sensitivity formulas.",
+    "predict": "Answer the queries in a file.",
+    "attack": "Run membership-inference attacks on a model.",
+    "audit": "Search for lower bounds on a claimed epsilon.",
+    "card": "Show the privacy card of a model.",
+    "serve": "Serve models over HTTP.",
+    "ledger": "Manage budgets, API keys and the audit log.",
+    "compare": "Compare the privacy and utility of all methods on your data.",
+    "reproduce": "Reproduce the paper's tables and figures.",
 }
+# Options that take several values in a row, as in --datasets mnist location.
+_LIST_OPTIONS = frozenset({"--datasets", "--methods", "--epsilons", "--attacks"})
+
+# Typer raises its own copy of click's UsageError, which it does not export.
+_UsageError: Any = typer.BadParameter.__base__
 
 
-class Commands(TyperGroup):
-    """The commands by name and summary; a command's module is imported when it is called, as torch takes seconds."""
+class _Commands(TyperGroup):
+    """All commands with their summaries; the module of a command is imported when the command is called."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -41,31 +44,52 @@ class Commands(TyperGroup):
             self.add_command(TyperCommand(name, help=summary))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command called, in earnest."""
         name, *rest = args
-        return (name, loaded(name), rest) if name in COMMANDS else super().resolve_command(ctx, args)
+        return (name, load_command(name), rest) if name in COMMANDS else super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interruption:
+            _fail(str(interruption) or "Interrupted.", 130)
 
 
-def loaded(name: str) -> Any:
-    """Import a command's module and build its parser."""
-    try:
-        module = import_module(f"quietmax.cli.{name}")
-    except ModuleNotFoundError as missing:
-        if (missing.name or "").startswith("quietmax"):
-            raise
-        raise QuietmaxError(
-            f"'quietmax {name}' needs further packages ({missing.name} is missing); "
-            "install: pip install 'quietmax[serve]'."
-        ) from missing
+def load_command(name: str) -> Any:
+    """Import the module of a command and build its parser.
+
+    Parameters
+    ----------
+    name : str
+        A key of `COMMANDS`.
+
+    Returns
+    -------
+    click.Command
+        The command or group of commands, with help texts that are printed without interpreting markup.
+    """
+    module = import_module(f"quietmax.cli.{name}")
     if hasattr(module, "app"):
-        return typer.main.get_group(module.app)
-    single = typer.Typer(add_completion=False)
-    single.command(name)(module.command)
-    return typer.main.get_command(single)
+        command = typer.main.get_group(module.app)
+        command.help = command.help or COMMANDS[name]
+    else:
+        single = typer.Typer(add_completion=False)
+        single.command(name)(module.command)
+        command = typer.main.get_command(single)
+    _escape_help(command)
+    return command
+
+
+def _escape_help(command: Any) -> None:
+    """Protect brackets in the help of a command and its subcommands from being read as markup."""
+    for part in (command, *command.params):
+        if getattr(part, "help", None):
+            part.help = escape(part.help)
+    for subcommand in getattr(command, "commands", {}).values():
+        _escape_help(subcommand)
 
 
 app = typer.Typer(
-    cls=Commands,
+    cls=_Commands,
     name="quietmax",
     help="Private predictions from ordinary classifiers, with guarantees you can audit.",
     no_args_is_help=True,
@@ -75,7 +99,7 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"quietmax {__version__}")
         raise typer.Exit
@@ -84,15 +108,57 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Show the version."
+        False, "--version", callback=_print_version, is_eager=True, help="Show the version."
     ),
 ) -> None:
     """Private predictions from ordinary classifiers, with guarantees you can audit."""
 
 
-def spread_lists(arguments: list[str]) -> list[str]:
-    """Turn ``--datasets a b`` into ``--datasets a --datasets b``, which is what the parser takes.
+def main() -> None:
+    """Run the command line.
 
+    Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted. Errors are one line on stderr.
+    """
+    try:
+        sys.exit(app(spread_lists(sys.argv[1:]), prog_name="quietmax", standalone_mode=False))
+    except InvalidInput as problem:
+        _fail(str(problem), 2)
+    except QuietmaxError as problem:
+        _fail(str(problem), 1)
+    except _UsageError as problem:
+        message = " ".join(problem.format_message().split())
+        if not message:  # a group without a command: its help is already printed
+            sys.exit(2)
+        place = "quietmax" if problem.ctx is None else problem.ctx.command_path
+        _fail(f"{message.rstrip('.')} (see '{place} --help').", 2)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.startswith("quietmax"):
+            raise
+        extra = "ray" if missing.name == "ray" else "serve"
+        _fail(
+            f"The package {missing.name} is not installed. Install it with: pip install 'quietmax[{extra}]'",
+            1,
+        )
+    except OSError as problem:
+        place = "" if problem.filename is None else f": {str(problem.filename)[:60]!r}"
+        _fail(f"The operating system reported an error ({problem.strerror or problem}){place}.", 1)
+
+
+def spread_lists(arguments: list[str]) -> list[str]:
+    """Rewrite ``--datasets a b`` as ``--datasets a --datasets b``, the form that the parser accepts.
+
+    Parameters
+    ----------
+    arguments : list of str
+        The command line without the program's name.
+
+    Returns
+    -------
+    list of str
+        The arguments with one value after each list option.
+
+    Examples
+    --------
     >>> spread_lists(["--datasets", "mnist", "adult", "--json"])
     ['--datasets', 'mnist', '--datasets', 'adult', '--json']
     """
@@ -100,7 +166,7 @@ def spread_lists(arguments: list[str]) -> list[str]:
     current = None
     for argument, following in zip(arguments, [*arguments, "-"][1:], strict=True):
         if argument.startswith("-"):
-            current = argument if argument in _LISTS and not following.startswith("-") else None
+            current = argument if argument in _LIST_OPTIONS and not following.startswith("-") else None
             if current is None:
                 spread.append(argument)
         elif current is not None:
@@ -110,31 +176,9 @@ def spread_lists(arguments: list[str]) -> list[str]:
     return spread
 
 
-# The parser's complaints: click's class, or that of the copy of click which typer brings along.
-_WrongUse: Any = typer.BadParameter.__base__
+def _fail(message: str, code: int) -> NoReturn:
+    """Print the message on stderr and exit with the code."""
+    from quietmax.cli._output import print_error
 
-
-def main() -> None:
-    """Run the command line; a refusal is one sentence on stderr and exit code 1."""
-    try:
-        sys.exit(app(spread_lists(sys.argv[1:]), prog_name="quietmax", standalone_mode=False))
-    except QuietmaxError as refusal:
-        _refuse(str(refusal))
-    except _WrongUse as problem:
-        told = " ".join(problem.format_message().split()).rstrip(".?").replace(". Did", "; did")
-        if not told:  # a command without its subcommand: the help is on the screen
-            sys.exit(1)
-        where = "quietmax" if problem.ctx is None else problem.ctx.command_path
-        _refuse(f"{told}; see '{where} --help'.")
-    except OSError as problem:
-        where = "" if problem.filename is None else f" for {str(problem.filename)[:60]!r}"
-        _refuse(
-            f"The system refused ({problem.strerror or problem}){where}; make room, or choose another file."
-        )
-
-
-def _refuse(sentence: str) -> NoReturn:
-    from quietmax.cli._output import errors
-
-    errors.print(f"quietmax: {sentence}", style="bold red", markup=False, highlight=False, soft_wrap=True)
-    sys.exit(1)
+    print_error(message)
+    sys.exit(code)

@@ -22,7 +22,7 @@ from quietmax.cli._output import console, print_guarantee, print_json, print_tab
 from quietmax.cli.compare import method_cells
 from quietmax.data.load import load
 from quietmax.data.records import Split
-from quietmax.errors import QuietmaxError
+from quietmax.errors import BudgetExhausted, QuietmaxError
 from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.serialization import save_private
 from quietmax.experiments import paper as reference
@@ -44,7 +44,6 @@ from quietmax.server.repository import load_servables
 from quietmax.server.run import Listening, configuration, open_port
 from quietmax.server.service import Service
 from quietmax.server.settings import Settings
-from quietmax.spending import BudgetExhausted
 
 METHODS = ("plain", "algorithm1-gaussian", "head")
 EPSILONS = (0.1, 1.0, 10.0)

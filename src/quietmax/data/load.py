@@ -12,7 +12,7 @@ from quietmax.data.records import Records, Split, split
 from quietmax.data.registry import dataset, downloads_for, missing_files_message
 from quietmax.data.schema import Schema
 from quietmax.data.tables import is_table_path, read_records
-from quietmax.errors import DataUnavailable, InvalidInput, expect
+from quietmax.errors import DataUnavailable, InvalidInput, check_type
 
 
 class RegisteredOptions(TypedDict, total=False):
@@ -80,7 +80,7 @@ def load_records(name: str | Path, **options: Unpack[Options]) -> Records:
     unknown = sorted(options.keys() - Options.__annotations__.keys())
     if unknown:
         raise TypeError(f"quietmax.data.load has no keyword argument '{unknown[0]}'")
-    expect(name, (str, Path), "The data set", "its name, or the path of a file")
+    check_type(name, (str, Path), "name", "the name of a data set or the path of a file")
     own = is_table_path(name)
     foreign = RegisteredOptions.__annotations__ if own else OwnOptions.__annotations__
     harmless = {"data_dir", "progress", "verify", "features"}

@@ -260,7 +260,7 @@ def dataset(name: str) -> DataSet:
     known = datasets()
     if name in known:
         return known[name]
-    raise unknown_name("data set", name, known, " or give the path of a .csv, .parquet or .npz file")
+    raise unknown_name("data set", name, known, ", or the path of a .csv, .parquet or .npz file")
 
 
 def dataset_status(name: str, data_dir: str | os.PathLike[str] | None = None) -> DataSetStatus:

@@ -20,7 +20,7 @@ from quietmax.accounting.conversions import mu_of
 from quietmax.accounting.dpsgd import loss_delta, noise_multiplier, renyi_epsilon
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
-from quietmax.errors import DataUnavailable, InvalidInput, words_of
+from quietmax.errors import DataUnavailable, InvalidInput, short_message
 from quietmax.estimators import teachers
 from quietmax.estimators import validation as conditions
 from quietmax.estimators.dpsgd import estimator as dpsgd_claim
@@ -534,7 +534,7 @@ def open_private(folder: str | Path) -> PrivateModel:
         return replace(model, guarantee=computed)
     except UNFIT as problem:
         raise DataUnavailable(
-            f"The model in {folder} is damaged ({words_of(problem)}); train it again or restore a copy."
+            f"The model in {folder} is damaged ({short_message(problem)}); train it again or restore a copy."
         ) from problem
 
 

@@ -1,8 +1,8 @@
-"""Where the ledger lies: a SQLite file or a PostgreSQL database, set up so that a commit is durable.
+"""The ledger's database: address, engine, transactions, cursor, tables and migrations, in this order.
 
-SQLite: write-ahead log with `synchronous=FULL`, which flushes the log at every commit. PostgreSQL:
-`synchronous_commit=on`; a server that runs with `fsync=off` is refused. Transactions that write take SQLite's write
-lock at their start.
+A committed transaction is durable. SQLite uses a write-ahead log with `synchronous=FULL`, which flushes the log at every
+commit. PostgreSQL uses `synchronous_commit=on`; a server that runs with `fsync=off` is an error. Transactions that write
+take SQLite's write lock when they begin.
 """
 
 from __future__ import annotations
@@ -42,32 +42,57 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-from quietmax.errors import InvalidInput, LedgerDamaged, LedgerUnavailable, words_of
+from quietmax.errors import InvalidInput, LedgerDamaged, LedgerUnavailable, short_message
 from quietmax.ledger.journal import START
 
-SECONDS_TO_CONNECT = 2
-SECONDS_TO_WAIT = 10
-_WRITES = {"quietmax_writes": True}
+_CONNECT_TIMEOUT = 2
+_TIMEOUT = 10
+_WRITE_OPTIONS = {"quietmax_writes": True}
+
+# --- address ------------------------------------------------------------------------------------------------------
 
 
 def default_url() -> str:
-    """The ledger used when none is named: QUIETMAX_LEDGER, else one file per user, wherever the command runs."""
-    named = os.environ.get("QUIETMAX_LEDGER")
-    if named:
-        return named
+    """Return the address of the ledger that is used when none is given.
+
+    Returns
+    -------
+    str
+        The environment variable `QUIETMAX_LEDGER`, else a SQLite file in the user's state directory.
+    """
+    configured = os.environ.get("QUIETMAX_LEDGER")
+    if configured:
+        return configured
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return f"sqlite:///{Path(state) / 'quietmax' / 'ledger.sqlite'}"
 
 
 def parse_url(address: str | Path) -> URL:
-    """A SQLite file or PostgreSQL address; a plain path means a SQLite file.
+    """Parse the address of a ledger.
 
-    >>> parse_url("postgresql://host/ledger").drivername, parse_url("books.sqlite").database
-    ('postgresql+psycopg', 'books.sqlite')
+    Parameters
+    ----------
+    address : str or Path
+        A path or ``sqlite:///FILE`` for a SQLite file, or ``postgresql://USER@HOST/DATABASE``.
+
+    Returns
+    -------
+    sqlalchemy.engine.URL
+        The address with the name of its driver.
+
+    Raises
+    ------
+    InvalidInput
+        If the address is of another form.
+
+    Examples
+    --------
+    >>> parse_url("postgresql://host/ledger").drivername, parse_url("ledger.sqlite").database
+    ('postgresql+psycopg', 'ledger.sqlite')
     """
-    text_ = str(address)
+    written = str(address)
     try:
-        url = make_url(text_) if "://" in text_ else URL.create("sqlite", database=text_)
+        url = make_url(written) if "://" in written else URL.create("sqlite", database=written)
     except (ArgumentError, ValueError):
         url = URL.create("unknown")
     if url.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
@@ -75,41 +100,66 @@ def parse_url(address: str | Path) -> URL:
     if url.drivername == "sqlite" and url.database and url.database != ":memory:":
         return url
     raise InvalidInput(
-        "The ledger's address must be a file, sqlite:///FILE or postgresql://USER@HOST/DATABASE; give one of these."
+        "The ledger's address must be a file, sqlite:///FILE or postgresql://USER@HOST/DATABASE."
     )
 
 
-def shown(url: URL) -> str:
-    """The address without its password."""
+def hide_password(url: URL) -> str:
+    """Return the address as text, without its password.
+
+    Parameters
+    ----------
+    url : sqlalchemy.engine.URL
+        The address.
+    """
     return url.render_as_string(hide_password=True)
 
 
-def opened(address: str | Path) -> Engine:
-    """An engine for the address; creates the SQLite file, readable by its owner alone."""
+# --- engine -------------------------------------------------------------------------------------------------------
+
+
+def open_engine(address: str | Path) -> Engine:
+    """Open the database at an address. A SQLite file is created if missing, readable by its owner only.
+
+    Parameters
+    ----------
+    address : str or Path
+        The address, as in `parse_url`.
+
+    Returns
+    -------
+    sqlalchemy.Engine
+        An engine whose commits are durable.
+
+    Raises
+    ------
+    LedgerUnavailable
+        If the file cannot be opened or the server cannot be reached.
+    InvalidInput
+        If the address is invalid, or the PostgreSQL server runs with ``fsync=off``.
+    """
     url = parse_url(address)
     if url.drivername == "sqlite":
-        return _sqlite(Path(str(url.database)))
-    return _postgresql(url)
+        return _open_sqlite(Path(str(url.database)))
+    return _open_postgresql(url)
 
 
-def _sqlite(path: Path) -> Engine:
+def _open_sqlite(path: Path) -> Engine:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    except OSError as problem:
-        raise LedgerUnavailable(
-            f"The ledger {path} cannot be opened ({problem.strerror}); name a file you may write to."
-        ) from problem
+    except OSError as error:
+        raise LedgerUnavailable(f"Cannot open the ledger {path}: {error.strerror}.") from error
     engine = create_engine(
         URL.create("sqlite", database=str(path)),
         poolclass=QueuePool,
         pool_size=4,
         max_overflow=16,
-        connect_args={"timeout": SECONDS_TO_WAIT, "check_same_thread": False, "isolation_level": None},
+        connect_args={"timeout": _TIMEOUT, "check_same_thread": False, "isolation_level": None},
     )
 
     @event.listens_for(engine, "connect")
-    def _prepare(connection: sqlite3.Connection, _record: Any) -> None:
+    def _set_pragmas(connection: sqlite3.Connection, _record: Any) -> None:
         cursor = connection.cursor()
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
             cursor.execute(f"PRAGMA {pragma}")
@@ -123,61 +173,76 @@ def _sqlite(path: Path) -> Engine:
     return engine
 
 
-def _postgresql(url: URL) -> Engine:
+def _open_postgresql(url: URL) -> Engine:
     settings = {
         "synchronous_commit": "on",
-        "lock_timeout": f"{SECONDS_TO_WAIT}s",
-        "statement_timeout": f"{SECONDS_TO_WAIT}s",
-        "idle_in_transaction_session_timeout": f"{SECONDS_TO_WAIT}s",
+        "lock_timeout": f"{_TIMEOUT}s",
+        "statement_timeout": f"{_TIMEOUT}s",
+        "idle_in_transaction_session_timeout": f"{_TIMEOUT}s",
     }
     engine = create_engine(
         url,
         pool_size=4,
         max_overflow=16,
         pool_pre_ping=True,
-        pool_timeout=SECONDS_TO_WAIT,
+        pool_timeout=_TIMEOUT,
         connect_args={
-            "connect_timeout": SECONDS_TO_CONNECT,
+            "connect_timeout": _CONNECT_TIMEOUT,
             "options": " ".join(f"-c {name}={value}" for name, value in settings.items()),
-            "keepalives_idle": SECONDS_TO_WAIT,
-            "tcp_user_timeout": SECONDS_TO_WAIT * 1000,
+            "keepalives_idle": _TIMEOUT,
+            "tcp_user_timeout": _TIMEOUT * 1000,
         },
     )
-    with translated(engine), engine.connect() as connection:
+    with _translate_errors(engine), engine.connect() as connection:
         if connection.execute(text("SHOW fsync")).scalar_one() != "on":
             raise InvalidInput(
-                "This PostgreSQL server runs with fsync=off, so that a charge may be lost in a crash; turn fsync on."
+                "The PostgreSQL server must run with fsync=on: with fsync=off a crash can lose charges."
             )
     return engine
 
 
-@contextmanager
-def translated(engine: Engine) -> Iterator[None]:
-    """Turn failures of the database into one sentence."""
-    try:
-        yield
-    except (SQLAlchemyError, _driver(engine).Error) as problem:
-        raise unavailable(engine, problem) from problem
+def unavailable(engine: Engine, error: BaseException) -> LedgerUnavailable:
+    """Describe a database error in one sentence, without the values of the statement.
 
+    Parameters
+    ----------
+    engine : sqlalchemy.Engine
+        The engine of the ledger.
+    error : BaseException
+        The error of SQLAlchemy or of the driver.
 
-def _driver(engine: Engine) -> Any:
-    return engine.dialect.dbapi
-
-
-def unavailable(engine: Engine, problem: BaseException) -> LedgerUnavailable:
-    """What is said when the database fails; the driver's own words, without the statement's values."""
-    cause = problem.orig if isinstance(problem, DBAPIError) and problem.orig is not None else problem
-    place = engine.url.database if engine.dialect.name == "sqlite" else shown(engine.url)
+    Returns
+    -------
+    LedgerUnavailable
+        The error to raise.
+    """
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    name = engine.url.database if engine.dialect.name == "sqlite" else hide_password(engine.url)
     return LedgerUnavailable(
-        f"The ledger {place} cannot be used now ({words_of(cause)}), and nothing is answered until it can; name the "
-        "file of a ledger and make it writable, or start its database."
+        f"The ledger {name} is not available: {short_message(cause)}. No query is answered until it is."
     )
 
 
+# --- transactions -------------------------------------------------------------------------------------------------
+
+
 @contextmanager
-def reading(engine: Engine, *, snapshot: bool = False) -> Iterator[Connection]:
-    """A connection in a transaction that only reads; with `snapshot`, everything as it was at its start."""
-    with translated(engine), engine.connect() as connection:
+def read_transaction(engine: Engine, *, snapshot: bool = False) -> Iterator[Connection]:
+    """Open a connection in a transaction that only reads.
+
+    Parameters
+    ----------
+    engine : sqlalchemy.Engine
+        The engine of the ledger.
+    snapshot : bool
+        See the whole database as it was when the transaction began.
+
+    Yields
+    ------
+    sqlalchemy.Connection
+        The connection.
+    """
+    with _translate_errors(engine), engine.connect() as connection:
         if snapshot and engine.dialect.name == "postgresql":
             connection = connection.execution_options(isolation_level="REPEATABLE READ")
         with connection.begin():
@@ -185,120 +250,192 @@ def reading(engine: Engine, *, snapshot: bool = False) -> Iterator[Connection]:
 
 
 @contextmanager
-def writing(engine: Engine) -> Iterator[Connection]:
-    """A connection in a transaction that writes; durable when the block ends, undone if it raises."""
+def write_transaction(engine: Engine) -> Iterator[Connection]:
+    """Open a connection in a transaction that writes: durable after the block, rolled back if the block raises.
+
+    Parameters
+    ----------
+    engine : sqlalchemy.Engine
+        The engine of the ledger.
+
+    Yields
+    ------
+    sqlalchemy.Connection
+        The connection.
+    """
     with (
-        translated(engine),
-        engine.connect().execution_options(**_WRITES) as connection,
+        _translate_errors(engine),
+        engine.connect().execution_options(**_WRITE_OPTIONS) as connection,
         connection.begin(),
     ):
         yield connection
 
 
-def writer(engine: Engine) -> Connection:
-    """A connection kept by one thread for its writing transactions."""
-    with translated(engine):
-        return engine.connect().execution_options(**_WRITES)
+def writer_connection(engine: Engine) -> Connection:
+    """Open a connection that one thread keeps for its write transactions.
 
+    Parameters
+    ----------
+    engine : sqlalchemy.Engine
+        The engine of the ledger.
+    """
+    with _translate_errors(engine):
+        return engine.connect().execution_options(**_WRITE_OPTIONS)
+
+
+@contextmanager
+def _translate_errors(engine: Engine) -> Iterator[None]:
+    """Raise errors of SQLAlchemy and of the driver as `LedgerUnavailable`."""
+    driver: Any = engine.dialect.dbapi
+    try:
+        yield
+    except (SQLAlchemyError, driver.Error) as error:
+        raise unavailable(engine, error) from error
+
+
+# --- cursor -------------------------------------------------------------------------------------------------------
 
 Values = Sequence[int | str | bytes | None]
-_MOST_VALUES = 10_000
+_MAX_LISTED_VALUES = 10_000
 
 
 class Cursor:
-    """Runs statements written with `?` for values and `(??)` for a list of them."""
+    """Runs SQL on the driver's own cursor: charges are too frequent for statements that SQLAlchemy builds.
+
+    In a statement ``?`` stands for a value and ``(??)`` for a list of values. ``FOR UPDATE`` is left out on SQLite,
+    where a write transaction holds the lock of the whole file.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a transaction.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._cursor: Any = connection.connection.cursor()
         self._sqlite = connection.dialect.name == "sqlite"
 
-    def rows(self, statement: str, values: Values = ()) -> list[tuple[Any, ...]]:
-        """All rows of a query."""
-        self._cursor.execute(_spelled(statement, self._sqlite), values)
-        found: list[tuple[Any, ...]] = self._cursor.fetchall()
-        return found
+    def fetch(self, statement: str, values: Values = ()) -> list[tuple[Any, ...]]:
+        """Return all rows of a query.
 
-    def rows_of(self, statement: str, listed: Iterable[int | str | bytes]) -> list[tuple[Any, ...]]:
-        """All rows of a query for a list of values, in parts that the database takes."""
+        Parameters
+        ----------
+        statement : str
+            The query.
+        values : sequence
+            One value for each ``?``.
+        """
+        self._cursor.execute(_to_dialect(statement, self._sqlite), values)
+        rows: list[tuple[Any, ...]] = self._cursor.fetchall()
+        return rows
+
+    def fetch_listed(self, statement: str, listed: Iterable[int | str | bytes]) -> list[tuple[Any, ...]]:
+        """Return all rows of a query with one ``(??)``, in several statements if the list is long.
+
+        Parameters
+        ----------
+        statement : str
+            The query.
+        listed : iterable
+            The values of the list.
+        """
         values = sorted(listed)
-        found: list[tuple[Any, ...]] = []
-        for start in range(0, len(values), _MOST_VALUES):
-            part = values[start : start + _MOST_VALUES]
-            self._cursor.execute(_spelled(statement, self._sqlite, len(part)), part)
-            found += self._cursor.fetchall()
-        return found
+        rows: list[tuple[Any, ...]] = []
+        for start in range(0, len(values), _MAX_LISTED_VALUES):
+            chunk = values[start : start + _MAX_LISTED_VALUES]
+            self._cursor.execute(_to_dialect(statement, self._sqlite, len(chunk)), chunk)
+            rows += self._cursor.fetchall()
+        return rows
 
-    def run(self, statement: str, values: Values = ()) -> int:
-        """Change something; the number of rows changed."""
-        self._cursor.execute(_spelled(statement, self._sqlite), values)
+    def execute(self, statement: str, values: Values = ()) -> int:
+        """Run a statement that writes; return the number of rows changed.
+
+        Parameters
+        ----------
+        statement : str
+            The statement.
+        values : sequence
+            One value for each ``?``.
+        """
+        self._cursor.execute(_to_dialect(statement, self._sqlite), values)
         return int(self._cursor.rowcount)
 
-    def run_many(self, statement: str, rows: Sequence[Values]) -> None:
-        """Change many rows with one statement."""
+    def execute_many(self, statement: str, rows: Sequence[Values]) -> None:
+        """Run a statement that writes once for each row of values.
+
+        Parameters
+        ----------
+        statement : str
+            The statement.
+        rows : sequence of sequences
+            The values of each run. Nothing is run for an empty sequence.
+        """
         if rows:
-            self._cursor.executemany(_spelled(statement, self._sqlite), rows)
+            self._cursor.executemany(_to_dialect(statement, self._sqlite), rows)
 
 
 @lru_cache(maxsize=512)
-def _spelled(statement: str, sqlite: bool, count: int | None = None) -> str:
-    """The statement as the driver takes it.
+def _to_dialect(statement: str, sqlite: bool, listed: int | None = None) -> str:
+    """Write a statement as the driver expects it.
 
-    >>> _spelled("SELECT 1 WHERE x IN (??) FOR UPDATE", True, 2), _spelled("SELECT ? FOR UPDATE", False)
+    >>> _to_dialect("SELECT 1 WHERE x IN (??) FOR UPDATE", True, 2), _to_dialect("SELECT ? FOR UPDATE", False)
     ('SELECT 1 WHERE x IN (?,?)', 'SELECT %s FOR UPDATE')
     """
-    if count is not None:
-        statement = statement.replace("(??)", f"({','.join('?' * count)})")
+    if listed is not None:
+        statement = statement.replace("(??)", f"({','.join('?' * listed)})")
     return statement.replace(" FOR UPDATE", "") if sqlite else statement.replace("?", "%s")
 
 
-KEYS_BOOK = "(keys)"
-"""The book in which keys are journalled; no account of a training set can have this name."""
+# --- tables -------------------------------------------------------------------------------------------------------
+
+KEYS_ACCOUNT = "(keys)"
+"""The account whose journal records API keys. No account of a training set can have this name."""
 
 metadata = MetaData()
 
-_Number = BigInteger().with_variant(Integer, "sqlite")
+_BigInt = BigInteger().with_variant(Integer, "sqlite")
 
 meta = Table("meta", metadata, Column("name", Text, primary_key=True), Column("value", Text, nullable=False))
 
 accounts = Table(
     "accounts",
     metadata,
-    Column("id", _Number, primary_key=True, autoincrement=True),
+    Column("id", _BigInt, primary_key=True, autoincrement=True),
     Column("name", Text, nullable=False, unique=True),
     Column("total", Text, nullable=False),
     Column("terms", Text, nullable=False),
-    Column("limit_units", _Number, nullable=False),
-    Column("spent_units", _Number, nullable=False),
-    Column("sequence", _Number, nullable=False),
+    Column("limit_units", _BigInt, nullable=False),
+    Column("spent_units", _BigInt, nullable=False),
+    Column("sequence", _BigInt, nullable=False),
     Column("head", Text, nullable=False),
-    Column("opened", _Number, nullable=False),
+    Column("opened", _BigInt, nullable=False),
     CheckConstraint("0 <= spent_units AND spent_units <= limit_units", name="never_overspent"),
 )
-"""`total` is what `LIMIT` units are worth, as the JSON of a cost; `terms` says what the owner promised; `head` is the
-hash of the journal's last row, `sequence` its number."""
+"""`total` is the cost that `LIMIT` units stand for, as JSON. `terms` is the (epsilon, delta) that the owner promised.
+`sequence` and `head` are the number and the hash of the last journal row."""
 
 training_sets = Table(
     "training_sets",
     metadata,
     Column("digest", Text, primary_key=True),
-    Column("account", _Number, ForeignKey("accounts.id"), nullable=False),
+    Column("account", _BigInt, ForeignKey("accounts.id"), nullable=False),
 )
 
 clients = Table(
     "clients",
     metadata,
-    Column("id", _Number, primary_key=True, autoincrement=True),
+    Column("id", _BigInt, primary_key=True, autoincrement=True),
     Column("name", Text, nullable=False, unique=True),
 )
 
 subaccounts = Table(
     "subaccounts",
     metadata,
-    Column("account", _Number, ForeignKey("accounts.id"), nullable=False),
-    Column("client", _Number, ForeignKey("clients.id"), nullable=False),
-    Column("limit_units", _Number, nullable=True),
-    Column("spent_units", _Number, nullable=False),
-    Column("refused", _Number, nullable=False),
+    Column("account", _BigInt, ForeignKey("accounts.id"), nullable=False),
+    Column("client", _BigInt, ForeignKey("clients.id"), nullable=False),
+    Column("limit_units", _BigInt, nullable=True),
+    Column("spent_units", _BigInt, nullable=False),
+    Column("refused", _BigInt, nullable=False),
     PrimaryKeyConstraint("account", "client"),
     CheckConstraint(
         "0 <= spent_units AND (limit_units IS NULL OR spent_units <= limit_units)",
@@ -310,27 +447,27 @@ keys = Table(
     "keys",
     metadata,
     Column("id", Text, primary_key=True),
-    Column("client", _Number, ForeignKey("clients.id"), nullable=False),
+    Column("client", _BigInt, ForeignKey("clients.id"), nullable=False),
     Column("role", Text, nullable=False),
     Column("secret_hash", Text, nullable=False),
-    Column("created", _Number, nullable=False),
-    Column("expires", _Number, nullable=True),
-    Column("revoked", _Number, nullable=True),
+    Column("created", _BigInt, nullable=False),
+    Column("expires", _BigInt, nullable=True),
+    Column("revoked", _BigInt, nullable=True),
 )
 
 journal = Table(
     "journal",
     metadata,
-    Column("account", _Number, ForeignKey("accounts.id"), nullable=False),
-    Column("sequence", _Number, nullable=False),
-    Column("time", _Number, nullable=False),
+    Column("account", _BigInt, ForeignKey("accounts.id"), nullable=False),
+    Column("sequence", _BigInt, nullable=False),
+    Column("time", _BigInt, nullable=False),
     Column("kind", Text, nullable=False),
     Column("client", Text, nullable=False),
     Column("model", Text, nullable=False),
-    Column("answers", _Number, nullable=False),
-    Column("units", _Number, nullable=False),
-    Column("spent_units", _Number, nullable=False),
-    Column("limit_units", _Number, nullable=False),
+    Column("answers", _BigInt, nullable=False),
+    Column("units", _BigInt, nullable=False),
+    Column("spent_units", _BigInt, nullable=False),
+    Column("limit_units", _BigInt, nullable=False),
     Column("detail", Text, nullable=False),
     Column("previous", Text, nullable=False),
     Column("hash", Text, nullable=False),
@@ -342,47 +479,66 @@ requests = Table(
     metadata,
     Column("request", LargeBinary, primary_key=True),
     Column("body", LargeBinary, nullable=False),
-    Column("account", _Number, nullable=False),
-    Column("units", _Number, nullable=False),
-    Column("time", _Number, nullable=False),
+    Column("account", _BigInt, nullable=False),
+    Column("units", _BigInt, nullable=False),
+    Column("time", _BigInt, nullable=False),
     Column("answer", LargeBinary, nullable=True),
 )
-"""`request` is a hash of client and request id, `body` one of what was asked; `units` is what was paid for it."""
+"""`request` is a keyed hash of client and request id, `body` a hash of the request, `units` what was charged for it."""
 
 answers = Table(
     "answers",
     metadata,
-    Column("id", _Number, primary_key=True, autoincrement=True),
-    Column("account", _Number, ForeignKey("accounts.id"), nullable=False),
+    Column("id", _BigInt, primary_key=True, autoincrement=True),
+    Column("account", _BigInt, ForeignKey("accounts.id"), nullable=False),
     Column("keys", LargeBinary, nullable=False),
     Column("answers", LargeBinary, nullable=False),
     sqlite_autoincrement=True,
 )
-"""Answers of one request: `keys` are keyed hashes of model version and features, 16 bytes each."""
+"""The answer cache. One row holds the answers that were drawn together: `keys` are keyed hashes of model version and
+features, 16 bytes each; `answers` are the packed answers in the same order."""
 
 Index("answers_by_account", answers.c.account, answers.c.id)
-_rare = journal.c.kind != "charge"
-Index("journal_rare", journal.c.account, journal.c.kind, sqlite_where=_rare, postgresql_where=_rare)
+_not_a_charge = journal.c.kind != "charge"
+Index(
+    "journal_rare",
+    journal.c.account,
+    journal.c.kind,
+    sqlite_where=_not_a_charge,
+    postgresql_where=_not_a_charge,
+)
 
+
+# --- migrations ---------------------------------------------------------------------------------------------------
 
 _ADVISORY_LOCK = 7_238_164_001
 
 
 @dataclass(frozen=True)
 class Migration:
-    """A step: after `apply`, the tables are of `version`."""
+    """One step of the schema.
+
+    Parameters
+    ----------
+    version : int
+        The version of the schema after the step.
+    description : str
+        What the step changes.
+    apply : callable
+        Makes the change on a connection.
+    """
 
     version: int
-    what: str
+    description: str
     apply: Callable[[Connection], None]
 
 
-def _first(connection: Connection) -> None:
+def _create_tables(connection: Connection) -> None:
     metadata.create_all(connection)
     connection.execute(
         accounts.insert(),
         {
-            "name": KEYS_BOOK,
+            "name": KEYS_ACCOUNT,
             "total": "{}",
             "terms": "{}",
             "limit_units": 0,
@@ -402,40 +558,62 @@ def _first(connection: Connection) -> None:
     )
 
 
-MIGRATIONS = (Migration(1, "accounts, clients, keys, journal, requests and stored answers", _first),)
+def _keep_tables(_: Connection) -> None:
+    """Change no table: old rows stay as they are, and new rows use words that version 0.1 cannot read."""
 
 
-def migrate(engine: Engine, steps: Sequence[Migration] = MIGRATIONS) -> int:
-    """Bring the tables to the newest version, all steps or none, and return it; a newer ledger is refused."""
-    with writing(engine) as connection:
+MIGRATIONS = (
+    Migration(1, "accounts, clients, keys, journal, requests and the answer cache", _create_tables),
+    Migration(2, "terms with 'analysis'; journal kinds exclusive, migrated-budget, reassign", _keep_tables),
+)
+
+
+def migrate(engine: Engine, migrations: Sequence[Migration] = MIGRATIONS) -> int:
+    """Bring the schema to the newest version, with all missing migrations or none.
+
+    Parameters
+    ----------
+    engine : sqlalchemy.Engine
+        The engine of the ledger.
+    migrations : sequence of Migration
+        All migrations, in the order of their versions.
+
+    Returns
+    -------
+    int
+        The version of the schema.
+
+    Raises
+    ------
+    LedgerDamaged
+        If the ledger is newer than the migrations, or the database is not a ledger.
+    """
+    with write_transaction(engine) as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
-        present = version(connection)
-        newest = steps[-1].version
-        if present > newest:
+        current = _schema_version(connection)
+        newest = migrations[-1].version
+        if current > newest:
             raise LedgerDamaged(
-                f"The ledger is of version {present}, but this Quietmax knows versions up to {newest}; "
-                "install the Quietmax that wrote it, or a newer one."
+                f"The ledger has schema version {current}. This version of Quietmax supports versions up to {newest}."
             )
-        missing = [step for step in steps if step.version > present]
-        for step in missing:
-            step.apply(connection)
+        missing = [migration for migration in migrations if migration.version > current]
+        for migration in missing:
+            migration.apply(connection)
         if missing:
             connection.execute(meta.delete().where(meta.c.name == "version"))
             connection.execute(meta.insert(), {"name": "version", "value": str(newest)})
         return newest
 
 
-def version(connection: Connection) -> int:
-    """The version of the tables; 0 for an empty database."""
+def _schema_version(connection: Connection) -> int:
+    """Return the version of the schema; 0 for an empty database."""
     present = set(inspect(connection).get_table_names())
     if not present:
         return 0
     if "meta" not in present or "journal" not in present:
-        raise LedgerDamaged(
-            "The database holds tables, but not those of a Quietmax ledger; name an empty database or a ledger."
-        )
+        raise LedgerDamaged("The database has tables that are not those of a Quietmax ledger.")
     found = str(connection.execute(select(meta.c.value).where(meta.c.name == "version")).scalar_one_or_none())
     if not found.isdigit():
-        raise LedgerDamaged("The ledger does not say its version; restore it from a copy.")
+        raise LedgerDamaged("The ledger's schema version is missing. Restore the ledger from a backup.")
     return int(found)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from quietmax import __version__
 from quietmax.data.encoding import Encoding
-from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, words_of
+from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, short_message
 from quietmax.models.losses import Convexified, CrossEntropy, Loss, Quadratic
 from quietmax.models.mlp import MLP
 from quietmax.models.stacked import TrainingSettings
@@ -81,7 +81,7 @@ def load_model(folder: str | Path) -> Model:
         )
     except (KeyError, TypeError, ValueError) as problem:
         raise DataUnavailable(
-            f"The model in {folder} is damaged ({words_of(problem)}); train it again or restore a copy."
+            f"The model in {folder} is damaged ({short_message(problem)}); train it again or restore a copy."
         ) from problem
 
 
@@ -191,7 +191,7 @@ def read_folder(folder: str | Path, kind: str | None = None) -> tuple[dict[str, 
         tensors = safetensors.torch.load(stored)
     except (OSError, safetensors.SafetensorError) as problem:
         raise DataUnavailable(
-            f"The weights {source / _WEIGHTS} cannot be read ({words_of(problem)}); train again or restore a copy."
+            f"The weights {source / _WEIGHTS} cannot be read ({short_message(problem)}); train again or restore a copy."
         ) from problem
     if description["format_version"] > 1 and description.get(_DIGEST) != hashlib.sha256(stored).hexdigest():
         raise DataUnavailable(
@@ -211,7 +211,7 @@ def read_description(folder: str | Path) -> dict[str, Any]:
         description = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
         raise DataUnavailable(
-            f"{path} cannot be read ({words_of(problem)}); train again or restore a copy."
+            f"{path} cannot be read ({short_message(problem)}); train again or restore a copy."
         ) from problem
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise DataUnavailable(

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quietmax.errors import InvalidInput, QuietmaxError, expect
+from quietmax.errors import InvalidInput, QuietmaxError, check_type
 from quietmax.models.losses import Convexified, Loss, logit_gradient
 from quietmax.models.mlp import MLP, activation, initial_mlp
 
@@ -37,7 +37,7 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         activation(self.activation)
         for name in ("learning_rate", "batch_size", "epochs", "l2"):
-            expect(getattr(self, name), Real, name, "a number")
+            check_type(getattr(self, name), Real, name, "a number")
         if any(width < 1 for width in self.hidden):
             raise InvalidInput(
                 f"Hidden widths {self.hidden} must all be at least 1; leave the layer out instead."

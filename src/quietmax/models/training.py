@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from quietmax.data.encoding import Encoding
 from quietmax.data.records import Records, Split
-from quietmax.errors import InvalidInput, QuietmaxError, expect
+from quietmax.errors import InvalidInput, QuietmaxError, check_type
 from quietmax.models.losses import Convexified, value
 from quietmax.models.mlp import MLP, checked_finite
 from quietmax.models.stacked import Progress, TrainingSettings, train_stack
@@ -250,7 +250,7 @@ def train_many(
 ) -> list[Model]:
     """Train one network per split, all at once; the splits must divide the same records."""
     for each in data:
-        expect(each, Split, "The data to train on", "a split, as quietmax.load returns it")
+        check_type(each, Split, "data", "a Split, as quietmax.load returns it")
     if not data or any(each.records is not data[0].records for each in data):
         raise InvalidInput(
             "The splits must divide one and the same records; load them once, then split repeatedly."

@@ -16,8 +16,7 @@ from urllib.parse import quote, urlsplit
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quietmax.errors import InvalidInput, QuietmaxError
-from quietmax.spending import BudgetExhausted
+from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quietmax.errors import InvalidInput, words_of
+from quietmax.errors import InvalidInput, short_message
 from quietmax.estimators.dpsgd.config import PrivateSettings
 from quietmax.estimators.dpsgd.training import seeded_batches, unforeseeable_batches
 from quietmax.models.stacked import Progress, Rows, check_weights
@@ -109,7 +109,7 @@ class _Clipped:
                 )
         except (UnsupportedModuleError, NotImplementedError) as problem:
             raise InvalidInput(
-                f"The module mixes records or cannot be clipped per record ({words_of(problem)}); replace such "
+                f"The module mixes records or cannot be clipped per record ({short_message(problem)}); replace such "
                 "layers, for instance BatchNorm by GroupNorm."
             ) from problem
 
