@@ -113,7 +113,7 @@ def test_the_store_is_bounded():
 class _Recorder:
     """A mechanism that notes what was spent at the moment it draws."""
 
-    name, currency, reading = "recorder", "pure", "proven"
+    name, measure, analysis = "recorder", "pure", "proven"
 
     def __init__(self):
         self.seen: list[int] = []
@@ -340,7 +340,9 @@ def test_probabilities_asked_of_a_labels_only_mechanism_cost_nothing():
 
 
 def _votes(classes: int = 3) -> TeacherEnsemble:
-    return TeacherEnsemble(initial_mlp((6, classes), "tanh", range(4)), np.zeros(4, dtype=bool), classes, False)
+    return TeacherEnsemble(
+        initial_mlp((6, classes), "tanh", range(4)), np.zeros(4, dtype=bool), classes, False
+    )
 
 
 def _claimed(mechanism, noise=EXACT):

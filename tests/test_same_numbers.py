@@ -261,11 +261,11 @@ def budgets():
         return cost.epsilon if isinstance(cost, PureCost) else cost.mu
 
     budget = Budget(2.0, 1e-6, 37)
-    readings = ("proven", "published", "published-example")
+    analyses = ("proven", "published", "published-example")
     return {
         "pure": number(per_query(budget, "pure")),
-        "gaussian": [number(per_query(budget, "gaussian", reading)) for reading in readings],
-        "total": [number(budget.in_currency("gaussian", reading)) for reading in readings],
+        "gaussian": [number(per_query(budget, "gaussian", analysis)) for analysis in analyses],
+        "total": [number(budget.total("gaussian", analysis)) for analysis in analyses],
         "affordable": [
             queries_affordable(PureCost(1.0), PureCost(0.007)),
             queries_affordable(GaussianCost(1.0), GaussianCost(0.07)),
@@ -283,7 +283,7 @@ def dpsgd_noise():
         told[f"proven {accountant}"] = [noise_multiplier(*run, accountant=accountant) for run in runs]
         if accountant != "pld":
             told[f"published {accountant}"] = [
-                noise_multiplier(*run, accountant=accountant, reading="published") for run in runs
+                noise_multiplier(*run, accountant=accountant, analysis="published") for run in runs
             ]
     return told
 

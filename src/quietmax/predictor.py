@@ -26,7 +26,7 @@ Features = NDArray[np.floating]
 
 @dataclass(frozen=True)
 class Remaining:
-    """What is left: a cost in the mechanism's currency, and the number of further queries it pays for."""
+    """What is left: a cost in the mechanism's measure, and the number of further queries it pays for."""
 
     cost: Cost
     queries: int
@@ -67,7 +67,7 @@ class Predictor:
         self._answerer = Answerer.prepare(model, mechanism, budget, noise=noise)
         self.mechanism = self._answerer.mechanism
         self.cost = self._answerer.cost
-        self._meter = Meter(budget.in_currency(mechanism.currency, mechanism.reading))
+        self._meter = Meter(budget.total(mechanism.measure, mechanism.analysis))
         self._units = self._meter.units(self.cost)
         affordable = LIMIT // max(self._units, 1)
         self._queries = affordable if budget.queries is None else min(affordable, budget.queries)

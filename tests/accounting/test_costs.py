@@ -45,7 +45,7 @@ amounts = st.floats(1e-9, 1e4)
 pure = amounts.map(PureCost)
 gaussian = amounts.map(GaussianCost)
 costs = st.one_of(pure, gaussian)
-same_currency = st.one_of(st.lists(pure, min_size=1, max_size=8), st.lists(gaussian, min_size=1, max_size=8))
+same_measure = st.one_of(st.lists(pure, min_size=1, max_size=8), st.lists(gaussian, min_size=1, max_size=8))
 
 
 def size(cost) -> float:
@@ -71,16 +71,16 @@ def test_one_release_more_never_costs_less(steps, further):
     assert after.as_gaussian().mu >= before.as_gaussian().mu
 
 
-@given(same_currency, same_currency)
+@given(same_measure, same_measure)
 def test_composing_in_parts_is_the_same_to_three_units_in_the_last_place(first, second):
-    if first[0].currency != second[0].currency:
+    if first[0].measure != second[0].measure:
         first = second
     together = size(compose([*first, *second]))
     in_parts = size(compose([compose(first), compose(second)]))
     assert together <= in_parts <= one_up(together, 3)
 
 
-@given(same_currency)
+@given(same_measure)
 def test_the_composed_cost_is_the_least_float_above_the_exact_one(steps):
     exact = sum((step.amount for step in steps), Fraction(0))
     total = compose(steps)
@@ -102,7 +102,7 @@ def test_sums_of_decimals_are_what_people_expect():
     assert compose([GaussianCost(0.1)] * 100) == GaussianCost(1.0)
 
 
-def test_mixed_currencies_are_composed_in_the_gaussian_one():
+def test_mixed_measures_are_composed_in_the_gaussian_one():
     mixed = compose([PureCost(0.5), GaussianCost(1.0)])
     assert isinstance(mixed, GaussianCost)
     assert mixed.mu == pytest.approx(math.hypot(pure_as_gaussian(0.5), 1.0), rel=1e-14)
@@ -115,7 +115,7 @@ def test_a_cost_survives_json(cost):
     assert cost_from_json(json.loads(json.dumps(cost.to_json()))) == cost
 
 
-@pytest.mark.parametrize("record", [{}, {"currency": "pure"}, {"currency": "gold", "epsilon": 1.0}])
+@pytest.mark.parametrize("record", [{}, {"measure": "pure"}, {"measure": "gold", "epsilon": 1.0}])
 def test_a_record_that_is_no_cost_is_refused(record):
     with pytest.raises(InvalidInput):
         cost_from_json(record)
@@ -205,7 +205,7 @@ def test_round_tenths_and_hundredths_divide_a_budget_without_remainder():
         assert queries_affordable(GaussianCost(1.0), GaussianCost(1.0 / root)) == root**2
 
 
-def test_a_cost_in_the_wrong_currency_is_refused_by_the_meter():
+def test_a_cost_in_the_wrong_measure_is_refused_by_the_meter():
     with pytest.raises(InvalidInput, match="as_gaussian"):
         Meter(GaussianCost(1.0)).units(PureCost(0.1))
 
@@ -227,8 +227,8 @@ def test_the_readings_of_several_queries():
     assert per_query(budget, "gaussian", "published") == GaussianCost(1.0)
     assert per_query(budget, "gaussian", "published-example") == GaussianCost(0.1)
     proven = per_query(budget, "gaussian")
-    assert proven.mu * 10 == pytest.approx(budget.in_currency("gaussian").mu, rel=1e-12)
-    assert Meter(budget.in_currency("gaussian")).affordable(proven) == 100
+    assert proven.mu * 10 == pytest.approx(budget.total("gaussian").mu, rel=1e-12)
+    assert Meter(budget.total("gaussian")).affordable(proven) == 100
 
 
 def test_a_budget_without_a_number_of_queries_is_for_one():
@@ -237,8 +237,8 @@ def test_a_budget_without_a_number_of_queries_is_for_one():
 
 def test_a_gaussian_total_needs_a_delta_unless_read_as_published():
     with pytest.raises(InvalidInput, match="delta"):
-        Budget(epsilon=1.0).in_currency("gaussian")
-    assert Budget(epsilon=1.0).in_currency("gaussian", "published") == GaussianCost(1.0)
+        Budget(epsilon=1.0).total("gaussian")
+    assert Budget(epsilon=1.0).total("gaussian", "published") == GaussianCost(1.0)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_a_budget_takes_numbers_of_any_kind_and_is_json():
 @pytest.mark.parametrize("words", [("gold", "proven"), ("pure", "hopeful")])
 def test_unknown_words_are_refused(words):
     with pytest.raises(InvalidInput):
-        Budget(epsilon=1.0).in_currency(*words)
+        Budget(epsilon=1.0).total(*words)
 
 
 @pytest.mark.parametrize(("epsilon", "queries"), [(0.01, 1000), (0.1, 100), (0.5, 10), (1.0, 50)])
@@ -324,16 +324,16 @@ def test_no_release_costs_nothing_and_one_costs_itself(cost):
 
 
 @pytest.mark.parametrize(
-    "record", [{"currency": "gaussian"}, {"currency": "gold", "mu": 1.0}, {"currency": "pure", "mu": 1.0}]
+    "record", [{"measure": "gaussian"}, {"measure": "gold", "mu": 1.0}, {"measure": "pure", "mu": 1.0}]
 )
-def test_a_record_whose_currency_and_amount_do_not_fit_is_refused(record):
-    with pytest.raises(InvalidInput, match="cannot be read from"):
+def test_a_record_whose_measure_and_amount_do_not_fit_is_refused(record):
+    with pytest.raises(InvalidInput, match="must state a measure"):
         cost_from_json(record)
 
 
 def test_a_budget_may_be_as_small_and_as_large_as_a_cost():
     for epsilon in (1e-100, 1e100):
-        assert Budget(epsilon).in_currency("pure") == PureCost(epsilon)
+        assert Budget(epsilon).total("pure") == PureCost(epsilon)
     for epsilon in (0.9e-100, 1.1e100):
         with pytest.raises(InvalidInput, match="1e-100 to 1e100"):
             Budget(epsilon)
@@ -344,7 +344,7 @@ def test_a_budget_may_be_for_one_query_and_its_delta_as_close_to_one_as_one_like
     assert Budget(0.3, delta=0.999999).delta == 0.999999
 
 
-def test_dividing_as_in_the_published_example_leaves_the_pure_currency_alone():
+def test_dividing_as_in_the_published_example_leaves_the_pure_measure_alone():
     budget = Budget(epsilon=10.0, delta=1e-5, queries=100)
     assert per_query(budget, "pure", "published-example") == PureCost(0.1)
     assert per_query(Budget(epsilon=10.0), "gaussian", "published-example") == GaussianCost(10.0)
@@ -403,3 +403,8 @@ def test_an_epsilon_that_is_no_positive_number_is_refused(epsilon):
     for function in (advanced_composition, advanced_composition_per_query):
         with pytest.raises(InvalidInput, match="give a positive epsilon"):
             function(epsilon, 2, 1e-5)
+
+
+def test_costs_that_version_0_1_wrote_are_read() -> None:
+    assert cost_from_json({"currency": "pure", "epsilon": 0.5}) == PureCost(0.5)
+    assert cost_from_json({"currency": "gaussian", "mu": 0.5}) == GaussianCost(0.5)

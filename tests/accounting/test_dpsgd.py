@@ -28,7 +28,7 @@ HAIR = 1 + 1e-11
 
 
 def published(accountant, epsilon, delta, schedule):
-    return noise_multiplier(epsilon, delta, schedule, accountant=accountant, reading="published")
+    return noise_multiplier(epsilon, delta, schedule, accountant=accountant, analysis="published")
 
 
 def proven(accountant, epsilon, delta, schedule):
@@ -189,17 +189,17 @@ def test_the_quadrature_of_an_all_but_certain_sample_is_the_closed_form(order, s
 def test_the_noise_under_rdp_is_the_smallest_that_suffices():
     schedule = Schedule(1.0, 30)
     for published_ in (True, False):
-        reading = "published" if published_ else "proven"
-        sigma = noise_multiplier(2.0, 1e-5, schedule, accountant="rdp", reading=reading)
+        analysis = "published" if published_ else "proven"
+        sigma = noise_multiplier(2.0, 1e-5, schedule, accountant="rdp", analysis=analysis)
         assert renyi_epsilon(sigma, 1e-5, schedule, published=published_) <= 2.0
         assert renyi_epsilon(sigma * (1 - 1e-4), 1e-5, schedule, published=published_) > 2.0
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.01, 1e-5), (0.2, 1e-9), (8.0, 1e-3)])
 def test_small_and_large_epsilons_find_an_order_that_suits_them(epsilon, delta):
-    for reading in ("published", "proven"):
-        sigma = noise_multiplier(epsilon, delta, Schedule(1.0, 4), accountant="rdp", reading=reading)
-        assert _best_order(sigma, delta, 4, reading == "published") == pytest.approx(epsilon, rel=0.006)
+    for analysis in ("published", "proven"):
+        sigma = noise_multiplier(epsilon, delta, Schedule(1.0, 4), accountant="rdp", analysis=analysis)
+        assert _best_order(sigma, delta, 4, analysis == "published") == pytest.approx(epsilon, rel=0.006)
 
 
 @pytest.mark.parametrize(("sigma", "rate", "steps"), [(0.3, 0.01, 3), (0.5, 0.1, 300)])

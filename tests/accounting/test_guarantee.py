@@ -100,7 +100,7 @@ def test_the_approximate_claim_covers_the_release_that_reveals_all_with_probabil
     assert claim.at_epsilon(epsilon) <= worst + delta + 1e-12
 
 
-def test_an_approximate_guarantee_has_no_cost_in_either_currency():
+def test_an_approximate_guarantee_has_no_cost_in_either_measure():
     with pytest.raises(InvalidInput, match="do not compose"):
         _ = APPROXIMATE.cost
     assert str(APPROXIMATE).startswith("proven: (1, 1e-05)-differential privacy (add-remove)")

@@ -50,7 +50,7 @@ def test_the_report_survives_json(report):
     assert values["leakage"]["value"] == report.leakage.value
     assert values["auc"] == report.auc.to_json()
     assert (values["members"], values["nonmembers"], values["queries"]) == (400, 300, 700)
-    assert values["spent"] == {"currency": "pure", "epsilon": 70.0}
+    assert values["spent"] == {"measure": "pure", "epsilon": 70.0}
     assert values["roc"]["fpr"][-1] == values["roc"]["tpr"][-1] == 1.0
     assert "Clopper-Pearson" in values["intervals"]
 

@@ -187,7 +187,7 @@ def test_a_private_target_s_report_says_what_the_attack_cost(memorised, overfitt
     report = Threshold().run(overfitted, memorised, target=quiet, pool=outside_pool)
     assert report.queries == quiet.answered == 200
     assert report.spent == quiet.cost.times(200)
-    assert report.to_json()["spent"]["currency"] == "gaussian"
+    assert report.to_json()["spent"]["measure"] == "gaussian"
 
 
 def test_a_proven_mechanism_with_strong_noise_hides_membership(memorised, overfitted, outside_pool):

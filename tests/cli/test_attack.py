@@ -165,7 +165,7 @@ def test_a_private_model_s_account_is_charged(run, data, table, tmp_path):
     report = json.loads(out)["reports"][0]
     assert report["released"] == "labels"
     assert report["queries"] == 140
-    assert report["spent"]["currency"] in ("pure", "gaussian")
+    assert report["spent"]["measure"] in ("pure", "gaussian")
 
 
 def test_a_server_is_asked_in_place_of_the_model_with_the_key_from_the_environment(

@@ -100,7 +100,7 @@ def test_a_new_account_has_spent_nothing_and_its_first_row_says_so(book):
     assert first.detail == json.dumps(json.loads(first.detail), sort_keys=True)
     assert json.loads(first.detail) == {
         "terms": {"delta": 0.0, "epsilon": 1.0, "analysis": "proven"},
-        "total": {"currency": "pure", "epsilon": 1.0},
+        "total": {"measure": "pure", "epsilon": 1.0},
     }
 
 

@@ -107,7 +107,7 @@ def test_two_rows_that_changed_places_are_found(spent):
 
 
 def test_a_changed_balance_quota_or_key_is_found(spent):
-    nine = """'{"currency": "pure", "epsilon": 9.0}'"""
+    nine = """'{"measure": "pure", "epsilon": 9.0}'"""
     for change, expected in {
         "UPDATE accounts SET spent_units = 1 WHERE id = 2": "the balance is not that of the last row",
         "UPDATE accounts SET limit_units = limit_units + 1 WHERE id = 2": "the budget is not that of the last row",

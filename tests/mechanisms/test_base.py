@@ -102,13 +102,13 @@ def test_a_model_with_certified_bounds_gives_them_unless_others_are_given():
     assert NoisyMax(bounds=other).prepared(model, PureCost(1.0)).bounds == other
 
 
-def test_a_label_is_counted_in_the_currency_asked_for():
-    assert NoisyMax("exponential").currency == NoisyMax("permute-and-flip").currency == "pure"
-    assert NoisyMax("exponential", count_in="pure").currency == "pure"
-    assert NoisyMax("exponential", count_in="gaussian").currency == "gaussian"
-    assert NoisyMax("gaussian").currency == NoisyMax("gaussian", count_in="gaussian").currency == "gaussian"
-    assert GaussianScores().currency == SampledNeuron("gaussian").currency == "gaussian"
-    assert SampledNeuron("laplace").currency == "pure"
+def test_a_label_is_counted_in_the_measure_asked_for():
+    assert NoisyMax("exponential").measure == NoisyMax("permute-and-flip").measure == "pure"
+    assert NoisyMax("exponential", count_in="pure").measure == "pure"
+    assert NoisyMax("exponential", count_in="gaussian").measure == "gaussian"
+    assert NoisyMax("gaussian").measure == NoisyMax("gaussian", count_in="gaussian").measure == "gaussian"
+    assert GaussianScores().measure == SampledNeuron("gaussian").measure == "gaussian"
+    assert SampledNeuron("laplace").measure == "pure"
 
 
 def test_the_reason_names_the_mechanism():

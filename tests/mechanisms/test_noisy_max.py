@@ -347,24 +347,24 @@ def test_bad_input_is_refused_with_a_sentence():
         (lambda: NoisyMax().release(np.zeros((1, 2)), EXACT), "open parameters"),
         (lambda: SampledNeuron().cost(3), "open parameters"),
         (lambda: GaussianScores().cost(3), "open parameters"),
-        (lambda: GaussianScores(bounds=bounds()).prepared(None, PureCost(1.0)), "Gaussian currency"),
+        (lambda: GaussianScores(bounds=bounds()).prepared(None, PureCost(1.0)), "Gaussian measure"),
         (
             lambda: SampledNeuron("gaussian", bounds=bounds(), per_query=PureCost(1.0)).cost(3),
-            "gaussian currency",
+            "gaussian measure",
         ),
         (
             lambda: NoisyMax("gaussian", bounds=bounds(), per_query=PureCost(1.0)).release(
                 np.zeros((1, 2)), EXACT
             ),
-            "Gaussian currency",
+            "Gaussian measure",
         ),
         (
             lambda: NoisyMax("gaussian", bounds=bounds(), per_query=PureCost(1.0)).guarantee(2),
-            "Gaussian currency",
+            "Gaussian measure",
         ),
-        (lambda: NoisyMax("gaussian", bounds=bounds()).prepared(None, PureCost(1.0)), "Gaussian currency"),
-        (lambda: GaussianScores(bounds=bounds(), per_query=PureCost(1.0)).cost(3), "Gaussian currency"),
-        (lambda: SampledNeuron(bounds=bounds()).prepared(None, GaussianCost(1.0)), "pure currency"),
+        (lambda: NoisyMax("gaussian", bounds=bounds()).prepared(None, PureCost(1.0)), "Gaussian measure"),
+        (lambda: GaussianScores(bounds=bounds(), per_query=PureCost(1.0)).cost(3), "Gaussian measure"),
+        (lambda: SampledNeuron(bounds=bounds()).prepared(None, GaussianCost(1.0)), "pure measure"),
     ):
         with pytest.raises(InvalidInput, match=match):
             make()

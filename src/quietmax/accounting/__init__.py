@@ -18,8 +18,8 @@ from quietmax.accounting.conversions import (
 )
 from quietmax.accounting.costs import (
     Cost,
-    Currency,
     GaussianCost,
+    Measure,
     PureCost,
     advanced_composition,
     advanced_composition_per_query,
@@ -33,10 +33,10 @@ __all__ = [
     "Analysis",
     "Budget",
     "Cost",
-    "Currency",
     "Definition",
     "GaussianCost",
     "Guarantee",
+    "Measure",
     "Meter",
     "PureCost",
     "Status",

@@ -1,6 +1,6 @@
 """Meter: a budget counted in whole units, so that spending can never pass it by rounding.
 
-A budget is `LIMIT` units in its own currency (epsilon, or mu squared). One unit is an exact fraction of the
+A budget is `LIMIT` units in its own measure (epsilon, or mu squared). One unit is an exact fraction of the
 budget, a charge is rounded up to whole units, and units are added as integers: below 2^53, they fit a
 database's integer column and JSON. `LIMIT` = 5040 * 10^12 is divisible by every number to 10 and by powers of
 ten, so that ten charges of a tenth are exactly the budget.
@@ -24,7 +24,7 @@ from quietmax.accounting.conversions import (
     rounded_down,
     rounded_up,
 )
-from quietmax.accounting.costs import Cost, Currency, GaussianCost, PureCost, checked_count
+from quietmax.accounting.costs import Cost, GaussianCost, Measure, PureCost, checked_count
 from quietmax.errors import InvalidInput
 
 LIMIT = 5040 * 10**12
@@ -49,10 +49,10 @@ class Meter:
 
     def units(self, cost: Cost) -> int:
         """Return what `cost` takes from the meter, rounded up to whole units."""
-        if cost.currency != self.total.currency:
+        if cost.measure != self.total.measure:
             raise InvalidInput(
-                f"A {cost.currency} cost cannot be charged to a {self.total.currency} budget: convert it with"
-                " as_gaussian(), or state the budget in the other currency."
+                f"A {cost.measure} cost cannot be charged to a {self.total.measure} budget: convert it with"
+                " as_gaussian(), or state the budget in the other measure."
             )
         return math.ceil(cost.amount * LIMIT / self.total.amount)
 
@@ -98,9 +98,9 @@ Analysis = Literal["proven", "published", "published-example"]
 class Budget:
     """The total of all answers: (epsilon, delta), and optionally the number of queries to divide it among.
 
-    >>> Budget(epsilon=1.0, queries=100).in_currency("pure")
+    >>> Budget(epsilon=1.0, queries=100).total("pure")
     PureCost(epsilon=1.0)
-    >>> round(Budget(epsilon=1.0, delta=1e-5).in_currency("gaussian").mu, 3)
+    >>> round(Budget(epsilon=1.0, delta=1e-5).total("gaussian").mu, 3)
     0.268
     """
 
@@ -126,18 +126,18 @@ class Budget:
         object.__setattr__(self, "delta", delta)
         object.__setattr__(self, "queries", None if self.queries is None else int(self.queries))
 
-    def in_currency(self, currency: Currency, reading: Analysis = "proven") -> Cost:
+    def total(self, measure: Measure, analysis: Analysis = "proven") -> Cost:
         """Return the total: epsilon, the mu within (epsilon, delta), or mu = epsilon as published."""
-        _check_words(currency, reading)
-        if currency == "pure":
+        _check_words(measure, analysis)
+        if measure == "pure":
             return PureCost(self.epsilon)
-        if reading != "proven":
+        if analysis != "proven":
             return GaussianCost(self.epsilon)
         if self.delta == 0.0:
             raise InvalidInput(
                 f"A budget of epsilon {self.epsilon:g} with delta 0 has no Gaussian total: give a delta"
                 " above 0,"
-                " use Laplace noise, or ask for the published reading (mu = epsilon)."
+                " use Laplace noise, or ask for the published analysis (mu = epsilon)."
             )
         return GaussianCost(mu_of(self.epsilon, self.delta))
 
@@ -146,28 +146,28 @@ class Budget:
         return {"epsilon": self.epsilon, "delta": self.delta, "queries": self.queries}
 
 
-def _check_words(currency: str, reading: str) -> None:
-    if currency not in ("pure", "gaussian"):
-        raise InvalidInput(f"The currency is {currency!r}, but must be pure or gaussian: name one of them.")
-    if reading not in ("proven", "published", "published-example"):
+def _check_words(measure: str, analysis: str) -> None:
+    if measure not in ("pure", "gaussian"):
+        raise InvalidInput(f"The measure is {measure!r}, but must be pure or gaussian: name one of them.")
+    if analysis not in ("proven", "published", "published-example"):
         raise InvalidInput(
-            f"The reading is {reading!r}, but must be proven, published or published-example: name one."
+            f"The analysis is {analysis!r}, but must be proven, published or published-example: name one."
         )
 
 
-def per_query(budget: Budget, currency: Currency, reading: Analysis = "proven") -> Cost:
+def per_query(budget: Budget, measure: Measure, analysis: Analysis = "proven") -> Cost:
     """Return what each of `budget.queries` queries (one, if not stated) may cost, rounded down.
 
     >>> per_query(Budget(epsilon=10.0, queries=100), "pure")
     PureCost(epsilon=0.1)
-    >>> per_query(Budget(epsilon=10.0, queries=100), "gaussian", reading="published")
+    >>> per_query(Budget(epsilon=10.0, queries=100), "gaussian", analysis="published")
     GaussianCost(mu=1.0)
-    >>> per_query(Budget(epsilon=10.0, queries=100), "gaussian", reading="published-example")
+    >>> per_query(Budget(epsilon=10.0, queries=100), "gaussian", analysis="published-example")
     GaussianCost(mu=0.1)
     """
-    total = budget.in_currency(currency, reading)
+    total = budget.total(measure, analysis)
     queries = 1 if budget.queries is None else budget.queries
-    if currency == "gaussian" and reading == "published-example":
+    if measure == "gaussian" and analysis == "published-example":
         return GaussianCost(rounded_down(decimal(budget.epsilon) / queries))
     return Meter(total).share(queries)
 

@@ -2,7 +2,7 @@
 
 Pure: epsilon-differential privacy; epsilons add up. Gaussian: mu-Gaussian differential privacy (Dong, Roth,
 Su 2022); the squares of the mus add up, also when each mu is chosen after seeing the earlier answers (Smith,
-Thakurta 2022). (epsilon, delta) is no currency: it is derived at the edge, see
+Thakurta 2022). (epsilon, delta) is no measure: it is derived at the edge, see
 `quietmax.accounting.conversions`.
 """
 
@@ -26,7 +26,7 @@ from quietmax.accounting.conversions import (
 )
 from quietmax.errors import InvalidInput
 
-Currency = Literal["pure", "gaussian"]
+Measure = Literal["pure", "gaussian"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class PureCost:
     """
 
     epsilon: float
-    currency: ClassVar[Currency] = "pure"
+    measure: ClassVar[Measure] = "pure"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", checked_amount(self.epsilon, "The epsilon of a cost"))
@@ -57,8 +57,8 @@ class PureCost:
         return GaussianCost(pure_as_gaussian(self.epsilon))
 
     def to_json(self) -> dict[str, str | float]:
-        """Return `{"currency": "pure", "epsilon": ...}`."""
-        return {"currency": self.currency, "epsilon": self.epsilon}
+        """Return `{"measure": "pure", "epsilon": ...}`."""
+        return {"measure": self.measure, "epsilon": self.epsilon}
 
     def __str__(self) -> str:
         return f"epsilon = {self.epsilon:.6g} (pure)"
@@ -73,7 +73,7 @@ class GaussianCost:
     """
 
     mu: float
-    currency: ClassVar[Currency] = "gaussian"
+    measure: ClassVar[Measure] = "gaussian"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mu", checked_amount(self.mu, "The mu of a cost"))
@@ -92,8 +92,8 @@ class GaussianCost:
         return self
 
     def to_json(self) -> dict[str, str | float]:
-        """Return `{"currency": "gaussian", "mu": ...}`."""
-        return {"currency": self.currency, "mu": self.mu}
+        """Return `{"measure": "gaussian", "mu": ...}`."""
+        return {"measure": self.measure, "mu": self.mu}
 
     def __str__(self) -> str:
         return f"mu = {self.mu:.6g} (gaussian)"
@@ -116,7 +116,7 @@ def compose(costs: Iterable[Cost]) -> Cost:
     """Return the cost of all the releases together, each possibly chosen after seeing the earlier answers.
 
     All pure: the sum of the epsilons. All Gaussian: the root of the sum of the squared mus. Mixed: every pure
-    cost is first converted to the Gaussian currency by `as_gaussian`; a bounded-range release (exponential
+    cost is first converted to the Gaussian measure by `as_gaussian`; a bounded-range release (exponential
     mechanism) should be given as `GaussianCost(bounded_range_as_gaussian(epsilon))` instead, which is about
     half. Sums are exact and the result is rounded up to a float. Nothing at all costs `PureCost(0.0)`.
 
@@ -132,18 +132,35 @@ def compose(costs: Iterable[Cost]) -> Cost:
 
 
 def cost_from_json(record: Mapping[str, str | float]) -> Cost:
-    """Return the cost that `to_json` wrote.
+    """Return the cost that `to_json` wrote; version 0.1 wrote the key ``currency`` instead of ``measure``.
 
+    Parameters
+    ----------
+    record : Mapping
+        A measure (``"pure"`` or ``"gaussian"``) with its epsilon or mu.
+
+    Returns
+    -------
+    PureCost or GaussianCost
+        The cost.
+
+    Raises
+    ------
+    InvalidInput
+        If the record has another form.
+
+    Examples
+    --------
     >>> cost_from_json(PureCost(1.0).to_json())
     PureCost(epsilon=1.0)
     """
-    if record.get("currency") == "pure" and "epsilon" in record:
+    measure = record.get("measure", record.get("currency"))
+    if measure == "pure" and "epsilon" in record:
         return PureCost(float(record["epsilon"]))
-    if record.get("currency") == "gaussian" and "mu" in record:
+    if measure == "gaussian" and "mu" in record:
         return GaussianCost(float(record["mu"]))
     raise InvalidInput(
-        f"A cost cannot be read from {record!r}: expected a currency (pure or gaussian) with its epsilon or"
-        " mu; give such a record."
+        f"A cost must state a measure (pure or gaussian) with its epsilon or mu, got {record!r}."
     )
 
 

@@ -313,13 +313,13 @@ def noise_multiplier(
     schedule: Schedule,
     *,
     accountant: Accountant = "pld",
-    reading: NoiseAnalysis = "proven",
+    analysis: NoiseAnalysis = "proven",
 ) -> float:
     """Return the noise multiplier with which a run is (epsilon, delta)-private according to the accountant.
 
     Searched values (`pld`, `rdp`) are rounded up by at most 1e-4 of themselves.
 
-    >>> round(noise_multiplier(1.0, 1e-5, Schedule(0.01, 10_000), accountant="nc", reading="published"), 1)
+    >>> round(noise_multiplier(1.0, 1e-5, Schedule(0.01, 10_000), accountant="nc", analysis="published"), 1)
     571.7
     """
     if not 1e-4 <= as_number(epsilon) <= 1e6:
@@ -329,10 +329,10 @@ def noise_multiplier(
             f"delta is {delta!r}, but must be from 1e-9 to below 1 for DP-SGD: give such a number, for instance"
             " 1/(10*records)."
         )
-    if reading == "published":
+    if analysis == "published":
         return _published(float(epsilon), float(delta), schedule, accountant)
-    if reading != "proven":
-        raise InvalidInput(f"The reading is {reading!r}, but must be 'proven' or 'published': name one.")
+    if analysis != "proven":
+        raise InvalidInput(f"The analysis is {analysis!r}, but must be 'proven' or 'published': name one.")
     return _proven(float(epsilon), float(delta), schedule, accountant)
 
 
@@ -350,8 +350,8 @@ def _published(epsilon: float, delta: float, schedule: Schedule, accountant: str
     if accountant == "rdp":
         return _renyi(epsilon, delta, schedule, published=True)
     raise InvalidInput(
-        f"The accountant is {accountant!r}, but the published reading knows {', '.join(PUBLISHED_ACCOUNTANTS)}:"
-        " name one of them, or ask for the proven reading."
+        f"The accountant is {accountant!r}, but the published analysis knows {', '.join(PUBLISHED_ACCOUNTANTS)}:"
+        " name one of them, or ask for the proven analysis."
     )
 
 

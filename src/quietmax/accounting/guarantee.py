@@ -24,7 +24,7 @@ class Guarantee:
     """What is claimed: epsilon- (pure), mu-Gaussian or (epsilon, delta)- (approximate) privacy, its status, and why.
 
     An approximate guarantee is one point (epsilon, `delta`): what a numerical accountant certifies of a release whose
-    whole curve is in neither currency, such as subsampled noisy gradients. It has no cost: (epsilon, delta) pairs do
+    whole curve is in neither measure, such as subsampled noisy gradients. It has no cost: (epsilon, delta) pairs do
     not compose exactly. `extra_delta` is added to every derived delta. `status` is `proven`, `conditional` (true if
     the named `assumptions` hold) or `refuted` (the numbers are what was claimed, not what holds). `because` is one
     sentence that names the section of the theory page. `parameters` are the public constants the claim rests
@@ -91,7 +91,7 @@ class Guarantee:
         0.5
         """
         return cls(
-            definition=cost.currency,
+            definition=cost.measure,
             epsilon=cost.epsilon if isinstance(cost, PureCost) else None,
             mu=cost.mu if isinstance(cost, GaussianCost) else None,
             extra_delta=extra_delta,
@@ -103,7 +103,7 @@ class Guarantee:
 
     @property
     def cost(self) -> Cost:
-        """The cost of the release in its currency; an approximate guarantee is in none, and refuses."""
+        """The cost of the release in its measure; an approximate guarantee is in none, and refuses."""
         if self.definition == "approximate":
             raise InvalidInput(
                 f"An approximate guarantee ({self.epsilon:g}, {self.delta:g}) has no cost: (epsilon, delta) pairs do"

@@ -115,7 +115,7 @@ class Claim:
         Claim(definition='pure', amount=1.0, extra_delta=0.0)
         """
         if not isinstance(claimed, Guarantee):
-            return cls(claimed.currency, claimed.epsilon if isinstance(claimed, PureCost) else claimed.mu)
+            return cls(claimed.measure, claimed.epsilon if isinstance(claimed, PureCost) else claimed.mu)
         if claimed.mu is not None:
             return cls("gaussian", claimed.mu, claimed.extra_delta)
         epsilon = 0.0 if claimed.epsilon is None else claimed.epsilon

@@ -14,7 +14,7 @@ import typer
 from quietmax import audit
 from quietmax._io import check_figure
 from quietmax.accounting.budget import Budget, per_query
-from quietmax.accounting.costs import Cost, Currency, GaussianCost, PureCost
+from quietmax.accounting.costs import Cost, GaussianCost, Measure, PureCost
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.audit.report import AuditReport, Finding, plot_findings
 from quietmax.cli._options import DataDir, Download, Json, Seed
@@ -146,8 +146,8 @@ def _prepared(
     )
 
 
-def _cost(currency: Currency, epsilon: float, delta: float, share: float) -> Cost:
-    cost = per_query(Budget(epsilon, delta), currency)
+def _cost(measure: Measure, epsilon: float, delta: float, share: float) -> Cost:
+    cost = per_query(Budget(epsilon, delta), measure)
     return PureCost(cost.epsilon / share) if isinstance(cost, PureCost) else GaussianCost(cost.mu / share)
 
 

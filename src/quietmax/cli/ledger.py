@@ -300,14 +300,14 @@ def _changed(account: AccountState, as_json: bool) -> None:
 
 
 def _print_account(account: AccountState) -> None:
-    ((_, currency), (name, total)) = account.limit.to_json().items()
+    ((_, measure), (name, total)) = account.limit.to_json().items()
     spent, left = list(account.spent.to_json().values())[1], list(account.remaining.to_json().values())[1]
     print_table(
         f"Account {account.name}",
         ("", ""),
         (
             ("promised", f"epsilon {account.terms.epsilon:g}, delta {account.terms.delta:g}"),
-            ("budget", f"{name} {total:.6g} ({currency})"),
+            ("budget", f"{name} {total:.6g} ({measure})"),
             ("spent", f"{name} {spent:.6g} ({_percent(account.spent_units, account.limit_units)})"),
             ("left", f"{name} {left:.6g}"),
             ("journal", f"{account.name}:{account.sequence}:{account.head}"),

@@ -413,7 +413,7 @@ def _check_noise(plan: Plan) -> None:
     ):
         return
     needed = noise_multiplier(
-        plan.epsilon, plan.delta, schedule, accountant=plan.accountant, reading=plan.analysis
+        plan.epsilon, plan.delta, schedule, accountant=plan.accountant, analysis=plan.analysis
     )
     if sigma < needed:
         raise ValueError(

@@ -133,7 +133,7 @@ def vote_noise(budget: Budget) -> tuple[float, float]:
     pure = np.pi / np.sqrt(6) * 2 * queries / budget.epsilon
     if budget.delta == 0:
         return float(pure), float("inf")
-    mu = budget.in_currency("gaussian").to_json()["mu"]
+    mu = budget.total("gaussian").to_json()["mu"]
     return float(pure), float(np.sqrt(2 * queries) / float(mu))
 
 

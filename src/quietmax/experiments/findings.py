@@ -269,8 +269,8 @@ def multi_query(
             for method, reading in _READINGS:
                 curve = [each for each in mine if each.method == method and each.queries == 1]
                 for count in queries if curve else ():
-                    currency = "pure" if method.endswith("laplace") else "gaussian"
-                    cost = per_query(Budget(total, queries=count), currency, reading)  # type: ignore[arg-type]
+                    measure = "pure" if method.endswith("laplace") else "gaussian"
+                    cost = per_query(Budget(total, queries=count), measure, reading)  # type: ignore[arg-type]
                     one = cost.epsilon if isinstance(cost, PureCost) else cost.mu
                     rows.append(_row(name, method, reading, total, count, one, curve, attack))
             for method in _UNLIMITED:

@@ -39,9 +39,9 @@ class Terms:
     delta: float = 0.0
     analysis: Analysis = "proven"
 
-    def total(self, currency: str) -> Cost:
-        """The total in a currency."""
-        return Budget(self.epsilon, self.delta).in_currency(currency, self.analysis)  # type: ignore[arg-type]
+    def total(self, measure: str) -> Cost:
+        """The total in a measure."""
+        return Budget(self.epsilon, self.delta).total(measure, self.analysis)  # type: ignore[arg-type]
 
     def to_json(self) -> dict[str, Any]:
         """The terms by name."""
@@ -108,7 +108,7 @@ class AccountState:
 
     def units(self, cost: Cost) -> int:
         """What a release of this cost takes, rounded up; a pure cost counts in a Gaussian account too (THEORY 3)."""
-        converted = cost.as_gaussian() if self.total.currency == "gaussian" else cost
+        converted = cost.as_gaussian() if self.total.measure == "gaussian" else cost
         return Meter(self.total).units(converted)
 
     def to_json(self) -> dict[str, Any]:
@@ -317,7 +317,7 @@ def grant(connection: Connection, name: str, terms: Terms, because: str) -> Acco
             f"The account {name!r} was taken whole by the model {alone[0]}, whose guarantee adds up with no other, and "
             "cannot be raised; count further models elsewhere, with --account and a reason."
         )
-    wanted = terms.total(account.total.currency)
+    wanted = terms.total(account.total.measure)
     limit = int(wanted.amount * LIMIT / Fraction(account.total.amount))
     if not book.spent_units <= limit <= _MOST_UNITS:
         raise InvalidInput(

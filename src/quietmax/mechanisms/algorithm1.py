@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from quietmax.accounting.budget import Analysis
-from quietmax.accounting.costs import Cost, Currency, GaussianCost, PureCost
+from quietmax.accounting.costs import Cost, GaussianCost, Measure, PureCost
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms.base import Answers, Floats
@@ -66,7 +66,7 @@ class Algorithm1:
     epsilon_neuron: float | None = None
     logit_sensitivity: float | None = None
     probability_sensitivity: float | None = None
-    reading: Analysis = "published"
+    analysis: Analysis = "published"
 
     def __post_init__(self) -> None:
         if self.noise not in ("gaussian", "laplace"):
@@ -86,7 +86,7 @@ class Algorithm1:
         return "algorithm1"
 
     @property
-    def currency(self) -> Currency:
+    def measure(self) -> Measure:
         """Pure for Laplace noise, Gaussian for Gaussian noise."""
         return "pure" if self.noise == "laplace" else "gaussian"
 

@@ -12,7 +12,7 @@ from scipy.special import log_ndtr
 
 from quietmax.accounting.budget import Analysis, Budget, per_query
 from quietmax.accounting.conversions import bounded_range_as_gaussian, pure_as_gaussian
-from quietmax.accounting.costs import Cost, Currency, PureCost
+from quietmax.accounting.costs import Cost, Measure, PureCost
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput
 from quietmax.models.training import Classifier
@@ -43,12 +43,12 @@ class Mechanism(Protocol):
         ...
 
     @property
-    def currency(self) -> Currency:
-        """The currency its cost is counted in."""
+    def measure(self) -> Measure:
+        """The measure its cost is counted in."""
         ...
 
     @property
-    def reading(self) -> Analysis:
+    def analysis(self) -> Analysis:
         """How a budget is read: ``proven``, or as the paper reads it."""
         ...
 
@@ -137,7 +137,7 @@ class Answerer:
         Answerer
             It answers any number of queries; nothing is charged.
         """
-        one = per_query(budget, mechanism.currency, mechanism.reading)
+        one = per_query(budget, mechanism.measure, mechanism.analysis)
         return cls(model, mechanism.prepared(model, one), noise)
 
     @property
@@ -160,6 +160,15 @@ class Answerer:
     def answer(self, features: NDArray[np.float32]) -> Answers:
         """Draw an answer for each row of features."""
         return self.release(self.scores(features))
+
+
+def digest_text(mechanism: Mechanism) -> str:
+    """Return the text that stands for a prepared mechanism in the digests of stored answers.
+
+    It must not change between versions, or stored answers would be charged again: the field `analysis` keeps its name
+    of version 0.1 here.
+    """
+    return repr(mechanism).replace(" analysis=", " reading=")
 
 
 def releases_probabilities(mechanism: Mechanism, classes: int) -> bool:
@@ -230,7 +239,7 @@ class ProvenMechanism:
     _certified = False
 
     @property
-    def reading(self) -> Analysis:
+    def analysis(self) -> Analysis:
         """A budget means (epsilon, delta)."""
         return "proven"
 
@@ -264,7 +273,7 @@ class ProvenMechanism:
         )
 
     def _ready(self) -> tuple[ScoreBounds, Cost]:
-        """Bounds and cost; a mechanism with one kind of noise refuses a cost in the other currency as well."""
+        """Bounds and cost; a mechanism with one kind of noise refuses a cost in the other measure as well."""
         if self.bounds is None or self.per_query is None:
             raise InvalidInput(
                 f"{type(self).__name__} still has open parameters; give bounds and per_query, or use a Predictor."

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from quietmax.accounting.costs import Cost, Currency, GaussianCost
+from quietmax.accounting.costs import Cost, GaussianCost, Measure
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms.base import Answers, Floats, ProvenMechanism, checked_scores, selection_epsilon
@@ -26,11 +26,11 @@ class NoisyMax(ProvenMechanism):
 
     ``gaussian``: the largest score after Gaussian noise on all of them, ``mu = D_2/sigma``. ``exponential``: label v
     with probability proportional to ``exp(eps*z_v/spread)``. ``permute-and-flip``: never worse in expected score at
-    equal pure epsilon. ``count_in`` is the currency of the budget; Gaussian noise exists only in the Gaussian one.
+    equal pure epsilon. ``count_in`` is the measure of the budget; Gaussian noise exists only in the Gaussian one.
     """
 
     method: Method = "exponential"
-    count_in: Currency | None = None
+    count_in: Measure | None = None
     bounds: ScoreBounds | None = None
     per_query: Cost | None = None
 
@@ -41,7 +41,7 @@ class NoisyMax(ProvenMechanism):
             )
         if self.method == "gaussian" and self.count_in == "pure":
             raise InvalidInput(
-                "Gaussian noise has no pure epsilon; count in the gaussian currency or choose exponential."
+                "Gaussian noise has no pure epsilon; count in the gaussian measure or choose exponential."
             )
 
     @property
@@ -50,7 +50,7 @@ class NoisyMax(ProvenMechanism):
         return "noisy-max"
 
     @property
-    def currency(self) -> Currency:
+    def measure(self) -> Measure:
         """As asked for; by default Gaussian for Gaussian noise, pure for a choice."""
         return self.count_in or ("gaussian" if self.method == "gaussian" else "pure")
 
@@ -95,7 +95,7 @@ class NoisyMax(ProvenMechanism):
     def _ready(self) -> tuple[ScoreBounds, Cost]:
         bounds, cost = super()._ready()
         if self.method == "gaussian" and not isinstance(cost, GaussianCost):
-            raise InvalidInput("Gaussian noise is paid in the Gaussian currency; give a cost in mu.")
+            raise InvalidInput("Gaussian noise is paid in the Gaussian measure; give a cost in mu.")
         return bounds, cost
 
 
@@ -117,7 +117,7 @@ class GaussianScores(ProvenMechanism):
         return "gaussian"
 
     @property
-    def currency(self) -> Currency:
+    def measure(self) -> Measure:
         """Gaussian."""
         return "gaussian"
 
@@ -141,7 +141,7 @@ class GaussianScores(ProvenMechanism):
     def _ready(self) -> tuple[ScoreBounds, GaussianCost]:
         bounds, cost = super()._ready()
         if not isinstance(cost, GaussianCost):
-            raise InvalidInput("Gaussian noise is paid in the Gaussian currency; give a cost in mu.")
+            raise InvalidInput("Gaussian noise is paid in the Gaussian measure; give a cost in mu.")
         return bounds, cost
 
 

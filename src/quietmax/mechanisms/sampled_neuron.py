@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import expit, logsumexp
 
 from quietmax.accounting.conversions import root_rounded_down, rounded_down
-from quietmax.accounting.costs import Cost, Currency, GaussianCost, PureCost
+from quietmax.accounting.costs import Cost, GaussianCost, Measure, PureCost
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms.base import (
@@ -65,7 +65,7 @@ class SampledNeuron(ProvenMechanism):
         return "sampled-neuron"
 
     @property
-    def currency(self) -> Currency:
+    def measure(self) -> Measure:
         """Pure for Laplace noise, Gaussian for Gaussian noise."""
         return "pure" if self.noise == "laplace" else "gaussian"
 
@@ -133,7 +133,5 @@ class SampledNeuron(ProvenMechanism):
         bounds, cost = super()._ready()
         wanted = PureCost if self.noise == "laplace" else GaussianCost
         if not isinstance(cost, wanted):
-            raise InvalidInput(
-                f"{self.noise} noise is paid in the {self.currency} currency; give such a cost."
-            )
+            raise InvalidInput(f"{self.noise} noise is paid in the {self.measure} measure; give such a cost.")
         return bounds, cost

@@ -53,7 +53,7 @@ def choose(
 
     exponent = epsilon/range, a little less for the rounding; range = `range_sensitivity` if given (how far
     one record can change the difference of two scores), otherwise 2 * `sensitivity` (each score). Each row
-    costs epsilon; in the Gaussian currency only `accounting.bounded_range_as_gaussian(epsilon)`. `scores` is
+    costs epsilon; in the Gaussian measure only `accounting.bounded_range_as_gaussian(epsilon)`. `scores` is
     (n, C) or (C,).
 
     >>> choose([[0.0, 50.0], [50.0, 0.0]], epsilon=2.0, sensitivity=1.0).index
@@ -73,7 +73,7 @@ def permute_and_flip(
     """Choose a candidate of each row by permute-and-flip: never a worse expected score than `choose` at equal epsilon.
 
     In random order, accept candidate v with probability exp(exponent * (score_v - best)) until one is
-    accepted. Each row costs epsilon; in the Gaussian currency `accounting.pure_as_gaussian(epsilon)`, up to
+    accepted. Each row costs epsilon; in the Gaussian measure `accounting.pure_as_gaussian(epsilon)`, up to
     twice that of `choose`.
 
     >>> permute_and_flip([0.0, 50.0], epsilon=2.0, sensitivity=1.0).index

@@ -133,7 +133,7 @@ class Deployment:
     def measure(self) -> str:
         """The privacy measure of its costs: ``pure`` or ``gaussian``."""
         cost = self.cost or self.training_cost
-        return "pure" if cost is None else cost.currency
+        return "pure" if cost is None else cost.measure
 
     @property
     def status(self) -> str:
@@ -258,7 +258,7 @@ def _total(
     if budget is not None:
         analysis = "proven" if model.terms is None else model.terms.analysis
         terms = Terms(budget.epsilon, budget.delta, analysis)
-        return terms.total(model.measure if found is None else found.total.currency), terms
+        return terms.total(model.measure if found is None else found.total.measure), terms
     if found is not None:
         return found.total, found.terms
     if model.terms is not None:

@@ -1,185 +1,404 @@
-"""The service behind the HTTP surface: offers, ledger, access, pipeline, metrics and log, together."""
+"""The service behind the HTTP routes: deployments, ledger, authentication, pipeline, metrics and log together."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import math
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
+from quietmax.accounting.budget import LIMIT
+from quietmax.accounting.conversions import epsilon_of
+from quietmax.accounting.costs import Cost, PureCost
 from quietmax.errors import QuietmaxError
-from quietmax.ledger.accounts import AccountState
+from quietmax.ledger.accounts import AccountState, Subaccount
 from quietmax.ledger.ledger import Ledger
 from quietmax.ledger.transactions import ChargeResult, Failed, InvalidKey, LimitExceeded, RequestIdReused
-from quietmax.server.auth import Access, Caller
-from quietmax.server.batching import Answer, Pipeline
-from quietmax.server.codec import Query
-from quietmax.server.deployment import (
-    Deployment,
-    Deployments,
-    answers_left,
-    budget_json,
-    currency_name,
-    shown_cost,
-    shown_left,
-)
-from quietmax.server.errors import HttpError, unavailable
+from quietmax.mechanisms.base import Answers
+from quietmax.server.auth import Authenticator, Caller
+from quietmax.server.batching import Pipeline, Reply
+from quietmax.server.codec import INPUT, LABEL, OUTPUT_DATATYPES, PROBABILITIES, InferenceRequest
+from quietmax.server.deployment import Deployment
+from quietmax.server.errors import HttpError, unauthorized, unavailable
 from quietmax.server.metrics import Log, Metrics
 from quietmax.server.settings import Settings
 
 P = ParamSpec("P")
-Seen = TypeVar("Seen")
-_READY_SECONDS = 3.0
+T = TypeVar("T")
+_READY_TIMEOUT = 3.0
 _READY_FRESH_SECONDS = 0.2
+_ROUNDING = 2.0**-50
 
 
 class Service:
-    """Answers queries and tells how it stands. `start` and `stop` belong to the event loop that serves."""
+    """Answers inference requests and describes its models and budgets.
+
+    `start` and `stop` must be called in the event loop that serves.
+
+    Parameters
+    ----------
+    ledger : Ledger
+        Charges requests; it is closed by `stop`.
+    deployments : iterable of Deployment
+        The models to serve, as `deploy` returns them.
+    settings : Settings or None
+        Limits and options. None: the defaults.
+    log : Log or None
+        Where to write events. None: standard error.
+
+    Attributes
+    ----------
+    deployments : list of Deployment
+        The models that are served.
+    auth : Authenticator
+        Finds out who sends a request.
+    metrics : Metrics
+        Counters of this process.
+    """
 
     def __init__(
         self,
         ledger: Ledger,
-        deployments: Deployments,
+        deployments: Iterable[Deployment],
         settings: Settings | None = None,
         log: Log | None = None,
     ) -> None:
         self.ledger = ledger
-        self.deployments = deployments
+        self.deployments = list(deployments)
         self.settings = settings or Settings()
         self.metrics = Metrics()
         self.log = log or Log()
-        self.access = Access(ledger, self.settings)
+        self.auth = Authenticator(ledger, self.settings)
+        ordered = sorted(self.deployments, key=lambda deployment: _version_order(deployment.version))
+        self._by_version = {(each.name, each.version): each for each in ordered}
+        self._highest = {each.name: each for each in ordered}
         self._pipeline: Pipeline | None = None
         self._checked = (-1.0, "")
 
     async def start(self) -> None:
-        """Begin to answer."""
+        """Start to answer requests."""
         self._pipeline = Pipeline(self.ledger, self.settings)
         self.log.event("started", models=len(self.deployments), ledger=self.ledger.address)
 
     async def stop(self) -> None:
-        """Answer what was charged, write what waits, and stop."""
+        """Answer the requests in flight, close the ledger, and stop."""
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is not None:
             await pipeline.close()
         await asyncio.to_thread(self.ledger.close)
         self.log.event("stopped")
 
-    def deployment(self, name: str, version: str | None) -> Deployment:
-        """The offer of that name and version, or 404."""
-        found = self.deployments.find(name, version)
+    def deployment(self, name: str, version: str | None = None) -> Deployment:
+        """Find a model.
+
+        Parameters
+        ----------
+        name : str
+            Name of the model.
+        version : str or None
+            Version of the model. None: the highest.
+
+        Raises
+        ------
+        HttpError
+            404 if there is no such model.
+        """
+        found = self._highest.get(name) if version is None else self._by_version.get((name, version))
         if found is None:
-            raise HttpError(404, "There is no such model or version; see GET /v2/models for those there are.")
+            raise HttpError(404, "There is no such model or version. GET /v2/models lists all.")
         return found
 
-    async def answer(
-        self, deployment: Deployment, query: Query, caller: Caller
-    ) -> tuple[Answer, dict[str, Any]]:
-        """The answer to a query and the parameters that go with it; or a refusal that has spent nothing new."""
+    def versions(self, name: str) -> list[str]:
+        """List the versions of a model, the highest last.
+
+        Parameters
+        ----------
+        name : str
+            Name of the model.
+        """
+        return [version for known, version in self._by_version if known == name]
+
+    async def infer(
+        self, deployment: Deployment, request: InferenceRequest, caller: Caller
+    ) -> tuple[Answers, dict[str, Any]]:
+        """Answer an inference request.
+
+        Parameters
+        ----------
+        deployment : Deployment
+            The model that is asked.
+        request : InferenceRequest
+            The decoded request.
+        caller : Caller
+            Who is charged.
+
+        Returns
+        -------
+        answers : Answers
+            One answer for each row.
+        parameters : dict
+            The ``parameters`` of the response: cost, remaining budget and guarantee status.
+
+        Raises
+        ------
+        HttpError
+            If the request is not answered. 403: the budget or quota is exhausted, and nothing was charged.
+        """
         if self._pipeline is None:
-            raise unavailable("The service is starting or stopping; ask again in a second.")
-        result = await self._pipeline.ask(deployment, query, caller)
-        if not isinstance(result, Answer):
-            raise _refusal(deployment, result)
-        self.metrics.answers(
-            deployment.name, deployment.version, result.answers, len(result.rows) - result.answers
-        )
-        return result, _parameters(deployment, result)
+            raise unavailable("The service is starting or stopping.")
+        result = await self._pipeline.infer(deployment, request, caller)
+        if not isinstance(result, Reply):
+            raise _charge_error(deployment, result)
+        cached = len(request.rows) - result.new_answers
+        self.metrics.count_answers(deployment.name, deployment.version, result.new_answers, cached)
+        return result.answers, _response_parameters(deployment, result)
 
-    async def unready(self) -> str | None:
-        """Why the service is not ready, or None if it is. Asks the ledger, at most five times a second."""
-        at, why = self._checked
-        if time.monotonic() - at > _READY_FRESH_SECONDS:
-            why = await self._check()
-            self._checked = (time.monotonic(), why)
-        return why or None
+    async def readiness_error(self) -> str | None:
+        """Return why the service is not ready; None if it is. Asks the ledger at most five times a second."""
+        checked_at, error = self._checked
+        if time.monotonic() - checked_at > _READY_FRESH_SECONDS:
+            error = await self._check_ready()
+            self._checked = (time.monotonic(), error)
+        return error or None
 
-    async def _check(self) -> str:
+    async def _check_ready(self) -> str:
         if self._pipeline is None:
             return "The service is starting or stopping."
         try:
-            await asyncio.wait_for(asyncio.to_thread(self.ledger.ping), _READY_SECONDS)
+            await asyncio.wait_for(asyncio.to_thread(self.ledger.ping), _READY_TIMEOUT)
         except TimeoutError:
-            return "The ledger does not answer."
-        except QuietmaxError as problem:
-            return str(problem)
+            return "The ledger does not respond."
+        except QuietmaxError as error:
+            return str(error)
         return ""
 
-    async def account(self, deployment: Deployment) -> AccountState:
-        """The offer's account as it stands."""
-        return await self.look(self.ledger.account, deployment.account.name)
+    async def read(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Call a function that reads from the ledger, in a thread.
 
-    async def look(self, function: Callable[P, Seen], *arguments: P.args, **named: P.kwargs) -> Seen:
-        """Read something from the ledger in a thread; 503 if that fails."""
+        Parameters
+        ----------
+        function : callable
+            The function to call.
+        *arguments, **named
+            Its arguments.
+
+        Raises
+        ------
+        HttpError
+            503 if the ledger fails or does not respond in time.
+        """
         try:
             return await asyncio.wait_for(
-                asyncio.to_thread(function, *arguments, **named), self.settings.seconds
+                asyncio.to_thread(function, *arguments, **named), self.settings.timeout
             )
-        except (QuietmaxError, TimeoutError) as problem:
-            raise unavailable(str(problem) or "The ledger does not answer; ask again later.") from problem
+        except (QuietmaxError, TimeoutError) as error:
+            raise unavailable(str(error) or "The ledger does not respond.") from error
+
+    async def account(self, deployment: Deployment) -> AccountState:
+        """Read the account of a model as it stands now.
+
+        Parameters
+        ----------
+        deployment : Deployment
+            The model.
+        """
+        return await self.read(self.ledger.account, deployment.account.name)
+
+    async def metadata(self, deployment: Deployment) -> dict[str, Any]:
+        """Describe a model for the metadata endpoint.
+
+        Parameters
+        ----------
+        deployment : Deployment
+            The model.
+        """
+        account = await self.account(deployment)
+        outputs: list[dict[str, Any]] = [
+            {"name": LABEL, "datatype": OUTPUT_DATATYPES[LABEL], "shape": [-1]}
+        ]
+        if deployment.releases_probabilities:
+            shape = [-1, len(deployment.classes)]
+            outputs.append(
+                {"name": PROBABILITIES, "datatype": OUTPUT_DATATYPES[PROBABILITIES], "shape": shape}
+            )
+        parameters: dict[str, Any] = {
+            "classes": list(deployment.classes),
+            "kind": deployment.kind,
+            "mechanism": deployment.mechanism,
+            "guarantee_status": deployment.status,
+            "guarantee": deployment.total_guarantee(account).to_json(),
+            "measure": account.total.measure,
+            "cost_per_answer": cost_amount(account.total, deployment.unit_cost),
+            "paid_at_training": deployment.unit_cost == 0,
+        }
+        if deployment.warning is not None:
+            parameters["warning"] = deployment.warning
+        # An encoding that was inferred from the records is not public.
+        if deployment.encoding is not None and not deployment.encoding.inferred:
+            parameters["encoding"] = json.loads(deployment.encoding.to_json())
+        return {
+            "name": deployment.name,
+            "versions": self.versions(deployment.name),
+            "platform": f"quietmax_{deployment.kind}",
+            "inputs": [{"name": INPUT, "datatype": "FP32", "shape": [-1, deployment.inputs]}],
+            "outputs": outputs,
+            "parameters": parameters,
+        }
 
     async def budget(self, deployment: Deployment, caller: Caller) -> dict[str, Any]:
-        """What is spent and left of the account behind a model."""
+        """Describe the budget behind a model for the budget endpoint.
+
+        Parameters
+        ----------
+        deployment : Deployment
+            The model.
+        caller : Caller
+            Sees its own spending; an administrator sees that of all clients.
+        """
         account = await self.account(deployment)
-        parts = await self.look(self.ledger.subaccounts, account)
-        unproven = await self.look(self.ledger.unproven_models, account)
-        told = budget_json(account, parts, caller.client, caller.admin)
-        mine = next((part for part in parts if part.client == caller.client), None)
-        left = account.remaining_units
-        if mine is not None and mine.limit_units is not None:
-            left = min(left, mine.limit_units - mine.spent_units)
+        subaccounts = await self.read(self.ledger.subaccounts, account)
+        document = await self.account_document(account, subaccounts, caller)
+        remaining = account.remaining_units
+        own = next((each for each in subaccounts if each.client == caller.client), None)
+        if own is not None and own.limit_units is not None:
+            remaining = min(remaining, own.limit_units - own.spent_units)
         if deployment.unit_cost:
-            told["cost_per_answer"] = shown_cost(account.total, deployment.unit_cost)
-            told["remaining_answers"] = answers_left(left, deployment.unit_cost)
-            told["note"] = (
-                "Every new answer is paid for; a stored answer to an identical query costs nothing."
-            )
+            document["cost_per_answer"] = cost_amount(account.total, deployment.unit_cost)
+            document["remaining_answers"] = _remaining_answers(remaining, deployment.unit_cost)
+            document["note"] = "Each new answer is charged. Cached answers to identical queries are free."
         else:
-            told["cost_per_answer"] = 0.0
-            told["remaining_answers"] = None
-            told["note"] = "All of it was paid at training: any number of answers, at no further cost."
-        told["unproven_models"] = [f"{model} ({status})" for model, status in unproven]
-        return told
+            document["cost_per_answer"] = 0.0
+            document["remaining_answers"] = None
+            document["note"] = "Training was charged. Any number of answers is free."
+        return document
+
+    async def account_document(
+        self, account: AccountState, subaccounts: list[Subaccount], caller: Caller
+    ) -> dict[str, Any]:
+        """Describe an account and who spent what of it.
+
+        Parameters
+        ----------
+        account : AccountState
+            The account.
+        subaccounts : list of Subaccount
+            The shares of its clients.
+        caller : Caller
+            Sees its own share; an administrator sees all.
+        """
+        limit = account.limit_units
+        total = _amount(account.total, limit)
+        unproven = await self.read(self.ledger.unproven_models, account)
+        return {
+            "account": account.name,
+            "measure": account.total.measure,
+            "terms": account.terms.to_json(),
+            "total": total,
+            "spent": min(cost_amount(account.total, account.spent_units), total),
+            "remaining": _remaining_amount(account.total, account.remaining_units),
+            "spent_fraction": account.spent_units / limit if limit else 1.0,
+            "spent_in_epsilon": _spent_in_epsilon(account),
+            "unproven_models": [f"{model} ({status})" for model, status in unproven],
+            "clients": [
+                {
+                    "client": each.client,
+                    "spent_fraction": each.spent_units / limit if limit else 0.0,
+                    "quota_fraction": _quota_fraction(each, limit),
+                    "refused": each.refused,
+                }
+                for each in subaccounts
+                if caller.admin or each.client == caller.client
+            ],
+        }
 
 
-def _parameters(deployment: Deployment, answer: Answer) -> dict[str, Any]:
+def cost_amount(total: Cost, units: int) -> float:
+    """Return what units cost, rounded up: an epsilon for a pure total, a mu for a Gaussian one.
+
+    Parameters
+    ----------
+    total : Cost
+        What `LIMIT` units are worth.
+    units : int
+        Number of units.
+    """
+    return _amount(total, units) * (1 + _ROUNDING)
+
+
+def _remaining_amount(total: Cost, units: int) -> float:
+    """Return what units are still worth, rounded down."""
+    return _amount(total, max(units, 0)) * (1 - _ROUNDING)
+
+
+def _amount(total: Cost, units: int) -> float:
+    share = units / LIMIT
+    return total.epsilon * share if isinstance(total, PureCost) else total.mu * math.sqrt(share)
+
+
+def _remaining_answers(remaining_units: int, unit_cost: int) -> int:
+    return max(remaining_units, 0) // unit_cost
+
+
+def _quota_fraction(subaccount: Subaccount, limit: int) -> float | None:
+    if subaccount.limit_units is None:
+        return None
+    return subaccount.limit_units / limit if limit else 0.0
+
+
+def _spent_in_epsilon(account: AccountState) -> float | None:
+    """Return what was spent as an epsilon at the delta of the terms; None if a mu has no such epsilon."""
+    spent = account.spent
+    if isinstance(spent, PureCost):
+        return spent.epsilon
+    if account.terms.delta == 0 or account.terms.analysis != "proven":
+        return None
+    return epsilon_of(spent.mu, account.terms.delta) if spent.mu else 0.0
+
+
+def _response_parameters(deployment: Deployment, reply: Reply) -> dict[str, Any]:
+    """Return the `parameters` of an inference response."""
     total = deployment.account.total
-    told: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         "guarantee_status": deployment.status,
-        "currency": currency_name(total),
-        "cost": shown_cost(total, answer.units),
-        "new_answers": answer.answers,
+        "measure": total.measure,
+        "cost": cost_amount(total, reply.units),
+        "new_answers": reply.new_answers,
     }
-    if answer.remaining_units is None:
-        told["paid_at_training"] = True
+    if reply.remaining_units is None:
+        parameters["paid_at_training"] = True
     else:
-        told["remaining"] = shown_left(total, answer.remaining_units)
-        told["remaining_answers"] = answers_left(answer.remaining_units, deployment.unit_cost)
+        parameters["remaining"] = _remaining_amount(total, reply.remaining_units)
+        parameters["remaining_answers"] = _remaining_answers(reply.remaining_units, deployment.unit_cost)
     if deployment.warning is not None:
-        told["warning"] = deployment.warning
-    return told
+        parameters["warning"] = deployment.warning
+    return parameters
 
 
-def _refusal(deployment: Deployment, outcome: ChargeResult) -> HttpError:
-    if isinstance(outcome, LimitExceeded):
-        total = deployment.account.total
-        left = answers_left(outcome.remaining_units, deployment.unit_cost)
-        whose = "the budget of these records" if outcome.limit == "budget" else "your quota"
+def _charge_error(deployment: Deployment, result: ChargeResult) -> HttpError:
+    """Return the HTTP error for a charge that did not lead to an answer."""
+    if isinstance(result, LimitExceeded):
+        left = _remaining_answers(result.remaining_units, deployment.unit_cost)
+        requested = result.units // deployment.unit_cost
+        limit = "Privacy budget" if result.limit == "budget" else "Quota of this client"
+        remaining = _remaining_amount(deployment.account.total, result.remaining_units)
         return HttpError(
             403,
-            f"{outcome.units // deployment.unit_cost} new answers were asked for, but {whose} pays for {left} more; nothing "
-            "was spent, ask for fewer or ask the owner of the records.",
-            {"remaining": shown_left(total, outcome.remaining_units), "remaining_answers": left},
+            f"{limit} exhausted: {requested} {'answer' if requested == 1 else 'answers'} requested, {left} left. "
+            "Nothing was charged.",
+            {"remaining": remaining, "remaining_answers": left},
         )
-    if isinstance(outcome, RequestIdReused):
-        return HttpError(
-            409, "This request id was used for another request; nothing was spent, choose a new id."
-        )
-    if isinstance(outcome, InvalidKey):
-        return HttpError(
-            401,
-            "The key was revoked or has expired; ask the administrator for a new one.",
-            headers={"www-authenticate": "Bearer"},
-        )
-    assert isinstance(outcome, Failed)
-    return unavailable(str(outcome.error))
+    if isinstance(result, RequestIdReused):
+        return HttpError(409, "This request id was used for another request. Nothing was charged.")
+    if isinstance(result, InvalidKey):
+        return unauthorized("The API key was revoked or has expired.")
+    assert isinstance(result, Failed)
+    return unavailable(str(result.error))
+
+
+def _version_order(version: str) -> list[tuple[int, int | str]]:
+    """Order numbers within versions as numbers: 10 comes after 9."""
+    parts: list[str] = re.findall(r"\d+|\D+", version)
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in parts]

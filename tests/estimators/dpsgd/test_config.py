@@ -35,7 +35,7 @@ def _event(schedule, sigma):
 
 @pytest.mark.parametrize(("accountant", "sigma"), [("nc", 571.7), ("ac", 299.8), ("zcdp", 49.0)])
 def test_the_published_noise_of_three_accountants_is_reproduced(accountant, sigma):
-    found = noise_multiplier(1.0, 1e-5, PAPER, accountant=accountant, reading="published")
+    found = noise_multiplier(1.0, 1e-5, PAPER, accountant=accountant, analysis="published")
     assert found == pytest.approx(sigma, abs=0.05)
 
 
@@ -48,7 +48,7 @@ def test_the_published_noise_of_three_accountants_is_reproduced(accountant, sigm
 )
 def test_the_published_noise_under_rdp_is_the_table_of_the_program_it_came_from(epsilon, sigma):
     """Its entries at epsilon 0.01 and 0.05 are coarser (525 and 150; the search gives 680 and 136)."""
-    found = noise_multiplier(epsilon, 1e-5, Schedule(0.02, 5000), accountant="rdp", reading="published")
+    found = noise_multiplier(epsilon, 1e-5, Schedule(0.02, 5000), accountant="rdp", analysis="published")
     assert found == pytest.approx(sigma, rel=0.03)
 
 
@@ -123,14 +123,14 @@ def test_published_noise_over_epochs_suffices_if_the_other_records_keep_their_pl
 ):
     """The assumption that the conditional guarantee names: then each epoch is one Gaussian mechanism."""
     schedule = Schedule(100 / records, records)
-    sigma = noise_multiplier(epsilon, delta, schedule, accountant=accountant, reading="published")
+    sigma = noise_multiplier(epsilon, delta, schedule, accountant=accountant, analysis="published")
     assert schedule.epochs == 100
     assert delta_of(math.sqrt(schedule.epochs) / sigma, epsilon) <= delta * (1 + 1e-9)
 
 
 def test_the_two_readings_are_never_the_same_number():
     for accountant in ("rdp", "zcdp", "ac", "nc"):
-        published = noise_multiplier(1.0, 1e-5, PAPER, accountant=accountant, reading="published")
+        published = noise_multiplier(1.0, 1e-5, PAPER, accountant=accountant, analysis="published")
         proven = noise_multiplier(1.0, 1e-5, PAPER, accountant=accountant)
         assert abs(published / proven - 1) > 0.15
 
@@ -143,8 +143,8 @@ def test_the_two_readings_are_never_the_same_number():
     st.sampled_from(["zcdp", "ac", "nc"]),
     st.sampled_from(["proven", "published"]),
 )
-def test_a_larger_epsilon_or_delta_needs_less_noise(epsilon, factor, rate, steps, accountant, reading):
-    schedule, options = Schedule(rate, steps), {"accountant": accountant, "reading": reading}
+def test_a_larger_epsilon_or_delta_needs_less_noise(epsilon, factor, rate, steps, accountant, analysis):
+    schedule, options = Schedule(rate, steps), {"accountant": accountant, "analysis": analysis}
     sigma = noise_multiplier(epsilon, 1e-6, schedule, **options)
     assert noise_multiplier(epsilon * factor, 1e-6, schedule, **options) < sigma
     assert noise_multiplier(epsilon, 1e-6 * factor, schedule, **options) < sigma
@@ -186,8 +186,8 @@ def test_nothing_is_printed_while_calibrating(capfd):
         ((1.0, 1e-12, PAPER), {}, "delta"),
         ((1.0, 1.0, PAPER), {}, "delta"),
         ((1.0, 1e-5, PAPER), {"accountant": "gdp"}, "accountant"),
-        ((1.0, 1e-5, PAPER), {"accountant": "pld", "reading": "published"}, "accountant"),
-        ((1.0, 1e-5, PAPER), {"reading": "hoped"}, "reading"),
+        ((1.0, 1e-5, PAPER), {"accountant": "pld", "analysis": "published"}, "accountant"),
+        ((1.0, 1e-5, PAPER), {"analysis": "hoped"}, "analysis"),
     ],
 )
 def test_what_cannot_be_calibrated_is_refused_with_a_sentence(arguments, options, match):

@@ -47,7 +47,7 @@ def test_a_private_network_learns_and_its_guarantee_is_proven():
     assert Guarantee.from_json(json.loads(json.dumps(claimed.to_json()))) == claimed
 
 
-def test_full_batches_are_claimed_in_the_gaussian_currency():
+def test_full_batches_are_claimed_in_the_gaussian_measure():
     features, labels = _blobs()
     claimed = _private(delta=1e-5).fit(features, labels).guarantee_
     assert claimed.definition == "gaussian"

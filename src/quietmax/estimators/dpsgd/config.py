@@ -181,7 +181,7 @@ def plan(
         wanted["steps"] = max(1, round(PAPER_EPOCHS / wanted["sampling_rate"]))
     settings = replace(start, **wanted)
     schedule = Schedule(settings.sampling_rate, settings.steps)
-    multiplier = noise_multiplier(epsilon, promised, schedule, accountant=accountant, reading=analysis)
+    multiplier = noise_multiplier(epsilon, promised, schedule, accountant=accountant, analysis=analysis)
     if preset == "default" and "learning_rate" not in wanted:
         settings = replace(settings, learning_rate=_rate(settings, multiplier, size, length))
     return Plan(settings, multiplier, float(epsilon), float(promised), accountant, analysis, int(size))

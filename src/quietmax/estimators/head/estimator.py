@@ -185,7 +185,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    epsilon, delta : the guarantee; `mu` states it in the Gaussian currency instead.
+    epsilon, delta : the guarantee; `mu` states it in the Gaussian measure instead.
     method : "gradient" (noisy full-batch steps) or "output" (noise on the certified minimiser).
     features : a map of `quietmax.models.features`, or "auto": wavelet scattering if `image_shape` (channels,
         height, width) is given, otherwise each record divided by its length together with a constant.
