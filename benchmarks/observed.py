@@ -24,8 +24,14 @@ from quietmax.estimators.head.exact_sums import Table, gradient_sum
 from quietmax.estimators.head.solver import MeanCrossEntropy, Objective, Tilted, minimise
 from quietmax.estimators.head.training import centred, clipped_features, gradient_sensitivity
 from quietmax.models.features import FeatureMap, Identity
-from quietmax.sensitivity import Sensitivity, certified, observed, observed_by, published_for
-from quietmax.sensitivity.empirical import ObservedSensitivity, Quantity, Trained
+from quietmax.sensitivity import (
+    Sensitivity,
+    certified,
+    empirical_sensitivity,
+    empirical_sensitivity_by,
+    published_sensitivity_for,
+)
+from quietmax.sensitivity.empirical import EmpiricalSensitivity, Quantity, Trained
 from quietmax.sensitivity.published import PublishedSensitivity
 
 EPSILON, DELTA, QUERIES = 1.0, 1e-5, 500
@@ -52,22 +58,22 @@ def main() -> None:
 
     def show(
         name: str,
-        found: ObservedSensitivity,
+        found: EmpiricalSensitivity,
         bounds: PublishedSensitivity | Mapping[Quantity, Sensitivity],
     ) -> None:
         for check in found.against(bounds):
             print(
-                f"| {name} | {check.quantity.replace('_', ' ')} | {check.observed:.3g} | {check.bound:.3g} "
-                f"| {check.observed / check.bound:.0%} | {check.basis} | {check.verdict} |",
+                f"| {name} | {check.quantity.replace('_', ' ')} | {check.empirical:.3g} | {check.bound:.3g} "
+                f"| {check.empirical / check.bound:.0%} | {check.basis} | {check.verdict} |",
                 flush=True,
             )
 
-    def solved(objective: Objective, tolerance: float) -> ObservedSensitivity:
+    def solved(objective: Objective, tolerance: float) -> EmpiricalSensitivity:
         def retrain(kept: Records) -> Trained:
             weights = minimise(table_of(kept), objective, tolerance).weights
             return Trained(weights.ravel(), queries @ weights.T)
 
-        return observed_by(retrain, mapped, removals=options.removals)
+        return empirical_sensitivity_by(retrain, mapped, removals=options.removals)
 
     def bounds_of(weights: Sensitivity) -> dict[Quantity, Sensitivity]:
         return {"weights_l2": weights, "logit": certified.logit(weights, classes=classes)}
@@ -101,7 +107,7 @@ def main() -> None:
 
     show(
         "head, gradient method, one sum",
-        observed_by(one_gradient, mapped, removals=options.removals),
+        empirical_sensitivity_by(one_gradient, mapped, removals=options.removals),
         {"weights_l2": gradient_sensitivity(table_of(mapped), steps)},
     )
 
@@ -115,13 +121,13 @@ def main() -> None:
     one_vote = Sensitivity(1.0, "certified", "A record is in one teacher's shard (THEORY 3.4).")
     show(
         "teachers, votes for a label",
-        observed_by(votes, train, removals=options.removals),
+        empirical_sensitivity_by(votes, train, removals=options.removals),
         {"logit": one_vote},
     )
     show(
         "the paper's network",
-        observed(train, removals=options.removals, queries=data.test.features[:QUERIES]),
-        published_for(train.features.shape[1], (128,), classes, options.records),
+        empirical_sensitivity(train, removals=options.removals, queries=data.test.features[:QUERIES]),
+        published_sensitivity_for(train.features.shape[1], (128,), classes, options.records),
     )
 
 

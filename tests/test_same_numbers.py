@@ -79,7 +79,13 @@ from quietmax.noise import (
     release_gaussian,
     release_laplace,
 )
-from quietmax.sensitivity import ScoreBounds, Sensitivity, observed, published, published_for
+from quietmax.sensitivity import (
+    ScoreBounds,
+    Sensitivity,
+    empirical_sensitivity,
+    published_sensitivity,
+    published_sensitivity_for,
+)
 
 FOLDER = Path(__file__).parent / "fixtures" / "seeded"
 TABLE = Path(__file__).parent / "fixtures" / "v0_1" / "people.csv"
@@ -291,7 +297,7 @@ def dpsgd_noise():
 @case(exact=True)
 def sensitivity_table():
     rows = reproduce_sensitivity_table()
-    shape = published_for(50, [16, 8], 4, 500, l2=0.01, activation_name="sigmoid")
+    shape = published_sensitivity_for(50, [16, 8], 4, 500, l2=0.01, activation_name="sigmoid")
     return {
         "rows": [[row.dataset, row.quantity, row.paper, row.ours, row.agrees] for row in rows],
         "another network": numbers(shape.to_json()),
@@ -483,7 +489,7 @@ def paper_network():
             train(points(), settings=replace(SMALL, hidden=(8, 5), activation="sigmoid", epochs=2))
         ),
         "published": {
-            name: each for name, each in published(single).to_json().items() if type(each) is float
+            name: each for name, each in published_sensitivity(single).to_json().items() if type(each) is float
         },
         "alpha": [search.alpha, [trial.validation_accuracy for trial in search.trials]],
     }
@@ -500,7 +506,7 @@ def module():
 @case()
 def observed_changes():
     """Differences of two trainings: small numbers from larger ones, so fewer digits are the same elsewhere."""
-    seen = observed(points().train, removals=3, settings=replace(PLAIN, epochs=3))
+    seen = empirical_sensitivity(points().train, removals=3, settings=replace(PLAIN, epochs=3))
     report = stability(points().train, removed=5, settings=replace(PLAIN, epochs=2), noise=(0.1,), draws=4)
     return {
         "removals": [
@@ -682,8 +688,8 @@ def report_figures(report) -> dict:
 @case(within=0.02)
 def attacks():
     data, model = tosses()
-    disjoint = ShadowPool.outside(data, model.settings, 4, seed=3)
-    overlapping = ShadowPool.around(data, model.settings, 6, seed=3)
+    disjoint = ShadowPool.train("disjoint", data, model.settings, 4, seed=3)
+    overlapping = ShadowPool.train("overlapping", data, model.settings, 6, seed=3)
     judge = TrainingSettings(hidden=(16,), loss=CrossEntropy(), learning_rate=0.01, l2=1e-6, epochs=10)
     noisy = Answerer.prepare(model, Algorithm1("gaussian"), Budget(20.0), noise=SeededNoise(2))
     labels_only = lambda rows: model.predict(rows)  # noqa: E731
@@ -719,7 +725,7 @@ def attacks():
 @case()
 def shadow_networks():
     data, model = tosses()
-    disjoint = ShadowPool.outside(data, model.settings, 2, seed=3)
+    disjoint = ShadowPool.train("disjoint", data, model.settings, 2, seed=3)
     return {"logits": [each.logits(data.records.features[:20]).double() for each in disjoint.each()]}
 
 

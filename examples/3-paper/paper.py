@@ -36,7 +36,7 @@ def main() -> None:
         )
         print(f"{type(loss).__name__}: train {train:.3f}, test {test:.3f}")
 
-    published = qm.sensitivity.published(model)
+    published = qm.sensitivity.published_sensitivity(model)
     print(f"one logit moves, as published, by at most {published.logit.value:.3f}; this is not a bound")
 
     asked = 200 if quick else 2000

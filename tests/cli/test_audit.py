@@ -100,8 +100,8 @@ def test_sensitivity_is_observed_beside_the_published_bounds():
     assert [check["quantity"] for check in report["bounds"]] == ["weight", "weights_l2", "logit"]
     assert report["verdict"] in ("refuted", "consistent")
     for check in report["bounds"]:
-        assert (check["verdict"] == "refuted") == (check["observed"] > check["bound"])
-        assert check["observed"] == report[check["quantity"]]
+        assert (check["verdict"] == "refuted") == (check["empirical"] > check["bound"])
+        assert check["empirical"] == report[check["quantity"]]
     assert report["records"] == 200
     assert report["queries"] == 23
     shown = run("sensitivity", *options)

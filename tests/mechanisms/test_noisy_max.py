@@ -296,7 +296,7 @@ def test_a_model_without_certified_bounds_is_refused():
             mechanism.prepared(model, cost)
 
 
-@pytest.mark.parametrize("basis", ["published", "observed"])
+@pytest.mark.parametrize("basis", ["published", "empirical"])
 def test_only_certified_sensitivities_make_bounds(basis):
     entry = Sensitivity(0.5, basis, "made up")
     with pytest.raises(InvalidInput, match="certified"):

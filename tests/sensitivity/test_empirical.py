@@ -11,8 +11,15 @@ from sklearn.linear_model import LogisticRegression
 from quietmax.data import Records, load
 from quietmax.errors import InvalidInput
 from quietmax.models import CrossEntropy, TrainingSettings, train_stack
-from quietmax.sensitivity import Sensitivity, published_for
-from quietmax.sensitivity.empirical import ObservedSensitivity, Removal, Trained, observed, observed_by, plant
+from quietmax.sensitivity import Sensitivity, published_sensitivity_for
+from quietmax.sensitivity.empirical import (
+    EmpiricalSensitivity,
+    Removal,
+    Trained,
+    empirical_sensitivity,
+    empirical_sensitivity_by,
+    plant,
+)
 
 SMALL = TrainingSettings(hidden=(8,), loss=CrossEntropy(), epochs=3, batch_size=10)
 
@@ -24,7 +31,7 @@ def digits() -> Records:
 
 def test_changes_are_those_between_networks_trained_one_by_one(digits):
     """A plain loop: train with all records, then without each; compare weights and logits."""
-    found = observed(digits, removals=3, settings=SMALL, queries=digits.features[:7], seed=4)
+    found = empirical_sensitivity(digits, removals=3, settings=SMALL, queries=digits.features[:7], seed=4)
     planted, rows, kinds = plant(digits, removals=3, seed=4)
     asked = np.concatenate([digits.features[:7], planted.features[rows]])
 
@@ -50,7 +57,7 @@ def test_changes_are_those_between_networks_trained_one_by_one(digits):
         assert removal.logit == pytest.approx(np.abs(other_logits - logits).max(), rel=1e-3)
     assert found.queries == 10
     assert found.logit.value == max(removal.logit for removal in found.removals)
-    assert found.logit.basis == "observed"
+    assert found.logit.basis == "empirical"
 
 
 def test_planted_records_are_what_they_are_called(digits):
@@ -74,13 +81,15 @@ def test_the_published_bounds_are_refuted_on_real_digits():
     The bound on the whole weight vector grows as 1/n and is too wide to be exceeded here; the slow test does it.
     """
     data = load("mnist-5k", records=1000, seed=0)
-    found = observed(
+    found = empirical_sensitivity(
         data.train,
         removals=2,
         queries=data.test.features[:200],
         settings=TrainingSettings(epochs=50),
     )
-    checks = {check.quantity: check for check in found.against(published_for(784, (128,), 10, 1000))}
+    checks = {
+        check.quantity: check for check in found.against(published_sensitivity_for(784, (128,), 10, 1000))
+    }
     assert checks["weight"].verdict == "refuted"
     assert checks["logit"].verdict == "refuted"
     assert checks["weights_l2"].verdict == "consistent"
@@ -91,8 +100,10 @@ def test_the_published_bounds_are_refuted_on_real_digits():
 def test_all_published_bounds_are_refuted_at_the_paper_s_own_setting(real_data):
     """MNIST, 10,000 records, 100 epochs: one mislabelled record moves a logit, a weight and the weights too far."""
     data = load("mnist", records=10_000, seed=0, data_dir=real_data)
-    found = observed(data.train, removals=3, kinds=["mislabelled"], queries=data.test.features[:1000])
-    formulas = published_for(784, (128,), 10, 10_000)
+    found = empirical_sensitivity(
+        data.train, removals=3, kinds=["mislabelled"], queries=data.test.features[:1000]
+    )
+    formulas = published_sensitivity_for(784, (128,), 10, 10_000)
     assert formulas.logit.value == pytest.approx(0.358, abs=1e-3)
     assert [check.verdict for check in found.against(formulas)] == ["refuted"] * 3
 
@@ -110,17 +121,17 @@ def test_a_certified_bound_of_a_convex_model_holds_and_is_approached():
         model.fit(kept.features, kept.labels)
         return Trained(model.coef_.ravel(), kept.features[:1] @ model.coef_.T)
 
-    found = observed_by(retrain, records, removals=12, kinds=["mislabelled", "ordinary"])
+    found = empirical_sensitivity_by(retrain, records, removals=12, kinds=["mislabelled", "ordinary"])
     bound = Sensitivity(math.sqrt(2) / (lam * 40), "certified", "THEORY 3.1")
     (check,) = found.against({"weights_l2": bound})
     assert check.verdict == "consistent"
-    assert 0.4 < check.observed / check.bound <= 1
-    too_small = Sensitivity(check.observed / 2, "certified", "wrong on purpose")
+    assert 0.4 < check.empirical / check.bound <= 1
+    too_small = Sensitivity(check.empirical / 2, "certified", "wrong on purpose")
     assert found.against({"weights_l2": too_small})[0].verdict == "refuted"
 
 
 def test_the_largest_change_names_the_record_that_caused_it():
-    found = ObservedSensitivity(
+    found = EmpiricalSensitivity(
         (Removal(3, "ordinary", 0.1, 0.5, 0.2), Removal(5, "extreme", 0.05, 0.9, 0.1)), 10, 2
     )
     assert found.weight.value == 0.1
@@ -134,5 +145,5 @@ def test_the_largest_change_names_the_record_that_caused_it():
 
 @pytest.mark.parametrize("arguments", [{"removals": 0}, {"removals": 100}, {"removals": 1, "kinds": ["odd"]}])
 def test_impossible_removals_are_refused(digits, arguments):
-    with pytest.raises(InvalidInput, match="impossible"):
-        observed(digits, settings=SMALL, **arguments)
+    with pytest.raises(InvalidInput, match="removals must be between 1 and"):
+        empirical_sensitivity(digits, settings=SMALL, **arguments)

@@ -159,7 +159,7 @@ class Finding:
     @classmethod
     def of_check(cls, check: BoundCheck) -> Finding:
         """An observed change beside a bound."""
-        return cls(check.quantity.replace("_", " "), check.observed, check.bound, check.verdict)
+        return cls(check.quantity.replace("_", " "), check.empirical, check.bound, check.verdict)
 
     @property
     def multiple(self) -> float:

@@ -28,7 +28,7 @@ from quietmax.errors import InvalidInput
 from quietmax.models.mlp import MLP
 from quietmax.models.stacked import TrainingSettings, train_stack
 from quietmax.sensitivity.base import Sensitivity
-from quietmax.sensitivity.published import published_for
+from quietmax.sensitivity.published import published_sensitivity_for
 
 Floats = NDArray[np.float64]
 Progress = Callable[[int, int], None]
@@ -152,7 +152,7 @@ def stability(
     part = 1 - (1 - confidence) / (1 + len(noise))
     with_record, without = _losses(stack, own)
     plain = without - with_record
-    bound = published_for(
+    bound = published_sensitivity_for(
         records.features.shape[1],
         chosen.hidden,
         records.classes,

@@ -1,4 +1,4 @@
-"""`quietmax audit`: lower bounds on a claimed epsilon or mu, and observed sensitivity beside the published one."""
+"""`quietmax audit`: lower bounds on a claimed epsilon or mu, and empirical sensitivity beside the published one."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from quietmax.models.stacked import TrainingSettings, train_stack
 from quietmax.models.training import Model
 from quietmax.noise.sources import EXACT
 from quietmax.sensitivity.base import ScoreBounds, Sensitivity
-from quietmax.sensitivity.empirical import observed
-from quietmax.sensitivity.published import published_for
+from quietmax.sensitivity.empirical import empirical_sensitivity
+from quietmax.sensitivity.published import published_sensitivity_for
 
 app = typer.Typer(help="Test a claim: what an adversary can show against it.", no_args_is_help=True)
 
@@ -175,7 +175,7 @@ def sensitivity(
     split = load(data, records=records, seed=seed, data_dir=data_dir, download=download)
     settings = _settings(epochs, alpha)
     with progress_bar(f"{removals + 1} networks", quiet=as_json) as progress:
-        found = observed(
+        found = empirical_sensitivity(
             split.train,
             removals=removals,
             queries=split.test.features[:queries],
@@ -183,7 +183,7 @@ def sensitivity(
             seed=seed,
             progress=progress,
         )
-    formulas = published_for(
+    formulas = published_sensitivity_for(
         split.records.features.shape[1], settings.hidden, split.classes, len(split.train), l2=settings.l2
     )
     checks = found.against(formulas)
@@ -208,11 +208,11 @@ def sensitivity(
         )
         print_table(
             "Beside the paper's bounds",
-            ("quantity", "observed", "bound", "verdict"),
+            ("quantity", "empirical", "bound", "verdict"),
             (
                 (
                     check.quantity.replace("_", " "),
-                    f"{check.observed:.4f}",
+                    f"{check.empirical:.4f}",
                     f"{check.bound:.4f}",
                     check.verdict,
                 )

@@ -1,4 +1,7 @@
-"""The demo's comparison: ordinary and private models attacked on the same digits, and a report to look at."""
+"""`quietmax demo`: train, query, serve and attack models of the embedded MNIST digits, and write a report.
+
+Each step is a function that returns what the report and `--json` show, and a function that prints it.
+"""
 
 from __future__ import annotations
 
@@ -6,191 +9,35 @@ import io
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import uvicorn
 
-from quietmax.accounting.budget import Budget
-from quietmax.cli._grids import compute, where
 from quietmax.cli._options import Json
 from quietmax.cli._output import console, print_guarantee, print_json, print_table, progress_bar
-from quietmax.cli.compare import method_cells
-from quietmax.data.load import load
-from quietmax.data.records import Split
 from quietmax.errors import BudgetExhausted, QuietmaxError
-from quietmax.estimators.head.estimator import PrivateHead
-from quietmax.estimators.serialization import save_private
-from quietmax.experiments import paper as reference
-from quietmax.experiments.grid import Effort, Group, Source
-from quietmax.experiments.report import write_report
-from quietmax.experiments.report.page import SEEDED_NOISE, About
-from quietmax.experiments.summary import Summary, summarise
-from quietmax.ledger.ledger import Ledger
-from quietmax.mechanisms.algorithm1 import Algorithm1
-from quietmax.models.losses import CrossEntropy
-from quietmax.models.stacked import TrainingSettings
-from quietmax.models.training import Model, accuracy, train
-from quietmax.predictor import Predictor
-from quietmax.sensitivity.published import published
-from quietmax.server.client import Client
-from quietmax.server.deployment import deploy
-from quietmax.server.metrics import Log
-from quietmax.server.repository import load_servables
-from quietmax.server.run import Listening, configuration, open_port
-from quietmax.server.service import Service
-from quietmax.server.settings import Settings
 
+if TYPE_CHECKING:
+    from quietmax.data.records import Split
+    from quietmax.estimators.head.estimator import PrivateHead
+    from quietmax.ledger.ledger import Ledger
+    from quietmax.models.training import Model
+
+RECORDS = 2000
+"""Training records of the models that are trained, queried and served."""
+QUERIES = 8
+"""Answers that the budget of the served model pays for, epsilon 1 each."""
 METHODS = ("plain", "algorithm1-gaussian", "head")
 EPSILONS = (0.1, 1.0, 10.0)
-# A quarter of the 5,000 digits, so that shadow networks have as many records as their target.
-EFFORT = Effort(1250, 4, 1.0, 100, 20, ("shadow",))
+ATTACKED_RECORDS = 1250
+"""Training records of the attacked models: a quarter of the digits, so that shadow networks get as many."""
+SHADOWS = 4
 
-
-@dataclass(frozen=True)
-class Attacked:
-    """Accuracy and leakage of each method, and the report's file."""
-
-    summaries: tuple[Summary, ...]
-    report: Path
-
-    def rows(self) -> list[tuple[str, str, str, str]]:
-        """Method, epsilon, test accuracy, leakage under the Shadow attack."""
-        return [
-            (
-                each.title,
-                "" if each.epsilon is None else f"{each.epsilon:g}",
-                f"{each.test_accuracy.value:.3f}",
-                f"{each.leakage['shadow'].value:+.3f}",
-            )
-            for each in self.summaries
-        ]
-
-    def to_json(self) -> dict[str, Any]:
-        """What the figures are, the figures by name, and the report's place."""
-        return {
-            "about": SEEDED_NOISE,
-            "results": [each.flat() for each in self.summaries],
-            "report": str(self.report),
-        }
-
-
-def attack_and_report(
-    name: str, output: Path, *, quiet: bool, methods: Sequence[str] = METHODS, effort: Effort = EFFORT
-) -> Attacked:
-    """Train, attack and compare on one split of the data set; what is already in ``output`` is not computed again."""
-    group = Group(Source.of(name), effort, 0, 0)
-    trials = [trial for each in methods for trial in method_cells(group, each, EPSILONS, [1])]
-    done = compute(trials, output, where(None, None), None, quiet=quiet)
-    if done.failures:
-        trial, failure = next(iter(done.failures.items()))
-        raise QuietmaxError(
-            f"The demo's comparison failed at {trial} ({failure.rstrip('.')}); correct that and run it again, which "
-            "keeps what is done."
-        )
-    summaries = summarise(done.results)
-    about = About(
-        f"Privacy and utility on {name}",
-        f"{effort.records:,} training records, {effort.shadows} shadow networks, one split: a demonstration",
-        0,
-        paper=False,
-    )
-    return Attacked(tuple(summaries), write_report(summaries, output, about)[0])
-
-
-MODEL = "digits"
-QUERIES = 8
-RECORDS = 2000
-"""Training digits of the demo."""
-_SECONDS_TO_START = 60
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What the service said: labels beside the truth, what was left after each answer, and the refusal."""
-
-    url: str
-    truths: tuple[int, ...]
-    labels: tuple[int, ...]
-    left: tuple[int, ...]
-    refusal: str
-    budget: dict[str, Any]
-    sound: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """All of it by name."""
-        return {
-            "truths": list(self.truths),
-            "labels": list(self.labels),
-            "answers_left": list(self.left),
-            "refusal": self.refusal,
-            "spent_fraction": self.budget["spent_fraction"],
-            "journal_is_sound": self.sound,
-        }
-
-
-def ask_until_refused(data: Split, *, queries: int = QUERIES) -> Asked:
-    """Train a head that pays epsilon 1 for every answer, serve it, and ask until the budget is gone."""
-    head = PrivateHead(
-        epsilon=float(queries),
-        delta=1e-5,
-        method="output",
-        release="query",
-        queries=queries,
-        image_shape=data.records.image_shape,
-        classes=range(data.classes),
-        declared_size=RECORDS,
-    ).fit(data.train.features, data.train.labels)
-    with tempfile.TemporaryDirectory(prefix="quietmax-demo-") as folder:
-        save_private(head, Path(folder) / MODEL, dataset=data.name)
-        with _running(Path(folder)) as (url, key, ledger):
-            return _asked(url, key, ledger, data)
-
-
-def _asked(url: str, key: str, ledger: Ledger, data: Split) -> Asked:
-    labels: list[int] = []
-    left: list[int] = []
-    with Client(url, key) as client:
-        while True:
-            row = data.test.features[len(labels)][None]
-            try:
-                answer = client.ask(MODEL, row)
-            except BudgetExhausted as refusal:
-                truths = tuple(int(label) for label in data.test.labels[: len(labels)])
-                budget = client.budget(MODEL)
-                sound = ledger.verify().sound
-                return Asked(url, truths, tuple(labels), tuple(left), str(refusal), budget, sound)
-            labels.append(int(answer.labels[0]))
-            left.append(int(answer.parameters["remaining_answers"]))
-
-
-@contextmanager
-def _running(folder: Path) -> Iterator[tuple[str, str, Ledger]]:
-    """The service in a thread: its address, a client's key and its ledger."""
-    ledger = Ledger(folder / "ledger.sqlite")
-    key, _ = ledger.create_key("demo")
-    service = Service(
-        ledger, deploy(ledger, load_servables([str(folder / MODEL)])), Settings(), Log(io.BytesIO())
-    )
-    listening = Listening(port=0)
-    port = open_port(listening)
-    server = uvicorn.Server(configuration(service, listening))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [port]}, daemon=True)
-    thread.start()
-    try:
-        deadline = time.monotonic() + _SECONDS_TO_START
-        while not server.started:
-            if time.monotonic() > deadline or not thread.is_alive():
-                raise QuietmaxError("The demo's service did not start; try 'quietmax serve' to see why.")
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{port.getsockname()[1]}", key, ledger
-    finally:
-        server.should_exit = True
-        thread.join()
+_MODEL = "digits"
+_START_TIMEOUT = 60.0
 
 
 def command(
@@ -199,63 +46,77 @@ def command(
     ),
     as_json: Json = False,
 ) -> None:
-    """Train on real digits as the paper does, train with a proven guarantee, serve that, attack both, write a report.
+    """Train, query, serve and attack models of MNIST digits, and write a report.
 
     Example: quietmax demo
     """
+    from quietmax.data.load import load
+    from quietmax.models.training import accuracy
+    from quietmax.sensitivity.published import published_sensitivity
+
     data = load("mnist-5k", records=RECORDS)
-    models = {}
-    with progress_bar("training two networks", quiet=as_json) as progress:
-        models["original"] = train(data, settings=TrainingSettings(loss=CrossEntropy()), progress=progress)
-        models["convexified"] = train(data, progress=progress)
-    accuracies = {
-        f"{loss}_{part}_acc": accuracy(model, getattr(data, part))
-        for loss, model in models.items()
-        for part in ("train", "test")
-    }
-    model = models["convexified"]
-    sensitivities = published(model).to_json()
-    answer = _one_answer(model, data)
+    networks = _train_networks(data, quiet=as_json)
     with progress_bar("training a private head", quiet=as_json):
-        head = PrivateHead(
-            epsilon=1.0,
-            delta=1e-5,
-            image_shape=data.records.image_shape,
-            classes=range(data.classes),
-            declared_size=RECORDS,
-        ).fit(data.train.features, data.train.labels)
-        private_accuracy = accuracy(head, data.test)
-    with progress_bar("serving a head that pays for every answer", quiet=as_json):
-        asked = ask_until_refused(data)
-    attacked = attack_and_report(data.name, output, quiet=as_json)
+        head = _fit_head(data, epsilon=1.0)
+    with progress_bar("serving a head that charges every answer", quiet=as_json):
+        service = _query_until_exhausted(data)
+    found: dict[str, Any] = {
+        "dataset": data.name,
+        "accuracy": {
+            f"{loss}_{part}_acc": accuracy(model, getattr(data, part))
+            for loss, model in networks.items()
+            for part in ("train", "test")
+        },
+        "sensitivity": published_sensitivity(networks["convexified"]).to_json(),
+        "answer": _one_answer(networks["convexified"], data),
+        "private_head": {"test_acc": accuracy(head, data.test), "guarantee": head.guarantee_},
+        "service": service,
+        "attack": _attack(data.name, output, quiet=as_json),
+    }
     if as_json:
-        answer["guarantee"] = answer["guarantee"].to_json()
-        private = {"test_acc": private_accuracy, "guarantee": head.guarantee_.to_json()}
-        print_json(
-            {
-                "dataset": data.name,
-                "accuracy": accuracies,
-                "sensitivity": sensitivities,
-                "answer": answer,
-                "private_head": private,
-                "service": asked.to_json(),
-                "attack": attacked.to_json(),
-            }
-        )
+        print_json(found)
         return
     console.print(
-        f"{data.name}: {len(data.train):,} training and {len(data.test):,} test digits; the paper's MNIST has 10,000."
+        f"{data.name}: {len(data.train):,} training and {len(data.test):,} test digits. "
+        "The paper's MNIST has 10,000 of each."
     )
-    printed = reference.accuracy_table()["mnist"]
+    _print_networks(found)
+    _print_answer(found["answer"])
+    _print_head(found)
+    _print_service(found["service"])
+    _print_attack(found["attack"])
+
+
+# 1 and 2. Ordinary networks: accuracy and published sensitivity.
+
+
+def _train_networks(data: Split, *, quiet: bool) -> dict[str, Model]:
+    """Train the paper's network with the original and with the convexified loss."""
+    from quietmax.models.losses import CrossEntropy
+    from quietmax.models.stacked import TrainingSettings
+    from quietmax.models.training import train
+
+    with progress_bar("training two networks", quiet=quiet) as progress:
+        return {
+            "original": train(data, settings=TrainingSettings(loss=CrossEntropy()), progress=progress),
+            "convexified": train(data, progress=progress),
+        }
+
+
+def _print_networks(found: dict[str, Any]) -> None:
+    """Print accuracies and sensitivities beside the paper's."""
+    from quietmax.experiments import paper
+
+    printed = paper.accuracy_table()["mnist"]
     print_table(
         "1. Accuracy of the ordinary network",
         ("", "here", "paper's MNIST"),
         (
             (name.replace("_", " "), f"{value:.4f}", f"{printed[name]:.4f}")
-            for name, value in accuracies.items()
+            for name, value in found["accuracy"].items()
         ),
     )
-    printed = reference.sensitivity_table()["mnist"]
+    printed = paper.sensitivity_table()["mnist"]
     columns = {
         "rho": "rho",
         "weight": "delta_weight",
@@ -263,67 +124,209 @@ def command(
         "probability": "delta_probability",
     }
     print_table(
-        "2. Sensitivity as published",
+        "2. Published sensitivity",
         ("", "here", "paper's MNIST"),
-        ((name, f"{sensitivities[name]:.4f}", f"{printed[column]:.4f}") for name, column in columns.items()),
+        (
+            (name, f"{found['sensitivity'][name]:.4f}", f"{printed[column]:.4f}")
+            for name, column in columns.items()
+        ),
         caption="The paper's formulas; not upper bounds (theory, section 2).",
     )
+
+
+# 3. One answer of Algorithm 1.
+
+
+def _one_answer(model: Model, data: Split) -> dict[str, Any]:
+    """Query the network for one test digit, without noise and through Algorithm 1."""
+    from quietmax.accounting.budget import Budget
+    from quietmax.mechanisms.algorithm1 import Algorithm1
+    from quietmax.predictor import Predictor
+
+    query = data.test.features[:1]
+    predictor = Predictor(model, Algorithm1(noise="gaussian"), Budget(epsilon=1.0, queries=1))
+    return {
+        "truth": int(data.test.labels[0]),
+        "plain": model.predict_proba(query)[0].tolist(),
+        "noisy": predictor.predict_proba(query)[0].tolist(),
+        "guarantee": predictor.guarantee,
+    }
+
+
+def _print_answer(answer: dict[str, Any]) -> None:
+    """Print the probabilities with and without noise."""
     print_table(
-        f"3. One test digit (a {answer['truth']}), asked plainly and through Algorithm 1 with Gaussian noise, eps = 1",
-        ("class", "plain", "noisy"),
+        f"3. Probabilities for one test digit (a {answer['truth']}): the network's own, and those of Algorithm 1 "
+        "with Gaussian noise at epsilon 1",
+        ("class", "network", "Algorithm 1"),
         (
             (str(digit), f"{plain:.4f}", f"{noisy:.4f}")
             for digit, (plain, noisy) in enumerate(zip(answer["plain"], answer["noisy"], strict=True))
         ),
     )
     print_guarantee(answer["guarantee"])
+
+
+# 4. A private head.
+
+
+def _fit_head(data: Split, **arguments: Any) -> PrivateHead:
+    """Fit a private head to the training digits."""
+    from quietmax.estimators.head.estimator import PrivateHead
+
+    head = PrivateHead(
+        image_shape=data.records.image_shape, classes=range(data.classes), declared_size=RECORDS, **arguments
+    )
+    return head.fit(data.train.features, data.train.labels)
+
+
+def _print_head(found: dict[str, Any]) -> None:
+    """Print the head's accuracy beside the networks'."""
     print_table(
         "4. A private head: any number of queries, the weights may be published",
         ("", "test accuracy"),
         (
-            ("ordinary network, no privacy", f"{accuracies['original_test_acc']:.4f}"),
-            ("convexified network, no privacy", f"{accuracies['convexified_test_acc']:.4f}"),
-            ("private head, epsilon 1, delta 1e-5", f"{private_accuracy:.4f}"),
+            ("ordinary network, no privacy", f"{found['accuracy']['original_test_acc']:.4f}"),
+            ("convexified network, no privacy", f"{found['accuracy']['convexified_test_acc']:.4f}"),
+            ("private head, epsilon 1, delta 1e-5", f"{found['private_head']['test_acc']:.4f}"),
         ),
     )
-    print_guarantee(head.guarantee_)
+    print_guarantee(found["private_head"]["guarantee"])
+
+
+# 5. A service whose ledger charges every answer.
+
+
+def _query_until_exhausted(data: Split) -> dict[str, Any]:
+    """Serve a head that charges epsilon 1 for each answer, and query it over HTTP until the budget is exhausted."""
+    from quietmax.estimators.serialization import save_private
+    from quietmax.server.client import Client
+
+    head = _fit_head(data, epsilon=float(QUERIES), release="query", queries=QUERIES)
+    labels: list[int] = []
+    left: list[int] = []
+    with tempfile.TemporaryDirectory(prefix="quietmax-demo-") as name:
+        folder = Path(name)
+        save_private(head, folder / _MODEL, dataset=data.name)
+        with _running_service(folder) as (url, key, ledger), Client(url, key) as client:
+            while True:
+                try:
+                    answer = client.ask(_MODEL, data.test.features[len(labels)][None])
+                except BudgetExhausted as error:
+                    return {
+                        "truths": data.test.labels[: len(labels)].tolist(),
+                        "labels": labels,
+                        "answers_left": left,
+                        "refusal": str(error),
+                        "spent_fraction": client.budget(_MODEL)["spent_fraction"],
+                        "journal_is_sound": ledger.verify().sound,
+                    }
+                labels.append(int(answer.labels[0]))
+                left.append(int(answer.parameters["remaining_answers"]))
+
+
+@contextmanager
+def _running_service(folder: Path) -> Iterator[tuple[str, str, Ledger]]:
+    """Run the service in a thread; yields its address, a client's key and its ledger."""
+    import uvicorn
+
+    from quietmax.ledger.ledger import Ledger
+    from quietmax.server.deployment import deploy
+    from quietmax.server.metrics import Log
+    from quietmax.server.repository import load_servables
+    from quietmax.server.run import Listening, configuration, open_port
+    from quietmax.server.service import Service
+    from quietmax.server.settings import Settings
+
+    ledger = Ledger(folder / "ledger.sqlite")
+    key, _ = ledger.create_key("demo")
+    service = Service(
+        ledger, deploy(ledger, load_servables([str(folder / _MODEL)])), Settings(), Log(io.BytesIO())
+    )
+    listening = Listening(port=0)
+    port = open_port(listening)
+    server = uvicorn.Server(configuration(service, listening))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [port]}, daemon=True)
+    thread.start()
+    try:
+        deadline = time.monotonic() + _START_TIMEOUT
+        while not server.started:
+            if time.monotonic() > deadline or not thread.is_alive():
+                raise QuietmaxError("The demo's service did not start. 'quietmax serve' shows the reason.")
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{port.getsockname()[1]}", key, ledger
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def _print_service(service: dict[str, Any]) -> None:
+    """Print the answers over HTTP and the error that ended them."""
     print_table(
-        f"5. The service, asked over HTTP until it refuses: epsilon 1 for each of {len(asked.labels)} answers",
-        ("question", "true digit", "private answer", "answers left"),
+        f"5. A service that charges epsilon 1 for each answer, with a budget for {len(service['labels'])}",
+        ("query", "true digit", "private answer", "answers left"),
         (
             (str(number), str(truth), str(label), str(left))
             for number, (truth, label, left) in enumerate(
-                zip(asked.truths, asked.labels, asked.left, strict=True), start=1
+                zip(service["truths"], service["labels"], service["answers_left"], strict=True), start=1
             )
         ),
     )
-    console.print(f"The next question was refused (HTTP 403): {asked.refusal}", markup=False, highlight=False)
+    console.print(f"The next query got HTTP 403: {service['refusal']}")
     console.print(
-        f"{asked.budget['spent_fraction']:.1%} of the budget is spent; the ledger's journal is "
-        f"{'sound' if asked.sound else 'damaged'}. Serve a model of your own with: quietmax serve FOLDER",
-        markup=False,
-        highlight=False,
-    )
-    print_table(
-        f"6. The paper's Shadow attack on {EFFORT.records:,} training digits: 0 is guessing, 1 tells every member",
-        ("answers from", "epsilon", "test accuracy", "leakage"),
-        attacked.rows(),
-        caption=SEEDED_NOISE,
-    )
-    console.print(
-        f"Curves and tables: open {attacked.report} in a browser.",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        f"{service['spent_fraction']:.1%} of the budget is spent; the ledger's journal is "
+        f"{'intact' if service['journal_is_sound'] else 'damaged'}. Serve your own model with: quietmax serve FOLDER"
     )
 
 
-def _one_answer(model: Model, data: Split) -> dict[str, Any]:
-    query = data.test.features[:1]
-    quiet = Predictor(model, Algorithm1(noise="gaussian"), Budget(epsilon=1.0, queries=1))
+# 6. Membership-inference attacks on the same digits, and a report.
+
+
+def _attack(name: str, output: Path, *, quiet: bool) -> dict[str, Any]:
+    """Attack ordinary and private models of one split; trials that ``output`` holds already are not run again."""
+    from quietmax.cli._grids import compute, where
+    from quietmax.cli.compare import method_cells
+    from quietmax.experiments.grid import Effort, Group, Source
+    from quietmax.experiments.report import write_report
+    from quietmax.experiments.report.page import SEEDED_NOISE, About
+    from quietmax.experiments.summary import summarise
+
+    effort = Effort(ATTACKED_RECORDS, SHADOWS, 1.0, 100, 20, ("shadow",))
+    group = Group(Source.of(name), effort, 0, 0)
+    trials = [trial for method in METHODS for trial in method_cells(group, method, EPSILONS, [1])]
+    done = compute(trials, output, where(None, None), None, quiet=quiet)
+    if done.failures:
+        trial, failure = next(iter(done.failures.items()))
+        raise QuietmaxError(f"The demo's comparison failed at {trial}: {failure}")
+    summaries = summarise(done.results)
+    about = About(
+        f"Privacy and utility on {name}",
+        f"{effort.records:,} training records, {effort.shadows} shadow networks, one split: a demonstration",
+        0,
+        paper=False,
+    )
     return {
-        "truth": int(data.test.labels[0]),
-        "plain": model.predict_proba(query)[0].tolist(),
-        "noisy": quiet.predict_proba(query)[0].tolist(),
-        "guarantee": quiet.guarantee,
+        "about": SEEDED_NOISE,
+        "results": [{"title": each.title, **each.flat()} for each in summaries],
+        "report": str(write_report(summaries, output, about)[0]),
     }
+
+
+def _print_attack(attack: dict[str, Any]) -> None:
+    """Print accuracy and leakage of each method."""
+    print_table(
+        f"6. The paper's shadow attack on {ATTACKED_RECORDS:,} training digits: leakage 0 is guessing, 1 identifies "
+        "every member",
+        ("answers from", "epsilon", "test accuracy", "leakage"),
+        (
+            (
+                each["title"],
+                "" if each["epsilon"] is None else f"{each['epsilon']:g}",
+                f"{each['test_accuracy']:.3f}",
+                f"{each['leakage_shadow']:+.3f}",
+            )
+            for each in attack["results"]
+        ),
+        caption=attack["about"],
+    )
+    console.print(f"Curves and tables: open {attack['report']} in a browser.", soft_wrap=True)

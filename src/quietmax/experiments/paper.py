@@ -29,7 +29,7 @@ from quietmax.models.losses import Convexified, CrossEntropy, Loss
 from quietmax.models.stacked import TrainingSettings
 from quietmax.models.training import Model, accuracy, accuracy_loss, train_many
 from quietmax.noise.sources import SeededNoise
-from quietmax.sensitivity.published import published_for
+from quietmax.sensitivity.published import published_sensitivity_for
 
 Row = dict[str, str]
 
@@ -196,7 +196,7 @@ def reproduce_sensitivity_table(names: Iterable[str] | None = None) -> list[Comp
                 f"The paper has no row for {name!r}; choose from {', '.join(sensitivity_table())}."
             )
         shape = dataset(name)
-        ours = published_for(shape.features, [128], shape.classes, shape.records).to_json()
+        ours = published_sensitivity_for(shape.features, [128], shape.classes, shape.records).to_json()
         printed_logit = round(ours["logit"], PRINTED_DIGITS)
         ours["probability_untruncated"] = math.expm1(2 * printed_logit)
         ours["probability"] = min(ours["probability_untruncated"], 1.0)

@@ -29,7 +29,7 @@ from quietmax.noise.release import (
 )
 from quietmax.noise.selection import choose
 from quietmax.noise.sources import NoiseSource
-from quietmax.sensitivity.published import published
+from quietmax.sensitivity.published import published_sensitivity
 
 Noise = Literal["gaussian", "laplace"]
 
@@ -107,7 +107,7 @@ class Algorithm1:
                     "The published sensitivities exist only for a multilayer perceptron trained here; "
                     "give logit_sensitivity and probability_sensitivity for any other model."
                 )
-            formulas = published(model)
+            formulas = published_sensitivity(model)
             chosen = replace(
                 chosen,
                 logit_sensitivity=chosen.logit_sensitivity or formulas.logit.value,

@@ -1,29 +1,33 @@
-"""How far an answer can move when one record is removed: as published, certified, observed."""
+"""How far one record can move a model's weights or scores: as published, certified or measured by retraining."""
 
 from quietmax.sensitivity.base import Basis, ScoreBounds, Sensitivity
 from quietmax.sensitivity.empirical import (
     BoundCheck,
-    ObservedSensitivity,
+    EmpiricalSensitivity,
     Removal,
     Trained,
-    observed,
-    observed_by,
+    empirical_sensitivity,
+    empirical_sensitivity_by,
     plant,
 )
-from quietmax.sensitivity.published import PublishedSensitivity, published, published_for
+from quietmax.sensitivity.published import (
+    PublishedSensitivity,
+    published_sensitivity,
+    published_sensitivity_for,
+)
 
 __all__ = [
     "Basis",
     "BoundCheck",
-    "ObservedSensitivity",
+    "EmpiricalSensitivity",
     "PublishedSensitivity",
     "Removal",
     "ScoreBounds",
     "Sensitivity",
     "Trained",
-    "observed",
-    "observed_by",
+    "empirical_sensitivity",
+    "empirical_sensitivity_by",
     "plant",
-    "published",
-    "published_for",
+    "published_sensitivity",
+    "published_sensitivity_for",
 ]

@@ -1,4 +1,4 @@
-"""A sensitivity: how far something can move when one record is removed, and what that number rests on."""
+"""A sensitivity: how far one record can move a quantity, and what that number is based on."""
 
 from __future__ import annotations
 
@@ -8,15 +8,27 @@ from typing import Any, Literal
 
 from quietmax.errors import InvalidInput
 
-Basis = Literal["published", "certified", "observed"]
+Basis = Literal["published", "certified", "empirical"]
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """A number with its basis; ``because`` says in one sentence where it comes from.
+    """A sensitivity with its basis.
 
-    ``published``: the paper's formula, which is not a bound (THEORY 2.3). ``certified``: a proven upper bound.
-    ``observed``: the largest change seen in retraining, so a lower bound on the truth.
+    Parameters
+    ----------
+    value : float
+        The number.
+    basis : {"published", "certified", "empirical"}
+        ``"published"``: the paper's formula, which is not an upper bound (THEORY 2.3). ``"certified"``: a proven
+        upper bound. ``"empirical"``: the largest change seen in retraining, which is a lower bound.
+    because : str
+        One sentence that says where the number comes from.
+
+    Examples
+    --------
+    >>> float(Sensitivity(0.5, "certified", "Gradients are clipped to 0.5."))
+    0.5
     """
 
     value: float
@@ -29,10 +41,28 @@ class Sensitivity:
 
 @dataclass(frozen=True)
 class ScoreBounds:
-    """How far one record, added or removed, moves the scores of any query.
+    """Bounds on how far one record, added or removed, moves the scores of any query.
 
-    ``one``: any single score (D_inf). ``vector``: all scores together in L2 (D_2). Whether they are proven depends on
-    the model they belong to: see `quietmax.mechanisms.base.proves_bounds`.
+    Whether the bounds are proven depends on the model: see `quietmax.mechanisms.base.proves_bounds`.
+
+    Parameters
+    ----------
+    one : Sensitivity
+        Bound on any single score (D_inf). Its basis must be ``"certified"``.
+    vector : Sensitivity
+        Bound on the vector of all scores in L2 (D_2). Its basis must be ``"certified"``.
+
+    Raises
+    ------
+    InvalidInput
+        If a bound is not certified or not a positive number.
+
+    Examples
+    --------
+    >>> one = Sensitivity(1.0, "certified", "One record changes one vote.")
+    >>> vector = Sensitivity(2**0.5, "certified", "One record moves one vote to another class.")
+    >>> round(ScoreBounds(one, vector).spread, 6)
+    2.0
     """
 
     one: Sensitivity
@@ -42,20 +72,21 @@ class ScoreBounds:
         for entry in (self.one, self.vector):
             if entry.basis != "certified" or not (math.isfinite(entry.value) and entry.value > 0):
                 raise InvalidInput(
-                    f"A proven mechanism needs a positive certified sensitivity, not {entry.value} ({entry.basis}); "
-                    "use a model that comes with one."
+                    "Bounds on scores must be certified sensitivities above 0, got "
+                    f"{entry.value} with basis {entry.basis!r}."
                 )
 
     @property
     def spread(self) -> float:
-        """min(2*D_inf, sqrt(2)*D_2): how far ``z_v - z_w`` moves, and ``z_v - logsumexp_{j != v} z_j`` too.
+        """How far a difference of two scores moves: min(2*D_inf, sqrt(2)*D_2).
 
-        The gradient of that log-odds has L1 norm 2 and L2 norm at most sqrt(2) (THEORY 3.3).
+        The same bound holds for the log-odds ``z_v - logsumexp_{j != v} z_j``, whose gradient has L1 norm 2 and L2
+        norm at most sqrt(2) (THEORY 3.3).
         """
         return min(2 * self.one.value, math.nextafter(math.sqrt(2.0), 2.0) * self.vector.value)
 
     def to_json(self) -> dict[str, Any]:
-        """The two bounds and why they hold."""
+        """Return the two bounds, their basis and the reason by name."""
         return {
             "one_score": self.one.value,
             "score_vector_l2": self.vector.value,

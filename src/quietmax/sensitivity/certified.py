@@ -1,8 +1,8 @@
 """Certified sensitivities of a linear head: proven upper bounds on what one record, added or removed, can move.
 
-The head is a softmax classifier with weights W (C x d) on features of length at most R, and N is its
-declared size, a public constant. The cross-entropy l of one record has `||grad l|| = ||p - e_y|| * ||f|| <=
-sqrt(2) R =: rho`. Proofs: THEORY 3.1 and 3.2, and the page on the head. All values are rounded up.
+The head is a softmax classifier with weights W (C x d) on features of length at most R. N is its declared size, a
+public constant. The cross-entropy l of one record has ``||grad l|| = ||p - e_y|| * ||f|| <= sqrt(2) R =: rho``. The
+proofs are in THEORY 3.1 and 3.2. All values are rounded up.
 """
 
 from __future__ import annotations
@@ -16,29 +16,63 @@ _UP = 1.0 + 2.0**-40
 """Covers the rounding of the few floating-point steps of each formula."""
 
 
-def head_gradient(clip: float, *, coordinates: int = 0, grid: float = 0.0) -> Sensitivity:
-    """Sum of per-record gradients, each clipped to length S: `S + sqrt(coordinates) * grid`.
+def head_gradient(max_grad_norm: float, *, coordinates: int = 0, grid: float = 0.0) -> Sensitivity:
+    """Bound a sum of per-record gradients in L2: ``S + sqrt(coordinates) * grid``.
 
-    The second term is there if every coordinate of the sum is rounded to a grid before release.
+    The second term covers the rounding of every coordinate of the sum to a grid before release.
 
+    Parameters
+    ----------
+    max_grad_norm : float
+        The norm S to which each record's gradient is clipped.
+    coordinates : int
+        The number of coordinates that are rounded.
+    grid : float
+        The grid step.
+
+    Returns
+    -------
+    Sensitivity
+        The bound, with basis ``"certified"``.
+
+    Examples
+    --------
     >>> round(head_gradient(0.5).value, 6)
     0.5
     """
-    _positive(clip=clip)
-    value = clip + math.sqrt(coordinates) * grid
+    _positive(max_grad_norm=max_grad_norm)
+    value = max_grad_norm + math.sqrt(coordinates) * grid
     return Sensitivity(
-        value * _UP, "certified", f"One record adds one gradient clipped to {clip:g} (THEORY 3.1)."
+        value * _UP, "certified", f"One record adds one gradient clipped to {max_grad_norm:g} (THEORY 3.1)."
     )
 
 
 def head_output(
     *, regularisation: float, declared_size: float, radius: float = 1.0, tolerance: float = 0.0
 ) -> Sensitivity:
-    """Minimiser of `(1/N) sum_i l_i(W) + (lam/2) ||W||^2`, found up to `||grad|| <= tolerance`, in Frobenius norm.
+    """Bound the minimiser of ``(1/N) sum_i l_i(W) + (lam/2) ||W||^2`` in Frobenius norm.
 
-    `sqrt(2) R / (lam N) + 2 tolerance / lam`: at the minimiser without record i the gradient of the
-    objective with it is `grad l_i / N`, and the objective is lam-strongly convex (THEORY 3.1).
+    The bound is ``sqrt(2) R / (lam N) + 2 tolerance / lam``: at the minimiser without record i, the gradient of the
+    objective with it is ``grad l_i / N``, and the objective is lam-strongly convex (THEORY 3.1).
 
+    Parameters
+    ----------
+    regularisation : float
+        The coefficient lam.
+    declared_size : float
+        The public constant N.
+    radius : float
+        The largest length R of a record's features.
+    tolerance : float
+        The solver stops at a gradient of at most this norm.
+
+    Returns
+    -------
+    Sensitivity
+        The bound, with basis ``"certified"``.
+
+    Examples
+    --------
     >>> round(head_output(regularisation=0.01, declared_size=10_000).value, 5)
     0.01414
     """
@@ -55,11 +89,32 @@ def head_output(
 def tilted_share(
     *, alpha: float, mass: float, regularisation: float, classes: int, radius: float = 1.0
 ) -> float:
-    """Largest share `e^(aB) / (M + e^(aB))` of the tilted weight that one record can have, at any minimiser.
+    """Bound the share of the tilted weight that one record can have, at any minimiser.
 
-    `B = ln C + sqrt(2) R w` bounds a record's loss, w being `weight_bound`. Close to 1 means that tilting
-    gives one record as much say as all others together, and the certified sensitivity is useless.
+    The bound is ``e^(aB) / (M + e^(aB))``, where ``B = ln C + sqrt(2) R w`` bounds a record's loss and w is
+    `weight_bound`. If it is close to 1, one record can weigh as much as all others together and the certified
+    sensitivity is useless.
 
+    Parameters
+    ----------
+    alpha : float
+        The coefficient a of the convexified loss.
+    mass : float
+        The public constant M.
+    regularisation : float
+        The coefficient lam.
+    classes : int
+        The number of classes C.
+    radius : float
+        The largest length R of a record's features.
+
+    Returns
+    -------
+    float
+        A number between 0 and 1.
+
+    Examples
+    --------
     >>> tilted_share(alpha=1.0, mass=10_000, regularisation=0.01, classes=10) > 0.999
     True
     """
@@ -69,17 +124,33 @@ def tilted_share(
 
 
 def weight_bound(regularisation: float, classes: int, radius: float = 1.0) -> float:
-    """Largest length `min(sqrt(2 ln(C) / lam), sqrt(2) R / lam)` of a minimiser of the tilted objective.
+    """Bound the length of a minimiser of the tilted objective: ``min(sqrt(2 ln(C) / lam), sqrt(2) R / lam)``.
 
-    The objective at the minimiser is at most that at 0, where every loss is ln C; and at the minimiser
-    `-lam W` is a sum of gradients with weights that add up to less than 1.
+    The objective at the minimiser is at most that at 0, where every loss is ln C. At the minimiser, ``-lam W`` is a
+    sum of gradients with weights that add up to less than 1.
 
+    Parameters
+    ----------
+    regularisation : float
+        The coefficient lam.
+    classes : int
+        The number of classes C.
+    radius : float
+        The largest length R of a record's features.
+
+    Returns
+    -------
+    float
+        The bound w on ``||W||``.
+
+    Examples
+    --------
     >>> round(weight_bound(0.01, 10), 2)
     21.46
     """
     _positive(regularisation=regularisation, radius=radius)
     if classes < 2:
-        raise InvalidInput(f"The number of classes is {classes}, but must be at least 2; give such a number.")
+        raise InvalidInput(f"classes must be at least 2, got {classes}.")
     return min(math.sqrt(2 * math.log(classes) / regularisation), math.sqrt(2) * radius / regularisation)
 
 
@@ -92,11 +163,33 @@ def head_tilted(
     radius: float = 1.0,
     tolerance: float = 0.0,
 ) -> Sensitivity:
-    """Minimiser of the convexified loss `(1/a) ln(M + sum_i exp(a l_i)) + (lam/2) ||W||^2`, in Frobenius norm.
+    """Bound the minimiser of ``(1/a) ln(M + sum_i exp(a l_i)) + (lam/2) ||W||^2`` in Frobenius norm.
 
-    `min(pi (rho / lam + w), 2 w) + 2 tolerance / lam`, with pi the `tilted_share`, w the `weight_bound`
-    (THEORY 3.2 states it with `2 rho / lam`, which is no smaller since `lam w <= rho`).
+    The bound is ``min(pi (rho / lam + w), 2 w) + 2 tolerance / lam``, where pi is `tilted_share` and w is
+    `weight_bound`. THEORY 3.2 states it with ``2 rho / lam``, which is no smaller since ``lam w <= rho``.
 
+    Parameters
+    ----------
+    alpha : float
+        The coefficient a of the convexified loss.
+    mass : float
+        The public constant M.
+    regularisation : float
+        The coefficient lam.
+    classes : int
+        The number of classes C.
+    radius : float
+        The largest length R of a record's features.
+    tolerance : float
+        The solver stops at a gradient of at most this norm.
+
+    Returns
+    -------
+    Sensitivity
+        The bound, with basis ``"certified"``.
+
+    Examples
+    --------
     >>> round(head_tilted(alpha=1.0, mass=10_000, regularisation=0.01, classes=10).value, 1)
     42.9
     """
@@ -117,11 +210,27 @@ def head_tilted(
 
 
 def logit(weights: Sensitivity, *, classes: int, length: float = 1.0) -> Sensitivity:
-    """One logit `W_c . f` with `||f|| <= length`: `sqrt((C-1)/C) * D * length`.
+    """Bound one logit ``W_c . f`` with ``||f|| <= length``: ``sqrt((C-1)/C) * D * length``.
 
-    The rows of a minimiser sum to zero, so a change of one row by t moves the others by at least `t /
-    sqrt(C-1)` together.
+    The rows of a minimiser sum to zero, so a change of one row by t moves the others by at least ``t / sqrt(C-1)``
+    together.
 
+    Parameters
+    ----------
+    weights : Sensitivity
+        The certified sensitivity D of the weights.
+    classes : int
+        The number of classes C.
+    length : float
+        The largest length of a query's features.
+
+    Returns
+    -------
+    Sensitivity
+        The bound, with basis ``"certified"``.
+
+    Examples
+    --------
     >>> round(logit(Sensitivity(1.0, "certified", "given"), classes=2).value, 4)
     0.7071
     """
@@ -134,35 +243,60 @@ def logit(weights: Sensitivity, *, classes: int, length: float = 1.0) -> Sensiti
 
 
 def logits(weights: Sensitivity, *, length: float = 1.0) -> Sensitivity:
-    """All logits `W f` together, in L2, with `||f|| <= length`: `D * length`."""
+    """Bound the vector of all logits ``W f`` in L2, with ``||f|| <= length``: ``D * length``.
+
+    Parameters
+    ----------
+    weights : Sensitivity
+        The certified sensitivity D of the weights.
+    length : float
+        The largest length of a query's features.
+
+    Returns
+    -------
+    Sensitivity
+        The bound, with basis ``"certified"``.
+    """
     _certified(weights)
     _positive(length=length)
     return Sensitivity(weights.value * length * _UP, "certified", weights.because)
 
 
 def score_bounds(weights: Sensitivity, *, classes: int, length: float = 1.0) -> ScoreBounds:
-    """Both bounds in the form that the per-query mechanisms take."""
+    """Return both bounds in the form that the per-query mechanisms take.
+
+    Parameters
+    ----------
+    weights : Sensitivity
+        The certified sensitivity of the weights.
+    classes : int
+        The number of classes.
+    length : float
+        The largest length of a query's features.
+
+    Returns
+    -------
+    ScoreBounds
+        The bounds of `logit` and `logits`.
+    """
     return ScoreBounds(logit(weights, classes=classes, length=length), logits(weights, length=length))
 
 
 def _positive(**values: float) -> None:
+    """Raise `InvalidInput` unless every value is a positive number."""
     for name, value in values.items():
         if not 0.0 < value < math.inf:
-            raise InvalidInput(
-                f"The {name.replace('_', ' ')} is {value}, but must be a positive number; give one."
-            )
+            raise InvalidInput(f"{name} must be a finite number above 0, got {value}.")
 
 
 def _nonnegative(**values: float) -> None:
+    """Raise `InvalidInput` unless every value is a number from 0 up."""
     for name, value in values.items():
         if not 0.0 <= value < math.inf:
-            raise InvalidInput(
-                f"The {name.replace('_', ' ')} is {value}, but must be at least 0; give such a number."
-            )
+            raise InvalidInput(f"{name} must be a finite number of at least 0, got {value}.")
 
 
 def _certified(weights: Sensitivity) -> None:
+    """Raise `InvalidInput` unless the sensitivity is certified."""
     if weights.basis != "certified":
-        raise InvalidInput(
-            f"A bound on logits needs a certified sensitivity of the weights, not an {weights.basis} one; give one."
-        )
+        raise InvalidInput(f"The sensitivity of the weights must be certified, got basis {weights.basis!r}.")

@@ -1,9 +1,9 @@
-"""Sensitivity as observed: train with and without one record, and look how far weights and logits moved.
+"""Empirical sensitivity: train with and without one record and compare weights and logits.
 
-An observed change is a lower bound on the true sensitivity: it can refute a claimed upper bound and never prove one.
-Ordinary records move little, so some are made to matter: mislabelled ones, and extreme ones whose every feature lies at
-the far end of the range. The training set contains them, the neighbour lacks one of them; everything else, initial
-weights and order of records included, is the same (THEORY 2.3).
+The largest change is a lower bound on the true sensitivity: it can refute a claimed upper bound and never prove one.
+Ordinary records move a model little, so `plant` changes some records before training: mislabelled ones, and extreme
+ones whose every feature is at the far end of the range. The training set contains them and each neighbour lacks one of
+them. Everything else is the same, including the initial weights and the order of the records (THEORY 2.3).
 """
 
 from __future__ import annotations
@@ -33,7 +33,21 @@ QUANTITIES: tuple[Quantity, ...] = ("weight", "weights_l2", "logit")
 
 @dataclass(frozen=True)
 class Removal:
-    """What removing one record changed: the largest change of one weight, of all weights in L2, of one logit."""
+    """What removing one record changed.
+
+    Parameters
+    ----------
+    row : int
+        The row of the removed record.
+    kind : {"mislabelled", "extreme", "ordinary"}
+        What kind of record it was.
+    weight : float
+        The largest change of one weight.
+    weights_l2 : float
+        The change of all weights together, in L2.
+    logit : float
+        The largest change of one logit.
+    """
 
     row: int
     kind: Kind
@@ -44,26 +58,48 @@ class Removal:
 
 @dataclass(frozen=True)
 class BoundCheck:
-    """An observed change beside a bound: `refuted` if it exceeds it."""
+    """A measured change compared with a bound.
+
+    Parameters
+    ----------
+    quantity : {"weight", "weights_l2", "logit"}
+        What changed.
+    empirical : float
+        The largest change seen in retraining.
+    bound : float
+        The bound.
+    basis : {"published", "certified", "empirical"}
+        What the bound is based on.
+    """
 
     quantity: Quantity
-    observed: float
+    empirical: float
     bound: float
     basis: Basis
 
     @property
     def verdict(self) -> Literal["refuted", "consistent"]:
-        """`refuted` if the observed change exceeds the bound; otherwise `consistent`, which proves nothing."""
-        return "refuted" if self.observed > self.bound else "consistent"
+        """``"refuted"`` if the change exceeds the bound, else ``"consistent"``, which proves nothing."""
+        return "refuted" if self.empirical > self.bound else "consistent"
 
     def to_json(self) -> dict[str, Any]:
-        """All fields and the verdict by name."""
+        """Return all fields and the verdict by name."""
         return {**asdict(self), "verdict": self.verdict}
 
 
 @dataclass(frozen=True)
-class ObservedSensitivity:
-    """The changes seen in retraining; ``records`` were trained on, logits compared on ``queries``."""
+class EmpiricalSensitivity:
+    """The changes seen in retraining.
+
+    Parameters
+    ----------
+    removals : tuple of Removal
+        One entry for each record that was removed.
+    records : int
+        The number of training records.
+    queries : int
+        The number of queries whose logits were compared.
+    """
 
     removals: tuple[Removal, ...]
     records: int
@@ -85,14 +121,27 @@ class ObservedSensitivity:
         return self._largest("logit")
 
     def _largest(self, quantity: Quantity) -> Sensitivity:
+        """Return the largest change of one quantity."""
         worst = max(self.removals, key=lambda removal: float(getattr(removal, quantity)))
-        because = f"The largest of {len(self.removals)} retrainings, without {_article(worst.kind)} record."
-        return Sensitivity(float(getattr(worst, quantity)), "observed", because)
+        article = "a" if worst.kind == "mislabelled" else "an"
+        because = f"The largest of {len(self.removals)} retrainings, without {article} {worst.kind} record."
+        return Sensitivity(float(getattr(worst, quantity)), "empirical", because)
 
     def against(
         self, bounds: PublishedSensitivity | Mapping[Quantity, Sensitivity]
     ) -> tuple[BoundCheck, ...]:
-        """Hold what was seen against the paper's formulas or any other bounds."""
+        """Compare the largest changes with bounds.
+
+        Parameters
+        ----------
+        bounds : PublishedSensitivity or Mapping
+            The paper's formulas, or bounds by quantity.
+
+        Returns
+        -------
+        tuple of BoundCheck
+            One check for each quantity that has a bound.
+        """
         if isinstance(bounds, PublishedSensitivity):
             bounds = {"weight": bounds.weight, "weights_l2": bounds.weights_l2, "logit": bounds.logit}
         return tuple(
@@ -104,7 +153,7 @@ class ObservedSensitivity:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Every removal and the largest changes."""
+        """Return every removal and the largest changes by name."""
         return {
             "records": self.records,
             "queries": self.queries,
@@ -115,13 +164,21 @@ class ObservedSensitivity:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What a retraining gives: all weights as one vector, and logits of shape (queries, classes)."""
+    """The result of one training.
+
+    Parameters
+    ----------
+    weights : ndarray
+        All weights as one vector.
+    logits : ndarray of shape (queries, classes)
+        The logits of the queries.
+    """
 
     weights: Floats
     logits: Floats
 
 
-def observed(
+def empirical_sensitivity(
     records: Records,
     *,
     removals: int = 6,
@@ -130,11 +187,42 @@ def observed(
     settings: TrainingSettings | None = None,
     seed: int = 0,
     progress: Progress | None = None,
-) -> ObservedSensitivity:
-    """Train a network on ``records`` and one without each of ``removals`` of them, all at once.
+) -> EmpiricalSensitivity:
+    """Measure the sensitivity of a network by retraining it without single records.
 
-    The removed records are of the ``kinds`` in turn. Logits are compared on ``queries`` and on the removed records
-    themselves. Weights are the kernels, without biases, as the paper counts them.
+    One network is trained on all records and one without each removed record, all at once. Weights are the kernels
+    without the biases, as in the paper.
+
+    Parameters
+    ----------
+    records : Records
+        The training records.
+    removals : int
+        How many records are removed, one at a time.
+    kinds : sequence of {"mislabelled", "extreme", "ordinary"}
+        What kinds of records are removed, in turn.
+    queries : ndarray of shape (queries, features) or None
+        Logits are compared on these rows and on the removed records.
+    settings : TrainingSettings or None
+        How the networks are trained; the paper's settings by default.
+    seed : int
+        Seed of the initial weights, the order of the records and the choice of the removed records.
+    progress : callable or None
+        Called with the number of finished epochs and of all epochs.
+
+    Returns
+    -------
+    EmpiricalSensitivity
+        The changes, one entry per removed record.
+
+    Examples
+    --------
+    >>> import quietmax as qm
+    >>> data = qm.load("mnist-5k", records=60)
+    >>> settings = qm.TrainingSettings(hidden=(4,), epochs=1)
+    >>> found = empirical_sensitivity(data.train, removals=2, settings=settings)
+    >>> found.logit.basis, len(found.removals)
+    ('empirical', 2)
     """
     planted, rows, kind_of = plant(records, removals=removals, kinds=kinds, seed=seed)
     stack = train_stack(
@@ -156,15 +244,34 @@ def observed(
     return _compared(first, others, rows, kind_of, len(records))
 
 
-def observed_by(
+def empirical_sensitivity_by(
     retrain: Callable[[Records], Trained],
     records: Records,
     *,
     removals: int = 6,
     kinds: Sequence[Kind] = KINDS,
     seed: int = 0,
-) -> ObservedSensitivity:
-    """The same for any deterministic training: ``retrain`` is called with all records and without each removed one."""
+) -> EmpiricalSensitivity:
+    """Measure the sensitivity of any deterministic training by retraining without single records.
+
+    Parameters
+    ----------
+    retrain : callable
+        Trains on the given records and returns weights and logits. It must be deterministic.
+    records : Records
+        The training records.
+    removals : int
+        How many records are removed, one at a time.
+    kinds : sequence of {"mislabelled", "extreme", "ordinary"}
+        What kinds of records are removed, in turn.
+    seed : int
+        Seed of the choice of the removed records.
+
+    Returns
+    -------
+    EmpiricalSensitivity
+        The changes, one entry per removed record.
+    """
     planted, rows, kind_of = plant(records, removals=removals, kinds=kinds, seed=seed)
     others = [retrain(planted.take(np.delete(np.arange(len(planted)), row))) for row in rows]
     return _compared(retrain(planted), others, rows, kind_of, len(records))
@@ -173,10 +280,34 @@ def observed_by(
 def plant(
     records: Records, *, removals: int, kinds: Sequence[Kind] = KINDS, seed: int = 0
 ) -> tuple[Records, list[int], list[Kind]]:
-    """Choose rows to remove later and make them what they shall be: the records, the rows, and their kinds.
+    """Choose rows that will be removed and change them into records of the given kinds.
 
-    Mislabelled: the next class. Extreme: every feature at that end of the range of all features it is farther from.
+    A mislabelled record gets the next class. Every feature of an extreme record is moved to the end of the range of
+    all features that is farther away. An ordinary record is left as it is.
 
+    Parameters
+    ----------
+    records : Records
+        The records before the change.
+    removals : int
+        The number of rows to choose.
+    kinds : sequence of {"mislabelled", "extreme", "ordinary"}
+        The kinds of the chosen rows, in turn.
+    seed : int
+        Seed of the choice.
+
+    Returns
+    -------
+    tuple of (Records, list of int, list of str)
+        The changed records, the chosen rows and their kinds.
+
+    Raises
+    ------
+    InvalidInput
+        If there are too few records, or a kind is unknown.
+
+    Examples
+    --------
     >>> points = Records("points", np.array([[0.0], [0.2], [1.0]]), np.array([0, 1, 1]), classes=2)
     >>> changed, rows, _ = plant(points, removals=1, kinds=["mislabelled"], seed=0)
     >>> bool(changed.labels[rows[0]] != points.labels[rows[0]])
@@ -184,8 +315,8 @@ def plant(
     """
     if not 1 <= removals < len(records) or not kinds or any(kind not in KINDS for kind in kinds):
         raise InvalidInput(
-            f"{removals} removals of kinds {tuple(kinds)} from {len(records)} records are impossible; remove at least "
-            f"1, fewer than there are, and choose kinds among {', '.join(KINDS)}."
+            f"removals must be between 1 and {len(records) - 1} and kinds among {', '.join(KINDS)}, "
+            f"got {removals} and {tuple(kinds)}."
         )
     generator = np.random.default_rng((0x0B5E, seed))
     rows = [int(row) for row in generator.choice(len(records), removals, replace=False)]
@@ -202,7 +333,8 @@ def plant(
 
 def _compared(
     first: Trained, others: Sequence[Trained], rows: Sequence[int], kinds: Sequence[Kind], records: int
-) -> ObservedSensitivity:
+) -> EmpiricalSensitivity:
+    """Compare each retraining with the first training."""
     removals = []
     for other, row, kind in zip(others, rows, kinds, strict=True):
         moved = other.weights - first.weights
@@ -215,8 +347,4 @@ def _compared(
                 logit=float(np.abs(other.logits - first.logits).max()),
             )
         )
-    return ObservedSensitivity(tuple(removals), records, len(first.logits))
-
-
-def _article(kind: Kind) -> str:
-    return f"{'a' if kind == 'mislabelled' else 'an'} {kind}"
+    return EmpiricalSensitivity(tuple(removals), records, len(first.logits))

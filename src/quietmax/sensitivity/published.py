@@ -1,7 +1,7 @@
 """Sensitivity as the paper computes it, for any number of layers (THEORY section 1).
 
-These are the paper's formulas, reproduced to the last printed digit of its tables. They are *not* upper bounds:
-THEORY 2.3 names four reasons, and retraining without one record exceeds them at the paper's own setting.
+The formulas reproduce the paper's tables to the last printed digit. They are *not* upper bounds: THEORY 2.3 gives four
+reasons, and retraining without one record exceeds them at the paper's own setting.
 """
 
 from __future__ import annotations
@@ -24,8 +24,22 @@ from quietmax.sensitivity.base import Sensitivity
 class PublishedSensitivity:
     """The paper's quantities for one network and training set.
 
-    ``rho`` Lipschitz constant; ``weights_l2`` Delta_2 W; ``weight`` Delta omega; ``logit`` Delta z;
-    ``probability`` Delta p, and without its truncation at 1; ``oaro`` the bound on On-Average-Remove-One stability.
+    Parameters
+    ----------
+    rho : Sensitivity
+        The Lipschitz constant of the loss.
+    weights_l2 : Sensitivity
+        Delta_2 W: all weights together, in L2.
+    weight : Sensitivity
+        Delta omega: one weight.
+    logit : Sensitivity
+        Delta z: one logit.
+    probability : Sensitivity
+        Delta p: one probability, at most 1.
+    probability_untruncated : Sensitivity
+        Delta p before it is truncated at 1.
+    oaro : Sensitivity
+        The bound on On-Average-Remove-One stability.
     """
 
     rho: Sensitivity
@@ -37,25 +51,47 @@ class PublishedSensitivity:
     oaro: Sensitivity
 
     def to_json(self) -> dict[str, float]:
-        """The plain numbers by name."""
+        """Return the values by name."""
         return {name: entry["value"] for name, entry in asdict(self).items()}
 
 
-def published(
+def published_sensitivity(
     model: Model, *, records: NDArray[np.floating] | None = None, maxima: Sequence[float] | None = None
 ) -> PublishedSensitivity:
-    """The paper's sensitivities of a trained model.
+    """Compute the paper's sensitivities of a trained model.
 
-    The neurons' maxima ``x_t`` are taken as 1, as the paper's tables do; given as ``maxima`` (one per layer but
-    the last); or measured on ``records``, the training features.
+    Parameters
+    ----------
+    model : Model
+        A multilayer perceptron that `quietmax.train` returned.
+    records : ndarray or None
+        Training features on which the largest neuron values ``x_t`` are measured. Use either `records` or `maxima`.
+    maxima : sequence of float or None
+        The largest values ``x_t``, one for each layer except the last. By default 1, as in the paper's tables.
+
+    Returns
+    -------
+    PublishedSensitivity
+        The paper's quantities.
+
+    Raises
+    ------
+    InvalidInput
+        If both `records` and `maxima` are given, or the activation is unbounded and neither is.
+
+    Examples
+    --------
+    >>> import quietmax as qm
+    >>> data = qm.load("mnist-5k", records=500)
+    >>> model = qm.train(data, settings=qm.TrainingSettings(epochs=1))
+    >>> published_sensitivity(model).logit.basis
+    'published'
     """
     if records is not None:
         if maxima is not None:
-            raise InvalidInput(
-                "Both the records to measure the maxima on and the maxima themselves were given; give one, not both."
-            )
+            raise InvalidInput("Only one of records and maxima may be given, got both.")
         maxima = measured_maxima(model, records)
-    return published_for(
+    return published_sensitivity_for(
         model.features,
         model.settings.hidden,
         model.classes,
@@ -67,7 +103,7 @@ def published(
     )
 
 
-def published_for(
+def published_sensitivity_for(
     features: int,
     hidden: Sequence[int],
     classes: int,
@@ -78,39 +114,64 @@ def published_for(
     maxima: Sequence[float] | None = None,
     measured: bool = False,
 ) -> PublishedSensitivity:
-    """The paper's formulas from the shape of the network and the number of training records.
+    """Compute the paper's formulas from the shape of a network and the number of training records.
 
     ``rho = (C-1)/(C*|V_{T-1}|) * prod_t sqrt(|V_t|)*x_t``, ``D2W = 2*rho/(lam*n)`` with ``lam = l2/2``,
     ``Dw = D2W/sqrt(|W|)``, ``Dz = a_u*|V_{T-1}|*Dw``, ``Dp = min(exp(2*Dz)-1, 1)``, ``OARO = 2*rho^2/(lam*n)``;
     ``|V_t|`` and ``|W|`` count no biases.
 
-    >>> round(published_for(784, [128], 10, 10_000).logit.value, 4)
+    Parameters
+    ----------
+    features : int
+        The number of input features.
+    hidden : sequence of int
+        The widths of the hidden layers.
+    classes : int
+        The number of classes, at least 2.
+    records : int
+        The number of training records ``n``.
+    l2 : float
+        The L2 coefficient of training, which is ``2*lam``.
+    activation_name : str
+        The activation of the hidden layers; its bound is ``a_u``.
+    maxima : sequence of float or None
+        The largest neuron values ``x_t``, one for each layer except the last. By default 1.
+    measured : bool
+        Whether `maxima` were measured on the training records; only the description changes.
+
+    Returns
+    -------
+    PublishedSensitivity
+        The paper's quantities.
+
+    Raises
+    ------
+    InvalidInput
+        If the numbers do not describe a network, or the activation is unbounded and `maxima` is None.
+
+    Examples
+    --------
+    >>> round(published_sensitivity_for(784, [128], 10, 10_000).logit.value, 4)
     0.3577
     """
     layers = [features, *hidden]
     if min(layers) < 1 or classes < 2 or records < 1:
         raise InvalidInput(
-            f"Features {features}, hidden {tuple(hidden)}, classes {classes}, records {records} do not describe a "
-            "network and its training set; give widths and records of at least 1, classes of at least 2."
+            "features, hidden and records must be at least 1 and classes at least 2, got "
+            f"features={features}, hidden={tuple(hidden)}, records={records}, classes={classes}."
         )
     if not (math.isfinite(l2) and l2 > 0):
-        raise InvalidInput(f"The L2 coefficient is {l2}, but the formulas divide by it; give a positive one.")
+        raise InvalidInput(f"l2 must be a finite number above 0, got {l2}.")
     largest = [1.0] * len(layers) if maxima is None else [float(each) for each in maxima]
     if len(largest) != len(layers) or not all(math.isfinite(each) and each >= 0 for each in largest):
         raise InvalidInput(
-            f"maxima {largest} must hold one number of 0 or more for each of {len(layers)} layers; give as many."
+            f"maxima must hold {len(layers)} numbers that are finite and at least 0, one per layer, got {largest}."
         )
     bound = activation(activation_name).bound if hidden else None
     if bound is None:
         if maxima is None:
-            what = (
-                f"{activation_name} is unbounded"
-                if hidden
-                else "a network without hidden layer has no activation"
-            )
-            raise InvalidInput(
-                f"The formula for one logit needs a bound on its inputs, but {what}; give maxima."
-            )
+            what = f"the activation {activation_name}" if hidden else "a network without hidden layers"
+            raise InvalidInput(f"maxima is required for {what}, which has no bounded activation.")
         bound = largest[-1]
     lam = l2 / 2
     last = layers[-1]
@@ -124,13 +185,9 @@ def published_for(
     weight = weights_l2 / math.sqrt(weights)
     logit = bound * last * weight
     untruncated = math.expm1(2 * logit) if 2 * logit < 700 else math.inf
-    how = (
-        "x_t measured on the training set"
-        if measured
-        else "x_t as given"
-        if maxima is not None
-        else "x_t = 1"
-    )
+    how = "x_t = 1"
+    if maxima is not None:
+        how = "x_t measured on the training set" if measured else "x_t as given"
 
     def entry(value: float, formula: str) -> Sensitivity:
         return Sensitivity(
@@ -149,9 +206,21 @@ def published_for(
 
 
 def measured_maxima(model: Model, records: NDArray[np.floating]) -> list[float]:
-    """The largest absolute value of any neuron, layer by layer, over ``records``.
+    """Measure the largest absolute value of any neuron, layer by layer.
 
-    Read off private data, so a noise scale computed from it depends on them (THEORY 2.6).
+    The result depends on the records, and so does a noise scale that is computed from it (THEORY 2.6).
+
+    Parameters
+    ----------
+    model : Model
+        The network.
+    records : ndarray of shape (records, features)
+        Training features.
+
+    Returns
+    -------
+    list of float
+        One number for each layer except the last.
     """
     network = model.network
     apply_ = activation(network.activation).apply_

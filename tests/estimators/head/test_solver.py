@@ -383,7 +383,7 @@ def test_every_certified_sensitivity_says_that_it_is_and_where_it_comes_from():
         lambda: certified.head_tilted(alpha=1.0, mass=-1.0, regularisation=1.0, classes=2),
         lambda: certified.weight_bound(1.0, 1),
         lambda: certified.logit(Sensitivity(1.0, "published", "the paper"), classes=2),
-        lambda: certified.logits(Sensitivity(1.0, "observed", "retraining")),
+        lambda: certified.logits(Sensitivity(1.0, "empirical", "retraining")),
     ],
 )
 def test_constants_without_meaning_are_refused(make):
