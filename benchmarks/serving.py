@@ -88,30 +88,28 @@ def serve(private: bool, address: str, port: int) -> None:
 
     from quietmax.ledger import Ledger, Terms
     from quietmax.mechanisms import Answers
-    from quietmax.server import Deployments, Service, Settings, deploy, load_servables
-    from quietmax.server.run import Listening, run
+    from quietmax.server import Service, Settings, deploy, load_models
+    from quietmax.server.run import Listener, run
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         model = save_network(Path(folder) / "bench")
-        loaded = load_servables(
+        loaded = load_models(
             [f"bench={folder}/bench"], budget=Terms(100.0), queries=50_000_000, accept_unproven=True
         )
     ledger = Ledger(address)
     deployments = deploy(ledger, loaded, budget=Terms(100.0))
     if not private:
-        deployment = next(iter(deployments))
 
         def plain(rows: np.ndarray) -> Answers:
             probabilities = model.predict_proba(rows)
             return Answers(probabilities.argmax(-1), probabilities)
 
-        deployments = Deployments(
-            [replace(deployment, unit_cost=0, servable=replace(deployment.servable, answer=plain))]
-        )
+        deployments = [replace(deployments[0], unit_cost=0, answer=plain)]
     service = Service(ledger, deployments, Settings(anonymous=True, log_requests=False))
-    with socket.create_server(("127.0.0.1", port)) as listening:
-        run(service, Listening(port=port), listening)
+    listener = Listener(port=port)
+    with listener.open_socket() as opened:
+        run(service, listener, opened)
 
 
 def save_network(folder: Path) -> Any:

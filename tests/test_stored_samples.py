@@ -23,7 +23,7 @@ from quietmax.cli import main
 from quietmax.estimators import open_private
 from quietmax.ledger import Charge, Charged, Ledger, LimitExceeded, Replayed, Terms, find_key
 from quietmax.privacy_card import read_card
-from quietmax.server import Deployments, Service, Settings, application, deploy, load_servables
+from quietmax.server import Service, Settings, create_app, deploy, load_models
 from quietmax.server.metrics import Log
 
 with warnings.catch_warnings():
@@ -356,7 +356,7 @@ def test_stored_answers_are_free_and_new_ones_are_charged(name, ledger_at):
         free = ledger.charge(charge)
         assert isinstance(free, Charged)
         assert (free.units, free.answers) == (0, 0)
-        assert [free.stored[key].decode() for key in keys[:3]] == noted["answers"]
+        assert [free.cached[key].decode() for key in keys[:3]] == noted["answers"]
         request = ledger.request_key(noted["client"], noted["request_id"])
         replayed = ledger.charge(
             Charge(
@@ -415,14 +415,14 @@ def test_a_service_goes_on_with_stored_models_and_their_ledger(copied, ledger_at
     stored = EXPECTED["ledger served"]
     folders = {name: copied(name, "served") for name in stored["models"]}
     with Ledger(ledger_at("served")) as ledger:
-        private = load_servables([f"{name}={folders[name]}" for name in ("crowd", "released")])
-        plain = load_servables(
+        private = load_models([f"{name}={folders[name]}" for name in ("crowd", "released")])
+        plain = load_models(
             [f"plain={folders['plain']}"], budget=Terms(10.0), queries=20, accept_unproven=True
         )
         deployments = [*deploy(ledger, private), *deploy(ledger, plain, budget=Terms(10.0))]
-        service = Service(ledger, Deployments(deployments), Settings(), Log(io.BytesIO()))
+        service = Service(ledger, deployments, Settings(), Log(io.BytesIO()))
         header = {"authorization": f"Bearer {stored['key']}"}
-        with TestClient(application(service), headers=header) as client:
+        with TestClient(create_app(service), headers=header) as client:
             for name, before in stored["answers"].items():
                 rows = QUERIES[stored["models"][name]][:3]
                 tensor = {"name": "features", "shape": list(rows.shape), "datatype": "FP32"}

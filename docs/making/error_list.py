@@ -16,12 +16,12 @@ KINDS = {
     "QuietmaxError",
     "BudgetExhausted",
     "EndpointFailed",
-    "HttpRefusal",
+    "HttpError",
     "LedgerDamaged",
     "LedgerUnavailable",
 }
-# Functions that make an `HttpRefusal` of one status from a sentence.
-STATUSES = {"bad_request": 400, "_unknown": 401, "unfit": 422, "unavailable": 503}
+# Functions that make an `HttpError` of one status from a sentence.
+STATUSES = {"bad_request": 400, "unauthorized": 401, "unprocessable": 422, "unavailable": 503}
 
 
 @dataclass(frozen=True)

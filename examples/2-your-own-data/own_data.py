@@ -8,20 +8,17 @@ The table is made up here; put your own in its place, with what is publicly know
 from __future__ import annotations
 
 import argparse
-import socket
-import threading
 from pathlib import Path
 
 import numpy as np
-import uvicorn
 
 import quietmax as qm
 from quietmax.data import load
 from quietmax.estimators import save_private
 from quietmax.ledger import Ledger
 from quietmax.privacy_card import read_card
-from quietmax.server import Client, Service, Settings, bind, load_servables
-from quietmax.server.run import Listening, configuration
+from quietmax.server import Client, Service, Settings, deploy, load_models
+from quietmax.server.run import run_in_thread
 
 FACTS = """\
 label = "income"
@@ -72,26 +69,14 @@ def made_up_table(path: Path, people: int) -> Path:
 def ask_over_http(people: list[dict[str, object]]) -> None:
     """What `quietmax serve income --anonymous` does, in a thread of this script."""
     ledger = Ledger("ledger.sqlite")
-    service = Service(
-        ledger, bind(ledger, load_servables(["income"])), Settings(anonymous=True, log_requests=False)
-    )
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    server = uvicorn.Server(configuration(service, Listening(port=port)))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        with Client(f"http://127.0.0.1:{port}") as client:
-            for number, person in enumerate(people, start=1):
-                try:
-                    answer = client.ask("income", [person])
-                    print(f"query {number}: class {answer.labels[0]}")
-                except qm.BudgetExhausted as refusal:
-                    print(f"query {number}: {refusal}")
-    finally:
-        server.should_exit = True
-        thread.join()
-        listener.close()
+    deployments = deploy(ledger, load_models(["income"]))
+    service = Service(ledger, deployments, Settings(anonymous=True, log_requests=False))
+    with run_in_thread(service) as url, Client(url) as client:
+        for number, person in enumerate(people, start=1):
+            try:
+                print(f"query {number}: class {client.predict('income', [person])[0]}")
+            except qm.BudgetExhausted as error:
+                print(f"query {number}: {error}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from quietmax.models import CrossEntropy, TrainingSettings
 from quietmax.models.features import Identity, UnitNorm
 from quietmax.predictor import Predictor
 from quietmax.privacy_card import read_card
-from quietmax.server import load_servables
+from quietmax.server import load_models
 from quietmax.spending import FileAccount
 
 
@@ -385,7 +385,7 @@ def _edit(folder, change):
 
 def _refused(folder, match="is damaged"):
     """The folder is refused wherever its guarantee could be shown or used."""
-    for use in (open_private, read_card, lambda place: load_servables([f"m={place}"], accept_unproven=True)):
+    for use in (open_private, read_card, lambda place: load_models([f"m={place}"], accept_unproven=True)):
         with pytest.raises(DataUnavailable, match=match) as refusal:
             use(folder)
         assert "\n" not in str(refusal.value)
@@ -564,7 +564,7 @@ def test_a_model_that_is_paid_per_answer_and_has_no_account_is_refused(
     _refused(folder, r"account\.json is missing, so it is unknown how many answers were paid for")
     assert not (folder / "account.json").exists()
     with pytest.raises(DataUnavailable, match="is missing"):
-        load_servables([f"m={folder}"], budget=Terms(1.0, 1e-5), accept_unproven=True)
+        load_models([f"m={folder}"], budget=Terms(1.0, 1e-5), accept_unproven=True)
     with pytest.raises(DataUnavailable, match="is missing"):
         save_private(
             copy.copy(ESTIMATORS_of_contradicting_folders[kind]).fit(

@@ -1,9 +1,9 @@
-"""`quietmax serve`: private predictions over HTTP, with a ledger that cannot be overspent."""
+"""`quietmax serve`: serve models over HTTP."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,66 +11,72 @@ from quietmax.cli._options import Json
 from quietmax.cli._output import errors, print_json
 from quietmax.errors import InvalidInput
 
+if TYPE_CHECKING:
+    from quietmax.server.service import Service
+
 
 def command(
     models: Annotated[
-        list[str], typer.Argument(help="Model folders, each as FOLDER, NAME=FOLDER or NAME/VERSION=FOLDER.")
+        list[str], typer.Argument(help="Model folders: FOLDER, NAME=FOLDER or NAME/VERSION=FOLDER.")
     ],
     ledger: Annotated[
         str | None,
-        typer.Option(help="SQLite file or postgresql://...; default: QUIETMAX_LEDGER, else one per user."),
+        typer.Option(
+            help="SQLite file or postgresql://... URL. Default: $QUIETMAX_LEDGER, else one per user."
+        ),
     ] = None,
     budget: Annotated[
         float | None,
-        typer.Option(help="Epsilon of the training set's whole budget; default: the model's own."),
+        typer.Option(help="Epsilon of the training set's total budget. Default: the model's own."),
     ] = None,
-    delta: Annotated[float, typer.Option(help="Delta of the budget.")] = 0.0,
+    delta: Annotated[float, typer.Option(help="Delta of --budget.")] = 0.0,
     queries: Annotated[
-        int | None, typer.Option(min=1, help="Ordinary model: answers the budget is divided among.")
+        int | None, typer.Option(min=1, help="Ordinary model: number of answers that share --budget.")
     ] = None,
     mechanism: Annotated[
         str | None,
-        typer.Option(help="Ordinary model: algorithm1. Head that answers per query: sampled-neuron."),
+        typer.Option(help="Ordinary model: algorithm1. Head charged per answer: sampled-neuron."),
     ] = None,
-    noise: Annotated[str, typer.Option(help="algorithm1: gaussian or laplace.")] = "gaussian",
+    noise: Annotated[str, typer.Option(help="Noise of algorithm1: gaussian or laplace.")] = "gaussian",
     account: Annotated[
-        str | None, typer.Option(help="Name of the training set's account; default: the data set's name.")
+        str | None, typer.Option(help="Account of the training set. Default: the name of the data set.")
     ] = None,
     because: Annotated[
         str | None,
-        typer.Option(help="Reason, in words, to count records elsewhere than before; the journal keeps it."),
+        typer.Option(help="Reason to move the records to another --account; the audit log keeps it."),
     ] = None,
     accept_unproven: Annotated[
         bool,
         typer.Option(
-            "--accept-unproven", help="Serve models without proven guarantee; every answer says so."
+            "--accept-unproven", help="Serve models without a proven guarantee; answers carry a warning."
         ),
     ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8080,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8080,
     anonymous: Annotated[
-        bool, typer.Option("--anonymous", help="Answer without keys; only on this machine.")
+        bool, typer.Option("--anonymous", help="Answer requests without an API key (loopback only).")
     ] = False,
-    tls_certificate: Annotated[Path | None, typer.Option(help="TLS certificate file.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="TLS private key file.")] = None,
+    tls_certificate: Annotated[Path | None, typer.Option(help="TLS certificate (PEM file).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="TLS private key (PEM file).")] = None,
     behind_proxy: Annotated[
-        bool, typer.Option("--behind-proxy", help="A proxy in front of this service speaks TLS.")
+        bool, typer.Option("--behind-proxy", help="A proxy in front of the service ends TLS.")
     ] = False,
-    max_rows: Annotated[int, typer.Option(min=1, help="Rows in one request.")] = 1000,
-    max_bytes: Annotated[int, typer.Option(min=1, help="Bytes in one request.")] = 16 * 2**20,
-    seconds: Annotated[float, typer.Option(help="Seconds until a request is given up.")] = 10.0,
-    stored_answers: Annotated[
+    max_rows: Annotated[int, typer.Option(min=1, help="Most rows in one request.")] = 1000,
+    max_bytes: Annotated[int, typer.Option(min=1, help="Largest request body in bytes.")] = 16 * 2**20,
+    timeout: Annotated[float, typer.Option(help="Seconds until a request is given up.")] = 10.0,
+    answer_cache: Annotated[
         bool,
         typer.Option(
-            "--stored-answers/--no-stored-answers", help="Identical queries get the stored answer at no cost."
+            "--answer-cache/--no-answer-cache",
+            help="Answer identical queries from the answer cache for free.",
         ),
     ] = True,
     log_requests: Annotated[
-        bool, typer.Option("--log-requests/--no-log-requests", help="One log line per request.")
+        bool, typer.Option("--log-requests/--no-log-requests", help="Write one log line per request.")
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Serve models over the Open Inference Protocol v2. Every answer is paid for in the ledger before it is drawn.
+    """Serve models over the Open Inference Protocol v2. The ledger charges every answer before it is drawn.
 
     Examples:
 
@@ -80,42 +86,36 @@ def command(
 
     quietmax serve model --accept-unproven --budget 10 --ledger trial.sqlite
     """
-    try:
-        from quietmax.ledger.accounts import Terms
-        from quietmax.ledger.ledger import Ledger
-        from quietmax.server.deployment import deploy
-        from quietmax.server.metrics import Log
-        from quietmax.server.repository import load_servables
-        from quietmax.server.run import Listening, check_anonymous, open_port, supervise
-        from quietmax.server.service import Service
-        from quietmax.server.settings import Settings
-    except ImportError as missing:
-        raise InvalidInput(
-            f"Serving needs further packages ({missing.name} is missing); install: pip install 'quietmax[serve]'."
-        ) from missing
     import torch
 
-    torch.set_num_threads(1)  # requests come in parallel; a network this small gains nothing from more
-    listening = Listening(host, port, tls_certificate, tls_key, behind_proxy)
-    if anonymous:
-        check_anonymous(listening)
+    from quietmax.ledger.accounts import Terms
+    from quietmax.ledger.ledger import Ledger
+    from quietmax.server.deployment import deploy
+    from quietmax.server.metrics import Log
+    from quietmax.server.repository import load_models
+    from quietmax.server.run import Listener, supervise
+    from quietmax.server.service import Service
+    from quietmax.server.settings import Settings
+
+    torch.set_num_threads(1)  # requests run in parallel; a small network gains nothing from more threads
     if budget is None and delta:
-        raise InvalidInput(
-            "--delta belongs to --budget; give both, or leave both out for the model's own budget."
-        )
+        raise InvalidInput("`delta` requires `budget`.")
     if because is not None and account is None:
-        raise InvalidInput("--because belongs to --account; name the account that these records shall have.")
+        raise InvalidInput("`because` requires `account`.")
+    listener = Listener(host, port, tls_certificate, tls_key, behind_proxy)
+    if anonymous:
+        listener.check_anonymous()
     settings = Settings(
         anonymous=anonymous,
         max_bytes=max_bytes,
         max_rows=max_rows,
-        seconds=seconds,
-        stored_answers=stored_answers,
+        timeout=timeout,
+        answer_cache=answer_cache,
         log_requests=log_requests,
-        secure_cookies=listening.secure_cookies,
+        secure_cookies=listener.secure_cookies,
     )
     terms = None if budget is None else Terms(budget, delta)
-    loaded = load_servables(
+    loaded = load_models(
         models,
         budget=terms,
         queries=queries,
@@ -123,70 +123,54 @@ def command(
         noise=noise,
         accept_unproven=accept_unproven,
     )
-    port_opened = open_port(listening)
+    opened = listener.open_socket()
 
-    def make(reason: str | None = None) -> Service:
-        book = Ledger(ledger)
-        return Service(book, deploy(book, loaded, budget=terms, account=account, because=reason), settings)
+    def create_service(reason: str | None = None) -> Service:
+        accounts = Ledger(ledger)
+        deployments = deploy(accounts, loaded, budget=terms, account=account, because=reason)
+        return Service(accounts, deployments, settings)
 
-    first = make(because)
+    first = create_service(because)
     try:
-        _announce(first, listening.host, port_opened.getsockname()[1], tls_certificate is not None, as_json)
+        url = listener.url(opened)
+        if as_json:
+            _print_json(first, url)
+        else:
+            _print_summary(first, url)
     finally:
         first.ledger.close()
-    supervise(make, listening, port_opened, Log())
+    supervise(create_service, listener, opened, Log())
 
 
-def _announce(service: object, host: str, port: int, tls: bool, as_json: bool) -> None:
-    from quietmax.server.service import Service
-
-    assert isinstance(service, Service)
-    url = f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+def _print_json(service: Service, url: str) -> None:
+    """Print what is served as one JSON document."""
+    models = [
+        {"name": each.name, "version": each.version, "account": each.account.name, "status": each.status}
+        for each in service.deployments
+    ]
     keys = len(service.ledger.keys())
-    if as_json:
-        print_json(
-            {
-                "url": url,
-                "ledger": service.ledger.address,
-                "keys": keys,
-                "models": [
-                    {
-                        "name": deployment.name,
-                        "version": deployment.version,
-                        "account": deployment.account.name,
-                        "status": deployment.status,
-                    }
-                    for deployment in service.deployments
-                ],
-            }
-        )
-        return
-    errors.print(f"Serving on {url} with the ledger {service.ledger.address}.", highlight=False, markup=False)
+    print_json({"url": url, "ledger": service.ledger.address, "keys": keys, "models": models})
+
+
+def _print_summary(service: Service, url: str) -> None:
+    """Print what is served, with warnings, on stderr."""
+    _print_line(f"Serving on {url} with the ledger {service.ledger.address}.")
     for deployment in service.deployments:
+        account, unit_cost = deployment.account, deployment.unit_cost
         answers = (
-            "any number of answers, paid at training"
-            if deployment.unit_cost == 0
-            else f"{deployment.account.remaining_units // deployment.unit_cost:,} answers left"
+            f"{account.remaining_units // unit_cost:,} answers left" if unit_cost else "answers are free"
         )
-        errors.print(
-            f"  {deployment.label} ({deployment.status}): account {deployment.account.name}, {answers}",
-            highlight=False,
-            markup=False,
-        )
-        if deployment.account.remaining_units < deployment.unit_cost:
-            errors.print(
-                f"  Nothing is left of the account {deployment.account.name}: every new question will be refused; raise it "
-                "with 'quietmax ledger grant'.",
-                style="yellow",
-                highlight=False,
-                markup=False,
+        _print_line(f"  {deployment.label} ({deployment.status}): account {account.name}, {answers}")
+        if account.remaining_units < unit_cost:
+            _print_line(
+                f"  The budget of the account {account.name} is exhausted. 'quietmax ledger grant' raises it.",
+                "yellow",
             )
         if deployment.warning:
-            errors.print(f"  {deployment.warning}", style="yellow", highlight=False, markup=False)
-    if not keys and not service.settings.anonymous:
-        errors.print(
-            "There is no key yet, so nobody can ask; create one with: quietmax ledger key create NAME",
-            style="yellow",
-            highlight=False,
-            markup=False,
-        )
+            _print_line(f"  {deployment.warning}", "yellow")
+    if not service.ledger.keys() and not service.settings.anonymous:
+        _print_line("There is no API key yet. Create one with: quietmax ledger key create NAME", "yellow")
+
+
+def _print_line(text: str, style: str | None = None) -> None:
+    errors.print(text, style=style, highlight=False)

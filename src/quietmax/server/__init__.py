@@ -1,19 +1,20 @@
-"""Answers over HTTP: Open Inference Protocol v2, keys, a budget that cannot be overspent, metrics and a dashboard."""
+"""Serve models over HTTP: Open Inference Protocol v2, API keys, an enforced privacy budget, metrics, a dashboard."""
 
-from quietmax.server.app import application, documented_application
-from quietmax.server.client import Client
-from quietmax.server.deployment import Deployments, deploy
-from quietmax.server.repository import load_servables
+from quietmax.server.app import create_api, create_app
+from quietmax.server.client import Client, Response
+from quietmax.server.deployment import Deployment, deploy
+from quietmax.server.repository import load_models
 from quietmax.server.service import Service
 from quietmax.server.settings import Settings
 
 __all__ = [
     "Client",
-    "Deployments",
+    "Deployment",
+    "Response",
     "Service",
     "Settings",
-    "application",
+    "create_api",
+    "create_app",
     "deploy",
-    "documented_application",
-    "load_servables",
+    "load_models",
 ]

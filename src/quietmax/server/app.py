@@ -1,8 +1,7 @@
-"""The HTTP surface: Open Inference Protocol v2, the budget extension, metrics and the dashboard."""
+"""The routes: Open Inference Protocol v2, the privacy budget extension, metrics and the dashboard."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,25 +14,35 @@ from starlette.types import ASGIApp
 
 from quietmax import __version__
 from quietmax.errors import QuietmaxError
-from quietmax.ledger.accounts import AccountState
 from quietmax.server import dashboard, metrics
-from quietmax.server.codec import INPUT, LABEL, PROBABILITIES
-from quietmax.server.deployment import Deployment, currency_name, shown_cost
-from quietmax.server.errors import HttpError
-from quietmax.server.inference import InferenceGate, unforeseen
-from quietmax.server.openapi import describe, refusals, responses
+from quietmax.server.errors import HttpError, no_such_model
+from quietmax.server.inference import InferenceEndpoint, internal_error
+from quietmax.server.openapi import add_document, error_responses, responses
 from quietmax.server.service import Service
 
 EXTENSIONS = ["binary_tensor_data", "privacy_budget"]
+Handler = Callable[[Request, str, str | None], Awaitable[Response]]
 
 
-def application(service: Service) -> ASGIApp:
-    """The ASGI application for a service: the fast inference path in front of FastAPI."""
-    return InferenceGate(documented_application(service), service)
+def create_app(service: Service) -> ASGIApp:
+    """Create the ASGI application of a service: the inference endpoint in front of the FastAPI routes.
+
+    Parameters
+    ----------
+    service : Service
+        The service; the application starts and stops it.
+    """
+    return InferenceEndpoint(create_api(service), service)
 
 
-def documented_application(service: Service) -> FastAPI:
-    """All endpoints, with their OpenAPI document at /openapi.json."""
+def create_api(service: Service) -> FastAPI:
+    """Create the FastAPI application with all routes, and their OpenAPI document at /openapi.json.
+
+    Parameters
+    ----------
+    service : Service
+        The service; the application starts and stops it.
+    """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -44,51 +53,49 @@ def documented_application(service: Service) -> FastAPI:
     app = FastAPI(
         title="Quietmax",
         version=__version__,
-        description="Private predictions over the Open Inference Protocol v2, with a budget that cannot be overspent.",
+        description="Private predictions over the Open Inference Protocol v2, with an enforced privacy budget.",
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
     )
-    _handle_refusals(app, service)
-    _add_health(app, service)
-    _add_models(app, service)
-    dashboard.add(app, service)
-    describe(app)
+    _add_error_handlers(app, service)
+    _add_server_routes(app, service)
+    _add_model_routes(app, service)
+    dashboard.add_routes(app, service)
+    add_document(app)
     return app
 
 
-def _handle_refusals(app: FastAPI, service: Service) -> None:
-    async def refused(_: Request, refusal: Exception) -> Response:
-        assert isinstance(refusal, HttpError)
-        return JSONResponse(refusal.to_json(), refusal.status, refusal.headers)
+def _add_error_handlers(app: FastAPI, service: Service) -> None:
+    async def http_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HttpError)
+        return JSONResponse(error.to_json(), error.status, error.headers)
 
-    async def unknown(_: Request, problem: Exception) -> Response:
-        assert isinstance(problem, HTTPException)
-        sentence = {
-            404: "There is no such page; see /openapi.json for those there are.",
-            405: "This page does not take that method; see /openapi.json for those it takes.",
-        }.get(problem.status_code, str(problem.detail))
-        return JSONResponse({"error": sentence}, problem.status_code, problem.headers)
+    async def routing_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = {
+            404: "There is no such path. /openapi.json lists all.",
+            405: "This path does not support the method. /openapi.json lists the methods.",
+        }.get(error.status_code, str(error.detail))
+        return JSONResponse({"error": message}, error.status_code, error.headers)
 
-    async def malformed(_: Request, __: Exception) -> Response:
-        return JSONResponse(
-            {"error": "The request does not have the form the API describes; see /openapi.json."}, 400
-        )
+    async def validation_error(_: Request, __: Exception) -> Response:
+        return JSONResponse({"error": "The request does not match /openapi.json."}, 400)
 
-    async def failed(_: Request, problem: Exception) -> Response:
-        service.log.event("failed", kind=type(problem).__name__)
-        return JSONResponse(unforeseen().to_json(), 500)
+    async def unexpected_error(_: Request, error: Exception) -> Response:
+        service.log.event("failed", kind=type(error).__name__)
+        return JSONResponse(internal_error().to_json(), 500)
 
-    app.add_exception_handler(HttpError, refused)
-    app.add_exception_handler(HTTPException, unknown)
-    app.add_exception_handler(RequestValidationError, malformed)
-    app.add_exception_handler(Exception, failed)
+    app.add_exception_handler(HttpError, http_error)
+    app.add_exception_handler(HTTPException, routing_error)
+    app.add_exception_handler(RequestValidationError, validation_error)
+    app.add_exception_handler(Exception, unexpected_error)
 
 
-def _add_health(app: FastAPI, service: Service) -> None:
+def _add_server_routes(app: FastAPI, service: Service) -> None:
     @app.get("/v2", tags=["server"], responses=responses("ServerMetadata", 503))
     async def server_metadata() -> Response:
-        """The server's name, version and extensions."""
+        """Name, version and extensions of the server."""
         return JSONResponse({"name": "quietmax", "version": __version__, "extensions": EXTENSIONS})
 
     @app.get("/v2/health/live", tags=["server"], responses=responses("Live"))
@@ -98,138 +105,98 @@ def _add_health(app: FastAPI, service: Service) -> None:
 
     @app.get("/v2/health/ready", tags=["server"], responses=responses("Ready", 503))
     async def ready() -> Response:
-        """Whether questions would be answered: the ledger can be reached and written."""
+        """Whether requests are answered: the ledger can be read and written."""
         return await _ready(service)
 
-    @app.get("/metrics", tags=["server"], responses=refusals(401, 403, 503))
+    @app.get("/metrics", tags=["server"], responses=error_responses(401, 403, 503))
     async def prometheus(request: Request) -> Response:
-        """Counters for Prometheus; any key may read them, also while the ledger is away."""
-        await service.access.caller(request.scope["headers"], as_last_known=True)
+        """Prometheus metrics; with any API key, also while the ledger is unavailable."""
+        await service.auth.authenticate(request.scope["headers"], allow_stale=True)
         try:
-            accounts = await service.look(service.ledger.accounts)
+            accounts = await service.read(service.ledger.accounts)
         except QuietmaxError:
             accounts = None
-        return Response(service.metrics.page(accounts), media_type=metrics.CONTENT_TYPE)
+        return Response(service.metrics.exposition(accounts), media_type=metrics.CONTENT_TYPE)
 
 
 async def _ready(service: Service) -> Response:
-    why = await service.unready()
-    if why is not None:
-        return JSONResponse({"error": why}, 503, {"retry-after": "1"})
+    error = await service.readiness_error()
+    if error is not None:
+        return JSONResponse({"error": error}, 503, {"retry-after": "1"})
     return JSONResponse({"ready": True})
 
 
-def _add_models(app: FastAPI, service: Service) -> None:
+def _add_model_routes(app: FastAPI, service: Service) -> None:
     @app.get("/v2/models", tags=["models"], responses=responses("ModelList", 401, 403, 503))
     async def models(request: Request) -> Response:
         """All models and versions."""
-        await service.access.caller(request.scope["headers"])
-        return JSONResponse(
-            {
-                "models": [
-                    {"name": deployment.name, "version": deployment.version}
-                    for deployment in service.deployments
-                ]
-            }
-        )
+        await service.auth.authenticate(request.scope["headers"])
+        listed = [{"name": each.name, "version": each.version} for each in service.deployments]
+        return JSONResponse({"models": listed})
 
     async def metadata(request: Request, name: str, version: str | None) -> Response:
-        await service.access.caller(request.scope["headers"])
-        deployment = service.deployment(name, version)
-        return JSONResponse(model_metadata(service, deployment, await service.account(deployment)))
+        await service.auth.authenticate(request.scope["headers"])
+        return JSONResponse(await service.metadata(service.deployment(name, version)))
 
     async def model_ready(request: Request, name: str, version: str | None) -> Response:
-        await service.access.caller(request.scope["headers"])
+        await service.auth.authenticate(request.scope["headers"])
         service.deployment(name, version)
         return await _ready(service)
 
     async def budget(request: Request, name: str, version: str | None) -> Response:
-        caller = await service.access.caller(request.scope["headers"])
+        caller = await service.auth.authenticate(request.scope["headers"])
         return JSONResponse(await service.budget(service.deployment(name, version), caller))
 
     async def infer(_request: Request, _name: str, _version: str | None) -> Response:
-        raise HttpError(404, "There is no such model or version; see GET /v2/models for those there are.")
+        """Refuse the names that `InferenceEndpoint` passes on: they are too long for a model."""
+        raise no_such_model()
 
-    usual = (401, 403, 404, 503)
-    for ending, handler, schema, what in (
-        ("", metadata, "ModelMetadata", "What a model takes, gives, costs and promises."),
-        ("/ready", model_ready, "Ready", "Whether this model would answer."),
-        (
-            "/budget",
-            budget,
-            "Budget",
-            "What is spent and left of the budget behind a model (privacy_budget).",
-        ),
-    ):
-        _add_both(app, ending, handler, "GET", responses(schema, *usual), what)
-    _add_both(
-        app,
-        "/infer",
-        infer,
-        "POST",
-        responses("InferenceResponse", 400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
-        "Private answers to rows of features. A refusal spends nothing; an exhausted budget is 403 with `remaining`.",
+    common = (401, 403, 404, 503)
+    _add_versioned(
+        app, "GET", "", metadata, responses("ModelMetadata", *common),
+        "Inputs, outputs, cost and guarantee of a model.",
+    )  # fmt: skip
+    _add_versioned(
+        app, "GET", "/ready", model_ready, responses("Ready", *common), "Whether a model answers requests."
     )
+    _add_versioned(
+        app, "GET", "/budget", budget, responses("Budget", *common),
+        "Spent and remaining privacy budget behind a model (extension privacy_budget).",
+    )  # fmt: skip
+    _add_versioned(
+        app, "POST", "/infer", infer,
+        responses("InferenceResponse", 400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
+        "Private answers for rows of features. Errors charge nothing; an exhausted budget is 403 with `remaining`.",
+    )  # fmt: skip
 
 
-Handler = Callable[[Request, str, str | None], Awaitable[Response]]
-
-
-def _add_both(
-    app: FastAPI, ending: str, handler: Handler, method: str, told: dict[int | str, Any], what: str
+def _add_versioned(
+    app: FastAPI,
+    method: str,
+    suffix: str,
+    handler: Handler,
+    documented: dict[int | str, Any],
+    description: str,
 ) -> None:
-    """A path with and without a version."""
+    """Add a route for the highest version of a model, and one for a given version."""
 
-    async def newest(request: Request, name: str) -> Response:
+    async def highest(request: Request, name: str) -> Response:
         return await handler(request, name, None)
 
     async def versioned(request: Request, name: str, version: str) -> Response:
         return await handler(request, name, version)
 
-    for path, endpoint in ((f"/v2/models/{{name}}{ending}", newest), (_versioned(ending), versioned)):
+    for path, endpoint in (
+        (f"/v2/models/{{name}}{suffix}", highest),
+        (f"/v2/models/{{name}}/versions/{{version}}{suffix}", versioned),
+    ):
         app.add_api_route(
             path,
             endpoint,
             methods=[method],
             tags=["models"],
-            responses=told,
-            description=what,
+            responses=documented,
+            description=description,
             operation_id=f"{method.lower()}{path}",
             response_model=None,
         )
-
-
-def _versioned(ending: str) -> str:
-    return f"/v2/models/{{name}}/versions/{{version}}{ending}"
-
-
-def model_metadata(service: Service, deployment: Deployment, account: AccountState) -> dict[str, Any]:
-    """The v2 metadata of a model; its guarantee, cost and classes stand in the parameters."""
-    servable = deployment.servable
-    outputs: list[dict[str, Any]] = [{"name": LABEL, "datatype": "INT64", "shape": [-1]}]
-    if servable.releases_probabilities:
-        outputs.append({"name": PROBABILITIES, "datatype": "FP32", "shape": [-1, len(servable.classes)]})
-    total = account.total
-    parameters: dict[str, Any] = {
-        "classes": list(servable.classes),
-        "kind": servable.kind,
-        "mechanism": servable.mechanism,
-        "guarantee_status": deployment.status,
-        "guarantee": deployment.guarantee(account).to_json(),
-        "currency": currency_name(total),
-        "cost_per_answer": shown_cost(total, deployment.unit_cost),
-        "paid_at_training": deployment.unit_cost == 0,
-    }
-    if deployment.warning is not None:
-        parameters["warning"] = deployment.warning
-    # one that was read off the records is not public, and stays here
-    if servable.encoding is not None and not servable.encoding.inferred:
-        parameters["encoding"] = json.loads(servable.encoding.to_json())
-    return {
-        "name": deployment.name,
-        "versions": service.deployments.versions(deployment.name),
-        "platform": f"quietmax_{servable.kind}",
-        "inputs": [{"name": INPUT, "datatype": "FP32", "shape": [-1, servable.inputs]}],
-        "outputs": outputs,
-        "parameters": parameters,
-    }

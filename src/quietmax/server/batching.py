@@ -1,9 +1,10 @@
-"""From a query to its answer: charge, draw, store, answer, in this order and no other.
+"""The pipeline of a request: charge, draw, store, answer, in this order and no other.
 
-Requests that wait together are charged in one transaction (by the ledger's thread) and drawn in one go (by this
-module's thread): a disk flush and a matrix product serve all of them. Noise is drawn only after the charge is durable.
-A request with an id is answered only after its answer is stored durably, so that a retry can never get a second draw
-for one charge; other answers are handed to the ledger before they are sent, and written with its next group.
+Requests that wait together are charged in one transaction (in the ledger's thread) and drawn in one call of the model
+(in this module's thread), so that they share a disk flush and a matrix product. Noise is drawn only after the charge is
+durable. A request with an id is answered only after its answer is stored durably, so that a retry can never get a
+second draw for one charge; other answers are handed to the ledger before they are sent, and stored with its next
+transaction. Answers that cost nothing are neither charged nor stored.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import queue
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quietmax.errors import LedgerUnavailable, QuietmaxError
 from quietmax.ledger.ledger import Ledger
@@ -30,286 +33,333 @@ from quietmax.ledger.transactions import (
     Replayed,
     StoredAnswer,
 )
+from quietmax.mechanisms.base import Answers
 from quietmax.server.auth import Caller
-from quietmax.server.codec import Packed, Query, packed, packed_width
-from quietmax.server.deployment import Deployment
+from quietmax.server.codec import InferenceRequest, pack_answers, packed_width, unpack_answers
+from quietmax.server.deployment import Deployment, Rows
 from quietmax.server.errors import unavailable
-from quietmax.server.repository import Rows
 from quietmax.server.settings import Settings
 
-_MOST_ROWS_AT_ONCE = 4096
+_MAX_BATCH_ROWS = 4096
+_SWEEP_SECONDS = 0.5
 _GRACE_SECONDS = 5.0
+_TIMED_OUT = Failed(
+    LedgerUnavailable("The answer did not arrive in time. A retry with the same id is not charged twice.")
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """Packed answers, what they cost in units, how many were new, and what is left for this client."""
+class Reply:
+    """The answers to a request, and what was charged for them.
 
-    rows: Packed
+    Parameters
+    ----------
+    answers : Answers
+        One answer for each row.
+    units : int
+        Units that were charged.
+    new_answers : int
+        Number of answers that were drawn for this request.
+    remaining_units : int or None
+        Units that the client has left. None: answers are free.
+    """
+
+    answers: Answers
     units: int
-    answers: int
+    new_answers: int
     remaining_units: int | None
 
 
-Result = Answer | ChargeResult
+Result = Reply | ChargeResult
 
 
 @dataclass(slots=True, eq=False)
-class _Ask:
-    """A query on its way."""
+class _Pending:
+    """A request in flight. `keys` name its rows in the answer cache, `new_rows` are those to draw."""
 
     deployment: Deployment
     rows: Rows
-    keys: list[bytes]
-    request: bytes | None
     future: asyncio.Future[Result]
     deadline: float
+    keys: list[bytes] = field(default_factory=list)
+    request_key: bytes | None = None
     charged: Charged | None = None
-    new: list[int] = field(default_factory=list)
+    new_rows: Sequence[int] = ()
 
 
 class Pipeline:
-    """Answers queries of one event loop."""
+    """Charges, draws, stores and answers the requests of one event loop.
+
+    Parameters
+    ----------
+    ledger : Ledger
+        Charges requests and stores answers.
+    settings : Settings
+        Limits of the service.
+    """
 
     def __init__(self, ledger: Ledger, settings: Settings) -> None:
         self._ledger = ledger
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._drawing: queue.SimpleQueue[_Ask | None] = queue.SimpleQueue()
-        self._in_flight: set[_Ask] = set()
+        self._to_draw: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
+        self._in_flight: set[_Pending] = set()
         self._sweeper = self._loop.create_task(self._sweep())
-        self._thread = threading.Thread(target=self._draw_all, name="drawing", daemon=True)
+        self._thread = threading.Thread(target=self._draw_batches, name="drawing", daemon=True)
         self._thread.start()
 
     @property
     def in_flight(self) -> int:
-        """How many queries are on their way."""
+        """Number of requests in flight."""
         return len(self._in_flight)
 
-    async def ask(self, deployment: Deployment, query: Query, caller: Caller) -> Result:
-        """The answer to a query, or why there is none."""
-        if len(self._in_flight) >= self._settings.max_waiting:
-            raise unavailable("Too many requests are waiting; nothing was spent, ask again in a second.")
-        ask = _Ask(
+    async def infer(self, deployment: Deployment, request: InferenceRequest, caller: Caller) -> Result:
+        """Charge a request, then answer it.
+
+        Parameters
+        ----------
+        deployment : Deployment
+            The model that is asked.
+        request : InferenceRequest
+            The rows, and the request id.
+        caller : Caller
+            Who pays.
+
+        Returns
+        -------
+        Reply or ChargeResult
+            The answers, or why there are none.
+        """
+        if len(self._in_flight) >= self._settings.max_in_flight:
+            raise unavailable("Too many requests are in flight. Nothing was charged.")
+        pending = _Pending(
             deployment,
-            query.rows,
-            [],
-            None,
+            request.rows,
             self._loop.create_future(),
-            time.monotonic() + self._settings.seconds,
+            time.monotonic() + self._settings.timeout,
         )
-        self._in_flight.add(ask)
+        self._in_flight.add(pending)
         try:
             if deployment.unit_cost == 0:
                 self._check_ledger()
-                self._drawing.put(ask)
+                self._to_draw.put(pending)
             else:
-                self._ledger.submit_charge(self._charge(ask, query, caller), partial(self._charged, ask))
-            return await ask.future
+                charge = self._charge(pending, request, caller)
+                self._ledger.submit_charge(charge, partial(self._on_charged, pending))
+            return await pending.future
         finally:
-            self._in_flight.discard(ask)
+            self._in_flight.discard(pending)
 
     async def close(self) -> None:
-        """Answer what is under way, then stop."""
+        """Answer the requests in flight, then stop."""
         while self._in_flight:
             await asyncio.sleep(0.01)
         self._sweeper.cancel()
-        self._drawing.put(None)
+        self._to_draw.put(None)
         await asyncio.to_thread(self._thread.join)
 
     def _check_ledger(self) -> None:
-        failing = self._ledger.writer.error
-        if failing is not None:
-            raise unavailable(str(failing))
+        error = self._ledger.writer.error
+        if error is not None:
+            raise unavailable(str(error))
 
-    def _charge(self, ask: _Ask, query: Query, caller: Caller) -> Charge:
-        deployment = ask.deployment
+    def _charge(self, pending: _Pending, request: InferenceRequest, caller: Caller) -> Charge:
+        deployment = pending.deployment
         distinct: tuple[bytes, ...] = ()
-        if self._settings.stored_answers:
-            digest = deployment.servable.digest
-            ask.keys = [self._ledger.query_key(digest, row.tobytes()) for row in query.rows]
-            distinct = tuple(dict.fromkeys(ask.keys))
+        if self._settings.answer_cache:
+            pending.keys = [self._ledger.query_key(deployment.digest, row.tobytes()) for row in request.rows]
+            distinct = tuple(dict.fromkeys(pending.keys))
         body = b""
-        if query.id is not None:
-            ask.request = self._ledger.request_key(caller.client_id, query.id)
-            body = _body_digest(deployment, query)
+        if request.id is not None:
+            pending.request_key = self._ledger.request_key(caller.client_id, request.id)
+            body = _body_digest(deployment, request)
         return Charge(
             deployment.account.id,
             caller.client_id,
             deployment.label,
             deployment.unit_cost,
-            len(query.rows),
+            len(request.rows),
             caller.key,
             distinct,
-            ask.request,
+            pending.request_key,
             body,
-            deadline=ask.deadline,
+            deadline=pending.deadline,
         )
 
     # In the ledger's thread
 
-    def _charged(self, ask: _Ask, outcome: ChargeResult) -> None:
-        if isinstance(outcome, Charged):
-            ask.charged = outcome
-            self._drawing.put(ask)
-        elif isinstance(outcome, Replayed):
-            rows = np.frombuffer(outcome.answer, np.uint8).reshape(-1, packed_width(ask.deployment.servable))
-            self._finish([(ask, Answer(rows, 0, 0, outcome.remaining_units))])
+    def _on_charged(self, pending: _Pending, result: ChargeResult) -> None:
+        if isinstance(result, Charged):
+            pending.charged = result
+            self._to_draw.put(pending)
+        elif isinstance(result, Replayed):
+            answers = _unpack_bytes(result.answer, pending.deployment)
+            self._finish([(pending, Reply(answers, 0, 0, result.remaining_units))])
         else:
-            self._finish([(ask, outcome)])
+            self._finish([(pending, result)])
 
-    def _stored(self, ask: _Ask, answer: Answer, kept: StoredAnswer | Failed) -> None:
-        if isinstance(kept, Failed):
-            self._finish([(ask, kept)])
-        elif kept.first:
-            self._finish([(ask, answer)])
+    def _on_stored(self, pending: _Pending, reply: Reply, result: StoredAnswer | Failed) -> None:
+        if isinstance(result, Failed):
+            self._finish([(pending, result)])
+        elif result.first:
+            self._finish([(pending, reply)])
         else:
-            rows = np.frombuffer(kept.answer, np.uint8).reshape(answer.rows.shape)
-            self._finish([(ask, Answer(rows, answer.units, answer.answers, answer.remaining_units))])
+            answers = _unpack_bytes(result.answer, pending.deployment)
+            self._finish([(pending, Reply(answers, reply.units, reply.new_answers, reply.remaining_units))])
 
     # In the drawing thread
 
-    def _draw_all(self) -> None:
+    def _draw_batches(self) -> None:
         closing = False
         while not closing:
-            asks: list[_Ask] = []
+            batch: dict[int, list[_Pending]] = defaultdict(list)
             size = 0
-            item = self._drawing.get()
+            item = self._to_draw.get()
             try:
-                while True:
-                    if item is None:
-                        closing = True
-                        break
-                    asks.append(item)
+                while item is not None:
+                    batch[id(item.deployment)].append(item)
                     size += len(item.rows)
-                    if size >= _MOST_ROWS_AT_ONCE:
+                    if size >= _MAX_BATCH_ROWS:
                         break
-                    item = self._drawing.get_nowait()
+                    item = self._to_draw.get_nowait()
+                closing = item is None
             except queue.Empty:
                 pass
-            by_deployment: dict[int, list[_Ask]] = defaultdict(list)
-            for ask in asks:
-                by_deployment[id(ask.deployment)].append(ask)
-            for group in by_deployment.values():
-                self._draw_group(group)
+            for group in batch.values():
+                self._answer_group(group)
 
-    def _draw_group(self, asks: list[_Ask]) -> None:
+    def _answer_group(self, group: list[_Pending]) -> None:
+        """Draw for requests to one deployment, hand their answers to the ledger, and reply."""
         try:
-            answers = self._drawn(asks)
-        except Exception as problem:
+            drawn = _draw(group)
+        except Exception as error:
             failed = Failed(
-                QuietmaxError(
-                    f"The model failed in an unforeseen way ({type(problem).__name__}); what was charged is spent."
-                )
+                QuietmaxError(f"The model failed ({type(error).__name__}). The charge is not refunded.")
             )
-            self._finish([(ask, failed) for ask in asks])
+            self._finish([(pending, failed) for pending in group])
             return
-        finished: list[tuple[_Ask, Result]] = []
+        finished: list[tuple[_Pending, Result]] = []
         keys: list[bytes] = []
-        together: list[bytes] = []
-        for ask, answer in zip(asks, answers, strict=True):
-            queries, drawn = self._new_answers(ask, answer)
-            if ask.request is not None:
-                store = NewAnswers(
-                    ask.deployment.account.id,
-                    queries,
-                    drawn,
-                    ask.request,
-                    answer.rows.tobytes(),
-                    ask.deadline,
+        new: list[bytes] = []
+        for pending, answers in zip(group, drawn, strict=True):
+            reply, packed = _assemble(pending, answers)
+            new_keys, new_packed = _new_answers(pending, packed)
+            if packed is not None and pending.request_key is not None:
+                stored = NewAnswers(
+                    pending.deployment.account.id,
+                    new_keys,
+                    new_packed,
+                    pending.request_key,
+                    packed.tobytes(),
+                    pending.deadline,
                 )
-                self._ledger.submit_answers(store, partial(self._stored, ask, answer))
-                continue
-            keys += queries
-            together.append(drawn)
-            finished.append((ask, answer))
+                self._ledger.submit_answers(stored, partial(self._on_stored, pending, reply))
+            else:
+                keys += new_keys
+                new.append(new_packed)
+                finished.append((pending, reply))
         if keys:
-            latest = max(ask.deadline for ask, _ in finished)
-            store = NewAnswers(
-                asks[0].deployment.account.id, tuple(keys), b"".join(together), deadline=latest
-            )
-            self._ledger.submit_answers(store, _ignore)
+            deadline = max(pending.deadline for pending, _ in finished)
+            account = group[0].deployment.account.id
+            stored = NewAnswers(account, tuple(keys), b"".join(new), deadline=deadline)
+            self._ledger.submit_answers(stored, _ignore)
         self._finish(finished)
 
-    def _new_answers(self, ask: _Ask, answer: Answer) -> tuple[tuple[bytes, ...], bytes]:
-        """Keys and answers of the rows that were drawn, to be stored."""
-        if not ask.keys or not ask.new:
-            return (), b""
-        if len(ask.new) == len(ask.rows):
-            return tuple(ask.keys), answer.rows.tobytes()
-        return tuple(ask.keys[row] for row in ask.new), answer.rows[ask.new].tobytes()
-
-    def _drawn(self, asks: list[_Ask]) -> list[Answer]:
-        """Draw for all rows that are new, in one go."""
-        deployment = asks[0].deployment
-        parts = []
-        for ask in asks:
-            stored = ask.charged.stored if ask.charged is not None else {}
-            if ask.keys:
-                seen = set(stored)
-                ask.new = [row for row, key in enumerate(ask.keys) if not (key in seen or seen.add(key))]  # type: ignore[func-returns-value]
-                parts.append(ask.rows if len(ask.new) == len(ask.rows) else ask.rows[ask.new])
-            else:
-                parts.append(ask.rows)
-        together = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        drawn = packed(deployment.servable.answer(together)) if len(together) else None
-        answers = []
-        start = 0
-        for ask, part in zip(asks, parts, strict=True):
-            mine = (
-                np.empty((0, packed_width(deployment.servable)), np.uint8)
-                if drawn is None
-                else drawn[start : start + len(part)]
-            )
-            start += len(part)
-            answers.append(_assembled(ask, mine))
-        return answers
-
-    def _finish(self, finished: list[tuple[_Ask, Result]]) -> None:
+    def _finish(self, finished: list[tuple[_Pending, Result]]) -> None:
         if finished:
             self._loop.call_soon_threadsafe(_deliver, finished)
 
     # In the event loop
 
     async def _sweep(self) -> None:
-        """Give up on queries that are long overdue; what was charged for them is spent, but stored by id."""
-        late = Failed(
-            LedgerUnavailable(
-                "The answer did not come in time; ask again with the same id, it is not paid twice."
-            )
-        )
+        """Give up on requests that are long overdue; what was charged for them is spent, but stored by id."""
         while True:
-            await asyncio.sleep(0.5)
-            moment = time.monotonic() - _GRACE_SECONDS
-            _deliver([(ask, late) for ask in list(self._in_flight) if ask.deadline < moment])
+            await asyncio.sleep(_SWEEP_SECONDS)
+            overdue = time.monotonic() - _GRACE_SECONDS
+            _deliver(
+                [(pending, _TIMED_OUT) for pending in list(self._in_flight) if pending.deadline < overdue]
+            )
 
 
-def _deliver(finished: list[tuple[_Ask, Result]]) -> None:
-    for ask, result in finished:
-        if not ask.future.done():
-            ask.future.set_result(result)
+def _draw(group: list[_Pending]) -> list[Answers]:
+    """Draw for all new rows of a group in one call; return the draws of each request."""
+    deployment = group[0].deployment
+    parts = []
+    for pending in group:
+        pending.new_rows = _new_rows(pending)
+        all_new = len(pending.new_rows) == len(pending.rows)
+        parts.append(pending.rows if all_new else pending.rows[list(pending.new_rows)])
+    rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    if not len(rows):
+        return [Answers(np.empty(0, np.int64), None)] * len(parts)
+    drawn = deployment.answer(rows)
+    answers = []
+    start = 0
+    for part in parts:
+        end = start + len(part)
+        probabilities = None if drawn.probabilities is None else drawn.probabilities[start:end]
+        answers.append(Answers(drawn.labels[start:end], probabilities))
+        start = end
+    return answers
 
 
-def _assembled(ask: _Ask, drawn: Packed) -> Answer:
-    """All rows of a query: new ones as drawn, the others from what was stored."""
-    charged = ask.charged
+def _new_rows(pending: _Pending) -> Sequence[int]:
+    """Return the rows to draw: all but those in the answer cache and repetitions."""
+    if not pending.keys:
+        return range(len(pending.rows))
+    seen = set() if pending.charged is None else set(pending.charged.cached)
+    new = []
+    for row, key in enumerate(pending.keys):
+        if key not in seen:
+            seen.add(key)
+            new.append(row)
+    return new
+
+
+def _assemble(pending: _Pending, drawn: Answers) -> tuple[Reply, NDArray[np.uint8] | None]:
+    """Put the answers of a request together, and pack them if they will be stored or some were."""
+    charged = pending.charged
     if charged is None:
-        return Answer(drawn, 0, 0, None)
-    if not ask.keys or len(ask.new) == len(ask.rows):
-        return Answer(drawn, charged.units, charged.answers, charged.remaining_units)
-    by_key = {key: np.frombuffer(answer, np.uint8) for key, answer in charged.stored.items()}
-    by_key.update((ask.keys[row], drawn[index]) for index, row in enumerate(ask.new))
-    rows = np.stack([by_key[key] for key in ask.keys])
-    return Answer(rows, charged.units, charged.answers, charged.remaining_units)
+        return Reply(drawn, 0, 0, None), None
+    answers, packed = drawn, None
+    if pending.keys or pending.request_key is not None:
+        packed = pack_answers(drawn) if pending.new_rows else np.empty((0, 0), np.uint8)
+        if len(pending.new_rows) < len(pending.rows):
+            by_key = {key: np.frombuffer(answer, np.uint8) for key, answer in charged.cached.items()}
+            by_key.update((pending.keys[row], packed[index]) for index, row in enumerate(pending.new_rows))
+            packed = np.stack([by_key[key] for key in pending.keys])
+            answers = unpack_answers(packed)
+    return Reply(answers, charged.units, charged.answers, charged.remaining_units), packed
 
 
-def _body_digest(deployment: Deployment, query: Query) -> bytes:
-    """What a request asks: the model version and the features. Which outputs are wanted, and how, changes no answer."""
-    asked = hashlib.sha256(deployment.label.encode() + b" " + deployment.servable.digest)
-    asked.update(b"%d %d " % query.rows.shape)
-    asked.update(query.rows.tobytes())
-    return asked.digest()
+def _new_answers(pending: _Pending, packed: NDArray[np.uint8] | None) -> tuple[tuple[bytes, ...], bytes]:
+    """Return keys and packed answers of the rows that were drawn, for the answer cache."""
+    if packed is None or not pending.keys or not pending.new_rows:
+        return (), b""
+    if len(pending.new_rows) == len(pending.rows):
+        return tuple(pending.keys), packed.tobytes()
+    rows = list(pending.new_rows)
+    return tuple(pending.keys[row] for row in rows), packed[rows].tobytes()
+
+
+def _unpack_bytes(answer: bytes, deployment: Deployment) -> Answers:
+    """Decode the stored answer of a request."""
+    return unpack_answers(np.frombuffer(answer, np.uint8).reshape(-1, packed_width(deployment)))
+
+
+def _body_digest(deployment: Deployment, request: InferenceRequest) -> bytes:
+    """Return a digest of the model version and the features; the requested outputs change no answer."""
+    digest = hashlib.sha256(deployment.label.encode() + b" " + deployment.digest)
+    digest.update(b"%d %d " % request.rows.shape)
+    digest.update(request.rows.tobytes())
+    return digest.digest()
+
+
+def _deliver(finished: list[tuple[_Pending, Result]]) -> None:
+    for pending, result in finished:
+        if not pending.future.done():
+            pending.future.set_result(result)
 
 
 def _ignore(_: StoredAnswer | Failed) -> None:
-    """Nobody waits for an answer to be stored that has no id."""
+    """Nobody waits until an answer without a request id is stored."""

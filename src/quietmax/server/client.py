@@ -1,4 +1,4 @@
-"""A client of the service: rows of numbers or of a table in, numpy arrays out, over one kept connection."""
+"""A client of the service: rows of numbers or of a table in, numpy arrays out, over one connection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,12 +21,22 @@ from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError
 if TYPE_CHECKING:
     import pandas as pd
 
-_DATATYPES: dict[str, str] = {"INT64": "<i8", "FP32": "<f4"}
+_DATATYPES = {"INT64": "<i8", "FP32": "<f4"}
 
 
 @dataclass(frozen=True, eq=False)
 class Response:
-    """Labels, probabilities where the model releases them, and what the answer cost."""
+    """The answers to an inference request.
+
+    Parameters
+    ----------
+    labels : ndarray of int64, shape (rows,)
+        Class numbers; the model's metadata name the classes.
+    probabilities : ndarray of float32, shape (rows, classes), or None
+        Class probabilities, if the model releases them.
+    parameters : dict
+        Cost, remaining budget and guarantee status.
+    """
 
     labels: NDArray[np.int64]
     probabilities: NDArray[np.float32] | None
@@ -34,22 +44,30 @@ class Response:
 
 
 class Client:
-    """Asks a service. Every question carries a fresh id: a broken connection is retried without paying twice."""
+    """A client of the service.
+
+    Each request has its own id, so a broken connection is retried without being charged twice.
+
+    Parameters
+    ----------
+    url : str
+        Address of the service.
+    key : str or None
+        API key. None: anonymous access.
+    timeout : float
+        Seconds to wait for a response.
+
+    Examples
+    --------
+    >>> with Client("http://127.0.0.1:8080", key="qm_...") as client:  # doctest: +SKIP
+    ...     client.infer("income", [{"age": 30, "hours": 20, "sex": "female"}]).labels
+    """
 
     def __init__(
-        self, url: str = "http://127.0.0.1:8080", key: str | None = None, *, seconds: float = 30.0
+        self, url: str = "http://127.0.0.1:8080", key: str | None = None, *, timeout: float = 30.0
     ) -> None:
-        try:
-            parts = urlsplit(url)
-            right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            right = False
-        if not right:
-            raise InvalidInput(
-                f"The address {url!r} is no http or https address; give one, as in http://127.0.0.1:8080."
-            )
-        self._parts = parts
-        self._seconds = seconds
+        self._url = _parse_url(url)
+        self._timeout = timeout
         self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._connection: http.client.HTTPConnection | None = None
         self._lock = threading.Lock()
@@ -58,17 +76,17 @@ class Client:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
-    def ask(
+    def infer(
         self,
         model: str,
         features: ArrayLike | pd.DataFrame | Sequence[Mapping[str, Any]],
@@ -76,11 +94,30 @@ class Client:
         version: str | None = None,
         request_id: str | None = None,
     ) -> Response:
-        """Private answers for rows of features; `BudgetExhausted` if the budget does not pay for them.
+        """Send an inference request.
 
-        A data frame, or a list of rows as `{"age": 30, ...}`, is encoded as the model's training table was.
+        Parameters
+        ----------
+        model : str
+            Name of the model.
+        features : array of shape (rows, features), DataFrame, or sequence of mappings
+            The queries. A DataFrame, or rows like ``{"age": 30}``, are encoded as the model's training table was.
+        version : str or None
+            Version of the model. None: the highest.
+        request_id : str or None
+            A retry with the same id gets the same answer and is not charged. None: a new random id.
+
+        Returns
+        -------
+        Response
+            Labels, probabilities and parameters.
+
+        Raises
+        ------
+        BudgetExhausted
+            If the budget or quota does not pay for all rows. Nothing was charged.
         """
-        rows = self._rows(model, version, features)
+        rows = self._encode(model, version, features)
         head = json.dumps(
             {
                 "id": request_id or uuid.uuid4().hex,
@@ -99,104 +136,151 @@ class Client:
             "content-type": "application/octet-stream",
             "inference-header-content-length": str(len(head)),
         }
-        path = self._model(model, version) + "/infer"
-        content, told = self._exchange("POST", path, head + rows.tobytes(), headers)
-        length = int(told.get("inference-header-content-length", len(content)))
-        described = json.loads(content[:length])
+        path = _model_path(model, version) + "/infer"
+        content, received = self._exchange("POST", path, head + rows.tobytes(), headers)
+        length = int(received.get("inference-header-content-length", len(content)))
+        body = json.loads(content[:length])
         outputs: dict[str, NDArray[Any]] = {}
         start = length
-        for tensor in described["outputs"]:
+        for tensor in body["outputs"]:
             end = start + tensor["parameters"]["binary_data_size"]
             values = np.frombuffer(content[start:end], dtype=_DATATYPES[tensor["datatype"]])
             outputs[tensor["name"]] = values.reshape(tensor["shape"])
             start = end
-        return Response(outputs["label"], outputs.get("probabilities"), described["parameters"])
+        return Response(outputs["label"], outputs.get("probabilities"), body["parameters"])
 
-    def predict(self, model: str, features: ArrayLike, *, version: str | None = None) -> NDArray[np.int64]:
-        """Labels only."""
-        return self.ask(model, features, version=version).labels
+    def predict(
+        self,
+        model: str,
+        features: ArrayLike | pd.DataFrame | Sequence[Mapping[str, Any]],
+        *,
+        version: str | None = None,
+    ) -> NDArray[np.int64]:
+        """Send an inference request and return the labels only.
+
+        Parameters
+        ----------
+        model, features, version
+            As in `infer`.
+
+        Returns
+        -------
+        ndarray of int64, shape (rows,)
+            Class numbers.
+        """
+        return self.infer(model, features, version=version).labels
 
     def metadata(self, model: str, *, version: str | None = None) -> dict[str, Any]:
-        """What a model takes, gives, costs and promises."""
-        return self._read(self._model(model, version))
+        """Return the metadata of a model: inputs, outputs, classes, cost and guarantee.
+
+        Parameters
+        ----------
+        model : str
+            Name of the model.
+        version : str or None
+            Version of the model. None: the highest.
+        """
+        return self._get(_model_path(model, version))
 
     def budget(self, model: str, *, version: str | None = None) -> dict[str, Any]:
-        """What is spent and left."""
-        return self._read(self._model(model, version) + "/budget")
+        """Return the spent and remaining budget behind a model.
 
-    def _rows(self, model: str, version: str | None, features: Any) -> NDArray[np.float32]:
+        Parameters
+        ----------
+        model : str
+            Name of the model.
+        version : str or None
+            Version of the model. None: the highest.
+        """
+        return self._get(_model_path(model, version) + "/budget")
+
+    def _encode(self, model: str, version: str | None, features: Any) -> NDArray[np.float32]:
+        """Return queries as rows of numbers."""
         by_name = isinstance(features, Sequence) and len(features) > 0 and isinstance(features[0], Mapping)
         if not by_name and not hasattr(features, "columns"):
             try:
                 return np.ascontiguousarray(features, dtype="<f4")
-            except (ValueError, TypeError) as problem:
+            except (ValueError, TypeError) as error:
                 raise InvalidInput(
-                    f"The features are no rows of numbers ({problem}); give an array of shape (rows, features)."
-                ) from problem
+                    f"features must be an array of numbers of shape (rows, features) ({error})."
+                ) from error
         import pandas as pd
 
         from quietmax.data.encoding import Encoding
 
-        described = self.metadata(model, version=version)["parameters"].get("encoding")
-        if described is None:
+        encoding = self.metadata(model, version=version)["parameters"].get("encoding")
+        if encoding is None:
             raise InvalidInput(
-                f"The model {model!r} has no public encoding of columns; give its features as rows of numbers."
+                f"The model {model!r} publishes no encoding of columns; features must be rows of numbers."
             )
-        return np.ascontiguousarray(
-            Encoding.from_json(json.dumps(described)).encode(pd.DataFrame(features)), "<f4"
-        )
+        frame = pd.DataFrame(features)
+        return np.ascontiguousarray(Encoding.from_json(json.dumps(encoding)).encode(frame), "<f4")
 
-    def _model(self, model: str, version: str | None) -> str:
-        path = f"/v2/models/{quote(model, safe='')}"
-        return path if version is None else f"{path}/versions/{quote(version, safe='')}"
-
-    def _read(self, path: str) -> dict[str, Any]:
+    def _get(self, path: str) -> dict[str, Any]:
         content, _ = self._exchange("GET", path, None, {})
-        told: dict[str, Any] = json.loads(content)
-        return told
+        document: dict[str, Any] = json.loads(content)
+        return document
 
     def _exchange(
         self, method: str, path: str, body: bytes | None, headers: dict[str, str]
     ) -> tuple[bytes, http.client.HTTPMessage]:
+        """Send a request, once more if the connection breaks; return the body and headers of the response."""
         with self._lock:
             for last in (False, True):
                 try:
-                    connection = self._connected()
+                    connection = self._connect()
                     connection.request(
-                        method, self._parts.path.rstrip("/") + path, body, {**self._headers, **headers}
+                        method, self._url.path.rstrip("/") + path, body, {**self._headers, **headers}
                     )
                     response = connection.getresponse()
                     content = response.read()
                     break
-                except (OSError, http.client.HTTPException) as problem:
+                except (OSError, http.client.HTTPException) as error:
                     self.close()
                     if last:
                         raise QuietmaxError(
-                            f"The service at {self._parts.netloc} cannot be reached ({problem}); start it "
-                            "with 'quietmax serve', or correct the address."
-                        ) from problem
+                            f"The service at {self._url.netloc} cannot be reached ({error}). "
+                            "'quietmax serve' starts one."
+                        ) from error
         if response.status == 200:
             return content, response.headers
-        raise _problem(response.status, content)
+        raise _response_error(response.status, content)
 
-    def _connected(self) -> http.client.HTTPConnection:
+    def _connect(self) -> http.client.HTTPConnection:
         if self._connection is None:
-            host, port = str(self._parts.hostname), self._parts.port
-            if self._parts.scheme == "https":
+            host, port = str(self._url.hostname), self._url.port
+            if self._url.scheme == "https":
                 self._connection = http.client.HTTPSConnection(
-                    host, port, timeout=self._seconds, context=ssl.create_default_context()
+                    host, port, timeout=self._timeout, context=ssl.create_default_context()
                 )
             else:
-                self._connection = http.client.HTTPConnection(host, port, timeout=self._seconds)
+                self._connection = http.client.HTTPConnection(host, port, timeout=self._timeout)
         return self._connection
 
 
-def _problem(status: int, content: bytes) -> QuietmaxError:
+def _parse_url(url: str) -> SplitResult:
     try:
-        told = json.loads(content)
-        sentence = str(told["error"])
+        parsed = urlsplit(url)
+        valid = parsed.scheme in ("http", "https") and bool(parsed.hostname) and parsed.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise InvalidInput(f"url must be an http or https address like http://127.0.0.1:8080, got {url!r}.")
+    return parsed
+
+
+def _model_path(model: str, version: str | None) -> str:
+    path = f"/v2/models/{quote(model, safe='')}"
+    return path if version is None else f"{path}/versions/{quote(version, safe='')}"
+
+
+def _response_error(status: int, content: bytes) -> QuietmaxError:
+    """Return the exception for an error response."""
+    try:
+        body = json.loads(content)
+        message = str(body["error"])
     except (ValueError, KeyError, TypeError):
-        told, sentence = {}, f"The service answered with status {status}."
-    if status == 403 and "remaining" in told:
-        return BudgetExhausted(sentence)
-    return InvalidInput(sentence) if status in (400, 404, 409, 413, 422) else QuietmaxError(sentence)
+        body, message = {}, f"The service responded with status {status}."
+    if status == 403 and "remaining" in body:
+        return BudgetExhausted(message)
+    return InvalidInput(message) if status in (400, 404, 409, 413, 422) else QuietmaxError(message)

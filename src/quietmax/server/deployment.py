@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from quietmax._io import atomic_write
 from quietmax.accounting.budget import LIMIT
-from quietmax.accounting.costs import Cost
+from quietmax.accounting.costs import Cost, Measure
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
 from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError
@@ -130,7 +130,7 @@ class Deployment:
         return self.bound_account
 
     @property
-    def measure(self) -> str:
+    def measure(self) -> Measure:
         """The privacy measure of its costs: ``pure`` or ``gaussian``."""
         cost = self.cost or self.training_cost
         return "pure" if cost is None else cost.measure
@@ -247,7 +247,7 @@ def _bind(
     if model.migrated_budget is not None:
         _migrate_budget(ledger, model.label, model.migrated_budget, state, unit_cost)
     if model.status != "proven":
-        ledger.note_unproven(state, model.label, model.status)
+        ledger.record_unproven(state, model.label, model.status)
     return replace(model, bound_account=ledger.account(state.name), unit_cost=unit_cost)
 
 
@@ -264,7 +264,7 @@ def _total(
     if model.terms is not None:
         return model.training_cost or model.terms.total(model.measure), model.terms
     raise InvalidInput(
-        f"The account {name!r} does not exist and the model {model.label} states no budget; budget is required."
+        f"The account {name!r} does not exist and the model {model.label} states no budget; `budget` is required."
     )
 
 
@@ -277,7 +277,7 @@ def _unit_cost(model: Deployment, state: AccountState) -> int:
     except InvalidInput as error:
         raise InvalidInput(
             f"The model {model.label} cannot be paid from the account {state.name!r}: {error} Another account "
-            "requires account, because and budget."
+            "requires `account`, `because` and `budget`."
         ) from error
     if model.cost is not None and unit_cost == 0:
         raise InvalidInput(f"The cost per answer of the model {model.label} must be greater than 0.")

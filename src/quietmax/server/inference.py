@@ -1,7 +1,7 @@
-"""The inference endpoint as a bare ASGI application: the one path that must be fast.
+"""The inference endpoint as a plain ASGI application: the one path that must be fast.
 
-FastAPI's routing, dependency resolution and pydantic would cost as much as everything done here; they serve all other
-paths, and the same endpoint is described in the OpenAPI document by `quietmax.server.openapi`.
+FastAPI's routing, dependency resolution and validation would cost as much as everything done here. FastAPI serves all
+other paths, and `quietmax.server.openapi` describes this one in the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 import orjson
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quietmax.server.codec import read_query, write_response
+from quietmax.server.auth import Headers
+from quietmax.server.codec import decode_request, encode_response
 from quietmax.server.deployment import Deployment
 from quietmax.server.errors import HttpError, bad_request
 from quietmax.server.service import Service
@@ -23,65 +24,66 @@ _PATH = re.compile(r"/v2/models/([^/]{1,64})(?:/versions/([^/]{1,64}))?/infer")
 _JSON_LENGTH = b"inference-header-content-length"
 
 
-class InferenceGate:
-    """Answers inference requests itself and hands everything else to the application behind it."""
+class InferenceEndpoint:
+    """Answers inference requests, and passes all others on.
 
-    def __init__(self, behind: ASGIApp, service: Service) -> None:
-        self._behind = behind
+    Parameters
+    ----------
+    app : ASGI application
+        Gets all other requests.
+    service : Service
+        Answers the inference requests.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        found = (
-            _PATH.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        )
-        if found is None:
-            await self._behind(scope, receive, send)
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        path = _PATH.fullmatch(scope["path"]) if is_post else None
+        if path is None:
+            await self._app(scope, receive, send)
         else:
-            await self._infer(found[1], found[2], scope, receive, send)
+            await self._infer(path[1], path[2], scope["headers"], receive, send)
 
     async def _infer(
-        self, name: str, version: str | None, scope: Scope, receive: Receive, send: Send
+        self, name: str, version: str | None, headers: Headers, receive: Receive, send: Send
     ) -> None:
         started = time.perf_counter()
         service = self._service
         deployment: Deployment | None = None
         client, rows, status = None, 0, 500
         try:
-            caller = await service.access.caller(scope["headers"])
+            caller = await service.auth.authenticate(headers)
             client = caller.client
             deployment = service.deployment(name, version)
-            body, json_length = await self._body(scope["headers"], receive)
-            query = read_query(body, json_length, deployment.servable, service.settings.max_rows)
-            rows = len(query.rows)
-            answer, parameters = await service.answer(deployment, query, caller)
+            json_length = self._check_headers(headers)
+            body = await self._read_body(receive)
+            request = decode_request(body, json_length, deployment, service.settings.max_rows)
+            rows = len(request.rows)
+            answers, parameters = await service.infer(deployment, request, caller)
             head: dict[str, Any] = {
                 "model_name": deployment.name,
                 "model_version": deployment.version,
                 "parameters": parameters,
             }
-            if query.id is not None:
-                head["id"] = query.id
-            content, length = write_response(head, answer.rows, query.outputs)
+            if request.id is not None:
+                head["id"] = request.id
+            content, json_length = encode_response(head, answers, request.outputs)
             status = 200
-            more = [] if length is None else [(_JSON_LENGTH, b"%d" % length)]
-            await respond(
-                send,
-                200,
-                content,
-                b"application/json" if length is None else b"application/octet-stream",
-                more,
-            )
-        except HttpError as refusal:
-            status = refusal.status
-            await respond_refusal(send, refusal)
-        except Exception as problem:
-            service.log.event("failed", kind=type(problem).__name__)
-            await respond_refusal(send, unforeseen())
+            await _send_content(send, content, json_length)
+        except HttpError as error:
+            status = error.status
+            await _send_error(send, error)
+        except Exception as error:
+            service.log.event("failed", kind=type(error).__name__)
+            await _send_error(send, internal_error())
         finally:
             seconds = time.perf_counter() - started
             model, served = ("", "") if deployment is None else (deployment.name, deployment.version)
-            service.metrics.request(model, served, status, seconds)
+            service.metrics.count_request(model, served, status, seconds)
             if service.settings.log_requests:
                 service.log.request(
                     model=model,
@@ -92,7 +94,8 @@ class InferenceGate:
                     milliseconds=round(seconds * 1000, 2),
                 )
 
-    async def _body(self, headers: list[tuple[bytes, bytes]], receive: Receive) -> tuple[bytes, int | None]:
+    def _check_headers(self, headers: Headers) -> int | None:
+        """Check the headers of the body; return the length of its JSON if binary tensors follow."""
         limit = self._service.settings.max_bytes
         json_length: int | None = None
         for name, value in headers:
@@ -100,59 +103,54 @@ class InferenceGate:
                 raise _too_large(limit)
             if name == _JSON_LENGTH:
                 if not value.isdigit() or len(value) > 12:
-                    raise bad_request(
-                        "The header Inference-Header-Content-Length must be a whole number; correct it."
-                    )
+                    raise bad_request("Inference-Header-Content-Length must be an integer.")
                 json_length = int(value)
             if name == b"content-encoding" and value.lower() not in (b"", b"identity"):
-                raise HttpError(415, "The body is compressed, which is not taken; send it as it is.")
+                raise HttpError(415, "Compressed request bodies are not supported.")
+        return json_length
+
+    async def _read_body(self, receive: Receive) -> bytes:
+        limit = self._service.settings.max_bytes
+        parts, size = [], 0
         try:
-            async with asyncio.timeout(self._service.settings.seconds):
-                body = await _whole_body(receive, limit)
+            async with asyncio.timeout(self._service.settings.timeout):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise bad_request("The connection ended before the body was complete.")
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > limit:
+                        raise _too_large(limit)
+                    if not message.get("more_body"):
+                        return b"".join(parts)
         except TimeoutError:
-            raise HttpError(408, "The body did not come in time; nothing was spent, send it again.") from None
-        return body, json_length
+            raise HttpError(408, "The body did not arrive in time. Nothing was charged.") from None
 
 
-async def _whole_body(receive: Receive, limit: int) -> bytes:
-    parts, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise HttpError(400, "The connection ended before the body did; send it again.")
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > limit:
-            raise _too_large(limit)
-        if not message.get("more_body"):
-            return b"".join(parts)
-
-
-def unforeseen() -> HttpError:
-    """500: a fault of ours; the sentence says nothing about it, the log names its kind."""
-    return HttpError(
-        500, "The service failed in an unforeseen way; what was charged is spent, tell its owner."
-    )
+def internal_error() -> HttpError:
+    """500: a fault of the service. The log names its kind; the response says nothing about it."""
+    return HttpError(500, "Internal error. What was charged is not refunded.")
 
 
 def _too_large(limit: int) -> HttpError:
-    return HttpError(
-        413,
-        f"The body is larger than {limit} bytes; send fewer rows at a time.",
-        headers={"connection": "close"},
-    )
+    return HttpError(413, f"The body must have at most {limit} bytes.", headers={"connection": "close"})
 
 
-async def respond_refusal(send: Send, refusal: HttpError) -> None:
-    """Send a refusal."""
-    more = [(name.encode(), value.encode()) for name, value in refusal.headers.items()]
-    await respond(send, refusal.status, orjson.dumps(refusal.to_json()), b"application/json", more)
+async def _send_error(send: Send, error: HttpError) -> None:
+    headers = [(name.encode(), value.encode()) for name, value in error.headers.items()]
+    await _send(send, error.status, orjson.dumps(error.to_json()), b"application/json", headers)
 
 
-async def respond(
-    send: Send, status: int, content: bytes, kind: bytes, more: list[tuple[bytes, bytes]]
-) -> None:
-    """Send a whole response."""
-    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(content)), *more]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+async def _send_content(send: Send, content: bytes, json_length: int | None) -> None:
+    if json_length is None:
+        await _send(send, 200, content, b"application/json", [])
+    else:
+        headers = [(_JSON_LENGTH, b"%d" % json_length)]
+        await _send(send, 200, content, b"application/octet-stream", headers)
+
+
+async def _send(send: Send, status: int, content: bytes, media_type: bytes, headers: Headers) -> None:
+    own = [(b"content-type", media_type), (b"content-length", b"%d" % len(content)), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": own})
     await send({"type": "http.response.body", "body": content})

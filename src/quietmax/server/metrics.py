@@ -1,4 +1,4 @@
-"""Counters for Prometheus and for the dashboard. No client's name is in them."""
+"""Metrics for Prometheus and the dashboard, and the log. Metrics name no client."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from quietmax.ledger.accounts import AccountState
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-_RECENT = 2000
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_LATENCY_SAMPLES = 2000
+_FLUSH_INTERVAL = 0.25
 
 
 class Metrics:
-    """What happened in this process."""
+    """Counters of one server process."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -32,42 +33,68 @@ class Metrics:
         )
         self._answers = Counter(
             "quietmax_answers",
-            "Rows answered, new or from a stored answer.",
+            "Rows answered, with a new or a cached answer.",
             ["model", "version", "origin"],
             registry=self._registry,
         )
         self._seconds = Histogram(
             "quietmax_request_seconds",
-            "Time from the request to its answer.",
+            "Duration of answered inference requests.",
             ["model", "version"],
-            buckets=_SECONDS,
+            buckets=_BUCKETS,
             registry=self._registry,
         )
         self._spent = Gauge(
             "quietmax_budget_spent_fraction",
-            "Part of the budget that is spent.",
+            "Fraction of the budget that is spent.",
             ["account"],
             registry=self._registry,
         )
-        self._up = Gauge("quietmax_ledger_up", "Whether the ledger can be used.", registry=self._registry)
-        self._recent: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_RECENT))
+        self._ledger_up = Gauge(
+            "quietmax_ledger_up", "Whether the ledger is available.", registry=self._registry
+        )
+        self._recent: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_LATENCY_SAMPLES))
 
-    def request(self, model: str, version: str, status: int, seconds: float) -> None:
-        """Count a request."""
+    def count_request(self, model: str, version: str, status: int, seconds: float) -> None:
+        """Count a request.
+
+        Parameters
+        ----------
+        model, version : str
+            The model that was asked; empty if there is none.
+        status : int
+            HTTP status of the response.
+        seconds : float
+            Duration of the request.
+        """
         self._requests.labels(model, version, status).inc()
         if status == 200:
             self._seconds.labels(model, version).observe(seconds)
             self._recent[f"{model}/{version}"].append(seconds)
 
-    def answers(self, model: str, version: str, new: int, stored: int) -> None:
-        """Count answered rows."""
+    def count_answers(self, model: str, version: str, new: int, cached: int) -> None:
+        """Count answered rows.
+
+        Parameters
+        ----------
+        model, version : str
+            The model that answered.
+        new, cached : int
+            Number of rows with a new answer, and with one from the answer cache.
+        """
         if new:
             self._answers.labels(model, version, "new").inc(new)
-        if stored:
-            self._answers.labels(model, version, "stored").inc(stored)
+        if cached:
+            self._answers.labels(model, version, "cached").inc(cached)
 
     def latency(self, label: str) -> dict[str, float] | None:
-        """Median and 99th percentile of the last requests, in seconds."""
+        """Return median and 99th percentile of the latest requests in seconds; None if there were none.
+
+        Parameters
+        ----------
+        label : str
+            ``name/version`` of the model.
+        """
         recent = sorted(self._recent[label])
         if not recent:
             return None
@@ -76,9 +103,15 @@ class Metrics:
             "p99": recent[min(int(len(recent) * 0.99), len(recent) - 1)],
         }
 
-    def page(self, accounts: list[AccountState] | None) -> bytes:
-        """The metrics page; `accounts` is None if the ledger cannot be reached."""
-        self._up.set(0 if accounts is None else 1)
+    def exposition(self, accounts: list[AccountState] | None) -> bytes:
+        """Return all metrics in the text format of Prometheus.
+
+        Parameters
+        ----------
+        accounts : list of AccountState or None
+            The accounts of the ledger. None: the ledger is unavailable.
+        """
+        self._ledger_up.set(0 if accounts is None else 1)
         for account in accounts or []:
             self._spent.labels(account.name).set(
                 account.spent_units / account.limit_units if account.limit_units else 1.0
@@ -86,40 +119,59 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-_EVERY_SECONDS = 0.25
-
-
 class Log:
-    """Writes lines; they are flushed four times a second, and at once if they are no mere requests."""
+    """Writes events as JSON, one per line.
+
+    Requests are flushed four times a second, other events at once.
+
+    Parameters
+    ----------
+    stream : binary file or None
+        Where to write. None: standard error.
+    """
 
     def __init__(self, stream: BinaryIO | None = None) -> None:
         self._stream = sys.stderr.buffer if stream is None else stream
         self._lock = threading.Lock()
-        self._waiting: list[bytes] = []
-        self._flushed = 0.0
+        self._lines: list[bytes] = []
+        self._flushed_at = 0.0
 
     def event(self, event: str, **fields: str | int | float | bool | None) -> None:
-        """Write an event at once."""
+        """Write an event at once.
+
+        Parameters
+        ----------
+        event : str
+            Name of the event.
+        **fields
+            What to write beside it.
+        """
         self._append(event, fields)
         self.flush()
 
     def request(self, **fields: str | int | float | None) -> None:
-        """Write a request with the next flush."""
+        """Write a request with the next flush.
+
+        Parameters
+        ----------
+        **fields
+            What to write about the request.
+        """
         self._append("request", fields)
-        if time.monotonic() - self._flushed > _EVERY_SECONDS:
+        if time.monotonic() - self._flushed_at > _FLUSH_INTERVAL:
             self.flush()
 
-    def _append(self, event: str, fields: dict[str, str | int | float | bool | None]) -> None:
-        self._waiting.append(orjson.dumps({"time": round(time.time(), 3), "event": event, **fields}))
-
     def flush(self) -> None:
-        """Write what waits."""
+        """Write all lines that wait."""
         with self._lock:
-            lines, self._waiting = self._waiting, []
-            self._flushed = time.monotonic()
+            lines, self._lines = self._lines, []
+            self._flushed_at = time.monotonic()
             if lines:
                 try:
                     self._stream.write(b"\n".join(lines) + b"\n")
                     self._stream.flush()
                 except (OSError, ValueError):
                     return
+
+    def _append(self, event: str, fields: dict[str, str | int | float | bool | None]) -> None:
+        self._lines.append(orjson.dumps({"time": round(time.time(), 3), "event": event, **fields}))

@@ -1,4 +1,4 @@
-"""The OpenAPI document: schemas written by hand, since the fast path knows no pydantic models."""
+"""The OpenAPI document. Its schemas are written by hand, since the inference endpoint has no pydantic models."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-_TEXT = {"type": "string"}
+_STRING = {"type": "string"}
 _NUMBER = {"type": "number"}
-_WHOLE = {"type": "integer"}
-_TRUTH = {"type": "boolean"}
+_INTEGER = {"type": "integer"}
+_BOOLEAN = {"type": "boolean"}
 
 
 def _object(required: dict[str, Any], optional: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
@@ -30,8 +30,9 @@ def _one_of(*values: str) -> dict[str, Any]:
     return {"type": "string", "enum": list(values)}
 
 
+_MEASURE = _one_of("pure", "gaussian")
 _STATUS = _one_of("proven", "conditional", "refuted")
-_DESCRIBED = _list(_object({"name": _TEXT, "datatype": _TEXT, "shape": _list(_WHOLE)}))
+_TENSORS = _list(_object({"name": _STRING, "datatype": _STRING, "shape": _list(_INTEGER)}))
 _PARAMETERS = {"type": "object", "additionalProperties": True}
 _INPUT = _object(
     {
@@ -54,36 +55,36 @@ _INPUT = _object(
     {"data": _list({}), "parameters": _PARAMETERS},
 )
 SCHEMAS: dict[str, dict[str, Any]] = {
-    "Error": _object({"error": _TEXT}, {"remaining": _NUMBER, "remaining_answers": _WHOLE}),
-    "Live": _object({"live": _TRUTH}),
-    "Ready": _object({"ready": _TRUTH}),
-    "ServerMetadata": _object({"name": _TEXT, "version": _TEXT, "extensions": _list(_TEXT)}),
-    "ModelList": _object({"models": _list(_object({"name": _TEXT, "version": _TEXT}))}),
+    "Error": _object({"error": _STRING}, {"remaining": _NUMBER, "remaining_answers": _INTEGER}),
+    "Live": _object({"live": _BOOLEAN}),
+    "Ready": _object({"ready": _BOOLEAN}),
+    "ServerMetadata": _object({"name": _STRING, "version": _STRING, "extensions": _list(_STRING)}),
+    "ModelList": _object({"models": _list(_object({"name": _STRING, "version": _STRING}))}),
     "ModelMetadata": _object(
         {
-            "name": _TEXT,
-            "versions": _list(_TEXT),
-            "platform": _TEXT,
-            "inputs": _DESCRIBED,
-            "outputs": _DESCRIBED,
+            "name": _STRING,
+            "versions": _list(_STRING),
+            "platform": _STRING,
+            "inputs": _TENSORS,
+            "outputs": _TENSORS,
             "parameters": _object(
                 {
-                    "classes": _list(_TEXT),
-                    "mechanism": _TEXT,
+                    "classes": _list(_STRING),
+                    "mechanism": _STRING,
                     "guarantee_status": _STATUS,
                     "guarantee": {"type": "object"},
-                    "currency": _one_of("epsilon", "mu"),
+                    "measure": _MEASURE,
                     "cost_per_answer": _NUMBER,
-                    "paid_at_training": _TRUTH,
+                    "paid_at_training": _BOOLEAN,
                 },
-                {"warning": _TEXT, "kind": _TEXT, "encoding": {"type": "object"}},
+                {"warning": _STRING, "kind": _STRING, "encoding": {"type": "object"}},
             ),
         }
     ),
     "Budget": _object(
         {
-            "account": _TEXT,
-            "currency": _one_of("epsilon", "mu"),
+            "account": _STRING,
+            "measure": _MEASURE,
             "terms": {"type": "object"},
             "total": _NUMBER,
             "spent": _NUMBER,
@@ -92,15 +93,15 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             "spent_in_epsilon": {"type": ["number", "null"]},
             "cost_per_answer": _NUMBER,
             "remaining_answers": {"type": ["integer", "null"]},
-            "note": _TEXT,
-            "unproven_models": _list(_TEXT),
+            "note": _STRING,
+            "unproven_models": _list(_STRING),
             "clients": _list(
                 _object(
                     {
-                        "client": _TEXT,
+                        "client": _STRING,
                         "spent_fraction": _NUMBER,
                         "quota_fraction": {"type": ["number", "null"]},
-                        "refused": _WHOLE,
+                        "refused": _INTEGER,
                     }
                 )
             ),
@@ -109,7 +110,11 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "InferenceRequest": _object(
         {"inputs": _list(_INPUT, minItems=1, maxItems=1)},
         {
-            "id": {"type": "string", "maxLength": 128, "description": "Makes a retry free: the same answer."},
+            "id": {
+                "type": "string",
+                "maxLength": 128,
+                "description": "A retry with the same id gets the same answer and is not charged.",
+            },
             "parameters": _PARAMETERS,
             "outputs": _list(
                 _object({"name": _one_of("label", "probabilities")}, {"parameters": _PARAMETERS}),
@@ -119,48 +124,44 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     ),
     "InferenceResponse": _object(
         {
-            "model_name": _TEXT,
-            "model_version": _TEXT,
+            "model_name": _STRING,
+            "model_version": _STRING,
             "outputs": _list(
                 _object(
-                    {"name": _TEXT, "datatype": _TEXT, "shape": _list(_WHOLE)},
+                    {"name": _STRING, "datatype": _STRING, "shape": _list(_INTEGER)},
                     {"data": _list(_NUMBER), "parameters": _PARAMETERS},
                 )
             ),
             "parameters": _object(
                 {
                     "guarantee_status": _STATUS,
-                    "currency": _one_of("epsilon", "mu"),
+                    "measure": _MEASURE,
                     "cost": _NUMBER,
-                    "new_answers": _WHOLE,
+                    "new_answers": _INTEGER,
                 },
                 {
                     "remaining": _NUMBER,
-                    "remaining_answers": _WHOLE,
-                    "paid_at_training": _TRUTH,
-                    "warning": _TEXT,
+                    "remaining_answers": _INTEGER,
+                    "paid_at_training": _BOOLEAN,
+                    "warning": _STRING,
                 },
             ),
         },
-        {"id": _TEXT},
+        {"id": _STRING},
     ),
     "DashboardState": {"type": "object"},
-    "Trial": _object(
-        {"model": _TEXT, "features": _list(_NUMBER)},
-        {"version": _TEXT},
-    ),
 }
-_WHAT = {
-    400: "Not an inference request; nothing was spent.",
-    401: "No key, or a wrong, revoked or expired one.",
-    403: "The budget or the quota does not pay for it (see `remaining`), or the key may not do this.",
+_DESCRIPTIONS = {
+    400: "Not an inference request. Nothing was charged.",
+    401: "No API key, or one that is wrong, revoked or expired.",
+    403: "The budget or quota is exhausted (see `remaining`), or the key has no permission.",
     404: "No such model or version.",
-    408: "The body did not come in time.",
-    409: "The request id was used with another body; nothing was spent.",
-    413: "Too many bytes or rows; nothing was spent.",
-    415: "The body is compressed, or not JSON.",
-    422: "An inference request that does not fit the model; nothing was spent.",
-    503: "The ledger cannot be used now; nothing is answered.",
+    408: "The body did not arrive in time.",
+    409: "The request id was used with another body. Nothing was charged.",
+    413: "Too many bytes or rows. Nothing was charged.",
+    415: "The body is compressed.",
+    422: "An inference request that does not fit the model. Nothing was charged.",
+    503: "The service or its ledger is unavailable.",
 }
 
 
@@ -168,11 +169,17 @@ def _reference(name: str) -> dict[str, Any]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def refusals(*statuses: int) -> dict[int | str, Any]:
-    """Refusals an endpoint may give, for its `responses`."""
+def error_responses(*statuses: int) -> dict[int | str, Any]:
+    """Describe the errors of an endpoint, for its `responses` in FastAPI.
+
+    Parameters
+    ----------
+    *statuses : int
+        HTTP status codes.
+    """
     return {
         status: {
-            "description": _WHAT[status],
+            "description": _DESCRIPTIONS[status],
             "content": {"application/json": {"schema": _reference("Error")}},
         }
         for status in statuses
@@ -180,47 +187,62 @@ def refusals(*statuses: int) -> dict[int | str, Any]:
 
 
 def responses(schema: str, *statuses: int) -> dict[int | str, Any]:
-    """What an endpoint gives on success, and its refusals."""
+    """Describe the success and the errors of an endpoint, for its `responses` in FastAPI.
+
+    Parameters
+    ----------
+    schema : str
+        Name of the schema of the body on success.
+    *statuses : int
+        HTTP status codes of errors.
+    """
     return {
-        200: {"description": "Done.", "content": {"application/json": {"schema": _reference(schema)}}},
-        **refusals(*statuses),
+        200: {"description": "Success.", "content": {"application/json": {"schema": _reference(schema)}}},
+        **error_responses(*statuses),
     }
 
 
-def describe(app: FastAPI) -> None:
-    """Give the application its document: FastAPI's, with our schemas, the key and the inference body."""
+def add_document(app: FastAPI) -> None:
+    """Make FastAPI's OpenAPI document complete: schemas, API keys and the body of inference requests.
+
+    Parameters
+    ----------
+    app : FastAPI
+        The application with all routes.
+    """
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
-            made = get_openapi(
+            schema = get_openapi(
                 title=app.title, version=app.version, description=app.description, routes=app.routes
             )
-            made["components"] = {
+            schema["components"] = {
                 "schemas": SCHEMAS,
                 "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
             }
-            made["security"] = [{"key": []}]
-            for path, operations in made["paths"].items():
+            schema["security"] = [{"key": []}]
+            for path, operations in schema["paths"].items():
                 for operation in operations.values():
-                    _adjust(path, operation)
-            app.openapi_schema = made
+                    _complete(path, operation)
+            app.openapi_schema = schema
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
 
 
-def _adjust(path: str, operation: dict[str, Any]) -> None:
-    told = operation["responses"]
-    if "422" in told and told["422"].get("description") != _WHAT[422]:
-        del told["422"]  # a path parameter is any text: FastAPI never refuses one
+def _complete(path: str, operation: dict[str, Any]) -> None:
+    """Add what FastAPI does not know about an operation."""
+    described = operation["responses"]
+    if "422" in described and described["422"].get("description") != _DESCRIPTIONS[422]:
+        del described["422"]  # path parameters are any strings: FastAPI never refuses one
     if path.endswith("/infer"):
         operation["requestBody"] = {
             "required": True,
             "content": {"application/json": {"schema": _reference("InferenceRequest")}},
         }
     if path == "/metrics":
-        told["200"] = {
-            "description": "Done.",
+        described["200"] = {
+            "description": "Success.",
             "content": {"text/plain": {"schema": {"type": "string"}}},
         }
     if path in ("/v2", "/v2/health/live", "/v2/health/ready", "/"):

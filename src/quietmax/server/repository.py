@@ -127,16 +127,14 @@ def load_models(
     loaded: dict[str, Deployment] = {}
     for text in models:
         name, version, path = parse_model(text)
-        folder = ModelFolder(
-            name, version, path, read_description(path), budget, queries, mechanism, noise
-        )
+        folder = ModelFolder(name, version, path, read_description(path), budget, queries, mechanism, noise)
         deployment = _load(folder)
         if deployment.label in loaded:
             raise InvalidInput(f"Model names must be unique, got two models called {deployment.label}.")
         if deployment.status != "proven" and not accept_unproven:
             raise InvalidInput(
                 f"The guarantee of {path} is {deployment.status}, not proven: {deployment.guarantee.because} "
-                "Serving it requires accept_unproven; every answer will then carry a warning."
+                "Serving it requires `accept_unproven`; every answer will then carry a warning."
             )
         loaded[deployment.label] = deployment
     return list(loaded.values())
@@ -188,7 +186,7 @@ def _load_network(folder: ModelFolder) -> Deployment:
             f"The mechanism of an ordinary model must be algorithm1, got {folder.mechanism!r} for {folder.path}."
         )
     if folder.budget is None:
-        raise InvalidInput(f"The ordinary model in {folder.path} states no budget; budget is required.")
+        raise InvalidInput(f"The ordinary model in {folder.path} states no budget; `budget` is required.")
     model = load_model(folder.path)
     published = Algorithm1(folder.noise)  # type: ignore[arg-type]
     terms = Terms(folder.budget.epsilon, folder.budget.delta, published.analysis)
@@ -233,7 +231,7 @@ def _load_private(folder: ModelFolder) -> Deployment:
         )
     if folder.mechanism is not None:
         raise InvalidInput(
-            f"The weights in {folder.path} are released, so mechanism must be None, got {folder.mechanism!r}."
+            f"The weights in {folder.path} are released, so `mechanism` must not be set, got {folder.mechanism!r}."
         )
     guarantee = model.guarantee
     return Deployment(

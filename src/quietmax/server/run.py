@@ -1,4 +1,8 @@
-"""Run the service with uvicorn, with defaults that are safe on a laptop and behind a proxy."""
+"""Run the service with uvicorn, in a child process that a supervisor restarts.
+
+The defaults are safe on a laptop and behind a proxy: loopback only unless TLS is set up, and proxy headers are never
+trusted.
+"""
 
 from __future__ import annotations
 
@@ -9,79 +13,131 @@ import signal
 import socket
 import ssl
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import uvicorn
 
 from quietmax.errors import InvalidInput, LedgerUnavailable, QuietmaxError
-from quietmax.server.app import application
+from quietmax.server.app import create_app
 from quietmax.server.metrics import Log
 from quietmax.server.service import Service
 from quietmax.server.settings import is_loopback
 
-SECONDS_TO_FINISH = 15
-SWITCH_SECONDS = 0.0005
+_START_TIMEOUT = 120.0
+_SHUTDOWN_TIMEOUT = 15
+_SWITCH_INTERVAL = 0.0005
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_MIN_UPTIME = 2.0
+_MAX_FAILURES = 3
+_LEDGER_UNAVAILABLE = 75
+_MAX_RESTART_DELAY = 5.0
+_BACKLOG = 2048
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
-class Listening:
-    """Where the service listens. A proxy that ends TLS must be declared with `behind_proxy`."""
+class Listener:
+    """Where the service listens.
+
+    Parameters
+    ----------
+    host : str
+        Address to listen on. Other addresses than loopback require TLS.
+    port : int
+        Port to listen on; 0 for any free one.
+    tls_certificate : Path or None
+        TLS certificate, a PEM file.
+    tls_key : Path or None
+        Private key of the certificate, a PEM file without a password.
+    behind_proxy : bool
+        Whether a proxy in front of the service ends TLS.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8080
-    certificate: Path | None = None
-    private_key: Path | None = None
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
     behind_proxy: bool = False
 
     def __post_init__(self) -> None:
-        if (self.certificate is None) != (self.private_key is None):
-            raise InvalidInput("TLS needs a certificate and its private key; give both, or neither.")
-        for file in (self.certificate, self.private_key):
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise InvalidInput("TLS requires both `tls_certificate` and `tls_key`.")
+        for file in (self.tls_certificate, self.tls_key):
             if file is not None and not file.is_file():
-                raise InvalidInput(f"There is no file {file}; name the certificate and the key of this host.")
-        if self.certificate is not None and self.private_key is not None:
+                raise InvalidInput(f"There is no file {file}.")
+        if self.tls_certificate is not None and self.tls_key is not None:
             try:
                 ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-                    self.certificate, self.private_key, password=lambda: ""
+                    self.tls_certificate, self.tls_key, password=lambda: ""
                 )
-            except (OSError, ValueError) as problem:
+            except (OSError, ValueError) as error:
                 raise InvalidInput(
-                    f"The certificate {self.certificate} and the key {self.private_key} cannot be used ({problem}); "
-                    "give a PEM certificate and its own key, without a password."
-                ) from problem
-        if not is_loopback(self.host) and self.certificate is None and not self.behind_proxy:
+                    f"{self.tls_certificate} and {self.tls_key} must be a PEM certificate and its private key "
+                    f"without a password ({error})."
+                ) from error
+        if not is_loopback(self.host) and self.tls_certificate is None and not self.behind_proxy:
             raise InvalidInput(
-                f"On {self.host} keys would travel in the clear; give --tls-certificate and --tls-key, or "
-                "--behind-proxy if a proxy in front speaks TLS."
+                f"API keys would be sent to {self.host} without encryption. Listening beyond loopback requires "
+                "`tls_certificate` and `tls_key`, or `behind_proxy`."
             )
 
     @property
     def secure_cookies(self) -> bool:
         """Whether browsers reach the service over TLS."""
-        return self.certificate is not None or self.behind_proxy
+        return self.tls_certificate is not None or self.behind_proxy
+
+    def check_anonymous(self) -> None:
+        """Raise `InvalidInput` unless only this machine can reach the service, as anonymous access requires."""
+        if not is_loopback(self.host) or self.behind_proxy:
+            raise InvalidInput("Anonymous access requires a loopback address and no proxy.")
+
+    def open_socket(self) -> socket.socket:
+        """Open the listening socket."""
+        opened = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
+        try:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            opened.bind((self.host, self.port))
+            opened.listen(_BACKLOG)
+        except OSError as error:
+            opened.close()
+            raise InvalidInput(f"Cannot listen on {self.host}:{self.port} ({error.strerror}).") from error
+        return opened
+
+    def url(self, opened: socket.socket) -> str:
+        """Return the URL of the service.
+
+        Parameters
+        ----------
+        opened : socket
+            The listening socket, which knows its port.
+        """
+        scheme = "http" if self.tls_certificate is None else "https"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{scheme}://{host}:{opened.getsockname()[1]}"
 
 
-def check_anonymous(listening: Listening) -> None:
-    """Anonymous access is for this machine only."""
-    if not is_loopback(listening.host) or listening.behind_proxy:
-        raise InvalidInput(
-            "Anonymous access is only for this machine: listen on 127.0.0.1 and not behind a proxy, or use keys."
-        )
+def uvicorn_config(service: Service, listener: Listener) -> uvicorn.Config:
+    """Return the configuration of uvicorn. Proxy headers are never trusted; uvicorn logs no requests.
 
-
-def configuration(service: Service, listening: Listening) -> uvicorn.Config:
-    """The server's configuration: no proxy headers are believed, nothing of requests is logged by uvicorn."""
-    fast = importlib.util.find_spec("uvloop") is not None
+    Parameters
+    ----------
+    service : Service
+        The service to run.
+    listener : Listener
+        Where it listens.
+    """
     return uvicorn.Config(
-        application(service),
-        host=listening.host,
-        port=listening.port,
-        loop="uvloop" if fast else "asyncio",
+        create_app(service),
+        host=listener.host,
+        port=listener.port,
+        loop="uvloop" if importlib.util.find_spec("uvloop") is not None else "asyncio",
         http="httptools" if importlib.util.find_spec("httptools") is not None else "h11",
         ws="none",
         access_log=False,
@@ -90,21 +146,20 @@ def configuration(service: Service, listening: Listening) -> uvicorn.Config:
         server_header=False,
         date_header=False,
         timeout_keep_alive=60,
-        timeout_graceful_shutdown=SECONDS_TO_FINISH,
+        timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT,
         h11_max_incomplete_event_size=64 * 1024,
-        ssl_certfile=listening.certificate,
-        ssl_keyfile=listening.private_key,
+        ssl_certfile=listener.tls_certificate,
+        ssl_keyfile=listener.tls_key,
     )
 
 
 class _Server(uvicorn.Server):
-    """Ends with a return when asked to stop; uvicorn's own would end the process by the signal once more."""
+    """Returns when it was asked to stop; uvicorn's own server would raise the signal once more."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Stop gracefully on SIGINT and SIGTERM; a second signal stops at once."""
-        wanted = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self.handle_exit) for number in wanted}
+        before = {number: signal.signal(number, self.handle_exit) for number in _STOP_SIGNALS}
         try:
             yield
         finally:
@@ -112,117 +167,121 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def run(service: Service, listening: Listening, port: socket.socket) -> None:
-    """Serve on an open port until a signal asks to stop; requests under way are answered first."""
-    # The ledger's thread gives the interpreter away at every statement and must not wait long to get it back.
-    sys.setswitchinterval(SWITCH_SECONDS)
-    _Server(configuration(service, listening)).run(sockets=[port])
+def run(service: Service, listener: Listener, opened: socket.socket) -> None:
+    """Serve until a signal asks to stop. Requests in flight are answered first.
+
+    Parameters
+    ----------
+    service : Service
+        The service to run.
+    listener : Listener
+        Where it listens.
+    opened : socket
+        The listening socket, from `Listener.open_socket`.
+    """
+    # The ledger's thread releases the interpreter lock at every statement and must not wait long to get it back.
+    sys.setswitchinterval(_SWITCH_INTERVAL)
+    _Server(uvicorn_config(service, listener)).run(sockets=[opened])
 
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
-_AT_LEAST_SECONDS = 2.0
-_MOST_FAILURES = 3
-_LEDGER_AWAY = 75
-_LONGEST_PAUSE_SECONDS = 5.0
-_BACKLOG = 2048
-_SIGNAL_AT_PARENTS_DEATH = 1  # PR_SET_PDEATHSIG of Linux
+@contextmanager
+def run_in_thread(service: Service, listener: Listener | None = None) -> Iterator[str]:
+    """Run a service in a thread of this process, for scripts and tests.
 
+    Parameters
+    ----------
+    service : Service
+        The service to run.
+    listener : Listener or None
+        Where it listens. None: a free port of this machine.
 
-def open_port(listening: Listening) -> socket.socket:
-    """The listening socket, or one sentence why there is none."""
-    family = socket.AF_INET6 if ":" in listening.host else socket.AF_INET
-    port = socket.socket(family)
+    Yields
+    ------
+    str
+        The URL of the service, once it has started.
+    """
+    where = listener or Listener(port=0)
+    opened = where.open_socket()
+    server = uvicorn.Server(uvicorn_config(service, where))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
+    thread.start()
     try:
-        port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        port.bind((listening.host, listening.port))
-        port.listen(_BACKLOG)
-    except OSError as problem:
-        port.close()
-        raise InvalidInput(
-            f"The service cannot listen on {listening.host}:{listening.port} ({problem.strerror}); choose another port."
-        ) from problem
-    return port
+        deadline = time.monotonic() + _START_TIMEOUT
+        while not server.started:
+            if not thread.is_alive() or time.monotonic() > deadline:
+                raise QuietmaxError("The service did not start.")
+            time.sleep(0.01)
+        yield where.url(opened)
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
-def supervise(make: Callable[[], Service], listening: Listening, port: socket.socket, log: Log) -> None:
-    """Run the service that `make` builds in a child process, again whenever it dies, until asked to stop."""
-    parent = _Parent()
+def supervise(
+    create_service: Callable[[], Service], listener: Listener, opened: socket.socket, log: Log
+) -> None:
+    """Run a service in a child process, and restart it whenever it dies, until a signal asks to stop.
+
+    Parameters
+    ----------
+    create_service : callable
+        Creates the service, in the child process.
+    listener : Listener
+        Where it listens.
+    opened : socket
+        The listening socket; it stays open while the service restarts.
+    log : Log
+        Where to write that a service died.
+
+    Raises
+    ------
+    QuietmaxError
+        If the service dies several times right after its start, other than for an unavailable ledger.
+    """
+    supervisor = _Supervisor()
     failures = 0
-    number = os.getpid()
-    with parent:
+    with supervisor:
         while True:
             started = time.monotonic()
-            child = os.fork()
-            if child == 0:
-                parent.restore()
-                _serve(make, listening, port, number)
-            code = parent.wait_for(child)
-            if code == 0 or parent.asked_to_stop:
+            code = supervisor.run_child(lambda: run(create_service(), listener, opened))
+            if code == 0 or supervisor.stopping:
                 return
-            lasted = time.monotonic() - started
-            failures = failures + 1 if lasted < _AT_LEAST_SECONDS else 0
-            log.event("died", code=code, seconds=round(lasted, 2))
-            if code == _LEDGER_AWAY:
-                parent.pause(min(0.1 * 2 ** min(failures, 8), _LONGEST_PAUSE_SECONDS))
-                if parent.asked_to_stop:
+            uptime = time.monotonic() - started
+            failures = failures + 1 if uptime < _MIN_UPTIME else 0
+            log.event("died", code=code, seconds=round(uptime, 2))
+            if code == _LEDGER_UNAVAILABLE:
+                supervisor.pause(min(0.1 * 2 ** min(failures, 8), _MAX_RESTART_DELAY))
+                if supervisor.stopping:
                     return
-            elif failures >= _MOST_FAILURES:
-                raise QuietmaxError(
-                    "The service died several times right after its start; see the log for why."
-                )
+            elif failures >= _MAX_FAILURES:
+                raise QuietmaxError("The service died several times right after its start; the log says why.")
 
 
-def _serve(make: Callable[[], Service], listening: Listening, port: socket.socket, parent: int) -> None:
-    """The child: serve, and end without returning into the parent's code."""
-    code = 1
-    try:
-        _end_with_parent(parent)
-        run(make(), listening, port)
-        code = 0
-    except LedgerUnavailable as problem:
-        code = _LEDGER_AWAY
-        sys.stderr.write(f"quietmax: {problem}\n")
-    except QuietmaxError as refusal:
-        sys.stderr.write(f"quietmax: {refusal}\n")
-    except BaseException as problem:
-        sys.stderr.write(f"quietmax: the service failed ({type(problem).__name__})\n")
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _end_with_parent(parent: int) -> None:
-    """Ask the system to stop this process when the parent is gone; only Linux can, elsewhere it goes on alone."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SIGNAL_AT_PARENTS_DEATH, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
-
-
-class _Parent:
-    """The parent's signals: asked to stop, it asks the child to stop and waits for it."""
+class _Supervisor:
+    """Runs child processes. When asked to stop, it asks the child to stop and waits for it."""
 
     def __init__(self) -> None:
-        self.asked_to_stop = False
+        self.stopping = False
         self._child = 0
-        self._before = {number: signal.getsignal(number) for number in _STOPPING}
+        self._handlers = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
 
     def __enter__(self) -> None:
-        for number in _STOPPING:
+        for number in _STOP_SIGNALS:
             signal.signal(number, self._stop)
 
     def __exit__(self, *_: object) -> None:
-        self.restore()
-
-    def restore(self) -> None:
-        """Put the signals back as they were."""
-        for number, handler in self._before.items():
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    def wait_for(self, child: int) -> int:
-        """The child's exit code; negative if a signal ended it."""
+    def run_child(self, serve: Callable[[], None]) -> int:
+        """Run a function in a child process; return its exit code, negative if a signal ended it."""
+        parent = os.getpid()
+        child = os.fork()
+        if child == 0:
+            self.__exit__()
+            _run_and_exit(serve, parent)
         self._child = child
-        if self.asked_to_stop:
+        if self.stopping:
             os.kill(child, signal.SIGTERM)
         _, status = os.waitpid(child, 0)
         self._child = 0
@@ -231,10 +290,37 @@ class _Parent:
     def pause(self, seconds: float) -> None:
         """Wait, but no longer than until asked to stop."""
         end = time.monotonic() + seconds
-        while not self.asked_to_stop and time.monotonic() < end:
+        while not self.stopping and time.monotonic() < end:
             time.sleep(0.02)
 
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
-        self.asked_to_stop = True
+        self.stopping = True
         if self._child:
             os.kill(self._child, signal.SIGTERM)
+
+
+def _run_and_exit(serve: Callable[[], None], parent: int) -> NoReturn:
+    """Serve in the child process, and exit without returning into the parent's code."""
+    code = 1
+    try:
+        _stop_with_parent(parent)
+        serve()
+        code = 0
+    except LedgerUnavailable as error:
+        code = _LEDGER_UNAVAILABLE
+        sys.stderr.write(f"quietmax: {error}\n")
+    except QuietmaxError as error:
+        sys.stderr.write(f"quietmax: {error}\n")
+    except BaseException as error:
+        sys.stderr.write(f"quietmax: the service failed ({type(error).__name__})\n")
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _stop_with_parent(parent: int) -> None:
+    """Ask Linux to stop this process when its parent ends; elsewhere it goes on alone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)

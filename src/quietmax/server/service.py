@@ -22,7 +22,7 @@ from quietmax.server.auth import Authenticator, Caller
 from quietmax.server.batching import Pipeline, Reply
 from quietmax.server.codec import INPUT, LABEL, OUTPUT_DATATYPES, PROBABILITIES, InferenceRequest
 from quietmax.server.deployment import Deployment
-from quietmax.server.errors import HttpError, unauthorized, unavailable
+from quietmax.server.errors import HttpError, no_such_model, unauthorized, unavailable
 from quietmax.server.metrics import Log, Metrics
 from quietmax.server.settings import Settings
 
@@ -108,7 +108,7 @@ class Service:
         """
         found = self._highest.get(name) if version is None else self._by_version.get((name, version))
         if found is None:
-            raise HttpError(404, "There is no such model or version. GET /v2/models lists all.")
+            raise no_such_model()
         return found
 
     def versions(self, name: str) -> list[str]:
@@ -216,9 +216,7 @@ class Service:
             The model.
         """
         account = await self.account(deployment)
-        outputs: list[dict[str, Any]] = [
-            {"name": LABEL, "datatype": OUTPUT_DATATYPES[LABEL], "shape": [-1]}
-        ]
+        outputs: list[dict[str, Any]] = [{"name": LABEL, "datatype": OUTPUT_DATATYPES[LABEL], "shape": [-1]}]
         if deployment.releases_probabilities:
             shape = [-1, len(deployment.classes)]
             outputs.append(

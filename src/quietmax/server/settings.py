@@ -1,4 +1,4 @@
-"""What the owner decides about a running service."""
+"""Settings of a running service."""
 
 from __future__ import annotations
 
@@ -9,37 +9,61 @@ from quietmax.errors import InvalidInput
 
 @dataclass(frozen=True)
 class Settings:
-    """Limits and habits of the service; every one of them holds for each process on its own.
+    """Limits and options of a service. Limits hold for each server process.
 
-    `anonymous`: requests without a key are answered, as client "anonymous" (loopback only). `max_bytes`, `max_rows`:
-    of one request. `seconds`: until a request is given up. `max_waiting`: requests at once. `stored_answers`:
-    identical queries get the stored answer at no cost. `secure_cookies`: the dashboard's session only over TLS.
+    Parameters
+    ----------
+    anonymous : bool
+        Answer requests without an API key, as the client ``anonymous``. Loopback only.
+    max_bytes : int
+        Largest request body.
+    max_rows : int
+        Most rows in one request.
+    timeout : float
+        Seconds until a request is given up.
+    max_in_flight : int
+        Most inference requests at the same time.
+    answer_cache : bool
+        Answer identical queries from the answer cache, at no cost.
+    log_requests : bool
+        Write one log line per inference request.
+    secure_cookies : bool
+        Send the session cookie of the dashboard over TLS only.
     """
 
     anonymous: bool = False
     max_bytes: int = 16 * 2**20
     max_rows: int = 1000
-    seconds: float = 10.0
-    max_waiting: int = 1024
-    stored_answers: bool = True
+    timeout: float = 10.0
+    max_in_flight: int = 1024
+    answer_cache: bool = True
     log_requests: bool = True
     secure_cookies: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_bytes", "max_rows", "seconds", "max_waiting"):
-            if not getattr(self, name) > 0:
-                raise InvalidInput(f"{name} is {getattr(self, name)}, but must be more than 0; give a limit.")
+        for name in ("max_bytes", "max_rows", "timeout", "max_in_flight"):
+            value = getattr(self, name)
+            if not value > 0:
+                raise InvalidInput(f"{name} must be greater than 0, got {value}.")
 
 
 ANONYMOUS = "anonymous"
-"""The client who asks without a key."""
-_LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+"""The client name of requests without an API key."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name means this machine only.
+    """Tell whether a host name can only mean this machine.
 
+    Parameters
+    ----------
+    host : str
+        A host name or address, without a port.
+
+    Examples
+    --------
     >>> is_loopback("127.0.0.1"), is_loopback("0.0.0.0"), is_loopback("127.0.0.53")
     (True, False, True)
     """
-    return host in _LOOPBACK or (host.startswith("127.") and host.replace(".", "").isdigit())
+    return host in ("localhost", "::1", "[::1]") or (
+        host.startswith("127.") and host.replace(".", "").isdigit()
+    )

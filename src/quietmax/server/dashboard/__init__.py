@@ -1,4 +1,4 @@
-"""The dashboard: server-rendered pages with a little JavaScript; no external resources."""
+"""The dashboard: server-rendered pages with a little JavaScript, and no external resources."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from jinja2 import Environment, FileSystemLoader, select_autoescape
 
 from quietmax.ledger.accounts import AccountState
 from quietmax.ledger.ledger import SpendingPoint
-from quietmax.server.auth import SESSION_SECONDS, Caller, from_another_site
-from quietmax.server.codec import LABEL, PROBABILITIES, Query, unpacked
-from quietmax.server.deployment import Deployment, budget_json, currency_name, shown_cost
-from quietmax.server.errors import HttpError, bad_request, unfit
-from quietmax.server.openapi import refusals, responses
-from quietmax.server.repository import LARGEST_VALUE
-from quietmax.server.service import Service
+from quietmax.server.auth import SESSION_SECONDS, Caller, is_cross_site
+from quietmax.server.codec import MAX_VALUE, OUTPUT_DATATYPES, InferenceRequest, output_tensors
+from quietmax.server.deployment import Deployment
+from quietmax.server.errors import HttpError, bad_request, unprocessable
+from quietmax.server.openapi import error_responses, responses
+from quietmax.server.service import Service, cost_amount
 
 COOKIE = "quietmax_session"
-_WIDTH, _HEIGHT = 600, 160
-_MOST_BYTES = 2**20
-_PAGE: dict[str, Any] = {
-    "description": "The page to log in.",
+_CHART_WIDTH, _CHART_HEIGHT = 600, 160
+_MAX_BYTES = 2**20
+_LOGIN_PAGE: dict[str, Any] = {
+    "description": "The login page.",
     "content": {"text/html": {"schema": {"type": "string"}}},
 }
 _templates = Environment(
@@ -39,66 +38,30 @@ _templates = Environment(
 )
 
 
-def add(app: FastAPI, service: Service) -> None:
-    """Add the pages to an application."""
+def add_routes(app: FastAPI, service: Service) -> None:
+    """Add the routes of the dashboard.
 
-    @app.get("/", tags=["dashboard"], response_class=HTMLResponse, responses=refusals(403, 503))
+    Parameters
+    ----------
+    app : FastAPI
+        The application.
+    service : Service
+        The service to show.
+    """
+    _add_session_routes(app, service)
+
+    @app.get("/", tags=["dashboard"], response_class=HTMLResponse, responses=error_responses(403, 503))
     async def page(request: Request) -> Response:
-        """The dashboard, or the page to log in."""
-        caller = await _caller(service, request)
+        """The dashboard, or the login page."""
+        caller = await _session(service, request)
         if caller is None:
-            return _html("login.html", service, wrong=False)
-        return _html("page.html", service, caller=caller, state=await state(service, caller))
-
-    @app.post(
-        "/login",
-        tags=["dashboard"],
-        status_code=303,
-        responses={**refusals(403, 413, 503), 401: _PAGE, 303: {"description": "Logged in."}},
-        response_class=Response,
-        response_model=None,
-    )
-    async def login(request: Request) -> Response:
-        """Open a session with a key, given as the form field `key`."""
-        _same_origin(request)
-        fields = parse_qs((await _body(request)).decode("utf-8", "replace"))
-        try:
-            cookie, caller = await service.access.login(fields.get("key", [""])[0])
-        except HttpError as refusal:
-            if refusal.status != 401:
-                raise
-            return _html("login.html", service, wrong=True, status=401)
-        service.log.event("login", client=caller.client)
-        answer = RedirectResponse("/", 303)
-        answer.set_cookie(
-            COOKIE,
-            cookie,
-            max_age=SESSION_SECONDS,
-            httponly=True,
-            samesite="strict",
-            secure=service.settings.secure_cookies,
-        )
-        return answer
-
-    @app.post(
-        "/logout",
-        tags=["dashboard"],
-        status_code=303,
-        responses={**refusals(403), 303: {"description": "Logged out."}},
-        response_class=Response,
-        response_model=None,
-    )
-    async def logout(request: Request) -> Response:
-        """End the session."""
-        _same_origin(request)
-        answer = RedirectResponse("/", 303)
-        answer.delete_cookie(COOKIE)
-        return answer
+            return _html("login.html", wrong=False)
+        return _html("page.html", state=await _state(service, caller))
 
     @app.get("/state", tags=["dashboard"], responses=responses("DashboardState", 401, 403, 503))
     async def current_state(request: Request) -> Response:
-        """What the dashboard shows, as JSON."""
-        return JSONResponse(await state(service, await _known(service, request)))
+        """The contents of the dashboard as JSON."""
+        return JSONResponse(await _state(service, await _required_session(service, request)))
 
     @app.post(
         "/try",
@@ -106,91 +69,141 @@ def add(app: FastAPI, service: Service) -> None:
         responses=responses("InferenceResponse", 400, 401, 403, 404, 413, 422, 503),
     )
     async def try_it(request: Request) -> Response:
-        """Ask one question from the dashboard; it costs what any question costs."""
-        _same_origin(request)
-        caller = await _known(service, request)
-        deployment, query = _question(service, await _body(request))
+        """Send one query from the dashboard; it is charged like any other."""
+        _check_same_site(request)
+        caller = await _required_session(service, request)
+        deployment, query = _decode_query(service, await _read_body(request))
         started = time.perf_counter()
         status = 500
         try:
-            answer, parameters = await service.answer(deployment, query, caller)
+            answers, parameters = await service.infer(deployment, query, caller)
             status = 200
-        except HttpError as refusal:
-            status = refusal.status
+        except HttpError as error:
+            status = error.status
             raise
         finally:
-            service.metrics.request(
-                deployment.name, deployment.version, status, time.perf_counter() - started
-            )
-        outputs = unpacked(answer.rows)
+            seconds = time.perf_counter() - started
+            service.metrics.count_request(deployment.name, deployment.version, status, seconds)
+        outputs = [
+            {
+                "name": name,
+                "datatype": OUTPUT_DATATYPES[name],
+                "shape": list(values.shape),
+                "data": values.reshape(-1).tolist(),
+            }
+            for name, values in output_tensors(answers).items()
+        ]
         return JSONResponse(
             {
                 "model_name": deployment.name,
                 "model_version": deployment.version,
                 "parameters": parameters,
-                "outputs": [
-                    {"name": name, "datatype": kind, "shape": list(outputs[name].shape), "data": data}
-                    for name, kind in ((LABEL, "INT64"), (PROBABILITIES, "FP32"))
-                    if name in outputs
-                    for data in [outputs[name].reshape(-1).tolist()]
-                ],
+                "outputs": outputs,
             }
         )
 
 
-async def _caller(service: Service, request: Request) -> Caller | None:
-    return await service.access.session(request.cookies.get(COOKIE), request.scope["headers"])
+def _add_session_routes(app: FastAPI, service: Service) -> None:
+    @app.post(
+        "/login",
+        tags=["dashboard"],
+        status_code=303,
+        responses={**error_responses(403, 413, 503), 401: _LOGIN_PAGE, 303: {"description": "Logged in."}},
+        response_class=Response,
+        response_model=None,
+    )
+    async def login(request: Request) -> Response:
+        """Open a session with the API key in the form field `key`."""
+        _check_same_site(request)
+        fields = parse_qs((await _read_body(request)).decode("utf-8", "replace"))
+        try:
+            cookie, caller = await service.auth.login(fields.get("key", [""])[0])
+        except HttpError as error:
+            if error.status != 401:
+                raise
+            return _html("login.html", status=401, wrong=True)
+        service.log.event("login", client=caller.client)
+        response = RedirectResponse("/", 303)
+        response.set_cookie(
+            COOKIE,
+            cookie,
+            max_age=SESSION_SECONDS,
+            httponly=True,
+            samesite="strict",
+            secure=service.settings.secure_cookies,
+        )
+        return response
+
+    @app.post(
+        "/logout",
+        tags=["dashboard"],
+        status_code=303,
+        responses={**error_responses(403), 303: {"description": "Logged out."}},
+        response_class=Response,
+        response_model=None,
+    )
+    async def logout(request: Request) -> Response:
+        """Close the session."""
+        _check_same_site(request)
+        response = RedirectResponse("/", 303)
+        response.delete_cookie(COOKIE)
+        return response
 
 
-async def _known(service: Service, request: Request) -> Caller:
-    caller = await _caller(service, request)
+async def _session(service: Service, request: Request) -> Caller | None:
+    return await service.auth.authenticate_session(request.cookies.get(COOKIE), request.scope["headers"])
+
+
+async def _required_session(service: Service, request: Request) -> Caller:
+    caller = await _session(service, request)
     if caller is None:
-        raise HttpError(401, "The session has ended; log in again.")
+        raise HttpError(401, "The session has ended.")
     return caller
 
 
-def _same_origin(request: Request) -> None:
-    if from_another_site(request.scope["headers"]):
-        raise HttpError(403, "This request came from another site; use the dashboard itself.")
+def _check_same_site(request: Request) -> None:
+    if is_cross_site(request.scope["headers"]):
+        raise HttpError(403, "Requests from other sites are not allowed.")
 
 
-async def _body(request: Request) -> bytes:
+async def _read_body(request: Request) -> bytes:
     parts, size = [], 0
     async for part in request.stream():
         parts.append(part)
         size += len(part)
-        if size > _MOST_BYTES:
-            raise HttpError(413, f"The body is larger than {_MOST_BYTES} bytes; send less.")
+        if size > _MAX_BYTES:
+            raise HttpError(413, f"The body must have at most {_MAX_BYTES} bytes.")
     return b"".join(parts)
 
 
-def _question(service: Service, body: bytes) -> tuple[Deployment, Query]:
+def _decode_query(service: Service, body: bytes) -> tuple[Deployment, InferenceRequest]:
+    """Decode ``{"model": ..., "version": ..., "features": [...]}``."""
     try:
-        asked: Any = orjson.loads(body)
+        query: Any = orjson.loads(body)
     except orjson.JSONDecodeError:
-        asked = None
-    if not isinstance(asked, dict) or not isinstance(asked.get("model"), str):
-        raise bad_request("A trial is a JSON object with a model and its features; send one.")
-    version = asked.get("version")
+        query = None
+    if not isinstance(query, dict) or not isinstance(query.get("model"), str):
+        raise bad_request("The body must be a JSON object with `model` and `features`.")
+    version = query.get("version")
     if version is not None and not isinstance(version, str):
-        raise bad_request("The version must be text; send it so, or leave it out.")
-    deployment = service.deployment(asked["model"], version)
-    features = asked.get("features")
+        raise bad_request("`version` must be a string.")
+    deployment = service.deployment(query["model"], version)
+    features = query.get("features")
     if not isinstance(features, list) or not {type(value) for value in features} <= {int, float}:
-        raise unfit("The features must be a list of numbers; correct them.")
+        raise unprocessable("`features` must be a list of numbers.")
     with np.errstate(over="ignore"):
         row = np.array(features, dtype=np.float64)
-    if row.shape != (deployment.servable.inputs,) or not (np.abs(row) <= LARGEST_VALUE).all():
-        raise unfit(
-            f"The model takes {deployment.servable.inputs} finite numbers, but {row.size} were given; correct them."
+    if row.shape != (deployment.inputs,) or not (np.abs(row) <= MAX_VALUE).all():
+        raise unprocessable(
+            f"`features` must be {deployment.inputs} numbers between {-MAX_VALUE:g} and {MAX_VALUE:g}, "
+            f"got {row.size} numbers."
         )
-    outputs = ((LABEL, False), (PROBABILITIES, False))
-    return deployment, Query(row.astype(np.float32)[None] + np.float32(0), None, outputs)
+    return deployment, InferenceRequest(row.astype(np.float32)[None] + np.float32(0), None, ())
 
 
-def _html(template: str, service: Service, status: int = 200, **values: Any) -> Response:
+def _html(template: str, status: int = 200, **values: Any) -> Response:
     nonce = secrets.token_urlsafe(16)
-    content = _templates.get_template(template).render(nonce=nonce, settings=service.settings, **values)
+    content = _templates.get_template(template).render(nonce=nonce, **values)
     policy = (
         f"default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; connect-src 'self'; "
         "form-action 'self'; base-uri 'none'; frame-ancestors 'none'; img-src data:"
@@ -207,74 +220,70 @@ def _html(template: str, service: Service, status: int = 200, **values: Any) -> 
     )
 
 
-async def state(service: Service, caller: Caller) -> dict[str, Any]:
-    """What the dashboard shows: models with their privacy cards, accounts with who spent what and when."""
+async def _state(service: Service, caller: Caller) -> dict[str, Any]:
+    """Return what the dashboard shows: models with their guarantees, accounts with who spent what and when."""
     names = sorted({deployment.account.name for deployment in service.deployments})
-    accounts: dict[str, AccountState] = {
-        name: await service.look(service.ledger.account, name) for name in names
-    }
+    accounts = {name: await service.read(service.ledger.account, name) for name in names}
     return {
         "client": caller.client,
         "admin": caller.admin,
-        "ready": await service.unready() is None,
+        "ready": await service.readiness_error() is None,
         "models": [
-            _model(service, deployment, accounts[deployment.account.name])
+            _model_state(service, deployment, accounts[deployment.account.name])
             for deployment in service.deployments
         ],
-        "accounts": [await _account(service, account, caller) for account in accounts.values()],
+        "accounts": [await _account_state(service, account, caller) for account in accounts.values()],
     }
 
 
-def _model(service: Service, deployment: Deployment, account: AccountState) -> dict[str, Any]:
-    servable = deployment.servable
-    guarantee = deployment.guarantee(account)
-    latency = service.metrics.latency(deployment.label)
+def _model_state(service: Service, deployment: Deployment, account: AccountState) -> dict[str, Any]:
+    guarantee = deployment.total_guarantee(account)
+    latency = service.metrics.latency(deployment.label) or {}
     return {
         "name": deployment.name,
         "version": deployment.version,
-        "kind": servable.kind,
-        "mechanism": servable.mechanism,
-        "dataset": servable.dataset,
-        "classes": list(servable.classes),
-        "inputs": servable.inputs,
+        "kind": deployment.kind,
+        "mechanism": deployment.mechanism,
+        "dataset": deployment.dataset,
+        "classes": list(deployment.classes),
+        "inputs": deployment.inputs,
         "account": account.name,
         "status": deployment.status,
         "guarantee": str(guarantee).removesuffix(guarantee.because).strip(),
         "because": guarantee.because,
         "assumptions": list(guarantee.assumptions),
         "warning": deployment.warning,
-        "currency": currency_name(account.total),
-        "cost_per_answer": shown_cost(account.total, deployment.unit_cost),
-        "latency": None
-        if latency is None
-        else {name: round(1000 * value, 1) for name, value in latency.items()},
+        "measure": account.total.measure,
+        "cost_per_answer": cost_amount(account.total, deployment.unit_cost),
+        "latency": {name: round(1000 * value, 1) for name, value in latency.items()} or None,
     }
 
 
-async def _account(service: Service, account: AccountState, caller: Caller) -> dict[str, Any]:
-    parts = await service.look(service.ledger.subaccounts, account)
-    curve = await service.look(service.ledger.spending_history, account)
-    unproven = await service.look(service.ledger.unproven_models, account)
-    told = budget_json(account, parts, caller.client, caller.admin)
-    told["refused"] = sum(part.refused for part in parts)
-    told["unproven_models"] = [f"{model} ({status})" for model, status in unproven]
+async def _account_state(service: Service, account: AccountState, caller: Caller) -> dict[str, Any]:
+    subaccounts = await service.read(service.ledger.subaccounts, account)
+    history = await service.read(service.ledger.spending_history, account)
     now = time.time_ns() // 1000
-    told["curve"] = _polyline(curve, account.limit_units, now)
-    told["from"], told["to"] = (curve[0].time // 1000, now // 1000) if curve else (0, 0)
-    return told
+    return {
+        **await service.account_document(account, subaccounts, caller),
+        "refused": sum(each.refused for each in subaccounts),
+        "curve": _polyline(history, account.limit_units, now),
+        "from": history[0].time // 1000 if history else 0,
+        "to": now // 1000 if history else 0,
+    }
 
 
-def _polyline(curve: list[SpendingPoint], limit: int, now: int) -> str:
-    """The spending curve up to now as steps, for an SVG polyline of `_WIDTH` by `_HEIGHT`."""
-    if not curve:
+def _polyline(history: list[SpendingPoint], limit: int, now: int) -> str:
+    """Return the spending up to now as steps: the points of an SVG polyline."""
+    if not history:
         return ""
-    start, span = curve[0].time, max(now - curve[0].time, curve[-1].time - curve[0].time, 1)
+    start = history[0].time
+    span = max(now - start, history[-1].time - start, 1)
     points: list[str] = []
-    before = float(_HEIGHT)
-    for point in curve:
-        across = _WIDTH * (point.time - start) / span
-        height = _HEIGHT * (1 - (point.spent_units / limit if limit else 1.0))
-        points += [f"{across:.1f},{before:.1f}", f"{across:.1f},{height:.1f}"]
-        before = height
-    points.append(f"{_WIDTH},{before:.1f}")
+    before = float(_CHART_HEIGHT)
+    for point in history:
+        x = _CHART_WIDTH * (point.time - start) / span
+        y = _CHART_HEIGHT * (1 - (point.spent_units / limit if limit else 1.0))
+        points += [f"{x:.1f},{before:.1f}", f"{x:.1f},{y:.1f}"]
+        before = y
+    points.append(f"{_CHART_WIDTH},{before:.1f}")
     return " ".join(points)
