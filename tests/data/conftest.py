@@ -1,3 +1,5 @@
+"""Fixtures of the data tests."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -6,18 +8,19 @@ import pytest
 
 from quietmax.errors import QuietmaxError
 
+ErrorMessage = Callable[[Callable[[], object], type[QuietmaxError]], str]
+
 
 @pytest.fixture(scope="session")
-def refusal() -> Callable[[Callable[[], object], type[QuietmaxError]], str]:
-    """Return the sentence with which a call is refused, after checking that it is one sentence."""
+def error_message() -> ErrorMessage:
+    """Return a function that calls something, checks the type of its error and returns the error's message."""
 
-    def refused(call: Callable[[], object], kind: type[QuietmaxError]) -> str:
+    def message_of(call: Callable[[], object], kind: type[QuietmaxError]) -> str:
         with pytest.raises(kind) as caught:
             call()
-        sentence = str(caught.value)
-        assert "\n" not in sentence
-        assert sentence.endswith((".", "?"))
-        assert ". " not in sentence.replace("...", "")
-        return sentence
+        message = str(caught.value)
+        assert "\n" not in message
+        assert message.endswith((".", "?"))
+        return message
 
-    return refused
+    return message_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -14,8 +14,8 @@ import pytest
 
 from quietmax.data import Download, fetch
 from quietmax.errors import DataUnavailable
+from tests.data.conftest import ErrorMessage
 
-Refusal = Callable[..., str]
 CONTENT = np.random.default_rng(0).bytes(900_001)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
@@ -117,11 +117,11 @@ def test_a_part_left_by_an_earlier_run_is_continued(server: Server, tmp_path: Pa
 
 
 def test_what_arrived_is_kept_when_the_server_goes_away_and_continued_later(
-    server: Server, tmp_path: Path, refusal: Refusal
+    server: Server, tmp_path: Path, error_message: ErrorMessage
 ) -> None:
     server.cuts = [400_000, 0, 0, 0]
-    sentence = refusal(lambda: fetch(official(server), tmp_path), DataUnavailable)
-    assert "400000" in sentence
+    message = error_message(lambda: fetch(official(server), tmp_path), DataUnavailable)
+    assert "400000" in message
     assert (tmp_path / "file.bin.part").read_bytes() == CONTENT[:400_000]
     assert not (tmp_path / "file.bin").exists()
     assert fetch(official(server), tmp_path).read_bytes() == CONTENT
@@ -135,12 +135,12 @@ def test_a_server_that_cannot_continue_is_asked_for_the_whole_file(server: Serve
 
 
 def test_a_server_that_states_no_length_is_believed_up_to_the_checksum(
-    server: Server, tmp_path: Path, refusal: Refusal
+    server: Server, tmp_path: Path, error_message: ErrorMessage
 ) -> None:
     server.length = False
     assert fetch(official(server), tmp_path / "whole").read_bytes() == CONTENT
     server.cuts = [1_000]
-    assert "checksum" in refusal(lambda: fetch(official(server), tmp_path / "cut"), DataUnavailable)
+    assert "checksum" in error_message(lambda: fetch(official(server), tmp_path / "cut"), DataUnavailable)
 
 
 def test_a_part_that_is_already_whole_becomes_the_file(server: Server, tmp_path: Path) -> None:
@@ -163,18 +163,20 @@ def test_a_server_that_continues_at_another_place_is_asked_from_the_beginning(
     assert server.asked == ["bytes=1000-", None]
 
 
-def test_a_wrong_checksum_leaves_nothing_behind(server: Server, tmp_path: Path, refusal: Refusal) -> None:
-    sentence = refusal(lambda: fetch(official(server, "0" * 64), tmp_path), DataUnavailable)
-    assert SHA256 in sentence
-    assert "0" * 64 in sentence
+def test_a_wrong_checksum_leaves_nothing_behind(
+    server: Server, tmp_path: Path, error_message: ErrorMessage
+) -> None:
+    message = error_message(lambda: fetch(official(server, "0" * 64), tmp_path), DataUnavailable)
+    assert SHA256 in message
+    assert "0" * 64 in message
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_part_of_another_file_ends_in_a_wrong_checksum_and_the_next_try_succeeds(
-    server: Server, tmp_path: Path, refusal: Refusal
+    server: Server, tmp_path: Path, error_message: ErrorMessage
 ) -> None:
     (tmp_path / "file.bin.part").write_bytes(b"x" * 1_000)
-    assert "checksum" in refusal(lambda: fetch(official(server), tmp_path), DataUnavailable)
+    assert "checksum" in error_message(lambda: fetch(official(server), tmp_path), DataUnavailable)
     assert list(tmp_path.iterdir()) == []
     assert fetch(official(server), tmp_path).read_bytes() == CONTENT
 
@@ -184,37 +186,39 @@ def test_a_file_without_known_checksum_is_accepted(server: Server, tmp_path: Pat
 
 
 @pytest.mark.parametrize("status", [403, 404, 500])
-def test_an_answer_that_is_not_the_file_is_refused(
-    server: Server, tmp_path: Path, status: int, refusal: Refusal
+def test_an_answer_that_is_not_the_file_is_rejected(
+    server: Server, tmp_path: Path, status: int, error_message: ErrorMessage
 ) -> None:
     server.status = status
-    sentence = refusal(lambda: fetch(official(server), tmp_path), DataUnavailable)
-    assert str(status) in sentence
-    assert server.url in sentence
+    message = error_message(lambda: fetch(official(server), tmp_path), DataUnavailable)
+    assert str(status) in message
+    assert server.url in message
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_refused_connection_is_one_sentence(tmp_path: Path, refusal: Refusal) -> None:
+def test_a_rejected_connection_is_one_sentence(tmp_path: Path, error_message: ErrorMessage) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     download = Download("file.bin", f"http://127.0.0.1:{port}/file.bin", SHA256)
-    sentence = refusal(lambda: fetch(download, tmp_path), DataUnavailable)
-    assert "refused" in sentence
+    message = error_message(lambda: fetch(download, tmp_path), DataUnavailable)
+    assert "refused" in message
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_silent_server_is_given_up(tmp_path: Path, refusal: Refusal) -> None:
+def test_a_silent_server_is_given_up(tmp_path: Path, error_message: ErrorMessage) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         download = Download("file.bin", f"http://127.0.0.1:{silent.getsockname()[1]}/file.bin", SHA256)
-        sentence = refusal(lambda: fetch(download, tmp_path, timeout=0.2), DataUnavailable)
-    assert "timed out" in sentence
+        message = error_message(lambda: fetch(download, tmp_path, timeout=0.2), DataUnavailable)
+    assert "timed out" in message
 
 
-def test_a_folder_that_cannot_be_written_is_refused(server: Server, tmp_path: Path, refusal: Refusal) -> None:
+def test_a_folder_that_cannot_be_written_is_rejected(
+    server: Server, tmp_path: Path, error_message: ErrorMessage
+) -> None:
     (tmp_path / "taken").write_text("a file, not a folder")
-    sentence = refusal(lambda: fetch(official(server), tmp_path / "taken" / "below"), DataUnavailable)
-    assert "cannot be written" in sentence
+    message = error_message(lambda: fetch(official(server), tmp_path / "taken" / "below"), DataUnavailable)
+    assert "cannot be written" in message
     assert server.asked == []

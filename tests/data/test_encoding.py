@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from decimal import Decimal
 
 import numpy as np
@@ -12,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quietmax.data import CategoricalColumn, Encoding, NumericColumn
-from quietmax.data.encoding import Column, as_text
+from quietmax.data.encoding import Column, as_string
 from quietmax.errors import InvalidInput
-
-Refusal = Callable[..., str]
+from tests.data.conftest import ErrorMessage
 
 
 def encoded(column: Column, values: object) -> list[list[float]]:
@@ -74,11 +72,11 @@ def test_numbers_written_as_text_are_numbers() -> None:
 
 
 @pytest.mark.parametrize("odd", ["elderly", "1,000", "1_000", "0x1A", "1e", "--5", "\u0661", "True", "."])
-def test_what_is_no_number_is_an_error_without_showing_it(odd: str, refusal: Refusal) -> None:
-    sentence = refusal(lambda: encoded(NumericColumn("age", 0, 10), ["5", odd]), InvalidInput)
-    assert "'age'" in sentence
-    assert "record 2" in sentence
-    assert odd == "." or odd not in sentence
+def test_what_is_no_number_is_an_error_without_showing_it(odd: str, error_message: ErrorMessage) -> None:
+    message = error_message(lambda: encoded(NumericColumn("age", 0, 10), ["5", odd]), InvalidInput)
+    assert "'age'" in message
+    assert "Row 2" in message
+    assert odd == "." or odd not in message
 
 
 @pytest.mark.parametrize(
@@ -150,11 +148,11 @@ def test_python_values_are_read_one_by_one_whatever_else_the_column_holds() -> N
     ],
 )
 def test_a_cell_has_one_text(value: object, text: str) -> None:
-    assert as_text(value) == text
+    assert as_string(value) == text
 
 
 def test_a_nested_python_value_is_an_error() -> None:
-    with pytest.raises(InvalidInput, match="holds a list"):
+    with pytest.raises(InvalidInput, match="of type list"):
         encoded(CategoricalColumn("x", ("a",)), pd.Series([["a"], ["b"]]))
 
 
@@ -195,15 +193,15 @@ def test_numbers_and_their_texts_are_the_same_category(categories: tuple[str, ..
         assert encoded(column, [two]) == [pytest.approx(second)], two
 
 
-def test_codes_and_words_are_the_same_only_as_texts() -> None:
+def test_codes_and_words_are_the_same_only_as_strings() -> None:
     column = CategoricalColumn("code", ("1", "01", "9007199254740992", "inf"), missing=False)
     for other in ("001", "+1", "1_0", "9007199254740993", "infinity", "nan", "\u0661", "1e9999"):
         assert encoded(column, [other]) == [[0, 0, 0, 0]], other
     assert encoded(column, ["01", "1"]) == [[0, 1, 0, 0], [1, 0, 0, 0]]
 
 
-def test_categories_that_are_no_texts_are_refused(refusal: Refusal) -> None:
-    assert "different names" in refusal(lambda: CategoricalColumn("dose", (1.0, 2.0)), InvalidInput)  # type: ignore[arg-type]
+def test_categories_that_are_no_strings_are_rejected(error_message: ErrorMessage) -> None:
+    assert "different" in error_message(lambda: CategoricalColumn("dose", (1.0, 2.0)), InvalidInput)  # type: ignore[arg-type]
 
 
 @given(
@@ -232,28 +230,34 @@ def test_the_features_of_a_record_depend_on_no_other_record(values: list[float |
 
 
 @pytest.mark.parametrize("bounds", [(1, 1), (2, 1), (0, math.inf), (math.nan, 1), (-1e308, 1e308)])
-def test_bounds_that_bound_nothing_are_refused(bounds: tuple[float, float], refusal: Refusal) -> None:
-    assert "bounds of column 'age'" in refusal(lambda: NumericColumn("age", *bounds), InvalidInput)
+def test_bounds_that_bound_nothing_are_rejected(
+    bounds: tuple[float, float], error_message: ErrorMessage
+) -> None:
+    assert "bounds of column 'age'" in error_message(lambda: NumericColumn("age", *bounds), InvalidInput)
 
 
 @pytest.mark.parametrize("edges", [(0,), (11,), (5, 5), (6, 5)])
-def test_edges_that_do_not_rise_between_the_bounds_are_refused(
-    edges: tuple[float, ...], refusal: Refusal
+def test_edges_that_do_not_rise_between_the_bounds_are_rejected(
+    edges: tuple[float, ...], error_message: ErrorMessage
 ) -> None:
-    assert "edges of column 'age'" in refusal(lambda: NumericColumn("age", 0, 10, edges=edges), InvalidInput)
+    assert "edges of column 'age'" in error_message(
+        lambda: NumericColumn("age", 0, 10, edges=edges), InvalidInput
+    )
 
 
-def test_an_unknown_scale_or_style_is_refused(refusal: Refusal) -> None:
-    assert "'cubic'" in refusal(lambda: NumericColumn("age", 0, 1, scale="cubic"), InvalidInput)  # type: ignore[arg-type]
-    assert "'hash'" in refusal(lambda: CategoricalColumn("sex", ("f",), style="hash"), InvalidInput)  # type: ignore[arg-type]
+def test_an_unknown_scale_or_style_is_rejected(error_message: ErrorMessage) -> None:
+    assert "'cubic'" in error_message(lambda: NumericColumn("age", 0, 1, scale="cubic"), InvalidInput)  # type: ignore[arg-type]
+    assert "'hash'" in error_message(lambda: CategoricalColumn("sex", ("f",), style="hash"), InvalidInput)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("categories", [(), ("a", "a")])
-def test_categories_must_be_different_and_at_least_one(categories: tuple[str, ...], refusal: Refusal) -> None:
-    assert "categories of column 'sex'" in refusal(lambda: CategoricalColumn("sex", categories), InvalidInput)
+def test_categories_must_be_different_and_at_least_one(
+    categories: tuple[str, ...], error_message: ErrorMessage
+) -> None:
+    assert "categories of column 'sex'" in error_message(
+        lambda: CategoricalColumn("sex", categories), InvalidInput
+    )
 
-
-Refusal_of_encoding = Callable[..., str]
 
 ENCODING = Encoding(
     (
@@ -302,6 +306,13 @@ def test_an_encoding_survives_json() -> None:
     np.testing.assert_array_equal(again.encode(TABLE), ENCODING.encode(TABLE))
 
 
+def test_the_json_of_version_0_1_is_read() -> None:
+    content = json.loads(ENCODING.to_json())
+    content["measurements"] = content.pop("inferred")
+    old = json.dumps({**content, "format": "quietmax encoding 1"})
+    assert Encoding.from_json(old) == ENCODING
+
+
 names = st.text(min_size=1, max_size=8)
 
 
@@ -340,40 +351,40 @@ def test_any_encoding_survives_json(columns: dict[str, object], classes: list[st
         ENCODING.to_json()[:-20],
     ],
 )
-def test_a_foreign_or_truncated_description_is_refused(text: str, refusal: Refusal_of_encoding) -> None:
-    assert "description of an encoding" in refusal(lambda: Encoding.from_json(text), InvalidInput)
+def test_json_of_something_else_is_rejected(text: str, error_message: ErrorMessage) -> None:
+    assert "not the JSON of an encoding" in error_message(lambda: Encoding.from_json(text), InvalidInput)
 
 
-def test_a_table_without_a_needed_column_is_refused_and_its_columns_listed(
-    refusal: Refusal_of_encoding,
+def test_a_table_without_a_needed_column_is_rejected_and_its_columns_listed(
+    error_message: ErrorMessage,
 ) -> None:
-    sentence = refusal(lambda: ENCODING.encode(TABLE.drop(columns="sex")), InvalidInput)
-    assert "no column 'sex'" in sentence
-    assert "'ill', 'gain', 'extra', 'age'" in sentence
+    message = error_message(lambda: ENCODING.encode(TABLE.drop(columns="sex")), InvalidInput)
+    assert "no column 'sex'" in message
+    assert "'ill', 'gain', 'extra', 'age'" in message
 
 
-def test_a_table_with_two_columns_of_one_name_is_refused(refusal: Refusal_of_encoding) -> None:
+def test_a_table_with_two_columns_of_one_name_is_rejected(error_message: ErrorMessage) -> None:
     table = pd.concat([TABLE, TABLE[["sex"]]], axis=1)
-    assert "several columns named 'sex'" in refusal(lambda: ENCODING.encode(table), InvalidInput)
+    assert "several columns named 'sex'" in error_message(lambda: ENCODING.encode(table), InvalidInput)
 
 
-@pytest.mark.parametrize(("label", "kind"), [("maybe", "outside the declared classes"), ("", "no label")])
-def test_a_label_that_is_no_class_is_refused_without_showing_it(
-    label: str, kind: str, refusal: Refusal_of_encoding
+@pytest.mark.parametrize(("label", "kind"), [("maybe", "outside the classes"), ("", "no label")])
+def test_a_label_that_is_no_class_is_rejected_without_showing_it(
+    label: str, kind: str, error_message: ErrorMessage
 ) -> None:
     table = TABLE.assign(ill=["yes", label])
-    sentence = refusal(lambda: ENCODING.encode(table, "ill"), InvalidInput)
-    assert "Record 2" in sentence
-    assert kind in sentence
-    assert "'no', 'yes'" in sentence
-    assert "maybe" not in sentence
+    message = error_message(lambda: ENCODING.encode(table, "ill"), InvalidInput)
+    assert "Row 2" in message
+    assert kind in message
+    assert "'no', 'yes'" in message
+    assert "maybe" not in message
 
 
-def test_an_encoding_needs_two_classes_and_different_columns(refusal: Refusal_of_encoding) -> None:
+def test_an_encoding_needs_two_classes_and_different_columns(error_message: ErrorMessage) -> None:
     age = NumericColumn("age", 0, 1)
-    assert "two classes" in refusal(lambda: Encoding((age,), "ill", ("yes",)), InvalidInput)
-    assert "two classes" in refusal(lambda: Encoding((age,), "ill", ("yes", "yes")), InvalidInput)
+    assert "two classes" in error_message(lambda: Encoding((age,), "ill", ("yes",)), InvalidInput)
+    assert "two classes" in error_message(lambda: Encoding((age,), "ill", ("yes", "yes")), InvalidInput)
     for columns, label in (((), "ill"), ((age, age), "ill"), ((age,), "age")):
-        assert "different names" in refusal(
+        assert "different" in error_message(
             lambda c=columns, n=label: Encoding(c, n, ("a", "b")), InvalidInput
         )

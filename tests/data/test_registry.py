@@ -22,8 +22,7 @@ from quietmax.data import (
     load_records,
 )
 from quietmax.errors import DataUnavailable, InvalidInput
-
-Refusal = Callable[..., str]
+from tests.data.conftest import ErrorMessage
 
 PAPER = """
 adult,10000,14,2,20,1
@@ -41,7 +40,7 @@ texas,10000,6169,100,10,4
 
 
 def read_points(source: DataDirectory) -> Records:
-    content = source.contents([DataFile("points.txt")])["points.txt"]
+    content = source.read_bytes([DataFile("points.txt")])["points.txt"]
     numbers = np.array(content.split(), dtype=np.float32)
     return Records("points", numbers[:, None], (numbers > 5).astype(np.int64), 2)
 
@@ -104,57 +103,44 @@ def test_every_needed_file_can_be_downloaded_or_comes_with_a_package() -> None:
 
 
 @pytest.mark.parametrize("name", ["Adult", "minst", "purchase", "cifar10", "purchase-30", "MNIST-5K"])
-def test_an_unknown_name_is_refused_with_the_nearest_one(name: str, refusal: Refusal) -> None:
-    sentence = refusal(lambda: load(name), InvalidInput)
-    assert f"'{name}'" in sentence
-    assert "did you mean" in sentence
+def test_an_unknown_name_is_rejected_with_the_nearest_one(name: str, error_message: ErrorMessage) -> None:
+    message = error_message(lambda: load(name), InvalidInput)
+    assert f"'{name}'" in message
+    assert "did you mean" in message
 
 
-def test_a_name_like_no_other_is_refused_with_all_names(refusal: Refusal) -> None:
-    sentence = refusal(lambda: load("zzzzzzz"), InvalidInput)
-    assert all(name in sentence for name in datasets())
-    assert ".csv" in sentence
+def test_a_name_like_no_other_is_rejected_with_all_names(error_message: ErrorMessage) -> None:
+    message = error_message(lambda: load("zzzzzzz"), InvalidInput)
+    assert all(name in message for name in datasets())
+    assert ".csv" in message
 
 
 def test_status_tells_what_is_missing_and_whether_it_comes_along(tmp_path: Path) -> None:
     assert dataset_status("mnist-5k", tmp_path).present
     adult = dataset_status("adult", tmp_path)
     assert not adult.present
-    assert "adult.data and adult.test" in adult.sentence
+    assert "adult.data and adult.test" in adult.message
     (tmp_path / "adult.data").write_text("something")
-    assert "lacks adult.test:" in dataset_status("adult", tmp_path).sentence
+    assert "needs adult.test in" in dataset_status("adult", tmp_path).message
     (tmp_path / "adult.test").write_text("something")
     assert dataset_status("adult", tmp_path).present
 
 
 def test_status_of_all_data_sets_is_one_sentence_each(tmp_path: Path) -> None:
     for name in datasets():
-        sentence = dataset_status(name, tmp_path).sentence
-        assert "\n" not in sentence
-        assert sentence
-
-
-def test_an_encoding_is_refused_where_there_is_no_choice(refusal: Refusal) -> None:
-    assert "only one encoding" in refusal(lambda: load("mnist-5k", encoding="one-hot"), InvalidInput)
-
-
-def test_a_misspelt_option_is_refused() -> None:
-    with pytest.raises(TypeError, match="'dowload'"):
-        load("mnist-5k", dowload=True)  # type: ignore[call-arg]
-
-
-def test_options_for_own_files_are_refused_for_registered_data_sets(refusal: Refusal) -> None:
-    assert "'label'" in refusal(lambda: load("mnist-5k", label="digit"), InvalidInput)
+        message = dataset_status(name, tmp_path).message
+        assert "\n" not in message
+        assert message
 
 
 def test_loading_needs_the_file_and_never_fetches_it_unasked(
-    tmp_path: Path, plug_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch, refusal: Refusal
+    tmp_path: Path, plug_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch, error_message: ErrorMessage
 ) -> None:
     monkeypatch.setattr("urllib.request.urlopen", lambda *_args, **_more: pytest.fail("asked the network"))
     for name in ("adult", "mnist", "location", "texas", "cifar-10"):
-        assert "--download" in refusal(lambda n=name: load(n, data_dir=tmp_path), DataUnavailable)
+        assert "`download`" in error_message(lambda n=name: load(n, data_dir=tmp_path), DataUnavailable)
     plug_in("tests.data.test_registry:POINTS")
-    assert "lacks points.txt" in refusal(lambda: load("points", data_dir=tmp_path), DataUnavailable)
+    assert "needs points.txt" in error_message(lambda: load("points", data_dir=tmp_path), DataUnavailable)
     assert list(tmp_path.iterdir()) == []
 
 

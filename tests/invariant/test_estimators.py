@@ -89,7 +89,7 @@ def test_removing_a_record_moves_the_gradient_sum_within_its_bound(adversarial):
     weights = np.zeros((classes, rows.shape[1]))
 
     def total(part: np.ndarray) -> np.ndarray:
-        table = Table(centred(part, centre, 0.1), np.zeros(len(part), np.int64), classes)
+        table = Table(centred(part, centre), np.zeros(len(part), np.int64), classes)
         return gradient_sum(table, weights, clip)
 
     moved = np.linalg.norm(total(rows) - total(others))
@@ -105,7 +105,7 @@ def test_the_rows_of_a_head_depend_on_their_own_records_alone(features, threads)
     centre = np.trunc(np.full(features.dimension(49), 0.01) * 2**BITS) / 2**BITS
 
     def rows(chosen: np.ndarray) -> np.ndarray:
-        return centred(clipped_features(features, records[chosen], 0.7), centre, 0.1)
+        return centred(clipped_features(features, records[chosen], 0.7), centre)
 
     everyone = rows(np.arange(150))
     for chosen in (np.arange(1, 150), np.arange(150)[::-1], np.repeat(np.arange(9), 20), np.array([4])):

@@ -29,8 +29,8 @@ import pyarrow.parquet
 import pytest
 
 from quietmax.data import CategoricalColumn, Encoding, NumericColumn, load, load_records, tables
-from quietmax.data.encoding import as_texts
-from quietmax.data.records import content_identities
+from quietmax.data.encoding import as_strings
+from quietmax.data.records import hash_rows
 from quietmax.errors import InvalidInput
 
 TABLES = int(os.environ.get("QUIETMAX_INVARIANT_TABLES", "400"))
@@ -247,7 +247,7 @@ def _empty_declaration() -> dict[str, Any]:
 
 
 def _texts(column: Any) -> list[str]:
-    return as_texts(pd.Series(pd.arrays.ArrowExtensionArray(pa.chunked_array([column])))).tolist()
+    return as_strings(pd.Series(pd.arrays.ArrowExtensionArray(pa.chunked_array([column])))).tolist()
 
 
 def generate_arrow(rng: random.Random) -> Generated:
@@ -402,7 +402,7 @@ def read_frame(table: Generated, rows: list[int], _folder: Path) -> list[bytes]:
     )
     encoding = Encoding(columns, "y", tuple(declared["classes"]))
     features, labels = encoding.encode(table.columns["frame"].take(rows), "y")
-    return _bits(features, labels, content_identities(features))
+    return _bits(features, labels, hash_rows(features))
 
 
 def read_file(
@@ -410,7 +410,7 @@ def read_file(
 ) -> Callable[[Generated, list[int], Path], list[bytes]]:
     def read(table: Generated, rows: list[int], folder: Path) -> list[bytes]:
         records = load_records(write(table, rows, folder), **table.declared)
-        identities = records.contents if records.identities is None else records.identities
+        identities = records.content_hashes if records.identities is None else records.identities
         return _bits(records.features, records.labels, identities)
 
     return read
@@ -615,7 +615,7 @@ def test_a_nested_column_is_an_error_by_its_type_whatever_it_holds_unless_ignore
     pa.parquet.write_table(pa.table({"x": pa.nulls(2, kind), "z": [1, 2], "y": ["no", "yes"]}), path)
     declared: dict[str, Any] = {"label": "y", "classes": ["no", "yes"], "bounds": {"z": (0, 2)}}
     for x in ({"bounds": {"z": (0, 2), "x": (0, 1)}}, {"categories": {"x": ["a"]}}):
-        with pytest.raises(InvalidInput, match=r"Column 'x' has the type .*, but a column must hold"):
+        with pytest.raises(InvalidInput, match="Column 'x' must hold .*; its type is"):
             load_records(path, **{**declared, **x})
     assert load_records(path, **declared, ignore=["x"]).features.shape == (2, 2)
 
@@ -682,7 +682,7 @@ def test_every_type_of_time_has_a_stated_text(
 
 def _read_texts(column: Any, folder: Path) -> list[str]:
     pa.parquet.write_table(pa.table({"x": column}), folder / "column.parquet")
-    return as_texts(tables.read_table(folder / "column.parquet").frame["x"]).tolist()
+    return as_strings(tables.read_table(folder / "column.parquet").frame["x"]).tolist()
 
 
 def test_an_unknown_time_zone_is_an_error_by_the_type(tmp_path: Path) -> None:
@@ -690,7 +690,7 @@ def test_an_unknown_time_zone_is_an_error_by_the_type(tmp_path: Path) -> None:
         _read_texts(pa.array([0], pa.int64()).view(pa.timestamp("us", "Mars/Olympus")), tmp_path)
 
 
-def test_a_text_that_is_no_number_is_an_error_because_of_that_cell_alone(tmp_path: Path) -> None:
+def test_a_string_that_is_no_number_is_an_error_because_of_that_cell_alone(tmp_path: Path) -> None:
     path, declared = (
         tmp_path / "t.csv",
         {"label": "y", "classes": 2, "bounds": {"x": (0, 9)}, "complete": ["x"]},
@@ -701,7 +701,9 @@ def test_a_text_that_is_no_number_is_an_error_because_of_that_cell_alone(tmp_pat
         first = load_records(path, **declared).features  # type: ignore[arg-type]
         for place in range(len(rows) + 1):
             path.write_text("x,y\n" + "".join([*rows[:place], "old,1\n", *rows[place:]]))
-            with pytest.raises(InvalidInput, match=f"'x' holds .* in record {place + 1} "):
+            with pytest.raises(
+                InvalidInput, match=f"Row {place + 1} has no number in the numeric column 'x'"
+            ):
                 load_records(path, **declared)  # type: ignore[arg-type]
         path.write_text("x,y\n" + "".join(rows))
         assert load_records(path, **declared).features.tobytes() == first.tobytes()  # type: ignore[arg-type]

@@ -1,18 +1,19 @@
-"""`quietmax datasets`: which data sets there are, and which are present."""
+"""`quietmax datasets`: the registered data sets, and which of them are present."""
 
 from __future__ import annotations
 
 from quietmax.cli._options import DataDir, Json
-from quietmax.cli._output import print_json, print_table
-from quietmax.data.registry import dataset_status, datasets
+from quietmax.cli._output import console, print_json, print_table
 
 
 def command(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """List the data sets: the paper's eleven configurations and the embedded digits.
+    """List the data sets, their sizes and whether their files are present.
 
     Example: quietmax datasets
     """
-    found = {name: dataset_status(name, data_dir) for name in datasets()}
+    from quietmax.data.registry import dataset_status, datasets
+
+    found = {name: (each, dataset_status(name, data_dir)) for name, each in datasets().items()}
     if as_json:
         print_json(
             [
@@ -24,15 +25,15 @@ def command(data_dir: DataDir = None, as_json: Json = False) -> None:
                     "classes": each.classes,
                     "shadow_models": each.shadow_models,
                     "alpha": each.alpha,
-                    "present": found[name].present,
-                    "sentence": found[name].sentence,
+                    "present": status.present,
+                    "message": status.message,
                 }
-                for name, each in datasets().items()
+                for name, (each, status) in found.items()
             ]
         )
         return
     print_table(
-        "Data sets (records: of the training part, and as many of the test part)",
+        "Data sets (records: size of the training part, and of the test part)",
         ("name", "records", "features", "classes", "shadow models", "alpha", "present"),
         (
             (
@@ -42,11 +43,11 @@ def command(data_dir: DataDir = None, as_json: Json = False) -> None:
                 str(each.classes),
                 str(each.shadow_models),
                 f"{each.alpha:g}",
-                "yes" if found[name].present else "no",
+                "yes" if status.present else "no",
             )
-            for name, each in datasets().items()
+            for name, (each, status) in found.items()
         ),
     )
-    for each in found.values():
-        if not each.present:
-            print(each.sentence)
+    for _, status in found.values():
+        if not status.present:
+            console.print(status.message, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Records in: registered data sets, the user's own tables, public encodings, deterministic splits."""
+"""Data: registered data sets, the user's own tables, public encodings and deterministic splits."""
 
 from quietmax.data.download import fetch
 from quietmax.data.encoding import CategoricalColumn, Encoding, NumericColumn

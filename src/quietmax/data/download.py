@@ -1,6 +1,6 @@
-"""Fetching official files: with progress, resumed after an interruption, checked, and never half in place.
+"""Download official files: with progress, resumable, verified, and atomic.
 
-By hand because the standard library's `urlretrieve` cannot resume and no other dependency speaks HTTP.
+Written by hand because the standard library's `urlretrieve` cannot resume and no other dependency is an HTTP client.
 """
 
 from __future__ import annotations
@@ -18,21 +18,46 @@ from quietmax import __version__
 from quietmax.data.readers import Download
 from quietmax.errors import DataUnavailable
 
-Progress = Callable[[str, int, int | None], None]
-"""Called with the file's name, the bytes there so far, and the bytes in all where known."""
+DownloadProgress = Callable[[str, int, int | None], None]
+"""Called with the file's name, the number of bytes so far, and the total where known."""
 
 _BLOCK_BYTES = 1 << 18
-_FRUITLESS_ATTEMPTS = 3
+_MAX_FAILED_ATTEMPTS = 3
 _TIMEOUT_SECONDS = 60.0
 
 
 def fetch(
-    download: Download, folder: Path, *, progress: Progress | None = None, timeout: float = _TIMEOUT_SECONDS
+    download: Download,
+    folder: Path,
+    *,
+    progress: DownloadProgress | None = None,
+    timeout: float = _TIMEOUT_SECONDS,
 ) -> Path:
-    """Fetch an official file into the folder and return its path; a file of that name that is there is kept.
+    """Download an official file, unless the folder already has a file of that name.
 
-    Bytes go to `<name>.part`, which a later call continues (HTTP Range).  The part becomes the file in one
-    step, and only if its checksum is right; otherwise it is removed.
+    The bytes go to `<name>.part`, which a later call resumes (HTTP Range).  That file is renamed when it is complete
+    and has the right checksum, and removed if it has another.
+
+    Parameters
+    ----------
+    download : Download
+        The file and its address.
+    folder : Path
+        Where to put it.
+    progress : callable, optional
+        Called with the file's name, the number of bytes so far, and the total or None.
+    timeout : float
+        Seconds without data after which an attempt ends.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    DataUnavailable
+        If the file cannot be fetched or written, or has the wrong checksum.
     """
     target, part = folder / download.name, folder / f"{download.name}.part"
     if target.is_file():
@@ -44,38 +69,36 @@ def fetch(
         if download.sha256 not in (None, found):
             part.unlink()
             raise DataUnavailable(
-                f"{download.url} gave a file with SHA-256 checksum {found} instead of {download.sha256}, so "
-                "it was removed; try again later or get the official file by other means."
+                f"The file from {download.url} has the SHA-256 checksum {found} instead of {download.sha256}; it was "
+                "removed."
             )
         os.replace(part, target)
     except OSError as error:
         raise DataUnavailable(
-            f"{download.name} cannot be written into {folder} ({error.strerror or error}); make room or "
-            "choose another data directory."
+            f"{download.name} cannot be written to the folder {folder}: {error.strerror or error}."
         ) from error
     return target
 
 
-def _transfer(download: Download, part: Path, progress: Progress | None, timeout: float) -> None:
-    """Fill the part, going on where an interrupted transfer stopped until several attempts bring nothing."""
-    fruitless = 0
+def _transfer(download: Download, part: Path, progress: DownloadProgress | None, timeout: float) -> None:
+    """Fill the partial file, resuming interrupted transfers until several attempts in a row bring nothing."""
+    failed = 0
     while True:
         before = _size(part)
         try:
             return _attempt(download, part, progress, timeout)
         except _Interrupted as interruption:
             after = _size(part)
-            fruitless = 0 if after > before else fruitless + 1
-            if fruitless >= _FRUITLESS_ATTEMPTS or not (before or after):
-                kept = f", the {after} bytes that arrived are kept and continued" if after else ""
+            failed = 0 if after > before else failed + 1
+            if failed >= _MAX_FAILED_ATTEMPTS or not (before or after):
+                kept = f" The next attempt resumes after the {after} bytes received so far." if after else ""
                 raise DataUnavailable(
-                    f"{download.url} could not be fetched ({interruption}); check the connection and try "
-                    f"again{kept}."
+                    f"The download of {download.url} failed: {interruption}.{kept}"
                 ) from interruption
 
 
-def _attempt(download: Download, part: Path, progress: Progress | None, timeout: float) -> None:
-    """Ask for what the part lacks and append it; raise _Interrupted if the file is not whole afterwards."""
+def _attempt(download: Download, part: Path, progress: DownloadProgress | None, timeout: float) -> None:
+    """Request what the partial file lacks and append it; raise _Interrupted if it is not complete afterwards."""
     start = _size(part)
     headers = {"Accept-Encoding": "identity", "User-Agent": f"quietmax/{__version__}"}
     if start:
@@ -90,10 +113,9 @@ def _attempt(download: Download, part: Path, progress: Progress | None, timeout:
             if _total(error.headers, start) == start:
                 return
             part.unlink()
-            raise _Interrupted("the server has another file than the one begun") from error
+            raise _Interrupted("the file on the server has changed") from error
         raise DataUnavailable(
-            f"{download.url} answered {error.code} ({error.reason}) instead of the file; get "
-            f"{download.name} by other means and put it into the data directory."
+            f"The download of {download.url} failed: the server answered {error.code} ({error.reason})."
         ) from error
     except (OSError, http.client.HTTPException) as error:
         raise _Interrupted(getattr(error, "reason", None) or error) from error
@@ -101,7 +123,7 @@ def _attempt(download: Download, part: Path, progress: Progress | None, timeout:
         continued = response.status == http.client.PARTIAL_CONTENT
         if continued and not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
             part.unlink()
-            raise _Interrupted("the server continued at another place than asked")
+            raise _Interrupted("the server resumed at the wrong byte")
         size = start if continued else 0
         total = _total(response.headers, size)
         with part.open("ab" if continued else "wb") as stream:
@@ -115,10 +137,11 @@ def _attempt(download: Download, part: Path, progress: Progress | None, timeout:
 
 
 class _Interrupted(Exception):
-    """The transfer ended before the file was whole."""
+    """The transfer ended before the file was complete."""
 
 
 def _next_block(response: http.client.HTTPResponse) -> bytes:
+    """Return the next bytes, or none at the end."""
     try:
         return response.read(_BLOCK_BYTES)
     except (OSError, http.client.HTTPException) as error:
@@ -126,7 +149,7 @@ def _next_block(response: http.client.HTTPResponse) -> bytes:
 
 
 def _total(headers: Message, start: int) -> int | None:
-    """Return the size of the whole file as the server states it, the answer beginning at byte `start`."""
+    """Return the size of the complete file as the server states it in a response that begins at byte `start`."""
     stated = headers.get("Content-Range", "").rpartition("/")[2]
     if stated.isdigit():
         return int(stated)

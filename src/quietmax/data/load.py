@@ -1,4 +1,4 @@
-"""The way in: a data set by name, or the user's own file, as encoded records or as a split."""
+"""Loading: a data set by name, or the user's own file, as encoded records or as a split."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-from quietmax.data.download import Progress, fetch
+from quietmax.data.download import DownloadProgress, fetch
 from quietmax.data.records import Records, Split, split
-from quietmax.data.registry import dataset, downloads_for, missing_files_message
+from quietmax.data.registry import dataset
 from quietmax.data.schema import Schema
 from quietmax.data.tables import is_table_path, read_records
 from quietmax.errors import DataUnavailable, InvalidInput, check_type
@@ -18,26 +18,42 @@ from quietmax.errors import DataUnavailable, InvalidInput, check_type
 class RegisteredOptions(TypedDict, total=False):
     """Options for a registered data set.
 
-    `data_dir`: folder of the data files (default: QUIETMAX_DATA, else the user's cache folder).  `download`:
-    fetch official files that are missing, with `progress` called on the way.  `verify`: compare contents with
-    known checksums (default). `encoding`: how to encode a data set that offers a choice (adult: "codes" or
-    "one-hot").
+    Parameters
+    ----------
+    data_dir : path, optional
+        Folder of the data files; by default `QUIETMAX_DATA`, else the user's cache folder.
+    download : bool
+        Whether to fetch official files that are missing.
+    progress : callable, optional
+        Called during a download; see `fetch`.
+    verify : bool
+        Whether to compare contents with known checksums; True by default.
+    encoding : str, optional
+        How to encode a data set that offers a choice (adult: "codes" or "one-hot").
     """
 
     data_dir: str | os.PathLike[str] | None
     download: bool
-    progress: Progress | None
+    progress: DownloadProgress | None
     verify: bool
     encoding: str | None
 
 
-class OwnOptions(TypedDict, total=False):
+class TableOptions(TypedDict, total=False):
     """Options for the user's own file.
 
-    Declarations as in `Schema`.  `schema`: a Schema or the path of a schema file, which the other
-    declarations add to; by default the .toml file beside the table, if there is one (`people.toml` beside
-    `people.csv`).  `infer`: read off the records what is not declared, and say so in the encoding.
-    `features`: the array of features in an NPZ file.
+    Parameters
+    ----------
+    schema : Schema or path, optional
+        The declarations, or the file that holds them; by default the .toml file of the same name beside the table,
+        if there is one (`people.toml` beside `people.csv`).
+    label, classes, bounds, categories, scales, edges, complete, ignore, person
+        Further declarations, as in `Schema`; they replace those of the schema.  `classes` may be their number, if
+        the labels are 0, 1, ...
+    infer : bool
+        Whether to read from the records what is not declared; the encoding lists it in `inferred`.
+    features : str
+        Name of the array of features in an NPZ file.
     """
 
     schema: Schema | str | Path | None
@@ -54,17 +70,41 @@ class OwnOptions(TypedDict, total=False):
     features: str
 
 
-class Options(RegisteredOptions, OwnOptions, total=False):
+class Options(RegisteredOptions, TableOptions, total=False):
     """All options of `load` and `load_records`."""
 
 
+_IGNORED_WHERE_UNUSED = {"data_dir", "progress", "verify", "features"}
+
+
 def load(name: str | Path, *, records: int | None = None, seed: int = 0, **options: Unpack[Options]) -> Split:
-    """Load a data set and split it into `records` for training, as many for testing, and a pool.
+    """Load a data set and split it into a training set, a test set of the same size and a pool.
 
-    `name` is a registered data set or the path of a CSV, TSV, Parquet or NPZ file.  Without `records` the
-    data set's own size is taken (the paper's); of the user's own file training and test part get two fifths
-    each.
+    Parameters
+    ----------
+    name : str or Path
+        A registered data set (see `datasets`) or the path of a CSV, TSV, Parquet or NPZ file.
+    records : int, optional
+        Size of the training set.  By default the data set's own size (the paper's); two fifths of the records of
+        the user's own file.
+    seed : int
+        Public seed of the split.
+    **options
+        See `RegisteredOptions` for a registered data set and `TableOptions` for a file.
 
+    Returns
+    -------
+    Split
+
+    Raises
+    ------
+    DataUnavailable
+        If a file is missing or damaged.
+    InvalidInput
+        If the name is unknown, an option does not apply, or a table does not match its declarations.
+
+    Examples
+    --------
     >>> data = load("mnist-5k", seed=1)
     >>> len(data.train), len(data.test), len(data.pool), data.classes
     (2000, 2000, 1000, 10)
@@ -76,24 +116,41 @@ def load(name: str | Path, *, records: int | None = None, seed: int = 0, **optio
 
 
 def load_records(name: str | Path, **options: Unpack[Options]) -> Records:
-    """Load all records of a data set or of the user's own file, encoded; see `load`."""
+    """Load all records of a data set, without splitting them.
+
+    Parameters
+    ----------
+    name : str or Path
+        A registered data set or the path of a file, as for `load`.
+    **options
+        As for `load`.
+
+    Returns
+    -------
+    Records
+
+    Raises
+    ------
+    DataUnavailable
+        If a file is missing or damaged.
+    InvalidInput
+        If the name is unknown, an option does not apply, or a table does not match its declarations.
+    """
     unknown = sorted(options.keys() - Options.__annotations__.keys())
     if unknown:
         raise TypeError(f"quietmax.data.load has no keyword argument '{unknown[0]}'")
     check_type(name, (str, Path), "name", "the name of a data set or the path of a file")
-    own = is_table_path(name)
-    foreign = RegisteredOptions.__annotations__ if own else OwnOptions.__annotations__
-    harmless = {"data_dir", "progress", "verify", "features"}
-    wrong = sorted(key for key, value in options.items() if key in foreign and key not in harmless and value)
+    is_table = is_table_path(name)
+    foreign = (RegisteredOptions if is_table else TableOptions).__annotations__.keys() - _IGNORED_WHERE_UNUSED
+    wrong = sorted(key for key, value in options.items() if key in foreign and value)
     if wrong:
-        kind = "a registered data set" if own else "a file of one's own (.csv, .parquet, .npz)"
-        raise InvalidInput(
-            f"The option '{wrong[0]}' is for {kind}, but '{name}' is none; leave the option out."
-        )
-    return _load_own(name, options) if own else _load_registered(str(name), options)
+        kind = "registered data sets" if is_table else "files (.csv, .tsv, .parquet, .npz)"
+        raise InvalidInput(f"The option `{wrong[0]}` applies only to {kind}, not to '{name}'.")
+    return _load_table(name, options) if is_table else _load_registered(str(name), options)
 
 
-def _load_own(path: str | Path, options: Options) -> Records:
+def _load_table(path: str | Path, options: Options) -> Records:
+    """Read the user's own file with its declarations."""
     table = Path(path).expanduser()
     beside = table.with_suffix(".toml") if table.name else table
     given = options.get("schema") or (beside if beside.is_file() else None)
@@ -101,23 +158,24 @@ def _load_own(path: str | Path, options: Options) -> Records:
     declared = {key: options.get(key) for key in Schema.__dataclass_fields__}
     return read_records(
         path,
-        schema.with_arguments(declared),
+        schema.updated(declared),
         infer=options.get("infer", False),
         features=options.get("features", "features"),
     )
 
 
 def _load_registered(name: str, options: Options) -> Records:
+    """Read a registered data set, after a download if it is wanted and needed."""
     chosen = dataset(name)
     encoding = options.get("encoding")
     if encoding is not None and "encoding" not in chosen.options:
-        raise InvalidInput(f"The data set '{name}' has only one encoding; leave the encoding out.")
-    source = chosen.source(options.get("data_dir"), verify=options.get("verify", True))
-    missing = chosen.missing(source)
+        raise InvalidInput(f"The data set '{name}' has only one encoding; `encoding` does not apply to it.")
+    directory = chosen.directory(options.get("data_dir"), verify=options.get("verify", True))
+    missing = chosen.missing(directory)
     if missing and options.get("download", False):
-        for download in downloads_for(chosen, missing):
-            fetch(download, source.places[0], progress=options.get("progress"))
-        missing = chosen.missing(source)
+        for download in chosen.downloads_of(missing):
+            fetch(download, directory.folders[0], progress=options.get("progress"))
+        missing = chosen.missing(directory)
     if missing:
-        raise DataUnavailable(missing_files_message(chosen, missing, source))
-    return chosen.read(source) if encoding is None else chosen.read(source, encoding=encoding)
+        raise DataUnavailable(chosen.missing_message(missing, directory))
+    return chosen.read(directory) if encoding is None else chosen.read(directory, encoding=encoding)

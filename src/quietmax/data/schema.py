@@ -1,4 +1,4 @@
-"""What the user declares about a table of their own: label, classes, bounds, categories.
+"""What the owner of a table declares about it: label, classes, bounds, categories.
 
 These are public facts.  They come as arguments or in a small TOML or JSON file with the same keys:
 
@@ -22,24 +22,46 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from quietmax.data.encoding import Scale, as_text
+from quietmax.data.encoding import Scale, as_string
 from quietmax.errors import DataUnavailable, InvalidInput
 
 ANY_COLUMN = "*"
-_RENAMED = {"identifier": "person"}
-"""Keys of schema files of version 0.1, and their names now."""
+"""Stands, in `bounds`, for every column that nothing else is declared for."""
+
+_OLD_KEYS = {"identifier": "person"}
+"""Keys in schema files of version 0.1, and their names now."""
 
 
 @dataclass(frozen=True)
 class Schema:
-    """Declarations about a table; whatever is left out is unknown, not guessed.
+    """Declarations about a table; what is left out is unknown, not guessed.
 
-    `classes` are the names of the classes in order, or their number if labels are 0, 1, ...  `bounds` and
-    `categories` declare a column as numeric or categorical; the bounds of the column "*" hold for every
-    column that nothing else is declared for.  `scales` and `edges` refine numeric columns (see
-    NumericColumn), `complete` names columns without missing values, `ignore` columns that are not features.
-    `person` names a column that tells records apart: rows with the same person stay on the same side
-    of a split.
+    Parameters
+    ----------
+    label : str, optional
+        Name of the label column.
+    classes : tuple of str, optional
+        Names of the classes, in the order of their numbers.
+    bounds : mapping of str to (float, float)
+        Lower and upper bound of each numeric column.  The bounds of the column "*" hold for every column that
+        nothing else is declared for.
+    categories : mapping of str to tuple of str
+        The categories of each categorical column.
+    scales : mapping of str to {"linear", "log"}
+        Scale of numeric columns; see `NumericColumn`.
+    edges : mapping of str to tuple of float
+        Intervals of numeric columns; see `NumericColumn`.
+    complete : tuple of str
+        Columns without missing values.
+    ignore : tuple of str
+        Columns that are not features.
+    person : str, optional
+        Column that tells people apart; it is not a feature.  Rows of one person stay on the same side of a split.
+
+    Examples
+    --------
+    >>> Schema(label="ill", classes=("no", "yes"), bounds={"age": (0, 120)}).person is None
+    True
     """
 
     label: str | None = None
@@ -53,58 +75,99 @@ class Schema:
     person: str | None = None
 
     @classmethod
-    def of(cls, content: Mapping[str, Any], origin: str = "the given schema") -> Schema:
-        """Return the schema with these declarations, refusing unknown keys and wrong types.
+    def from_dict(cls, declarations: Mapping[str, Any], origin: str = "the schema") -> Schema:
+        """Return the schema with these declarations.
 
-        >>> Schema.of({"label": "ill", "classes": 2, "bounds": {"age": [0, 120]}}).classes
+        Parameters
+        ----------
+        declarations : mapping
+            Values by the names of the parameters of `Schema`; `classes` may also be their number, if the labels
+            are 0, 1, ...
+        origin : str
+            Where the declarations come from, for errors.
+
+        Returns
+        -------
+        Schema
+
+        Raises
+        ------
+        InvalidInput
+            If a key is unknown or a value has the wrong type.
+
+        Examples
+        --------
+        >>> Schema.from_dict({"label": "ill", "classes": 2, "bounds": {"age": [0, 120]}}).classes
         ('0', '1')
         """
-        content = {_RENAMED.get(key, key): value for key, value in content.items()}
+        renamed = {_OLD_KEYS.get(key, key): value for key, value in declarations.items()}
         known = {entry.name for entry in fields(cls)}
-        unknown = sorted(set(content) - known)
+        unknown = sorted(set(renamed) - known)
         if unknown:
             raise InvalidInput(
-                f"{origin[:1].upper()}{origin[1:]} has the unknown key '{unknown[0]}', but the keys are "
-                f"{', '.join(sorted(known))}; correct it."
+                f"Unknown key '{unknown[0]}' in {origin}; the keys are {', '.join(sorted(known))}."
             )
         values = {}
-        for key, value in content.items():
+        for key, value in renamed.items():
             try:
                 values[key] = _PARSERS[key](value)
             except (TypeError, ValueError, AttributeError) as error:
-                raise InvalidInput(f"In {origin}, '{key}' must be {_EXPECTED[key]}; correct it.") from error
+                raise InvalidInput(f"In {origin}, '{key}' must be {_EXPECTED[key]}.") from error
         return cls(**values)
 
     @classmethod
     def from_file(cls, path: str | Path) -> Schema:
-        """Read a schema from a .toml or .json file."""
+        """Read a schema from a file.
+
+        Parameters
+        ----------
+        path : str or Path
+            A .toml or .json file.
+
+        Returns
+        -------
+        Schema
+
+        Raises
+        ------
+        DataUnavailable
+            If the file cannot be read.
+        InvalidInput
+            If its content is not a schema.
+        """
         file = Path(path).expanduser()
         try:
             text = file.read_text(encoding="utf-8")
             content = tomllib.loads(text) if file.suffix.lower() == ".toml" else json.loads(text)
         except OSError as error:
-            raise DataUnavailable(
-                f"The schema file {file} cannot be read ({error.strerror}); give the path of a .toml or "
-                ".json file."
-            ) from error
+            raise DataUnavailable(f"The schema file {file} cannot be read: {error.strerror}.") from error
         except RecursionError as error:
-            raise InvalidInput(
-                f"The schema file {file} is nested too deeply; write it as the documentation shows."
-            ) from error
+            raise InvalidInput(f"The schema file {file} is nested too deeply.") from error
         except ValueError as error:
-            raise InvalidInput(
-                f"The schema file {file} is not valid TOML or JSON ({error}); correct it."
-            ) from error
+            raise InvalidInput(f"The schema file {file} is not valid TOML or JSON: {error}.") from error
         if not isinstance(content, dict):
-            raise InvalidInput(
-                f"The schema file {file} must hold one object with keys such as 'label'; correct it."
-            )
-        return cls.of(content, f"the schema file {file}")
+            raise InvalidInput(f"The schema file {file} must hold one object with keys such as 'label'.")
+        return cls.from_dict(content, f"the schema file {file}")
 
-    def with_arguments(self, arguments: Mapping[str, Any]) -> Schema:
-        """Return the schema with the given declarations added; they win over those of the same key and column."""
+    def updated(self, arguments: Mapping[str, Any]) -> Schema:
+        """Return the schema with further declarations, which replace those of the same key and column.
+
+        Parameters
+        ----------
+        arguments : mapping
+            Declarations as for `from_dict`; None means not given.
+
+        Returns
+        -------
+        Schema
+
+        Raises
+        ------
+        InvalidInput
+            If a key is unknown or a value has the wrong type.
+        """
         given = {key: value for key, value in arguments.items() if value is not None}
-        added = Schema.of(given, "the arguments")
+        added = Schema.from_dict(given, "the arguments")
         values: dict[str, Any] = {}
         for key in given:
             before, value = getattr(self, key), getattr(added, key)
@@ -112,22 +175,22 @@ class Schema:
         return replace(self, **values)
 
 
-def _text(value: object) -> str:
+def _string(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise TypeError
     return value
 
 
-def _texts(value: object) -> tuple[str, ...]:
+def _strings(value: object) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError
-    return tuple(as_text(item) for item in value)
+    return tuple(as_string(item) for item in value)
 
 
 def _classes(value: object) -> tuple[str, ...]:
     if isinstance(value, int) and not isinstance(value, bool):
         return tuple(str(number) for number in range(value))
-    return _texts(value)
+    return _strings(value)
 
 
 def _numbers(value: Sequence[Any]) -> tuple[float, ...]:
@@ -142,15 +205,15 @@ def _pair(value: Sequence[Any]) -> tuple[float, float]:
 
 
 _PARSERS: Mapping[str, Any] = {
-    "label": _text,
+    "label": _string,
     "classes": _classes,
-    "bounds": lambda value: {_text(name): _pair(pair) for name, pair in value.items()},
-    "categories": lambda value: {_text(name): _texts(texts) for name, texts in value.items()},
-    "scales": lambda value: {_text(name): _text(scale) for name, scale in value.items()},
-    "edges": lambda value: {_text(name): _numbers(edges) for name, edges in value.items()},
-    "complete": _texts,
-    "ignore": _texts,
-    "person": _text,
+    "bounds": lambda value: {_string(name): _pair(pair) for name, pair in value.items()},
+    "categories": lambda value: {_string(name): _strings(listed) for name, listed in value.items()},
+    "scales": lambda value: {_string(name): _string(scale) for name, scale in value.items()},
+    "edges": lambda value: {_string(name): _numbers(edges) for name, edges in value.items()},
+    "complete": _strings,
+    "ignore": _strings,
+    "person": _string,
 }
 _EXPECTED = {
     "label": "the name of a column",
