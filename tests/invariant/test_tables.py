@@ -615,7 +615,7 @@ def test_a_nested_column_is_an_error_by_its_type_whatever_it_holds_unless_ignore
     pa.parquet.write_table(pa.table({"x": pa.nulls(2, kind), "z": [1, 2], "y": ["no", "yes"]}), path)
     declared: dict[str, Any] = {"label": "y", "classes": ["no", "yes"], "bounds": {"z": (0, 2)}}
     for x in ({"bounds": {"z": (0, 2), "x": (0, 1)}}, {"categories": {"x": ["a"]}}):
-        with pytest.raises(InvalidInput, match="Column 'x' must hold .*; its type is"):
+        with pytest.raises(InvalidInput, match=r"Column 'x' must hold .*; its type is"):
             load_records(path, **{**declared, **x})
     assert load_records(path, **declared, ignore=["x"]).features.shape == (2, 2)
 
