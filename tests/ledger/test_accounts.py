@@ -29,11 +29,17 @@ from quietmax.ledger import (
     Verification,
     find_key,
 )
-from quietmax.ledger.accounts import checked_reason, now
+from quietmax.ledger.accounts import check_reason, now
 from quietmax.ledger.answer_cache import AnswerCache
-from quietmax.ledger.database import Cursor, writing
+from quietmax.ledger.database import Cursor, write_transaction
 from quietmax.ledger.journal import JournalEntry
-from quietmax.ledger.transactions import AccountTransaction, ChargeBatch, _Part, keep, locked
+from quietmax.ledger.transactions import (
+    AccountTransaction,
+    ChargeBatch,
+    _Balance,
+    lock_accounts,
+    store_answers,
+)
 
 WORDS = "three words suffice"
 
@@ -78,7 +84,7 @@ def test_what_the_ledger_says_cannot_be_changed_and_what_it_handles_by_the_thous
         RequestIdReused,
         NewAnswers,
         StoredAnswer,
-        _Part,
+        _Balance,
     ):
         assert "__dict__" not in dir(each), each
 
@@ -119,10 +125,10 @@ def test_accounts_and_keys_say_when_they_were_opened(book):
 
 def test_a_reason_has_three_words_and_at_most_a_thousand_letters():
     for kept in (WORDS, "a b " + "c" * 996):
-        assert checked_reason(kept) == kept
+        assert check_reason(kept) == kept
     for refused in ("two words", "", "a b " + "c" * 997):
-        with pytest.raises(InvalidInput, match="sentence of 3 words"):
-            checked_reason(refused)
+        with pytest.raises(InvalidInput, match="at least 3 words"):
+            check_reason(refused)
 
 
 def test_a_name_may_have_64_letters(book):
@@ -158,14 +164,14 @@ def test_a_grant_may_lower_the_budget_to_what_is_spent_but_not_below(book):
     account = _patients(book)
     book.charge(Charge(account.id, book.client("ann"), "m/1", LIMIT // 2, rows=1))
     assert book.grant("patients", Terms(0.5), WORDS).remaining_units == 0
-    with pytest.raises(InvalidInput, match="more than that is spent"):
+    with pytest.raises(InvalidInput, match="at least what is spent"):
         book.grant("patients", Terms(0.49999), WORDS)
 
 
 def test_a_grant_may_raise_the_budget_900_times_and_never_beyond_what_the_database_counts(book):
     _patients(book)
     assert book.grant("patients", Terms(900.0), WORDS).limit_units == 900 * LIMIT
-    with pytest.raises(InvalidInput, match="more than 900 times"):
+    with pytest.raises(InvalidInput, match="at most about 900 times"):
         book.grant("patients", Terms(920.0), WORDS)
 
 
@@ -182,7 +188,7 @@ def test_a_quota_is_from_nothing_to_the_whole_budget(book):
         book.set_quota("patients", "ann", share, WORDS)
         assert book.subaccounts(account) == [Subaccount("ann", limit, 0, 0)]
     for share in (-0.01, 1.01):
-        with pytest.raises(InvalidInput, match="from 0 to 1"):
+        with pytest.raises(InvalidInput, match="between 0 and 1"):
             book.set_quota("patients", "ann", share, WORDS)
     assert book.verify().sound
 
@@ -193,7 +199,7 @@ def test_a_quota_may_be_what_was_spent_but_not_less_and_touches_nobody_else(book
     for number in (account.id, other.id):
         for client in ("ann", "bob"):
             book.charge(Charge(number, book.client(client), "m/1", LIMIT // 4, rows=1))
-    with pytest.raises(InvalidInput, match=r"has spent 0\.25 of the budget already"):
+    with pytest.raises(InvalidInput, match=r"has spent, 0\.25 of the budget"):
         book.set_quota("patients", "ann", 0.2, WORDS)
     book.set_quota("patients", "ann", 0.25, WORDS)
     limits = {
@@ -218,9 +224,9 @@ def test_revoking_the_part_of_a_client_who_spent_nothing_leaves_nothing(book):
 def test_a_model_without_proof_is_noted_once_for_each_status_and_account(book):
     account, other = _patients(book), book.open_account("others", PureCost(1.0), Terms(1.0))
     for _ in range(2):
-        book.note_unproven(account, "m/1", "refuted")
-    book.note_unproven(account, "m/1", "conditional")
-    book.note_unproven(other, "m/2", "refuted")
+        book.record_unproven(account, "m/1", "refuted")
+    book.record_unproven(account, "m/1", "conditional")
+    book.record_unproven(other, "m/2", "refuted")
     assert book.unproven_models(account) == [("m/1", "refuted"), ("m/1", "conditional")]
     assert book.unproven_models(other) == [("m/2", "refuted")]
     assert _kinds(book) == ["open", "unproven", "unproven"]
@@ -246,12 +252,12 @@ def test_training_that_costs_nothing_is_written_down_all_the_same(book):
     assert _kinds(book) == ["open", "training"]
 
 
-def _posted(ledger, charges, moment):
+def _decided(ledger, charges, moment):
     """What a transaction at that moment says; undone afterwards."""
-    with writing(ledger._engine) as connection:
+    with write_transaction(ledger._engine) as connection:
         cursor = Cursor(connection)
-        books = locked(cursor, {charge.account for charge in charges})
-        outcomes = ChargeBatch(cursor, AnswerCache(), books, charges, moment).outcomes
+        accounts_locked = lock_accounts(cursor, {charge.account for charge in charges})
+        outcomes = ChargeBatch(cursor, AnswerCache(), accounts_locked, charges, moment).results
         connection.rollback()
         return outcomes
 
@@ -261,7 +267,7 @@ def test_a_key_ends_at_the_very_moment_it_expires(book):
     shown, key = book.create_key("ann", days=1)
     charge = Charge(account.id, key.client_id, "m/1", 1, rows=1, key=key.id)
     for moment, holds in ((key.expires - 1, True), (key.expires, False), (key.expires + 1, False)):
-        (outcome,) = _posted(book, [charge], moment)
+        (outcome,) = _decided(book, [charge], moment)
         assert isinstance(outcome, Charged if holds else InvalidKey)
         assert (find_key({key.id: key}, shown, moment) is not None) is holds
 
@@ -277,15 +283,15 @@ def test_only_who_pays_gets_a_part_of_the_account(book):
     ann, bob = book.client("ann"), book.client("bob")
     query = book.query_key(b"model", b"query")
     book.store_answers(NewAnswers(account.id, (query,), b"answer"))
-    with writing(book._engine) as connection:
+    with write_transaction(book._engine) as connection:
         cursor = Cursor(connection)
         charges = [
             Charge(account.id, ann, "m/1", 5, 1),
             Charge(account.id, bob, "m/1", 5, 1, queries=(query,)),
         ]
-        posting = ChargeBatch(cursor, AnswerCache(), locked(cursor, {account.id}), charges, now())
-        assert posting.changed
-        posting.save()
+        batch = ChargeBatch(cursor, AnswerCache(), lock_accounts(cursor, {account.id}), charges, now())
+        assert batch.changed
+        batch.save()
     assert book.subaccounts(account) == [Subaccount("ann", None, 5, 0)]
 
 
@@ -297,8 +303,8 @@ def test_a_charge_to_an_account_that_is_not_there_is_said_to_be_damage(book):
 def test_an_answer_to_a_request_that_was_never_charged_is_said_to_be_damage(book):
     with pytest.raises(LedgerDamaged, match="is missing from the ledger"):
         book.store_answers(NewAnswers(request=b"unknown", answer=b"answer"))
-    with writing(book._engine) as connection, pytest.raises(LedgerDamaged):
-        keep(Cursor(connection), [NewAnswers(request=b"unknown", answer=b"answer")])
+    with write_transaction(book._engine) as connection, pytest.raises(LedgerDamaged):
+        store_answers(Cursor(connection), [NewAnswers(request=b"unknown", answer=b"answer")])
 
 
 # --- keys ---------------------------------------------------------------------------------------------------------
@@ -308,7 +314,7 @@ def test_a_key_lasts_for_more_than_no_time_and_at_most_a_century(book):
     _, key = book.create_key("ann", days=36_500)
     assert key.expires - key.created == 36_500 * 24 * 3600 * 10**6
     for days in (-1, 0, 36_501):
-        with pytest.raises(InvalidInput, match="more than 0 and up to 36500"):
+        with pytest.raises(InvalidInput, match="greater than 0 and at most 36500"):
             book.create_key("ann", days=days)
     with pytest.raises(InvalidInput, match="admin or client"):
         book.create_key("ann", "owner")

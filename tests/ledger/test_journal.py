@@ -20,7 +20,7 @@ from quietmax.ledger import (
     find_key,
 )
 from quietmax.ledger.accounts import now
-from quietmax.ledger.database import MIGRATIONS, Migration, default_url, migrate, opened, parse_url
+from quietmax.ledger.database import MIGRATIONS, Migration, default_url, migrate, open_engine, parse_url
 from quietmax.ledger.journal import START
 from quietmax.ledger.verify import verify
 
@@ -73,10 +73,10 @@ def test_an_edited_row_is_found_whichever_field_was_edited(spent):
 
 def test_an_edited_row_with_a_new_hash_of_its_own_is_found_by_the_next_row(spent):
     row = next(row for row in spent.export("patients") if row.sequence == 5)
-    forged = replace(row, model="other/1").sealed()
+    forged = replace(row, model="other/1").expected_hash()
     faults = _faults_after(
         spent,
-        f"UPDATE journal SET model = 'other/1', hash = '{forged.hash}' WHERE sequence = 5 AND account = 2",
+        f"UPDATE journal SET model = 'other/1', hash = '{forged}' WHERE sequence = 5 AND account = 2",
     )
     assert faults == (
         "Account 'patients': row 6 does not follow the row before it: one of them was edited or moved.",
@@ -86,12 +86,12 @@ def test_an_edited_row_with_a_new_hash_of_its_own_is_found_by_the_next_row(spent
 @pytest.mark.parametrize("row", [1, 4, 11])
 def test_a_missing_row_is_found_at_the_start_the_middle_and_the_end(spent, row):
     faults = _faults_after(spent, f"DELETE FROM journal WHERE sequence = {row} AND account = 2")
-    assert any(f"row {row} missing" in fault or "the last row is 10" in fault for fault in faults)
+    assert any(f"row {row} is missing" in fault or "the last row is 10" in fault for fault in faults)
 
 
 def test_several_missing_rows_in_a_row_are_named(spent):
     faults = _faults_after(spent, "DELETE FROM journal WHERE sequence BETWEEN 4 AND 6 AND account = 2")
-    assert "Account 'patients': row 4 to 6 missing." in faults
+    assert "Account 'patients': rows 4 to 6 are missing." in faults
 
 
 def test_two_rows_that_changed_places_are_found(spent):
@@ -112,13 +112,13 @@ def test_a_changed_balance_quota_or_key_is_found(spent):
         "UPDATE accounts SET spent_units = 1 WHERE id = 2": "the balance is not that of the last row",
         "UPDATE accounts SET limit_units = limit_units + 1 WHERE id = 2": "the budget is not that of the last row",
         "UPDATE accounts SET sequence = 10 WHERE id = 2": "the last row is 11, but should be 10",
-        f"UPDATE accounts SET head = '{START}' WHERE id = 2": "the last row is not the one the account names",
+        f"UPDATE accounts SET head = '{START}' WHERE id = 2": "the last row is not the one that the account names",
         f"UPDATE accounts SET total = {nine} WHERE id = 2": "its total or terms are not those it was opened with",
-        "UPDATE subaccounts SET spent_units = 3": "the part of client 'ann' is not the sum of its rows",
-        "UPDATE subaccounts SET limit_units = NULL": "the quota of client 'ann' was not set by anyone",
-        "DELETE FROM subaccounts": "the part of client 'ann' is missing",
+        "UPDATE subaccounts SET spent_units = 3": "the balance of client 'ann' is not the sum of its charges",
+        "UPDATE subaccounts SET limit_units = NULL": "the quota of client 'ann' is not in the journal",
+        "DELETE FROM subaccounts": "the subaccount of client 'ann' is missing",
         "UPDATE keys SET role = 'admin' WHERE role = 'client'": "is not as it was created",
-        "UPDATE keys SET revoked = NULL WHERE revoked IS NOT NULL": "is not revoked as the journal says",
+        "UPDATE keys SET revoked = NULL WHERE revoked IS NOT NULL": "is not revoked as the journal states",
         "DELETE FROM keys WHERE role = 'client'": "is missing",
     }.items():
         assert any(expected in fault for fault in _faults_after(spent, change)), change
@@ -145,7 +145,7 @@ def test_the_export_holds_every_row_and_its_hashes_can_be_checked_by_anyone(spen
     rows = list(spent.export("patients"))
     assert [row.sequence for row in rows] == list(range(1, 12))
     assert [row.kind for row in rows] == ["open", "quota", *["charge"] * 9]
-    assert all(row.digest() == row.hash for row in rows)
+    assert all(row.expected_hash() == row.hash for row in rows)
     assert [row.previous for row in rows] == [START, *(row.hash for row in rows[:-1])]
     assert len(list(spent.export())) == len(rows) + 3
     assert json.loads(json.dumps(rows[0].to_json()))["limit_units"] == LIMIT
@@ -162,7 +162,7 @@ def test_a_retrained_model_continues_the_account_of_its_records(ledger):
 
 def test_records_move_to_another_account_only_with_a_reason_in_words(ledger):
     ledger.open_account("patients", PureCost(1.0), Terms(1.0), digest="abc")
-    with pytest.raises(InvalidInput, match="must be a sentence of 3 words"):
+    with pytest.raises(InvalidInput, match="must have at least 3 words"):
         ledger.open_account("mine", PureCost(1.0), Terms(1.0), digest="abc", because="because")
     words = "The ethics board allowed a second study."
     other = ledger.open_account("mine", PureCost(1.0), Terms(1.0), digest="abc", because=words)
@@ -214,7 +214,7 @@ def test_odd_names_are_refused_in_a_sentence(ledger, name):
 
 def test_an_unknown_account_or_client_is_named_with_those_there_are(ledger):
     ledger.open_account("patients", PureCost(1.0), Terms(1.0))
-    with pytest.raises(InvalidInput, match="no account 'nobody'; its accounts are: patients"):
+    with pytest.raises(InvalidInput, match=r"no account 'nobody'\. Its accounts: patients"):
         ledger.account("nobody")
     with pytest.raises(InvalidInput, match="no account"):
         ledger.account("(keys)")
@@ -281,7 +281,7 @@ def test_the_spending_curve_starts_at_zero_and_ends_at_the_balance(spent):
 
 
 def test_an_empty_database_gets_the_newest_tables_and_keeps_them(address):
-    engine = opened(address)
+    engine = open_engine(address)
     assert migrate(engine) == MIGRATIONS[-1].version == migrate(engine)
     engine.dispose()
 
@@ -294,13 +294,13 @@ def test_a_further_migration_runs_once_and_keeps_what_was_spent(address):
     with Ledger(address) as ledger:
         account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
         ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", 5, rows=1))
-    engine = opened(address)
+    engine = open_engine(address)
     for _ in range(2):
         assert migrate(engine, steps) == steps[-1].version
     with engine.connect() as connection:
         assert "note" in {column["name"] for column in inspect(connection).get_columns("clients")}
         assert connection.execute(text("SELECT spent_units FROM accounts WHERE id = 2")).scalar_one() == 5
-    with pytest.raises(LedgerDamaged, match="knows versions up to"):
+    with pytest.raises(LedgerDamaged, match="supports versions up to"):
         migrate(engine)
     engine.dispose()
 
@@ -312,7 +312,7 @@ def test_a_migration_that_fails_leaves_the_ledger_as_it_was(address):
 
     with Ledger(address):
         pass
-    engine = opened(address)
+    engine = open_engine(address)
     with pytest.raises(LedgerDamaged, match="broken step"):
         migrate(engine, (*MIGRATIONS, Migration(99, "broken", fail)))
     with engine.connect() as connection:
@@ -322,7 +322,7 @@ def test_a_migration_that_fails_leaves_the_ledger_as_it_was(address):
 
 
 def test_a_database_of_something_else_is_left_alone(address):
-    engine = opened(address)
+    engine = open_engine(address)
     with engine.connect() as connection, connection.begin():
         connection.execute(text("CREATE TABLE journal (x INTEGER)"))
     engine.dispose()
@@ -345,7 +345,7 @@ def test_the_default_ledger_is_one_file_per_user_wherever_the_command_runs(monke
 
 
 def test_an_unreachable_server_is_one_sentence_without_the_password():
-    with pytest.raises(LedgerUnavailable, match="cannot be used now") as refusal:
+    with pytest.raises(LedgerUnavailable, match="is not available") as refusal:
         Ledger("postgresql://someone:secret@127.0.0.1:9/ledger")
     assert "secret" not in str(refusal.value)
     assert "\n" not in str(refusal.value)
@@ -404,4 +404,4 @@ def test_answers_are_stored_as_soon_as_the_ledger_is_back(tmp_path):
         while not told:
             asked = ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", 1, 1, queries=(query,)))
         assert told == [StoredAnswer(b"", True)]
-        assert dict(asked.stored) == {query: b"answer"}
+        assert dict(asked.cached) == {query: b"answer"}

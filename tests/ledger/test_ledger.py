@@ -15,7 +15,7 @@ from sqlalchemy.schema import CreateTable
 
 from quietmax.accounting import LIMIT, PureCost
 from quietmax.ledger import Charge, Charged, Ledger, LedgerDamaged, NewAnswers, Subaccount, Terms, database
-from quietmax.ledger import answer_cache as shelf_module
+from quietmax.ledger import answer_cache as cache_module
 from quietmax.ledger import verify as verify_module
 from quietmax.ledger.accounts import now
 from quietmax.ledger.answer_cache import AnswerCache
@@ -25,11 +25,11 @@ from quietmax.ledger.database import (
     answers,
     clients,
     migrate,
-    opened,
+    open_engine,
     parse_url,
-    reading,
+    read_transaction,
     unavailable,
-    writing,
+    write_transaction,
 )
 from quietmax.ledger.journal import START, JournalEntry
 from quietmax.ledger.verify import verify
@@ -51,13 +51,13 @@ def _charged(ledger, rows=3):
 # --- format -------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_ledger_is_of_version_1_with_secrets_of_256_bits(path):
+def test_a_new_ledger_is_of_version_2_with_secrets_of_256_bits(path):
     with Ledger(path) as ledger:
-        with reading(ledger._engine) as connection:
+        with read_transaction(ledger._engine) as connection:
             kept = dict(connection.execute(text("SELECT name, value FROM meta")).all())
         assert len(ledger.session_secret) == 32
         assert ledger.verify().sound
-    assert kept["version"] == "1"
+    assert kept["version"] == "2"
     assert {name: len(value) for name, value in kept.items()} == {
         "ledger": 32,
         "query_salt": 64,
@@ -68,7 +68,7 @@ def test_a_new_ledger_is_of_version_1_with_secrets_of_256_bits(path):
 
 def test_the_book_of_keys_begins_empty(path):
     before = now()
-    with Ledger(path) as ledger, reading(ledger._engine) as connection:
+    with Ledger(path) as ledger, read_transaction(ledger._engine) as connection:
         *row, opened_at = connection.execute(
             text("SELECT limit_units, spent_units, sequence, opened FROM accounts")
         ).one()
@@ -84,8 +84,8 @@ def test_the_folders_of_a_new_ledger_are_made(tmp_path):
 def test_a_row_is_hashed_as_one_json_list_in_utf_8():
     row = JournalEntry(2, 1, 5, "open", "Zoë", "m/1", 0, 0, 0, LIMIT, "{}", START)
     written = f'[2,1,5,"open","Zoë","m/1",0,0,0,{LIMIT},"{{}}","{START}"]'
-    assert row.sealed().hash == row.digest() == hashlib.sha256(written.encode("utf-8")).hexdigest()
-    assert len(START) == len(row.digest())
+    assert row.expected_hash() == hashlib.sha256(written.encode("utf-8")).hexdigest()
+    assert len(START) == len(row.expected_hash())
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_row_is_hashed_as_one_json_list_in_utf_8():
         (["CREATE TABLE journal (x INTEGER)"], "not those of a Quietmax ledger"),
         (
             ["CREATE TABLE meta (name TEXT, value TEXT)", "CREATE TABLE journal (x INTEGER)"],
-            "does not say its version",
+            "schema version is missing",
         ),
         (
             [
@@ -103,7 +103,7 @@ def test_a_row_is_hashed_as_one_json_list_in_utf_8():
                 "CREATE TABLE journal (x INTEGER)",
                 "INSERT INTO meta VALUES ('version', 'one')",
             ],
-            "does not say its version",
+            "schema version is missing",
         ),
     ],
 )
@@ -111,7 +111,7 @@ def test_tables_that_are_no_ledger_are_left_alone(path, statements, sentence):
     with sqlite3.connect(path) as connection:
         for statement in statements:
             connection.execute(statement)
-    engine = opened(path)
+    engine = open_engine(path)
     with pytest.raises(LedgerDamaged, match=sentence):
         migrate(engine)
     engine.dispose()
@@ -127,12 +127,12 @@ def test_the_number_of_a_stored_answer_is_never_given_again(path):
     with Ledger(path) as ledger:
         account = _charged(ledger)
         ledger.store_answers(NewAnswers(account.id, (b"a" * 16,), b"x"))
-        with writing(ledger._engine) as connection:
+        with write_transaction(ledger._engine) as connection:
             connection.execute(text("DELETE FROM answers"))
         ledger.store_answers(NewAnswers(account.id, (b"b" * 16,), b"y"))
         asked = Charge(account.id, ledger.client("ann"), "m/1", 1, 1, queries=(b"b" * 16,))
-        assert dict(ledger.charge(asked).stored) == {b"b" * 16: b"y"}
-        with reading(ledger._engine) as connection:
+        assert dict(ledger.charge(asked).cached) == {b"b" * 16: b"y"}
+        with read_transaction(ledger._engine) as connection:
             assert connection.execute(text("SELECT id FROM answers")).scalar_one() == 2
 
 
@@ -152,12 +152,12 @@ def test_a_sqlite_address_and_a_path_mean_the_same_file(path):
 
 
 def test_a_failure_names_the_file_and_the_first_line_of_the_cause(path):
-    engine = opened(path)
+    engine = open_engine(path)
     sentence = str(unavailable(engine, ValueError("the disk is full\nand much more")))
-    assert sentence.startswith(f"The ledger {path} cannot be used now (the disk is full), ")
-    assert "(ValueError)" in str(unavailable(engine, ValueError()))
+    assert sentence.startswith(f"The ledger {path} is not available: the disk is full. ")
+    assert ": ValueError." in str(unavailable(engine, ValueError()))
     wrapped = OperationalError("SELECT secret", {"secret": 1}, sqlite3.OperationalError("locked"))
-    assert "(locked)" in str(unavailable(engine, wrapped))
+    assert ": locked." in str(unavailable(engine, wrapped))
     assert len(str(unavailable(engine, ValueError("x" * 10_000)))) < 500
     engine.dispose()
 
@@ -166,9 +166,9 @@ def test_a_transaction_that_writes_holds_the_files_lock_from_its_start(path):
     with Ledger(path) as ledger:
         _charged(ledger)
         other = sqlite3.connect(path, timeout=0, isolation_level=None)
-        with writing(ledger._engine), pytest.raises(sqlite3.OperationalError, match="locked"):
+        with write_transaction(ledger._engine), pytest.raises(sqlite3.OperationalError, match="locked"):
             other.execute("BEGIN IMMEDIATE")
-        with reading(ledger._engine):
+        with read_transaction(ledger._engine):
             other.execute("BEGIN IMMEDIATE")
         other.close()
 
@@ -187,7 +187,7 @@ def test_a_server_that_fell_silent_is_given_up_after_the_seconds_of_every_other_
     settings: dict = {}
     monkeypatch.setattr(database, "create_engine", remember)
     with pytest.raises(ConnectionError):
-        opened("postgresql://host/ledger")
+        open_engine("postgresql://host/ledger")
     assert settings["tcp_user_timeout"] == 1000 * settings["keepalives_idle"]
     assert f"lock_timeout={settings['keepalives_idle']}s" in settings["options"]
     assert "synchronous_commit=on" in settings["options"]
@@ -210,13 +210,13 @@ def test_a_postgresql_server_that_dropped_its_connections_is_used_again(address)
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5])
 def test_stored_answers_are_found_however_many_are_read_at_once(path, rows, monkeypatch):
-    monkeypatch.setattr(shelf_module, "_ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(cache_module, "_ROWS_PER_READ", 2)
     keys = [bytes([number]) * 16 for number in range(rows)]
     with Ledger(path) as ledger:
         account = _charged(ledger)
         for number, key in enumerate(keys):
             ledger.store_answers(NewAnswers(account.id, (key,), b"%d" % number))
-        with writing(ledger._engine) as connection:
+        with write_transaction(ledger._engine) as connection:
             found = AnswerCache().find(Cursor(connection), account.id, keys)
             assert found == {key: b"%d" % number for number, key in enumerate(keys)}
             for most in range(1, rows + 1):
@@ -228,10 +228,10 @@ def test_the_shelf_keeps_as_many_answers_as_it_says_and_forgets_the_oldest(path)
     keys = [bytes([number]) * 16 for number in range(6)]
     with Ledger(path) as ledger:
         account = _charged(ledger)
-        with writing(ledger._engine) as connection:
-            cursor, answer_cache = Cursor(connection), AnswerCache(most=4)
+        with write_transaction(ledger._engine) as connection:
+            cursor, answer_cache = Cursor(connection), AnswerCache(max_answers=4)
             for number, key in enumerate(keys):
-                cursor.run(
+                cursor.execute(
                     "INSERT INTO answers (account, keys, answers) VALUES (?, ?, ?)", (account.id, key, b"x")
                 )
                 assert (
@@ -254,13 +254,13 @@ def test_verification_counts_accounts_and_rows(path):
 def test_a_ledger_is_verified_as_it_was_at_the_start_though_charges_go_on(ledger, monkeypatch):
     account = _charged(ledger)
     ann = ledger.client("ann")
-    entries = verify_module.entries
+    entries = verify_module.read_journal
 
     def meanwhile(connection, number):
         assert isinstance(ledger.charge(Charge(account.id, ann, "m/1", 1, rows=1)), Charged)
         return entries(connection, number)
 
-    monkeypatch.setattr(verify_module, "entries", meanwhile)
+    monkeypatch.setattr(verify_module, "read_journal", meanwhile)
     found = ledger.verify()
     assert (found.rows, found.faults) == (4, ())
     assert ledger.account("patients").sequence == 6
@@ -278,22 +278,23 @@ def test_a_quota_for_a_client_who_never_asked_is_sound(path):
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"spent_units": 2001}, "the balance at row 4 is not the sum of what was charged"),
-        ({"units": -500, "spent_units": 1500}, "the balance at row 4 is not the sum of what was charged"),
-        ({"limit_units": 2999}, "more is spent at row 4 than the budget"),
+        ({"spent_units": 2001}, "the balance at row 4 is not the sum of the charges"),
+        ({"units": -500, "spent_units": 1500}, "the balance at row 4 is not the sum of the charges"),
+        ({"limit_units": 2999}, "the balance at row 4 exceeds the budget"),
         ({"limit_units": 2 * LIMIT}, "the budget changes at row 4 without a grant"),
         ({"kind": "quota", "detail": "{"}, "row 4 cannot be read"),
-        ({"client": "bob"}, "the part of client 'ann' is not the sum of its rows"),
-        ({"sequence": 5}, "row 4 missing"),
-        ({"sequence": 7}, "row 4 to 6 missing"),
+        ({"client": "bob"}, "the balance of client 'ann' is not the sum of its charges"),
+        ({"sequence": 5}, "row 4 is missing"),
+        ({"sequence": 7}, "rows 4 to 6 are missing"),
     ],
 )
 def test_a_forged_last_row_is_found_though_its_hash_and_the_account_fit(path, change, fault):
     with Ledger(path) as ledger:
         _charged(ledger)
         last = list(ledger.export("patients"))[-1]
-        forged = replace(last, **change).sealed()
-        with writing(ledger._engine) as connection:
+        forged = replace(last, **change)
+        forged = replace(forged, hash=forged.expected_hash())
+        with write_transaction(ledger._engine) as connection:
             fields = forged.to_json()
             setting = ", ".join(f"{name} = :{name}" for name in fields if name != "account")
             connection.execute(

@@ -25,10 +25,10 @@ from quietmax.ledger import (
     RequestIdReused,
     Terms,
 )
-from quietmax.ledger import writer as committer
+from quietmax.ledger import writer as writer_module
 from quietmax.ledger.answer_cache import AnswerCache
-from quietmax.ledger.database import Cursor, writing
-from quietmax.ledger.transactions import ChargeBatch, keep
+from quietmax.ledger.database import Cursor, write_transaction
+from quietmax.ledger.transactions import ChargeBatch, store_answers
 from tests.ledger.holding import held
 
 
@@ -79,7 +79,7 @@ def test_refusals_are_counted_for_each_client(address):
 
 @pytest.mark.parametrize(("units", "rows"), [(-1, 1), (1, -1)])
 def test_a_charge_below_nothing_cannot_be_made(units, rows):
-    with pytest.raises(InvalidInput, match="less than nothing"):
+    with pytest.raises(InvalidInput, match="must not be negative"):
         Charge(1, 1, "m/1", units, rows)
 
 
@@ -183,7 +183,7 @@ def test_a_retry_before_the_answer_was_stored_pays_nothing_and_only_the_first_an
     assert (won.first, lost.first) == (True, False)
     assert lost.answer == b"drawn second"
     asked = ledger.charge(Charge(account.id, ann, "m/1", units, rows=1, queries=(query,)))
-    assert dict(asked.stored) == {query: b"drawn second"}
+    assert dict(asked.cached) == {query: b"drawn second"}
     assert ledger.account("patients").spent_units == units
 
 
@@ -200,7 +200,7 @@ def test_two_draws_of_one_request_stored_in_one_group_leave_only_the_first(ledge
     _wait_until(lambda: len(told) == 2)
     assert [(kept.answer, kept.first) for kept in told] == [(b"first", True), (b"first", False)]
     asked = ledger.charge(Charge(account.id, ann, "m/1", units, rows=1, queries=(query,)))
-    assert dict(asked.stored) == {query: b"first"}
+    assert dict(asked.cached) == {query: b"first"}
 
 
 def _wait_until(condition, seconds=10.0):
@@ -230,7 +230,7 @@ def test_identical_queries_are_free_once_their_answer_is_stored(ledger):
     ledger.store_answers(NewAnswers(account.id, queries[:2], b"answer 0answer 1"))
     charged = ledger.charge(Charge(account.id, bob, "m/1", units, 3, queries=queries))
     assert (charged.answers, charged.units) == (1, units)
-    assert dict(charged.stored) == {queries[0]: b"answer 0", queries[1]: b"answer 1"}
+    assert dict(charged.cached) == {queries[0]: b"answer 0", queries[1]: b"answer 1"}
     another_version = ledger.query_key(b"retrained", bytes([0]))
     assert ledger.charge(Charge(account.id, bob, "m/2", units, 1, queries=(another_version,))).answers == 1
 
@@ -243,7 +243,7 @@ def test_more_query_keys_than_the_database_takes_in_one_statement_are_looked_up(
         start = int.from_bytes(query, "little")
         ledger.submit_answers(NewAnswers(account.id, queries[start : start + 25], b"x" * 25), lambda _: None)
     charged = ledger.charge(Charge(account.id, ann, "m/1", 1, len(queries), queries=queries))
-    assert (charged.units, len(charged.stored)) == (0, 25_000)
+    assert (charged.units, len(charged.cached)) == (0, 25_000)
 
 
 def test_concurrent_charges_share_transactions(ledger):
@@ -270,7 +270,7 @@ def test_a_group_is_written_as_soon_as_as_many_are_there_as_before(ledger, monke
         ledger.submit_charge(Charge(account.id, ann, "m/1", 1, rows=1), told.append)
     gate.set()
     _wait_until(lambda: len(told) == 3)
-    monkeypatch.setattr(committer, "_COMPANY_SECONDS", 600.0)
+    monkeypatch.setattr(writer_module, "_BATCH_WINDOW", 600.0)
     before = ledger.writer.batches
     for _ in range(3):
         ledger.submit_charge(Charge(account.id, ann, "m/1", 1, rows=1), told.append)
@@ -306,7 +306,7 @@ def test_training_is_charged_once_for_each_model(ledger):
         ledger.charge_training(account, "head/1", "digest one", PureCost(1.0))
     assert ledger.account("patients").spent_units == LIMIT // 2
     ledger.charge_training(account, "head/2", "digest two", PureCost(1.0))
-    with pytest.raises(Exception, match="spent more than what is left of the account 'patients'"):
+    with pytest.raises(Exception, match="spent more than remains in the account 'patients'"):
         ledger.charge_training(account, "head/3", "digest three", PureCost(0.1))
     assert [entry.kind for entry in ledger.export("patients")] == ["open", "training", "training"]
 
@@ -335,7 +335,7 @@ def test_answers_nobody_waits_for_are_written_with_the_next_charge_or_soon(ledge
     charge = Charge(account.id, ledger.client("ann"), "m/1", units, 1, queries=(query,))
     before = ledger.writer.batches
     ledger.submit_answers(NewAnswers(account.id, (query,), b"answer"), lambda _: None)
-    assert dict(ledger.charge(charge).stored) == {query: b"answer"}
+    assert dict(ledger.charge(charge).cached) == {query: b"answer"}
     assert ledger.writer.batches - before == 1
     ledger.submit_answers(NewAnswers(account.id, (b"other" * 3 + b"!",), b"answer"), lambda _: None)
     _wait_until(lambda: ledger.writer.batches - before == 2, 2.0)
@@ -451,7 +451,7 @@ def test_answers_stored_by_another_process_are_found(address):
         asked = Charge(account.id, ann, "m/1", units, 1, queries=(query,))
         assert other.charge(asked).answers == 1
         one.store_answers(NewAnswers(account.id, (query,), b"answer"))
-        assert dict(other.charge(asked).stored) == {query: b"answer"}
+        assert dict(other.charge(asked).cached) == {query: b"answer"}
 
 
 def test_only_the_latest_answers_are_kept_in_the_index_and_they_survive_a_restart(ledger):
@@ -461,16 +461,16 @@ def test_only_the_latest_answers_are_kept_in_the_index_and_they_survive_a_restar
         ledger.store_answers(
             NewAnswers(account.id, tuple(queries[start : start + 2]), b"%02d%02d" % (start, start + 1))
         )
-    with writing(ledger._engine) as connection:
+    with write_transaction(ledger._engine) as connection:
         for _ in range(2):
-            answer_cache = AnswerCache(most=5)
+            answer_cache = AnswerCache(max_answers=5)
             found = answer_cache.find(Cursor(connection), account.id, queries)
             assert found == {queries[number]: b"%02d" % number for number in range(8, 12)}
-            everything = AnswerCache(most=100)
+            everything = AnswerCache(max_answers=100)
             assert len(everything.find(Cursor(connection), account.id, queries)) == 12
-        ten = AnswerCache(most=12)
+        ten = AnswerCache(max_answers=12)
         ten.find(Cursor(connection), account.id, [])
-        keep(Cursor(connection), [NewAnswers(account.id, (b"z" * 16,), b"zz")])
+        store_answers(Cursor(connection), [NewAnswers(account.id, (b"z" * 16,), b"zz")])
         assert ten.find(Cursor(connection), account.id, [queries[0], b"z" * 16]) == {b"z" * 16: b"zz"}
     assert ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", units, 1)).units == units
 

@@ -20,7 +20,7 @@ def place(tmp_path):
         ledger.set_quota("patients", "ann", 0.5, "half for ann alone")
         for _ in range(2):
             ledger.charge(Charge(account.id, key.client_id, "m/1", 1000, rows=1))
-        ledger.note_unproven(account, "m/1", "conditional")
+        ledger.record_unproven(account, "m/1", "conditional")
         assert ledger.verify().sound
     return path
 
@@ -40,40 +40,40 @@ DEEP = "[" * 100_000
     [
         (
             "UPDATE accounts SET total = 'zz' WHERE id = 2",
-            "total or the terms of the account 'patients' cannot",
+            "total or the terms of account 'patients' cannot",
         ),
         (
             "UPDATE accounts SET total = '[]' WHERE id = 2",
-            "total or the terms of the account 'patients' cannot",
+            "total or the terms of account 'patients' cannot",
         ),
         (
             f"UPDATE accounts SET total = '{DEEP}' WHERE id = 2",
-            "total or the terms of the account 'patients'",
+            "total or the terms of account 'patients'",
         ),
-        ("UPDATE accounts SET terms = '{\"bad\": 1}' WHERE id = 2", "total or the terms of the account"),
+        ("UPDATE accounts SET terms = '{\"bad\": 1}' WHERE id = 2", "total or the terms of account"),
         (
             "UPDATE accounts SET terms = '[1]' WHERE id = 2",
-            "total or the terms of the account 'patients' cannot",
+            "total or the terms of account 'patients' cannot",
         ),
         (
             'UPDATE accounts SET terms = \'{"epsilon": "x", "delta": 0, "reading": "proven"}\' WHERE id = 2',
-            "total or the terms of the account 'patients' cannot",
+            "total or the terms of account 'patients' cannot",
         ),
         (
             'UPDATE accounts SET terms = \'{"epsilon": 1, "delta": 0, "reading": "mine"}\' WHERE id = 2',
-            "total or the terms of the account 'patients' cannot",
+            "total or the terms of account 'patients' cannot",
         ),
-        ("UPDATE accounts SET limit_units = 'abc' WHERE id = 2", "of the account 'patients' is not a number"),
-        ("UPDATE accounts SET sequence = 'abc' WHERE id = 2", "of the account 'patients' is not a number"),
-        ("UPDATE subaccounts SET spent_units = 1.5", "quota of client 'ann' is not a number"),
-        ("UPDATE subaccounts SET limit_units = 'abc'", "quota of client 'ann' is not a number"),
+        ("UPDATE accounts SET limit_units = 'abc' WHERE id = 2", "of account 'patients' is not an integer"),
+        ("UPDATE accounts SET sequence = 'abc' WHERE id = 2", "of account 'patients' is not an integer"),
+        ("UPDATE subaccounts SET spent_units = 1.5", "quota of client 'ann' is not an integer"),
+        ("UPDATE subaccounts SET limit_units = 'abc'", "quota of client 'ann' is not an integer"),
     ],
 )
 def test_an_unreadable_account_is_a_fault_and_one_sentence_elsewhere(place, statement, expected):
     _edit(place, statement)
     with Ledger(place) as ledger:
         assert any(expected in fault for fault in ledger.verify().faults)
-        with pytest.raises(LedgerDamaged, match=r"; stop serving from the ledger") as refusal:
+        with pytest.raises(LedgerDamaged, match=r"\. Stop serving from this ledger") as refusal:
             [ledger.subaccounts(account) for account in ledger.accounts()]
     assert expected in str(refusal.value)
     assert "\n" not in str(refusal.value)
@@ -92,7 +92,7 @@ def test_a_journal_row_with_a_value_of_a_wrong_kind_is_found(place, field, value
         faults = ledger.verify().faults
         with pytest.raises(LedgerDamaged, match="Row 3 of the journal of account 2 cannot be read"):
             list(ledger.export())
-    assert any("row 3 was edited: it holds a number or a text" in fault for fault in faults)
+    assert any("row 3 was edited: a field has the wrong type" in fault for fault in faults)
     assert not any("missing" in fault for fault in faults if "client" not in fault)
 
 
@@ -101,8 +101,8 @@ def test_a_journal_row_whose_number_is_none_is_found(place, number):
     _edit(place, f"UPDATE journal SET sequence = {number} WHERE account = 2 AND sequence = 3")
     with Ledger(place) as ledger:
         faults = ledger.verify().faults
-    assert "Account 'patients': row 3 missing." in faults
-    assert any("was edited: it holds a number or a text" in fault for fault in faults)
+    assert "Account 'patients': row 3 is missing." in faults
+    assert any("was edited: a field has the wrong type" in fault for fault in faults)
 
 
 @pytest.mark.parametrize("detail", ["[]", "zz", "[[", "3", DEEP])
@@ -117,7 +117,10 @@ def test_a_journal_row_with_unreadable_details_is_found(place, detail, row):
 
 def test_an_unreadable_note_on_an_unproven_model_is_one_sentence(place):
     _edit(place, "UPDATE journal SET detail = 'zz' WHERE kind = 'unproven'")
-    with Ledger(place) as ledger, pytest.raises(LedgerDamaged, match="has a row that cannot be read"):
+    with (
+        Ledger(place) as ledger,
+        pytest.raises(LedgerDamaged, match="A journal row of account 2 cannot be read"),
+    ):
         ledger.unproven_models(ledger.account("patients"))
 
 
@@ -126,8 +129,8 @@ def test_rows_of_accounts_that_do_not_exist_are_found_whatever_they_are_called(p
     _edit(place, "UPDATE journal SET account = 77 WHERE account = 2 AND sequence = 4")
     with Ledger(place) as ledger:
         faults = ledger.verify().faults
-    assert "The journal has rows of an account abc that does not exist." in faults
-    assert "The journal has rows of an account 77 that does not exist." in faults
+    assert "The journal has rows of account abc, which does not exist." in faults
+    assert "The journal has rows of account 77, which does not exist." in faults
 
 
 def test_a_key_with_a_value_of_a_wrong_kind_is_found(place):
@@ -152,7 +155,10 @@ def test_an_unreadable_note_on_a_model_that_took_an_account_whole_is_one_sentenc
         ledger.charge_training(account, "m/1", "digest", "all")
         assert ledger.verify().sound
     _edit(place, "UPDATE journal SET detail = '[]' WHERE kind = 'exclusive'")
-    with Ledger(place) as ledger, pytest.raises(LedgerDamaged, match="has a row that cannot be read"):
+    with (
+        Ledger(place) as ledger,
+        pytest.raises(LedgerDamaged, match="A journal row of account 2 cannot be read"),
+    ):
         ledger.grant("patients", Terms(2.0), "The board allows more.")
 
 
@@ -160,7 +166,7 @@ def test_a_missing_book_of_keys_is_found(place):
     _edit(place, "DELETE FROM journal WHERE account = 1")
     _edit(place, "DELETE FROM accounts WHERE id = 1")
     with Ledger(place) as ledger:
-        assert ledger.verify().faults == ("The book of keys is missing.",)
+        assert ledger.verify().faults == ("The account of the API keys is missing.",)
 
 
 @pytest.mark.parametrize("name", ["query_salt", "session_secret"])
@@ -175,5 +181,5 @@ def test_a_missing_book_of_keys_is_found(place):
 )
 def test_a_ledger_without_its_own_secrets_is_refused_in_a_sentence(place, name, statement):
     _edit(place, statement.format(name))
-    with pytest.raises(LedgerDamaged, match=f"The ledger's {name} is missing or was changed; stop serving"):
+    with pytest.raises(LedgerDamaged, match=f"The ledger's {name} is missing or was changed. Stop serving"):
         Ledger(place)

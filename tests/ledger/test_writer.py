@@ -23,11 +23,11 @@ from quietmax.ledger import (
     NewAnswers,
     Terms,
 )
-from quietmax.ledger import writer as committer_module
+from quietmax.ledger import writer as writer_module
 from quietmax.ledger.accounts import now
-from quietmax.ledger.database import opened
+from quietmax.ledger.database import FileGuard, open_engine
 from quietmax.ledger.transactions import ChargeBatch
-from quietmax.ledger.writer import LedgerWriter, Place, _Collided
+from quietmax.ledger.writer import LedgerWriter, _Conflict
 from tests.ledger.holding import held
 
 
@@ -37,13 +37,13 @@ def path(tmp_path):
 
 
 def _stopped(monkeypatch, moment=100.0) -> LedgerWriter:
-    """A committer without a thread, at a moment that stands still."""
-    monkeypatch.setattr(committer_module, "time", SimpleNamespace(monotonic=lambda: moment))
-    committer = object.__new__(LedgerWriter)
-    committer._closing = False
-    committer._again = []
-    committer.error = None
-    return committer
+    """A writer without a thread, at a moment that stands still."""
+    monkeypatch.setattr(writer_module, "time", SimpleNamespace(monotonic=lambda: moment))
+    writer = object.__new__(LedgerWriter)
+    writer._closing = False
+    writer._retries = []
+    writer.error = None
+    return writer
 
 
 def _charge(deadline=float("inf")) -> Charge:
@@ -51,47 +51,47 @@ def _charge(deadline=float("inf")) -> Charge:
 
 
 def test_at_its_very_deadline_a_charge_is_told_so_once_and_not_written(monkeypatch):
-    committer, written, told = _stopped(monkeypatch), [], []
-    committer._write_group = lambda charges, _: written.extend(charge for charge, _ in charges)
+    writer, written, told = _stopped(monkeypatch), [], []
+    writer._write_batch = lambda charges, _: written.extend(charge for charge, _ in charges)
     charges = [_charge(deadline) for deadline in (99.0, 100.0, 100.5)]
-    committer._write([(charge, told.append) for charge in charges], [])
+    writer._write([(charge, told.append) for charge in charges], [])
     assert written == charges[2:]
     assert [type(outcome) for outcome in told] == [Failed, Failed]
-    assert "did not come to this request in time" in str(told[0].error)
+    assert "reached its deadline before the ledger" in str(told[0].error)
 
 
 def test_answers_that_could_not_be_stored_are_tried_again_until_their_very_deadline(monkeypatch):
-    committer, told = _stopped(monkeypatch), []
+    writer, told = _stopped(monkeypatch), []
 
     def fail(*_):
         raise LedgerUnavailable("The disk is full.")
 
-    committer._commit = fail
+    writer._commit = fail
     stores = [
         (NewAnswers(answer=b"%d" % number, deadline=deadline), told.append)
         for number, deadline in enumerate((99.0, 100.0, 100.5))
     ]
-    committer._write_group([(_charge(), told.append)], stores)
-    assert committer._again == stores[2:]
+    writer._write_batch([(_charge(), told.append)], stores)
+    assert writer._retries == stores[2:]
     assert [str(outcome.error) for outcome in told] == ["The disk is full."] * 3
-    assert committer.error is told[0].error
-    committer._closing, committer._again = True, []
-    committer._write_group([], stores)
-    assert committer._again == []
+    assert writer.error is told[0].error
+    writer._closing, writer._retries = True, []
+    writer._write_batch([], stores)
+    assert writer._retries == []
     assert len(told) == 6
 
 
 def test_a_group_that_met_another_process_is_written_one_by_one(monkeypatch):
-    committer, groups = _stopped(monkeypatch), []
+    writer, groups = _stopped(monkeypatch), []
 
     def collide(charges, stores):
         groups.append((len(charges), len(stores)))
         if len(charges) + len(stores) > 1:
-            raise _Collided
+            raise _Conflict
 
-    committer._write_group = collide
+    writer._write_batch = collide
     charges = [(_charge(), print)] * 2
-    committer._write(charges, [(NewAnswers(), print)] * 3)
+    writer._write(charges, [(NewAnswers(), print)] * 3)
     assert groups == [(2, 3), (1, 0), (1, 0), (0, 1), (0, 1), (0, 1)]
 
 
@@ -133,7 +133,7 @@ def test_a_callback_that_fails_harms_nobody(path):
 
 
 def test_a_full_group_is_written_and_the_rest_comes_next(path, monkeypatch):
-    monkeypatch.setattr(committer_module, "_MOST_TOGETHER", 4)
+    monkeypatch.setattr(writer_module, "_MAX_BATCH", 4)
     with Ledger(path) as ledger:
         account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
         ann = ledger.client("ann")
@@ -157,8 +157,8 @@ def test_a_full_group_is_written_and_the_rest_comes_next(path, monkeypatch):
 
 
 def test_a_ledger_is_in_its_place_until_it_is_moved_and_again_when_it_is_back(path):
-    engine = opened(path)
-    place = Place(engine)
+    engine = open_engine(path)
+    place = FileGuard(engine)
     place.check()
     path.rename(path.with_suffix(".away"))
     with pytest.raises(LedgerUnavailable, match="was moved, deleted or replaced"):
@@ -223,21 +223,21 @@ class Waiting:
         return next((place for place, (after, _) in enumerate(self.items) if after), len(self.items))
 
 
-def _gathering(monkeypatch, *items, company=0, refusals=0, again=()):
+def _gathering(monkeypatch, *items, last_batch_size=0, refusals=0, again=()):
     waiting = Waiting(*items)
-    monkeypatch.setattr(committer_module, "time", waiting)
-    committer = object.__new__(LedgerWriter)
-    committer._queue, committer._closing, committer._company = waiting, False, company
-    committer._enough = waiting
-    committer._again, committer._refusals = list(again), Counter({(1, 1): refusals} if refusals else {})
-    charges, stores = committer._gathered()
-    return waiting, charges, stores, committer
+    monkeypatch.setattr(writer_module, "time", waiting)
+    writer = object.__new__(LedgerWriter)
+    writer._queue, writer._closing, writer._last_batch_size = waiting, False, last_batch_size
+    writer._wake = waiting
+    writer._retries, writer._refused = list(again), Counter({(1, 1): refusals} if refusals else {})
+    batch = writer._next_batch()
+    return waiting, batch.charges, batch.answers, writer
 
 
 CHARGE = (Charge(1, 1, "m/1", 1, rows=1), print)
 ANSWERS = (NewAnswers(1, (b"q" * 16,), b"answer"), print)
 REQUESTED = (NewAnswers(request=b"request", answer=b"answer"), print)
-MOMENT = pytest.approx(committer_module._MOMENT)
+FLUSH_INTERVAL = pytest.approx(writer_module._FLUSH_INTERVAL)
 
 
 def test_charges_and_requested_answers_are_taken_at_once_with_all_that_waits(monkeypatch):
@@ -253,41 +253,41 @@ def test_charges_and_requested_answers_are_taken_at_once_with_all_that_waits(mon
 def test_answers_nobody_waits_for_are_held_for_a_moment(monkeypatch):
     waiting, charges, stores, _ = _gathering(monkeypatch, (3.0, ANSWERS))
     assert (charges, stores) == ([], [ANSWERS])
-    assert waiting.timeouts == [None, MOMENT]
+    assert waiting.timeouts == [None, FLUSH_INTERVAL]
     waiting, charges, stores, _ = _gathering(monkeypatch, (3.0, ANSWERS), (0.01, CHARGE))
     assert (charges, stores) == ([CHARGE], [ANSWERS])
     waiting, charges, stores, _ = _gathering(monkeypatch, (3.0, ANSWERS), (0.015, ANSWERS), (0.015, ANSWERS))
     assert (charges, stores) == ([], [ANSWERS, ANSWERS])  # a second one does not make the first wait longer
-    assert waiting.now == pytest.approx(1003.0 + committer_module._MOMENT)
+    assert waiting.now == pytest.approx(1003.0 + writer_module._FLUSH_INTERVAL)
 
 
 def test_refusals_are_counted_after_their_seconds_or_with_what_comes_first(monkeypatch):
     waiting, charges, stores, _ = _gathering(monkeypatch, refusals=2)
     assert (charges, stores) == ([], [])
-    assert waiting.timeouts == [pytest.approx(committer_module._REFUSALS_SECONDS)]
+    assert waiting.timeouts == [pytest.approx(writer_module._REFUSED_FLUSH_INTERVAL)]
     waiting, _, stores, _ = _gathering(monkeypatch, (0.1, ANSWERS), refusals=2)
     assert stores == [ANSWERS]
-    assert waiting.timeouts[1:] == [MOMENT]
+    assert waiting.timeouts[1:] == [FLUSH_INTERVAL]
 
 
 def test_a_group_waits_for_as_many_as_the_last_had_but_only_so_long(monkeypatch):
-    waiting, charges, _, _ = _gathering(monkeypatch, (3.0, CHARGE), (0.0, CHARGE), company=2)
+    waiting, charges, _, _ = _gathering(monkeypatch, (3.0, CHARGE), (0.0, CHARGE), last_batch_size=2)
     assert (len(charges), waiting.slept) == (2, [])
-    waiting, charges, _, _ = _gathering(monkeypatch, (3.0, CHARGE), (9.0, CHARGE), company=2)
-    assert (len(charges), sum(waiting.slept)) == (1, pytest.approx(committer_module._COMPANY_SECONDS))
-    waiting, _, stores, _ = _gathering(monkeypatch, (3.0, REQUESTED), company=2)
+    waiting, charges, _, _ = _gathering(monkeypatch, (3.0, CHARGE), (9.0, CHARGE), last_batch_size=2)
+    assert (len(charges), sum(waiting.slept)) == (1, pytest.approx(writer_module._BATCH_WINDOW))
+    waiting, _, stores, _ = _gathering(monkeypatch, (3.0, REQUESTED), last_batch_size=2)
     assert (len(stores), waiting.slept) == (1, [])
 
 
 def test_answers_that_failed_are_tried_again_after_a_pause(monkeypatch):
-    waiting, charges, stores, committer = _gathering(monkeypatch, again=[ANSWERS])
-    assert (charges, stores, committer._again) == ([], [ANSWERS], [])
-    assert (waiting.slept, waiting.timeouts) == ([committer_module._PAUSE], [MOMENT])
+    waiting, charges, stores, writer = _gathering(monkeypatch, again=[ANSWERS])
+    assert (charges, stores, writer._retries) == ([], [ANSWERS], [])
+    assert (waiting.slept, waiting.timeouts) == ([writer_module._RETRY_DELAY], [FLUSH_INTERVAL])
 
 
 def test_closing_takes_what_waits_before_it(monkeypatch):
-    _, charges, stores, committer = _gathering(monkeypatch, (3.0, ANSWERS), (0.0, CHARGE), (0.0, None))
-    assert (charges, stores, committer._closing) == ([CHARGE], [ANSWERS], True)
+    _, charges, stores, writer = _gathering(monkeypatch, (3.0, ANSWERS), (0.0, CHARGE), (0.0, None))
+    assert (charges, stores, writer._closing) == ([CHARGE], [ANSWERS], True)
 
 
 def test_a_charge_is_journalled_with_its_time_in_microseconds(path):
@@ -345,7 +345,7 @@ def test_a_row_written_by_another_process_twice_is_told_in_the_database_s_words(
         outcome = ledger.charge(charge)
     told = str(outcome.error)
     assert "UNIQUE constraint failed" in told
-    assert "_Collided" not in told
+    assert "_Conflict" not in told
 
 
 def test_no_account_can_have_the_name_of_the_book_of_keys(path):
@@ -355,6 +355,6 @@ def test_no_account_can_have_the_name_of_the_book_of_keys(path):
 
 def test_the_reason_for_a_new_account_is_a_sentence_too(path):
     with Ledger(path) as ledger:
-        with pytest.raises(InvalidInput, match="must be a sentence"):
+        with pytest.raises(InvalidInput, match="must have at least 3 words"):
             ledger.open_account("patients", PureCost(1.0), Terms(1.0), because="so")
         assert ledger.accounts() == []

@@ -1,4 +1,4 @@
-"""Budgets that outlive the process: accounts, charges, keys and a journal, in SQLite or PostgreSQL."""
+"""Budgets that outlive the process: accounts, charges, API keys and a journal, in SQLite or PostgreSQL."""
 
 from quietmax.errors import LedgerDamaged, LedgerUnavailable
 from quietmax.ledger.accounts import AccountState, Subaccount, Terms

@@ -1,8 +1,10 @@
-"""Accounts: one for each training set, parts of it for clients, and what an administrator may change.
+"""Accounts: one for each training set, with subaccounts of clients, and what an administrator may change.
 
-A training set has one budget, whoever asks and however often a model is trained on it again (THEORY 3.6). An account
-is found by the digest of its records or by the name its owner gave it; sharing an account is always safe, opening a
-second one for the same records needs an administrator's reason, in words, which the journal keeps.
+A training set has one budget, whoever asks and however often a model is trained on it again (THEORY 3.6). An account is
+found by the digest of its records or by its name. Sharing an account is always safe. A second account for the same
+records needs an administrator's reason, which the journal keeps.
+
+All functions run inside the caller's transaction.
 """
 
 from __future__ import annotations
@@ -18,49 +20,105 @@ from typing import Any, get_args
 from sqlalchemy import Connection, Row, insert, select
 
 from quietmax.accounting.budget import LIMIT, Analysis, Budget, Meter
-from quietmax.accounting.costs import Cost, cost_from_json
+from quietmax.accounting.costs import Cost, Measure, cost_from_json
 from quietmax.errors import InvalidInput, LedgerDamaged
-from quietmax.ledger.database import KEYS_BOOK, Cursor, accounts, clients, journal, subaccounts, training_sets
+from quietmax.ledger.database import (
+    KEYS_ACCOUNT,
+    Cursor,
+    accounts,
+    clients,
+    journal,
+    subaccounts,
+    training_sets,
+)
 from quietmax.ledger.journal import START
-from quietmax.ledger.transactions import AccountTransaction, locked
+from quietmax.ledger.transactions import AccountTransaction, lock_accounts
 
+PARSE_ERRORS = (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError)
+"""What parsing JSON of the ledger can raise after somebody edited it."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_MOST_UNITS = 2**62
-_FEWEST_WORDS = 3
-UNREADABLE = (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError)
-"""What reading a JSON text of the ledger may raise after somebody edited it."""
+_MAX_UNITS = 2**62
+_MIN_REASON_WORDS = 3
+_MAX_REASON_LENGTH = 1000
+_EXCLUSIVE_KINDS = ("exclusive", "alone")  # version 0.1 wrote "alone"
+
+# --- states -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What the owner promised when the account was opened: (epsilon, delta), and how a Gaussian total reads it."""
+    """The (epsilon, delta) that the owner of the records promises.
+
+    Parameters
+    ----------
+    epsilon : float
+        The epsilon of all answers together.
+    delta : float
+        Their delta.
+    analysis : {"proven", "published", "published-example"}
+        How (epsilon, delta) becomes a total in the Gaussian measure, as in `Budget.total`.
+
+    Examples
+    --------
+    >>> Terms(1.0).total("pure")
+    PureCost(epsilon=1.0)
+    """
 
     epsilon: float
     delta: float = 0.0
     analysis: Analysis = "proven"
 
-    def total(self, measure: str) -> Cost:
-        """The total in a measure."""
-        return Budget(self.epsilon, self.delta).total(measure, self.analysis)  # type: ignore[arg-type]
+    def total(self, measure: Measure) -> Cost:
+        """Return the total cost in a privacy measure.
+
+        Parameters
+        ----------
+        measure : {"pure", "gaussian"}
+            The privacy measure.
+        """
+        return Budget(self.epsilon, self.delta).total(measure, self.analysis)
 
     def to_json(self) -> dict[str, Any]:
-        """The terms by name."""
+        """Return the terms by name."""
         return {"epsilon": self.epsilon, "delta": self.delta, "analysis": self.analysis}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Terms:
-        """The terms that `to_json` wrote; raises one of `UNREADABLE` if they are not those."""
-        named = dict(record)
-        if "reading" in named:  # version 0.1
-            named["analysis"] = named.pop("reading")
-        if set(named) != {"epsilon", "delta", "analysis"} or named["analysis"] not in get_args(Analysis):
-            raise ValueError("these are not terms")
-        return cls(float(named["epsilon"]), float(named["delta"]), named["analysis"])
+        """Read what `to_json` wrote, or what version 0.1 wrote (`reading` instead of `analysis`).
+
+        Parameters
+        ----------
+        record : mapping
+            The terms by name.
+
+        Raises
+        ------
+        ValueError, TypeError, AttributeError or KeyError
+            If the record is not of this form.
+        """
+        fields = {"analysis" if name == "reading" else name: value for name, value in record.items()}
+        if set(fields) != {"epsilon", "delta", "analysis"} or len(record) != len(fields):
+            raise ValueError("not the terms of an account")
+        if fields["analysis"] not in get_args(Analysis):
+            raise ValueError("not the terms of an account")
+        return cls(float(fields["epsilon"]), float(fields["delta"]), fields["analysis"])
 
 
 @dataclass(frozen=True)
 class Subaccount:
-    """A client's part of an account."""
+    """A client's share of an account.
+
+    Parameters
+    ----------
+    client : str
+        The client's name.
+    limit_units : int or None
+        The client's quota. None: only the account's budget limits the client.
+    spent_units : int
+        What the client has spent.
+    refused : int
+        The number of charges that exceeded the budget or the quota.
+    """
 
     client: str
     limit_units: int | None
@@ -70,7 +128,29 @@ class Subaccount:
 
 @dataclass(frozen=True)
 class AccountState:
-    """An account as it stands. `total` is what `LIMIT` units are worth."""
+    """An account at one moment.
+
+    Parameters
+    ----------
+    id : int
+        The id of the account.
+    name : str
+        Its name.
+    total : Cost
+        The cost that `LIMIT` units stand for: the budget that the account was opened with.
+    terms : Terms
+        The (epsilon, delta) that it was opened with.
+    limit_units : int
+        The budget, grants and revocations included.
+    spent_units : int
+        What was spent.
+    sequence : int
+        The number of the last journal row.
+    head : str
+        The hash of the last journal row.
+    opened : int
+        When the account was opened, in microseconds since 1970.
+    """
 
     id: int
     name: str
@@ -84,13 +164,13 @@ class AccountState:
 
     @property
     def remaining_units(self) -> int:
-        """Units not yet spent."""
+        """The units not yet spent."""
         return self.limit_units - self.spent_units
 
     @property
     def limit(self) -> Cost:
-        """The whole budget, grants included, rounded down."""
-        return self.cost_left(self.limit_units)
+        """The budget, grants and revocations included, rounded down."""
+        return self._cost_of(self.limit_units)
 
     @property
     def spent(self) -> Cost:
@@ -99,20 +179,26 @@ class AccountState:
 
     @property
     def remaining(self) -> Cost:
-        """What is left, rounded down."""
-        return self.cost_left(self.remaining_units)
+        """What remains, rounded down."""
+        return self._cost_of(self.remaining_units)
 
-    def cost_left(self, units: int) -> Cost:
-        """Units as a cost, rounded down."""
+    def _cost_of(self, units: int) -> Cost:
+        """Return units as a cost, rounded down."""
         return Meter(self.total).remaining(LIMIT - units)
 
     def units(self, cost: Cost) -> int:
-        """What a release of this cost takes, rounded up; a pure cost counts in a Gaussian account too (THEORY 3)."""
+        """Return what a release of this cost takes from the account, rounded up.
+
+        Parameters
+        ----------
+        cost : Cost
+            The cost. A Gaussian account can pay a pure cost too (THEORY 3), but not the other way round.
+        """
         converted = cost.as_gaussian() if self.total.measure == "gaussian" else cost
         return Meter(self.total).units(converted)
 
     def to_json(self) -> dict[str, Any]:
-        """The account by name, amounts as costs and as whole units."""
+        """Return the account by name, amounts as costs and as units."""
         return {
             "account": self.name,
             "terms": self.terms.to_json(),
@@ -126,39 +212,39 @@ class AccountState:
         }
 
 
-def checked_name(name: str, what: str) -> str:
-    """A name of an account or client: letters, digits, dot, dash, underscore."""
-    if _NAME.fullmatch(name):
-        return name
-    raise InvalidInput(
-        f"The {what} name {name[:80]!r} must be 1 to 64 letters, digits, dots, dashes or underscores, the first a"
-        " letter or digit; choose such a name."
-    )
-
-
-def checked_reason(because: str) -> str:
-    """An administrator's reason: some words, since the journal keeps it for the auditor."""
-    if len(because.split()) >= _FEWEST_WORDS and len(because) <= 1000:
-        return because
-    raise InvalidInput(
-        f"The reason {because[:80]!r} must be a sentence of {_FEWEST_WORDS} words or more (at most 1000 letters), as"
-        " the journal keeps it for the auditor; say why."
-    )
+# --- reading ------------------------------------------------------------------------------------------------------
 
 
 def damaged(what: str) -> LedgerDamaged:
-    """The refusal to go on with a ledger that somebody edited."""
-    return LedgerDamaged(f"{what}; stop serving from the ledger and restore a copy that holds every charge.")
+    """Return the error for a ledger that somebody edited.
+
+    Parameters
+    ----------
+    what : str
+        What is wrong, as a clause without a full stop.
+    """
+    return LedgerDamaged(f"{what}. Stop serving from this ledger and restore a backup that has every charge.")
 
 
-def state_of(row: Row[Any]) -> AccountState:
-    """The account a row of the table describes."""
+def account_state(row: Row[Any]) -> AccountState:
+    """Return the account that a row of the table describes.
+
+    Parameters
+    ----------
+    row : sqlalchemy.Row
+        A row of `accounts`.
+
+    Raises
+    ------
+    LedgerDamaged
+        If the row cannot be read.
+    """
     try:
         total, terms = cost_from_json(json.loads(row.total)), Terms.from_json(json.loads(row.terms))
-    except UNREADABLE as problem:
-        raise damaged(f"The total or the terms of the account {row.name!r} cannot be read") from problem
+    except PARSE_ERRORS as error:
+        raise damaged(f"The total or the terms of account {row.name!r} cannot be read") from error
     if not all(type(each) is int for each in (row.limit_units, row.spent_units, row.sequence, row.opened)):
-        raise damaged(f"The balance, the budget or the last row of the account {row.name!r} is not a number")
+        raise damaged(f"The balance, the budget or the last row of account {row.name!r} is not an integer")
     return AccountState(
         row.id,
         row.name,
@@ -172,43 +258,153 @@ def state_of(row: Row[Any]) -> AccountState:
     )
 
 
-def by_name(connection: Connection, name: str) -> AccountState | None:
-    """The account of that name."""
+def find_by_name(connection: Connection, name: str) -> AccountState | None:
+    """Return the account of a name, if there is one.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a transaction.
+    name : str
+        The name.
+    """
     row = connection.execute(select(accounts).where(accounts.c.name == name)).one_or_none()
-    return None if row is None else state_of(row)
+    return None if row is None else account_state(row)
 
 
-def by_digest(connection: Connection, digest: str) -> AccountState | None:
-    """The account of the records of that digest."""
+def find_by_digest(connection: Connection, digest: str) -> AccountState | None:
+    """Return the account of a training set, if there is one.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a transaction.
+    digest : str
+        The digest of the training set.
+    """
     row = connection.execute(
         select(accounts)
         .join_from(accounts, training_sets, accounts.c.id == training_sets.c.account)
         .where(training_sets.c.digest == digest)
     ).one_or_none()
-    return None if row is None else state_of(row)
+    return None if row is None else account_state(row)
 
 
-def all_of(connection: Connection) -> list[AccountState]:
-    """All accounts of training sets, by name."""
+def get_account(connection: Connection, name: str) -> AccountState:
+    """Return the account of a name.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a transaction.
+    name : str
+        The name.
+
+    Raises
+    ------
+    InvalidInput
+        If there is no such account.
+    """
+    found = find_by_name(connection, name) if name != KEYS_ACCOUNT else None
+    if found is None:
+        known = ", ".join(account.name for account in list_accounts(connection)) or "none"
+        raise InvalidInput(f"The ledger has no account {name[:80]!r}. Its accounts: {known}.")
+    return found
+
+
+def list_accounts(connection: Connection) -> list[AccountState]:
+    """Return all accounts of training sets, by name.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a transaction.
+    """
     rows = connection.execute(
-        select(accounts).where(accounts.c.name != KEYS_BOOK).order_by(accounts.c.name)
+        select(accounts).where(accounts.c.name != KEYS_ACCOUNT).order_by(accounts.c.name)
     ).all()
-    return [state_of(row) for row in rows]
+    return [account_state(row) for row in rows]
 
 
-def parts_of(connection: Connection, account: int) -> list[Subaccount]:
-    """The clients' parts of an account, the largest spender first."""
+def list_subaccounts(connection: Connection, account: int) -> list[Subaccount]:
+    """Return the subaccounts of an account, those that spent most first.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a transaction.
+    account : int
+        The id of the account.
+    """
     rows = connection.execute(
         select(clients.c.name, subaccounts.c.limit_units, subaccounts.c.spent_units, subaccounts.c.refused)
         .join_from(subaccounts, clients, subaccounts.c.client == clients.c.id)
         .where(subaccounts.c.account == account)
         .order_by(subaccounts.c.spent_units.desc(), clients.c.name)
     )
-    parts = [Subaccount(*row) for row in rows]
-    for part in parts:
-        if type(part.spent_units) is not int or type(part.limit_units) not in (int, type(None)):
-            raise damaged(f"The balance or the quota of client {part.client!r} is not a number")
-    return parts
+    found = [Subaccount(*row) for row in rows]
+    for each in found:
+        if type(each.spent_units) is not int or type(each.limit_units) not in (int, type(None)):
+            raise damaged(f"The balance or the quota of client {each.client!r} is not an integer")
+    return found
+
+
+def unproven_models(connection: Connection, account: int) -> list[tuple[str, str]]:
+    """Return the models without a proven guarantee that ever used an account.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a transaction.
+    account : int
+        The id of the account.
+
+    Returns
+    -------
+    list of (str, str)
+        The model, as ``name/version``, and the status of its guarantee.
+    """
+    rows = connection.execute(
+        select(journal.c.model, journal.c.detail)
+        .where(journal.c.account == account, journal.c.kind == "unproven")
+        .order_by(journal.c.sequence)
+    )
+    return [(row.model, _read_detail(account, row.detail, "status")) for row in rows]
+
+
+def exclusive_model(connection: Connection, account: int) -> tuple[str, str] | None:
+    """Return the model that an account is reserved for, if there is one.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a transaction.
+    account : int
+        The id of the account.
+
+    Returns
+    -------
+    (str, str) or None
+        The model, as ``name/version``, and its digest.
+    """
+    row = connection.execute(
+        select(journal.c.model, journal.c.detail).where(
+            journal.c.account == account, journal.c.kind.in_(_EXCLUSIVE_KINDS)
+        )
+    ).one_or_none()
+    return None if row is None else (row.model, _read_detail(account, row.detail, "digest"))
+
+
+def _read_detail(account: int, detail: str, name: str) -> str:
+    """Return one field of a journal row's detail."""
+    try:
+        value: str = json.loads(detail)[name]
+    except PARSE_ERRORS as error:
+        raise damaged(f"A journal row of account {account} cannot be read") from error
+    return value
+
+
+# --- opening ------------------------------------------------------------------------------------------------------
 
 
 def open_account(
@@ -221,50 +417,68 @@ def open_account(
     named_by_owner: bool,
     because: str | None,
 ) -> AccountState:
-    """The account of a training set; opened now if the ledger knows neither its digest nor its name.
+    """Return the account of a training set; open one if neither its digest nor its name is known.
 
-    An account that exists keeps its budget: another total is refused. With `because`, records whose digest belongs to
-    another account are moved to this one.
+    An existing account keeps its budget: another total is an error.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a write transaction.
+    name : str
+        The name of the account.
+    total : Cost
+        The budget of a new account.
+    terms : Terms
+        The (epsilon, delta) behind `total`.
+    digest : str or None
+        The digest of the training set.
+    named_by_owner : bool
+        Whether the owner chose the name. If so, records that belong to another account are an error.
+    because : str or None
+        The reason to move records that belong to another account to this one.
     """
-    checked_name(name, "account")
+    check_name(name, "account")
     if because is not None:
-        checked_reason(because)
-    book = locked_keys_book(connection)  # so that two processes do not open the same account
-    bound = None if digest is None else by_digest(connection, digest)
-    if bound is not None and bound.name != name:
-        if because is None and named_by_owner:
+        check_reason(because)
+    keys_account = lock_keys_account(connection)  # so that two processes do not open the same account
+    current = None if digest is None else find_by_digest(connection, digest)
+    if current is not None and current.name != name and because is None:
+        if named_by_owner:
             raise InvalidInput(
-                f"These records belong to the account {bound.name!r}, whose budget they share with every model trained "
-                f"on them; leave out the name {name!r}, or give a reason in words to count them elsewhere."
+                f"These records belong to the account {current.name!r}: all models trained on them share its budget. "
+                f"To count them in {name!r}, a reason (`because`) is required."
             )
-        if because is None:
-            return _same_total(bound, total)
-    found = by_name(connection, name)
-    if found is None:
-        found = _created(connection, name, total, terms, because)
-    _same_total(found, total)
-    if digest is not None and (bound is None or bound.id != found.id):
-        if bound is not None:
+        return _with_total(current, total)
+    account = find_by_name(connection, name)
+    if account is None:
+        account = _create_account(connection, name, total, terms, because)
+    _with_total(account, total)
+    if digest is not None and (current is None or current.id != account.id):
+        if current is not None:
             connection.execute(training_sets.delete().where(training_sets.c.digest == digest))
-            book.add(now(), "reassign", detail=_detail(account=name, before=bound.name, because=because))
-            book.save(Cursor(connection))
-        connection.execute(insert(training_sets), {"digest": digest, "account": found.id})
-    return found
+            keys_account.add(
+                now(), "reassign", detail=_detail(account=name, before=current.name, because=because)
+            )
+            keys_account.save(Cursor(connection))
+        connection.execute(insert(training_sets), {"digest": digest, "account": account.id})
+    return account
 
 
-def _same_total(account: AccountState, total: Cost) -> AccountState:
+def _with_total(account: AccountState, total: Cost) -> AccountState:
+    """Return the account if it was opened with this total."""
     if account.total == total:
         return account
     raise InvalidInput(
-        f"The account {account.name!r} was opened with {account.total}, but {total} is asked for; "
-        "leave out the budget to go on with the account as it is, or raise it with 'quietmax ledger grant'."
+        f"The account {account.name!r} was opened with {account.total}, not with {total}. "
+        "'quietmax ledger grant' changes its budget."
     )
 
 
-def _created(
+def _create_account(
     connection: Connection, name: str, total: Cost, terms: Terms, because: str | None
 ) -> AccountState:
-    Meter(total)
+    Meter(total)  # raises if the total is 0
     moment = now()
     connection.execute(
         insert(accounts),
@@ -279,168 +493,135 @@ def _created(
             "opened": moment,
         },
     )
-    created = by_name(connection, name)
-    assert created is not None
-    book = locked(Cursor(connection), [created.id])[created.id]
-    reason = {} if because is None else {"because": because}
-    book.add(moment, "open", detail=_detail(total=total.to_json(), terms=terms.to_json(), **reason))
-    book.save(Cursor(connection))
-    created = by_name(connection, name)
-    assert created is not None
-    return created
+    account = _lock(connection, get_account(connection, name).id)
+    account.add(moment, "open", detail=_detail(total=total.to_json(), terms=terms.to_json(), because=because))
+    account.save(Cursor(connection))
+    return get_account(connection, name)
 
 
-def locked_keys_book(connection: Connection) -> AccountTransaction:
-    """The book of keys, locked."""
-    number = connection.execute(select(accounts.c.id).where(accounts.c.name == KEYS_BOOK)).scalar_one()
-    return locked(Cursor(connection), [number])[number]
-
-
-def named(connection: Connection, name: str) -> AccountState:
-    """The account of that name, or a sentence that says which there are."""
-    found = by_name(connection, name) if name != KEYS_BOOK else None
-    if found is None:
-        known = ", ".join(account.name for account in all_of(connection)) or "none yet"
-        raise InvalidInput(
-            f"The ledger has no account {name[:80]!r}; its accounts are: {known}; name one of them."
-        )
-    return found
+# --- changes by an administrator ----------------------------------------------------------------------------------
 
 
 def grant(connection: Connection, name: str, terms: Terms, because: str) -> AccountState:
-    """Set the whole budget of an account to new terms; what was spent stays spent."""
-    checked_reason(because)
-    account = named(connection, name)
-    book = locked(Cursor(connection), [account.id])[account.id]
-    if (alone := alone_in(connection, account.id)) is not None:
+    """Set the budget of an account. What was spent stays spent.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a write transaction.
+    name : str
+        The name of the account.
+    terms : Terms
+        The new budget.
+    because : str
+        The reason.
+
+    Returns
+    -------
+    AccountState
+        The account after the change.
+    """
+    check_reason(because)
+    current = get_account(connection, name)
+    account = _lock(connection, current.id)
+    if (exclusive := exclusive_model(connection, current.id)) is not None:
         raise InvalidInput(
-            f"The account {name!r} was taken whole by the model {alone[0]}, whose guarantee adds up with no other, and "
-            "cannot be raised; count further models elsewhere, with --account and a reason."
+            f"The account {name!r} is reserved for the model {exclusive[0]}, whose guarantee does not compose with "
+            "others, and cannot be raised. Other models need another account."
         )
-    wanted = terms.total(account.total.measure)
-    limit = int(wanted.amount * LIMIT / Fraction(account.total.amount))
-    if not book.spent_units <= limit <= _MOST_UNITS:
+    wanted = terms.total(current.total.measure)
+    limit = int(wanted.amount * LIMIT / Fraction(current.total.amount))
+    if not account.spent_units <= limit <= _MAX_UNITS:
         raise InvalidInput(
-            f"The budget of {name!r} cannot become {wanted}: more than that is spent, or it is more than 900 "
-            "times the first one; give a budget in between."
+            f"The budget of {name!r} cannot become {wanted}: it must be at least what is spent, and at most about 900 "
+            "times the first budget."
         )
-    book.limit_units = limit
-    book.add(now(), "grant", detail=_detail(terms=terms.to_json(), because=because))
-    book.save(Cursor(connection))
-    return named(connection, name)
+    account.limit_units = limit
+    account.add(now(), "grant", detail=_detail(terms=terms.to_json(), because=because))
+    account.save(Cursor(connection))
+    return get_account(connection, name)
 
 
 def set_quota(
     connection: Connection, name: str, client: str, share: float | None, because: str
 ) -> AccountState:
-    """Limit a client to a share of the account's budget (None: no limit but the budget itself)."""
-    checked_reason(because)
-    account = named(connection, name)
-    book = locked(Cursor(connection), [account.id])[account.id]
+    """Limit a client to a share of an account's budget.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a write transaction.
+    name : str
+        The name of the account.
+    client : str
+        The client's name.
+    share : float or None
+        The quota as a fraction of the budget, from 0 to 1. None: no quota.
+    because : str
+        The reason.
+
+    Returns
+    -------
+    AccountState
+        The account after the change.
+    """
+    check_reason(because)
+    account = _lock(connection, get_account(connection, name).id)
     if share is not None and not 0 <= share <= 1:
-        raise InvalidInput(
-            f"The share is {share!r}, but must be from 0 to 1; give a part of the whole budget."
-        )
-    limit = None if share is None else int(Fraction(str(share)) * book.limit_units)
-    _limit_client(connection, book, client, limit)
-    book.add(now(), "quota", client=client, detail=_detail(share=share, quota_units=limit, because=because))
-    book.save(Cursor(connection))
-    return named(connection, name)
+        raise InvalidInput(f"share must be between 0 and 1, got {share!r}.")
+    limit = None if share is None else int(Fraction(str(share)) * account.limit_units)
+    _limit_client(connection, account, client, limit)
+    account.add(
+        now(), "quota", client=client, detail=_detail(share=share, quota_units=limit, because=because)
+    )
+    account.save(Cursor(connection))
+    return get_account(connection, name)
 
 
 def revoke(connection: Connection, name: str, client: str | None, because: str) -> AccountState:
-    """Take back what is unspent: of the whole account, or of one client's part."""
-    checked_reason(because)
-    account = named(connection, name)
-    book = locked(Cursor(connection), [account.id])[account.id]
+    """Take back what is unspent, of an account or of one client.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a write transaction.
+    name : str
+        The name of the account.
+    client : str or None
+        The client's name. None: the whole account.
+    because : str
+        The reason.
+
+    Returns
+    -------
+    AccountState
+        The account after the change.
+    """
+    check_reason(because)
+    account = _lock(connection, get_account(connection, name).id)
     limit = None
     if client is None:
-        book.limit_units = book.spent_units
+        account.limit_units = account.spent_units
     else:
-        known = {part.client: part for part in parts_of(connection, account.id)}
-        limit = known[client].spent_units if client in known else 0
-        _limit_client(connection, book, client, limit)
-    book.add(now(), "revoke", client=client or "", detail=_detail(quota_units=limit, because=because))
-    book.save(Cursor(connection))
-    return named(connection, name)
+        spent = {each.client: each.spent_units for each in list_subaccounts(connection, account.account)}
+        limit = spent.get(client, 0)
+        _limit_client(connection, account, client, limit)
+    account.add(now(), "revoke", client=client or "", detail=_detail(quota_units=limit, because=because))
+    account.save(Cursor(connection))
+    return get_account(connection, name)
 
 
-def note_unproven(connection: Connection, account: AccountState, model: str, status: str) -> None:
-    """Write down, once, that a model without proven guarantee answers from this account."""
-    book = locked(Cursor(connection), [account.id])[account.id]
-    if (model, status) not in unproven_models(connection, account.id):
-        book.add(now(), "unproven", model=model, detail=_detail(status=status))
-        book.save(Cursor(connection))
-
-
-def unproven_models(connection: Connection, account: int) -> list[tuple[str, str]]:
-    """Models without proven guarantee that ever answered from an account, with the status of their guarantee."""
-    rows = connection.execute(
-        select(journal.c.model, journal.c.detail)
-        .where(journal.c.account == account, journal.c.kind == "unproven")
-        .order_by(journal.c.sequence)
-    )
-    try:
-        return [(row.model, json.loads(row.detail)["status"]) for row in rows]
-    except UNREADABLE as problem:
-        raise damaged(f"The journal of account {account} has a row that cannot be read") from problem
-
-
-def take_alone(connection: Connection, account: AccountState, model: str, digest: str) -> None:
-    """Write down that a model is the only one its account will ever pay for; refuse if anything else was paid."""
-    book = locked(Cursor(connection), [account.id])[account.id]
-    alone = alone_in(connection, account.id)
-    if alone is not None and alone[1] == digest:
-        return
-    if alone is not None or book.spent_units:
-        raise InvalidInput(
-            f"The guarantee of the model {model} adds up with no other, but the account {account.name!r} has paid for "
-            "something already; give it an account of its own with --account, --because and --budget."
-        )
-    if book.limit_units < LIMIT:
-        raise InvalidInput(
-            f"The account {account.name!r} was lowered below the terms it was opened with, but the model {model} needs "
-            "all of it; raise it again with 'quietmax ledger grant', or give the model an account of its own."
-        )
-    book.add(now(), "exclusive", model=model, detail=_detail(digest=digest))
-    book.save(Cursor(connection))
-
-
-def alone_in(connection: Connection, account: int) -> tuple[str, str] | None:
-    """The model that has taken an account whole, and its digest."""
-    row = connection.execute(
-        select(journal.c.model, journal.c.detail).where(
-            journal.c.account == account, journal.c.kind.in_(("exclusive", "alone"))
-        )
-    ).one_or_none()
-    try:
-        return None if row is None else (row.model, json.loads(row.detail)["digest"])
-    except UNREADABLE as problem:
-        raise damaged(f"The journal of account {account} has a row that cannot be read") from problem
-
-
-def client_id(connection: Connection, name: str, *, create: bool = False) -> int:
-    """The number of a client."""
-    found = connection.execute(select(clients.c.id).where(clients.c.name == name)).scalar_one_or_none()
-    if found is None and create:
-        connection.execute(insert(clients), {"name": checked_name(name, "client")})
-        found = connection.execute(select(clients.c.id).where(clients.c.name == name)).scalar_one()
-    if found is None:
-        raise InvalidInput(
-            f"There is no client {name[:80]!r}; create a key for it first with 'quietmax ledger key create'."
-        )
-    return int(found)
-
-
-def _limit_client(connection: Connection, book: AccountTransaction, client: str, limit: int | None) -> None:
+def _limit_client(
+    connection: Connection, account: AccountTransaction, client: str, limit: int | None
+) -> None:
     number = client_id(connection, client)
-    where = (subaccounts.c.account == book.account) & (subaccounts.c.client == number)
+    where = (subaccounts.c.account == account.account) & (subaccounts.c.client == number)
     spent = connection.execute(select(subaccounts.c.spent_units).where(where)).scalar_one_or_none()
     if spent is None:
         connection.execute(
             insert(subaccounts),
             {
-                "account": book.account,
+                "account": account.account,
                 "client": number,
                 "limit_units": limit,
                 "spent_units": 0,
@@ -449,18 +630,154 @@ def _limit_client(connection: Connection, book: AccountTransaction, client: str,
         )
     elif limit is not None and spent > limit:
         raise InvalidInput(
-            f"The client {client!r} has spent {spent / book.limit_units:.4g} of the budget already, more than the "
-            "quota asked for; give a larger share, or revoke what is left."
+            f"The quota of client {client!r} must be at least what the client has spent, "
+            f"{spent / account.limit_units:.4g} of the budget."
         )
     else:
         connection.execute(subaccounts.update().where(where).values(limit_units=limit))
 
 
+# --- changes by the service ---------------------------------------------------------------------------------------
+
+
+def record_unproven(connection: Connection, account: int, model: str, status: str) -> None:
+    """Record, once, that a model without a proven guarantee uses an account.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a write transaction.
+    account : int
+        The id of the account.
+    model : str
+        The model, as ``name/version``.
+    status : str
+        The status of its guarantee.
+    """
+    locked = _lock(connection, account)
+    if (model, status) not in unproven_models(connection, account):
+        locked.add(now(), "unproven", model=model, detail=_detail(status=status))
+        locked.save(Cursor(connection))
+
+
+def reserve_exclusively(connection: Connection, account: AccountState, model: str, digest: str) -> None:
+    """Record that an account pays for one model only. Its guarantee does not compose with others.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a write transaction.
+    account : AccountState
+        The account.
+    model : str
+        The model, as ``name/version``.
+    digest : str
+        The digest of the model.
+
+    Raises
+    ------
+    InvalidInput
+        If the account has paid for anything else, or was lowered.
+    """
+    locked = _lock(connection, account.id)
+    exclusive = exclusive_model(connection, account.id)
+    if exclusive is not None and exclusive[1] == digest:
+        return
+    if exclusive is not None or locked.spent_units:
+        raise InvalidInput(
+            f"The guarantee of the model {model} does not compose with others, and the account {account.name!r} has "
+            "already paid for something. The model needs an account of its own."
+        )
+    if locked.limit_units < LIMIT:
+        raise InvalidInput(
+            f"The model {model} needs the whole budget that the account {account.name!r} was opened with, but the "
+            "budget was lowered. 'quietmax ledger grant' raises it."
+        )
+    locked.add(now(), "exclusive", model=model, detail=_detail(digest=digest))
+    locked.save(Cursor(connection))
+
+
+def client_id(connection: Connection, name: str, *, create: bool = False) -> int:
+    """Return the id of a client.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a transaction.
+    name : str
+        The client's name.
+    create : bool
+        Create the client if it is new. Needs the lock of the keys account.
+    """
+    found = connection.execute(select(clients.c.id).where(clients.c.name == name)).scalar_one_or_none()
+    if found is None and create:
+        connection.execute(insert(clients), {"name": check_name(name, "client")})
+        found = connection.execute(select(clients.c.id).where(clients.c.name == name)).scalar_one()
+    if found is None:
+        raise InvalidInput(
+            f"The ledger has no client {name[:80]!r}. 'quietmax ledger key create' creates a client."
+        )
+    return int(found)
+
+
+# --- shared -------------------------------------------------------------------------------------------------------
+
+
+def lock_keys_account(connection: Connection) -> AccountTransaction:
+    """Lock the account that records API keys; it also guards the creation of accounts and clients.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a write transaction.
+    """
+    number = connection.execute(select(accounts.c.id).where(accounts.c.name == KEYS_ACCOUNT)).scalar_one()
+    return _lock(connection, number)
+
+
+def _lock(connection: Connection, account: int) -> AccountTransaction:
+    return lock_accounts(Cursor(connection), [account])[account]
+
+
+def check_name(name: str, what: str) -> str:
+    """Return the name of an account or client if it is valid.
+
+    Parameters
+    ----------
+    name : str
+        The name.
+    what : str
+        What it names, for the error.
+    """
+    if _NAME.fullmatch(name):
+        return name
+    raise InvalidInput(
+        f"The {what} name must be 1 to 64 letters, digits, dots, dashes or underscores, the first a letter or digit, "
+        f"got {name[:80]!r}."
+    )
+
+
+def check_reason(because: str) -> str:
+    """Return an administrator's reason if it is long enough to mean something to an auditor.
+
+    Parameters
+    ----------
+    because : str
+        The reason.
+    """
+    if len(because.split()) >= _MIN_REASON_WORDS and len(because) <= _MAX_REASON_LENGTH:
+        return because
+    raise InvalidInput(
+        f"The reason must have at least {_MIN_REASON_WORDS} words and at most {_MAX_REASON_LENGTH} characters, "
+        f"got {because[:80]!r}."
+    )
+
+
 def now() -> int:
-    """Microseconds since 1970."""
+    """Return the time in microseconds since 1970."""
     return time.time_ns() // 1000
 
 
 def _detail(**fields: Any) -> str:
-    kept: Mapping[str, Any] = {name: value for name, value in fields.items() if value is not None}
-    return json.dumps(kept, sort_keys=True)
+    """Write the detail of a journal row, without the fields that are None."""
+    return json.dumps({name: value for name, value in fields.items() if value is not None}, sort_keys=True)

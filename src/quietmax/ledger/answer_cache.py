@@ -1,10 +1,10 @@
-"""The shelf: finds stored answers to identical queries.
+"""The answer cache: finds stored answers to identical queries.
 
-The database keeps answers in the order they were given, those drawn together in one row: with a row for each query
-in an index, every query would dirty a page of its own, and a batch of 100 would write 100 pages. The index is in
-memory, holds the latest answers of each account, and is brought up to date inside the transaction that asks, so that
-what other processes have stored is found too. Whoever stores holds the account's lock: rows appear in the order of
-their ids.
+Answers that were drawn together share one row of the table `answers`, in the order of their ids. With one indexed row
+per query, a batch of 100 queries would write 100 pages of the database. So the index is in memory. It holds the newest
+answers of each account. Every lookup first reads the rows that were added since, inside the transaction of the lookup,
+so that answers stored by other processes are found too. Storing answers requires the account's lock, so rows become
+visible in the order of their ids.
 """
 
 from __future__ import annotations
@@ -17,88 +17,111 @@ import numpy as np
 from quietmax.ledger.database import Cursor
 
 KEY_BYTES = 16
-MOST_ANSWERS = 200_000
-_ROWS_AT_ONCE = 5_000
+MAX_ANSWERS = 200_000
+_ROWS_PER_READ = 5_000
 _POSITION_BITS = 20
 
 
 class AnswerCache:
-    """The index of one process. Not safe to share between threads: it belongs to the writing one."""
+    """The index of one process. Not thread-safe: it belongs to the thread that writes.
 
-    def __init__(self, most: int = MOST_ANSWERS) -> None:
-        self._most = most
-        self._places: dict[int, dict[int, int]] = {}
-        self._seen: dict[int, int] = {}
+    Parameters
+    ----------
+    max_answers : int
+        The number of answers indexed for each account. The oldest are dropped first.
+    """
+
+    def __init__(self, max_answers: int = MAX_ANSWERS) -> None:
+        self._max_answers = max_answers
+        # account -> first half of the key -> (id of the row << _POSITION_BITS) + position in the row
+        self._locations: dict[int, dict[int, int]] = {}
+        self._last_read: dict[int, int] = {}
 
     def find(self, cursor: Cursor, account: int, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        """The stored answers among the keys of queries."""
+        """Look up the stored answers to queries.
+
+        Parameters
+        ----------
+        cursor : Cursor
+            A cursor inside a transaction that holds the account's lock.
+        account : int
+            The id of the account.
+        keys : iterable of bytes
+            Keys of queries (`Ledger.query_key`).
+
+        Returns
+        -------
+        dict
+            The packed answer of every key that has one.
+        """
         self._refresh(cursor, account)
-        places = self._places[account]
-        hits = {key: places[short] for key in keys if (short := _short(key)) in places}
+        locations = self._locations[account]
+        hits = {key: locations[half] for key in keys if (half := _first_half(key)) in locations}
         if not hits:
             return {}
         rows = {
-            number: (bytes(known), bytes(answers))
-            for number, known, answers in cursor.rows_of(
+            row_id: (bytes(row_keys), bytes(answers))
+            for row_id, row_keys, answers in cursor.fetch_listed(
                 "SELECT id, keys, answers FROM answers WHERE id IN (??)",
-                {place >> _POSITION_BITS for place in hits.values()},
+                {location >> _POSITION_BITS for location in hits.values()},
             )
         }
         found = {}
-        for key, place in hits.items():
-            known, answers = rows.get(place >> _POSITION_BITS, (b"", b""))
-            position = place & ((1 << _POSITION_BITS) - 1)
-            if known[position * KEY_BYTES : (position + 1) * KEY_BYTES] == key:
-                width = len(answers) * KEY_BYTES // len(known)
+        for key, location in hits.items():
+            row_keys, answers = rows.get(location >> _POSITION_BITS, (b"", b""))
+            position = location & ((1 << _POSITION_BITS) - 1)
+            if row_keys[position * KEY_BYTES : (position + 1) * KEY_BYTES] == key:
+                width = len(answers) * KEY_BYTES // len(row_keys)
                 found[key] = answers[position * width : (position + 1) * width]
         return found
 
-    def forget(self) -> None:
-        """Read everything again: a transaction was undone, so that what it showed is not there."""
-        self._places.clear()
-        self._seen.clear()
+    def clear(self) -> None:
+        """Drop the index. Needed after a rollback: rows that the transaction had seen may not exist."""
+        self._locations.clear()
+        self._last_read.clear()
 
     def _refresh(self, cursor: Cursor, account: int) -> None:
-        if account not in self._places:
-            self._places[account] = {}
-            self._seen[account] = self._start(cursor, account)
+        """Index the rows that were added since the last call."""
+        if account not in self._locations:
+            self._locations[account] = {}
+            self._last_read[account] = self._first_id(cursor, account)
         while True:
-            rows = cursor.rows(
+            rows = cursor.fetch(
                 "SELECT id, keys FROM answers WHERE account = ? AND id > ? ORDER BY id LIMIT ?",
-                (account, self._seen[account], _ROWS_AT_ONCE),
+                (account, self._last_read[account], _ROWS_PER_READ),
             )
-            for number, keys in rows:
-                self._add(account, number, bytes(keys))
-            if len(rows) < _ROWS_AT_ONCE:
+            for row_id, keys in rows:
+                self._add(account, row_id, bytes(keys))
+            if len(rows) < _ROWS_PER_READ:
                 return
 
-    def _start(self, cursor: Cursor, account: int) -> int:
-        """The id after which the latest answers begin."""
+    def _first_id(self, cursor: Cursor, account: int) -> int:
+        """Return the id after which the newest `max_answers` answers begin."""
         count, before = 0, 2**62
         while True:
-            rows = cursor.rows(
+            rows = cursor.fetch(
                 "SELECT id, LENGTH(keys) FROM answers WHERE account = ? AND id < ? ORDER BY id DESC LIMIT ?",
-                (account, before, _ROWS_AT_ONCE),
+                (account, before, _ROWS_PER_READ),
             )
-            for number, length in rows:
+            for row_id, length in rows:
                 count += length // KEY_BYTES
-                before = number
-                if count > self._most:
-                    return int(number)
-            if len(rows) < _ROWS_AT_ONCE:
+                before = row_id
+                if count > self._max_answers:
+                    return int(row_id)
+            if len(rows) < _ROWS_PER_READ:
                 return 0
 
-    def _add(self, account: int, number: int, keys: bytes) -> None:
-        places = self._places[account]
-        shorts = np.frombuffer(keys, "<i8")[:: KEY_BYTES // 8].tolist()
-        first = number << _POSITION_BITS
-        for position, short in enumerate(shorts):
-            places.setdefault(short, first + position)
-        self._seen[account] = number
-        for short in list(islice(places, max(len(places) - self._most, 0))):
-            del places[short]
+    def _add(self, account: int, row_id: int, keys: bytes) -> None:
+        locations = self._locations[account]
+        halves = np.frombuffer(keys, "<i8")[:: KEY_BYTES // 8].tolist()
+        first = row_id << _POSITION_BITS
+        for position, half in enumerate(halves):
+            locations.setdefault(half, first + position)
+        self._last_read[account] = row_id
+        for half in list(islice(locations, max(len(locations) - self._max_answers, 0))):
+            del locations[half]
 
 
-def _short(key: bytes) -> int:
-    """The first half of a key, by which it is indexed; the whole is compared when it is read."""
+def _first_half(key: bytes) -> int:
+    """Return the part of a key that is indexed; the whole key is compared after its row was read."""
     return int.from_bytes(key[:8], "little", signed=True)

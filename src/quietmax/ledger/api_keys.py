@@ -1,7 +1,7 @@
-"""Keys: 256 bits of the operating system's entropy, shown once; the ledger keeps only their SHA-256.
+"""API keys: 256 bits of operating-system entropy, shown once; the ledger keeps only their SHA-256.
 
-A key reads `qm_<id>_<secret>`. The id finds the row, the secret's hash is compared in constant time. With 256 random
-bits a slow password hash would add nothing: there is nothing to guess.
+A key has the form `qm_<id>_<secret>`. The id finds the row, and the hash of the secret is compared in constant time. A
+slow password hash would add nothing, because 256 random bits cannot be guessed.
 """
 
 from __future__ import annotations
@@ -11,24 +11,46 @@ import hmac
 import json
 import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, get_args
 
 from sqlalchemy import Connection, insert, select
 
 from quietmax.errors import InvalidInput
-from quietmax.ledger.accounts import client_id, locked_keys_book, now
+from quietmax.ledger.accounts import client_id, lock_keys_account, now
 from quietmax.ledger.database import Cursor, clients, keys
 
 Role = Literal["admin", "client"]
 _FORM = re.compile(r"qm_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
-_NOBODY = hashlib.sha256(b"no such key").hexdigest()
+_UNKNOWN_KEY_HASH = hashlib.sha256(b"no such key").hexdigest()
 _DAY = 24 * 3600 * 1_000_000
+_MAX_DAYS = 36_500
 
 
 @dataclass(frozen=True)
 class ApiKey:
-    """A key as the ledger knows it; times in microseconds since 1970."""
+    """An API key as the ledger knows it. Times are in microseconds since 1970.
+
+    Parameters
+    ----------
+    id : str
+        The public part of the key.
+    client : str
+        The name of the client that uses it.
+    client_id : int
+        The id of the client.
+    role : {"client", "admin"}
+        An admin also sees the spending of all clients.
+    created : int
+        When it was created.
+    expires : int or None
+        When it expires. None: never.
+    revoked : int or None
+        When it was revoked. None: it was not.
+    secret_hash : str
+        The SHA-256 of the secret.
+    """
 
     id: str
     client: str
@@ -39,12 +61,27 @@ class ApiKey:
     revoked: int | None
     secret_hash: str
 
-    def is_valid(self, moment: int) -> bool:
-        """Whether it is neither revoked nor expired."""
-        return self.revoked is None and (self.expires is None or self.expires > moment)
+    def is_valid(self, now: int) -> bool:
+        """Return whether the key is neither revoked nor expired.
+
+        Parameters
+        ----------
+        now : int
+            Microseconds since 1970.
+        """
+        return self.revoked is None and (self.expires is None or self.expires > now)
+
+    @property
+    def has_wrong_types(self) -> bool:
+        """Whether a field has another type than was written: SQLite accepts any type in an edit."""
+        strings, times = (self.id, self.role, self.secret_hash), (self.created, self.expires, self.revoked)
+        return not (
+            all(isinstance(each, str) for each in strings)
+            and all(each is None or isinstance(each, int) for each in times)
+        )
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the hash."""
+        """Return all fields but the hash and the client's id."""
         return {
             "id": self.id,
             "client": self.client,
@@ -56,74 +93,107 @@ class ApiKey:
 
 
 def create_key(connection: Connection, client: str, role: Role, days: float | None) -> tuple[str, ApiKey]:
-    """A new key for a client (who is created if new): the key itself, to be shown once, and its row."""
-    if role not in ("admin", "client"):
-        raise InvalidInput(f"The role is {role!r}, but must be admin or client; name one.")
-    if days is not None and not 0 < days <= 36_500:
-        raise InvalidInput(
-            f"The key would expire after {days} days, but must last for more than 0 and up to 36500; give "
-            "such a number."
-        )
-    book = locked_keys_book(connection)
-    number, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
-    moment = now()
-    row = {
-        "id": number,
-        "client": client_id(connection, client, create=True),
-        "role": role,
-        "secret_hash": _hashed(secret),
-        "created": moment,
-        "expires": None if days is None else moment + int(days * _DAY),
-        "revoked": None,
-    }
-    connection.execute(insert(keys), row)
-    book.add(
-        moment,
-        "key-created",
-        client=client,
-        detail=key_detail(number, role, cast(str, row["secret_hash"]), cast("int | None", row["expires"])),
-    )
-    book.save(Cursor(connection))
-    return f"qm_{number}_{secret}", ApiKey(
-        number,
+    """Create an API key for a client; the client is created if new.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a write transaction.
+    client : str
+        The client's name.
+    role : {"client", "admin"}
+        The role.
+    days : float or None
+        Days until the key expires. None: never.
+
+    Returns
+    -------
+    (str, ApiKey)
+        The key itself, to be shown once, and what the ledger keeps of it.
+    """
+    if role not in get_args(Role):
+        raise InvalidInput(f"role must be admin or client, got {role!r}.")
+    if days is not None and not 0 < days <= _MAX_DAYS:
+        raise InvalidInput(f"days must be greater than 0 and at most {_MAX_DAYS}, got {days}.")
+    keys_account = lock_keys_account(connection)
+    secret = secrets.token_urlsafe(32)
+    created = now()
+    key = ApiKey(
+        secrets.token_hex(8),
         client,
-        cast(int, row["client"]),
+        client_id(connection, client, create=True),
         role,
-        moment,
-        cast("int | None", row["expires"]),
+        created,
+        None if days is None else created + int(days * _DAY),
         None,
-        cast(str, row["secret_hash"]),
+        _hash_secret(secret),
     )
+    connection.execute(
+        insert(keys),
+        {
+            "id": key.id,
+            "client": key.client_id,
+            "role": key.role,
+            "secret_hash": key.secret_hash,
+            "created": key.created,
+            "expires": key.expires,
+            "revoked": key.revoked,
+        },
+    )
+    keys_account.add(created, "key-created", client=client, detail=key_detail(key))
+    keys_account.save(Cursor(connection))
+    return f"qm_{key.id}_{secret}", key
 
 
-def key_detail(number: str, role: str, secret_hash: str, expires: int | None) -> str:
-    """What the journal says of a new key: enough to notice that its row was changed later."""
-    return json.dumps({"expires": expires, "hash": secret_hash, "id": number, "role": role})
+def key_detail(key: ApiKey) -> str:
+    """Return the detail of the journal row of a new key: enough to detect a later change of the key.
+
+    Parameters
+    ----------
+    key : ApiKey
+        The key.
+    """
+    return json.dumps({"expires": key.expires, "hash": key.secret_hash, "id": key.id, "role": key.role})
 
 
-def revoke_key(connection: Connection, number: str) -> ApiKey:
-    """End a key now."""
-    book = locked_keys_book(connection)
-    found = {key.id: key for key in all_keys(connection)}.get(number)
-    if found is None:
+def revoke_key(connection: Connection, key_id: str) -> ApiKey:
+    """Revoke an API key. A revoked key stays as it is.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a write transaction.
+    key_id : str
+        The id of the key.
+
+    Returns
+    -------
+    ApiKey
+        The key after the change.
+    """
+    keys_account = lock_keys_account(connection)
+    key = {each.id: each for each in list_keys(connection)}.get(key_id)
+    if key is None:
         raise InvalidInput(
-            f"There is no key with the id {number[:40]!r}; list them with 'quietmax ledger key list'."
+            f"The ledger has no key with the id {key_id[:40]!r}. 'quietmax ledger key list' lists the keys."
         )
-    if found.revoked is None:
+    if key.revoked is None:
         moment = now()
-        connection.execute(keys.update().where(keys.c.id == number).values(revoked=moment))
-        book.add(
-            moment,
-            "key-revoked",
-            client=found.client,
-            detail=json.dumps({"id": number, "revoked": moment}),
-        )
-        book.save(Cursor(connection))
-    return next(key for key in all_keys(connection) if key.id == number)
+        connection.execute(keys.update().where(keys.c.id == key_id).values(revoked=moment))
+        detail = json.dumps({"id": key_id, "revoked": moment})
+        keys_account.add(moment, "key-revoked", client=key.client, detail=detail)
+        keys_account.save(Cursor(connection))
+    return next(each for each in list_keys(connection) if each.id == key_id)
 
 
-def all_keys(connection: Connection) -> list[ApiKey]:
-    """All keys, the oldest first."""
+def list_keys(connection: Connection) -> list[ApiKey]:
+    """Return all API keys, the oldest first.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a transaction.
+    """
     rows = connection.execute(
         select(
             keys.c.id,
@@ -141,14 +211,27 @@ def all_keys(connection: Connection) -> list[ApiKey]:
     return [ApiKey(*row) for row in rows]
 
 
-def find_key(known: dict[str, ApiKey], presented: str, moment: int) -> ApiKey | None:
-    """The key that was presented, if it is right and holds. Takes the same time for a wrong secret and a wrong id."""
+def find_key(known: Mapping[str, ApiKey], presented: str, now: int) -> ApiKey | None:
+    """Return the key that a caller presents, if it is right and valid.
+
+    A wrong secret and a wrong id take the same time.
+
+    Parameters
+    ----------
+    known : mapping
+        All keys by id.
+    presented : str
+        What the caller presents, ``qm_<id>_<secret>``.
+    now : int
+        Microseconds since 1970.
+    """
     form = _FORM.fullmatch(presented)
-    number, secret = form.groups() if form else ("", "")
-    key = known.get(number)
-    right = hmac.compare_digest(_hashed(secret), _NOBODY if key is None else key.secret_hash)
-    return key if key is not None and right and key.is_valid(moment) else None
+    key_id, secret = form.groups() if form else ("", "")
+    key = known.get(key_id)
+    expected = _UNKNOWN_KEY_HASH if key is None else key.secret_hash
+    matches = hmac.compare_digest(_hash_secret(secret), expected)
+    return key if key is not None and matches and key.is_valid(now) else None
 
 
-def _hashed(secret: str) -> str:
+def _hash_secret(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()

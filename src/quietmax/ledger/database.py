@@ -1,8 +1,8 @@
 """The ledger's database: address, engine, transactions, cursor, tables and migrations, in this order.
 
-A committed transaction is durable. SQLite uses a write-ahead log with `synchronous=FULL`, which flushes the log at every
-commit. PostgreSQL uses `synchronous_commit=on`; a server that runs with `fsync=off` is an error. Transactions that write
-take SQLite's write lock when they begin.
+A committed transaction is durable. SQLite uses a write-ahead log with `synchronous=FULL`, which flushes the log at
+every commit. PostgreSQL uses `synchronous_commit=on`; a server that runs with `fsync=off` is an error. Transactions
+that write take SQLite's write lock when they begin.
 """
 
 from __future__ import annotations
@@ -199,6 +199,36 @@ def _open_postgresql(url: URL) -> Engine:
                 "The PostgreSQL server must run with fsync=on: with fsync=off a crash can lose charges."
             )
     return engine
+
+
+class FileGuard:
+    """Detects that a SQLite file was moved, deleted or replaced since it was opened: charges to it would be lost.
+
+    Parameters
+    ----------
+    engine : sqlalchemy.Engine
+        The engine of the ledger. Nothing is checked for PostgreSQL.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._path = Path(str(engine.url.database)) if engine.dialect.name == "sqlite" else None
+        self._opened = self._identity()
+
+    def check(self) -> None:
+        """Raise `LedgerUnavailable` if the file is no longer the one that was opened."""
+        if self._path is not None and self._identity() != self._opened:
+            raise LedgerUnavailable(
+                f"The ledger {self._path} was moved, deleted or replaced while in use. Put the file back, or restart."
+            )
+
+    def _identity(self) -> tuple[int, int] | None:
+        if self._path is None:
+            return None
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
 
 def unavailable(engine: Engine, error: BaseException) -> LedgerUnavailable:
@@ -558,13 +588,14 @@ def _create_tables(connection: Connection) -> None:
     )
 
 
-def _keep_tables(_: Connection) -> None:
-    """Change no table: old rows stay as they are, and new rows use words that version 0.1 cannot read."""
+def _rename_words(connection: Connection) -> None:
+    """Keep all rows, which the hash chain covers. New rows use words that version 0.1 cannot read."""
+    connection.execute(meta.delete().where(meta.c.name == "pulse"))  # now "write_probe"
 
 
 MIGRATIONS = (
     Migration(1, "accounts, clients, keys, journal, requests and the answer cache", _create_tables),
-    Migration(2, "terms with 'analysis'; journal kinds exclusive, migrated-budget, reassign", _keep_tables),
+    Migration(2, "terms with 'analysis'; journal kinds exclusive, migrated-budget, reassign", _rename_words),
 )
 
 

@@ -1,7 +1,7 @@
-"""The journal's chain: every row carries the hash of the row before it.
+"""The journal's hash chain: every row contains the hash of the row before it.
 
-`hash = SHA-256(JSON list of the row's fields, the previous hash among them)`. Whoever edits, drops or moves a row must
-rewrite every later one, and the head that an auditor has written down (`quietmax ledger status`) no longer fits.
+A row's hash is the SHA-256 of its fields, the previous hash among them. To edit, delete or move a row, one must rewrite
+all later rows, and then the last hash is no longer the one that an auditor wrote down (`quietmax ledger status`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,45 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 START = "0" * 64
-"""What the first row names as the hash before it."""
+"""The previous hash of the first row."""
 _JSON = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One row of the journal. `units` is what it adds to the balance, `spent_units` the balance after it."""
+    """One row of the journal.
+
+    Parameters
+    ----------
+    account : int
+        The id of the account.
+    sequence : int
+        The number of the row within its account, from 1.
+    time : int
+        Microseconds since 1970.
+    kind : str
+        ``open``, ``charge``, ``training``, ``migrated-budget``, ``grant``, ``quota``, ``revoke``, ``reassign``,
+        ``unproven``, ``exclusive``, ``key-created`` or ``key-revoked``. Version 0.1 wrote ``carried over``, ``bind``
+        and ``alone`` instead of ``migrated-budget``, ``reassign`` and ``exclusive``.
+    client : str
+        The client's name, or an empty string.
+    model : str
+        The model, as ``name/version``, or an empty string.
+    answers : int
+        The number of answers charged.
+    units : int
+        The units added to the balance.
+    spent_units : int
+        The balance after this row.
+    limit_units : int
+        The budget after this row.
+    detail : str
+        A JSON object with what else belongs to the row, or an empty string.
+    previous : str
+        The hash of the row before.
+    hash : str
+        The hash of this row.
+    """
 
     account: int
     sequence: int
@@ -34,13 +66,9 @@ class JournalEntry:
     previous: str
     hash: str = ""
 
-    def sealed(self) -> JournalEntry:
-        """The entry with its hash."""
-        return JournalEntry(**{**asdict(self), "hash": self.digest()})
-
-    def digest(self) -> str:
-        """The hash this entry must carry."""
-        return digest(
+    def expected_hash(self) -> str:
+        """Return the hash that follows from the other fields."""
+        return row_hash(
             self.account,
             self.sequence,
             self.time,
@@ -56,28 +84,36 @@ class JournalEntry:
         )
 
     @property
-    def misfits(self) -> bool:
-        """Whether a field is of another type than was written: SQLite keeps whatever a foreign hand puts there."""
-        return not (
-            type(self.account) is type(self.sequence) is type(self.time) is int
-            and type(self.answers)
-            is type(self.units)
-            is type(self.spent_units)
-            is type(self.limit_units)
-            is int
-            and type(self.kind) is type(self.client) is type(self.model) is str
-            and type(self.detail) is type(self.previous) is type(self.hash) is str
+    def has_wrong_types(self) -> bool:
+        """Whether a field has another type than was written: SQLite accepts any type in an edit."""
+        integers = (
+            *(self.account, self.sequence, self.time, self.answers),
+            *(self.units, self.spent_units, self.limit_units),
         )
+        strings = (self.kind, self.client, self.model, self.detail, self.previous, self.hash)
+        return {type(each) for each in integers} != {int} or {type(each) for each in strings} != {str}
 
     def to_json(self) -> dict[str, Any]:
-        """All fields by name."""
+        """Return all fields by name."""
         return asdict(self)
 
 
-def digest(*fields: int | str) -> str:
-    """SHA-256 of the fields as one JSON list without spaces, in UTF-8.
+def row_hash(*fields: int | str) -> str:
+    """Return the SHA-256 of the fields, written as one JSON list without spaces, in UTF-8.
 
-    >>> digest(1, "a") == hashlib.sha256(b'[1,"a"]').hexdigest()
+    Parameters
+    ----------
+    *fields : int or str
+        The fields of a row in the order of `JournalEntry`, without the hash.
+
+    Returns
+    -------
+    str
+        64 hexadecimal digits.
+
+    Examples
+    --------
+    >>> row_hash(1, "a") == hashlib.sha256(b'[1,"a"]').hexdigest()
     True
     """
     return hashlib.sha256(_JSON.encode(fields).encode()).hexdigest()

@@ -6,22 +6,33 @@ import hashlib
 import secrets
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import Literal
 
 from sqlalchemy import Connection, select, text
 
 from quietmax.accounting.costs import Cost
 from quietmax.errors import QuietmaxError
 from quietmax.ledger import accounts as _accounts
-from quietmax.ledger import api_keys as _keys
+from quietmax.ledger import api_keys as _api_keys
 from quietmax.ledger import verify as _verify
 from quietmax.ledger.accounts import AccountState, Subaccount, Terms
 from quietmax.ledger.answer_cache import KEY_BYTES
 from quietmax.ledger.api_keys import ApiKey, Role
-from quietmax.ledger.database import default_url, journal, meta, migrate, opened, reading, shown, writing
+from quietmax.ledger.database import (
+    FileGuard,
+    default_url,
+    hide_password,
+    journal,
+    meta,
+    migrate,
+    open_engine,
+    read_transaction,
+    write_transaction,
+)
 from quietmax.ledger.journal import JournalEntry
 from quietmax.ledger.transactions import (
     Charge,
@@ -32,31 +43,61 @@ from quietmax.ledger.transactions import (
     NewAnswers,
     StoredAnswer,
 )
-from quietmax.ledger.verify import Verification
-from quietmax.ledger.writer import ChargeDone, LedgerWriter, Place, StoreDone
+from quietmax.ledger.verify import Anchor, Verification
+from quietmax.ledger.writer import AnswersCallback, ChargeCallback, LedgerWriter
 
-Told = TypeVar("Told")
-_PULSE_BYTES = 2**17
-"""Twice as many letters are more than what a group of charges usually writes: a disk that takes them takes charges."""
-_PULSE = text(
-    "INSERT INTO meta (name, value) VALUES ('pulse', :value) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
-)
-_SECRET_BYTES = 32
 TRAINING_CLIENT = "training"
-"""The client who is charged for what training itself spent."""
+"""The client that is charged for what training itself spent."""
+_SECRET_BYTES = 32
+_PROBE_BYTES = 2**17
+"""The size of a write that tests the disk. Its text is twice as long, more than a batch of charges usually writes."""
+_WRITE_PROBE = text(
+    "INSERT INTO meta (name, value) VALUES ('write_probe', :value)"
+    " ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+)
 
 
 @dataclass(frozen=True)
 class SpendingPoint:
-    """What was spent at a moment (microseconds since 1970)."""
+    """What was spent from an account at one time.
+
+    Parameters
+    ----------
+    time : int
+        Microseconds since 1970.
+    spent_units : int
+        The balance.
+    """
 
     time: int
     spent_units: int
 
 
 class Ledger:
-    """Accounts, clients, keys and the journal. Safe to share between threads; several processes may open the same.
+    """Accounts, clients, API keys and the journal.
 
+    Threads can share a ledger, and several processes can open the same one.
+
+    Parameters
+    ----------
+    address : str or Path, optional
+        A SQLite file (a path or ``sqlite:///FILE``) or ``postgresql://USER@HOST/DATABASE``. Default: the environment
+        variable `QUIETMAX_LEDGER`, else a SQLite file in the user's state directory.
+
+    Attributes
+    ----------
+    session_secret : bytes
+        A secret of this ledger that signs sessions of the dashboard.
+
+    Raises
+    ------
+    LedgerUnavailable
+        If the database cannot be opened.
+    LedgerDamaged
+        If the database is not a ledger, or is newer than this version of Quietmax.
+
+    Examples
+    --------
     >>> import tempfile
     >>> from quietmax.accounting import PureCost
     >>> folder = tempfile.TemporaryDirectory()
@@ -69,14 +110,14 @@ class Ledger:
     """
 
     def __init__(self, address: str | Path | None = None) -> None:
-        self._engine = opened(default_url() if address is None else address)
+        self._engine = open_engine(default_url() if address is None else address)
         migrate(self._engine)
-        with reading(self._engine) as connection:
-            known = {row.name: row.value for row in connection.execute(select(meta))}
-        self._salt, self.session_secret = _secret(known, "query_salt"), _secret(known, "session_secret")
-        self._place = Place(self._engine)
+        with read_transaction(self._engine) as connection:
+            values = {row.name: row.value for row in connection.execute(select(meta))}
+        self._salt, self.session_secret = _secret(values, "query_salt"), _secret(values, "session_secret")
+        self._guard = FileGuard(self._engine)
         self._writer: LedgerWriter | None = None
-        self._starting = threading.Lock()
+        self._writer_lock = threading.Lock()
 
     def __enter__(self) -> Ledger:
         return self
@@ -85,98 +126,163 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Write what waits and let go of the database."""
+        """Write what waits and close the database."""
         if self._writer is not None:
             self._writer.close()
         self._engine.dispose()
 
     @property
     def address(self) -> str:
-        """Where it lies, without a password."""
-        return shown(self._engine.url)
+        """The address of the database, without its password."""
+        return hide_password(self._engine.url)
 
     @property
     def writer(self) -> LedgerWriter:
-        """The writing thread; started on first use."""
-        with self._starting:
+        """The thread that writes charges and answers; started on first use."""
+        with self._writer_lock:
             if self._writer is None:
-                self._writer = LedgerWriter(self._engine, self._place)
+                self._writer = LedgerWriter(self._engine, self._guard)
             return self._writer
 
-    # Charges
+    # Charges and answers
 
-    def submit_charge(self, charge: Charge, done: ChargeDone) -> None:
-        """Charge with the next group; `done` is called from the writing thread, after the flush."""
-        self.writer.charge(charge, done)
+    def submit_charge(self, charge: Charge, done: ChargeCallback) -> None:
+        """Decide a charge with the next batch.
 
-    def submit_answers(self, store: NewAnswers, done: StoreDone) -> None:
-        """Store answers with the next group."""
-        self.writer.store(store, done)
+        Parameters
+        ----------
+        charge : Charge
+            The charge.
+        done : callable
+            Called with the `ChargeResult` after the disk flush, from the writer's thread.
+        """
+        self.writer.submit_charge(charge, done)
+
+    def submit_answers(self, answers: NewAnswers, done: AnswersCallback) -> None:
+        """Store answers with the next batch.
+
+        Parameters
+        ----------
+        answers : NewAnswers
+            The answers.
+        done : callable
+            Called with the `StoredAnswer` or `Failed` after the disk flush, from the writer's thread.
+        """
+        self.writer.submit_answers(answers, done)
 
     def charge(self, charge: Charge) -> ChargeResult:
-        """Charge and wait until it is durable."""
-        waiter: _Waiter[ChargeResult] = _Waiter()
-        self.submit_charge(charge, waiter)
-        return waiter.outcome()
+        """Decide a charge and wait for the result.
 
-    def store_answers(self, store: NewAnswers) -> StoredAnswer:
-        """Store answers and wait."""
-        waiter: _Waiter[StoredAnswer | Failed] = _Waiter()
-        self.submit_answers(store, waiter)
-        kept = waiter.outcome()
-        if isinstance(kept, Failed):
-            raise kept.error
-        return kept
+        Parameters
+        ----------
+        charge : Charge
+            The charge.
+
+        Returns
+        -------
+        ChargeResult
+            `Charged` if the charge is durable; else why nothing may be answered.
+        """
+        result: Future[ChargeResult] = Future()
+        self.submit_charge(charge, result.set_result)
+        return result.result()
+
+    def store_answers(self, answers: NewAnswers) -> StoredAnswer:
+        """Store answers and wait until they are durable.
+
+        Parameters
+        ----------
+        answers : NewAnswers
+            The answers.
+
+        Returns
+        -------
+        StoredAnswer
+            The answer that may leave.
+
+        Raises
+        ------
+        QuietmaxError
+            If they cannot be stored.
+        """
+        result: Future[StoredAnswer | Failed] = Future()
+        self.submit_answers(answers, result.set_result)
+        stored = result.result()
+        if isinstance(stored, Failed):
+            raise stored.error
+        return stored
 
     def charge_training(
         self, account: AccountState, model: str, digest: str, cost: Cost | Literal["all"]
     ) -> None:
-        """Charge, once for each model, what its training spent; refuse a model that the budget does not pay for.
+        """Charge, once for each model, what its training spent.
 
-        A model that takes all of the account is the only one it ever pays for: nothing can be granted afterwards.
+        Parameters
+        ----------
+        account : AccountState
+            The account.
+        model : str
+            The model, as ``name/version``.
+        digest : str
+            The digest of the model.
+        cost : Cost or "all"
+            What training spent. "all": the guarantee does not compose with others, so the model takes the whole
+            account, and nothing can be granted afterwards.
+
+        Raises
+        ------
+        QuietmaxError
+            If the account cannot pay for it.
         """
         if cost == "all":
-            with self._writing() as connection:
-                _accounts.take_alone(connection, account, model, digest)
+            with self._write() as connection:
+                _accounts.reserve_exclusively(connection, account, model, digest)
             units = self.account(account.name).limit_units
         else:
             units = account.units(cost)
         request = hashlib.sha256(f"training {account.id} {digest}".encode()).digest()
-        outcome = self.charge(
-            Charge(
-                account.id,
-                self.client(TRAINING_CLIENT),
-                model,
-                units,
-                rows=1,
-                request=request,
-                kind="training",
-            )
+        client = self.client(TRAINING_CLIENT)
+        result = self.charge(
+            Charge(account.id, client, model, units, rows=1, request=request, kind="training")
         )
-        if isinstance(outcome, LimitExceeded):
+        if isinstance(result, LimitExceeded):
             raise QuietmaxError(
-                f"Training the model {model} spent more than what is left of the account {account.name!r}; "
-                "it cannot be served unless an administrator raises the budget with 'quietmax ledger grant'."
+                f"Training the model {model} spent more than remains in the account {account.name!r}. "
+                "'quietmax ledger grant' raises the budget."
             )
-        if isinstance(outcome, Failed):
-            raise outcome.error
-        if isinstance(outcome, Charged):
+        if isinstance(result, Failed):
+            raise result.error
+        if isinstance(result, Charged):
             self.store_answers(NewAnswers(request=request, answer=b"trained"))
 
-    # Hashes
-
     def request_key(self, client: int, request_id: str) -> bytes:
-        """What the ledger keeps of a request id: ids of different clients never meet."""
-        return self._keyed(b"request %d " % client + request_id.encode(), 32)
+        """Return the keyed hash that stands for a request id. Different clients have different keys.
+
+        Parameters
+        ----------
+        client : int
+            The id of the client.
+        request_id : str
+            The id that the client chose.
+        """
+        return self._keyed_hash(b"request %d " % client + request_id.encode(), 32)
 
     def query_key(self, model_digest: bytes, query: bytes) -> bytes:
-        """What the ledger keeps of a query to a model version."""
-        return self._keyed(model_digest + query, KEY_BYTES)
+        """Return the keyed hash that stands for a query in the answer cache.
 
-    def _keyed(self, content: bytes, size: int) -> bytes:
+        Parameters
+        ----------
+        model_digest : bytes
+            The digest of the model version.
+        query : bytes
+            The features of one row.
+        """
+        return self._keyed_hash(model_digest + query, KEY_BYTES)
+
+    def _keyed_hash(self, content: bytes, size: int) -> bytes:
         return hashlib.blake2b(content, key=self._salt, digest_size=size).digest()
 
-    # Administration
+    # Accounts
 
     def open_account(
         self,
@@ -188,8 +294,24 @@ class Ledger:
         named_by_owner: bool = False,
         because: str | None = None,
     ) -> AccountState:
-        """The account of a training set, opened if it is new."""
-        with self._writing() as connection:
+        """Return the account of a training set; open one if neither its digest nor its name is known.
+
+        Parameters
+        ----------
+        name : str
+            The name of the account: letters, digits, dots, dashes and underscores.
+        total : Cost
+            The budget of a new account. An existing account must have been opened with the same.
+        terms : Terms
+            The (epsilon, delta) behind `total`.
+        digest : str, optional
+            The digest of the training set.
+        named_by_owner : bool
+            Whether the owner chose the name. If so, records that belong to another account are an error.
+        because : str, optional
+            The reason to move records that belong to another account to this one.
+        """
+        with self._write() as connection:
             return _accounts.open_account(
                 connection,
                 name,
@@ -201,100 +323,65 @@ class Ledger:
             )
 
     def find_account(self, name: str, digest: str | None = None) -> AccountState | None:
-        """The account of that digest, else of that name, if there is one."""
-        _accounts.checked_name(name, "account")
-        with reading(self._engine) as connection:
-            bound = None if digest is None else _accounts.by_digest(connection, digest)
-            return bound or _accounts.by_name(connection, name)
+        """Return the account of a digest, else of a name, if there is one.
+
+        Parameters
+        ----------
+        name : str
+            The name of the account.
+        digest : str, optional
+            The digest of the training set.
+        """
+        _accounts.check_name(name, "account")
+        with read_transaction(self._engine) as connection:
+            found = None if digest is None else _accounts.find_by_digest(connection, digest)
+            return found or _accounts.find_by_name(connection, name)
 
     def account(self, name: str) -> AccountState:
-        """The account of that name."""
-        with reading(self._engine) as connection:
-            return _accounts.named(connection, name)
+        """Return an account.
+
+        Parameters
+        ----------
+        name : str
+            The name of the account.
+
+        Raises
+        ------
+        InvalidInput
+            If there is no such account.
+        """
+        with read_transaction(self._engine) as connection:
+            return _accounts.get_account(connection, name)
 
     def accounts(self) -> list[AccountState]:
-        """All accounts."""
-        with reading(self._engine) as connection:
-            return _accounts.all_of(connection)
+        """Return all accounts, by name."""
+        with read_transaction(self._engine) as connection:
+            return _accounts.list_accounts(connection)
 
     def subaccounts(self, account: AccountState) -> list[Subaccount]:
-        """The clients' parts of an account."""
-        with reading(self._engine) as connection:
-            return _accounts.parts_of(connection, account.id)
+        """Return the clients' shares of an account, those that spent most first.
 
-    def client(self, name: str) -> int:
-        """The number of a client, created if new."""
-        with self._writing() as connection:
-            _accounts.locked_keys_book(connection)
-            return _accounts.client_id(connection, name, create=True)
-
-    def grant(self, account: str, terms: Terms, because: str) -> AccountState:
-        """Set an account's whole budget."""
-        with self._writing() as connection:
-            return _accounts.grant(connection, account, terms, because)
-
-    def set_quota(self, account: str, client: str, share: float | None, because: str) -> AccountState:
-        """Limit a client to a share of an account."""
-        with self._writing() as connection:
-            return _accounts.set_quota(connection, account, client, share, because)
-
-    def revoke(self, account: str, client: str | None, because: str) -> AccountState:
-        """Take back what is unspent."""
-        with self._writing() as connection:
-            return _accounts.revoke(connection, account, client, because)
-
-    def note_unproven(self, account: AccountState, model: str, status: str) -> None:
-        """Write down that a model without proven guarantee answers from an account."""
-        with self._writing() as connection:
-            _accounts.note_unproven(connection, account, model, status)
-
-    def unproven_models(self, account: AccountState) -> list[tuple[str, str]]:
-        """Models without proven guarantee that ever answered from an account, with their status."""
-        with reading(self._engine) as connection:
-            return _accounts.unproven_models(connection, account.id)
-
-    def create_key(self, client: str, role: Role = "client", days: float | None = None) -> tuple[str, ApiKey]:
-        """A new key, to be shown once."""
-        with self._writing() as connection:
-            return _keys.create_key(connection, client, role, days)
-
-    def revoke_key(self, number: str) -> ApiKey:
-        """End a key."""
-        with self._writing() as connection:
-            return _keys.revoke_key(connection, number)
-
-    def keys(self) -> list[ApiKey]:
-        """All keys."""
-        with reading(self._engine) as connection:
-            found = _keys.all_keys(connection)
-        for key in found:
-            texts, numbers = (key.id, key.role, key.secret_hash), (key.created, key.expires, key.revoked)
-            if not (
-                all(isinstance(each, str) for each in texts)
-                and all(each is None or isinstance(each, int) for each in numbers)
-            ):
-                raise _accounts.damaged(f"The key {key.id!r} cannot be read")
-        return found
-
-    # Looking
-
-    def ping(self) -> None:
-        """Raise `LedgerUnavailable` unless the database answers; after a failed write, unless it can be written."""
-        writer = self.writer
-        if writer.error is None:
-            self._place.check()
-            with reading(self._engine) as connection:
-                connection.execute(text("SELECT 1"))
-        else:
-            with self._writing() as connection:
-                connection.execute(_PULSE, {"value": secrets.token_hex(_PULSE_BYTES)})
-            writer.error = None
+        Parameters
+        ----------
+        account : AccountState
+            The account.
+        """
+        with read_transaction(self._engine) as connection:
+            return _accounts.list_subaccounts(connection, account.id)
 
     def spending_history(self, account: AccountState, points: int = 120) -> list[SpendingPoint]:
-        """What was spent over time: the account's rows, thinned out evenly."""
+        """Return what was spent over time.
+
+        Parameters
+        ----------
+        account : AccountState
+            The account.
+        points : int
+            About how many journal rows to read, spread evenly.
+        """
         last = account.sequence
         wanted = sorted({max(1, round(last * step / points)) for step in range(points + 1)}) if last else []
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             rows = connection.execute(
                 select(journal.c.time, journal.c.spent_units)
                 .where(journal.c.account == account.id, journal.c.sequence.in_(wanted))
@@ -302,51 +389,193 @@ class Ledger:
             )
             return [SpendingPoint(*row) for row in rows]
 
+    def grant(self, account: str, terms: Terms, because: str) -> AccountState:
+        """Set the budget of an account. What was spent stays spent.
+
+        Parameters
+        ----------
+        account : str
+            The name of the account.
+        terms : Terms
+            The new budget.
+        because : str
+            The reason, at least three words; the journal keeps it.
+        """
+        with self._write() as connection:
+            return _accounts.grant(connection, account, terms, because)
+
+    def set_quota(self, account: str, client: str, share: float | None, because: str) -> AccountState:
+        """Limit a client to a share of an account's budget.
+
+        Parameters
+        ----------
+        account : str
+            The name of the account.
+        client : str
+            The client's name.
+        share : float or None
+            The quota as a fraction of the budget, from 0 to 1. None: no quota.
+        because : str
+            The reason, at least three words; the journal keeps it.
+        """
+        with self._write() as connection:
+            return _accounts.set_quota(connection, account, client, share, because)
+
+    def revoke(self, account: str, client: str | None, because: str) -> AccountState:
+        """Take back what is unspent.
+
+        Parameters
+        ----------
+        account : str
+            The name of the account.
+        client : str or None
+            The client's name. None: the whole account.
+        because : str
+            The reason, at least three words; the journal keeps it.
+        """
+        with self._write() as connection:
+            return _accounts.revoke(connection, account, client, because)
+
+    def record_unproven(self, account: AccountState, model: str, status: str) -> None:
+        """Record, once, that a model without a proven guarantee uses an account.
+
+        Parameters
+        ----------
+        account : AccountState
+            The account.
+        model : str
+            The model, as ``name/version``.
+        status : str
+            The status of its guarantee.
+        """
+        with self._write() as connection:
+            _accounts.record_unproven(connection, account.id, model, status)
+
+    def unproven_models(self, account: AccountState) -> list[tuple[str, str]]:
+        """Return the models without a proven guarantee that ever used an account, with their status.
+
+        Parameters
+        ----------
+        account : AccountState
+            The account.
+        """
+        with read_transaction(self._engine) as connection:
+            return _accounts.unproven_models(connection, account.id)
+
+    # Clients and API keys
+
+    def client(self, name: str) -> int:
+        """Return the id of a client; the client is created if new.
+
+        Parameters
+        ----------
+        name : str
+            The client's name.
+        """
+        with self._write() as connection:
+            _accounts.lock_keys_account(connection)
+            return _accounts.client_id(connection, name, create=True)
+
+    def create_key(self, client: str, role: Role = "client", days: float | None = None) -> tuple[str, ApiKey]:
+        """Create an API key; the client is created if new.
+
+        Parameters
+        ----------
+        client : str
+            The client's name.
+        role : {"client", "admin"}
+            The role.
+        days : float, optional
+            Days until the key expires. Default: never.
+
+        Returns
+        -------
+        (str, ApiKey)
+            The key itself, to be shown once, and what the ledger keeps of it.
+        """
+        with self._write() as connection:
+            return _api_keys.create_key(connection, client, role, days)
+
+    def revoke_key(self, key_id: str) -> ApiKey:
+        """Revoke an API key.
+
+        Parameters
+        ----------
+        key_id : str
+            The id of the key.
+        """
+        with self._write() as connection:
+            return _api_keys.revoke_key(connection, key_id)
+
+    def keys(self) -> list[ApiKey]:
+        """Return all API keys, the oldest first."""
+        with read_transaction(self._engine) as connection:
+            found = _api_keys.list_keys(connection)
+        for key in found:
+            if key.has_wrong_types:
+                raise _accounts.damaged(f"The key {key.id!r} cannot be read")
+        return found
+
+    # Checks
+
+    def ping(self) -> None:
+        """Raise `LedgerUnavailable` unless the database answers; after a failed write, unless it can be written."""
+        writer = self.writer
+        if writer.error is None:
+            self._guard.check()
+            with read_transaction(self._engine) as connection:
+                connection.execute(text("SELECT 1"))
+        else:
+            with self._write() as connection:
+                connection.execute(_WRITE_PROBE, {"value": secrets.token_hex(_PROBE_BYTES)})
+            writer.error = None
+
     def export(self, account: str | None = None) -> Iterator[JournalEntry]:
-        """The journal, row by row."""
-        with reading(self._engine, snapshot=True) as connection:
-            number = None if account is None else _accounts.named(connection, account).id
-            for entry in _verify.entries(connection, number):
-                if entry.misfits:
+        """Read the journal.
+
+        Parameters
+        ----------
+        account : str, optional
+            The name of the only account to read.
+
+        Yields
+        ------
+        JournalEntry
+            One row.
+        """
+        with read_transaction(self._engine, snapshot=True) as connection:
+            number = None if account is None else _accounts.get_account(connection, account).id
+            for entry in _verify.read_journal(connection, number):
+                if entry.has_wrong_types:
                     raise _accounts.damaged(
                         f"Row {entry.sequence!r} of the journal of account {entry.account!r} cannot be read"
                     )
                 yield entry
 
-    def verify(self, anchors: Mapping[str, tuple[int, str]] | None = None) -> Verification:
-        """Recompute everything from the journal."""
-        with reading(self._engine, snapshot=True) as connection:
+    def verify(self, anchors: Mapping[str, Anchor] | None = None) -> Verification:
+        """Recompute every hash chain, balance, quota and key from the journal.
+
+        Parameters
+        ----------
+        anchors : mapping, optional
+            Rows that an auditor wrote down: account name -> (row, hash). They must still be in the chain.
+        """
+        with read_transaction(self._engine, snapshot=True) as connection:
             return _verify.verify(connection, anchors)
 
     @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        self._place.check()
-        with writing(self._engine) as connection:
+    def _write(self) -> Iterator[Connection]:
+        self._guard.check()
+        with write_transaction(self._engine) as connection:
             yield connection
 
 
-def _secret(known: Mapping[str, str], name: str) -> bytes:
-    """A secret that the ledger made for itself when it was created."""
+def _secret(values: Mapping[str, str], name: str) -> bytes:
+    """Return a secret that was generated when the ledger was created."""
     try:
-        secret = bytes.fromhex(known[name])
+        secret = bytes.fromhex(values[name])
     except (KeyError, TypeError, ValueError):
         secret = b""
     if len(secret) != _SECRET_BYTES:
         raise _accounts.damaged(f"The ledger's {name} is missing or was changed")
     return secret
-
-
-class _Waiter(Generic[Told]):
-    """Is told an outcome by the writing thread, and waits for it in another."""
-
-    def __init__(self) -> None:
-        self._ready = threading.Event()
-
-    def __call__(self, outcome: Told) -> None:
-        self._outcome = outcome
-        self._ready.set()
-
-    def outcome(self) -> Told:
-        """What was told."""
-        self._ready.wait()
-        return self._outcome

@@ -1,4 +1,8 @@
-"""What is asked of the ledger for one request, and what it says."""
+"""Charges: what a request asks of the ledger, the result, and the transaction that decides.
+
+`ChargeBatch` decides all charges of one transaction. The account rows are locked first (`lock_accounts`), so no other
+process can spend the same budget in between.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,39 @@ from typing import Literal
 from quietmax.errors import InvalidInput, LedgerDamaged, QuietmaxError
 from quietmax.ledger.answer_cache import AnswerCache
 from quietmax.ledger.database import Cursor, Values
-from quietmax.ledger.journal import digest
+from quietmax.ledger.journal import row_hash
+
+# --- requests and results -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """Pay for answers from an account and the client's part of it, both or neither.
+    """A request to pay for answers, from an account and from the client's subaccount: both or neither.
 
-    `rows` answers of `unit_cost` units each; with `queries` (one key for each different query) only those that have
-    no stored answer. `request` makes a retry free; `body` tells whether it is the same request. A charge that has not
-    begun at `deadline` (`time.monotonic`) is dropped. `key` is checked in the same transaction.
+    Parameters
+    ----------
+    account : int
+        The id of the account.
+    client : int
+        The id of the client.
+    model : str
+        The model, as ``name/version``.
+    unit_cost : int
+        The units that one answer costs.
+    rows : int
+        The number of answers. Not used if `queries` are given.
+    key : str, optional
+        The id of the API key; the charge fails if the key is no longer valid when it is decided.
+    queries : tuple of bytes
+        The key of each distinct query (`Ledger.query_key`). Only those without a stored answer are charged.
+    request : bytes, optional
+        The key of the request id (`Ledger.request_key`). A retry with the same id is not charged again.
+    body : bytes
+        A digest of the request: the same id with another body is an error.
+    kind : {"charge", "training", "migrated-budget"}
+        The kind of the journal row.
+    deadline : float
+        The value of `time.monotonic` after which the charge is no longer attempted.
     """
 
     account: int
@@ -37,29 +64,46 @@ class Charge:
     def __post_init__(self) -> None:
         if self.unit_cost < 0 or self.rows < 0:
             raise InvalidInput(
-                f"A charge of {self.rows} answers at {self.unit_cost} units each is less than nothing; give a cost "
-                "and a number of answers that are not negative."
+                f"unit_cost and rows of a charge must not be negative, got {self.unit_cost} and {self.rows}."
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Charged:
-    """The charge is durable: `answers` new ones may be drawn, the others are in `stored`.
+    """The charge is durable, and the answers may be drawn.
 
-    `remaining_units` is what remains for this client afterwards. `resumed`: an earlier try of the same request had paid
-    already and its answer never left.
+    Parameters
+    ----------
+    units : int
+        The units charged.
+    answers : int
+        The number of new answers that may be drawn.
+    remaining_units : int
+        The units that this client can still spend.
+    cached : mapping
+        The stored answers among the queries, by the key of the query. They cost nothing.
+    resumed : bool
+        Whether an earlier attempt with the same request id was charged but never answered.
     """
 
     units: int
     answers: int
     remaining_units: int
-    stored: Mapping[bytes, bytes] = field(default_factory=dict)
+    cached: Mapping[bytes, bytes] = field(default_factory=dict)
     resumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """This request was answered before; the stored answer again, at no cost."""
+    """The request was answered before: nothing was charged.
+
+    Parameters
+    ----------
+    answer : bytes
+        The stored answer of the whole request.
+    remaining_units : int
+        The units that this client can still spend.
+    """
 
     answer: bytes
     remaining_units: int
@@ -67,7 +111,17 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class LimitExceeded:
-    """Nothing was charged: `whose` limit it was, and what remains of it."""
+    """The charge exceeds a limit: nothing was charged.
+
+    Parameters
+    ----------
+    limit : {"budget", "quota"}
+        The limit: the account's budget or the client's quota.
+    units : int
+        The units that the charge needs.
+    remaining_units : int
+        The units that remain below the limit.
+    """
 
     limit: Literal["budget", "quota"]
     units: int
@@ -76,17 +130,25 @@ class LimitExceeded:
 
 @dataclass(frozen=True, slots=True)
 class RequestIdReused:
-    """Nothing was charged: the request id belongs to another request."""
+    """The request id belongs to a request with another body: nothing was charged."""
 
 
 @dataclass(frozen=True, slots=True)
 class InvalidKey:
-    """Nothing was charged: the key was revoked or has expired."""
+    """The API key was revoked, has expired or belongs to another client: nothing was charged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The ledger failed: nothing may be answered. Whether it was charged is unknown; a retry by id is free."""
+    """The ledger failed, so nothing may be answered.
+
+    Whether the charge is durable is unknown. A retry with the same request id is not charged twice.
+
+    Parameters
+    ----------
+    error : QuietmaxError
+        The error to raise or report.
+    """
 
     error: QuietmaxError
 
@@ -96,9 +158,22 @@ ChargeResult = Charged | Replayed | LimitExceeded | RequestIdReused | InvalidKey
 
 @dataclass(frozen=True, slots=True)
 class NewAnswers:
-    """Keep answers: by query, and the whole answer of a request that carries an id.
+    """A request to store answers: by query for the answer cache, and as a whole for a request id.
 
-    `queries` are the keys of new queries to an account, `answers` theirs one after the other, all of one length.
+    Parameters
+    ----------
+    account : int
+        The id of the account. Needed with `queries`.
+    queries : tuple of bytes
+        The keys of the new queries.
+    answers : bytes
+        Their packed answers one after the other, all of one length.
+    request : bytes, optional
+        The key of the request id.
+    answer : bytes
+        The packed answer of the whole request. Needed with `request`.
+    deadline : float
+        The value of `time.monotonic` after which storing is no longer retried.
     """
 
     account: int = 0
@@ -111,44 +186,52 @@ class NewAnswers:
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
-    """Kept. `answer` is the request's only one: the `first` that was stored, which may be another try's."""
+    """The answers are durable.
+
+    Parameters
+    ----------
+    answer : bytes
+        The only answer of the request that may leave: the first that was stored.
+    first : bool
+        Whether it is the answer of this attempt.
+    """
 
     answer: bytes
     first: bool
 
 
-_LOCK = "SELECT id, limit_units, spent_units, sequence, head FROM accounts WHERE id IN (??) ORDER BY id FOR UPDATE"
-_SAVE = "UPDATE accounts SET limit_units = ?, spent_units = ?, sequence = ?, head = ? WHERE id = ?"
-_JOURNAL = (
+# --- accounts inside a transaction --------------------------------------------------------------------------------
+
+_LOCK_ACCOUNTS = (
+    "SELECT id, limit_units, spent_units, sequence, head FROM accounts"
+    " WHERE id IN (??) ORDER BY id FOR UPDATE"
+)
+_UPDATE_ACCOUNT = "UPDATE accounts SET limit_units = ?, spent_units = ?, sequence = ?, head = ? WHERE id = ?"
+_INSERT_JOURNAL = (
     "INSERT INTO journal (account, sequence, time, kind, client, model, answers, units, spent_units, limit_units,"
     " detail, previous, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-)
-_PARTS = (
-    "SELECT subaccounts.account, clients.id, clients.name, subaccounts.limit_units, subaccounts.spent_units"
-    " FROM clients LEFT OUTER JOIN subaccounts ON subaccounts.client = clients.id WHERE clients.id IN (??)"
-)
-_NEW_PART = (
-    "INSERT INTO subaccounts (account, client, limit_units, spent_units, refused) VALUES (?, ?, NULL, ?, 0)"
-)
-_SAVE_PART = "UPDATE subaccounts SET spent_units = ? WHERE account = ? AND client = ?"
-_KEYS = "SELECT id, client, expires, revoked FROM keys WHERE id IN (??)"
-_REQUESTS = "SELECT request, body, units, answer FROM requests WHERE request IN (??)"
-_NEW_REQUEST = (
-    "INSERT INTO requests (request, body, account, units, time, answer) VALUES (?, ?, ?, ?, ?, NULL)"
-)
-_SAVE_REQUEST = "UPDATE requests SET units = ? WHERE request = ?"
-_ANSWER_REQUEST = "UPDATE requests SET answer = ? WHERE request = ? AND answer IS NULL"
-_ANSWER_OF_REQUEST = "SELECT answer FROM requests WHERE request = ?"
-_NEW_ANSWERS = "INSERT INTO answers (account, keys, answers) VALUES (?, ?, ?)"
-_COUNT_REFUSED = (
-    "INSERT INTO subaccounts (account, client, spent_units, refused) VALUES (?, ?, 0, ?)"
-    " ON CONFLICT (account, client) DO UPDATE SET refused = subaccounts.refused + excluded.refused"
 )
 
 
 @dataclass(slots=True)
 class AccountTransaction:
-    """An account inside a transaction: its balance, the end of its chain, and the rows to be added."""
+    """A locked account inside a transaction: its balance, the end of its hash chain and the journal rows to write.
+
+    Parameters
+    ----------
+    account : int
+        The id of the account.
+    limit_units : int
+        Its budget.
+    spent_units : int
+        Its balance.
+    sequence : int
+        The number of its last journal row.
+    head : str
+        The hash of its last journal row.
+    rows : list
+        The new journal rows.
+    """
 
     account: int
     limit_units: int
@@ -168,7 +251,15 @@ class AccountTransaction:
         units: int = 0,
         detail: str = "",
     ) -> None:
-        """Append a row to the journal and move the balance by its units."""
+        """Add a journal row and add its units to the balance.
+
+        Parameters
+        ----------
+        now : int
+            Microseconds since 1970.
+        kind, client, model, answers, units, detail
+            The fields of the row, as in `JournalEntry`.
+        """
         self.spent_units += units
         self.sequence += 1
         fields = (
@@ -185,27 +276,71 @@ class AccountTransaction:
             detail,
             self.head,
         )
-        self.head = digest(*fields)
+        self.head = row_hash(*fields)
         self.rows.append((*fields, self.head))
 
     def save(self, cursor: Cursor) -> None:
-        """Write the balance and the new rows."""
-        cursor.run(_SAVE, (self.limit_units, self.spent_units, self.sequence, self.head, self.account))
-        cursor.run_many(_JOURNAL, self.rows)
+        """Write the balance and the new journal rows.
+
+        Parameters
+        ----------
+        cursor : Cursor
+            The cursor of the transaction.
+        """
+        cursor.execute(
+            _UPDATE_ACCOUNT, (self.limit_units, self.spent_units, self.sequence, self.head, self.account)
+        )
+        cursor.execute_many(_INSERT_JOURNAL, self.rows)
 
 
-def locked(cursor: Cursor, ids: Iterable[int]) -> dict[int, AccountTransaction]:
-    """The named accounts, locked until the transaction ends."""
+def lock_accounts(cursor: Cursor, ids: Iterable[int]) -> dict[int, AccountTransaction]:
+    """Lock accounts until the transaction ends.
+
+    Parameters
+    ----------
+    cursor : Cursor
+        The cursor of the transaction.
+    ids : iterable of int
+        The ids of the accounts.
+
+    Returns
+    -------
+    dict
+        The locked accounts by id.
+
+    Raises
+    ------
+    LedgerDamaged
+        If an account does not exist.
+    """
     wanted = set(ids)
-    found = {row[0]: AccountTransaction(*row) for row in cursor.rows_of(_LOCK, wanted)}
+    found = {row[0]: AccountTransaction(*row) for row in cursor.fetch_listed(_LOCK_ACCOUNTS, wanted)}
     if len(found) < len(wanted):
-        raise LedgerDamaged("An account is missing from the ledger; restore it from a copy, or start again.")
+        raise LedgerDamaged("An account is missing from the ledger. Restore the ledger from a backup.")
     return found
 
 
+# --- charges inside a transaction ---------------------------------------------------------------------------------
+
+_SUBACCOUNTS = (
+    "SELECT subaccounts.account, clients.id, clients.name, subaccounts.limit_units, subaccounts.spent_units"
+    " FROM clients LEFT OUTER JOIN subaccounts ON subaccounts.client = clients.id WHERE clients.id IN (??)"
+)
+_INSERT_SUBACCOUNT = (
+    "INSERT INTO subaccounts (account, client, limit_units, spent_units, refused) VALUES (?, ?, NULL, ?, 0)"
+)
+_UPDATE_SUBACCOUNT = "UPDATE subaccounts SET spent_units = ? WHERE account = ? AND client = ?"
+_KEYS = "SELECT id, client, expires, revoked FROM keys WHERE id IN (??)"
+_REQUESTS = "SELECT request, body, units, answer FROM requests WHERE request IN (??)"
+_INSERT_REQUEST = (
+    "INSERT INTO requests (request, body, account, units, time, answer) VALUES (?, ?, ?, ?, ?, NULL)"
+)
+_UPDATE_REQUEST = "UPDATE requests SET units = ? WHERE request = ?"
+
+
 @dataclass(slots=True)
-class _Part:
-    """A client's part of an account inside a transaction."""
+class _Balance:
+    """A client's subaccount inside a transaction."""
 
     limit_units: int | None
     spent_units: int
@@ -213,166 +348,240 @@ class _Part:
     changed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _EarlierAttempt:
+    """What the ledger knows of a request id."""
+
+    body: bytes
+    units: int
+    answer: bytes | None
+
+
 class ChargeBatch:
-    """Works through the charges of one transaction; `outcomes` says what became of each, in their order."""
+    """Decides the charges of one transaction, in their order.
+
+    Parameters
+    ----------
+    cursor : Cursor
+        The cursor of the transaction.
+    answer_cache : AnswerCache
+        The index of stored answers.
+    accounts : mapping
+        The locked accounts by id; every charge names one of them.
+    charges : sequence of Charge
+        The charges.
+    now : int
+        Microseconds since 1970.
+
+    Attributes
+    ----------
+    results : list of ChargeResult
+        The result of each charge. They hold only after the transaction has committed.
+    """
 
     def __init__(
         self,
         cursor: Cursor,
         answer_cache: AnswerCache,
-        books: Mapping[int, AccountTransaction],
+        accounts: Mapping[int, AccountTransaction],
         charges: Sequence[Charge],
         now: int,
     ) -> None:
         self._cursor = cursor
+        self._accounts = accounts
         self._now = now
-        self._books = books
-        self._names: dict[int, str] = {}
-        self._parts: dict[tuple[int, int], _Part] = {}
-        self._read_parts({charge.client for charge in charges})
-        self._holders = self._valid_keys({charge.key for charge in charges if charge.key is not None})
-        self._requests = self._known_requests(
+        self._client_names: dict[int, str] = {}
+        self._balances: dict[tuple[int, int], _Balance] = {}
+        self._read_subaccounts({charge.client for charge in charges})
+        self._clients_by_key = self._read_valid_keys(
+            {charge.key for charge in charges if charge.key is not None}
+        )
+        self._attempts = self._read_attempts(
             {charge.request for charge in charges if charge.request is not None}
         )
-        self._stored = _stored_answers(cursor, answer_cache, charges)
+        self._cached = self._read_cached_answers(answer_cache, charges)
         self._new_requests: dict[bytes, tuple[Charge, int]] = {}
         self._raised_requests: dict[bytes, int] = {}
-        self.outcomes: list[ChargeResult] = [self._one(charge) for charge in charges]
+        self.results: list[ChargeResult] = [self._decide(charge) for charge in charges]
 
     @property
     def changed(self) -> bool:
-        """Whether anything must be written."""
-        return bool(self._new_requests) or any(book.rows for book in self._books.values())
+        """Whether anything has to be written."""
+        return bool(self._new_requests) or any(account.rows for account in self._accounts.values())
 
     def save(self) -> None:
-        """Write balances, journal and requests."""
+        """Write balances, journal rows and requests."""
         cursor = self._cursor
-        for book in self._books.values():
-            if book.rows:
-                book.save(cursor)
-        for (account, client), part in self._parts.items():
-            if part.changed and part.is_new:
-                cursor.run(_NEW_PART, (account, client, part.spent_units))
-            elif part.changed:
-                cursor.run(_SAVE_PART, (part.spent_units, account, client))
-        cursor.run_many(
-            _NEW_REQUEST,
+        for account in self._accounts.values():
+            if account.rows:
+                account.save(cursor)
+        for (account_id, client), balance in self._balances.items():
+            if balance.changed and balance.is_new:
+                cursor.execute(_INSERT_SUBACCOUNT, (account_id, client, balance.spent_units))
+            elif balance.changed:
+                cursor.execute(_UPDATE_SUBACCOUNT, (balance.spent_units, account_id, client))
+        cursor.execute_many(
+            _INSERT_REQUEST,
             [
                 (request, charge.body, charge.account, units, self._now)
                 for request, (charge, units) in self._new_requests.items()
             ],
         )
-        cursor.run_many(_SAVE_REQUEST, [(units, request) for request, units in self._raised_requests.items()])
+        cursor.execute_many(
+            _UPDATE_REQUEST, [(units, request) for request, units in self._raised_requests.items()]
+        )
 
-    def _one(self, charge: Charge) -> ChargeResult:
-        if charge.key is not None and self._holders.get(charge.key) != charge.client:
+    def _decide(self, charge: Charge) -> ChargeResult:
+        if charge.key is not None and self._clients_by_key.get(charge.key) != charge.client:
             return InvalidKey()
-        book = self._books[charge.account]
-        part = self._parts.setdefault((charge.account, charge.client), _Part(None, 0, is_new=True))
-        paid = 0
-        resumed = False
-        if charge.request is not None:
-            known = self._requests.get(charge.request)
-            if known is not None:
-                body, paid, answer = known
-                if body != charge.body:
-                    return RequestIdReused()
-                if answer is not None:
-                    return Replayed(answer, _left(book, part))
-                resumed = True
-        stored = {query: self._stored[query] for query in charge.queries if query in self._stored}
-        count = len(charge.queries) - len(stored) if charge.queries else charge.rows
-        units = max(count * charge.unit_cost - paid, 0)
-        if units > book.limit_units - book.spent_units:
-            return LimitExceeded("budget", units, book.limit_units - book.spent_units)
-        if part.limit_units is not None and units > part.limit_units - part.spent_units:
-            return LimitExceeded("quota", units, part.limit_units - part.spent_units)
+        account = self._accounts[charge.account]
+        balance = self._balances.setdefault((charge.account, charge.client), _Balance(None, 0, is_new=True))
+        earlier = None if charge.request is None else self._attempts.get(charge.request)
+        if earlier is not None and earlier.body != charge.body:
+            return RequestIdReused()
+        if earlier is not None and earlier.answer is not None:
+            return Replayed(earlier.answer, _remaining(account, balance))
+        return self._pay(charge, account, balance, earlier)
+
+    def _pay(
+        self, charge: Charge, account: AccountTransaction, balance: _Balance, earlier: _EarlierAttempt | None
+    ) -> Charged | LimitExceeded:
+        """Charge the new answers, less what an earlier attempt of the same request has paid."""
+        cached = {query: self._cached[query] for query in charge.queries if query in self._cached}
+        answers = len(charge.queries) - len(cached) if charge.queries else charge.rows
+        paid = 0 if earlier is None else earlier.units
+        units = max(answers * charge.unit_cost - paid, 0)
+        if units > account.limit_units - account.spent_units:
+            return LimitExceeded("budget", units, account.limit_units - account.spent_units)
+        if balance.limit_units is not None and units > balance.limit_units - balance.spent_units:
+            return LimitExceeded("quota", units, balance.limit_units - balance.spent_units)
         if units or charge.kind == "training":
-            book.add(
+            account.add(
                 self._now,
                 charge.kind,
-                client=self._names[charge.client],
+                client=self._client_names[charge.client],
                 model=charge.model,
-                answers=count,
+                answers=answers,
                 units=units,
             )
-            part.spent_units += units
-            part.changed = True
+            balance.spent_units += units
+            balance.changed = True
         if charge.request is not None:
-            self._note_request(charge, charge.request, paid + units, resumed)
-        return Charged(units, count, _left(book, part), stored, resumed)
+            self._record_request(charge, charge.request, paid + units, resumed=earlier is not None)
+        return Charged(units, answers, _remaining(account, balance), cached, resumed=earlier is not None)
 
-    def _note_request(self, charge: Charge, request: bytes, units: int, resumed: bool) -> None:
+    def _record_request(self, charge: Charge, request: bytes, units: int, resumed: bool) -> None:
         if not resumed or request in self._new_requests:
             self._new_requests[request] = (charge, units)
         else:
             self._raised_requests[request] = units
-        self._requests[request] = (charge.body, units, None)
+        self._attempts[request] = _EarlierAttempt(charge.body, units, None)
 
-    def _read_parts(self, ids: set[int]) -> None:
-        for account, client, name, limit_units, spent_units in self._cursor.rows_of(_PARTS, ids):
-            self._names[client] = name
+    def _read_subaccounts(self, clients: set[int]) -> None:
+        for account, client, name, limit_units, spent_units in self._cursor.fetch_listed(
+            _SUBACCOUNTS, clients
+        ):
+            self._client_names[client] = name
             if account is not None:
-                self._parts[account, client] = _Part(limit_units, spent_units, is_new=False)
+                self._balances[account, client] = _Balance(limit_units, spent_units, is_new=False)
 
-    def _valid_keys(self, ids: set[str]) -> dict[str, int]:
-        """Keys that are neither revoked nor expired, with their clients."""
+    def _read_valid_keys(self, ids: set[str]) -> dict[str, int]:
+        """Return the clients of those keys that are neither revoked nor expired."""
         return {
-            number: client
-            for number, client, expires, revoked in self._cursor.rows_of(_KEYS, ids)
+            key: client
+            for key, client, expires, revoked in self._cursor.fetch_listed(_KEYS, ids)
             if revoked is None and (expires is None or expires > self._now)
         }
 
-    def _known_requests(self, ids: set[bytes]) -> dict[bytes, tuple[bytes, int, bytes | None]]:
+    def _read_attempts(self, requests: set[bytes]) -> dict[bytes, _EarlierAttempt]:
         return {
-            bytes(request): (bytes(body), units, None if answer is None else bytes(answer))
-            for request, body, units, answer in self._cursor.rows_of(_REQUESTS, ids)
+            bytes(request): _EarlierAttempt(bytes(body), units, None if answer is None else bytes(answer))
+            for request, body, units, answer in self._cursor.fetch_listed(_REQUESTS, requests)
         }
 
+    def _read_cached_answers(
+        self, answer_cache: AnswerCache, charges: Sequence[Charge]
+    ) -> dict[bytes, bytes]:
+        queries: dict[int, set[bytes]] = {}
+        for charge in charges:
+            if charge.queries:
+                queries.setdefault(charge.account, set()).update(charge.queries)
+        cached: dict[bytes, bytes] = {}
+        for account, keys in queries.items():
+            cached.update(answer_cache.find(self._cursor, account, keys))
+        return cached
 
-def _stored_answers(
-    cursor: Cursor, answer_cache: AnswerCache, charges: Sequence[Charge]
-) -> dict[bytes, bytes]:
-    asked: dict[int, set[bytes]] = {}
-    for charge in charges:
-        if charge.queries:
-            asked.setdefault(charge.account, set()).update(charge.queries)
-    stored: dict[bytes, bytes] = {}
-    for account, queries in asked.items():
-        stored.update(answer_cache.find(cursor, account, queries))
+
+def _remaining(account: AccountTransaction, balance: _Balance) -> int:
+    """Return the units that a client can still spend."""
+    remaining = account.limit_units - account.spent_units
+    if balance.limit_units is None:
+        return remaining
+    return min(remaining, balance.limit_units - balance.spent_units)
+
+
+# --- answers and counts inside a transaction ----------------------------------------------------------------------
+
+_ANSWER_REQUEST = "UPDATE requests SET answer = ? WHERE request = ? AND answer IS NULL"
+_ANSWER_OF_REQUEST = "SELECT answer FROM requests WHERE request = ?"
+_INSERT_ANSWERS = "INSERT INTO answers (account, keys, answers) VALUES (?, ?, ?)"
+_COUNT_REFUSED = (
+    "INSERT INTO subaccounts (account, client, spent_units, refused) VALUES (?, ?, 0, ?)"
+    " ON CONFLICT (account, client) DO UPDATE SET refused = subaccounts.refused + excluded.refused"
+)
+
+
+def store_answers(cursor: Cursor, batch: Sequence[NewAnswers]) -> list[StoredAnswer]:
+    """Store answers.
+
+    If a request id was drawn several times (a retry while the first attempt was in flight), only one draw was paid
+    for. So only the first to be stored may leave; the others are dropped, also from the answer cache.
+
+    Parameters
+    ----------
+    cursor : Cursor
+        The cursor of a transaction that holds the lock of every account with `queries`.
+    batch : sequence of NewAnswers
+        The answers.
+
+    Returns
+    -------
+    list of StoredAnswer
+        The answer that may leave, for each item of the batch.
+
+    Raises
+    ------
+    LedgerDamaged
+        If a request was never charged.
+    """
+    stored = []
+    for new in batch:
+        answer, first = new.answer, True
+        if new.request is not None:
+            first = cursor.execute(_ANSWER_REQUEST, (new.answer, new.request)) == 1
+        if not first:
+            found = cursor.fetch(_ANSWER_OF_REQUEST, (new.request,))
+            if not found:
+                raise LedgerDamaged(
+                    "A charged request is missing from the ledger. Restore the ledger from a backup."
+                )
+            answer = bytes(found[0][0])
+        elif new.queries:
+            cursor.execute(_INSERT_ANSWERS, (new.account, b"".join(new.queries), new.answers))
+        stored.append(StoredAnswer(answer, first))
     return stored
 
 
-def _left(book: AccountTransaction, part: _Part) -> int:
-    left = book.limit_units - book.spent_units
-    return left if part.limit_units is None else min(left, part.limit_units - part.spent_units)
+def count_refused(cursor: Cursor, counts: Mapping[tuple[int, int], int]) -> None:
+    """Add to the number of refused charges of subaccounts.
 
-
-def keep(cursor: Cursor, stores: Sequence[NewAnswers]) -> list[StoredAnswer]:
-    """Keep answers.
-
-    Of several draws for one request id (a retry while the first try was under way) only one was paid for, so only the
-    first to be stored may ever leave: the others are forgotten here, their answers by query too.
+    Parameters
+    ----------
+    cursor : Cursor
+        The cursor of the transaction.
+    counts : mapping
+        The number of refused charges by (account, client).
     """
-    kept = []
-    for store in stores:
-        answer = store.answer
-        first = True
-        if store.request is not None:
-            first = cursor.run(_ANSWER_REQUEST, (store.answer, store.request)) == 1
-        if not first:
-            found = cursor.rows(_ANSWER_OF_REQUEST, (store.request,))
-            if not found:
-                raise LedgerDamaged("A request that was charged is missing from the ledger; restore a copy.")
-            answer = bytes(found[0][0])
-        elif store.queries:
-            cursor.run(_NEW_ANSWERS, (store.account, b"".join(store.queries), store.answers))
-        kept.append(StoredAnswer(answer, first))
-    return kept
-
-
-def count_refusals(cursor: Cursor, refusals: Mapping[tuple[int, int], int]) -> None:
-    """Add refused requests to the clients' parts of accounts."""
-    cursor.run_many(
-        _COUNT_REFUSED, [(account, client, count) for (account, client), count in sorted(refusals.items())]
+    cursor.execute_many(
+        _COUNT_REFUSED, [(account, client, count) for (account, client), count in sorted(counts.items())]
     )

@@ -1,4 +1,4 @@
-"""Verify a ledger: recompute every chain, every balance and every key from the journal."""
+"""Verification: recompute every hash chain, balance, quota and key from the journal."""
 
 from __future__ import annotations
 
@@ -13,15 +13,28 @@ from sqlalchemy import Connection, Row, select
 from quietmax.accounting.budget import LIMIT
 from quietmax.accounting.costs import cost_from_json
 from quietmax.errors import LedgerDamaged
-from quietmax.ledger.accounts import UNREADABLE, AccountState, Terms, parts_of, state_of
-from quietmax.ledger.api_keys import all_keys, key_detail
-from quietmax.ledger.database import KEYS_BOOK, accounts, journal
+from quietmax.ledger.accounts import PARSE_ERRORS, AccountState, Terms, account_state, list_subaccounts
+from quietmax.ledger.api_keys import key_detail, list_keys
+from quietmax.ledger.database import KEYS_ACCOUNT, accounts, journal
 from quietmax.ledger.journal import START, JournalEntry
+
+Anchor = tuple[int, str]
+"""The number and the hash of a journal row that an auditor wrote down."""
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What was found: rows read, and one sentence for each fault."""
+    """The result of a verification.
+
+    Parameters
+    ----------
+    accounts : int
+        The number of accounts.
+    rows : int
+        The number of journal rows read.
+    faults : tuple of str
+        One sentence for each fault.
+    """
 
     accounts: int
     rows: int
@@ -33,7 +46,7 @@ class Verification:
         return not self.faults
 
     def to_json(self) -> dict[str, Any]:
-        """The result by name."""
+        """Return the result by name."""
         return {
             "sound": self.sound,
             "accounts": self.accounts,
@@ -42,8 +55,21 @@ class Verification:
         }
 
 
-def entries(connection: Connection, account: int | None = None) -> Iterator[JournalEntry]:
-    """The journal, account by account in the order of its rows."""
+def read_journal(connection: Connection, account: int | None = None) -> Iterator[JournalEntry]:
+    """Read the journal, account by account in the order of the rows.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a transaction.
+    account : int, optional
+        The id of the only account to read.
+
+    Yields
+    ------
+    JournalEntry
+        One row.
+    """
     statement = select(journal).order_by(journal.c.account, journal.c.sequence)
     if account is not None:
         statement = statement.where(journal.c.account == account)
@@ -51,165 +77,194 @@ def entries(connection: Connection, account: int | None = None) -> Iterator[Jour
         yield JournalEntry(*row)
 
 
-def verify(connection: Connection, anchors: Mapping[str, tuple[int, str]] | None = None) -> Verification:
+def verify(connection: Connection, anchors: Mapping[str, Anchor] | None = None) -> Verification:
     """Find edited, missing and reordered rows, and balances, quotas or keys that the journal does not explain.
 
-    `anchors` are heads an auditor wrote down earlier, account -> (row, hash): they must still be in the chain.
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a transaction that sees one snapshot of the database.
+    anchors : mapping, optional
+        Rows that an auditor wrote down, by the name of the account. They must still be in the chain.
+
+    Returns
+    -------
+    Verification
+        The faults found.
     """
+    anchors = anchors or {}
     faults: list[str] = []
-    rows = 0
-    books = connection.execute(select(accounts).order_by(accounts.c.id)).all()
-    for book in books:
-        state = None
-        try:
-            state = None if book.name == KEYS_BOOK else state_of(book)
-        except LedgerDamaged as damage:
-            faults.append(str(damage))
-        replay = _Replay(book, state, (anchors or {}).get(book.name))
-        for entry in entries(connection, book.id):
-            replay.follow(entry)
-            rows += 1
-        faults += replay.finished()
-        if book.name == KEYS_BOOK:
-            faults += _key_faults(connection, replay)
-        else:
-            faults += _part_faults(connection, book, replay)
-    known = {book.name for book in books}
-    if KEYS_BOOK not in known:
-        faults.append("The book of keys is missing.")
+    count = 0
+    rows = connection.execute(select(accounts).order_by(accounts.c.id)).all()
+    for row in rows:
+        replay, found = _replay_account(connection, row, anchors.get(row.name))
+        faults += found
+        count += replay.rows
+    names = {row.name for row in rows}
+    if KEYS_ACCOUNT not in names:
+        faults.append("The account of the API keys is missing.")
     faults += [
-        f"The account {name!r} is missing, though its row {anchor[0]} was written down."
-        for name, anchor in (anchors or {}).items()
-        if name not in known
+        f"Account {name!r} is missing, but its row {anchor[0]} was written down."
+        for name, anchor in anchors.items()
+        if name not in names
     ]
-    numbers = {book.id for book in books}
-    orphans = set(connection.execute(select(journal.c.account).distinct()).scalars()) - numbers
+    unknown = set(connection.execute(select(journal.c.account).distinct()).scalars()) - {
+        row.id for row in rows
+    }
     faults += [
-        f"The journal has rows of an account {number} that does not exist."
-        for number in sorted(orphans, key=str)
+        f"The journal has rows of account {number}, which does not exist."
+        for number in sorted(unknown, key=str)
     ]
-    return Verification(len(known - {KEYS_BOOK}), rows, tuple(faults))
+    return Verification(len(names - {KEYS_ACCOUNT}), count, tuple(faults))
+
+
+def _replay_account(
+    connection: Connection, row: Row[Any], anchor: Anchor | None
+) -> tuple[_Replay, list[str]]:
+    """Replay the journal of one account; return the replay and all faults of the account."""
+    faults: list[str] = []
+    state = None
+    try:
+        state = None if row.name == KEYS_ACCOUNT else account_state(row)
+    except LedgerDamaged as damage:
+        faults.append(str(damage))
+    replay = _Replay(row, state, anchor)
+    for entry in read_journal(connection, row.id):
+        replay.check(entry)
+    faults += replay.finish()
+    if row.name == KEYS_ACCOUNT:
+        return replay, faults + _key_faults(connection, replay)
+    return replay, faults + _subaccount_faults(connection, row, replay)
 
 
 class _Replay:
-    """Follows one chain and keeps what it says."""
+    """Follows the chain of one account and collects what it states about clients and keys."""
 
-    def __init__(self, book: Row[Any], state: AccountState | None, anchor: tuple[int, str] | None) -> None:
-        self._book = book
+    def __init__(self, account: Row[Any], state: AccountState | None, anchor: Anchor | None) -> None:
+        self._account = account
         self._state = state
         self._anchor = anchor
         self._faults: list[str] = []
-        self._expected = 1
+        self._next_sequence = 1
         self._head = START
         self._spent = 0
-        self._limit = 0 if book.name == KEYS_BOOK else LIMIT
+        self._limit = 0 if account.name == KEYS_ACCOUNT else LIMIT
+        self.rows = 0
         self.spent_by_client: dict[str, int] = defaultdict(int)
         self.quotas: dict[str, int | None] = {}
-        self.created: dict[str, tuple[str, str]] = {}
-        self.revoked: dict[str, int] = {}
+        self.created_keys: dict[str, tuple[str, str]] = {}
+        self.revoked_keys: dict[str, int] = {}
 
-    def follow(self, entry: JournalEntry) -> None:
-        """Check one row against the row before it."""
-        if entry.misfits:
-            self._fault(
-                f"row {entry.sequence!r} was edited: it holds a number or a text where the other belongs"
-            )
+    def check(self, entry: JournalEntry) -> None:
+        """Check a row against the row before it."""
+        self.rows += 1
+        if entry.has_wrong_types:
+            self._fault(f"row {entry.sequence!r} was edited: a field has the wrong type")
             if type(entry.sequence) is int:
-                self._expected, self._head = entry.sequence + 1, entry.hash
+                self._next_sequence, self._head = entry.sequence + 1, entry.hash
             return
-        if entry.sequence != self._expected:
-            gap = f"row {self._expected}" + (
-                f" to {entry.sequence - 1}" if entry.sequence - 1 > self._expected else ""
+        self._check_chain(entry)
+        self._check_balance(entry)
+        if self._anchor == (entry.sequence, entry.hash):
+            self._anchor = None
+        self._collect(entry)
+
+    def _check_chain(self, entry: JournalEntry) -> None:
+        if entry.sequence != self._next_sequence:
+            last = entry.sequence - 1
+            several = last > self._next_sequence
+            self._fault(
+                f"rows {self._next_sequence} to {last} are missing"
+                if several
+                else f"row {self._next_sequence} is missing"
             )
-            self._fault(f"{gap} missing")
         elif entry.previous != self._head:
             self._fault(
                 f"row {entry.sequence} does not follow the row before it: one of them was edited or moved"
             )
-        if entry.digest() != entry.hash:
+        if entry.expected_hash() != entry.hash:
             self._fault(f"row {entry.sequence} was edited or moved")
+        self._next_sequence, self._head = entry.sequence + 1, entry.hash
+
+    def _check_balance(self, entry: JournalEntry) -> None:
         if entry.spent_units != self._spent + entry.units or entry.units < 0:
-            self._fault(f"the balance at row {entry.sequence} is not the sum of what was charged")
+            self._fault(f"the balance at row {entry.sequence} is not the sum of the charges")
         if entry.spent_units > entry.limit_units:
-            self._fault(f"more is spent at row {entry.sequence} than the budget")
+            self._fault(f"the balance at row {entry.sequence} exceeds the budget")
         if entry.limit_units != self._limit and entry.kind not in ("grant", "revoke"):
             self._fault(f"the budget changes at row {entry.sequence} without a grant")
         self._limit, self._spent = entry.limit_units, entry.spent_units
-        self._expected, self._head = entry.sequence + 1, entry.hash
-        if self._anchor == (entry.sequence, entry.hash):
-            self._anchor = None
-        self._note(entry)
 
-    def _note(self, entry: JournalEntry) -> None:
+    def _collect(self, entry: JournalEntry) -> None:
         if entry.units:
             self.spent_by_client[entry.client] += entry.units
         try:
             detail = json.loads(entry.detail) if entry.detail else {}
             if entry.kind == "open":
-                told = cost_from_json(detail["total"]), Terms.from_json(detail["terms"])
-                if self._state is not None and told != (self._state.total, self._state.terms):
+                opened = cost_from_json(detail["total"]), Terms.from_json(detail["terms"])
+                if self._state is not None and opened != (self._state.total, self._state.terms):
                     self._fault("its total or terms are not those it was opened with")
             elif entry.kind == "quota" or (entry.kind == "revoke" and entry.client):
                 self.quotas[entry.client] = detail.get("quota_units")
             elif entry.kind == "key-created":
-                self.created[detail["id"]] = (entry.client, entry.detail)
+                self.created_keys[detail["id"]] = (entry.client, entry.detail)
             elif entry.kind == "key-revoked":
-                self.revoked[detail["id"]] = detail["revoked"]
-        except UNREADABLE:
+                self.revoked_keys[detail["id"]] = detail["revoked"]
+        except PARSE_ERRORS:
             self._fault(f"row {entry.sequence} cannot be read")
 
-    def finished(self) -> list[str]:
-        """All faults of the chain, its end compared with the account's own row."""
-        if self._expected - 1 != self._book.sequence:
-            self._fault(f"the last row is {self._expected - 1}, but should be {self._book.sequence}")
-        elif self._head != self._book.head:
-            self._fault("the last row is not the one the account names")
-        if self._spent != self._book.spent_units:
+    def finish(self) -> list[str]:
+        """Compare the end of the chain with the account; return all faults."""
+        account = self._account
+        if self._next_sequence - 1 != account.sequence:
+            self._fault(f"the last row is {self._next_sequence - 1}, but should be {account.sequence}")
+        elif self._head != account.head:
+            self._fault("the last row is not the one that the account names")
+        if self._spent != account.spent_units:
             self._fault("the balance is not that of the last row")
-        if self._limit != self._book.limit_units:
+        if self._limit != account.limit_units:
             self._fault("the budget is not that of the last row")
         if self._anchor is not None:
             self._fault(f"row {self._anchor[0]} is not the one that was written down")
         return self._faults
 
     def _fault(self, what: str) -> None:
-        self._faults.append(f"Account {self._book.name!r}: {what}.")
+        self._faults.append(f"Account {self._account.name!r}: {what}.")
 
 
-def _part_faults(connection: Connection, book: Row[Any], replay: _Replay) -> list[str]:
+def _subaccount_faults(connection: Connection, account: Row[Any], replay: _Replay) -> list[str]:
+    """Compare the subaccounts with the charges and quotas of the journal."""
     faults = []
-    spent = dict(replay.spent_by_client)
-    quotas = dict(replay.quotas)
+    spent, quotas = dict(replay.spent_by_client), dict(replay.quotas)
     try:
-        parts = parts_of(connection, book.id)
+        subaccounts = list_subaccounts(connection, account.id)
     except LedgerDamaged as damage:
         return [str(damage)]
-    for part in parts:
-        if part.spent_units != spent.pop(part.client, 0):
+    for each in subaccounts:
+        if each.spent_units != spent.pop(each.client, 0):
             faults.append(
-                f"Account {book.name!r}: the part of client {part.client!r} is not the sum of its rows."
+                f"Account {account.name!r}: the balance of client {each.client!r} is not the sum of its charges."
             )
-        if part.limit_units != quotas.pop(part.client, None):
+        if each.limit_units != quotas.pop(each.client, None):
             faults.append(
-                f"Account {book.name!r}: the quota of client {part.client!r} was not set by anyone."
+                f"Account {account.name!r}: the quota of client {each.client!r} is not in the journal."
             )
     faults += [
-        f"Account {book.name!r}: the part of client {client!r} is missing." for client in {*spent, *quotas}
+        f"Account {account.name!r}: the subaccount of client {client!r} is missing."
+        for client in {*spent, *quotas}
     ]
     return faults
 
 
 def _key_faults(connection: Connection, replay: _Replay) -> list[str]:
+    """Compare the API keys with the journal."""
     faults = []
-    created = dict(replay.created)
-    for key in all_keys(connection):
-        told = created.pop(key.id, None)
-        if not all(isinstance(each, str) for each in (key.id, key.role, key.secret_hash)) or told != (
-            key.client,
-            key_detail(key.id, key.role, key.secret_hash, key.expires),
-        ):
-            faults.append(f"The key {key.id} is not as it was created.")
-        if key.revoked != replay.revoked.get(key.id):
-            faults.append(f"The key {key.id} is not revoked as the journal says.")
-    faults += [f"The key {number} is missing." for number in created]
+    created = dict(replay.created_keys)
+    for key in list_keys(connection):
+        recorded = created.pop(key.id, None)
+        if key.has_wrong_types or recorded != (key.client, key_detail(key)):
+            faults.append(f"Key {key.id} is not as it was created.")
+        if key.revoked != replay.revoked_keys.get(key.id):
+            faults.append(f"Key {key.id} is not revoked as the journal states.")
+    faults += [f"Key {key_id} is missing." for key_id in created]
     return faults

@@ -1,22 +1,22 @@
-"""Group commit: one thread writes everything that waits in one transaction, so that a disk flush serves many.
+"""Group commit: one thread writes everything that waits in one transaction, so that one disk flush serves many charges.
 
-While a group is being flushed the next one gathers. Clients that were charged together tend to ask again together, so a
-group waits a few milliseconds for as many charges as the last one had; a client alone never waits. `done` is called in
-this thread, after the commit: an outcome `Charged` means that the charge will survive a crash. Charges of a group whose
-transaction failed are not tried again (nobody is answered); answers that could not be stored are, until their deadline.
+While a batch is being flushed, the next one fills. Clients whose charges were in the same batch tend to send their next
+requests at the same time. So a batch waits a few milliseconds (the batch window) until it has as many charges as the
+last one; a single client never waits. Callbacks run in this thread, after the commit: `Charged` means that the charge
+survives a crash. If a transaction fails, its charges are not retried, because nobody is answered. Answers that could
+not be stored are retried until their deadline.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import os
 import queue
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection, Engine
@@ -24,7 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from quietmax.errors import LedgerUnavailable, QuietmaxError
 from quietmax.ledger.answer_cache import AnswerCache
-from quietmax.ledger.database import Cursor, unavailable, writer
+from quietmax.ledger.database import Cursor, FileGuard, unavailable, writer_connection
 from quietmax.ledger.transactions import (
     Charge,
     ChargeBatch,
@@ -33,235 +33,295 @@ from quietmax.ledger.transactions import (
     LimitExceeded,
     NewAnswers,
     StoredAnswer,
-    count_refusals,
-    keep,
-    locked,
+    count_refused,
+    lock_accounts,
+    store_answers,
 )
 
-_MOST_TOGETHER = 1024
-_PAUSE = 0.1
-_MOMENT = 0.02
-_REFUSALS_SECONDS = 0.5
-_COMPANY_SECONDS = 0.006
-
-ChargeDone = Callable[[ChargeResult], None]
-StoreDone = Callable[[StoredAnswer | Failed], None]
-_Waiting = tuple[Charge, ChargeDone]
-_Keeping = tuple[NewAnswers, StoreDone]
-
-_CLOSED = LedgerUnavailable("The ledger is closed; nothing was spent, ask again when it is open.")
-_TOO_LATE = LedgerUnavailable(
-    "The ledger did not come to this request in time; nothing was spent, ask again."
+_MAX_BATCH = 1024
+_BATCH_WINDOW = 0.006  # how long a batch waits for as many charges as the last one had
+_FLUSH_INTERVAL = 0.02  # how long answers that nobody waits for are held back
+_REFUSED_FLUSH_INTERVAL = (
+    0.5  # how long refused charges wait to be counted, so that a flood of them writes little
 )
+_RETRY_DELAY = 0.1
+
+ChargeCallback = Callable[[ChargeResult], None]
+AnswersCallback = Callable[[StoredAnswer | Failed], None]
+_PendingCharge = tuple[Charge, ChargeCallback]
+_PendingAnswers = tuple[NewAnswers, AnswersCallback]
+
+_CLOSED = LedgerUnavailable("The ledger is closed. Nothing was charged.")
+_TOO_LATE = LedgerUnavailable("The request reached its deadline before the ledger. Nothing was charged.")
 
 
-class _Collided(Exception):
-    """Another process has written the same row in the meantime; the transaction was undone."""
+class _Conflict(Exception):
+    """Another process wrote the same row first; the transaction was rolled back."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What one transaction writes. `urgent`: somebody waits for it."""
+
+    charges: list[_PendingCharge] = field(default_factory=list)
+    answers: list[_PendingAnswers] = field(default_factory=list)
+    urgent: bool = False
+
+    def add(self, item: _PendingCharge | _PendingAnswers) -> None:
+        if isinstance(item[0], Charge):
+            self.charges.append(item)
+            self.urgent = True
+        else:
+            self.answers.append(item)
+            self.urgent |= item[0].request is not None
+
+    @property
+    def full(self) -> bool:
+        return len(self.charges) + len(self.answers) >= _MAX_BATCH
 
 
 class LedgerWriter:
-    """The writing thread of a ledger."""
+    """The thread that writes charges and answers.
 
-    def __init__(self, engine: Engine, place: Place) -> None:
+    Parameters
+    ----------
+    engine : sqlalchemy.Engine
+        The engine of the ledger.
+    guard : FileGuard
+        Checked before every transaction.
+
+    Attributes
+    ----------
+    batches : int
+        The number of transactions so far.
+    error : QuietmaxError or None
+        The error of the last transaction, if it failed.
+    """
+
+    def __init__(self, engine: Engine, guard: FileGuard) -> None:
         self._engine = engine
-        self._queue: queue.SimpleQueue[_Waiting | _Keeping | None] = queue.SimpleQueue()
-        self._again: list[_Keeping] = []
-        self._refusals: Counter[tuple[int, int]] = Counter()
-        self._connection: Connection | None = None
-        self._answer_cache = AnswerCache()
+        self._guard = guard
         driver: Any = engine.dialect.dbapi
         self._driver_error: type[Exception] = driver.Error
-        self._integrity: type[Exception] = driver.IntegrityError
-        self._place = place
-        self._closing = False
-        self._ended = False
-        self._putting = threading.Lock()
-        self._company = 0
-        self._awaited = math.inf
-        self._enough = threading.Event()
-        self._counted = time.monotonic()
+        self._integrity_error: type[Exception] = driver.IntegrityError
+        self._connection: Connection | None = None
+        self._answer_cache = AnswerCache()
+        self._queue: queue.SimpleQueue[_PendingCharge | _PendingAnswers | None] = queue.SimpleQueue()
+        self._queue_lock = threading.Lock()
+        self._ended = False  # the end is in the queue
+        self._closing = False  # the thread has read the end
+        self._retries: list[_PendingAnswers] = []
+        self._refused: Counter[tuple[int, int]] = Counter()
+        self._refused_flushed = time.monotonic()
+        self._last_batch_size = 0
+        self._wake_size = math.inf
+        self._wake = threading.Event()
         self.batches = 0
         self.error: QuietmaxError | None = None
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
         self._thread.start()
 
-    def charge(self, charge: Charge, done: ChargeDone) -> None:
-        """Charge with the next group."""
-        if not self._taken((charge, done)):
-            _tell(done, Failed(_CLOSED))
-        elif self._queue.qsize() >= self._awaited:
-            self._enough.set()
+    def submit_charge(self, charge: Charge, done: ChargeCallback) -> None:
+        """Decide a charge with the next batch.
 
-    def store(self, store: NewAnswers, done: StoreDone) -> None:
-        """Store with the next group."""
-        if not self._taken((store, done)):
-            _tell(done, Failed(_CLOSED))
+        Parameters
+        ----------
+        charge : Charge
+            The charge.
+        done : callable
+            Called with the `ChargeResult`, from the thread of the writer.
+        """
+        if not self._enqueue((charge, done)):
+            _notify(done, Failed(_CLOSED))
+        elif self._queue.qsize() >= self._wake_size:
+            self._wake.set()
+
+    def submit_answers(self, answers: NewAnswers, done: AnswersCallback) -> None:
+        """Store answers with the next batch.
+
+        Parameters
+        ----------
+        answers : NewAnswers
+            The answers.
+        done : callable
+            Called with the `StoredAnswer` or `Failed`, from the thread of the writer.
+        """
+        if not self._enqueue((answers, done)):
+            _notify(done, Failed(_CLOSED))
 
     def close(self) -> None:
-        """Write what waits, then stop."""
-        self._taken(None)
+        """Write what waits, then stop the thread."""
+        self._enqueue(None)
         self._thread.join()
 
-    def _taken(self, item: _Waiting | _Keeping | None) -> bool:
-        """Whether the thread will come to it: nothing is put behind the end, where nobody would be told."""
-        with self._putting:
+    def _enqueue(self, item: _PendingCharge | _PendingAnswers | None) -> bool:
+        """Return whether the thread will read the item: nothing is put behind the end of the queue."""
+        with self._queue_lock:
             if not self._ended:
                 self._queue.put(item)
                 self._ended = item is None
                 return True
             return False
 
+    # In the thread
+
     def _run(self) -> None:
-        while not self._closing or self._again:
-            charges, stores = self._gathered()
-            self._company = len(charges)
-            if charges or stores or self._refusals:
-                self._write(charges, stores)
-        if self._refusals:
+        while not self._closing or self._retries:
+            batch = self._next_batch()
+            self._last_batch_size = len(batch.charges)
+            if batch.charges or batch.answers or self._refused:
+                self._write(batch.charges, batch.answers)
+        if self._refused:
             with contextlib.suppress(Exception):
                 self._commit([], [])
         self._drop_connection()
 
-    def _gathered(self) -> tuple[list[_Waiting], list[_Keeping]]:
-        """What waits. Answers nobody waits for are held back until something else is written, or for a moment.
+    def _next_batch(self) -> _Batch:
+        """Collect what waits.
 
-        Refusals wait to be counted for longer, so that a flood of them writes little.
+        Charges and answers of request ids are written at once. Answers that nobody waits for are held back for the
+        flush interval, or until something else is written. Refused charges wait longer to be counted.
         """
-        charges: list[_Waiting] = []
-        stores, self._again = self._again, []
-        if stores:
-            time.sleep(_PAUSE)
-            until: float | None = time.monotonic() + _MOMENT
-        else:
-            until = time.monotonic() + _REFUSALS_SECONDS if self._refusals else None
-        hurry = False
-        patient = True
-        try:
-            while True:
+        batch = _Batch(answers=self._retries)
+        self._retries = []
+        flush_at: float | None = None
+        if batch.answers:
+            time.sleep(_RETRY_DELAY)
+            flush_at = time.monotonic() + _FLUSH_INTERVAL
+        elif self._refused:
+            flush_at = time.monotonic() + _REFUSED_FLUSH_INTERVAL
+        while True:
+            try:
                 item = self._queue.get(
-                    timeout=None if until is None else max(until - time.monotonic(), 0.001)
+                    timeout=None if flush_at is None else max(flush_at - time.monotonic(), 0.001)
                 )
-                while True:
-                    if item is None:
-                        self._closing = True
-                    elif isinstance(item[0], Charge):
-                        charges.append(item)
-                    else:
-                        stores.append(item)
-                        hurry |= item[0].request is not None
-                    if self._closing or len(charges) + len(stores) >= _MOST_TOGETHER:
-                        return charges, stores
-                    if charges and patient:
-                        self._wait_for(self._company - len(charges))
-                        patient = False
-                    try:
-                        item = self._queue.get_nowait()
-                    except queue.Empty:
-                        break
-                if charges or hurry:
-                    return charges, stores
-                until = min(until or math.inf, time.monotonic() + _MOMENT)
-        except queue.Empty:
-            return charges, stores
+            except queue.Empty:
+                return batch
+            self._drain_queue(batch, item)
+            if batch.urgent or batch.full or self._closing:
+                return batch
+            flush_at = min(flush_at or math.inf, time.monotonic() + _FLUSH_INTERVAL)
+
+    def _drain_queue(self, batch: _Batch, item: _PendingCharge | _PendingAnswers | None) -> None:
+        """Add an item and all that waits in the queue, up to a full batch; wait once for the batch window."""
+        waited = False
+        while True:
+            if item is None:
+                self._closing = True
+            else:
+                batch.add(item)
+            if self._closing or batch.full:
+                return
+            if batch.charges and not waited:
+                self._wait_for(self._last_batch_size - len(batch.charges))
+                waited = True
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                return
 
     def _wait_for(self, count: int) -> None:
-        """Wait a few milliseconds until so many things are in the queue; woken once, not for every one of them."""
-        self._enough.clear()
-        self._awaited = count
+        """Wait until the queue has so many items, at most the batch window; the thread wakes up once, not per item."""
+        self._wake.clear()
+        self._wake_size = count
         if self._queue.qsize() < count:
-            self._enough.wait(_COMPANY_SECONDS)
-        self._awaited = math.inf
+            self._wake.wait(_BATCH_WINDOW)
+        self._wake_size = math.inf
 
-    def _write(self, charges: list[_Waiting], stores: list[_Keeping]) -> None:
-        moment = time.monotonic()
+    def _write(self, charges: list[_PendingCharge], answers: list[_PendingAnswers]) -> None:
+        """Write a batch without the charges that are past their deadline."""
+        now = time.monotonic()
         for charge, done in charges:
-            if charge.deadline <= moment:
-                _tell(done, Failed(_TOO_LATE))
-        in_time = [waiting for waiting in charges if waiting[0].deadline > moment]
+            if charge.deadline <= now:
+                _notify(done, Failed(_TOO_LATE))
+        in_time = [pending for pending in charges if pending[0].deadline > now]
         try:
-            self._write_group(in_time, stores)
-        except _Collided:
-            # Another process wrote the same request id in the meantime: each on its own, so that it is seen.
-            for waiting in in_time:
-                self._write_alone([waiting], [])
-            for keeping in stores:
-                self._write_alone([], [keeping])
+            self._write_batch(in_time, answers)
+        except _Conflict:
+            # Another process wrote the same request id first. One transaction each, so that it is seen.
+            for pending_charge in in_time:
+                self._write_one([pending_charge], [])
+            for pending_answers in answers:
+                self._write_one([], [pending_answers])
 
-    def _write_alone(self, charges: list[_Waiting], stores: list[_Keeping]) -> None:
+    def _write_one(self, charges: list[_PendingCharge], answers: list[_PendingAnswers]) -> None:
         try:
-            self._write_group(charges, stores)
-        except _Collided as problem:
-            for _, done in [*charges, *stores]:
-                _tell(done, Failed(unavailable(self._engine, problem.__cause__ or problem)))
+            self._write_batch(charges, answers)
+        except _Conflict as conflict:
+            for _, done in [*charges, *answers]:
+                _notify(done, Failed(unavailable(self._engine, conflict.__cause__ or conflict)))
 
-    def _write_group(self, charges: list[_Waiting], stores: list[_Keeping]) -> None:
+    def _write_batch(self, charges: list[_PendingCharge], answers: list[_PendingAnswers]) -> None:
+        """Commit a batch and call back. Raises `_Conflict` only."""
         try:
-            outcomes, kept = self._commit([charge for charge, _ in charges], [store for store, _ in stores])
-        except _Collided:
+            results, stored = self._commit([charge for charge, _ in charges], [new for new, _ in answers])
+        except _Conflict:
             raise
-        except Exception as problem:
-            failed = problem if isinstance(problem, QuietmaxError) else _unexpected(problem)
-            self.error = failed
-            moment = time.monotonic()
-            for _, done in charges:
-                _tell(done, Failed(failed))
-            for keeping in stores:
-                if (
-                    isinstance(failed, LedgerUnavailable)
-                    and keeping[0].deadline > moment
-                    and not self._closing
-                ):
-                    self._again.append(keeping)
-                else:
-                    _tell(keeping[1], Failed(failed))
+        except Exception as error:
+            self._fail(error if isinstance(error, QuietmaxError) else _unexpected(error), charges, answers)
             return
-        for (_, done), outcome in zip(charges, outcomes, strict=True):
-            _tell(done, outcome)
-        for (_, stored_done), stored in zip(stores, kept, strict=True):
-            _tell(stored_done, stored)
+        for (_, charge_done), result in zip(charges, results, strict=True):
+            _notify(charge_done, result)
+        for (_, answers_done), answer in zip(answers, stored, strict=True):
+            _notify(answers_done, answer)
+
+    def _fail(
+        self, error: QuietmaxError, charges: list[_PendingCharge], answers: list[_PendingAnswers]
+    ) -> None:
+        """Report a failed batch; keep the answers that can still be stored."""
+        self.error = error
+        now = time.monotonic()
+        for _, charge_done in charges:
+            _notify(charge_done, Failed(error))
+        for pending in answers:
+            new, answers_done = pending
+            if isinstance(error, LedgerUnavailable) and new.deadline > now and not self._closing:
+                self._retries.append(pending)
+            else:
+                _notify(answers_done, Failed(error))
 
     def _commit(
-        self, charges: list[Charge], stores: list[NewAnswers]
+        self, charges: list[Charge], answers: list[NewAnswers]
     ) -> tuple[list[ChargeResult], list[StoredAnswer]]:
-        """One transaction. Raises `LedgerUnavailable` (nothing may be answered) or `_Collided` (undone)."""
-        self._place.check()
-        refusals = dict(self._refusals)
+        """Run one transaction. Raises `LedgerUnavailable` (nothing may be answered) or `_Conflict` (rolled back)."""
+        self._guard.check()
+        refused = dict(self._refused)
         try:
-            connection = self._ready()
+            connection = self._open_connection()
             with connection.begin() as transaction:
                 cursor = Cursor(connection)
-                named = {charge.account for charge in charges} | {account for account, _ in refusals}
-                books = locked(cursor, named | {store.account for store in stores if store.queries})
-                kept = keep(cursor, stores)  # first, so that the charges see what was stored before them
-                posting = ChargeBatch(cursor, self._answer_cache, books, charges, time.time_ns() // 1000)
-                late = bool(refusals) and time.monotonic() - self._counted > _REFUSALS_SECONDS
-                changed = bool(stores) or posting.changed or not charges or late
+                ids = {charge.account for charge in charges} | {account for account, _ in refused}
+                accounts = lock_accounts(cursor, ids | {new.account for new in answers if new.queries})
+                stored = store_answers(cursor, answers)  # first, so that the charges find these answers
+                batch = ChargeBatch(cursor, self._answer_cache, accounts, charges, time.time_ns() // 1000)
+                overdue = bool(refused) and time.monotonic() - self._refused_flushed > _REFUSED_FLUSH_INTERVAL
+                changed = bool(answers) or batch.changed or not charges or overdue
                 if changed:
-                    posting.save()
-                    count_refusals(cursor, refusals)
+                    batch.save()
+                    count_refused(cursor, refused)
                 else:
                     transaction.rollback()
-        except BaseException as problem:
-            self._answer_cache.forget()
-            if isinstance(problem, self._integrity):
-                raise _Collided from problem
-            if isinstance(problem, (SQLAlchemyError, self._driver_error)):
+        except BaseException as error:
+            self._answer_cache.clear()
+            if isinstance(error, self._integrity_error):
+                raise _Conflict from error
+            if isinstance(error, (SQLAlchemyError, self._driver_error)):
                 self._drop_connection()
-                raise unavailable(self._engine, problem) from problem
+                raise unavailable(self._engine, error) from error
             raise
         if changed:
-            self._refusals.clear()
-            self._counted = time.monotonic()
+            self._refused.clear()
+            self._refused_flushed = time.monotonic()
             self.error = None
-        for charge, outcome in zip(charges, posting.outcomes, strict=True):
-            if isinstance(outcome, LimitExceeded):
-                self._refusals[charge.account, charge.client] += 1
+        for charge, result in zip(charges, batch.results, strict=True):
+            if isinstance(result, LimitExceeded):
+                self._refused[charge.account, charge.client] += 1
         self.batches += 1
-        return posting.outcomes, kept
+        return batch.results, stored
 
-    def _ready(self) -> Connection:
+    def _open_connection(self) -> Connection:
         if self._connection is None:
-            self._connection = writer(self._engine)
+            self._connection = writer_connection(self._engine)
         return self._connection
 
     def _drop_connection(self) -> None:
@@ -273,36 +333,11 @@ class LedgerWriter:
         self._connection = None
 
 
-class Place:
-    """Notices that a SQLite file was moved, deleted or replaced since it was opened: charges to it would be lost."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._path = Path(str(engine.url.database)) if engine.dialect.name == "sqlite" else None
-        self._known = self._seen()
-
-    def check(self) -> None:
-        """Refuse to write to a file that is no longer in its place."""
-        if self._path is not None and self._seen() != self._known:
-            raise LedgerUnavailable(
-                f"The ledger {self._path} was moved, deleted or replaced while in use; put the file back, or restart."
-            )
-
-    def _seen(self) -> tuple[int, int] | None:
-        if self._path is None:
-            return None
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return None
-        return found.st_dev, found.st_ino
-
-
-def _tell(done: Callable[..., None], outcome: object) -> None:
+def _notify(done: Callable[..., None], result: object) -> None:
+    """Call a callback; its errors must not stop the writer."""
     with contextlib.suppress(Exception):
-        done(outcome)
+        done(result)
 
 
-def _unexpected(problem: Exception) -> LedgerUnavailable:
-    return LedgerUnavailable(
-        f"The ledger failed in an unforeseen way ({type(problem).__name__}: {problem}); try again, and tell its owner."
-    )
+def _unexpected(error: Exception) -> LedgerUnavailable:
+    return LedgerUnavailable(f"The ledger failed with an unexpected error ({type(error).__name__}: {error}).")
