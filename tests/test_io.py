@@ -9,7 +9,7 @@ import pytest
 from quietmax._io import atomic_write
 
 
-def test_a_file_is_replaced_only_when_its_writing_has_ended(tmp_path):
+def test_a_file_is_replaced_only_when_its_writing_has_ended(tmp_path) -> None:
     path = tmp_path / ("x" * 255)
     path.write_text("before")
 
@@ -26,13 +26,13 @@ def test_a_file_is_replaced_only_when_its_writing_has_ended(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_new_file_is_as_open_as_the_user_s_other_files(tmp_path):
+def test_a_new_file_is_as_open_as_the_user_s_other_files(tmp_path) -> None:
     atomic_write(tmp_path / "ours", lambda staging: staging.write_text("x"))
     (tmp_path / "theirs").write_text("x")
     assert (tmp_path / "ours").stat().st_mode == (tmp_path / "theirs").stat().st_mode
 
 
-def test_a_link_stays_a_link(tmp_path):
+def test_a_link_stays_a_link(tmp_path) -> None:
     (tmp_path / "there").write_text("before")
     (tmp_path / "link").symlink_to(tmp_path / "there")
     atomic_write(tmp_path / "link", lambda staging: staging.write_text("after"))
@@ -40,7 +40,7 @@ def test_a_link_stays_a_link(tmp_path):
     assert (tmp_path / "there").read_text() == "after"
 
 
-def test_a_device_is_written_to_and_not_replaced(tmp_path):
+def test_a_device_is_written_to_and_not_replaced(tmp_path) -> None:
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     try:
@@ -51,6 +51,6 @@ def test_a_device_is_written_to_and_not_replaced(tmp_path):
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_a_folder_cannot_become_a_file(tmp_path):
+def test_a_folder_cannot_become_a_file(tmp_path) -> None:
     with pytest.raises(OSError, match="directory"):
         atomic_write(tmp_path, lambda place: place.write_text("x"))

@@ -73,7 +73,7 @@ def predictor(account=None, queries=5) -> Predictor:
 
 
 @pytest.mark.parametrize("made", [head, teachers])
-def test_a_budget_for_one_answer_gives_one_answer_in_five_forks_and_the_parent_together(made):
+def test_a_budget_for_one_answer_gives_one_answer_in_five_forks_and_the_parent_together(made) -> None:
     estimator = made()
     answers = [
         in_fork(lambda query=query: estimator.predict(FEATURES[query : query + 1]).tolist())
@@ -84,14 +84,14 @@ def test_a_budget_for_one_answer_gives_one_answer_in_five_forks_and_the_parent_t
     assert answers[5] in ([0], [1])
 
 
-def test_a_fork_is_refused_in_one_sentence_that_says_what_to_do():
+def test_a_fork_is_refused_in_one_sentence_that_says_what_to_do() -> None:
     quiet = predictor()
     sentence = in_fork(lambda: quiet.predict(FEATURES[:1]).tolist())
     assert sentence.startswith(f"This is a fork of process {os.getpid()}, which holds the privacy budget")
     assert "open its folder" in sentence
 
 
-def test_stored_answers_and_the_balance_are_refused_in_a_fork_too():
+def test_stored_answers_and_the_balance_are_refused_in_a_fork_too() -> None:
     quiet = predictor()
     quiet.predict(FEATURES[:1])
     assert REFUSED in in_fork(lambda: quiet.predict(FEATURES[:1]).tolist())
@@ -99,13 +99,13 @@ def test_stored_answers_and_the_balance_are_refused_in_a_fork_too():
     assert REFUSED in in_fork(lambda: quiet.remaining.queries)
 
 
-def test_a_fork_cannot_save_the_budget_into_a_folder(tmp_path):
+def test_a_fork_cannot_save_the_budget_into_a_folder(tmp_path) -> None:
     estimator = head()
     assert REFUSED in in_fork(lambda: str(save_private(estimator, tmp_path / "model", dataset="made up")))
     assert not (tmp_path / "model").exists()
 
 
-def test_a_process_id_that_is_used_again_does_not_open_the_account(monkeypatch):
+def test_a_process_id_that_is_used_again_does_not_open_the_account(monkeypatch) -> None:
     quiet, number = predictor(), os.getpid()
 
     def asked():
@@ -115,7 +115,7 @@ def test_a_process_id_that_is_used_again_does_not_open_the_account(monkeypatch):
     assert REFUSED in in_fork(asked)
 
 
-def test_a_fork_of_a_fork_is_refused_and_a_new_predictor_of_a_fork_answers_there_alone():
+def test_a_fork_of_a_fork_is_refused_and_a_new_predictor_of_a_fork_answers_there_alone() -> None:
     quiet = predictor()
 
     def asked():
@@ -132,14 +132,14 @@ def test_a_fork_of_a_fork_is_refused_and_a_new_predictor_of_a_fork_answers_there
     assert own == 1
 
 
-def test_a_fork_by_c_code_is_refused():
+def test_a_fork_by_c_code_is_refused() -> None:
     """No hook of Python runs then; the process id tells."""
     quiet = predictor()
     assert REFUSED in in_fork(lambda: quiet.predict(FEATURES[:1]).tolist(), fork=ctypes.PyDLL(None).fork)
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_a_fork_while_a_lock_is_held_does_not_wait_forever(tmp_path, durable):
+def test_a_fork_while_a_lock_is_held_does_not_wait_forever(tmp_path, durable) -> None:
     quiet = predictor(FileAccount.create(tmp_path / "account") if durable else None)
     with quiet._lock:
         assert REFUSED in in_fork(lambda: quiet.predict(FEATURES[:1]).tolist(), seconds=10)
@@ -148,7 +148,7 @@ def test_a_fork_while_a_lock_is_held_does_not_wait_forever(tmp_path, durable):
         assert REFUSED in in_fork(lambda: memory.charge(1, 1), seconds=10)
 
 
-def test_a_fork_opens_the_folder_and_pays_from_the_same_account(tmp_path):
+def test_a_fork_opens_the_folder_and_pays_from_the_same_account(tmp_path) -> None:
     folder = save_private(head(queries=2), tmp_path / "model", dataset="made up")
     opened = open_private(folder)
     assert REFUSED in in_fork(lambda: opened.predict(FEATURES[:1]).tolist())
@@ -156,7 +156,7 @@ def test_a_fork_opens_the_folder_and_pays_from_the_same_account(tmp_path):
     assert open_private(folder).remaining == 1
 
 
-def test_a_process_forked_during_a_charge_does_not_keep_the_lock_of_the_file(tmp_path):
+def test_a_process_forked_during_a_charge_does_not_keep_the_lock_of_the_file(tmp_path) -> None:
     account = FileAccount.create(tmp_path / "account")
     with account._locked(os.O_RDWR):
         child = os.fork()
@@ -173,7 +173,7 @@ def test_a_process_forked_during_a_charge_does_not_keep_the_lock_of_the_file(tmp
     assert account.answered == 1
 
 
-def test_pools_of_processes_get_no_budget():
+def test_pools_of_processes_get_no_budget() -> None:
     estimator = head()
     with multiprocessing.get_context("fork").Pool(1) as pool, pytest.raises(InvalidInput, match="copied"):
         pool.apply(estimator.predict, (FEATURES[:1],))
@@ -185,7 +185,7 @@ def test_pools_of_processes_get_no_budget():
     assert estimator.predictor_.answered == 0
 
 
-def test_copies_share_the_budget_or_are_refused():
+def test_copies_share_the_budget_or_are_refused() -> None:
     estimator = head()
     shared = copy.copy(estimator)
     assert shared.predictor_ is estimator.predictor_
@@ -197,7 +197,7 @@ def test_copies_share_the_budget_or_are_refused():
             copied(MemoryAccount())
 
 
-def test_exact_noise_differs_between_parent_and_fork():
+def test_exact_noise_differs_between_parent_and_fork() -> None:
     """A buffer of random bytes that is filled before a fork would give both the same noise."""
     EXACT.gaussian(2.0**30, 4)
     drawn = [in_fork(lambda: EXACT.gaussian(2.0**30, 8).tolist()) for _ in range(2)]
@@ -205,7 +205,7 @@ def test_exact_noise_differs_between_parent_and_fork():
     assert len({tuple(each) for each in drawn}) == 3  # equal by chance: below 1e-60
 
 
-def test_the_mark_of_this_process_stays():
+def test_the_mark_of_this_process_stays() -> None:
     mark = accounts._fork_mark
     in_fork(lambda: 0)
     assert accounts._fork_mark is mark

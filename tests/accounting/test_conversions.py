@@ -31,7 +31,7 @@ def true_delta(mu: float, epsilon: float) -> mpmath.mpf:
         return above(epsilon / mu - mu / 2) - mpmath.exp(epsilon) * above(epsilon / mu + mu / 2)
 
 
-def test_the_three_numbers_of_the_theory_page():
+def test_the_three_numbers_of_the_theory_page() -> None:
     assert delta_of(1.0, 1.0) == pytest.approx(0.127, abs=5e-4)
     assert epsilon_of(1.0, 1e-5) == pytest.approx(4.38, abs=5e-3)
     assert mu_of(1.0, 1e-5) == pytest.approx(0.268, abs=5e-4)
@@ -39,7 +39,7 @@ def test_the_three_numbers_of_the_theory_page():
 
 @settings(deadline=None, max_examples=200)
 @given(powers_of_ten, st.floats(-10, 37))
-def test_delta_is_never_below_the_true_value_and_at_most_three_in_1e11_above(mu, place):
+def test_delta_is_never_below_the_true_value_and_at_most_three_in_1e11_above(mu, place) -> None:
     epsilon = max(0.0, mu * (place + mu / 2))
     truth = true_delta(mu, epsilon)
     assume(truth >= mpmath.mpf("1e-300"))
@@ -49,7 +49,7 @@ def test_delta_is_never_below_the_true_value_and_at_most_three_in_1e11_above(mu,
 
 @pytest.mark.parametrize("mu", [1e-12, 1e3, 1e4, 1e6])
 @pytest.mark.parametrize("place", [-30.0, 0.0, 5.0, 36.0])
-def test_delta_stays_safe_beyond_the_range_of_use(mu, place):
+def test_delta_stays_safe_beyond_the_range_of_use(mu, place) -> None:
     for epsilon in np.linspace(0.99999, 1.00001, 7) * max(0.0, mu * (place + mu / 2)):
         truth = true_delta(mu, float(epsilon))
         assert truth <= mpmath.mpf(delta_of(mu, float(epsilon)))
@@ -57,7 +57,7 @@ def test_delta_stays_safe_beyond_the_range_of_use(mu, place):
 
 @settings(deadline=None, max_examples=100)
 @given(powers_of_ten, deltas)
-def test_epsilon_is_safe_and_tight(mu, delta):
+def test_epsilon_is_safe_and_tight(mu, delta) -> None:
     epsilon = epsilon_of(mu, delta)
     assert true_delta(mu, epsilon) <= delta
     if epsilon > 0.0:
@@ -66,7 +66,7 @@ def test_epsilon_is_safe_and_tight(mu, delta):
 
 @settings(deadline=None, max_examples=100)
 @given(st.floats(-8, 4).map(lambda power: 10.0**power), deltas)
-def test_mu_is_safe_and_tight(epsilon, delta):
+def test_mu_is_safe_and_tight(epsilon, delta) -> None:
     mu = mu_of(epsilon, delta)
     assert true_delta(mu, epsilon) <= delta
     assert true_delta(mu * (1 + 1e-9), epsilon) > delta
@@ -74,7 +74,7 @@ def test_mu_is_safe_and_tight(epsilon, delta):
 
 @pytest.mark.parametrize("mu", [1e-6, 1e-3, 0.4999, 0.5, 0.5001, 1.0, 10.0, 100.0])
 @pytest.mark.parametrize("delta", [1e-300, 1e-100, 1e-15, 1e-5, 0.1, 0.5])
-def test_there_and_back_again_at_the_extremes(mu, delta):
+def test_there_and_back_again_at_the_extremes(mu, delta) -> None:
     epsilon = epsilon_of(mu, delta)
     if epsilon > 0.0:
         assert mu_of(epsilon, delta) == pytest.approx(mu, rel=1e-8)
@@ -82,14 +82,14 @@ def test_there_and_back_again_at_the_extremes(mu, delta):
         assert delta_of(mu, 0.0) <= delta
 
 
-def test_without_epsilon_delta_is_the_total_variation():
+def test_without_epsilon_delta_is_the_total_variation() -> None:
     for mu in (1e-6, 0.1, 1.0, 10.0):
         assert delta_of(mu, 0.0) == pytest.approx(2 * norm.cdf(mu / 2) - 1, rel=1e-9)
     assert mu_of(0.0, 1e-300) == pytest.approx(1e-300 * math.sqrt(2 * math.pi), rel=1e-9)
 
 
 @pytest.mark.parametrize(("sigma", "steps"), [(1.0, 1), (4.0, 10), (30.0, 1000)])
-def test_dp_accounting_agrees_for_composed_gaussian_mechanisms(sigma, steps):
+def test_dp_accounting_agrees_for_composed_gaussian_mechanisms(sigma, steps) -> None:
     reference = pld.from_gaussian_mechanism(sigma, value_discretization_interval=1e-4).self_compose(steps)
     mu = math.sqrt(steps) / sigma
     for epsilon in (0.5, 1.0, 3.0):
@@ -100,7 +100,7 @@ def test_dp_accounting_agrees_for_composed_gaussian_mechanisms(sigma, steps):
 
 @settings(deadline=None, max_examples=100)
 @given(st.floats(-12, 3).map(lambda power: 10.0**power))
-def test_the_mu_of_a_pure_step_is_rounded_up_from_the_formula(epsilon):
+def test_the_mu_of_a_pure_step_is_rounded_up_from_the_formula(epsilon) -> None:
     with mpmath.workdps(60):
         corner = 1 / (1 + mpmath.exp(mpmath.mpf(epsilon)))
         # mu is right when the Gaussian curve passes through the corner: Phi(-mu/2) = corner; larger mu is safe
@@ -108,13 +108,13 @@ def test_the_mu_of_a_pure_step_is_rounded_up_from_the_formula(epsilon):
         assert mpmath.ncdf(-mu / 2) <= corner <= mpmath.ncdf(-mu * (1 - mpmath.mpf("1e-12")) / 2)
 
 
-def test_the_small_epsilon_factors_of_the_theory_page():
+def test_the_small_epsilon_factors_of_the_theory_page() -> None:
     assert pure_as_gaussian(1e-6) / 1e-6 == pytest.approx(math.sqrt(math.pi / 2), rel=1e-6)
     assert bounded_range_as_gaussian(1e-6) / 1e-6 == pytest.approx(math.sqrt(math.pi / 8), rel=1e-6)
 
 
 @pytest.mark.parametrize("epsilon", [0.01, 0.3, 1.0, 4.0, 20.0])
-def test_randomised_response_never_beats_the_gaussian_curve_of_a_pure_step(epsilon):
+def test_randomised_response_never_beats_the_gaussian_curve_of_a_pure_step(epsilon) -> None:
     mu = pure_as_gaussian(epsilon)
     false_alarms = np.linspace(1e-6, 1 - 1e-6, 4001)
     misses = np.maximum.reduce(
@@ -130,7 +130,7 @@ def test_randomised_response_never_beats_the_gaussian_curve_of_a_pure_step(epsil
 
 
 @pytest.mark.parametrize("epsilon", [0.01, 0.3, 1.0, 4.0, 20.0])
-def test_no_bounded_range_pair_needs_more_than_the_conversion_gives(epsilon):
+def test_no_bounded_range_pair_needs_more_than_the_conversion_gives(epsilon) -> None:
     # The worst pair of log-ratios in [t - epsilon, t]: binary, q = (exp(-t) - exp(-epsilon))/(1 - exp(-epsilon)).
     t = np.linspace(0, epsilon, 20_001)[1:-1]
     q = np.exp(-t) * -np.expm1(t - epsilon) / -np.expm1(-epsilon)
@@ -144,7 +144,9 @@ def test_no_bounded_range_pair_needs_more_than_the_conversion_gives(epsilon):
 
 @settings(deadline=None, max_examples=100)
 @given(st.integers(2, 6), st.integers(0, 2**32), st.floats(0.05, 8.0))
-def test_random_exponential_mechanisms_stay_within_their_gaussian_conversion(candidates, seed, epsilon):
+def test_random_exponential_mechanisms_stay_within_their_gaussian_conversion(
+    candidates, seed, epsilon
+) -> None:
     generator = np.random.default_rng(seed)
     scores = generator.normal(size=candidates) * 3
     moves = generator.uniform(-0.5, 0.5, candidates)
@@ -160,7 +162,7 @@ def test_random_exponential_mechanisms_stay_within_their_gaussian_conversion(can
 
 
 @pytest.mark.parametrize("steps", [1, 20, 500])
-def test_composed_laplace_mechanisms_stay_within_their_gaussian_conversion(steps):
+def test_composed_laplace_mechanisms_stay_within_their_gaussian_conversion(steps) -> None:
     epsilon = 0.1
     reference = pld.from_laplace_mechanism(1 / epsilon, value_discretization_interval=1e-3).self_compose(
         steps
@@ -170,7 +172,7 @@ def test_composed_laplace_mechanisms_stay_within_their_gaussian_conversion(steps
         assert reference.get_delta_for_epsilon(at) <= delta_of(mu, at) + 1e-9
 
 
-def test_more_privacy_loss_is_never_less():
+def test_more_privacy_loss_is_never_less() -> None:
     mus = np.geomspace(1e-6, 100, 60)
     for epsilon in (0.0, 0.1, 5.0):
         values = [delta_of(mu, epsilon) for mu in mus]
@@ -180,13 +182,13 @@ def test_more_privacy_loss_is_never_less():
         assert values == sorted(values)
 
 
-def test_nothing_spent_is_perfect_privacy():
+def test_nothing_spent_is_perfect_privacy() -> None:
     assert delta_of(0.0, 0.0) == 0.0
     assert epsilon_of(0.0, 1e-9) == 0.0
     assert pure_as_gaussian(0.0) == 0.0
 
 
-def test_a_delta_too_small_to_state_is_not_stated():
+def test_a_delta_too_small_to_state_is_not_stated() -> None:
     assert delta_of(0.01, 100.0) == 1e-300
     with pytest.raises(InvalidInput):
         epsilon_of(1.0, 1e-301)
@@ -195,7 +197,7 @@ def test_a_delta_too_small_to_state_is_not_stated():
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, None, "one"])
-def test_what_is_no_privacy_parameter_is_refused(bad):
+def test_what_is_no_privacy_parameter_is_refused(bad) -> None:
     for call in (
         lambda: delta_of(bad, 1.0),
         lambda: delta_of(1.0, bad),
@@ -218,24 +220,24 @@ def true_delta_of_gaussian_limits(mu: float, epsilon: float) -> mpmath.mpf:
 
 
 @pytest.mark.parametrize("mu", [1e-6, 0.01, 0.3, 0.49, 0.5, 0.51, 1.0, 4.0, 20.0, 60.0])
-def test_delta_is_rounded_up_by_less_than_two_in_1e11(mu):
+def test_delta_is_rounded_up_by_less_than_two_in_1e11(mu) -> None:
     for place in (-20.0, -3.0, -0.5, -1e-9, 0.0, 1e-9, 0.5, 3.0, 12.0, 30.0):
         epsilon = max(0.0, mu * (place + mu / 2))
         truth = true_delta_of_gaussian_limits(mu, epsilon)
         assert truth <= mpmath.mpf(delta_of(mu, epsilon)) < truth * (1 + mpmath.mpf("2e-11"))
 
 
-def test_no_delta_is_larger_than_one_however_little_is_private():
+def test_no_delta_is_larger_than_one_however_little_is_private() -> None:
     assert delta_of(1e3, 0.0) == 1.0
     assert delta_of(50.0, 1.0) == 1.0
 
 
-def test_no_delta_is_smaller_than_1e_300_however_much_is_private():
+def test_no_delta_is_smaller_than_1e_300_however_much_is_private() -> None:
     for mu, epsilon in ((0.5, 5e16), (0.01, 1e9), (3.0, 1e200), (1e-9, 1.0)):
         assert delta_of(mu, epsilon) == 1e-300
 
 
-def test_deltas_from_1e_300_to_below_one_are_taken():
+def test_deltas_from_1e_300_to_below_one_are_taken() -> None:
     for delta in (1e-300, math.nextafter(1.0, 0.0)):
         assert delta_of(1.0, epsilon_of(1.0, delta)) <= delta
         assert delta_of(mu_of(1.0, delta), 1.0) <= delta
@@ -246,7 +248,7 @@ def test_deltas_from_1e_300_to_below_one_are_taken():
 
 
 @pytest.mark.parametrize("mu", [1e-3, 0.3, 1.0, 10.0])
-def test_the_delta_of_no_epsilon_needs_none_and_a_hair_less_needs_hardly_any(mu):
+def test_the_delta_of_no_epsilon_needs_none_and_a_hair_less_needs_hardly_any(mu) -> None:
     delta = delta_of(mu, 0.0)
     assert epsilon_of(mu, delta) == 0.0
     for share in (1 - 1e-15, 1 - 5e-12, 1 - 1e-10):
@@ -256,7 +258,7 @@ def test_the_delta_of_no_epsilon_needs_none_and_a_hair_less_needs_hardly_any(mu)
 
 
 @pytest.mark.parametrize("delta", [1e-300, 1e-40, 1e-5, 0.4])
-def test_epsilon_and_mu_are_found_to_ten_digits(delta):
+def test_epsilon_and_mu_are_found_to_ten_digits(delta) -> None:
     for mu in (1e-6, 0.2, 1.0, 7.0, 90.0):
         epsilon = epsilon_of(mu, delta)
         if epsilon > 0.0:
@@ -275,7 +277,7 @@ def test_epsilon_and_mu_are_found_to_ten_digits(delta):
 
 
 @pytest.mark.parametrize("delta", [1e-300, 1e-5, 0.5, 0.9])
-def test_a_mu_is_found_for_every_epsilon_there_is(delta):
+def test_a_mu_is_found_for_every_epsilon_there_is(delta) -> None:
     for epsilon in (0.0, 1e-300, 1e-12, 39.0, 41.0, 1e9, 1e100, 1e300):
         mu = mu_of(epsilon, delta)
         assert delta_of(mu, epsilon) <= delta
@@ -288,7 +290,7 @@ def test_a_mu_is_found_for_every_epsilon_there_is(delta):
 
 
 @pytest.mark.parametrize("epsilon", [1e-12, 0.5, 0.999999, 1.0, 1.000001, 3.0, 700.0])
-def test_a_pure_step_is_converted_to_thirteen_digits_rounded_up(epsilon):
+def test_a_pure_step_is_converted_to_thirteen_digits_rounded_up(epsilon) -> None:
     with mpmath.workdps(60):
         corner = 1 / (1 + mpmath.exp(mpmath.mpf(epsilon)))
         mu = mpmath.mpf(pure_as_gaussian(epsilon))

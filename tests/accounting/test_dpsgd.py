@@ -35,7 +35,7 @@ def proven(accountant, epsilon, delta, schedule):
     return noise_multiplier(epsilon, delta, schedule, accountant=accountant)
 
 
-def test_a_schedule_takes_every_share_up_to_all_and_any_number_of_steps_from_one():
+def test_a_schedule_takes_every_share_up_to_all_and_any_number_of_steps_from_one() -> None:
     assert Schedule(1.0, 1).epochs == 1.0
     assert Schedule(1e-9, 3.0).steps == 3
     for rate, steps in (
@@ -52,7 +52,7 @@ def test_a_schedule_takes_every_share_up_to_all_and_any_number_of_steps_from_one
         Schedule(1.0, 1).steps = 2
 
 
-def test_epochs_that_are_whole_but_for_rounding_are_whole_and_others_are_left():
+def test_epochs_that_are_whole_but_for_rounding_are_whole_and_others_are_left() -> None:
     assert Schedule(0.07, 100).epochs == 7.0 != 0.07 * 100
     assert Schedule(0.015, 100).epochs == 1.5
     assert Schedule(0.07, 101).epochs == 0.07 * 101
@@ -60,7 +60,7 @@ def test_epochs_that_are_whole_but_for_rounding_are_whole_and_others_are_left():
 
 
 @pytest.mark.parametrize("accountant", ["nc", "ac", "zcdp"])
-def test_epsilon_is_from_1e_4_to_1e6_and_delta_from_1e_9_to_below_one(accountant):
+def test_epsilon_is_from_1e_4_to_1e6_and_delta_from_1e_9_to_below_one(accountant) -> None:
     schedule = Schedule(0.1, 100)
     for epsilon, delta in ((1e-4, 1e-5), (1e6, 1e-5), (1.0, 1e-9), (1.0, 0.999)):
         assert published(accountant, epsilon, delta, schedule) > 0.0
@@ -70,7 +70,7 @@ def test_epsilon_is_from_1e_4_to_1e6_and_delta_from_1e_9_to_below_one(accountant
 
 
 @pytest.mark.parametrize(("epsilon", "delta", "schedule"), CASES)
-def test_published_noise_is_the_formula_of_the_table(epsilon, delta, schedule):
+def test_published_noise_is_the_formula_of_the_table(epsilon, delta, schedule) -> None:
     epochs = schedule.epochs
     assert published("nc", epsilon, delta, schedule) == pytest.approx(
         epochs * math.sqrt(2 * math.log(1.25 * epochs / delta)) / epsilon, rel=1e-14
@@ -89,7 +89,7 @@ def test_published_noise_is_the_formula_of_the_table(epsilon, delta, schedule):
 
 
 @pytest.mark.parametrize(("epsilon", "delta", "schedule"), CASES)
-def test_concentrated_privacy_of_all_steps_is_epsilon_rounded_up(epsilon, delta, schedule):
+def test_concentrated_privacy_of_all_steps_is_epsilon_rounded_up(epsilon, delta, schedule) -> None:
     sigma = mpmath.mpf(proven("zcdp", epsilon, delta, schedule))
     with mpmath.workdps(40):
         rho = schedule.steps / (2 * sigma**2)
@@ -108,7 +108,7 @@ def _sampled(sigma: float, delta: float, rate: float) -> mpmath.mpf:
 
 
 @pytest.mark.parametrize(("epsilon", "delta", "schedule"), CASES)
-def test_naive_composition_gives_every_sampled_step_an_equal_share(epsilon, delta, schedule):
+def test_naive_composition_gives_every_sampled_step_an_equal_share(epsilon, delta, schedule) -> None:
     sigma, steps = proven("nc", epsilon, delta, schedule), schedule.steps
     assert float(_sampled(sigma, delta / steps, schedule.sampling_rate)) == pytest.approx(
         epsilon / steps, rel=1e-7
@@ -116,13 +116,15 @@ def test_naive_composition_gives_every_sampled_step_an_equal_share(epsilon, delt
 
 
 @pytest.mark.parametrize(("epsilon", "delta", "schedule"), CASES)
-def test_advanced_composition_spends_half_of_delta_on_the_steps_and_half_on_itself(epsilon, delta, schedule):
+def test_advanced_composition_spends_half_of_delta_on_the_steps_and_half_on_itself(
+    epsilon, delta, schedule
+) -> None:
     sigma, steps = proven("ac", epsilon, delta, schedule), schedule.steps
     share = float(_sampled(sigma, delta / (2 * steps), schedule.sampling_rate))
     assert advanced_composition(share, steps, delta / 2) == pytest.approx(epsilon, rel=1e-7)
 
 
-def test_a_step_is_never_read_at_a_delta_above_one_half():
+def test_a_step_is_never_read_at_a_delta_above_one_half() -> None:
     schedule = Schedule(0.01, 1)
     sigma = proven("nc", 1.0, 0.9, schedule)
     unsampled = math.log1p(math.expm1(1.0) / 0.01)
@@ -130,7 +132,7 @@ def test_a_step_is_never_read_at_a_delta_above_one_half():
 
 
 @pytest.mark.parametrize("steps", [1, 9, 1000])
-def test_full_batches_are_gaussian_mechanisms_counted_exactly(steps):
+def test_full_batches_are_gaussian_mechanisms_counted_exactly(steps) -> None:
     sigma = proven("pld", 0.7, 1e-6, Schedule(1.0, steps))
     assert 1.0 < sigma * mu_of(0.7, 1e-6) / math.sqrt(steps) < HAIR
 
@@ -152,25 +154,25 @@ def _best_order(sigma, delta, steps, published):
     ("sigma", "delta"),
     [(0.02, 1e-5), (0.1, 1e-5), (0.5, 1e-6), (1.0, 1e-5), (3.0, 1e-3), (10.0, 1e-5), (100.0, 1e-9)],
 )
-def test_the_orders_tried_come_within_a_few_thousandths_of_the_best(sigma, delta, published):
+def test_the_orders_tried_come_within_a_few_thousandths_of_the_best(sigma, delta, published) -> None:
     found = renyi_epsilon(sigma, delta, Schedule(1.0, 4), largest_order=2**15, published=published)
     best = _best_order(sigma, delta, 4, published)
     assert best * (1 - 1e-6) <= found <= best * 1.006 + 1e-9
 
 
-def test_orders_beyond_the_largest_are_not_tried():
+def test_orders_beyond_the_largest_are_not_tried() -> None:
     small, large = (renyi_epsilon(1e3, 1e-5, Schedule(1.0, 1), largest_order=most) for most in (64, 2**15))
     assert small > 4 * large
 
 
-def test_divergences_are_rounded_up_by_a_trifle_for_each_step():
+def test_divergences_are_rounded_up_by_a_trifle_for_each_step() -> None:
     sigma, steps = 1e6, 10**6
     exact = 64 * steps / (2 * sigma**2) + math.log(1e5) / 63  # the largest order is the best
     found = renyi_epsilon(sigma, 1e-5, Schedule(1.0, steps), largest_order=64, published=True)
     assert exact < found < exact + 2e-12 * steps
 
 
-def test_more_steps_and_more_sampling_cost_more():
+def test_more_steps_and_more_sampling_cost_more() -> None:
     found = [
         renyi_epsilon(1.5, 1e-5, Schedule(rate, steps))
         for rate, steps in ((0.01, 100), (0.01, 400), (0.05, 400), (1.0, 400))
@@ -180,13 +182,13 @@ def test_more_steps_and_more_sampling_cost_more():
 
 
 @pytest.mark.parametrize(("order", "sigma"), [(1.5, 0.3), (4.0, 0.5), (30.0, 1.0), (2.0, 20.0)])
-def test_the_quadrature_of_an_all_but_certain_sample_is_the_closed_form(order, sigma):
+def test_the_quadrature_of_an_all_but_certain_sample_is_the_closed_form(order, sigma) -> None:
     """Sampled with probability nearly 1, a step's divergence is a/(2*sigma^2)."""
     found = dpsgd_module._renyi_divergence(order, sigma, 1 - 1e-15)
     assert found == pytest.approx(order / (2 * sigma**2), rel=1e-9)
 
 
-def test_the_noise_under_rdp_is_the_smallest_that_suffices():
+def test_the_noise_under_rdp_is_the_smallest_that_suffices() -> None:
     schedule = Schedule(1.0, 30)
     for published_ in (True, False):
         analysis = "published" if published_ else "proven"
@@ -196,14 +198,14 @@ def test_the_noise_under_rdp_is_the_smallest_that_suffices():
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.01, 1e-5), (0.2, 1e-9), (8.0, 1e-3)])
-def test_small_and_large_epsilons_find_an_order_that_suits_them(epsilon, delta):
+def test_small_and_large_epsilons_find_an_order_that_suits_them(epsilon, delta) -> None:
     for analysis in ("published", "proven"):
         sigma = noise_multiplier(epsilon, delta, Schedule(1.0, 4), accountant="rdp", analysis=analysis)
         assert _best_order(sigma, delta, 4, analysis == "published") == pytest.approx(epsilon, rel=0.006)
 
 
 @pytest.mark.parametrize(("sigma", "rate", "steps"), [(0.3, 0.01, 3), (0.5, 0.1, 300)])
-def test_little_noise_is_counted_by_quadrature_where_the_series_gives_up(sigma, rate, steps):
+def test_little_noise_is_counted_by_quadrature_where_the_series_gives_up(sigma, rate, steps) -> None:
     """In the second case dp-accounting's series gives up at the best order, 1.4."""
     delta = 1e-5
     orders = [1 + part / 50 for part in range(3, 100)]
@@ -219,25 +221,25 @@ def test_little_noise_is_counted_by_quadrature_where_the_series_gives_up(sigma, 
 
 
 @pytest.mark.parametrize("wanted", [1e-3, 0.19, 0.21, 5.0, 1e6])
-def test_the_search_finds_the_smallest_noise_wherever_it_lies(wanted):
+def test_the_search_finds_the_smallest_noise_wherever_it_lies(wanted) -> None:
     found = dpsgd_module._smallest(lambda sigma: math.log(wanted / sigma), 1.0, Schedule(0.1, 10))
     assert wanted <= found <= wanted * (1 + 1e-4)
 
 
-def test_the_search_gives_up_where_no_noise_suffices():
+def test_the_search_gives_up_where_no_noise_suffices() -> None:
     with pytest.raises(InvalidInput, match="raise epsilon or delta"):
         dpsgd_module._smallest(lambda _: 1.0, 1.0, Schedule(0.1, 10))
     assert dpsgd_module._smallest(lambda sigma: math.log(1e25 / sigma), 1.0, Schedule(0.1, 10)) >= 1e25
 
 
 @pytest.mark.parametrize(("mu", "steps"), [(0.05, 1), (0.5, 400), (2.0, 50)])
-def test_the_loss_distribution_of_full_batches_is_the_gaussian_curve(mu, steps):
+def test_the_loss_distribution_of_full_batches_is_the_gaussian_curve(mu, steps) -> None:
     for share in (0.5, 2.0):
         found = loss_delta(math.sqrt(steps) / mu, share * mu, Schedule(1.0, steps))
         assert delta_of(mu, share * mu) * (1 - 1e-6) <= found <= delta_of(mu, share * mu) * 1.01
 
 
-def test_the_delta_of_a_run_is_at_least_the_exact_one_of_a_million_nearly_full_steps():
+def test_the_delta_of_a_run_is_at_least_the_exact_one_of_a_million_nearly_full_steps() -> None:
     """Version 0.1 found 0.991 of the exact delta at the first of these, and 0.943 for another noise."""
     schedule = Schedule(1 - 1e-12, 10**6)
     for share in (1.008, 1.006, 1.0):
@@ -246,7 +248,7 @@ def test_the_delta_of_a_run_is_at_least_the_exact_one_of_a_million_nearly_full_s
         assert exact * (1 - 1e-6) <= loss_delta(sigma, 1.0, schedule) <= exact * 1.001
 
 
-def test_one_sampled_step_is_amplified_exactly():
+def test_one_sampled_step_is_amplified_exactly() -> None:
     """One step at epsilon ln(1 + q*(exp(e) - 1)) has q times the delta of the unsampled step at e."""
     for rate, sigma, epsilon in ((0.1, 1.0, 1.0), (0.5, 2.0, 0.3), (0.01, 0.8, 2.0)):
         amplified = math.log1p(rate * math.expm1(epsilon))
@@ -256,14 +258,16 @@ def test_one_sampled_step_is_amplified_exactly():
 
 
 @pytest.mark.parametrize(("epsilon", "delta", "rate"), [(1.0, 1e-5, 0.1), (0.2, 1e-3, 0.6)])
-def test_the_noise_of_one_sampled_step_is_the_smallest_that_its_exact_curve_allows(epsilon, delta, rate):
+def test_the_noise_of_one_sampled_step_is_the_smallest_that_its_exact_curve_allows(
+    epsilon, delta, rate
+) -> None:
     sigma = proven("pld", epsilon, delta, Schedule(rate, 1))
     unsampled = math.log1p(math.expm1(epsilon) / rate)
     assert rate * delta_of(1 / sigma, unsampled) <= delta
     assert rate * delta_of(1 / (sigma * 0.997), unsampled) > delta
 
 
-def test_no_delta_below_1e_12_is_claimed():
+def test_no_delta_below_1e_12_is_claimed() -> None:
     assert loss_delta(50.0, 30.0, Schedule(0.01, 10)) == 1e-12
 
 
@@ -281,12 +285,12 @@ def _spread(sigma, schedule):
 @pytest.mark.parametrize(
     ("sigma", "schedule"), [(1.0, Schedule(0.1, 1)), (4.0, Schedule(0.5, 10)), (0.9, Schedule(0.02, 1))]
 )
-def test_the_grid_is_a_thirty_second_of_the_losss_spread(sigma, schedule):
+def test_the_grid_is_a_thirty_second_of_the_losss_spread(sigma, schedule) -> None:
     narrow = min(_spread(sigma, schedule))
     assert dpsgd_module._interval(sigma, schedule) == pytest.approx(narrow / 32, rel=0.02)
 
 
-def test_the_grid_is_coarser_where_it_would_have_too_many_points():
+def test_the_grid_is_coarser_where_it_would_have_too_many_points() -> None:
     many = Schedule(0.5, 10**9)
     wide = max(_spread(0.7, many))
     assert dpsgd_module._interval(0.7, many) == pytest.approx(17 * wide * math.sqrt(10**9) / 2**19, rel=0.01)
@@ -298,7 +302,7 @@ def test_the_grid_is_coarser_where_it_would_have_too_many_points():
     assert dpsgd_module._interval(x, lone) == pytest.approx(far, rel=0.01)
 
 
-def test_warnings_are_silenced_only_while_counting():
+def test_warnings_are_silenced_only_while_counting() -> None:
     logger = logging.getLogger("absl")
     level = logger.level
     with dpsgd_module._quiet():
@@ -369,7 +373,7 @@ STEPS = [
 @pytest.mark.parametrize(("steps", "exact"), [(1, _exact_of_one), (2, _exact_of_two)])
 def test_one_and_two_steps_are_bounded_from_above_and_closely(
     monkeypatch, sigma, epsilon, rate, steps, exact
-):
+) -> None:
     with mpmath.workdps(30):
         numbers = [mpmath.mpf(number) for number in (sigma, epsilon, rate)]
         true = max(exact(*numbers, removed) for removed in (True, False))
@@ -379,7 +383,9 @@ def test_one_and_two_steps_are_bounded_from_above_and_closely(
 
 @pytest.mark.parametrize("steps", [10, 10**4, 10**6, 10**8])
 @pytest.mark.parametrize("delta", [1e-3, 1e-9, 1e-15, 1e-25])
-def test_steps_that_hardly_ever_leave_a_record_out_cost_what_full_steps_cost(monkeypatch, steps, delta):
+def test_steps_that_hardly_ever_leave_a_record_out_cost_what_full_steps_cost(
+    monkeypatch, steps, delta
+) -> None:
     for share in (1.0, 1.008):
         sigma = math.sqrt(steps) / mu_of(1.0, delta) * share
         exact = delta_of(math.sqrt(steps) / sigma, 1.0)
@@ -394,7 +400,9 @@ def test_steps_that_hardly_ever_leave_a_record_out_cost_what_full_steps_cost(mon
 @pytest.mark.parametrize(
     ("sigma", "epsilon", "rate", "steps"), [(0.7, 3.0, 0.2, 7), (2.0, 0.5, 0.05, 12), (1.0, 0.1, 0.9, 3)]
 )
-def test_the_convolution_is_an_upper_bound_on_the_same_grid_in_high_precision(sigma, epsilon, rate, steps):
+def test_the_convolution_is_an_upper_bound_on_the_same_grid_in_high_precision(
+    sigma, epsilon, rate, steps
+) -> None:
     interval = 24 * _interval(sigma, Schedule(rate, steps))
     for removed in (True, False):
         step = module._one_step(sigma, rate, interval, removed=removed)
@@ -412,7 +420,7 @@ def test_the_convolution_is_an_upper_bound_on_the_same_grid_in_high_precision(si
 
 @pytest.mark.parametrize(("sigma", "rate"), [(1.0, 0.1), (0.4, 0.9), (6.0, 0.01)])
 @pytest.mark.parametrize("removed", [True, False])
-def test_the_grid_keeps_both_masses_of_a_step(sigma, rate, removed):
+def test_the_grid_keeps_both_masses_of_a_step(sigma, rate, removed) -> None:
     """P adds up to 1, and so does Q, whose mass at a loss is exp(-loss) times P's."""
     interval = _interval(sigma, Schedule(rate, 1))
     step = module._one_step(sigma, rate, interval, removed=removed)
@@ -436,26 +444,28 @@ def _power(masses, steps):
 # --- relations that every bound keeps -----------------------------------------------------------------------------
 
 
-def test_a_coarser_grid_only_raises_delta():
+def test_a_coarser_grid_only_raises_delta() -> None:
     fine = _interval(2.0, Schedule(0.1, 100))
     found = [bound(2.0, 1.0, 0.1, 100, interval=fine * factor) for factor in (1, 4, 16, 64)]
     assert found == sorted(found)
     assert found[0] < found[-1]
 
 
-def test_sampling_never_costs_more_than_full_steps():
+def test_sampling_never_costs_more_than_full_steps() -> None:
     for sigma, epsilon, rate, steps in ((1.0, 1.0, 0.5, 1), (30.0, 2.0, 0.3, 1000), (0.1, 50.0, 0.9, 2)):
         assert bound(sigma, epsilon, rate, steps) <= delta_of(math.sqrt(steps) / sigma, epsilon) * (1 + 1e-9)
 
 
-def test_where_the_computation_has_no_bound_full_steps_are_counted():
+def test_where_the_computation_has_no_bound_full_steps_are_counted() -> None:
     many = 10**13
     assert bound(1e7, 1.0, 0.5, many, interval=1e-9) == pytest.approx(delta_of(math.sqrt(many) / 1e7, 1.0))
     assert bound(1e-4, 4e7, 0.5, 1) == pytest.approx(delta_of(1e4, 4e7))
 
 
 @pytest.mark.parametrize(("rate", "steps", "delta"), [(1 - 1e-12, 10**6, 1e-9), (1 - 1e-9, 10**4, 1e-6)])
-def test_the_noise_for_nearly_full_batches_suffices_by_the_exact_curve_of_full_ones(rate, steps, delta):
+def test_the_noise_for_nearly_full_batches_suffices_by_the_exact_curve_of_full_ones(
+    rate, steps, delta
+) -> None:
     sigma = noise_multiplier(1.0, delta, Schedule(rate, steps))
     # rate < 1 saves less than a part in a million here
     assert delta_of(math.sqrt(steps) / sigma, 1.0) <= delta * (1 + 1e-6)
@@ -463,7 +473,7 @@ def test_the_noise_for_nearly_full_batches_suffices_by_the_exact_curve_of_full_o
 
 
 @pytest.mark.parametrize("length", [2**6, 2**10, 2**13])
-def test_the_fourier_transform_errs_by_far_less_than_what_is_allowed_for(length):
+def test_the_fourier_transform_errs_by_far_less_than_what_is_allowed_for(length) -> None:
     """Entries are compared with exact sums; the allowance is 8*log2(N)*u*|v|_1."""
     generator = np.random.default_rng(0)
     for values in (generator.random(length), np.exp(-0.5 * np.linspace(-12, 12, length) ** 2)):

@@ -35,21 +35,21 @@ APPROXIMATE = Guarantee(
 
 
 @pytest.mark.parametrize("claim", [PURE, GAUSSIAN, APPROXIMATE])
-def test_a_guarantee_survives_json_pickling_and_copying(claim):
+def test_a_guarantee_survives_json_pickling_and_copying(claim) -> None:
     assert Guarantee.from_json(json.loads(json.dumps(claim.to_json()))) == claim
     assert pickle.loads(pickle.dumps(claim)) == claim
     assert copy.deepcopy(claim) == claim
     assert hash(copy.deepcopy(claim)) == hash(claim)
 
 
-def test_a_guarantee_keeps_its_own_copy_of_the_parameters():
+def test_a_guarantee_keeps_its_own_copy_of_the_parameters() -> None:
     parameters = {"classes": 2}
     claim = Guarantee.of(PureCost(1.0), status="proven", because="x", parameters=parameters)
     parameters["classes"] = 3
     assert claim.parameters == {"classes": 2}
 
 
-def test_the_gaussian_claim_is_derived_by_the_closed_form():
+def test_the_gaussian_claim_is_derived_by_the_closed_form() -> None:
     assert GAUSSIAN.at_epsilon(1.0) == delta_of(0.5, 1.0)
     assert GAUSSIAN.at_delta(1e-5) == epsilon_of(0.5, 1e-5)
     assert GAUSSIAN.at_delta(0.0) == math.inf
@@ -57,7 +57,7 @@ def test_the_gaussian_claim_is_derived_by_the_closed_form():
 
 
 @given(st.floats(1e-3, 20.0), st.floats(0.0, 20.0))
-def test_the_pure_claim_is_derived_from_the_worst_case_randomised_response(claimed, epsilon):
+def test_the_pure_claim_is_derived_from_the_worst_case_randomised_response(claimed, epsilon) -> None:
     claim = Guarantee.of(PureCost(claimed), status="proven", because="x")
     right = math.exp(claimed) / (1 + math.exp(claimed))
     wrong = 1 / (1 + math.exp(claimed))
@@ -69,7 +69,7 @@ def test_the_pure_claim_is_derived_from_the_worst_case_randomised_response(claim
     assert claim.at_delta(0.0) == claimed
 
 
-def test_an_extra_delta_is_added_to_every_derived_delta():
+def test_an_extra_delta_is_added_to_every_derived_delta() -> None:
     for cost in (PureCost(1.0), GaussianCost(1.0)):
         plain = Guarantee.of(cost, status="proven", because="x")
         extra = Guarantee.of(cost, status="proven", because="x", extra_delta=1e-6)
@@ -78,7 +78,7 @@ def test_an_extra_delta_is_added_to_every_derived_delta():
         assert extra.at_delta(1e-7) == math.inf
 
 
-def test_an_approximate_guarantee_holds_from_its_own_delta_up_and_says_nothing_below():
+def test_an_approximate_guarantee_holds_from_its_own_delta_up_and_says_nothing_below() -> None:
     assert APPROXIMATE.at_delta(1e-5) == 1.0
     assert APPROXIMATE.at_delta(0.999e-5) == math.inf
     assert APPROXIMATE.at_delta(0.0) == math.inf
@@ -91,7 +91,7 @@ def test_an_approximate_guarantee_holds_from_its_own_delta_up_and_says_nothing_b
 @given(st.floats(1e-3, 20.0), st.floats(0.0, 20.0), st.floats(1e-9, 0.5))
 def test_the_approximate_claim_covers_the_release_that_reveals_all_with_probability_delta(
     claimed, epsilon, delta
-):
+) -> None:
     """With probability delta the data, otherwise randomised response: the worst case of (epsilon, delta)."""
     claim = Guarantee("approximate", epsilon=claimed, delta=delta, status="proven", because="x")
     response = max(0.0, -math.expm1(epsilon - claimed) / (1 + math.exp(-claimed)))
@@ -100,7 +100,7 @@ def test_the_approximate_claim_covers_the_release_that_reveals_all_with_probabil
     assert claim.at_epsilon(epsilon) <= worst + delta + 1e-12
 
 
-def test_an_approximate_guarantee_has_no_cost_in_either_measure():
+def test_an_approximate_guarantee_has_no_cost_in_either_measure() -> None:
     with pytest.raises(InvalidInput, match="do not compose"):
         _ = APPROXIMATE.cost
     assert str(APPROXIMATE).startswith("proven: (1, 1e-05)-differential privacy (add-remove)")
@@ -108,7 +108,7 @@ def test_an_approximate_guarantee_has_no_cost_in_either_measure():
     assert "delta" not in GAUSSIAN.to_json()
 
 
-def test_a_guarantee_can_be_weakened_but_never_strengthened():
+def test_a_guarantee_can_be_weakened_but_never_strengthened() -> None:
     weaker = PURE.weakened("conditional", "Seeded noise, theory section 3.5.", ("the seed is secret",))
     assert (weaker.status, weaker.epsilon) == ("conditional", 1.0)
     assert weaker.assumptions == ("the seed is secret",)
@@ -118,7 +118,7 @@ def test_a_guarantee_can_be_weakened_but_never_strengthened():
         PURE.weakened("excellent", "It would be nice.")
 
 
-def test_the_text_names_status_definition_numbers_and_reason():
+def test_the_text_names_status_definition_numbers_and_reason() -> None:
     text = str(GAUSSIAN.weakened("refuted", "Exact log-ratios survive, theory section 2.1."))
     for part in ("refuted", "0.5-Gaussian", "add-remove", "epsilon 1.99 at delta 1e-05", "section 2.1"):
         assert part in text
@@ -147,12 +147,12 @@ def test_the_text_names_status_definition_numbers_and_reason():
         {"definition": "pure", "epsilon": 1.0, "because": "x", "extra_delta": 1.0},
     ],
 )
-def test_an_ill_formed_guarantee_is_refused(fields):
+def test_an_ill_formed_guarantee_is_refused(fields) -> None:
     with pytest.raises(InvalidInput):
         Guarantee(**fields)
 
 
-def test_a_record_with_missing_or_unknown_fields_is_refused():
+def test_a_record_with_missing_or_unknown_fields_is_refused() -> None:
     record = PURE.to_json()
     with pytest.raises(InvalidInput):
         Guarantee.from_json({**record, "colour": "blue"})
@@ -162,7 +162,7 @@ def test_a_record_with_missing_or_unknown_fields_is_refused():
 
 
 @pytest.mark.parametrize("claim", [PURE, GAUSSIAN, APPROXIMATE])
-def test_asking_at_impossible_values_is_refused(claim):
+def test_asking_at_impossible_values_is_refused(claim) -> None:
     for bad in (-0.1, 1.0, math.nan):
         with pytest.raises(InvalidInput):
             claim.at_delta(bad)
@@ -183,7 +183,7 @@ def approximate(epsilon: float, delta: float, **more) -> Guarantee:
 
 
 @pytest.mark.parametrize("claimed", [1e-6, 0.1, 1.0, 5.0, 40.0])
-def test_the_delta_of_a_pure_claim_is_that_of_randomised_response_rounded_up(claimed):
+def test_the_delta_of_a_pure_claim_is_that_of_randomised_response_rounded_up(claimed) -> None:
     for part in (0.0, 0.1, 0.5, 0.9, 0.999):
         epsilon = part * claimed
         with mpmath.workdps(60):
@@ -195,7 +195,7 @@ def test_the_delta_of_a_pure_claim_is_that_of_randomised_response_rounded_up(cla
 
 
 @pytest.mark.parametrize("claimed", [0.1, 1.0, 5.0])
-def test_the_epsilon_of_a_pure_claim_is_rounded_up(claimed):
+def test_the_epsilon_of_a_pure_claim_is_rounded_up(claimed) -> None:
     for delta in (1e-9, 1e-5, 0.01):
         with mpmath.workdps(60):
             truth = mpmath.mpf(claimed) + mpmath.log(1 - delta * (1 + mpmath.exp(-mpmath.mpf(claimed))))
@@ -203,18 +203,18 @@ def test_the_epsilon_of_a_pure_claim_is_rounded_up(claimed):
         assert truth < found < truth * (1 + HAIR)
 
 
-def test_a_delta_beyond_the_worst_case_needs_no_epsilon():
+def test_a_delta_beyond_the_worst_case_needs_no_epsilon() -> None:
     for delta in (0.5, 0.7, 0.74, 0.9, 0.99):
         assert pure(1.0).at_delta(delta) == 0.0
     assert pure(1.0).at_delta(0.4) > 0.0
 
 
-def test_no_derived_delta_is_larger_than_one():
+def test_no_derived_delta_is_larger_than_one() -> None:
     assert approximate(20.0, 0.9).at_epsilon(0.0) == 1.0
     assert pure(100.0, extra_delta=0.5).at_epsilon(0.0) == 1.0
 
 
-def test_two_deltas_are_added_and_rounded_up():
+def test_two_deltas_are_added_and_rounded_up() -> None:
     claim = approximate(1.0, 1e-5, extra_delta=1e-6)
     total = Fraction(1e-5) + Fraction(1e-6)
     assert total < Fraction(claim.at_epsilon(1.0)) < total * (1 + Fraction(1, 10**12))
@@ -223,12 +223,12 @@ def test_two_deltas_are_added_and_rounded_up():
     assert plain < Fraction(mixed.at_epsilon(0.5)) < plain * (1 + Fraction(1, 10**12))
 
 
-def test_an_extra_delta_alone_is_stated_as_it_is():
+def test_an_extra_delta_alone_is_stated_as_it_is() -> None:
     assert pure(1.0, extra_delta=1e-6).at_epsilon(2.0) == 1e-6
     assert approximate(1.0, 1e-5).at_epsilon(2.0) == 1e-5
 
 
-def test_what_is_left_of_a_delta_after_the_extra_one_is_rounded_down():
+def test_what_is_left_of_a_delta_after_the_extra_one_is_rounded_down() -> None:
     for cost in (PureCost(1.0), GaussianCost(1.0)):
         plain = Guarantee.of(cost, status="proven", because="x")
         claim = dataclasses.replace(plain, extra_delta=1e-6)
@@ -239,14 +239,14 @@ def test_what_is_left_of_a_delta_after_the_extra_one_is_rounded_down():
     assert pure(1.0, extra_delta=1e-6).at_delta(1e-6) == 1.0
 
 
-def test_a_release_that_costs_nothing_is_private_at_delta_zero():
+def test_a_release_that_costs_nothing_is_private_at_delta_zero() -> None:
     nothing = Guarantee.of(GaussianCost(0.0), status="proven", because="x")
     assert nothing.at_delta(0.0) == 0.0
     assert nothing.at_delta(1e-5) == 0.0
     assert nothing.at_epsilon(0.0) == 0.0
 
 
-def test_a_guarantee_may_be_restated_with_the_same_status():
+def test_a_guarantee_may_be_restated_with_the_same_status() -> None:
     assert pure(1.0).weakened("proven", "Another proof.").because == "Another proof."
     assert pure(1.0).weakened("refuted", "No.").weakened("refuted", "Still no.").status == "refuted"
     with pytest.raises(InvalidInput, match="cannot be weakened"):
@@ -254,17 +254,17 @@ def test_a_guarantee_may_be_restated_with_the_same_status():
 
 
 @pytest.mark.parametrize("extra", [-1e-9, 1.0, math.nan])
-def test_an_extra_delta_is_from_zero_to_below_one(extra):
+def test_an_extra_delta_is_from_zero_to_below_one(extra) -> None:
     with pytest.raises(InvalidInput, match="from 0 to below 1"):
         pure(1.0, extra_delta=extra)
 
 
-def test_two_deltas_together_stay_below_one():
+def test_two_deltas_together_stay_below_one() -> None:
     assert approximate(1.0, 0.5, extra_delta=0.25).at_epsilon(1.0) == pytest.approx(0.75)
     with pytest.raises(InvalidInput, match="less than 1"):
         approximate(1.0, 0.5, extra_delta=0.5)
 
 
-def test_a_guarantee_cannot_be_changed():
+def test_a_guarantee_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         pure(1.0).epsilon = 0.5

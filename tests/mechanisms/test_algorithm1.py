@@ -16,7 +16,7 @@ from quietmax.mechanisms.algorithm1 import budget_split
 from quietmax.models import Model, TorchModel, TrainingSettings, softmax
 from quietmax.models.mlp import initial_mlp
 from quietmax.noise import EXACT, SeededNoise, release_gaussian
-from quietmax.sensitivity import published
+from quietmax.sensitivity import published_sensitivity
 
 FALSE_ALARM = 1e-7
 SOURCES = [EXACT, SeededNoise(11)]
@@ -35,25 +35,25 @@ def _log_odds(probabilities):
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
-def test_a_budget_is_split_as_the_paper_says(noise):
+def test_a_budget_is_split_as_the_paper_says(noise) -> None:
     cost = GaussianCost(2.0) if noise == "gaussian" else PureCost(2.0)
     prepared = Algorithm1(noise).prepared(_model(), cost)
     share = 2.0 / math.sqrt(4 * 3 + 1) if noise == "gaussian" else 2.0 / (2 * 3 + 1)
     assert prepared.epsilon_sampling == prepared.epsilon_neuron == pytest.approx(share)
-    assert prepared.logit_sensitivity == published(_model()).logit.value
-    assert prepared.probability_sensitivity == published(_model()).probability.value
+    assert prepared.logit_sensitivity == published_sensitivity(_model()).logit.value
+    assert prepared.probability_sensitivity == published_sensitivity(_model()).probability.value
     spent = prepared.cost(3)
     assert (spent.mu if noise == "gaussian" else spent.epsilon) == pytest.approx(2.0)
 
 
-def test_separate_epsilons_may_be_given():
+def test_separate_epsilons_may_be_given() -> None:
     prepared = Algorithm1("laplace", epsilon_sampling=0.25).prepared(_model(), PureCost(7.0))
     assert prepared.epsilon_sampling == 0.25
     assert prepared.epsilon_neuron == pytest.approx(1.0)
     assert prepared.cost(3).epsilon == pytest.approx(0.25 + 2 * 3 * 1.0)
 
 
-def test_a_neuron_is_sampled_with_the_papers_probabilities():
+def test_a_neuron_is_sampled_with_the_papers_probabilities() -> None:
     """Chi-square over which logit was noised; false-alarm probability 1e-7 per source."""
     logits = np.array([1.0, 0.2, -0.5, 0.9])
     mechanism = _set(sampling=6.0)
@@ -69,15 +69,17 @@ def test_a_neuron_is_sampled_with_the_papers_probabilities():
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
-def test_the_noise_on_the_sampled_logit_has_the_papers_scale(noise):
+def test_the_noise_on_the_sampled_logit_has_the_papers_scale(noise) -> None:
     """Kolmogorov-Smirnov on two classes, where the log-odds show the noise; false-alarm probability 1e-7."""
-    law = stats.norm if noise == "gaussian" else stats.laplace
+    distribution = stats.norm if noise == "gaussian" else stats.laplace
     for source in SOURCES:
         released = _set(noise).release(np.tile([0.7, -0.4], (20_000, 1)), source).probabilities
-        assert stats.kstest(_log_odds(released), law(loc=1.1, scale=0.3 / 0.5).cdf).pvalue > FALSE_ALARM
+        assert (
+            stats.kstest(_log_odds(released), distribution(loc=1.1, scale=0.3 / 0.5).cdf).pvalue > FALSE_ALARM
+        )
 
 
-def test_it_is_stable_for_a_thousand_classes_and_every_epsilon():
+def test_it_is_stable_for_a_thousand_classes_and_every_epsilon() -> None:
     logits = np.random.default_rng(0).normal(0, 30, (50, 1000))
     for noise, cost in (("gaussian", GaussianCost), ("laplace", PureCost)):
         for epsilon in (0.001, 1.0, 10_000.0):
@@ -88,7 +90,7 @@ def test_it_is_stable_for_a_thousand_classes_and_every_epsilon():
             np.testing.assert_allclose(released.sum(1), 1.0, rtol=1e-12)
 
 
-def test_a_huge_epsilon_gives_the_plain_answer_and_a_tiny_one_gets_half_of_the_labels_right():
+def test_a_huge_epsilon_gives_the_plain_answer_and_a_tiny_one_gets_half_of_the_labels_right() -> None:
     logits = np.random.default_rng(0).normal(0, 2, (4000, 10))
     best = logits.argmax(1)
     sure = Algorithm1("gaussian", 1e6, 1e6, 0.36, 1.0).release(logits, SeededNoise(0))
@@ -99,7 +101,7 @@ def test_a_huge_epsilon_gives_the_plain_answer_and_a_tiny_one_gets_half_of_the_l
     assert (unsure.labels == best).mean() == pytest.approx(0.5, abs=0.05)
 
 
-def test_stacked_models_are_answered_at_once():
+def test_stacked_models_are_answered_at_once() -> None:
     logits = np.random.default_rng(0).normal(size=(3, 5, 4))
     assert _set().release(logits, EXACT).probabilities.shape == (3, 5, 4)
 
@@ -109,7 +111,7 @@ def test_stacked_models_are_answered_at_once():
 
 @pytest.mark.parametrize("source", SOURCES, ids=["exact", "seeded"])
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
-def test_for_three_or_more_classes_log_ratios_of_the_other_logits_survive_exactly(noise, source):
+def test_for_three_or_more_classes_log_ratios_of_the_other_logits_survive_exactly(noise, source) -> None:
     """THEORY 2.1: for u, w other than the sampled neuron, ln p_u - ln p_w is z_u - z_w, whatever the noise."""
     logits = np.array([[2.0, -1.0, 0.5, 0.25, -0.75]])
     mechanism = Algorithm1(noise, logit_sensitivity=0.36, probability_sensitivity=1.0)
@@ -126,8 +128,8 @@ def test_for_three_or_more_classes_log_ratios_of_the_other_logits_survive_exactl
     assert (exact >= 4).all()  # all but the sampled neuron keep their relations
 
 
-def test_one_answer_tells_two_neighbours_apart_with_certainty():
-    """THEORY 2.1: both output laws are mutually singular when every pair of logits moves; delta is 1 at any epsilon."""
+def test_one_answer_tells_two_neighbours_apart_with_certainty() -> None:
+    """THEORY 2.1: the output distributions are mutually singular when every pair of logits moves; delta is 1."""
     worlds = np.array([[1.0, 0.5, -0.5, 0.1], [1.1, 0.45, -0.3, 0.12]])
     mechanism = _set(sampling=0.01, neuron=0.01)
     grid = release_gaussian([0.0], sensitivity=0.3, mu=0.01).step  # both logits of a pair are rounded to it
@@ -148,7 +150,7 @@ def test_one_answer_tells_two_neighbours_apart_with_certainty():
         assert all(told(answer) == [world == 0, world == 1] for answer in usable)
 
 
-def test_three_classes_say_refuted_and_two_say_conditional():
+def test_three_classes_say_refuted_and_two_say_conditional() -> None:
     for classes in (3, 10, 100):
         guarantee = _set().guarantee(classes)
         assert guarantee.status == "refuted"
@@ -163,7 +165,7 @@ def test_three_classes_say_refuted_and_two_say_conditional():
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
-def test_for_two_classes_the_output_law_does_not_depend_on_the_sampled_neuron(noise):
+def test_for_two_classes_the_output_law_does_not_depend_on_the_sampled_neuron(noise) -> None:
     """Two-sample Kolmogorov-Smirnov, false-alarm probability 1e-7: sampling always v=0 against always v=1."""
     logits = np.tile([0.7, -0.4], (20_000, 1))
     always = []
@@ -177,7 +179,7 @@ def test_for_two_classes_the_output_law_does_not_depend_on_the_sampled_neuron(no
     assert stats.ks_2samp(*always).pvalue > FALSE_ALARM
 
 
-def test_for_two_classes_the_tight_cost_holds_with_laplace_noise():
+def test_for_two_classes_the_tight_cost_holds_with_laplace_noise() -> None:
     """The log-odds move by 2*Dz at most and carry Lap(Dz/e_n): the density ratio reaches exp(2*e_n), no more."""
     mechanism = _set("laplace", sampling=9.0, neuron=0.4, logit=0.3)
     assert mechanism.cost(2) == PureCost(0.8)
@@ -192,21 +194,21 @@ def test_for_two_classes_the_tight_cost_holds_with_laplace_noise():
     assert observed == pytest.approx(0.8, abs=0.05)
 
 
-def test_for_two_classes_the_tight_cost_holds_with_gaussian_noise():
+def test_for_two_classes_the_tight_cost_holds_with_gaussian_noise() -> None:
     mechanism = _set("gaussian", sampling=9.0, neuron=0.4, logit=0.3)
     assert mechanism.cost(2) == GaussianCost(0.8)
     sigma, gap = 0.3 / 0.4, 2 * 0.3
     assert gap / sigma == pytest.approx(mechanism.cost(2).mu)
 
 
-def test_the_tight_cost_is_below_the_papers_claim():
+def test_the_tight_cost_is_below_the_papers_claim() -> None:
     for noise in ("gaussian", "laplace"):
         share = budget_split(1.0, 2, noise)
         spent = _set(noise, share, share).cost(2)
         assert (spent.mu if noise == "gaussian" else spent.epsilon) < 1.0
 
 
-def test_for_two_classes_no_digit_below_the_noise_grid_is_released():
+def test_for_two_classes_no_digit_below_the_noise_grid_is_released() -> None:
     """With noise on a grid, an unrounded other logit would show its low digits exactly, whatever the noise."""
     scale = 0.3 / 0.5
     step = release_gaussian([0.0], sensitivity=0.3, mu=0.5).step
@@ -220,7 +222,7 @@ def test_for_two_classes_no_digit_below_the_noise_grid_is_released():
 # --- THEORY 2.5 ---------------------------------------------------------------------------------------------------
 
 
-def test_the_papers_epsilon_gdp_is_not_epsilon_delta_at_the_delta_used():
+def test_the_papers_epsilon_gdp_is_not_epsilon_delta_at_the_delta_used() -> None:
     assert delta_of(1.0, 1.0) == pytest.approx(0.127, abs=5e-4)
     assert epsilon_of(1.0, 1e-5) == pytest.approx(4.38, abs=5e-3)
     assert mu_of(1.0, 1e-5) == pytest.approx(0.268, abs=5e-4)
@@ -229,7 +231,7 @@ def test_the_papers_epsilon_gdp_is_not_epsilon_delta_at_the_delta_used():
 # --- bad input ----------------------------------------------------------------------------------------------------
 
 
-def test_bad_input_is_refused_with_a_sentence():
+def test_bad_input_is_refused_with_a_sentence() -> None:
     with pytest.raises(InvalidInput, match="open parameters"):
         Algorithm1().release(np.zeros((1, 3)), EXACT)
     with pytest.raises(InvalidInput, match="'gaussian' and 'laplace'"):

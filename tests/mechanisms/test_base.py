@@ -22,7 +22,7 @@ from quietmax.mechanisms.noisy_max import onto_simplex
 from quietmax.models import Model, TorchModel, TrainingSettings, softmax
 from quietmax.models.mlp import initial_mlp
 from quietmax.noise import EXACT, SeededNoise
-from quietmax.sensitivity import ScoreBounds, Sensitivity, published
+from quietmax.sensitivity import ScoreBounds, Sensitivity, published_sensitivity
 
 BOUNDS = ScoreBounds(Sensitivity(0.5, "certified", "made up"), Sensitivity(0.6, "certified", "made up"))
 MODEL = Model(initial_mlp((4, 128, 3), "tanh", (0,)), TrainingSettings(), 10_000, "made up", 0)
@@ -56,13 +56,13 @@ def spied(monkeypatch, module, name) -> Spy:
     return spy
 
 
-def test_a_mechanism_cannot_be_changed_after_it_was_made():
+def test_a_mechanism_cannot_be_changed_after_it_was_made() -> None:
     for made in (*(each[0] for each in PROVEN), Algorithm1(), Answers(np.zeros(1, np.int64), None)):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(made, dataclasses.fields(made)[0].name, None)
 
 
-def test_answers_are_told_apart_as_objects_so_that_they_can_be_kept_in_a_set():
+def test_answers_are_told_apart_as_objects_so_that_they_can_be_kept_in_a_set() -> None:
     one, other = (Answers(np.zeros(3, np.int64), np.ones((3, 2)) / 2) for _ in range(2))
     assert len({one, other, one}) == 2
 
@@ -71,7 +71,7 @@ def test_answers_are_told_apart_as_objects_so_that_they_can_be_kept_in_a_set():
 
 
 @pytest.mark.parametrize(("mechanism", "cost", "own"), PROVEN)
-def test_a_mechanism_needs_both_bounds_and_a_cost_to_say_or_do_anything(mechanism, cost, own):
+def test_a_mechanism_needs_both_bounds_and_a_cost_to_say_or_do_anything(mechanism, cost, own) -> None:
     for half in (
         dataclasses.replace(mechanism, bounds=BOUNDS),
         dataclasses.replace(mechanism, per_query=own),
@@ -86,13 +86,13 @@ def test_a_mechanism_needs_both_bounds_and_a_cost_to_say_or_do_anything(mechanis
 
 
 @pytest.mark.parametrize(("mechanism", "cost", "own"), PROVEN)
-def test_a_cost_given_to_the_mechanism_itself_stays(mechanism, cost, own):
+def test_a_cost_given_to_the_mechanism_itself_stays(mechanism, cost, own) -> None:
     prepared = dataclasses.replace(mechanism, bounds=BOUNDS, per_query=own).prepared(SCORES, cost)
     assert prepared.cost(3) == own
     assert prepared.bounds == BOUNDS
 
 
-def test_a_model_with_certified_bounds_gives_them_unless_others_are_given():
+def test_a_model_with_certified_bounds_gives_them_unless_others_are_given() -> None:
     class Certified(TorchModel):
         bounds = BOUNDS
 
@@ -102,7 +102,7 @@ def test_a_model_with_certified_bounds_gives_them_unless_others_are_given():
     assert NoisyMax(bounds=other).prepared(model, PureCost(1.0)).bounds == other
 
 
-def test_a_label_is_counted_in_the_measure_asked_for():
+def test_a_label_is_counted_in_the_measure_asked_for() -> None:
     assert NoisyMax("exponential").measure == NoisyMax("permute-and-flip").measure == "pure"
     assert NoisyMax("exponential", count_in="pure").measure == "pure"
     assert NoisyMax("exponential", count_in="gaussian").measure == "gaussian"
@@ -111,7 +111,7 @@ def test_a_label_is_counted_in_the_measure_asked_for():
     assert SampledNeuron("laplace").measure == "pure"
 
 
-def test_the_reason_names_the_mechanism():
+def test_the_reason_names_the_mechanism() -> None:
     for method, reason in (
         ("gaussian", "Gaussian mechanism"),
         ("exponential", "Exponential mechanism"),
@@ -124,7 +124,7 @@ def test_the_reason_names_the_mechanism():
 
 
 @pytest.mark.parametrize("selection", ["exponential", "permute-and-flip"])
-def test_the_neuron_is_chosen_as_asked_for(selection, monkeypatch):
+def test_the_neuron_is_chosen_as_asked_for(selection, monkeypatch) -> None:
     spies = {
         "exponential": spied(monkeypatch, sampled_neuron_module, "choose"),
         "permute-and-flip": spied(monkeypatch, sampled_neuron_module, "permute_and_flip"),
@@ -136,13 +136,13 @@ def test_the_neuron_is_chosen_as_asked_for(selection, monkeypatch):
 
 
 @pytest.mark.parametrize("share", [-0.1, 0.0, 1.0, math.nan])
-def test_a_part_of_the_budget_goes_to_the_choice_but_never_all_or_nothing(share):
+def test_a_part_of_the_budget_goes_to_the_choice_but_never_all_or_nothing(share) -> None:
     with pytest.raises(InvalidInput, match="sampling_share"):
         SampledNeuron(sampling_share=share)
     assert SampledNeuron(sampling_share=0.999).sampling_share == 0.999
 
 
-def test_the_guarantee_says_how_the_budget_is_shared():
+def test_the_guarantee_says_how_the_budget_is_shared() -> None:
     mechanism = SampledNeuron(bounds=BOUNDS, per_query=PureCost(1.0), sampling_share=0.6)
     shares = {classes: mechanism.guarantee(classes).parameters["sampling_share"] for classes in (2, 3, 4)}
     assert shares == {2: 0.0, 3: 0.6, 4: 0.6}
@@ -150,7 +150,7 @@ def test_the_guarantee_says_how_the_budget_is_shared():
 
 
 @given(st.floats(1e-6, 1e3), st.floats(0.01, 0.99))
-def test_both_parts_together_never_cost_more_than_the_whole_and_hardly_less(whole, share):
+def test_both_parts_together_never_cost_more_than_the_whole_and_hardly_less(whole, share) -> None:
     for noise, kind in (("laplace", PureCost), ("gaussian", GaussianCost)):
         choice, odds = SampledNeuron(noise, sampling_share=share)._shares(kind(whole))
         assert compose([choice, odds]).amount <= kind(whole).amount
@@ -160,7 +160,7 @@ def test_both_parts_together_never_cost_more_than_the_whole_and_hardly_less(whol
 
 @settings(max_examples=30)
 @given(st.floats(1e-6, 30.0))
-def test_a_choice_spends_its_gaussian_cost_to_twelve_digits(mu):
+def test_a_choice_spends_its_gaussian_cost_to_twelve_digits(mu) -> None:
     assert selection_epsilon(PureCost(mu), "exponential") == mu
     for selection in ("exponential", "permute-and-flip"):
         epsilon = selection_epsilon(GaussianCost(mu), selection)
@@ -171,14 +171,14 @@ def test_a_choice_spends_its_gaussian_cost_to_twelve_digits(mu):
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 1), (2, 3, 4)])
-def test_scores_are_a_table_of_queries_and_two_or_more_classes(shape):
+def test_scores_are_a_table_of_queries_and_two_or_more_classes(shape) -> None:
     for mechanism, cost, _ in PROVEN:
         ready = dataclasses.replace(mechanism, bounds=BOUNDS, per_query=cost)
         with pytest.raises(InvalidInput, match="shape"):
             ready.release(np.zeros(shape), EXACT)
 
 
-def test_every_mechanism_answers_each_query_of_two_and_of_three_classes():
+def test_every_mechanism_answers_each_query_of_two_and_of_three_classes() -> None:
     for mechanism, cost, _ in PROVEN:
         ready = dataclasses.replace(mechanism, bounds=BOUNDS, per_query=type(cost)(1e6))
         for classes in (2, 3):
@@ -190,7 +190,7 @@ def test_every_mechanism_answers_each_query_of_two_and_of_three_classes():
                 assert answers.probabilities.argmax(1).tolist() == answers.labels.tolist()
 
 
-def test_votes_are_projected_and_logits_go_through_the_softmax():
+def test_votes_are_projected_and_logits_go_through_the_softmax() -> None:
     sure = GaussianCost(1e6)
     votes = GaussianScores(votes=10, bounds=BOUNDS, per_query=sure).release(
         np.array([[7.0, 3.0, 0.0]]), EXACT
@@ -200,13 +200,13 @@ def test_votes_are_projected_and_logits_go_through_the_softmax():
     np.testing.assert_allclose(logits.probabilities, softmax(np.array([[7.0, 3.0, 0.0]])), atol=1e-5)
 
 
-def test_probabilities_are_left_as_they_are_by_the_projection():
+def test_probabilities_are_left_as_they_are_by_the_projection() -> None:
     points = np.array([[0.2, 0.3, 0.5], [1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
     np.testing.assert_allclose(onto_simplex(points), points, atol=1e-15)
     np.testing.assert_allclose(onto_simplex(points + 4.0), points, atol=1e-15)
 
 
-def test_the_other_labels_share_what_the_chosen_one_leaves():
+def test_the_other_labels_share_what_the_chosen_one_leaves() -> None:
     ready = SampledNeuron("laplace", bounds=BOUNDS, per_query=PureCost(1e6))
     answers = ready.release(np.array([[2.0, 1.0, 0.0, 0.5]]), EXACT)
     winning = 1 / (1 + math.exp(np.logaddexp.reduce([1.0, 0.0, 0.5]) - 2.0))
@@ -218,7 +218,7 @@ def test_the_other_labels_share_what_the_chosen_one_leaves():
 
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
 @pytest.mark.parametrize("classes", [2, 4])
-def test_one_number_of_each_query_is_noised_and_rounded(noise, classes, monkeypatch):
+def test_one_number_of_each_query_is_noised_and_rounded(noise, classes, monkeypatch) -> None:
     spies = [
         spied(monkeypatch, module, f"release_{noise}")
         for module in (algorithm1_module, sampled_neuron_module)
@@ -231,7 +231,7 @@ def test_one_number_of_each_query_is_noised_and_rounded(noise, classes, monkeypa
         assert [options["coordinates"] for options in spy.given] == [1]
 
 
-def test_all_scores_of_a_query_are_noised_and_rounded_together(monkeypatch):
+def test_all_scores_of_a_query_are_noised_and_rounded_together(monkeypatch) -> None:
     from quietmax.mechanisms import noisy_max
     from quietmax.mechanisms import noisy_max as gaussian
 
@@ -245,7 +245,9 @@ def test_all_scores_of_a_query_are_noised_and_rounded_together(monkeypatch):
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_enormous_logits_are_clipped_where_their_rounding_would_exceed_the_slack(classes, monkeypatch):
+def test_enormous_logits_are_clipped_where_their_rounding_would_exceed_the_slack(
+    classes, monkeypatch
+) -> None:
     spy = spied(monkeypatch, sampled_neuron_module, "release_laplace")
     ready = SampledNeuron("laplace", bounds=BOUNDS, per_query=PureCost(1.0))
     scores = np.zeros((2, classes))
@@ -259,14 +261,14 @@ def test_enormous_logits_are_clipped_where_their_rounding_would_exceed_the_slack
 
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
 @pytest.mark.parametrize("epsilon", [1e6, 1e8, 1e10])
-def test_without_noise_worth_speaking_of_algorithm_1_gives_the_plain_answer(noise, epsilon):
+def test_without_noise_worth_speaking_of_algorithm_1_gives_the_plain_answer(noise, epsilon) -> None:
     logits = np.random.default_rng(0).normal(0, 2, (200, 5))
     answers = Algorithm1(noise, epsilon, epsilon, 0.36, 1.0).release(logits, SeededNoise(0))
     np.testing.assert_allclose(answers.probabilities, softmax(logits), atol=1e-5)
 
 
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
-def test_algorithm_1_answers_even_for_logits_at_the_end_of_the_floats(noise):
+def test_algorithm_1_answers_even_for_logits_at_the_end_of_the_floats(noise) -> None:
     logits = np.array([[1e308, -1e308, 0.0], [0.0, 1e308, 1e308]])
     released = Algorithm1(noise, 0.5, 0.5, 0.3, 0.8).release(logits, SeededNoise(0)).probabilities
     assert np.isfinite(released).all()
@@ -276,7 +278,7 @@ def test_algorithm_1_answers_even_for_logits_at_the_end_of_the_floats(noise):
 # --- Algorithm 1 --------------------------------------------------------------------------------------------------
 
 
-def test_the_papers_claim_weighs_both_epsilons_as_printed():
+def test_the_papers_claim_weighs_both_epsilons_as_printed() -> None:
     assert claimed_epsilon(0.25, 0.5, 3, "laplace") == pytest.approx(0.25 + 6 * 0.5, rel=1e-15)
     assert claimed_epsilon(0.25, 0.5, 3, "gaussian") == pytest.approx(
         math.hypot(0.25, math.sqrt(12) * 0.5), rel=1e-15
@@ -287,7 +289,7 @@ def test_the_papers_claim_weighs_both_epsilons_as_printed():
 
 
 @given(st.floats(1e-3, 1e3), st.integers(3, 40))
-def test_a_split_budget_is_never_exceeded_by_the_claim(epsilon, classes):
+def test_a_split_budget_is_never_exceeded_by_the_claim(epsilon, classes) -> None:
     model = TorchModel(torch.nn.Identity(), classes)
     for noise, kind in (("laplace", PureCost), ("gaussian", GaussianCost)):
         open_ = Algorithm1(noise, logit_sensitivity=0.3, probability_sensitivity=0.8)
@@ -296,8 +298,8 @@ def test_a_split_budget_is_never_exceeded_by_the_claim(epsilon, classes):
         assert float(spent.amount / kind(epsilon).amount) > 1 - 1e-14
 
 
-def test_what_is_given_to_algorithm_1_is_kept_and_only_the_rest_is_filled_in():
-    formulas = published(MODEL)
+def test_what_is_given_to_algorithm_1_is_kept_and_only_the_rest_is_filled_in() -> None:
+    formulas = published_sensitivity(MODEL)
     logit = Algorithm1(logit_sensitivity=0.9).prepared(MODEL, GaussianCost(1.0))
     assert (logit.logit_sensitivity, logit.probability_sensitivity) == (0.9, formulas.probability.value)
     probability = Algorithm1(probability_sensitivity=0.7).prepared(MODEL, GaussianCost(1.0))
@@ -310,11 +312,11 @@ def test_what_is_given_to_algorithm_1_is_kept_and_only_the_rest_is_filled_in():
 @pytest.mark.parametrize(
     "name", ["epsilon_sampling", "epsilon_neuron", "logit_sensitivity", "probability_sensitivity"]
 )
-def test_every_number_of_algorithm_1_is_positive_and_finite(name, bad):
+def test_every_number_of_algorithm_1_is_positive_and_finite(name, bad) -> None:
     with pytest.raises(InvalidInput, match=f"{name} is"):
         Algorithm1(**{name: bad})
 
 
-def test_one_class_is_nothing_to_predict():
+def test_one_class_is_nothing_to_predict() -> None:
     with pytest.raises(InvalidInput, match="2 or more classes"):
         Algorithm1("gaussian", 0.5, 0.5, 0.3, 0.8).release(np.zeros((3, 1)), EXACT)

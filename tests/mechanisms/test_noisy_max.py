@@ -1,4 +1,4 @@
-"""The proven mechanisms: their laws, their costs, and that no neighbour tells more than stated (THEORY 3.3, 3.4)."""
+"""The proven mechanisms: distributions, costs, and that neighbours differ by no more than stated (THEORY 3.3, 3.4)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def neighbours(
     classes=st.integers(2, 12),
     seed=st.integers(0, 10**6),
 )
-def test_differences_and_log_odds_move_by_at_most_the_spread(one, vector, classes, seed):
+def test_differences_and_log_odds_move_by_at_most_the_spread(one, vector, classes, seed) -> None:
     limits = bounds(one, vector)
     first, second = neighbours(np.random.default_rng(seed), classes, limits)
     for v in range(classes):
@@ -61,7 +61,7 @@ def test_differences_and_log_odds_move_by_at_most_the_spread(one, vector, classe
             assert abs((first[v] - first[w]) - (second[v] - second[w])) <= limits.spread * (1 + 1e-9)
 
 
-def test_the_spread_is_reached():
+def test_the_spread_is_reached() -> None:
     one_bound = bounds(0.5, 100.0)  # opposite moves of two logits
     assert one_bound.spread == pytest.approx(1.0)
     two_bound = bounds(100.0, 0.6)
@@ -69,13 +69,13 @@ def test_the_spread_is_reached():
     assert two_bound.spread == pytest.approx(move[0] - move[1])
 
 
-def test_votes_have_a_spread_of_two():
+def test_votes_have_a_spread_of_two() -> None:
     assert bounds(1.0, math.sqrt(2)).spread == pytest.approx(2.0)
 
 
 @given(epsilon=st.floats(1e-3, 20), classes=st.integers(2, 8), seed=st.integers(0, 10**6))
-def test_the_exponential_choice_never_exceeds_epsilon_on_neighbours(epsilon, classes, seed):
-    """The law itself, not samples: log-ratios lie within epsilon, and their range too (bounded range)."""
+def test_the_exponential_choice_never_exceeds_epsilon_on_neighbours(epsilon, classes, seed) -> None:
+    """The distribution itself, not samples: log-ratios lie within epsilon, and their range too (bounded range)."""
     limits = bounds()
     first, second = neighbours(np.random.default_rng(seed), classes, limits)
     ratios = np.log(softmax(epsilon * first / limits.spread)) - np.log(
@@ -86,7 +86,7 @@ def test_the_exponential_choice_never_exceeds_epsilon_on_neighbours(epsilon, cla
 
 
 @pytest.mark.parametrize("source", [EXACT, SeededNoise(2)], ids=["exact", "seeded"])
-def test_the_choice_has_the_stated_law(source):
+def test_the_choice_has_the_stated_law(source) -> None:
     scores, limits = np.array([1.0, 0.3, -0.8, 0.9]), bounds()
     chosen = NoisyMax("exponential", bounds=limits, per_query=PureCost(2.0)).release(
         np.tile(scores, (30_000, 1)), source
@@ -96,7 +96,7 @@ def test_the_choice_has_the_stated_law(source):
     assert chosen.probabilities is None
 
 
-def test_gaussian_noisy_max_has_the_stated_law():
+def test_gaussian_noisy_max_has_the_stated_law() -> None:
     """Two classes: the difference of two scores carries N(0, 2*sigma^2)."""
     limits, scores = bounds(), np.array([0.4, 0.0])
     mechanism = NoisyMax("gaussian", bounds=limits, per_query=GaussianCost(0.5))
@@ -106,7 +106,7 @@ def test_gaussian_noisy_max_has_the_stated_law():
     assert stats.binomtest(int((labels == 1).sum()), 40_000, expected).pvalue > FALSE_ALARM
 
 
-def test_permute_and_flip_is_right_at_least_as_often_as_the_exponential_mechanism():
+def test_permute_and_flip_is_right_at_least_as_often_as_the_exponential_mechanism() -> None:
     """McKenna and Sheldon 2020; a one-sided test at false-alarm probability 1e-7."""
     scores = np.tile([3.0, 2.0, 1.0, 0.0, 0.0, 0.0], (40_000, 1))
     right = {
@@ -125,7 +125,7 @@ def test_permute_and_flip_is_right_at_least_as_often_as_the_exponential_mechanis
 
 
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
-def test_the_sampled_neurons_log_odds_have_the_stated_law(noise):
+def test_the_sampled_neurons_log_odds_have_the_stated_law(noise) -> None:
     limits, scores = bounds(), np.array([8.0, 0.0, 0.5])  # far ahead: label 0 is practically always chosen
     cost = PureCost(4.0) if noise == "laplace" else GaussianCost(3.0)
     mechanism = SampledNeuron(noise, sampling_share=0.75, bounds=limits, per_query=cost)
@@ -135,19 +135,22 @@ def test_the_sampled_neurons_log_odds_have_the_stated_law(noise):
     winning = answers.probabilities[sure, 0]
     odds = np.log(winning) - np.log1p(-winning)
     true_odds = 8.0 - np.logaddexp(0.0, 0.5)
-    law = (
+    distribution = (
         stats.laplace(true_odds, limits.spread / 1.0)
         if noise == "laplace"
         else stats.norm(true_odds, limits.spread / 1.5)
     )
     # Compare below the region where 1 - p rounds to 0 and above where p >= 1/C clips.
     kept = (odds > 0) & (odds < 20)
-    clipped = lambda x: (law.cdf(x) - law.cdf(0)) / (law.cdf(20) - law.cdf(0))  # noqa: E731
+
+    def clipped(x):
+        return (distribution.cdf(x) - distribution.cdf(0)) / (distribution.cdf(20) - distribution.cdf(0))
+
     assert stats.kstest(odds[kept], clipped).pvalue > FALSE_ALARM
 
 
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
-def test_the_shares_of_the_budget_add_up_to_no_more_than_it(noise):
+def test_the_shares_of_the_budget_add_up_to_no_more_than_it(noise) -> None:
     cost = PureCost(1.3) if noise == "laplace" else GaussianCost(1.3)
     mechanism = SampledNeuron(noise, bounds=bounds(), per_query=cost)
     choice, odds = mechanism._shares(cost)
@@ -157,7 +160,7 @@ def test_the_shares_of_the_budget_add_up_to_no_more_than_it(noise):
 
 
 @given(mu=st.floats(1e-4, 8))
-def test_a_gaussian_cost_pays_for_exactly_the_epsilon_that_converts_back(mu):
+def test_a_gaussian_cost_pays_for_exactly_the_epsilon_that_converts_back(mu) -> None:
     for selection, convert in (
         ("exponential", bounded_range_as_gaussian),
         ("permute-and-flip", pure_as_gaussian),
@@ -167,20 +170,23 @@ def test_a_gaussian_cost_pays_for_exactly_the_epsilon_that_converts_back(mu):
         assert convert(epsilon * (1 + 1e-9)) > mu * (1 - 1e-9)
 
 
-def test_with_two_classes_nothing_is_sampled_and_all_goes_to_the_log_odds():
+def test_with_two_classes_nothing_is_sampled_and_all_goes_to_the_log_odds() -> None:
     limits = bounds()
     mechanism = SampledNeuron("laplace", bounds=limits, per_query=PureCost(1.0))
     answers = mechanism.release(np.tile([0.2, 0.9], (20_000, 1)), EXACT)
     odds = np.log(answers.probabilities[:, 1]) - np.log(answers.probabilities[:, 0])
     kept = np.abs(odds) < 15
-    law = stats.laplace(0.7, limits.spread)
-    inside = lambda x: (law.cdf(x) - law.cdf(-15)) / (law.cdf(15) - law.cdf(-15))  # noqa: E731
+    distribution = stats.laplace(0.7, limits.spread)
+
+    def inside(x):
+        return (distribution.cdf(x) - distribution.cdf(-15)) / (distribution.cdf(15) - distribution.cdf(-15))
+
     assert stats.kstest(odds[kept], inside).pvalue > FALSE_ALARM
     assert (answers.labels == (odds > 0)).all()
     assert mechanism.guarantee(2).parameters["selection"] == "none"
 
 
-def test_noise_cannot_flip_the_chosen_label():
+def test_noise_cannot_flip_the_chosen_label() -> None:
     scores = np.random.default_rng(0).normal(size=(2000, 7))
     answers = SampledNeuron("laplace", bounds=bounds(), per_query=PureCost(0.01)).release(scores, EXACT)
     assert (answers.probabilities.max(1) >= 1 / 7).all()
@@ -189,7 +195,7 @@ def test_noise_cannot_flip_the_chosen_label():
     np.testing.assert_allclose(answers.probabilities.sum(1), 1.0)
 
 
-def test_the_cost_does_not_depend_on_the_number_of_classes():
+def test_the_cost_does_not_depend_on_the_number_of_classes() -> None:
     mechanism = SampledNeuron("laplace", bounds=bounds(), per_query=PureCost(0.7))
     assert {mechanism.cost(classes) for classes in (2, 10, 1000)} == {PureCost(0.7)}
 
@@ -201,7 +207,7 @@ class StatingModel(TorchModel):
 def certified_model(classes: int = 3) -> PrivateHeadWeights:
     """Weights of which this library proves the bounds, if the sensitivity is one."""
     weights = HeadWeights(np.zeros((classes, 4)), np.zeros(3), 0.2, 1.0)
-    return PrivateHeadWeights.certified(weights, Sensitivity(0.5, "certified", "made up"), longest=1.0)
+    return PrivateHeadWeights.certified(weights, Sensitivity(0.5, "certified", "made up"), max_norm=1.0)
 
 
 PROVEN_AND_COST = [
@@ -215,7 +221,7 @@ PROVEN_AND_COST = [
 
 
 @pytest.mark.parametrize(("mechanism", "cost"), PROVEN_AND_COST)
-def test_bounds_that_are_merely_stated_make_the_guarantee_conditional(mechanism, cost):
+def test_bounds_that_are_merely_stated_make_the_guarantee_conditional(mechanism, cost) -> None:
     model = certified_model()
     smaller = dataclasses.replace(mechanism, bounds=bounds(0.001, 0.001))
     for stated in (
@@ -237,7 +243,7 @@ def test_bounds_that_are_merely_stated_make_the_guarantee_conditional(mechanism,
 @pytest.mark.parametrize(("mechanism", "cost"), PROVEN_AND_COST)
 def test_bounds_that_a_class_of_the_users_own_states_are_an_assumption_however_they_are_handed_in(
     mechanism, cost
-):
+) -> None:
     certified = certified_model()
 
     class Subclass(PrivateHeadWeights):
@@ -255,7 +261,7 @@ def test_bounds_that_a_class_of_the_users_own_states_are_an_assumption_however_t
     models = [
         StatingModel(torch.nn.Identity(), 3),
         Duck(),
-        Subclass.certified(certified, Sensitivity(0.5, "certified", "made up"), longest=1.0),
+        Subclass.certified(certified, Sensitivity(0.5, "certified", "made up"), max_norm=1.0),
         PrivateHeadWeights(*parts, bounds(1e-9, 1e-9)),
         dataclasses.replace(certified, bounds=bounds(1e-9, 1e-9)),
         TeacherEnsemble([torch.nn.Linear(2, 3)] * 4, np.zeros(4, dtype=bool), 3, False),
@@ -267,12 +273,12 @@ def test_bounds_that_a_class_of_the_users_own_states_are_an_assumption_however_t
     assert mechanism.prepared(certified, cost).guarantee(3).status == "proven"
 
 
-def test_only_classes_of_the_library_prove_their_bounds():
+def test_only_classes_of_the_library_prove_their_bounds() -> None:
     with pytest.raises(InvalidInput, match="not a class of quietmax"):
         proves_bounds(StatingModel, when=lambda model: True)  # noqa: ARG005
 
 
-def test_every_proven_guarantee_lists_its_public_parameters():
+def test_every_proven_guarantee_lists_its_public_parameters() -> None:
     model = certified_model()
     for mechanism, cost in PROVEN_AND_COST:
         guarantee = mechanism.prepared(model, cost).guarantee(3)
@@ -285,7 +291,7 @@ def test_every_proven_guarantee_lists_its_public_parameters():
         assert "THEORY 3" in guarantee.because
 
 
-def test_a_model_without_certified_bounds_is_refused():
+def test_a_model_without_certified_bounds_is_refused() -> None:
     model = TorchModel(torch.nn.Identity(), 3)
     for mechanism, cost in (
         (NoisyMax(), PureCost(1.0)),
@@ -297,7 +303,7 @@ def test_a_model_without_certified_bounds_is_refused():
 
 
 @pytest.mark.parametrize("basis", ["published", "empirical"])
-def test_only_certified_sensitivities_make_bounds(basis):
+def test_only_certified_sensitivities_make_bounds(basis) -> None:
     entry = Sensitivity(0.5, basis, "made up")
     with pytest.raises(InvalidInput, match="certified"):
         ScoreBounds(entry, entry)
@@ -306,7 +312,7 @@ def test_only_certified_sensitivities_make_bounds(basis):
 @given(
     rows=st.integers(1, 5), classes=st.integers(2, 9), scale=st.floats(1e-3, 1e3), seed=st.integers(0, 10**6)
 )
-def test_projection_gives_the_nearest_probabilities(rows, classes, scale, seed):
+def test_projection_gives_the_nearest_probabilities(rows, classes, scale, seed) -> None:
     points = np.random.default_rng(seed).normal(0, scale, (rows, classes))
     projected = onto_simplex(points)
     np.testing.assert_allclose(projected.sum(1), 1.0, atol=1e-9 * max(scale, 1))
@@ -317,7 +323,7 @@ def test_projection_gives_the_nearest_probabilities(rows, classes, scale, seed):
         assert (points[row] - projected[row]) @ step <= 1e-7 * max(scale, 1)
 
 
-def test_noisy_votes_become_probabilities():
+def test_noisy_votes_become_probabilities() -> None:
     votes = np.array([[40.0, 10.0, 0.0]])
     answers = GaussianScores(votes=50, bounds=bounds(1, math.sqrt(2)), per_query=GaussianCost(100.0)).release(
         votes, EXACT
@@ -329,7 +335,7 @@ def test_noisy_votes_become_probabilities():
     np.testing.assert_allclose(logits.probabilities, softmax(np.array([[1.0, 2.0]])), atol=1e-4)
 
 
-def test_bad_input_is_refused_with_a_sentence():
+def test_bad_input_is_refused_with_a_sentence() -> None:
     ready = NoisyMax(bounds=bounds(), per_query=PureCost(1.0))
     for scores, match in (
         (np.zeros(3), "shape"),
@@ -371,7 +377,7 @@ def test_bad_input_is_refused_with_a_sentence():
 
 
 @pytest.mark.parametrize("classes", [2, 4])
-def test_the_noise_of_the_sampled_neuron_covers_the_rounding_of_its_log_odds(classes, monkeypatch):
+def test_the_noise_of_the_sampled_neuron_covers_the_rounding_of_its_log_odds(classes, monkeypatch) -> None:
     from quietmax.mechanisms import sampled_neuron
 
     used: dict[str, list[float]] = {"noise": [], "choice": []}

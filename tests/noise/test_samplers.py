@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import ndtr, ndtri
 
-from quietmax.noise import ExactNoise, SeededNoise
-from quietmax.noise import samplers as inversion
-from quietmax.noise import samplers as selection
+from quietmax.noise import ExactNoise, SeededNoise, samplers
 from quietmax.noise.samplers import (
     exponential_choice,
     exponential_survival,
@@ -42,7 +40,7 @@ def _many_digits():
 
 @settings(deadline=None, max_examples=60)
 @given(points, bit_counts)
-def test_the_normal_survival_lies_within_its_bounds_and_they_are_close(point, bits):
+def test_the_normal_survival_lies_within_its_bounds_and_they_are_close(point, bits) -> None:
     low, high = normal_survival(point, bits)
     truth = mpmath.erfc(exact(point) / mpmath.sqrt(2))
     assert exact(low) <= truth <= exact(high)
@@ -51,7 +49,7 @@ def test_the_normal_survival_lies_within_its_bounds_and_they_are_close(point, bi
 
 @settings(deadline=None, max_examples=60)
 @given(points, bit_counts)
-def test_the_exponential_survival_lies_within_its_bounds_and_they_are_close(point, bits):
+def test_the_exponential_survival_lies_within_its_bounds_and_they_are_close(point, bits) -> None:
     low, high = exponential_survival(point, bits)
     assert exact(low) <= mpmath.exp(-exact(point)) <= exact(high)
     assert high - low <= Fraction(1, 2**bits)
@@ -59,14 +57,14 @@ def test_the_exponential_survival_lies_within_its_bounds_and_they_are_close(poin
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(min_value=1, max_value=2**64), bit_counts)
-def test_the_logarithm_lies_within_its_bounds_and_they_are_close(numerator, bits):
+def test_the_logarithm_lies_within_its_bounds_and_they_are_close(numerator, bits) -> None:
     value = Fraction(numerator, 2**64)
     low, high = logarithm(value, bits)
     assert exact(low) <= mpmath.log(exact(value)) <= exact(high)
     assert high - low <= Fraction(1, 2**bits)
 
 
-def test_far_out_the_bounds_stay_valid_and_cheap():
+def test_far_out_the_bounds_stay_valid_and_cheap() -> None:
     for bits in (64, 128):
         for survival in (normal_survival, exponential_survival):
             low, high = survival(Fraction(10**9), bits)
@@ -82,7 +80,7 @@ def uniforms_to_check() -> np.ndarray:
     return np.concatenate([spread, near_one, at_the_formula_switch, generator.random(1500)])
 
 
-def test_the_trusted_normal_quantile_errs_sixty_four_times_less_than_is_trusted():
+def test_the_trusted_normal_quantile_errs_sixty_four_times_less_than_is_trusted() -> None:
     with mpmath.workdps(40):
         uniform = uniforms_to_check()
         worst = 0.0
@@ -93,7 +91,7 @@ def test_the_trusted_normal_quantile_errs_sixty_four_times_less_than_is_trusted(
     assert worst < 2.0**-43 / 64
 
 
-def test_the_trusted_logarithm_and_exponential_err_sixty_four_times_less_than_is_trusted():
+def test_the_trusted_logarithm_and_exponential_err_sixty_four_times_less_than_is_trusted() -> None:
     with mpmath.workdps(40):
         uniform = uniforms_to_check()
         logarithms = [
@@ -109,10 +107,10 @@ def test_the_trusted_logarithm_and_exponential_err_sixty_four_times_less_than_is
     assert max(exponentials) < 2.0**-44 / 64
 
 
-def test_the_margins_cover_what_is_trusted():
-    assert inversion.MARGIN >= 2.0**-43 + 2.0**-46
-    assert selection.KEY_MARGIN >= 2.0**-43 + 2.0**-46
-    assert selection.WEIGHT_MARGIN >= 2 * (2.0**-43 + 2.0**-51)
+def test_the_margins_cover_what_is_trusted() -> None:
+    assert samplers.MARGIN >= 2.0**-43 + 2.0**-46
+    assert samplers.KEY_MARGIN >= 2.0**-43 + 2.0**-46
+    assert samplers.WEIGHT_MARGIN >= 2 * (2.0**-43 + 2.0**-51)
 
 
 SCALES = [0.3, 1.0, 7.7, 2.0**20, 1.37 * 2.0**30, 2.0**40]
@@ -141,7 +139,7 @@ def normal_magnitude(uniform: mpmath.mpf) -> mpmath.mpf:
 
 @pytest.mark.parametrize("draw", FAMILIES)
 @pytest.mark.parametrize("scale", SCALES)
-def test_forcing_every_draw_through_the_exact_branch_changes_no_draw(draw, scale):
+def test_forcing_every_draw_through_the_exact_branch_changes_no_draw(draw, scale) -> None:
     words = np.random.default_rng(1).bytes(8 * 1500)
     fast = draw(1500, scale, tape(words))
     exact = draw(1500, scale, tape(words), margin=1.0)
@@ -150,7 +148,9 @@ def test_forcing_every_draw_through_the_exact_branch_changes_no_draw(draw, scale
 
 @pytest.mark.parametrize(("draw", "normal"), [(rounded_gaussian, True), (rounded_laplace, False)])
 @pytest.mark.parametrize("scale", SCALES)
-def test_each_draw_is_the_nearest_integer_of_the_true_quantile_also_in_the_far_tail(draw, normal, scale):
+def test_each_draw_is_the_nearest_integer_of_the_true_quantile_also_in_the_far_tail(
+    draw, normal, scale
+) -> None:
     generator = np.random.default_rng(2)
     with mpmath.workdps(120):
         for leading_zeros in (0, 1, 5, 17, 40, 62, 63, 90):
@@ -168,7 +168,7 @@ def test_each_draw_is_the_nearest_integer_of_the_true_quantile_also_in_the_far_t
                 assert drawn == (-expected if negative else expected)
 
 
-def test_a_draw_whose_first_word_is_all_zeros_needs_and_uses_further_bits():
+def test_a_draw_whose_first_word_is_all_zeros_needs_and_uses_further_bits() -> None:
     zero_word = bytes(8)
     large = {int(rounded_laplace(1, 2.0**30, tape(zero_word, seed))[0]) for seed in range(20)}
     assert len(large) == 20
@@ -182,7 +182,7 @@ def gaps_and_rate() -> tuple[np.ndarray, float]:
 
 
 @pytest.mark.parametrize("draw", [exponential_choice, permute_and_flip_choice])
-def test_forcing_every_choice_through_the_exact_branch_changes_no_choice(draw):
+def test_forcing_every_choice_through_the_exact_branch_changes_no_choice(draw) -> None:
     gaps, rate = gaps_and_rate()
     words = np.random.default_rng(4).bytes(8 * gaps.size)
     if draw is exponential_choice:
@@ -193,14 +193,14 @@ def test_forcing_every_choice_through_the_exact_branch_changes_no_choice(draw):
     assert len(np.unique(fast)) == 6
 
 
-def test_a_choice_at_the_very_edge_of_two_candidates_is_decided_by_further_bits():
+def test_a_choice_at_the_very_edge_of_two_candidates_is_decided_by_further_bits() -> None:
     gaps = np.zeros((2, 1))
     half = (2**63 - 1).to_bytes(8, "little"), (2**63).to_bytes(8, "little")
     assert exponential_choice(gaps, 1.0, tape(half[0]))[0] == 0
     assert exponential_choice(gaps, 1.0, tape(half[1]))[0] == 1
 
 
-def test_exact_permute_and_flip_ranks_by_the_true_keys():
+def test_exact_permute_and_flip_ranks_by_the_true_keys() -> None:
     gaps, rate = gaps_and_rate()
     words = np.random.default_rng(5).bytes(8 * gaps.size)
     chosen = permute_and_flip_choice(gaps, rate, tape(words))
@@ -215,7 +215,7 @@ def test_exact_permute_and_flip_ranks_by_the_true_keys():
 
 
 @pytest.mark.parametrize("lines_in_the_tail", [(3,), (0, 5), (1, 2, 4)])
-def test_permute_and_flip_ranks_rightly_when_uniform_numbers_are_tiny(lines_in_the_tail):
+def test_permute_and_flip_ranks_rightly_when_uniform_numbers_are_tiny(lines_in_the_tail) -> None:
     generator = np.random.default_rng(6)
     for _ in range(20):
         words = np.frombuffer(generator.bytes(48), dtype="<u8").copy()
@@ -230,13 +230,13 @@ def test_permute_and_flip_ranks_rightly_when_uniform_numbers_are_tiny(lines_in_t
         assert chosen == int(np.argmax(keys))
 
 
-def test_permute_and_flip_decides_between_two_words_of_zeros_by_further_bits():
+def test_permute_and_flip_decides_between_two_words_of_zeros_by_further_bits() -> None:
     gaps = np.array([[0.0], [1.0]])
     chosen = [int(permute_and_flip_choice(gaps, 1e-6, tape(bytes(16), seed))[0]) for seed in range(40)]
     assert 5 < sum(chosen) < 35
 
 
-def test_the_exact_weights_sum_over_the_uniform_number_in_proportion():
+def test_the_exact_weights_sum_over_the_uniform_number_in_proportion() -> None:
     # With weights 1 and 1/2 (gap ln 2 / rate) the boundary is at 2/3; numbers on either side must fall right.
     rate = float(np.log(2.0))
     gaps = np.array([[0.0], [1.0]])
@@ -246,7 +246,7 @@ def test_the_exact_weights_sum_over_the_uniform_number_in_proportion():
         assert exponential_choice(gaps, rate, tape(word.to_bytes(8, "little")), margin=1.0)[0] == expected
 
 
-def test_bytes_for_a_test_source_never_pass_for_release():
+def test_bytes_for_a_test_source_never_pass_for_release() -> None:
     assert not ExactNoise(_bytes=tape(b"")).exact
     assert ExactNoise(_bytes=tape(b"")).name == "test"
     assert ExactNoise(_margin=1.0).name == "test"
@@ -265,12 +265,12 @@ def laplace_cdf(x):
 CDF = {"gaussian": ndtr, "laplace": laplace_cdf}
 
 
-def exact_of_noise_laws(seed: int, margin: float | None = None) -> ExactNoise:
+def exact_of_noise_distributions(seed: int, margin: float | None = None) -> ExactNoise:
     return ExactNoise(_bytes=np.random.default_rng(seed).bytes, _margin=margin)
 
 
 def chi_square_p(drawn: np.ndarray, family: str, scale: float) -> float:
-    """Compare the frequency of every integer (rare ones together, each side) with the rounded law."""
+    """Compare the frequency of every integer (rare ones together, each side) with the rounded distribution."""
     reach = int(np.abs(drawn).max()) + 1
     integers = np.arange(-reach, reach + 1)
     cdf = CDF[family]
@@ -284,43 +284,45 @@ def chi_square_p(drawn: np.ndarray, family: str, scale: float) -> float:
 
 @pytest.mark.parametrize("family", ["gaussian", "laplace"])
 @pytest.mark.parametrize("scale", [0.5, 1.0, 2.0, 4.0, 8.0, 11.3])
-def test_every_integer_is_as_frequent_as_the_rounded_law_says(family, scale):
-    drawn = getattr(exact_of_noise_laws(11), family)(scale, 400_000)
+def test_every_integer_is_as_frequent_as_the_rounded_law_says(family, scale) -> None:
+    drawn = getattr(exact_of_noise_distributions(11), family)(scale, 400_000)
     assert chi_square_p(drawn, family, scale) > REJECT
 
 
 @pytest.mark.parametrize("family", ["gaussian", "laplace"])
-def test_the_law_is_the_same_when_every_draw_takes_the_exact_branch(family):
-    drawn = getattr(exact_of_noise_laws(12, margin=1.0), family)(2.5, 6_000)
+def test_the_distribution_is_the_same_when_every_draw_takes_the_exact_branch(family) -> None:
+    drawn = getattr(exact_of_noise_distributions(12, margin=1.0), family)(2.5, 6_000)
     assert chi_square_p(drawn, family, 2.5) > REJECT
 
 
 @pytest.mark.parametrize("family", ["gaussian", "laplace"])
 @pytest.mark.parametrize(
-    "source", [exact_of_noise_laws(13), SeededNoise(13), ExactNoise()], ids=["test", "seeded", "exact"]
+    "source",
+    [exact_of_noise_distributions(13), SeededNoise(13), ExactNoise()],
+    ids=["test", "seeded", "exact"],
 )
-def test_at_release_scale_the_noise_follows_its_continuous_law(family, source):
+def test_at_release_scale_the_noise_follows_its_continuous_distribution(family, source) -> None:
     drawn = getattr(source, family)(FINE, 300_000) / FINE
     assert stats.kstest(drawn, CDF[family]).pvalue > REJECT
 
 
 @pytest.mark.parametrize("family", ["gaussian", "laplace"])
-def test_the_tails_at_release_scale_are_as_heavy_as_the_law_says(family):
-    drawn = np.abs(getattr(exact_of_noise_laws(14), family)(FINE, 4_000_000)) / FINE
+def test_the_tails_at_release_scale_are_as_heavy_as_the_distribution_says(family) -> None:
+    drawn = np.abs(getattr(exact_of_noise_distributions(14), family)(FINE, 4_000_000)) / FINE
     for mass in (1e-2, 1e-3, 1e-4, 1e-5, 2**-17, 1e-6):
         limit = -stats.norm.ppf(mass / 2) if family == "gaussian" else -np.log(mass)
         assert stats.binomtest(int((drawn > limit).sum()), drawn.size, mass).pvalue > REJECT
 
 
 @pytest.mark.parametrize("family", ["gaussian", "laplace"])
-def test_signs_are_fair_and_low_digits_uniform(family):
-    drawn = getattr(exact_of_noise_laws(15), family)(FINE, 1_000_000)
+def test_signs_are_fair_and_low_digits_uniform(family) -> None:
+    drawn = getattr(exact_of_noise_distributions(15), family)(FINE, 1_000_000)
     assert stats.binomtest(int((drawn > 0).sum()), int((drawn != 0).sum()), 0.5).pvalue > REJECT
     assert stats.chisquare(np.bincount(drawn % 64, minlength=64)).pvalue > REJECT
 
 
 @pytest.mark.parametrize("family", ["gaussian", "laplace"])
-def test_the_noise_agrees_with_opendp(family):
+def test_the_noise_agrees_with_opendp(family) -> None:
     dp.enable_features("contrib")
     domain = dp.vector_domain(dp.atom_domain(T="i64"))
     if family == "gaussian":
@@ -333,7 +335,7 @@ def test_the_noise_agrees_with_opendp(family):
     assert stats.ks_2samp(np.abs(ours), np.abs(theirs)).pvalue > REJECT
 
 
-def test_the_discrete_gaussian_is_within_the_stated_distance_of_the_rounded_one():
+def test_the_discrete_gaussian_is_within_the_stated_distance_of_the_rounded_one() -> None:
     # Theory section 3.5: total variation 4*phi(1)/48 = 0.0202 over sigma squared. True from sigma = 6 up.
     for sigma in np.arange(6.0, 40.0, 0.37):
         integers = np.arange(-int(12 * sigma), int(12 * sigma) + 1)

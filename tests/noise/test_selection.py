@@ -1,4 +1,4 @@
-"""The exponential mechanism and permute-and-flip: frequencies, privacy of the law, the grid's effect.
+"""The exponential mechanism and permute-and-flip: frequencies, privacy of the distribution, the grid's effect.
 
 Fewer than 40 statistical tests reject below 1e-8: together a false alarm has probability below 1e-6.
 """
@@ -25,35 +25,35 @@ def exact(seed: int, margin: float | None = None) -> ExactNoise:
     return ExactNoise(_bytes=np.random.default_rng(seed).bytes, _margin=margin)
 
 
-def exponential_law(keys: np.ndarray) -> np.ndarray:
+def exponential_distribution(keys: np.ndarray) -> np.ndarray:
     weights = np.exp(keys - keys.max())
     return weights / weights.sum()
 
 
-def permute_and_flip_law(keys: np.ndarray) -> np.ndarray:
+def permute_and_flip_distribution(keys: np.ndarray) -> np.ndarray:
     """Sum over all orders: each candidate in turn is accepted with probability exp(key - best key)."""
     accept = np.exp(keys - keys.max())
-    law = np.zeros(keys.size)
+    distribution = np.zeros(keys.size)
     orders = list(itertools.permutations(range(keys.size)))
     for order in orders:
         reached = 1.0 / len(orders)
         for candidate in order:
-            law[candidate] += reached * accept[candidate]
+            distribution[candidate] += reached * accept[candidate]
             reached *= 1.0 - accept[candidate]
-    return law
+    return distribution
 
 
-LAWS = [(choose, exponential_law), (permute_and_flip, permute_and_flip_law)]
+DISTRIBUTIONS = [(choose, exponential_distribution), (permute_and_flip, permute_and_flip_distribution)]
 SCORES = [[0.0, 0.3, 1.0, 1.2], [2.0, 2.0], [5.0, -1.0, 4.0, 4.5, 0.0, 4.9], [0.0, -30.0, -0.001]]
 
 
-@pytest.mark.parametrize(("mechanism", "law"), LAWS)
+@pytest.mark.parametrize(("mechanism", "distribution"), DISTRIBUTIONS)
 @pytest.mark.parametrize("scores", SCORES)
 @pytest.mark.parametrize("source", [exact(21), SeededNoise(21)], ids=["test", "seeded"])
-def test_choices_are_as_frequent_as_the_closed_form_says(mechanism, law, scores, source):
+def test_choices_are_as_frequent_as_the_closed_form_says(mechanism, distribution, scores, source) -> None:
     rows = np.tile(scores, (200_000, 1))
     made = mechanism(rows, epsilon=2.0, sensitivity=1.0, source=source)
-    expected = law(made.exponent * np.array(scores)) * len(rows)
+    expected = distribution(made.exponent * np.array(scores)) * len(rows)
     counts = np.bincount(made.index, minlength=len(scores))
     likely = expected > 10
     assert counts[~likely].sum() <= 60
@@ -61,17 +61,19 @@ def test_choices_are_as_frequent_as_the_closed_form_says(mechanism, law, scores,
     assert stats.chisquare(counts, expected / expected.sum() * counts.sum()).pvalue > REJECT
 
 
-@pytest.mark.parametrize(("mechanism", "law"), LAWS)
-def test_the_law_is_the_same_when_every_choice_takes_the_exact_branch(mechanism, law):
+@pytest.mark.parametrize(("mechanism", "distribution"), DISTRIBUTIONS)
+def test_the_distribution_is_the_same_when_every_choice_takes_the_exact_branch(
+    mechanism, distribution
+) -> None:
     scores = np.array(SCORES[0])
     made = mechanism(np.tile(scores, (3_000, 1)), epsilon=2.0, sensitivity=1.0, source=exact(22, margin=1.0))
     counts = np.bincount(made.index, minlength=4)
-    assert stats.chisquare(counts, law(made.exponent * scores) * 3_000).pvalue > REJECT
+    assert stats.chisquare(counts, distribution(made.exponent * scores) * 3_000).pvalue > REJECT
 
 
 @pytest.mark.parametrize("mechanism", [choose, permute_and_flip])
-def test_a_thousand_candidates_are_chosen_with_the_right_frequency(mechanism):
-    # One clear favourite and 999 equal others, so that the law is known without enumeration.
+def test_a_thousand_candidates_are_chosen_with_the_right_frequency(mechanism) -> None:
+    # One clear favourite and 999 equal others, so that the distribution is known without enumeration.
     scores = np.append(np.zeros(999), 7.0)
     rows = np.tile(scores, (4_000, 1))
     made = mechanism(rows, epsilon=2.0, sensitivity=1.0, source=exact(23))
@@ -107,26 +109,29 @@ class Capture:
 
 
 @settings(deadline=None, max_examples=300)
-@given(neighbours, st.floats(1e-3, 1e3), st.sampled_from(LAWS))
-def test_neighbouring_scores_have_laws_within_epsilon_even_after_rounding_and_a_common_shift(
-    pair, epsilon, mechanism_and_law
-):
+@given(neighbours, st.floats(1e-3, 1e3), st.sampled_from(DISTRIBUTIONS))
+def test_neighbouring_scores_have_distributions_within_epsilon_even_after_rounding_and_a_common_shift(
+    pair, epsilon, mechanism_and_distribution
+) -> None:
     scores, moves, shift = pair
-    mechanism, law = mechanism_and_law
+    mechanism, distribution = mechanism_and_distribution
     source = Capture()
     spread = max(float(np.ptp(moves)), 1e-3)
-    laws, keys = [], []
+    distributions, keys = [], []
     for values in (scores, scores + moves + shift):
         # adding the shift in floats itself moves scores by up to 1e-10, which the range must include
         mechanism(values, epsilon=epsilon, range_sensitivity=spread * (1 + 1e-6), source=source)
         keys.append(source.keys)
-        laws.append(law(source.keys))
+        distributions.append(distribution(source.keys))
     assert np.ptp(keys[0] - keys[1]) <= epsilon * (1 + 1e-12)
-    seen = (laws[0] > 1e-250) & (laws[1] > 1e-250)
-    assert np.abs(np.log(laws[0][seen]) - np.log(laws[1][seen])).max() <= epsilon * (1 + 1e-9) + 1e-9
+    seen = (distributions[0] > 1e-250) & (distributions[1] > 1e-250)
+    assert (
+        np.abs(np.log(distributions[0][seen]) - np.log(distributions[1][seen])).max()
+        <= epsilon * (1 + 1e-9) + 1e-9
+    )
 
 
-def test_a_common_shift_beyond_any_clipping_does_not_break_the_range():
+def test_a_common_shift_beyond_any_clipping_does_not_break_the_range() -> None:
     source = Capture()
     small, large = np.array([0.0, 1.0, 2.0]), np.array([0.0, 1.0, 2.0]) + 2.0**50
     keys = []
@@ -136,7 +141,7 @@ def test_a_common_shift_beyond_any_clipping_does_not_break_the_range():
     assert np.array_equal(keys[0], keys[1])
 
 
-def test_gaps_are_clipped_where_whole_steps_are_still_exact():
+def test_gaps_are_clipped_where_whole_steps_are_still_exact() -> None:
     source = Capture()
     for spread in (1e-6, 1.0, 1e6):
         made = choose([0.0, 1.0, 1e300], epsilon=1.0, range_sensitivity=spread, source=source)
@@ -145,7 +150,7 @@ def test_gaps_are_clipped_where_whole_steps_are_still_exact():
 
 
 @given(st.floats(0.0, 2.0), st.lists(st.floats(-2.0, 2.0), min_size=2, max_size=4))
-def test_gaps_near_the_clipping_move_no_further_than_the_range(beyond, moves):
+def test_gaps_near_the_clipping_move_no_further_than_the_range(beyond, moves) -> None:
     source = Capture()
     limit = choose([0.0, 1.0], epsilon=1.0, range_sensitivity=4.0).step * 2.0**45
     scores = np.append(np.zeros(len(moves) - 1), limit + beyond)
@@ -156,19 +161,19 @@ def test_gaps_near_the_clipping_move_no_further_than_the_range(beyond, moves):
     assert np.ptp(keys[0] - keys[1]) <= 1.0 + 1e-9
 
 
-def test_scores_at_the_ends_of_the_float_range_are_chosen_from_without_a_warning():
+def test_scores_at_the_ends_of_the_float_range_are_chosen_from_without_a_warning() -> None:
     with np.errstate(all="raise", under="ignore"):
         index = choose([[1e308, -1e308], [-1e308, 1e308]], epsilon=1.0, sensitivity=1.0).index
     assert index.tolist() == [0, 1]
 
 
-def test_rounding_costs_less_than_a_hundred_thousandth_of_the_exponent():
+def test_rounding_costs_less_than_a_hundred_thousandth_of_the_exponent() -> None:
     made = choose([0.0, 1.0], epsilon=1.0, sensitivity=0.3)
     assert 1.0 - 1e-5 < made.exponent * 0.6 < 1.0
     assert choice_module.ROUNDING_STEPS == 3
 
 
-def test_the_smaller_of_the_two_stated_sensitivities_counts():
+def test_the_smaller_of_the_two_stated_sensitivities_counts() -> None:
     both = choose([0.0, 1.0], epsilon=1.0, sensitivity=1.0, range_sensitivity=0.5)
     assert both.exponent == choose([0.0, 1.0], epsilon=1.0, range_sensitivity=0.5).exponent
     other = choose([0.0, 1.0], epsilon=1.0, sensitivity=0.1, range_sensitivity=0.5)
@@ -189,7 +194,7 @@ def test_the_smaller_of_the_two_stated_sensitivities_counts():
         {"scores": [0.0, 1.0], "epsilon": 1.0},
     ],
 )
-def test_bad_input_is_refused_before_anything_is_drawn(mechanism, arguments):
+def test_bad_input_is_refused_before_anything_is_drawn(mechanism, arguments) -> None:
     def no_bytes(_count):
         raise AssertionError("entropy was read")
 
@@ -198,7 +203,7 @@ def test_bad_input_is_refused_before_anything_is_drawn(mechanism, arguments):
 
 
 @pytest.mark.parametrize("mechanism", [choose, permute_and_flip])
-def test_shapes_follow_the_scores(mechanism):
+def test_shapes_follow_the_scores(mechanism) -> None:
     assert mechanism([1.0, 2.0], epsilon=1.0, sensitivity=1.0).index.shape == ()
     assert mechanism(np.zeros((7, 3)), epsilon=1.0, sensitivity=1.0).index.shape == (7,)
     assert mechanism(np.zeros((0, 3)), epsilon=1.0, sensitivity=1.0).index.shape == (0,)

@@ -29,7 +29,7 @@ def digits() -> Records:
     return load("mnist-5k", records=100, seed=0).train
 
 
-def test_changes_are_those_between_networks_trained_one_by_one(digits):
+def test_changes_are_those_between_networks_trained_one_by_one(digits) -> None:
     """A plain loop: train with all records, then without each; compare weights and logits."""
     found = empirical_sensitivity(digits, removals=3, settings=SMALL, queries=digits.features[:7], seed=4)
     planted, rows, kinds = plant(digits, removals=3, seed=4)
@@ -60,7 +60,7 @@ def test_changes_are_those_between_networks_trained_one_by_one(digits):
     assert found.logit.basis == "empirical"
 
 
-def test_planted_records_are_what_they_are_called(digits):
+def test_planted_records_are_what_they_are_called(digits) -> None:
     planted, rows, kinds = plant(digits, removals=6, seed=1)
     assert kinds == ["mislabelled", "extreme", "ordinary"] * 2
     for row, kind in zip(rows, kinds, strict=True):
@@ -75,7 +75,7 @@ def test_planted_records_are_what_they_are_called(digits):
     assert (planted.labels[untouched] == digits.labels[untouched]).all()
 
 
-def test_the_published_bounds_are_refuted_on_real_digits():
+def test_the_published_bounds_are_refuted_on_real_digits() -> None:
     """1,000 records, the authors' loss with alpha = 1, the paper's network: THEORY 2.3 on a small scale.
 
     The bound on the whole weight vector grows as 1/n and is too wide to be exceeded here; the slow test does it.
@@ -97,7 +97,7 @@ def test_the_published_bounds_are_refuted_on_real_digits():
 
 
 @pytest.mark.slow
-def test_all_published_bounds_are_refuted_at_the_paper_s_own_setting(real_data):
+def test_all_published_bounds_are_refuted_at_the_paper_s_own_setting(real_data) -> None:
     """MNIST, 10,000 records, 100 epochs: one mislabelled record moves a logit, a weight and the weights too far."""
     data = load("mnist", records=10_000, seed=0, data_dir=real_data)
     found = empirical_sensitivity(
@@ -108,7 +108,7 @@ def test_all_published_bounds_are_refuted_at_the_paper_s_own_setting(real_data):
     assert [check.verdict for check in found.against(formulas)] == ["refuted"] * 3
 
 
-def test_a_certified_bound_of_a_convex_model_holds_and_is_approached():
+def test_a_certified_bound_of_a_convex_model_holds_and_is_approached() -> None:
     """Regularised softmax regression: removing a record moves W by at most sqrt(2)*R/(lam*N) (THEORY 3.1)."""
     dice = np.random.default_rng(0)
     features = dice.normal(size=(40, 3))
@@ -130,7 +130,7 @@ def test_a_certified_bound_of_a_convex_model_holds_and_is_approached():
     assert found.against({"weights_l2": too_small})[0].verdict == "refuted"
 
 
-def test_the_largest_change_names_the_record_that_caused_it():
+def test_the_largest_change_names_the_record_that_caused_it() -> None:
     found = EmpiricalSensitivity(
         (Removal(3, "ordinary", 0.1, 0.5, 0.2), Removal(5, "extreme", 0.05, 0.9, 0.1)), 10, 2
     )
@@ -144,6 +144,6 @@ def test_the_largest_change_names_the_record_that_caused_it():
 
 
 @pytest.mark.parametrize("arguments", [{"removals": 0}, {"removals": 100}, {"removals": 1, "kinds": ["odd"]}])
-def test_impossible_removals_are_refused(digits, arguments):
+def test_impossible_removals_are_refused(digits, arguments) -> None:
     with pytest.raises(InvalidInput, match="removals must be between 1 and"):
         empirical_sensitivity(digits, settings=SMALL, **arguments)

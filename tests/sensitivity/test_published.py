@@ -17,7 +17,7 @@ def _model(hidden=(5,), activation="tanh", features=4, classes=3):
     return Model(network, TrainingSettings(hidden, activation), records=50, dataset="made up", seed=0)
 
 
-def test_the_formulas_by_hand_for_one_hidden_layer():
+def test_the_formulas_by_hand_for_one_hidden_layer() -> None:
     found = published_sensitivity_for(9, [4], 2, 100, l2=0.02)
     rho = (1 / 2) / 4 * 3 * 2  # (C-1)/(C*H) * sqrt(m) * sqrt(H)
     lam, weights = 0.01, 9 * 4 + 4 * 2
@@ -29,7 +29,7 @@ def test_the_formulas_by_hand_for_one_hidden_layer():
     assert found.oaro.value == pytest.approx(2 * rho**2 / (lam * 100))
 
 
-def test_the_formulas_by_hand_for_two_hidden_layers_with_given_maxima():
+def test_the_formulas_by_hand_for_two_hidden_layers_with_given_maxima() -> None:
     found = published_sensitivity_for(9, [4, 16], 5, 100, l2=0.02, maxima=[2.0, 0.5, 3.0])
     rho = (4 / 5) / 16 * (3 * 2.0) * (2 * 0.5) * (4 * 3.0)
     weights = 9 * 4 + 4 * 16 + 16 * 5
@@ -37,19 +37,19 @@ def test_the_formulas_by_hand_for_two_hidden_layers_with_given_maxima():
     assert found.logit.value == pytest.approx(16 * 2 * rho / (0.01 * 100) / math.sqrt(weights))
 
 
-def test_every_value_knows_its_basis_and_says_it_is_no_bound():
+def test_every_value_knows_its_basis_and_says_it_is_no_bound() -> None:
     for name, entry in vars(published_sensitivity_for(784, [128], 10, 10_000)).items():
         assert entry.basis == "published", name
         assert "not an upper bound" in entry.because
 
 
-def test_the_probability_is_truncated_at_one_and_never_overflows():
+def test_the_probability_is_truncated_at_one_and_never_overflows() -> None:
     found = published_sensitivity_for(10, [1000], 2, 1)
     assert found.probability.value == 1.0
     assert found.probability_untruncated.value == math.inf
 
 
-def test_maxima_measured_on_records_are_the_largest_neurons_layer_by_layer():
+def test_maxima_measured_on_records_are_the_largest_neurons_layer_by_layer() -> None:
     model = _model(hidden=(5, 6))
     records = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
     signal = torch.from_numpy(records)
@@ -65,14 +65,14 @@ def test_maxima_measured_on_records_are_the_largest_neurons_layer_by_layer():
     )
 
 
-def test_an_unbounded_activation_needs_maxima():
+def test_an_unbounded_activation_needs_maxima() -> None:
     with pytest.raises(InvalidInput, match="maxima is required for the activation relu"):
         published_sensitivity(_model(activation="relu"))
     records = np.ones((3, 4), np.float32)
     assert published_sensitivity(_model(activation="relu"), records=records).logit.value > 0
 
 
-def test_a_network_without_hidden_layer_needs_maxima():
+def test_a_network_without_hidden_layer_needs_maxima() -> None:
     with pytest.raises(InvalidInput, match="maxima is required for a network without hidden layers"):
         published_sensitivity_for(4, [], 3, 10)
     assert published_sensitivity_for(4, [], 3, 10, maxima=[2.0]).logit.value > 0
@@ -91,11 +91,11 @@ def test_a_network_without_hidden_layer_needs_maxima():
         {"hidden": [0]},
     ],
 )
-def test_impossible_shapes_are_refused(wrong):
+def test_impossible_shapes_are_refused(wrong) -> None:
     with pytest.raises(InvalidInput):
         published_sensitivity_for(**({"features": 4, "hidden": [5], "classes": 3, "records": 10} | wrong))
 
 
-def test_records_and_maxima_together_are_refused():
+def test_records_and_maxima_together_are_refused() -> None:
     with pytest.raises(InvalidInput, match="Only one of records and maxima"):
         published_sensitivity(_model(), records=np.ones((1, 4), np.float32), maxima=[1.0, 1.0])

@@ -20,13 +20,7 @@ from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms.base import Answers, Floats
 from quietmax.models.training import Classifier, Model, softmax
-from quietmax.noise.release import (
-    CLIP_STEPS,
-    GaussianRelease,
-    LaplaceRelease,
-    release_gaussian,
-    release_laplace,
-)
+from quietmax.noise.release import CLIP_STEPS, release_gaussian, release_laplace
 from quietmax.noise.selection import choose
 from quietmax.noise.sources import NoiseSource
 from quietmax.sensitivity.published import published_sensitivity
@@ -177,7 +171,6 @@ class Algorithm1:
         v = choose(p, epsilon=epsilon_sampling, sensitivity=probability_sensitivity, source=source).index
         # Line 10: z_v <- z_v + Dist(0, Delta z / e_n)
         sampled = z[query, v]
-        noised: LaplaceRelease | GaussianRelease
         if self.noise == "laplace":
             noised = release_laplace(
                 sampled, sensitivity=logit_sensitivity, epsilon=epsilon_neuron, source=source, coordinates=1

@@ -1,6 +1,6 @@
-"""The dice: exact noise for everything that leaves the process, seeded fast noise for experiments."""
+"""Noise: exact for everything that leaves the process, seeded and fast for experiments."""
 
-from quietmax.noise.release import GaussianRelease, LaplaceRelease, release_gaussian, release_laplace
+from quietmax.noise.release import NoisyValues, release_gaussian, release_laplace
 from quietmax.noise.selection import Choice, choose, permute_and_flip
 from quietmax.noise.sources import EXACT, ExactNoise, NoiseSource, SeededNoise
 
@@ -8,9 +8,8 @@ __all__ = [
     "EXACT",
     "Choice",
     "ExactNoise",
-    "GaussianRelease",
-    "LaplaceRelease",
     "NoiseSource",
+    "NoisyValues",
     "SeededNoise",
     "choose",
     "permute_and_flip",

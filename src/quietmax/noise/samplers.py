@@ -1,8 +1,10 @@
-"""Rigorous bounds on the few functions the exact sampler compares random numbers with.
+"""Exact samplers: rounded Gaussian and Laplace noise, the exponential mechanism and permute-and-flip.
 
-Each returns a pair of fractions, lower and upper, that surely encloses the true value and closes in on it as
-`bits` grows: integer arithmetic rounded outwards, and the decimal module's `exp` and `ln`, which are
-correctly rounded. Slow, and rarely needed: one draw in thousands.
+Every draw is a decision about uniform random numbers. It is made in floating point where the floating-point error
+certainly does not matter, which holds for all but about one draw in ten thousand. Otherwise it is made exactly: a
+`LazyUniform` reads further random bits until rigorous bounds on the function in question decide the comparison.
+
+The module has three parts: the rigorous bounds, the rounded noise, and the choices.
 """
 
 from __future__ import annotations
@@ -18,21 +20,47 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 Bounds = tuple[Fraction, Fraction]
+"""A lower and an upper bound."""
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+ReadBytes = Callable[[int], bytes]
+"""Returns that many fresh random bytes."""
+Survival = Callable[[Fraction, int], Bounds]
+
+# Rigorous bounds. Each function returns a lower and an upper bound that enclose the true value and approach it as
+# `bits` grows: integer arithmetic rounded outwards, and the decimal module's `exp` and `ln`, which are correctly
+# rounded. They are slow, and rarely needed.
 
 
 def _context(bits: int) -> decimal.Context:
+    """Return a decimal context with more than this many bits."""
     digits = bits * 31 // 100 + 12
     return decimal.Context(prec=digits, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX, traps=[])
 
 
 def _decimals(value: Fraction, context: decimal.Context) -> tuple[decimal.Decimal, decimal.Decimal]:
+    """Enclose a fraction by two decimals."""
     nearest = context.divide(decimal.Decimal(value.numerator), decimal.Decimal(value.denominator))
     return context.next_minus(nearest), context.next_plus(nearest)
 
 
 def exponential_survival(point: Fraction, bits: int) -> Bounds:
-    """Enclose exp(-point), the probability that a standard exponential variable exceeds `point` >= 0.
+    """Enclose exp(-point), the probability that a standard exponential variable exceeds `point`.
 
+    Parameters
+    ----------
+    point : Fraction
+        At least 0.
+    bits : int
+        The bounds differ by at most about 2^-bits.
+
+    Returns
+    -------
+    tuple of Fraction
+        A lower and an upper bound.
+
+    Examples
+    --------
     >>> lower, upper = exponential_survival(Fraction(1), 64)
     >>> f"{float(lower):.6f}", upper - lower < Fraction(1, 2**64)
     ('0.367879', True)
@@ -45,7 +73,20 @@ def exponential_survival(point: Fraction, bits: int) -> Bounds:
 
 
 def logarithm(value: Fraction, bits: int) -> Bounds:
-    """Enclose ln(value), `value` > 0."""
+    """Enclose ln(value).
+
+    Parameters
+    ----------
+    value : Fraction
+        Above 0.
+    bits : int
+        The bounds differ by at most about 2^-bits.
+
+    Returns
+    -------
+    tuple of Fraction
+        A lower and an upper bound.
+    """
     if value == 1:
         return Fraction(0), Fraction(0)
     context = _context(bits + 16)
@@ -75,11 +116,25 @@ def _root_of_two_over_pi(bits: int) -> tuple[int, int]:
 
 
 def normal_survival(point: Fraction, bits: int) -> Bounds:
-    """Enclose P(|N(0, 1)| > point) for `point` >= 0.
+    """Enclose P(|N(0, 1)| > point).
 
-    1 - sqrt(2/pi) * sum_k (-1)^k * point^(2k+1) / (2^k * k! * (2k+1)): the terms grow to exp(point^2/2) and
-    cancel, so that many more bits are carried; each is kept between two integers.
+    The series is 1 - sqrt(2/pi) * sum_k (-1)^k * point^(2k+1) / (2^k * k! * (2k+1)). Its terms grow to exp(point^2/2)
+    and cancel, so more bits are carried; each term is kept between two integers.
 
+    Parameters
+    ----------
+    point : Fraction
+        At least 0.
+    bits : int
+        The bounds differ by at most about 2^-bits.
+
+    Returns
+    -------
+    tuple of Fraction
+        A lower and an upper bound.
+
+    Examples
+    --------
     >>> lower, upper = normal_survival(Fraction(2), 64)
     >>> f"{float(lower):.6f}", upper - lower < Fraction(1, 2**64)
     ('0.045500', True)
@@ -115,19 +170,26 @@ def normal_survival(point: Fraction, bits: int) -> Bounds:
 
 
 def _scaled(value: Fraction, bits: int) -> tuple[int, int]:
+    """Enclose value * 2^bits by two integers."""
     low = (value.numerator << bits) // value.denominator
     return low, low + 1
 
 
-ReadBytes = Callable[[int], bytes]
-"""Returns that many fresh random bytes."""
-
-
 class LazyUniform:
-    """A uniform number in (numerator, numerator + 1) / 2^bits, extended by further random bits on demand.
+    """A uniform random number whose binary digits are drawn on demand.
 
-    The bits once drawn are kept, so all decisions taken with it are decisions about one real number: their
-    joint law is exact. (Equality with a given number has probability 0 and leads to further bits.)
+    It lies in (numerator, numerator + 1) / 2^bits. Bits that were drawn are kept, so all decisions concern one real
+    number and their joint distribution is exact. (Equality with a given number has probability 0 and leads to further
+    bits.)
+
+    Parameters
+    ----------
+    numerator : int
+        The first bits.
+    bits : int
+        How many bits these are.
+    read : callable
+        Returns that many fresh random bytes.
     """
 
     def __init__(self, numerator: int, bits: int, read: ReadBytes) -> None:
@@ -149,7 +211,13 @@ class LazyUniform:
         self.bits += 64
 
     def is_below(self, enclose: Callable[[int], Bounds]) -> bool:
-        """Decide whether it is below the number that `enclose(bits)` bounds ever more closely."""
+        """Decide whether the number is below another one.
+
+        Parameters
+        ----------
+        enclose : callable
+            Returns bounds on the other number that become closer as its argument, a number of bits, grows.
+        """
         while True:
             low, high = enclose(self.bits + 8)
             if self.upper <= low:
@@ -159,34 +227,69 @@ class LazyUniform:
             self.extend()
 
 
+# Rounded noise, by inversion: the sign and the magnitude's uniform number come from one 64-bit word.
+
 MARGIN = 2.0**-42
+"""More than the error of a computed magnitude for uniform numbers of at least `TAIL`."""
 TAIL = 2.0**-16
 _CHUNK = 1 << 15
 _WORD = np.dtype("<i8")
 _LOW_BITS = np.int64(2**63 - 1)
 
-Integers = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Survival = Callable[[Fraction, int], Bounds]
-
 
 def _normal_magnitude(uniform: Floats) -> Floats:
+    """Return x with P(|N(0, 1)| > x) = uniform."""
     magnitude: Floats = ndtri(0.5 * uniform)
     return np.negative(magnitude, out=magnitude)
 
 
 def _exponential_magnitude(uniform: Floats) -> Floats:
+    """Return x with exp(-x) = uniform."""
     magnitude: Floats = np.log(uniform)
     return np.negative(magnitude, out=magnitude)
 
 
 def rounded_gaussian(count: int, scale: float, read: ReadBytes, margin: float = MARGIN) -> Integers:
-    """Draw round(scale * N(0, 1)) `count` times, exactly in law."""
+    """Draw round(scale * N(0, 1)), exactly distributed.
+
+    Parameters
+    ----------
+    count : int
+        How many numbers to draw.
+    scale : float
+        The scale of the noise.
+    read : callable
+        Returns that many fresh random bytes.
+    margin : float
+        Draws that are closer than this, relative to the scale, to a rounding boundary take the exact branch.
+
+    Returns
+    -------
+    ndarray of int
+        The draws.
+    """
     return _draw(count, scale, read, margin, _normal_magnitude, normal_survival)
 
 
 def rounded_laplace(count: int, scale: float, read: ReadBytes, margin: float = MARGIN) -> Integers:
-    """Draw round(scale * Laplace(1)) `count` times, exactly in law; Laplace(1) has density exp(-|x|)/2."""
+    """Draw round(scale * X), where X has density exp(-|x|)/2, exactly distributed.
+
+    Parameters
+    ----------
+    count : int
+        How many numbers to draw.
+    scale : float
+        The scale of the noise.
+    read : callable
+        Returns that many fresh random bytes.
+    margin : float
+        Draws that are closer than this, relative to the scale, to a rounding boundary take the exact branch.
+
+    Returns
+    -------
+    ndarray of int
+        The draws.
+    """
     return _draw(count, scale, read, margin, _exponential_magnitude, exponential_survival)
 
 
@@ -198,6 +301,7 @@ def _draw(
     magnitude: Callable[[Floats], Floats],
     survival: Survival,
 ) -> Integers:
+    """Draw in floating point; repeat exactly what is too close to a boundary or in the tail."""
     drawn = np.empty(count, dtype=np.int64)
     limit = 0.5 - scale * margin
     for start in range(0, count, _CHUNK):
@@ -241,13 +345,16 @@ def _exact_magnitude(uniform: LazyUniform, scale: Fraction, survival: Survival, 
     return high
 
 
+# Choices.
+
 WEIGHT_MARGIN = 2.0**-40
 KEY_MARGIN = 2.0**-42
 TAIL_LOGARITHM = 11.09
-"""Below 16*ln(2): what -ln(V) exceeds when V is below the tail."""
+"""Below 16*ln(2): -ln(V) exceeds it when V is below `TAIL`."""
 
 
 def _uniforms(count: int, read: ReadBytes) -> tuple[NDArray[np.uint64], Floats]:
+    """Draw 64-bit words and the uniform numbers whose first bits they are."""
     words: NDArray[np.uint64] = np.frombuffer(read(8 * count), dtype="<u8")
     uniform = words.astype(np.float64)
     uniform += 0.5
@@ -258,10 +365,26 @@ def _uniforms(count: int, read: ReadBytes) -> tuple[NDArray[np.uint64], Floats]:
 def exponential_choice(gaps: Floats, rate: float, read: ReadBytes, margin: float = WEIGHT_MARGIN) -> Integers:
     """Choose candidate v of each column with probability exp(-rate*gap_v) / sum_w exp(-rate*gap_w), exactly.
 
-    Inversion: with weights w_v = exp(-rate*gap_v) in (0, 1] and V uniform, the first v whose cumulative
-    weight exceeds V * sum(w). A weight errs by less than 2^-43 (w*ln(1/w) <= 1/e, so a relative error of the
-    exponent does not grow), a sum of C of them by less than C*2^-43 + C^2*2^-53, V times the total by no more
-    than that plus C*2^-52; the comparison is certain when it is decided by more than C*(1 + C/1024)*2^-40.
+    Inversion: with weights w_v = exp(-rate*gap_v) in (0, 1] and V uniform, the first v whose cumulative weight exceeds
+    V * sum(w). A weight has an error below 2^-43 (w*ln(1/w) <= 1/e, so a relative error of the exponent does not grow),
+    a sum of C of them below C*2^-43 + C^2*2^-53, V times the total no more than that plus C*2^-52. The comparison is
+    certain when it is decided by more than C*(1 + C/1024)*2^-40.
+
+    Parameters
+    ----------
+    gaps : ndarray of shape (candidates, columns)
+        Distances from the best score of each column, integers.
+    rate : float
+        The exponent per unit of the gaps.
+    read : callable
+        Returns that many fresh random bytes.
+    margin : float
+        Choices that are decided by less than this take the exact branch.
+
+    Returns
+    -------
+    ndarray of int, shape (columns,)
+        The chosen candidates.
     """
     candidates, columns = gaps.shape
     words, uniform = _uniforms(columns, read)
@@ -277,6 +400,7 @@ def exponential_choice(gaps: Floats, rate: float, read: ReadBytes, margin: float
 
 
 def _exact_exponential_choice(gaps: Floats, rate: Fraction, uniform: LazyUniform) -> int:
+    """Return the candidate of one column, extending the uniform number until the choice is certain."""
     exponents = [rate * int(gap) for gap in gaps]
     while True:
         bounds = [exponential_survival(exponent, uniform.bits + 8) for exponent in exponents]
@@ -284,9 +408,9 @@ def _exact_exponential_choice(gaps: Floats, rate: Fraction, uniform: LazyUniform
         high_target = uniform.upper * sum(high for _, high in bounds)
         low_sum = high_sum = Fraction(0)
         for candidate, (low, high) in enumerate(bounds):
-            certainly_after_the_previous = high_sum <= low_target
+            after_the_previous = high_sum <= low_target
             low_sum, high_sum = low_sum + low, high_sum + high
-            if certainly_after_the_previous and high_target <= low_sum:
+            if after_the_previous and high_target <= low_sum:
                 return candidate
         uniform.extend()
 
@@ -294,12 +418,27 @@ def _exact_exponential_choice(gaps: Floats, rate: Fraction, uniform: LazyUniform
 def permute_and_flip_choice(
     gaps: Floats, rate: float, read: ReadBytes, margin: float = KEY_MARGIN
 ) -> Integers:
-    """Choose a candidate of each column as permute-and-flip does with acceptance exp(-rate*gap_v), exactly.
+    """Choose a candidate of each column by permute-and-flip with acceptance exp(-rate*gap_v), exactly.
 
-    Permute-and-flip is the same law as the largest of E_v - rate*gap_v with independent standard exponential
-    E_v (Ding, Kifer, Sayed, Wang, Xiao, Zhang 2021). E_v = -ln(V_v) errs by less than 2^-43 + 2^-47 for V_v
-    >= 2^-16, rate*gap_v by 2^-53 of itself and the difference by 2^-53 of itself, all below (1 +
-    rate*gap_v)*2^-42.
+    Permute-and-flip has the same distribution as the largest of E_v - rate*gap_v with independent standard exponential
+    E_v (Ding, Kifer, Sayed, Wang, Xiao, Zhang 2021). E_v = -ln(V_v) has an error below 2^-43 + 2^-47 for V_v >= 2^-16,
+    rate*gap_v of 2^-53 of itself and the difference of 2^-53 of itself, all below (1 + rate*gap_v)*2^-42.
+
+    Parameters
+    ----------
+    gaps : ndarray of shape (candidates, columns)
+        Distances from the best score of each column, integers.
+    rate : float
+        The exponent per unit of the gaps.
+    read : callable
+        Returns that many fresh random bytes.
+    margin : float
+        Choices that are decided by less than this take the exact branch.
+
+    Returns
+    -------
+    ndarray of int, shape (columns,)
+        The chosen candidates.
     """
     candidates, columns = gaps.shape
     flat_words, flat_uniform = _uniforms(candidates * columns, read)
@@ -315,10 +454,10 @@ def permute_and_flip_choice(
     rivals = upper >= lower.max(axis=0)
     chosen: Integers = np.argmax(rivals, axis=0)
     for column in np.flatnonzero(np.count_nonzero(rivals, axis=0) > 1):
-        lines = np.flatnonzero(rivals[:, column])
-        lazies = [LazyUniform(int(words[line, column]), 64, read) for line in lines]
-        exact_penalties = [Fraction(rate) * int(gaps[line, column]) for line in lines]
-        chosen[column] = lines[_exact_largest(lazies, exact_penalties)]
+        rows = np.flatnonzero(rivals[:, column])
+        lazies = [LazyUniform(int(words[row, column]), 64, read) for row in rows]
+        exact_penalties = [Fraction(rate) * int(gaps[row, column]) for row in rows]
+        chosen[column] = rows[_exact_largest(lazies, exact_penalties)]
     return chosen
 
 
