@@ -1,30 +1,77 @@
-"""Shared by the tests of commands: running one in this process, and a table of one's own."""
+"""Shared by the tests of commands: run a command in this process; a table of people, queries and trained models."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from quietmax.cli import main
-from tests.cli.own_table import write_people
+from tests.cli.own_table import DECLARED, write_people
+
+Result = tuple[int, str, str]
+"""Exit code, stdout, stderr."""
+Run = Callable[..., Result]
 
 
 @pytest.fixture
-def run(capsys, monkeypatch):
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a command line in this process and return (exit code, stdout, stderr)."""
 
-    def call(*arguments) -> tuple[int, str, str]:
+    def call(*arguments: object) -> Result:
         monkeypatch.setattr(sys, "argv", ["quietmax", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
         captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
+        return int(ended.value.code or 0), captured.out, captured.err
 
     return call
 
 
+def assert_error(result: Result, code: int, *words: str) -> None:
+    """One line on stderr that holds the words, nothing on stdout, and the exit code."""
+    found, out, err = result
+    assert (found, out) == (code, ""), err
+    assert err.startswith("quietmax: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    for word in words:
+        assert word in err
+
+
 @pytest.fixture
-def people(tmp_path):
-    """The file of a table whose label is learned easily."""
+def people(tmp_path: Path) -> Path:
+    """The file of a table whose label is easy to learn."""
     return write_people(tmp_path / "people.csv")
+
+
+@pytest.fixture
+def queries(tmp_path: Path) -> Path:
+    """Two queries to a model of `people`: labels lo and hi."""
+    path = tmp_path / "queries.csv"
+    path.write_text("age,sex\n20,F\n85,M\n")
+    return path
+
+
+@pytest.fixture
+def head(run: Run, people: Path, tmp_path: Path) -> Path:
+    """The folder of a private head trained on `people`."""
+    folder = tmp_path / "head"
+    code, _, err = run(
+        "train", "head", people, *DECLARED, "--declared-size", 480, "--epsilon", 4, "-o", folder
+    )
+    assert code == 0, err
+    return folder
+
+
+@pytest.fixture
+def network(run: Run, people: Path, tmp_path: Path) -> Path:
+    """The folder of an ordinary network trained on `people`."""
+    folder = tmp_path / "network"
+    code, _, err = run(
+        *("train", "network", people, *DECLARED, "--epochs", 60, "--learning-rate", 0.01, "-o", folder)
+    )
+    assert code == 0, err
+    return folder

@@ -1,4 +1,4 @@
-"""A table of one's own: people whose income follows their age, and what is declared of them."""
+"""A table of people whose income follows their age, and the options that declare it."""
 
 from __future__ import annotations
 

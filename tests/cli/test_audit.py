@@ -178,3 +178,8 @@ def test_stability_is_measured_with_and_without_noise():
 def test_wrong_words_are_refused_with_a_sentence(arguments, words):
     with pytest.raises(InvalidInput, match=words):
         run(*arguments)
+
+
+def test_less_noise_can_only_be_audited_where_it_is_drawn():
+    with pytest.raises(InvalidInput, match="--noise-share"):
+        run("training", "mnist-5k", "--estimator", "network", "--noise-share", 0.5)

@@ -22,9 +22,7 @@ from tests.docs.code_blocks import blocks_of, commands, exit_code, run
 ROOT = Path(__file__).parents[2]
 QUIETMAX = [sys.executable, "-c", "from quietmax.cli import main; main()"]
 # What the page supposes: the README's private model, served as it says there.
-PRIVATE = (
-    "quietmax train mnist-5k --records 500 --private head --epsilon 1 --declared-size 500 --output private"
-)
+PRIVATE = "quietmax train head mnist-5k --records 500 --epsilon 1 --declared-size 500 --output private"
 README_SERVES = "quietmax serve digits=private --port 8080"
 
 

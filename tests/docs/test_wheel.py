@@ -85,11 +85,10 @@ def test_the_wheel_alone_demonstrates_trains_and_serves(tmp_path):
     trained = json.loads(
         run(
             "train",
+            "head",
             "my.csv",
             "--label",
             "income",
-            "--private",
-            "head",
             "--epsilon",
             "1",
             "-o",
@@ -99,7 +98,7 @@ def test_the_wheel_alone_demonstrates_trains_and_serves(tmp_path):
     )
     assert trained["guarantee"]["definition"] == "gaussian"
     run(
-        *("train", "my.csv", "--label", "income", "--private", "head", "--epsilon", "1"),
+        *("train", "head", "my.csv", "--label", "income", "--epsilon", "1"),
         *("--declared-size", "800", "-o", "declared", "--json"),
     )
     command = [str(programs / "quietmax"), "serve", "declared", "--anonymous", "--port", "0", "--json"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Callable, Mapping
+from functools import wraps
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -68,6 +71,7 @@ def load_command(name: str) -> Any:
         The command or group of commands, with help texts that are printed without interpreting markup.
     """
     module = import_module(f"quietmax.cli.{name}")
+    command: Any
     if hasattr(module, "app"):
         command = typer.main.get_group(module.app)
         command.help = command.help or COMMANDS[name]
@@ -75,17 +79,58 @@ def load_command(name: str) -> Any:
         single = typer.Typer(add_completion=False)
         single.command(name)(module.command)
         command = typer.main.get_command(single)
-    _escape_help(command)
+    _prepare(command)
     return command
 
 
-def _escape_help(command: Any) -> None:
-    """Protect brackets in the help of a command and its subcommands from being read as markup."""
+def _prepare(command: Any) -> None:
+    """Let rich print help texts unchanged, and let errors of a command name its flags; includes subcommands."""
     for part in (command, *command.params):
         if getattr(part, "help", None):
-            part.help = escape(part.help)
-    for subcommand in getattr(command, "commands", {}).values():
-        _escape_help(subcommand)
+            part.help = "\n\n".join(" ".join(escape(each).split()) for each in part.help.split("\n\n"))
+    if hasattr(command, "commands"):
+        for subcommand in command.commands.values():
+            _prepare(subcommand)
+    else:
+        command.callback = _reporting_errors(command)
+
+
+def _reporting_errors(command: Any) -> Callable[..., Any]:
+    """The function of a command, with errors printed as one line that names flags instead of arguments."""
+    function = command.callback
+    flags = {each.name: each.opts[0] for each in command.params if each.param_type_name == "option"}
+
+    @wraps(function)
+    def run(*arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, **options)
+        except QuietmaxError as problem:
+            _fail(name_flags(str(problem), flags), 2 if isinstance(problem, InvalidInput) else 1)
+
+    return run
+
+
+def name_flags(message: str, flags: Mapping[str, str]) -> str:
+    """Replace argument names in an error message by the flags of the command line.
+
+    Parameters
+    ----------
+    message : str
+        A message that names arguments in backticks or as its first word.
+    flags : mapping of str to str
+        The flag of each argument. Other names stay as they are.
+
+    Returns
+    -------
+    str
+        The message for the command line.
+
+    Examples
+    --------
+    >>> name_flags("declared_size must be positive, or set `infer`.", {"declared_size": "--declared-size"})
+    '--declared-size must be positive, or set `infer`.'
+    """
+    return re.sub(r"`(\w+)`|^([a-z]\w*)\b", lambda found: flags.get(found[1] or found[2], found[0]), message)
 
 
 app = typer.Typer(
@@ -121,10 +166,6 @@ def main() -> None:
     """
     try:
         sys.exit(app(spread_lists(sys.argv[1:]), prog_name="quietmax", standalone_mode=False))
-    except InvalidInput as problem:
-        _fail(str(problem), 2)
-    except QuietmaxError as problem:
-        _fail(str(problem), 1)
     except _UsageError as problem:
         message = " ".join(problem.format_message().split())
         if not message:  # a group without a command: its help is already printed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -119,9 +119,9 @@ class TableOptions:
 class DataOptions(TableOptions):
     """Which records of a data set or table to use, and how to read them."""
 
-    records: Annotated[
-        int | None, typer.Option(help="Number of training records, and of test records.")
-    ] = None
+    records: Annotated[int | None, typer.Option(help="Number of training records, and of test records.")] = (
+        None
+    )
     seed: Seed = 0
     encoding: AdultEncoding = None
     data_dir: DataDir = None
@@ -146,8 +146,20 @@ class DataOptions(TableOptions):
 
 
 def class_names(text: str | None) -> int | list[str] | None:
-    """Read names in order, or one whole number: the number of classes.
+    """Parse the value of ``--classes``: names separated by commas, or the number of classes.
 
+    Parameters
+    ----------
+    text : str or None
+        The value, None if the option was not given.
+
+    Returns
+    -------
+    int, list of str or None
+        The number of classes, or their names in order.
+
+    Examples
+    --------
     >>> class_names("no, yes"), class_names("2"), class_names("0,1")
     (['no', 'yes'], 2, ['0', '1'])
     """
@@ -158,33 +170,57 @@ def class_names(text: str | None) -> int | list[str] | None:
         return names
     if not names[0].isdecimal() or int(names[0]) < 2:
         raise InvalidInput(
-            f"--classes {text!r} names fewer than two classes; give names, as in no,yes, or a number, as in 2."
+            f"--classes must be at least two names (no,yes) or a number of at least 2, got {text!r}."
         )
     return int(names[0])
 
 
 def column_bounds(texts: list[str] | None) -> dict[str, tuple[float, float]]:
-    """Read ``column=low:high``.
+    """Parse the values of ``--bounds``.
 
+    Parameters
+    ----------
+    texts : list of str or None
+        Values of the form ``column=low:high``.
+
+    Returns
+    -------
+    dict of str to pair of float
+        Lowest and highest value by column.
+
+    Examples
+    --------
     >>> column_bounds(["age=0:100"])
     {'age': (0.0, 100.0)}
     """
     bounds = {}
     for text in texts or []:
-        name, _, span = text.rpartition("=")
-        low, _, high = span.partition(":")
+        name, _, interval = text.rpartition("=")
+        low, _, high = interval.partition(":")
         try:
             bounds[name] = (float(low), float(high))
         except ValueError:
             raise InvalidInput(
-                f"--bounds {text!r} is not of the form column=low:high; write it as in age=0:100."
+                f"--bounds must have the form column=low:high, as in age=0:100, got {text!r}."
             ) from None
     return bounds
 
 
 def column_categories(texts: list[str] | None) -> dict[str, tuple[str, ...]]:
-    """Read ``column=first,second,...``.
+    """Parse the values of ``--categories``.
 
+    Parameters
+    ----------
+    texts : list of str or None
+        Values of the form ``column=first,second,...``.
+
+    Returns
+    -------
+    dict of str to tuple of str
+        Categories by column.
+
+    Examples
+    --------
     >>> column_categories(["sex=Female,Male"])
     {'sex': ('Female', 'Male')}
     """
@@ -193,16 +229,25 @@ def column_categories(texts: list[str] | None) -> dict[str, tuple[str, ...]]:
         name, equals, values = text.partition("=")
         if not equals or not name or not values:
             raise InvalidInput(
-                f"--categories {text!r} is not of the form column=first,second; write it as in sex=Female,Male."
+                f"--categories must have the form column=first,second, as in sex=Female,Male, got {text!r}."
             )
         categories[name] = tuple(value.strip() for value in values.split(","))
     return categories
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """A command for Typer in which each parameter that is a dataclass is replaced by the fields of the dataclass.
+    """Give a command one option for each field of its parameters that are dataclasses.
 
-    Fields are annotated like a command's own parameters; Typer reads them from the signature given here.
+    Parameters
+    ----------
+    command : callable
+        A command whose parameters are all keyword-only. The fields of its dataclass parameters are annotated like
+        Typer parameters.
+
+    Returns
+    -------
+    callable
+        A command with a flat signature for Typer; it builds the dataclasses and calls ``command``.
     """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, type[Any]] = {}
@@ -212,26 +257,32 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
         if is_dataclass(kind):
             assert isinstance(kind, type)
             groups[parameter.name] = kind
-            parameters += _parameters(kind)
+            parameters += _parameters_of(kind)
         else:
             parameters.append(parameter.replace(annotation=kind, kind=Parameter.KEYWORD_ONLY))
 
     @wraps(command)
-    def called(**given: Any) -> None:
-        made = {
+    def flat(**given: Any) -> None:
+        built = {
             name: group(**{field.name: given.pop(field.name) for field in fields(group)})
             for name, group in groups.items()
         }
-        command(**given, **made)
+        command(**given, **built)
 
-    called.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return called
+    flat.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    flat.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return flat
 
 
-def _parameters(group: type[Any]) -> list[Parameter]:
+def _parameters_of(group: type[Any]) -> list[Parameter]:
+    """The fields of a dataclass as keyword-only parameters."""
     hints = get_type_hints(group, include_extras=True)
     return [
-        Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name])
+        Parameter(
+            field.name,
+            Parameter.KEYWORD_ONLY,
+            default=Parameter.empty if field.default is MISSING else field.default,
+            annotation=hints[field.name],
+        )
         for field in fields(group)
     ]

@@ -1,4 +1,4 @@
-"""What commands print: JSON on request, tables otherwise, progress on stderr, one sentence when something fails."""
+"""What commands print: JSON or tables on stdout, progress and errors on stderr."""
 
 from __future__ import annotations
 
@@ -7,52 +7,114 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from quietmax.accounting.guarantee import Guarantee
+if TYPE_CHECKING:
+    from quietmax.accounting.guarantee import Guarantee
 
-# Names of classes, folders and accounts are shown as they are: no brackets or colons in them mean a style or a picture.
-console = Console(markup=False, emoji=False)
-errors = Console(stderr=True, markup=False, emoji=False)
+# Class, folder and account names are printed unchanged: brackets and colons in them are not markup or emoji codes.
+console = Console(markup=False, emoji=False, highlight=False)
+errors = Console(stderr=True, markup=False, emoji=False, highlight=False)
+
+_STATUS_COLOURS = {"proven": "green", "conditional": "yellow", "refuted": "red"}
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document; infinities become null, as JSON has no word for them."""
-    sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+    """Print one JSON document; infinities and NaN, which JSON does not have, become null.
+
+    Parameters
+    ----------
+    value : object
+        Dictionaries, lists, tuples, strings, numbers, booleans, None, and objects with a method ``to_json``.
+    """
+    sys.stdout.write(json.dumps(_jsonable(value), indent=2, allow_nan=False) + "\n")
 
 
-def _finite(value: Any) -> Any:
+def _jsonable(value: Any) -> Any:
+    """The value without objects, infinities and NaN."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {str(key): _finite(entry) for key, entry in value.items()}
+        return {str(key): _jsonable(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    return value
+        return [_jsonable(entry) for entry in value]
+    return _jsonable(value.to_json()) if hasattr(value, "to_json") else value
 
 
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str | None = None
 ) -> None:
-    """Print a table; all columns but the first are aligned to the right."""
-    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
+    """Print a table. The first column is left-aligned, the others right-aligned; long entries are wrapped.
+
+    Parameters
+    ----------
+    title : str
+        Line above the table.
+    columns : sequence of str
+        Column headings.
+    rows : iterable of sequences of str
+        The entries, row by row.
+    caption : str, optional
+        Text below the table.
+    """
+    table = Table(title=title, title_justify="left", show_header=any(columns))
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(trial) for trial in row))
+        table.add_row(*(Text(entry) for entry in row))
     console.print(table)
+    if caption is not None:
+        console.print(caption, style="italic")
+
+
+def print_guarantee(guarantee: Guarantee) -> None:
+    """Print a guarantee, coloured by its status, and its assumptions.
+
+    Parameters
+    ----------
+    guarantee : Guarantee
+        What is claimed of the model or of the answers.
+    """
+    console.print("Guarantee:", style="bold", end=" ")
+    console.print(str(guarantee), style=_STATUS_COLOURS[guarantee.status])
+    for assumption in guarantee.assumptions:
+        console.print(f"  assumes: {assumption}")
+
+
+def print_error(message: str) -> None:
+    """Print one line on stderr.
+
+    Parameters
+    ----------
+    message : str
+        What is wrong, and what is valid.
+    """
+    errors.print(f"quietmax: {message}", style="bold red", soft_wrap=True)
 
 
 @contextmanager
 def progress_bar(description: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr with the time left; call the yielded function with (done, total)."""
-    described = TextColumn("{task.description}", markup=False)
-    columns = (described, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    """Show a progress bar with the remaining time on stderr, if stderr is a terminal.
+
+    Parameters
+    ----------
+    description : str
+        What is running.
+    quiet : bool, default False
+        Show nothing.
+
+    Yields
+    ------
+    callable
+        Takes the number of finished steps and the total.
+    """
+    text = TextColumn("{task.description}", markup=False)
+    columns = (text, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=errors, transient=True, disable=quiet or not errors.is_terminal) as bar:
         task = bar.add_task(description, total=None)
 
@@ -60,12 +122,3 @@ def progress_bar(description: str, *, quiet: bool = False) -> Iterator[Callable[
             bar.update(task, completed=done, total=total)
 
         yield advance
-
-
-def print_guarantee(guarantee: Guarantee) -> None:
-    """Print what is claimed, and what it assumes."""
-    colour = {"proven": "green", "conditional": "yellow", "refuted": "red"}[guarantee.status]
-    console.print("Guarantee:", style="bold", end=" ")
-    console.print(str(guarantee), style=colour, markup=False, highlight=False)
-    for assumption in guarantee.assumptions:
-        console.print(f"  assumes: {assumption}", markup=False, highlight=False)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import io
 import tempfile
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,7 +35,6 @@ ATTACKED_RECORDS = 1250
 SHADOWS = 4
 
 _MODEL = "digits"
-_START_TIMEOUT = 60.0
 
 
 def command(
@@ -211,7 +208,7 @@ def _query_until_exhausted(data: Split) -> dict[str, Any]:
         with _running_service(folder) as (url, key, ledger), Client(url, key) as client:
             while True:
                 try:
-                    answer = client.ask(_MODEL, data.test.features[len(labels)][None])
+                    answer = client.infer(_MODEL, data.test.features[len(labels)][None])
                 except BudgetExhausted as error:
                     return {
                         "truths": data.test.labels[: len(labels)].tolist(),
@@ -228,36 +225,18 @@ def _query_until_exhausted(data: Split) -> dict[str, Any]:
 @contextmanager
 def _running_service(folder: Path) -> Iterator[tuple[str, str, Ledger]]:
     """Run the service in a thread; yields its address, a client's key and its ledger."""
-    import uvicorn
-
     from quietmax.ledger.ledger import Ledger
     from quietmax.server.deployment import deploy
     from quietmax.server.metrics import Log
-    from quietmax.server.repository import load_servables
-    from quietmax.server.run import Listening, configuration, open_port
+    from quietmax.server.repository import load_models
+    from quietmax.server.run import run_in_thread
     from quietmax.server.service import Service
-    from quietmax.server.settings import Settings
 
     ledger = Ledger(folder / "ledger.sqlite")
     key, _ = ledger.create_key("demo")
-    service = Service(
-        ledger, deploy(ledger, load_servables([str(folder / _MODEL)])), Settings(), Log(io.BytesIO())
-    )
-    listening = Listening(port=0)
-    port = open_port(listening)
-    server = uvicorn.Server(configuration(service, listening))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [port]}, daemon=True)
-    thread.start()
-    try:
-        deadline = time.monotonic() + _START_TIMEOUT
-        while not server.started:
-            if time.monotonic() > deadline or not thread.is_alive():
-                raise QuietmaxError("The demo's service did not start. 'quietmax serve' shows the reason.")
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{port.getsockname()[1]}", key, ledger
-    finally:
-        server.should_exit = True
-        thread.join()
+    deployments = deploy(ledger, load_models([str(folder / _MODEL)]))
+    with run_in_thread(Service(ledger, deployments, log=Log(io.BytesIO()))) as url:
+        yield url, key, ledger
 
 
 def _print_service(service: dict[str, Any]) -> None:

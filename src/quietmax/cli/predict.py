@@ -1,53 +1,101 @@
-"""`quietmax predict`: randomised answers from a trained model, always with what is claimed of them."""
+"""`quietmax predict`: private answers from a trained model, with their guarantee."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 
-from quietmax.accounting.budget import Budget
-from quietmax.accounting.guarantee import Guarantee
-from quietmax.cli._options import Json
+from quietmax.cli._options import Json, arguments_of, with_groups
 from quietmax.cli._output import print_guarantee, print_json, print_table
-from quietmax.data.tables import read_queries
 from quietmax.errors import InvalidInput
-from quietmax.estimators.serialization import PrivateModel, open_private
-from quietmax.mechanisms.algorithm1 import Algorithm1
-from quietmax.models.serialization import load_model, read_description
-from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
-from quietmax.predictor import Predictor
 
-_SHOWN = 20
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from quietmax.accounting.guarantee import Guarantee
+
+_NETWORK_PANEL = "Ordinary networks"
+_ROWS_SHOWN = 20
 
 
-def command(
-    model: Annotated[Path, typer.Option(help="Folder written by 'quietmax train'.")],
-    input_file: Annotated[Path, typer.Option("--input", help="CSV, TSV, Parquet or NPZ file of queries.")],
+@dataclass(frozen=True)
+class NetworkOptions:
+    """How an ordinary network answers; a private model has its own mechanism and budget."""
+
     epsilon: Annotated[
-        float | None, typer.Option(help="Ordinary model: the whole budget, shared by all queries.")
-    ] = None,
+        float | None,
+        typer.Option(help="Budget of all queries together. Required.", rich_help_panel=_NETWORK_PANEL),
+    ] = None
     mechanism: Annotated[
-        str | None, typer.Option(help="Ordinary model: algorithm1, as published, without proven guarantee.")
-    ] = None,
-    noise: Annotated[str, typer.Option(help="algorithm1: gaussian or laplace.")] = "gaussian",
+        str | None,
+        typer.Option(
+            help="algorithm1, the paper's; it has no proven guarantee. Default: algorithm1.",
+            rich_help_panel=_NETWORK_PANEL,
+        ),
+    ] = None
+    noise: Annotated[
+        str | None,
+        typer.Option(help="gaussian or laplace. Default: gaussian.", rich_help_panel=_NETWORK_PANEL),
+    ] = None
     queries: Annotated[
-        int | None, typer.Option(min=1, help="Queries the budget is for; default: those in the file.")
-    ] = None,
-    epsilon_sampling: Annotated[float | None, typer.Option(help="Instead of the paper's split.")] = None,
-    epsilon_neuron: Annotated[float | None, typer.Option(help="Instead of the paper's split.")] = None,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Number of queries the budget is for. Default: those in the file.",
+            rich_help_panel=_NETWORK_PANEL,
+        ),
+    ] = None
+    epsilon_sampling: Annotated[
+        float | None,
+        typer.Option(
+            help="Part of epsilon for sampling the label. Default: the paper's.",
+            rich_help_panel=_NETWORK_PANEL,
+        ),
+    ] = None
+    epsilon_neuron: Annotated[
+        float | None,
+        typer.Option(
+            help="Part of epsilon for the noise on a neuron. Default: the paper's.",
+            rich_help_panel=_NETWORK_PANEL,
+        ),
+    ] = None
     seeded: Annotated[
         int | None,
-        typer.Option(min=0, help="Experiments only: fast repeatable noise from this seed, no protection."),
-    ] = None,
+        typer.Option(
+            min=0,
+            help="For experiments: reproducible noise from this seed, which protects nobody.",
+            rich_help_panel=_NETWORK_PANEL,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Answers:
+    """Labels as class numbers, probabilities if the model releases them, and what they cost."""
+
+    classes: tuple[str, ...]
+    labels: NDArray[np.int64]
+    probabilities: NDArray[np.float64] | None
+    guarantee: Guarantee
+    spending: dict[str, Any]
+
+
+@with_groups
+def command(
+    *,
+    model: Annotated[Path, typer.Option(help="Model folder, written by 'quietmax train'.")],
+    input_file: Annotated[Path, typer.Option("--input", help="CSV, TSV, Parquet or NPZ file of queries.")],
+    network: NetworkOptions,
     as_json: Json = False,
 ) -> None:
-    """Answer the queries of a file, and print the guarantee with its status.
+    """Answer the queries in a file and print the guarantee with its status.
 
-    A private model (trained with --private) answers under its own guarantee; its folder counts what was spent.
+    A private model (train head, teachers or dpsgd) answers under its own guarantee; its folder keeps count of what
+    was spent. An ordinary network answers through Algorithm 1.
 
     Examples:
 
@@ -55,83 +103,97 @@ def command(
 
     quietmax predict --model model --input queries.csv --epsilon 1
     """
-    if read_description(model).get("kind") != "mlp":
-        if any(
-            each is not None
-            for each in (epsilon, mechanism, seeded, queries, epsilon_sampling, epsilon_neuron)
-        ):
-            raise InvalidInput("A private model has its own mechanism and budget; leave those options out.")
-        private = open_private(model)
-        names = private.encoding.classes if private.encoding else private.classes
-        _report(names, *_private_answers(private, input_file), as_json)
-        return
-    if (mechanism or "algorithm1") != "algorithm1":
-        raise InvalidInput(f"There is no mechanism {mechanism!r} for an ordinary model; choose algorithm1.")
-    if epsilon is None:
-        raise InvalidInput("An ordinary model answers only with noise under a budget; give --epsilon.")
-    trained = load_model(model)
-    features = read_queries(input_file, encoding=trained.encoding, width=trained.features)
-    source: NoiseSource = EXACT if seeded is None else SeededNoise(seeded)
-    quiet = Predictor(
-        trained,
-        Algorithm1(noise, epsilon_sampling, epsilon_neuron),  # type: ignore[arg-type]
-        Budget(epsilon=epsilon, queries=queries or len(features)),
-        noise=source,
-    )
-    probabilities = quiet.predict_proba(features)
-    names = (
-        trained.encoding.classes
-        if trained.encoding
-        else tuple(str(label) for label in range(trained.classes))
-    )
-    spending = {
-        "cost": quiet.cost.to_json(),
-        "spent": quiet.answered,
-        "remaining": {"queries": quiet.remaining.queries, "cost": quiet.remaining.cost.to_json()},
-    }
-    _report(names, probabilities.argmax(-1), probabilities, quiet.guarantee, spending, as_json)
+    from quietmax.models.serialization import read_description
 
-
-def _private_answers(
-    private: PrivateModel, input_file: Path
-) -> tuple[NDArray[np.int64], NDArray[np.float64] | None, Guarantee, dict[str, Any]]:
-    features = read_queries(input_file, encoding=private.encoding, width=private.inputs)
-    releases_probabilities = private.remaining is None
-    probabilities = private.predict_proba(features) if releases_probabilities else None
-    labels = private.predict(features) if probabilities is None else probabilities.argmax(-1)
-    return labels, probabilities, private.guarantee, {"remaining": {"queries": private.remaining}}
-
-
-def _report(
-    names: tuple[str, ...],
-    labels: NDArray[np.int64],
-    probabilities: NDArray[np.float64] | None,
-    guarantee: Guarantee,
-    spending: dict[str, Any],
-    as_json: bool,
-) -> None:
+    if read_description(model).get("kind") == "mlp":
+        answers = _network_answers(model, input_file, network)
+    else:
+        answers = _private_answers(model, input_file, network)
     if as_json:
         print_json(
             {
-                "labels": [names[label] for label in labels],
-                "probabilities": None if probabilities is None else probabilities.tolist(),
-                "classes": list(names),
-                **spending,
-                "guarantee": guarantee.to_json(),
+                "labels": [answers.classes[label] for label in answers.labels],
+                "probabilities": None if answers.probabilities is None else answers.probabilities.tolist(),
+                "classes": list(answers.classes),
+                **answers.spending,
+                "guarantee": answers.guarantee.to_json(),
             }
         )
-        return
-    print_table(
-        "Answers",
-        ("query", "label", *(() if probabilities is None else ("probability",))),
-        (
-            (
-                str(index + 1),
-                names[label],
-                *(() if probabilities is None else (f"{probabilities[index, label]:.4f}",)),
-            )
-            for index, label in enumerate(labels[:_SHOWN])
-        ),
-        caption=f"The first {_SHOWN} of {len(labels)}; --json prints all." if len(labels) > _SHOWN else None,
+    else:
+        _print_answers(answers)
+
+
+def _private_answers(folder: Path, input_file: Path, network: NetworkOptions) -> _Answers:
+    """The answers of a private model, which needs no options."""
+    from quietmax.data.tables import read_queries
+    from quietmax.estimators.serialization import open_private
+
+    given = [f"--{name.replace('_', '-')}" for name in arguments_of(network)]
+    if given:
+        raise InvalidInput(
+            f"{', '.join(given)} cannot be used with a private model, which has its own mechanism and budget."
+        )
+    private = open_private(folder)
+    features = read_queries(input_file, encoding=private.encoding, width=private.inputs)
+    probabilities = private.predict_proba(features) if private.remaining is None else None
+    labels = private.predict(features) if probabilities is None else probabilities.argmax(-1)
+    classes = private.encoding.classes if private.encoding else private.classes
+    return _Answers(
+        classes, labels, probabilities, private.guarantee, {"remaining": {"queries": private.remaining}}
     )
-    print_guarantee(guarantee)
+
+
+def _network_answers(folder: Path, input_file: Path, network: NetworkOptions) -> _Answers:
+    """The answers of an ordinary network through Algorithm 1."""
+    from quietmax.accounting.budget import Budget
+    from quietmax.data.tables import read_queries
+    from quietmax.mechanisms.algorithm1 import Algorithm1
+    from quietmax.models.serialization import load_model
+    from quietmax.noise.sources import EXACT, SeededNoise
+    from quietmax.predictor import Predictor
+
+    if network.mechanism not in (None, "algorithm1"):
+        raise InvalidInput(f"--mechanism must be algorithm1, got {network.mechanism!r}.")
+    if network.epsilon is None:
+        raise InvalidInput("--epsilon is required, because the model is an ordinary network.")
+    model = load_model(folder)
+    features = read_queries(input_file, encoding=model.encoding, width=model.features)
+    mechanism = Algorithm1(
+        network.noise or "gaussian",  # type: ignore[arg-type]
+        network.epsilon_sampling,
+        network.epsilon_neuron,
+    )
+    predictor = Predictor(
+        model,
+        mechanism,
+        Budget(epsilon=network.epsilon, queries=network.queries or len(features)),
+        noise=EXACT if network.seeded is None else SeededNoise(network.seeded),
+    )
+    probabilities = predictor.predict_proba(features)
+    classes = model.encoding.classes if model.encoding else tuple(map(str, range(model.classes)))
+    spending = {
+        "cost": predictor.cost.to_json(),
+        "spent": predictor.answered,
+        "remaining": {
+            "queries": predictor.remaining.queries,
+            "cost": predictor.remaining.cost.to_json(),
+        },
+    }
+    return _Answers(classes, probabilities.argmax(-1), probabilities, predictor.guarantee, spending)
+
+
+def _print_answers(answers: _Answers) -> None:
+    """Print the first answers as a table, and the guarantee."""
+    rows = []
+    for index, label in enumerate(answers.labels[:_ROWS_SHOWN]):
+        row = [str(index + 1), answers.classes[label]]
+        if answers.probabilities is not None:
+            row.append(f"{answers.probabilities[index, label]:.4f}")
+        rows.append(row)
+    columns = ("query", "label") if answers.probabilities is None else ("query", "label", "probability")
+    total = len(answers.labels)
+    caption = (
+        f"The first {_ROWS_SHOWN} of {total} answers; --json prints all." if total > _ROWS_SHOWN else None
+    )
+    print_table("Answers", columns, rows, caption)
+    print_guarantee(answers.guarantee)

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import html
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quietmax.errors import DataUnavailable
+from quietmax.privacy_card import OBSERVED, leakage_file, read_card, record_leakage
+from tests.cli.conftest import Run, assert_error
+from tests.cli.own_table import DECLARED
+
+SEEN = {"value": 0.01, "low": -0.01, "high": 0.03}
+REPORT = {"attack": "shadow", "released_by": "the model", "leakage": SEEN, "auc": SEEN, "members": 480}
+
+
+def test_the_card_shows_guarantee_status_assumptions_spending_and_leakage(
+    run: Run, people: Path, queries: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "votes"
+    run("train", "teachers", people, *DECLARED, "--queries", 3, "--declared-size", 480, "-o", folder)
+    run("predict", "--model", folder, "--input", queries)
+    record_leakage(folder, [REPORT])
+    newer = SEEN | {"value": 0.02}
+    record_leakage(folder, [REPORT | {"leakage": newer}, REPORT | {"attack": "lira"}])
+    page = tmp_path / "card.html"
+    code, out, _ = run("card", folder, "--html", page, "--json")
+    assert code == 0
+    card = json.loads(out)
+    assert card["status"] == "proven"
+    assert card["answered"] == 2
+    assert card["declared_size"] == 480
+    assert [(entry["attack"], entry["leakage"]["value"]) for entry in card["leakage"]] == [
+        ("shadow", 0.02),  # a newer run replaces the older
+        ("lira", 0.01),
+    ]
+    assert card["leakage_caveat"] == OBSERVED
+    text = page.read_text()
+    assert "proven" in text
+    assert "http" not in text  # nothing is fetched to show it
+    assert html.escape(OBSERVED) in text
+    code, out, _ = run("card", folder)
+    assert code == 0
+    assert "Privacy card: proven" in out
+    assert "for a source table" in out
+    assert "doubles" in out
+
+
+def test_the_card_of_an_ordinary_model_claims_nothing_and_shows_observed_leakage(
+    run: Run, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    run("train", "network", "mnist-5k", "--records", 200, "--epochs", 5, "-o", folder)
+    assert run("attack", folder, "--attack", "threshold", "--shadows", 2)[0] == 0
+    _, out, _ = run("card", folder)
+    assert "observed leakage, threshold" in " ".join(out.split())
+    leakage_file(folder).write_text("[")
+    assert_error(run("card", folder), 1, "cannot be read")
+    leakage_file(folder).unlink()
+    code, out, _ = run("card", folder, "--json")
+    assert code == 0
+    assert json.loads(out)["status"] == "none"
+    assert_error(run("card", tmp_path / "absent"), 1, "no model")
+    assert_error(run("card", folder, "--html", tmp_path / "absent" / "card.html"), 1, "Cannot write the card")
+
+
+def test_attack_results_are_kept_out_of_a_folder_that_may_be_published(
+    run: Run, people: Path, head: Path
+) -> None:
+    before = {file.name: file.read_bytes() for file in head.iterdir()}
+    attack = ("attack", head, "--data", people, *DECLARED, "--attack", "threshold", "--shadows", 2)
+    code, out, _ = run(*attack)
+    assert code == 0
+    assert OBSERVED in " ".join(out.split())
+    _, out, _ = run(*attack, "--json")
+    assert json.loads(out)["caveat"] == OBSERVED
+    assert {file.name: file.read_bytes() for file in head.iterdir()} == before
+    card = json.loads(run("card", head, "--json")[1])
+    assert [entry["attack"] for entry in card["leakage"]] == ["threshold"]
+    assert card["leakage_caveat"] == OBSERVED
+    # another model of the same name does not inherit them
+    run("train", "head", people, *DECLARED, "--declared-size", 480, "-o", head, "--overwrite")
+    card = json.loads(run("card", head, "--json")[1])
+    assert (card["leakage"], card["leakage_caveat"]) == ([], None)
+
+
+def change_description(folder: Path, target: Path, **changes: Any) -> Path:
+    """Copy a model folder with changed entries of model.json."""
+    shutil.copytree(folder, target, dirs_exist_ok=True)
+    path = target / "model.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return target
+
+
+def test_a_value_of_the_wrong_type_in_a_model_folder_is_an_error(
+    run: Run, head: Path, tmp_path: Path
+) -> None:
+    for name in ("delta", "declared_size", "queries"):
+        numbers: tuple[object, ...] = (-1, "x", [], {}, [None], True, float("inf"))
+        for value in numbers:
+            folder = change_description(head, tmp_path / "bad", **{name: value})
+            assert_error(run("card", folder), 1, name)
+    guarantee = json.loads((head / "model.json").read_text())["guarantee"]
+    broken: tuple[object, ...] = (
+        -1, "x", [], {}, 1e308, [None], True, guarantee | {"status": "x"}, guarantee | {"definition": "x"},
+        guarantee | {"mu": "x"}, guarantee | {"parameters": 3}, guarantee | {"assumptions": 3},
+    )  # fmt: skip
+    for value in broken:
+        folder = change_description(head, tmp_path / "bad", guarantee=value)
+        assert_error(run("card", folder), 1, "damaged")
+
+
+def test_a_foreign_file_of_attack_results_is_an_error(head: Path) -> None:
+    record_leakage(head, [REPORT])
+    assert len(read_card(head).leakage) == 1
+    for content in (
+        {"x": 1}, [{"attack": 1}], 3, None, "x", [3], [REPORT], {"attacks": 3},
+        *({"attacks": [entry]} for entry in (
+            3, REPORT | {"attack": 3}, REPORT | {"leakage": {}}, REPORT | {"auc": 3},
+            REPORT | {"leakage": SEEN | {"low": "x"}},
+        )),
+    ):  # fmt: skip
+        leakage_file(head).write_text(json.dumps(content))
+        with pytest.raises(DataUnavailable, match=leakage_file(head).name):
+            read_card(head)
+        with pytest.raises(DataUnavailable, match=leakage_file(head).name):
+            record_leakage(head, [REPORT])
+    leakage_file(head).write_text("[" * 100_000)
+    with pytest.raises(DataUnavailable, match=leakage_file(head).name):
+        read_card(head)
+
+
+def test_a_folder_with_brackets_in_its_name_is_printed_unchanged(
+    run: Run, people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run("train", "head", people, *DECLARED, "-o", "we[/ird]")
+    assert code == 0
+    assert "we[/ird]" in out
+    code, out, _ = run("card", "we[/ird]")
+    assert code == 0
+    assert "we[/ird]" in out

@@ -1,0 +1,307 @@
+"""The command line as a whole: the list of commands, their help and examples, errors and exit codes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer.testing
+
+import quietmax
+from quietmax.accounting.costs import PureCost
+from quietmax.cli import COMMANDS, app, load_command, main, name_flags, spread_lists
+from quietmax.data.load import load
+from quietmax.errors import QuietmaxError
+from quietmax.privacy_card import read_card
+from tests.cli.conftest import Run, assert_error
+from tests.cli.own_table import DECLARED
+
+FOLDER = Path(quietmax.__file__).parent / "cli"
+HEAVY = ("torch", "numpy", "scipy", "sklearn", "pandas", "matplotlib", "fastapi", "sqlalchemy", "ray")
+HELP = f"""
+import json, sys
+from quietmax.cli import app
+arguments = json.loads(sys.argv[1])
+try:
+    app(arguments)
+except SystemExit as ended:
+    assert not ended.code
+print(",".join(name for name in {HEAVY} if name in sys.modules) or "none")
+"""
+LONG = "x" * 300
+
+
+def commands(command: Any, path: list[str]) -> Iterator[tuple[list[str], Any]]:
+    """A command, or all subcommands of a group, with the words that call it."""
+    if hasattr(command, "commands"):
+        for name, subcommand in command.commands.items():
+            yield from commands(subcommand, [*path, name])
+    else:
+        yield path, command
+
+
+def all_commands() -> Iterator[tuple[list[str], Any]]:
+    """Every command of the command line."""
+    for name in COMMANDS:
+        yield from commands(load_command(name), [name])
+
+
+# The list of commands
+
+
+def test_every_module_that_holds_a_command_is_listed() -> None:
+    holders = set()
+    for path in FOLDER.glob("*.py"):
+        names: set[str] = set()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Assign):
+                names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        if names & {"command", "app"} and path.stem != "__init__":
+            holders.add(path.stem)
+    assert holders == set(COMMANDS)
+
+
+def test_the_list_of_commands_fits_one_screen() -> None:
+    shown = typer.testing.CliRunner().invoke(app, ["--help"], terminal_width=80)
+    assert len(shown.output.splitlines()) <= 40
+    for name, summary in COMMANDS.items():
+        assert name in shown.output
+        assert summary in shown.output
+
+
+def test_the_version_is_printed(run: Run) -> None:
+    assert run("--version") == (0, f"quietmax {quietmax.__version__}\n", "")
+
+
+# Help
+
+
+@pytest.mark.parametrize(
+    "path", [[], *([name] for name in COMMANDS), ["train", "head"]], ids=lambda path: " ".join(path)
+)
+def test_help_imports_no_heavy_package(path: list[str]) -> None:
+    arguments = json.dumps([*path, "--help"])
+    done = subprocess.run([sys.executable, "-c", HELP, arguments], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "none"
+    assert "Usage: " in done.stdout
+
+
+def test_help_names_every_option_and_cuts_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for path, command in all_commands():
+        code, out, _ = run(*path, "--help")
+        assert code == 0
+        assert "…" not in out, path
+        for parameter in command.params:
+            if parameter.param_type_name == "option":
+                assert parameter.opts[0] in out, (path, parameter.name)
+        assert "--json" in out, path
+
+
+def test_brackets_in_help_texts_are_printed(run: Run) -> None:
+    for name in (("compare",), ("reproduce", "all")):
+        _, out, _ = run(*name, "--help")
+        assert "quietmax[ray]" in "".join(line.strip("│ ") for line in out.splitlines())
+
+
+@pytest.mark.parametrize("arguments", [[], ["train"], ["ledger"], ["ledger", "key"]])
+def test_a_group_without_a_command_shows_its_help(run: Run, arguments: list[str]) -> None:
+    code, out, err = run(*arguments)
+    assert (code, err) == (2, "")
+    assert f"Usage: {' '.join(['quietmax', *arguments])} [OPTIONS] COMMAND" in out
+
+
+# Examples
+
+SCREEN = 78
+NOT_RUN = {
+    "quietmax demo": "has a test of its own",
+    "quietmax serve digits=private --ledger postgresql://localhost/quietmax": "needs a database",
+    "quietmax ledger key revoke 0123456789abcdef": "needs the id of one's own key",
+    "quietmax reproduce figures --datasets location": "takes long",
+    "quietmax reproduce findings --datasets location adult mnist": "takes long",
+    "quietmax reproduce multi-query --datasets location": "takes long",
+    "quietmax reproduce all --profile quick": "takes a quarter of an hour",
+}
+
+
+def _examples() -> Iterator[tuple[list[str], str, int]]:
+    """Every command, its examples, and the number of characters before one on its line."""
+    for path, command in all_commands():
+        before, found, shown = (command.help or "").partition("Example: ")
+        if not found:
+            before, found, shown = before.partition("Examples:")
+        for block in shown.split("\n\n"):
+            example = " ".join(block.split())
+            if example:
+                yield path, example, 0 if found == "Examples:" else len(found)
+
+
+def test_every_command_has_an_example_that_fits_a_screen() -> None:
+    examples = list(_examples())
+    for path, example, before in examples:
+        assert example.startswith(f"quietmax {' '.join(path)}"), example
+        assert before + len(example) <= SCREEN, f"{before + len(example)} characters: {example}"
+    assert {" ".join(path) for path, _, _ in examples} == {" ".join(path) for path, _ in all_commands()}
+    assert set(NOT_RUN) <= {example for _, example, _ in examples}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the examples assume: a table with its schema, queries, and a ledger with an account."""
+    from quietmax.ledger import Ledger, Terms
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QUIETMAX_LEDGER", str(tmp_path / "ledger.sqlite"))
+    ages = np.random.default_rng(0).integers(18, 90, 1200)
+    rows = [f"{age},{('Female', 'Male')[age % 2]},{'yes' if age > 50 else 'no'}" for age in ages]
+    (tmp_path / "people.csv").write_text("\n".join(["age,sex,income", *rows]))
+    (tmp_path / "people.toml").write_text(
+        'label = "income"\nclasses = ["no", "yes"]\nbounds = { age = [0, 120] }\n'
+        'categories = { sex = ["Female", "Male"] }\n'
+    )
+    queries = load("mnist-5k").test.features[:3]
+    header = ",".join(f"pixel_{number}" for number in range(queries.shape[1]))
+    np.savetxt(tmp_path / "queries.csv", queries, delimiter=",", header=header, comments="")
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        ledger.open_account("people", PureCost(1.0), Terms(1.0))
+        ledger.client("ann")
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_the_examples_work_when_they_are_pasted(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quietmax.server import run as supervisor
+
+    monkeypatch.setattr(supervisor, "supervise", lambda *_: None)
+    assert folder.is_dir()
+    real = "QUIETMAX_DATA" in os.environ
+    for _, example, _ in _examples():
+        if example in NOT_RUN or (example.startswith("quietmax reproduce") and not real):
+            continue
+        code, _, err = run(*shlex.split(example)[1:])
+        assert code == 0, f"{example}: {err}"
+
+
+# Arguments
+
+
+def test_several_values_may_follow_one_option() -> None:
+    assert spread_lists(["a", "--datasets", "x", "y", "--json", "z"]) == [
+        "a", "--datasets", "x", "--datasets", "y", "--json", "z",
+    ]  # fmt: skip
+
+
+def test_a_list_option_without_values_is_an_error_and_not_read_as_everything(run: Run) -> None:
+    table = ("reproduce", "accuracy-table", "--datasets")
+    assert_error(run(*table), 2, "'--datasets' requires an argument")
+    assert_error(run(*table, "--json"), 2, "'--json'")
+
+
+# Errors and exit codes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "No such command 'trian'. Did you mean 'train'? (see 'quietmax --help')."),
+        (["train", "head"], "Missing argument 'data' (see 'quietmax train head --help')."),
+        (["train", "head", "mnist-5k", "--nonsense"], "No such option: --nonsense"),
+        (["predict", "--model"], "Option '--model' requires an argument (see 'quietmax --help')."),
+        (["predict", "--epsilon", "x"], "Invalid value for '--epsilon'"),
+        (["ledger", "key", "create"], "(see 'quietmax ledger key create --help')."),
+    ],
+)
+def test_wrong_usage_is_one_line_that_names_the_help(run: Run, arguments: list[str], message: str) -> None:
+    assert_error(run(*arguments), 2, message)
+
+
+def test_errors_name_the_flags_of_the_command() -> None:
+    flags = {"max_rows": "--max-rows", "infer": "--infer"}
+    assert name_flags("Set `infer` or `other`.", flags) == "Set --infer or `other`."
+    assert name_flags("max_rows must be positive.", flags) == "--max-rows must be positive."
+    assert name_flags("The infer must.", flags) == "The infer must."
+
+
+def raising(problem: BaseException) -> Callable[[], None]:
+    """A command that fails."""
+
+    def command() -> None:
+        raise problem
+
+    return command
+
+
+@pytest.mark.parametrize("line", ["Interrupted.", "Interrupted. Finished trials are stored."])
+def test_an_interruption_is_one_line_and_exit_code_130(
+    run: Run, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    problem = KeyboardInterrupt() if line == "Interrupted." else KeyboardInterrupt(line)
+    monkeypatch.setattr("quietmax.cli.datasets.command", raising(problem))
+    assert run("datasets") == (130, "", f"quietmax: {line}\n")
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        (QuietmaxError("It failed."), "It failed."),
+        (PermissionError(13, "not allowed", "data"), "not allowed): 'data'"),
+        (OSError(28, "disk full"), "disk full"),
+        (ModuleNotFoundError("no", name="uvicorn"), "pip install 'quietmax[serve]'"),
+        (ModuleNotFoundError("no", name="ray"), "pip install 'quietmax[ray]'"),
+    ],
+)
+def test_a_failure_is_one_line_and_exit_code_1(
+    run: Run, monkeypatch: pytest.MonkeyPatch, problem: Exception, message: str
+) -> None:
+    monkeypatch.setattr("quietmax.cli.datasets.command", raising(problem))
+    assert_error(run("datasets"), 1, message)
+
+
+def test_a_missing_module_of_quietmax_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = ModuleNotFoundError("no", name="quietmax.absent")
+    monkeypatch.setattr("quietmax.cli.datasets.command", raising(problem))
+    monkeypatch.setattr(sys, "argv", ["quietmax", "datasets"])
+    with pytest.raises(ModuleNotFoundError):
+        main()
+
+
+def test_names_that_no_file_can_have_are_one_line(
+    run: Run, people: Path, head: Path, queries: Path, tmp_path: Path
+) -> None:
+    for command in (
+        ("train", "head", people, *DECLARED, "--declared-size", 480, "-o", tmp_path / LONG),
+        ("train", "network", f"{LONG}.csv", *DECLARED),
+        ("train", "network", people, "--schema", tmp_path / f"{LONG}.json"),
+        ("predict", "--model", LONG, "--input", queries),
+        ("predict", "--model", head, "--input", f"{LONG}.csv"),
+        ("card", LONG),
+        ("card", head, "--html", LONG),
+        ("attack", LONG),
+        ("serve", LONG),
+        ("ledger", "status", "--ledger", LONG),
+    ):
+        code, _, err = run(*command)
+        assert code in (1, 2), command[0]
+        assert err.startswith("quietmax: "), command[0]
+        assert err.count("\n") == 1, command[0]
+
+
+def test_the_longest_name_that_a_folder_can_have_is_written(run: Run, people: Path, tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 255)
+    code, _, err = run("train", "head", people, *DECLARED, "--declared-size", 480, "-o", folder)
+    assert (code, err) == (0, "")
+    assert read_card(folder).status == "proven"

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import json
+
+from tests.cli.conftest import Run
+
+
+def test_all_twelve_data_sets_are_listed(run: Run) -> None:
+    code, out, _ = run("datasets", "--json")
+    assert code == 0
+    names = [entry["name"] for entry in json.loads(out)]
+    assert len(names) == 12
+    assert "mnist-5k" in names
+    code, out, _ = run("datasets")
+    assert code == 0
+    assert all(name in out for name in names)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from rich.color import ColorSystem
+
+from quietmax.accounting.guarantee import Guarantee
+from quietmax.cli._output import console, errors, print_guarantee, print_json, print_table, progress_bar
+
+
+def test_titles_captions_and_progress_are_printed_without_reading_markup(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    print_table("[/title] :100:", ("[/column]", ":x:"), [("[red]", ":x:")], caption="[/caption]")
+    out = capsys.readouterr().out
+    assert all(each in out for each in ("[/title] :100:", "[/column]", ":x:", "[red]", "[/caption]"))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(errors, "_force_terminal", True)
+    monkeypatch.setattr(errors, "_width", 120)
+    monkeypatch.setattr(errors, "is_interactive", True)
+    with progress_bar("training [/x]") as progress:
+        progress(1, 2)
+    assert "training [/x]" in capsys.readouterr().err
+
+
+def test_styles_colour_what_is_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "_force_terminal", True)
+    monkeypatch.setattr(console, "_color_system", ColorSystem.STANDARD)
+    monkeypatch.setattr(console, "no_color", False)
+    console.print("Guarantee", style="green")
+    assert capsys.readouterr().out == "\x1b[32mGuarantee\x1b[0m\n"
+
+
+def test_long_entries_of_a_table_are_wrapped_and_not_cut(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "_width", 40)
+    print_table("title", ("x", "y"), [("a" * 50, "b" * 50)])
+    out = capsys.readouterr().out
+    assert (out.count("a"), out.count("b")) == (50, 50)
+    assert "…" not in out
+
+
+def test_json_holds_what_objects_say_of_themselves_and_no_infinities(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Point:
+        def to_json(self) -> dict[str, float]:
+            return {"x": math.inf}
+
+    print_json({"point": Point(), "list": (1, math.nan), 3: None})
+    assert json.loads(capsys.readouterr().out) == {"point": {"x": None}, "list": [1, None], "3": None}
+
+
+def test_a_guarantee_is_printed_with_its_assumptions(capsys: pytest.CaptureFixture[str]) -> None:
+    guarantee = Guarantee(
+        definition="pure", epsilon=1.0, status="conditional", because="Reasons [1].", assumptions=("First.",)
+    )
+    print_guarantee(guarantee)
+    out = capsys.readouterr().out
+    assert "Guarantee: conditional" in out
+    assert "Reasons [1]." in out
+    assert "assumes: First." in out

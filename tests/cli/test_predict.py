@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cli.conftest import Run, assert_error
+from tests.cli.own_table import DECLARED
+from tests.cli.test_card import change_description
+
+
+def test_an_ordinary_network_answers_with_the_names_of_its_classes(
+    run: Run, network: Path, queries: Path
+) -> None:
+    code, out, _ = run("predict", "--model", network, "--input", queries, "--epsilon", 1000, "--json")
+    assert code == 0
+    answer = json.loads(out)
+    assert answer["labels"] == ["lo", "hi"]
+    assert answer["guarantee"]["status"] == "conditional"
+
+
+def test_the_guarantee_and_its_status_are_always_printed(run: Run, tmp_path: Path) -> None:
+    model, queries = tmp_path / "model", tmp_path / "queries.npz"
+    train = ("train", "network", "mnist-5k", "--records", 600, "--epochs", 3, "-o", model, "--json")
+    assert json.loads(run(*train)[1])["test_accuracy"] > 0.4
+    np.savez(queries, features=np.random.default_rng(0).random((5, 784), dtype=np.float32))
+    predict = ("predict", "--model", model, "--input", queries, "--epsilon", 1)
+    code, out, _ = run(*predict, "--json")
+    assert code == 0
+    answer = json.loads(out)
+    assert answer["guarantee"]["status"] == "refuted"
+    assert np.array(answer["probabilities"]).sum(1) == pytest.approx(np.ones(5))
+    assert answer["spent"] == 5
+    assert answer["remaining"]["queries"] == 0
+    for noise in ("gaussian", "laplace"):
+        code, out, _ = run(*predict, "--noise", noise)
+        assert code == 0
+        assert "Guarantee: refuted" in out
+    assert_error(run(*predict, "--queries", 3), 1, "5", "3")
+
+
+def test_only_the_first_answers_are_printed_as_a_table_and_all_as_json(
+    run: Run, network: Path, tmp_path: Path
+) -> None:
+    queries = tmp_path / "many.csv"
+    queries.write_text("age,sex\n" + "".join(f"{age},F\n" for age in range(18, 88)))
+    predict = ("predict", "--model", network, "--input", queries, "--epsilon", 1000)
+    assert "The first 20 of 70 answers; --json prints all." in run(*predict)[1]
+    assert len(json.loads(run(*predict, "--json")[1])["labels"]) == 70
+
+
+def test_seeded_noise_is_repeatable_and_named_in_the_guarantee(
+    run: Run, network: Path, queries: Path
+) -> None:
+    def predict() -> Any:
+        options = ("--model", network, "--input", queries, "--epsilon", 1, "--seeded", 7, "--json")
+        code, out, _ = run("predict", *options)
+        assert code == 0
+        return json.loads(out)
+
+    first, second = predict(), predict()
+    assert first["probabilities"] == second["probabilities"]
+    assert first["guarantee"]["parameters"]["noise_source"] == {"source": "seeded", "exact": False, "seed": 7}
+
+
+def test_an_ordinary_network_answers_only_through_its_mechanism_and_under_a_budget(
+    run: Run, network: Path, queries: Path
+) -> None:
+    predict = ("predict", "--model", network, "--input", queries)
+    assert_error(
+        run(*predict, "--mechanism", "gaussian", "--epsilon", 1), 2, "--mechanism must be algorithm1"
+    )
+    assert_error(run(*predict), 2, "--epsilon is required")
+
+
+def test_a_private_model_refuses_the_options_of_ordinary_networks(
+    run: Run, head: Path, queries: Path
+) -> None:
+    for option in (("--epsilon", 5), ("--epsilon-sampling", 5), ("--noise", "laplace")):
+        result = run("predict", "--model", head, "--input", queries, *option)
+        assert_error(result, 2, f"{option[0]} cannot be used with a private model")
+
+
+def test_teachers_answer_until_the_budget_is_spent_also_in_a_new_process(
+    run: Run, people: Path, queries: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "votes"
+    options = ("--queries", 3, "--epsilon", 30, "--declared-size", 480)
+    code, out, _ = run("train", "teachers", people, *DECLARED, *options, "-o", folder)
+    assert code == 0
+    assert "Guarantee: proven" in out
+    code, out, _ = run("predict", "--model", folder, "--input", queries, "--json")
+    assert code == 0
+    assert json.loads(out)["remaining"]["queries"] == 1
+    assert_error(run("predict", "--model", folder, "--input", queries), 1, "2", "3")
+
+
+def test_a_model_folder_that_was_changed_by_hand_is_an_error(
+    run: Run, head: Path, queries: Path, tmp_path: Path
+) -> None:
+    changed = change_description(head, tmp_path / "bad", features=None)
+    assert_error(run("predict", "--model", changed, "--input", queries), 1, "damaged")
+
+
+def test_answers_are_printed_whatever_the_names_of_the_classes(run: Run, tmp_path: Path) -> None:
+    table, queries, folder = tmp_path / "people.csv", tmp_path / "queries.csv", tmp_path / "votes"
+    names = ("[/x]", "[low]")
+    table.write_text("age,income\n" + "".join(f"{age},{names[age > 50]}\n" for age in range(1, 100)))
+    queries.write_text("age\n10\n95\n")
+    declared = ("--label", "income", "--bounds", "age=0:100", "--classes", ",".join(names))
+    options = ("--teachers", 3, "--queries", 4, "--epsilon", 4000, "--declared-size", 60)
+    assert run("train", "teachers", table, *declared, *options, "-o", folder)[0] == 0
+    code, out, err = run("predict", "--model", folder, "--input", queries, "--json")
+    assert (code, err) == (0, "")
+    labels = json.loads(out)["labels"]
+    code, out, err = run("predict", "--model", folder, "--input", queries)
+    assert (code, err) == (0, "")
+    assert [line.split("│")[2].strip() for line in out.splitlines() if line.startswith("│")] == labels
