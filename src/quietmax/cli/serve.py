@@ -64,16 +64,16 @@ def command(
     max_rows: Annotated[int, typer.Option(min=1, help="Most rows in one request.")] = 1000,
     max_bytes: Annotated[int, typer.Option(min=1, help="Largest request body in bytes.")] = 16 * 2**20,
     timeout: Annotated[float, typer.Option(help="Seconds until a request is given up.")] = 10.0,
-    answer_cache: Annotated[
+    no_answer_cache: Annotated[
         bool,
         typer.Option(
-            "--answer-cache/--no-answer-cache",
-            help="Answer identical queries from the answer cache for free.",
+            "--no-answer-cache",
+            help="Charge identical queries again instead of answering them from the cache for free.",
         ),
-    ] = True,
-    log_requests: Annotated[
-        bool, typer.Option("--log-requests/--no-log-requests", help="Write one log line per request.")
-    ] = True,
+    ] = False,
+    no_request_log: Annotated[
+        bool, typer.Option("--no-request-log", help="Do not write a log line per request.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Serve models over the Open Inference Protocol v2. The ledger charges every answer before it is drawn.
@@ -110,8 +110,8 @@ def command(
         max_bytes=max_bytes,
         max_rows=max_rows,
         timeout=timeout,
-        answer_cache=answer_cache,
-        log_requests=log_requests,
+        answer_cache=not no_answer_cache,
+        log_requests=not no_request_log,
         secure_cookies=listener.secure_cookies,
     )
     terms = None if budget is None else Terms(budget, delta)
