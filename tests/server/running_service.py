@@ -1,28 +1,37 @@
-"""The service running on a real port, for tests."""
+"""Services that run on a real port, and requests to them."""
 
 from __future__ import annotations
 
+import asyncio
 import io
-import threading
-import time
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
 
 import httpx
 import numpy as np
-import uvicorn
+from numpy.typing import ArrayLike, NDArray
 
-from quietmax.ledger import Ledger
-from quietmax.server import Service, Settings, deploy, load_servables
+from quietmax.errors import LedgerUnavailable
+from quietmax.ledger import Ledger, Terms
+from quietmax.server import Service, Settings, deploy, load_models
+from quietmax.server.auth import Caller
+from quietmax.server.codec import InferenceRequest
 from quietmax.server.metrics import Log
-from quietmax.server.run import Listening, configuration, open_port
+from quietmax.server.run import Listener, run_in_thread
 
+T = TypeVar("T")
 FEATURES, CLASSES = 6, 4
+Start = Callable[..., AbstractContextManager["Running"]]
+LEDGER_DOWN = LedgerUnavailable("The ledger is down.")
 
 
 @dataclass
 class Running:
-    """A running service: its address, its ledger, keys of an administrator and a client, and its log."""
+    """A running service: its address, the keys of an administrator and of a client, and its log."""
 
     url: str
     service: Service
@@ -31,7 +40,7 @@ class Running:
     log: io.BytesIO
     http: httpx.Client = field(init=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.http = httpx.Client(
             base_url=self.url, headers={"authorization": f"Bearer {self.key}"}, timeout=120
         )
@@ -40,11 +49,16 @@ class Running:
     def ledger(self) -> Ledger:
         return self.service.ledger
 
-    def infer(self, rows, model="plain", **more):
+    def infer(self, rows: ArrayLike, model: str = "plain", **more: Any) -> httpx.Response:
         return self.http.post(f"/v2/models/{model}/infer", json=inference(rows, **more))
 
+    def post_body(self, body: bytes | str, **headers: str) -> httpx.Response:
+        """Send a body to the model `plain` as it is."""
+        return self.http.post("/v2/models/plain/infer", content=body, headers=headers)
 
-def inference(rows, **more):
+
+def inference(rows: ArrayLike, **more: Any) -> dict[str, Any]:
+    """An inference request as JSON."""
     values = np.asarray(rows, dtype=np.float64)
     tensor = {
         "name": "features",
@@ -55,35 +69,57 @@ def inference(rows, **more):
     return {"inputs": [tensor], **more}
 
 
-def some_rows(count, seed=0):
+def some_rows(count: int, seed: int = 0) -> NDArray[np.float64]:
     return np.random.default_rng(seed).normal(size=(count, FEATURES)).round(4)
+
+
+def decoded(count: int = 1, request_id: str | None = None) -> InferenceRequest:
+    """A decoded inference request."""
+    return InferenceRequest(some_rows(count).astype(np.float32), request_id, ())
+
+
+def caller(service: Service) -> Caller:
+    return Caller("ann", service.ledger.client("ann"), None, False)
+
+
+def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run in a thread of its own: Playwright leaves a loop running in the main one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result(120)
+
+
+def check_message(response: httpx.Response) -> None:
+    """An error is a plain message that reveals nothing about the code."""
+    message = response.json()["error"]
+    assert message[0].isupper() or message[0] == "`"
+    assert message.endswith(".")
+    assert "\n" not in message
+    assert "Traceback" not in message
+    assert len(message) < 400
 
 
 @contextmanager
 def running(
-    address, names, *, budget=None, queries=None, settings=None, mechanism=None, account=None, tls=()
-):
+    address: str,
+    models: Sequence[str],
+    *,
+    budget: Terms | None = None,
+    queries: int | None = None,
+    settings: Settings | None = None,
+    mechanism: str | None = None,
+    account: str | None = None,
+    tls: tuple[Path, Path] | None = None,
+) -> Iterator[Running]:
+    """Run a service in a thread."""
     ledger = Ledger(address)
-    loaded = load_servables(names, budget=budget, queries=queries, mechanism=mechanism, accept_unproven=True)
+    loaded = load_models(models, budget=budget, queries=queries, mechanism=mechanism, accept_unproven=True)
     admin, _ = ledger.create_key("owner", "admin")
     key, _ = ledger.create_key("ann")
     log = io.BytesIO()
-    deployments = deploy(ledger, loaded, budget=budget, account=account)
-    service = Service(ledger, deployments, settings or Settings(), Log(log))
-    listening = Listening("127.0.0.1", 0, *tls)
-    port = open_port(listening)
-    server = uvicorn.Server(configuration(service, listening))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [port]})
-    thread.start()
-    deadline = time.monotonic() + 120
-    while not server.started:
-        assert time.monotonic() < deadline, "the service did not start"
-        time.sleep(0.01)
-    scheme = "https" if tls else "http"
-    service_running = Running(f"{scheme}://127.0.0.1:{port.getsockname()[1]}", service, admin, key, log)
-    try:
-        yield service_running
-    finally:
-        service_running.http.close()
-        server.should_exit = True
-        thread.join()
+    service = Service(ledger, deploy(ledger, loaded, budget=budget, account=account), settings, Log(log))
+    with run_in_thread(service, Listener("127.0.0.1", 0, *(tls or ()))) as url:
+        started = Running(url, service, admin, key, log)
+        try:
+            yield started
+        finally:
+            started.http.close()

@@ -1,148 +1,35 @@
+"""Request bodies: what is decoded, and what is refused without a charge."""
+
 from __future__ import annotations
 
 import json
 import random
-import socket
 import struct
-import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-import httpx
 import numpy as np
-import pandas as pd
 import pytest
-import schemathesis
-import tritonclient.http as triton
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
-from schemathesis import GenerationMode
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
-from tritonclient.utils import InferenceServerException
 
 from quietmax.accounting import LIMIT
-from quietmax.data import CategoricalColumn, Encoding, NumericColumn
-from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError
 from quietmax.ledger import Terms
+from quietmax.mechanisms import Answers
 from quietmax.models import Model, TrainingSettings, save_model
 from quietmax.models.mlp import initial_mlp
-from quietmax.server import Client, Settings
-from tests.server.running_service import CLASSES, FEATURES, inference, running, some_rows
+from quietmax.server import load_models
+from quietmax.server.codec import decode_request, output_tensors, pack_answers, unpack_answers
+from tests.server.running_service import (
+    FEATURES,
+    Running,
+    check_message,
+    inference,
+    running,
+    some_rows,
+)
 
 
-def _triton(service):
-    return triton.InferenceServerClient(service.url.removeprefix("http://"))
-
-
-def _triton_input(rows, **how):
-    tensor = triton.InferInput("features", list(rows.shape), "FP32")
-    tensor.set_data_from_numpy(rows.astype(np.float32), **how)
-    return tensor
-
-
-def test_the_unmodified_triton_client_asks_for_health_metadata_and_answers(plain):
-    client, headers = _triton(plain), {"authorization": f"Bearer {plain.key}"}
-    assert client.is_server_live()
-    assert client.is_server_ready()
-    assert client.is_model_ready("plain", headers=headers)
-    assert client.is_model_ready("plain", "1", headers=headers)
-    assert not client.is_model_ready("nobody", headers=headers)
-    assert client.get_server_metadata()["extensions"] == ["binary_tensor_data", "privacy_budget"]
-    metadata = client.get_model_metadata("plain", headers=headers)
-    assert metadata["inputs"] == [{"name": "features", "datatype": "FP32", "shape": [-1, FEATURES]}]
-    assert [output["name"] for output in metadata["outputs"]] == ["label", "probabilities"]
-
-    rows = some_rows(3)
-    binary = client.infer("plain", [_triton_input(rows)], request_id="t1", headers=headers)
-    assert binary.get_response()["id"] == "t1"
-    assert binary.as_numpy("label").shape == (3,)
-    assert binary.as_numpy("probabilities").shape == (3, CLASSES)
-    wanted = [
-        triton.InferRequestedOutput("label", binary_data=False),
-        triton.InferRequestedOutput("probabilities"),
-    ]
-    listed = [_triton_input(rows, binary_data=False)]
-    fresh = {"authorization": f"Bearer {plain.key}"}  # the client has written into the first one
-    again = client.infer("plain", listed, "1", wanted, headers=fresh)
-    np.testing.assert_array_equal(again.as_numpy("probabilities"), binary.as_numpy("probabilities"))
-    assert again.get_response()["parameters"]["cost"] == 0
-    assert binary.get_response()["parameters"]["remaining_answers"] == 17
-
-
-def test_the_triton_client_shows_our_sentence_when_the_budget_is_gone(plain):
-    client, headers = _triton(plain), {"authorization": f"Bearer {plain.key}"}
-    client.infer("plain", [_triton_input(some_rows(20))], headers=headers)
-    with pytest.raises(InferenceServerException, match="pays for 0 more; nothing was spent") as refusal:
-        client.infer("plain", [_triton_input(some_rows(1, 1))], headers=headers)
-    assert refusal.value.status() == "403"
-    with pytest.raises(InferenceServerException, match="A key is needed"):
-        client.infer("plain", [_triton_input(some_rows(1, 1))])
-
-
-def test_our_own_client_asks_retries_and_says_when_the_budget_is_gone(plain):
-    with Client(plain.url, plain.key) as client:
-        answer = client.ask("plain", some_rows(4), request_id="c")
-        assert answer.labels.shape == (4,)
-        assert answer.probabilities.shape == (4, CLASSES)
-        assert client.ask("plain", some_rows(4), request_id="c").parameters["cost"] == 0
-        assert client.metadata("plain")["parameters"]["guarantee_status"] == "refuted"
-        assert client.budget("plain", version="1")["remaining_answers"] == 16
-        client._connection.sock.shutdown(socket.SHUT_RDWR)
-        assert client.predict("plain", some_rows(1, 5)).shape == (1,)
-        with pytest.raises(BudgetExhausted, match="pays for 15 more"):
-            client.predict("plain", some_rows(16, 9))
-        with pytest.raises(InvalidInput, match="no such model"):
-            client.metadata("nobody")
-    with pytest.raises(QuietmaxError, match="wrong, revoked or expired"):
-        Client(plain.url, "qm_nonsense").metadata("plain")
-    with pytest.raises(QuietmaxError, match="cannot be reached"):
-        Client("http://127.0.0.1:9").metadata("plain")
-    with pytest.raises(InvalidInput, match="no http or https address"):
-        Client("ftp://x")
-
-
-@pytest.mark.parametrize("measurements", [(), ("bounds of age",)])
-def test_rows_of_a_table_are_encoded_by_the_declared_encoding_and_never_by_a_measured_one(
-    measurements, tmp_path
-):
-    columns = (NumericColumn("age", 0, 100, missing=False), CategoricalColumn("sex", ("female", "male")))
-    encoding = Encoding(columns, "ill", ("no", "yes"), measurements)
-    width = len(encoding.feature_names)
-    network = initial_mlp((width, 8, 2), "tanh", (0,))
-    save_model(
-        Model(network, TrainingSettings((8,)), 160, "people", 0, encoding=encoding), tmp_path / "table"
-    )
-    table = [{"sex": "male", "age": 25}, {"sex": "female", "age": 250}]
-    options = {"budget": Terms(10.0), "queries": 20}
-    with (
-        running(f"sqlite:///{tmp_path / 'l.sqlite'}", [f"table={tmp_path / 'table'}"], **options) as service,
-        Client(service.url, service.key) as client,
-    ):
-        if measurements:
-            assert "encoding" not in client.metadata("table")["parameters"]
-            with pytest.raises(
-                InvalidInput, match="no public encoding of columns; give its features as rows"
-            ):
-                client.ask("table", table)
-            return
-        first = client.ask("table", table)
-        same = client.ask("table", encoding.encode(pd.DataFrame(table)))
-        assert first.parameters["new_answers"] == 2
-        assert same.parameters["new_answers"] == 0, "the same features were asked"
-        np.testing.assert_array_equal(first.labels, same.labels)
-        assert client.ask("table", pd.DataFrame(table)).parameters["new_answers"] == 0
-        with pytest.raises(InvalidInput, match="no column 'sex'"):
-            client.ask("table", [{"age": 3}])
-
-
-def _raw(service, body, **headers):
-    return service.http.post("/v2/models/plain/infer", content=body, headers=headers)
-
-
-def test_binary_tensors_of_the_wrong_size_are_refused(plain):
+def test_binary_tensors_of_the_wrong_size_are_refused(plain: Running) -> None:
     rows = some_rows(1).astype("<f4").tobytes()
 
     def ask(size, content, announced=None):
@@ -154,7 +41,7 @@ def test_binary_tensors_of_the_wrong_size_are_refused(plain):
         }
         head = json.dumps({"inputs": [tensor]}).encode()
         length = len(head) if announced is None else announced
-        return _raw(plain, head + content, **{"inference-header-content-length": str(length)}).status_code
+        return plain.post_body(head + content, **{"inference-header-content-length": str(length)}).status_code
 
     assert ask(len(rows), rows) == 200
     assert ask(len(rows), rows[:-1]) == 422
@@ -169,8 +56,13 @@ def test_binary_tensors_of_the_wrong_size_are_refused(plain):
     assert plain.ledger.account("people").spent_units == LIMIT // 20
 
 
-def _one(**changes):
-    tensor = {"name": "features", "shape": [1, FEATURES], "datatype": "FP32", "data": [0.5] * FEATURES}
+def _one(**changes: Any) -> dict[str, Any]:
+    tensor: dict[str, Any] = {
+        "name": "features",
+        "shape": [1, FEATURES],
+        "datatype": "FP32",
+        "data": [0.5] * FEATURES,
+    }
     tensor.update(changes)
     return {"inputs": [{key: value for key, value in tensor.items() if value is not ...}]}
 
@@ -247,12 +139,12 @@ def _one(**changes):
         ({**_one(), "outputs": [{"name": "label"}] * 99}, 400),
     ],
 )
-def test_a_malformed_request_is_refused_in_one_sentence_and_spends_nothing(
-    malformed_service, request_body, status
-):
-    response = _raw(malformed_service, json.dumps(request_body))
+def test_a_malformed_request_is_refused_and_charges_nothing(
+    malformed_service: Running, request_body: Any, status: int
+) -> None:
+    response = malformed_service.post_body(json.dumps(request_body))
     assert response.status_code == status, response.text
-    _is_one_sentence(response)
+    check_message(response)
     assert malformed_service.ledger.account("people").spent_units == 0
 
 
@@ -277,32 +169,37 @@ def test_a_malformed_request_is_refused_in_one_sentence_and_spends_nothing(
         json.dumps(_one()).encode()[:-1] + b', "id": "\\ud800"}',
     ],
 )
-def test_text_that_is_no_sound_json_is_refused(malformed_service, text):
-    response = _raw(malformed_service, text)
+def test_text_that_is_not_valid_json_is_refused(malformed_service: Running, text: Any) -> None:
+    response = malformed_service.post_body(text)
     assert response.status_code == 400, response.text
-    _is_one_sentence(response)
+    check_message(response)
     assert malformed_service.ledger.account("people").spent_units == 0
 
 
-def _is_one_sentence(response):
-    told = response.json()["error"]
-    assert told[0].isupper()
-    assert told.endswith(".")
-    assert "\n" not in told
-    assert "Traceback" not in told
-    assert len(told) < 400
-
-
 @pytest.fixture(scope="module")
-def malformed_service(models, tmp_path_factory):
-    from running_service import running
+def malformed_service(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
     place = f"sqlite:///{tmp_path_factory.mktemp('malformed') / 'ledger.sqlite'}"
     with running(place, [f"plain={models / 'plain'}"], budget=Terms(10.0), queries=20) as service:
         yield service
 
 
-_BROKEN = (None, True, "x", "\u0000", "🙂" * 30, -1, 1.5, 10**30, [], {}, [[]], [None], {"a": {}}, ["1"] * 6)
+_BROKEN: tuple[Any, ...] = (
+    None,
+    True,
+    "x",
+    "\u0000",
+    "🙂" * 30,
+    -1,
+    1.5,
+    10**30,
+    [],
+    {},
+    [[]],
+    [None],
+    {"a": {}},
+    ["1"] * 6,
+)
 
 
 def _mutated(rng: random.Random) -> bytes:
@@ -315,7 +212,7 @@ def _mutated(rng: random.Random) -> bytes:
         tensor[rng.choice(["name", "shape", "datatype", "data"])] = rng.choice(_BROKEN)
     elif how == 1:
         field = rng.choice(["inputs", "outputs", "parameters", "id"])
-        sound = {"id": (str, type(None)), "parameters": type(None), "outputs": type(None), "inputs": ()}[
+        sound: Any = {"id": (str, type(None)), "parameters": type(None), "outputs": type(None), "inputs": ()}[
             field
         ]
         wrong = [value for value in _BROKEN if not isinstance(value, sound) and value not in ([], {})]
@@ -346,20 +243,18 @@ def _mutated(rng: random.Random) -> bytes:
     return text
 
 
-def _fuzz(service, count, seed):
+def _fuzz(service: Running, count: int, seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(count):
         body = _mutated(rng)
-        response = _raw(service, body)
+        response = service.post_body(body)
         assert 400 <= response.status_code < 500, (response.status_code, body[:500])
-        _is_one_sentence(response)
+        check_message(response)
     assert service.ledger.account("people").spent_units == 0
     assert service.infer(some_rows(1), id="after").status_code == 200
 
 
-def test_five_hundred_mutated_bodies_are_all_refused_and_spend_nothing(models, tmp_path):
-    from running_service import running
-
+def test_five_hundred_mutated_bodies_are_all_refused_and_charge_nothing(models: Path, tmp_path: Path) -> None:
     with running(
         f"sqlite:///{tmp_path / 'l.sqlite'}", [f"plain={models / 'plain'}"], budget=Terms(10.0), queries=20
     ) as service:
@@ -367,151 +262,58 @@ def test_five_hundred_mutated_bodies_are_all_refused_and_spend_nothing(models, t
 
 
 @pytest.mark.slow
-def test_ten_thousand_mutated_bodies_are_all_refused_and_spend_nothing(models, tmp_path):
-    from running_service import running
-
+def test_ten_thousand_mutated_bodies_are_all_refused_and_charge_nothing(models: Path, tmp_path: Path) -> None:
     with running(
         f"sqlite:///{tmp_path / 'l.sqlite'}", [f"plain={models / 'plain'}"], budget=Terms(10.0), queries=20
     ) as service:
         _fuzz(service, 10_000, seed=1)
 
 
-def test_bodies_and_batches_beyond_the_limits_are_413(start):
-    limits = Settings(max_bytes=2000, max_rows=3)
-    with start("plain", budget=Terms(10.0), queries=20, settings=limits) as service:
-        assert service.infer(some_rows(3)).status_code == 200
-        assert service.infer(some_rows(4)).status_code == 413
-        assert _raw(service, b"x" * 2001).status_code == 413
-        streamed = service.http.post("/v2/models/plain/infer", content=iter([b"x" * 1500, b"x" * 1500]))
-        assert streamed.status_code == 413
-        _is_one_sentence(streamed)
-        assert service.ledger.account("people").spent_units == 3 * LIMIT // 20
-
-
-@pytest.mark.parametrize("begun", ["{", ""])
-def test_a_body_that_comes_too_slowly_is_given_up_with_408(start, begun):
-    with start("plain", budget=Terms(10.0), queries=20, settings=Settings(seconds=3)) as service:
-        host, port = service.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port))) as sock:
-            sock.sendall(
-                f"POST /v2/models/plain/infer HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {service.key}\r\n"
-                f"Content-Length: 100\r\n\r\n{begun}".encode()
-            )
-            sock.settimeout(60)
-            assert sock.recv(4096).startswith(b"HTTP/1.1 408")
-
-
-def test_compressed_bodies_are_refused_with_415(plain):
-    response = _raw(plain, b"\x1f\x8b", **{"content-encoding": "gzip"})
-    assert response.status_code == 415
-    _is_one_sentence(response)
-
-
-def test_wrong_paths_and_methods_are_404_and_405_with_a_sentence(plain):
-    for method, path, status in (
-        ("GET", "/nowhere", 404),
-        ("GET", "/v2/models/plain/infer", 405),
-        ("DELETE", "/v2/models/plain", 405),
-        ("POST", "/v2", 405),
-        ("POST", "/v2/models/no/body/infer", 404),
-        ("POST", "/v2/models/" + "x" * 80 + "/infer", 404),
-        ("GET", "/docs", 404),
-    ):
-        response = plain.http.request(method, path)
-        assert response.status_code == status, path
-        _is_one_sentence(response)
-
-
-def test_too_many_waiting_requests_are_turned_away_unpaid(start):
-    with start("plain", budget=Terms(10.0), queries=20, settings=Settings(max_waiting=1)) as service:
-        import asyncio
-
-        pipeline = service.service._pipeline
-        deployment = next(iter(service.service.deployments))
-        held = asyncio.run_coroutine_threadsafe(_hold(pipeline, deployment), pipeline._loop)
-        while not pipeline.in_flight:
-            time.sleep(0.01)
-        refused = service.infer(some_rows(1))
-        assert refused.status_code == 503
-        assert refused.headers["retry-after"] == "1"
-        pipeline._loop.call_soon_threadsafe(pipeline._in_flight.clear)
-        held.result(60)
-        assert service.infer(some_rows(1)).status_code == 200
-
-
-async def _hold(pipeline, deployment):
-    pipeline._in_flight.add(deployment)
-
-
-def test_the_openapi_document_lists_every_route_and_no_other(plain):
-    document = plain.http.get("/openapi.json").json()
-    app = plain.service
-    from quietmax.server import documented_application
-
-    routes = {
-        (path, method.lower())
-        for route in documented_application(app).routes
-        if (path := getattr(route, "path", None)) and getattr(route, "include_in_schema", False)
-        for method in route.methods
+def test_images_are_taken_in_their_own_shape(tmp_path: Path) -> None:
+    model = Model(
+        initial_mlp((FEATURES, 4, 2), "tanh", (0,)), TrainingSettings((4,)), 9, "d", 0, None, (1, 2, 3)
+    )
+    save_model(model, tmp_path / "image")
+    (deployment,) = load_models([str(tmp_path / "image")], budget=Terms(1.0), accept_unproven=True)
+    request = {
+        "inputs": [{"name": "features", "shape": [2, 1, 2, 3], "datatype": "FP32", "data": [0.5] * 12}]
     }
-    described = {(path, method) for path, operations in document["paths"].items() for method in operations}
-    assert described == routes
-    assert len(described) >= 16
+    assert decode_request(json.dumps(request).encode(), None, deployment, 5).rows.shape == (2, FEATURES)
+    assert deployment.status == "conditional"
 
 
-@pytest.mark.slow
-def test_schemathesis_finds_no_server_error_and_no_undocumented_answer(plain):
-    _schemathesis(plain, examples=60)
+def test_binary_data_after_the_json_require_a_tensor(plain: Running) -> None:
+    text = json.dumps(inference(some_rows(1))).encode()
+    headers = {"inference-header-content-length": str(len(text))}
+    refused = plain.http.post("/v2/models/plain/infer", content=text + b"1234", headers=headers)
+    assert refused.status_code == 400
+    assert "binary_data_size" in refused.json()["error"]
 
 
-def test_schemathesis_finds_nothing_in_a_short_search(plain):
-    _schemathesis(plain, examples=5)
+def test_data_nested_deeper_than_any_shape_are_refused(plain: Running) -> None:
+    asked = inference(some_rows(1))
+    for _ in range(12):
+        asked["inputs"][0]["data"] = [asked["inputs"][0]["data"]]
+    asked["inputs"][0]["data"].append("x")
+    assert plain.http.post("/v2/models/plain/infer", json=asked).status_code == 422
+    asked["inputs"][0]["data"].pop()
+    assert plain.http.post("/v2/models/plain/infer", json=asked).status_code == 422
 
 
-def _schemathesis(service, examples):
-    """Sound and unsound requests to every operation, half of those to models for the one that exists."""
-    schema = schemathesis.openapi.from_url(f"{service.url}/openapi.json")
-    checks = [
-        not_a_server_error,
-        status_code_conformance,
-        content_type_conformance,
-        response_schema_conformance,
-    ]
-    statuses = set()
-    tried = 0
-    for result in schema.get_all_operations():
-        operation = result.ok()
-        cases = st.one_of(
-            operation.as_strategy(generation_mode=mode)
-            for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
-        )
-
-        @settings(
-            max_examples=examples,
-            database=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(case=cases, real=st.booleans())
-        def search(case, real):
-            if real and case.path_parameters:
-                case.path_parameters = {"name": "plain", "version": "1"}
-            response = case.call(headers={"Authorization": f"Bearer {service.key}"})
-            case.validate_response(response, checks=checks)
-            statuses.add(response.status_code)
-
-        search()
-        tried += 1
-    assert tried >= 16
-    assert {200, 404} <= statuses
+def test_a_body_nested_too_deeply_is_refused(plain: Running) -> None:
+    asked = json.dumps(inference(some_rows(1)))
+    deep = asked[:-1] + ', "parameters": {"x": ' + "[" * 900 + "]" * 900 + "}}"
+    refused = plain.http.post("/v2/models/plain/infer", content=deep)
+    assert refused.status_code == 400
+    assert "nested too deeply" in refused.json()["error"]
 
 
-def test_httpx_can_reuse_a_connection_after_a_refusal(plain):
-    with httpx.Client(base_url=plain.url) as http:
-        assert http.post("/v2/models/plain/infer", json=inference(some_rows(1))).status_code == 401
-        again = http.post(
-            "/v2/models/plain/infer",
-            json=inference(some_rows(1)),
-            headers={"authorization": f"Bearer {plain.key}"},
-        )
-        assert again.status_code == 200
+def test_packed_answers_are_unpacked_unchanged() -> None:
+    labels = np.array([2, 0], np.int64)
+    probabilities = np.array([[0.25, 0.125, 0.625], [1 / 3, 1 / 3, 1 / 3]])
+    for answers in (Answers(labels, None), Answers(labels, probabilities)):
+        unpacked = unpack_answers(pack_answers(answers))
+        np.testing.assert_array_equal(unpacked.labels, labels)
+        assert (unpacked.probabilities is None) == (answers.probabilities is None)
+        for name, tensor in output_tensors(answers).items():
+            np.testing.assert_array_equal(output_tensors(unpacked)[name], tensor)

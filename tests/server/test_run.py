@@ -1,4 +1,4 @@
-"""The supervisor's decisions, with services that end at once: when it starts one again, waits, stops or gives up."""
+"""Where the service listens, and when its supervisor restarts it, waits, stops or gives up."""
 
 from __future__ import annotations
 
@@ -7,198 +7,157 @@ import os
 import shutil
 import signal
 import socket
+import ssl
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
-import numpy as np
+import httpx
 import pytest
 
-from quietmax.errors import InvalidInput, QuietmaxError
-from quietmax.estimators import DPSGD, PrivateHead, Teachers, save_private
-from quietmax.ledger import Charge, Charged, Ledger, LedgerUnavailable, Terms
-from quietmax.models import TrainingSettings
-from quietmax.models.features import Identity
-from quietmax.server import deploy, load_servables
+from quietmax.errors import InvalidInput, LedgerUnavailable, QuietmaxError
 from quietmax.server import run as supervisor
 from quietmax.server.metrics import Log
-from quietmax.server.run import Listening, open_port, supervise
+from quietmax.server.run import Listener, supervise
+from tests.server.running_service import (
+    running,
+)
+
+
+def test_anonymous_or_unencrypted_service_beyond_loopback_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"API keys would be sent to 0\.0\.0\.0 without encryption"):
+        Listener(host="0.0.0.0")
+    with pytest.raises(InvalidInput, match="Anonymous access requires a loopback address"):
+        Listener(host="0.0.0.0", behind_proxy=True).check_anonymous()
+    with pytest.raises(InvalidInput, match="Anonymous access requires a loopback address"):
+        Listener(behind_proxy=True).check_anonymous()
+    with pytest.raises(InvalidInput, match="requires both `tls_certificate` and `tls_key`"):
+        Listener(tls_certificate=tmp_path / "c.pem")
+    with pytest.raises(InvalidInput, match="There is no file"):
+        Listener(tls_certificate=tmp_path / "c.pem", tls_key=tmp_path / "k.pem")
+    Listener().check_anonymous()
+    assert Listener(host="0.0.0.0", behind_proxy=True).secure_cookies
+    assert not Listener().secure_cookies
+
+
+def test_with_a_certificate_the_service_speaks_tls_and_nothing_else(models: Path, tmp_path: Path) -> None:
+    files = (tmp_path / "certificate.pem", tmp_path / "key.pem")
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is missing; install it with: apt-get install -y openssl")
+    made = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
+    where = ["-addext", "subjectAltName=IP:127.0.0.1", "-out", str(files[0]), "-keyout", str(files[1])]
+    subprocess.run([*made, *where], check=True, capture_output=True)
+    with running(
+        f"sqlite:///{tmp_path / 'ledger.sqlite'}", [f"head={models / 'head'}"], tls=files
+    ) as service:
+        trusted = ssl.create_default_context(cafile=files[0])
+        assert httpx.get(f"{service.url}/v2/health/ready", verify=trusted, timeout=120).status_code == 200
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"{service.url.replace('https', 'http')}/v2/health/ready", timeout=120)
 
 
 @pytest.fixture
-def starts(tmp_path, monkeypatch):
+def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
     """Supervise services that behave as told, one after the other; the number of services that were started.
 
     A service runs in a process of its own, so that what it did is read off a file.
     """
     monkeypatch.setattr(supervisor, "run", lambda *_: None)
-    monkeypatch.setattr(supervisor, "_end_with_parent", lambda _: None)
+    monkeypatch.setattr(supervisor, "_stop_with_parent", lambda _: None)
     record = tmp_path / "starts"
     record.write_bytes(b"")
 
-    def supervised(*behaviours):
-        def make():
+    def supervised(*behaviours: Callable[[], None]) -> int:
+        def create_service() -> Any:
             number = record.stat().st_size
             with record.open("ab") as file:
                 file.write(b".")
             behaviours[number]()
 
         with socket.socket() as port:
-            supervise(make, Listening(), port, Log(io.BytesIO()))
+            supervise(create_service, Listener(), port, Log(io.BytesIO()))
         return record.stat().st_size
 
     yield supervised
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def _away():
-    raise LedgerUnavailable("The ledger is away.")
+def _ledger_down() -> None:
+    raise LedgerUnavailable("The ledger is down.")
 
 
-def _broken():
+def _broken() -> None:
     raise QuietmaxError("The model is broken.")
 
 
-def _killed():
+def _killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _stop_the_parent():
+def _stop_the_parent() -> None:
     os.kill(os.getppid(), signal.SIGTERM)
-    _away()
+    _ledger_down()
 
 
-def _well():
+def _ended() -> None:
     return None
 
 
-def test_a_service_that_ends_well_is_not_started_again(starts):
-    assert starts(_well) == 1
+def test_a_service_that_ends_normally_is_not_restarted(starts: Callable[..., int]) -> None:
+    assert starts(_ended) == 1
 
 
-def test_a_service_that_is_killed_is_started_again(starts):
-    assert starts(_killed, _well) == 2
+def test_a_killed_service_is_restarted(starts: Callable[..., int]) -> None:
+    assert starts(_killed, _ended) == 2
 
 
-def test_a_ledger_that_is_away_is_tried_until_it_is_back_however_often(starts, monkeypatch):
-    monkeypatch.setattr(supervisor, "_LONGEST_PAUSE_SECONDS", 0.05)
-    assert starts(*[_away] * (supervisor._MOST_FAILURES + 2), _well) == supervisor._MOST_FAILURES + 3
+def test_a_service_whose_ledger_is_down_is_restarted_until_it_is_back(
+    starts: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_MAX_RESTART_DELAY", 0.05)
+    assert starts(*[_ledger_down] * (supervisor._MAX_FAILURES + 2), _ended) == supervisor._MAX_FAILURES + 3
 
 
-def test_a_service_that_dies_at_every_start_is_given_up(starts, tmp_path):
+def test_a_service_that_dies_at_every_start_is_given_up(starts: Callable[..., int], tmp_path: Path) -> None:
     with pytest.raises(QuietmaxError, match="died several times right after its start"):
         starts(*[_broken] * 9)
-    assert (tmp_path / "starts").stat().st_size == supervisor._MOST_FAILURES
+    assert (tmp_path / "starts").stat().st_size == supervisor._MAX_FAILURES
 
 
-def test_a_service_that_lasted_is_no_failure_at_the_start(starts, monkeypatch):
-    monkeypatch.setattr(supervisor, "_AT_LEAST_SECONDS", 0.0)
-    assert starts(*[_broken] * 6, _well) == 7
+def test_a_service_that_ran_for_a_while_does_not_count_as_failed_at_its_start(
+    starts: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_MIN_UPTIME", 0.0)
+    assert starts(*[_broken] * 6, _ended) == 7
 
 
-def test_asked_to_stop_it_starts_no_service_again(starts):
-    assert starts(_stop_the_parent, _well) == 1
+def test_a_supervisor_that_is_asked_to_stop_restarts_nothing(starts: Callable[..., int]) -> None:
+    assert starts(_stop_the_parent, _ended) == 1
 
 
-def test_a_port_that_is_taken_is_refused_with_a_sentence():
+def test_a_port_in_use_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         with pytest.raises(
-            InvalidInput, match=f"cannot listen on 127.0.0.1:{number} .*; choose another port"
+            InvalidInput, match=rf"Cannot listen on 127.0.0.1:{number} \(Address already in use\)"
         ):
-            open_port(Listening(port=number))
+            Listener(port=number).open_socket()
 
 
-PUBLIC = {"declared_size": 120, "classes": (0, 1)}
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("alone")
-    rng = np.random.default_rng(0)
-    features = rng.random((120, 3), dtype=np.float32)
-    labels = (features[:, 0] > 0.5).astype(int)
-    for name, epsilon in (("strong", 1.0), ("weak", 50.0)):
-        private = DPSGD(epsilon, 1e-5, sampling_rate=0.5, steps=4, **PUBLIC).fit(features, labels)
-        assert private.guarantee_.definition == "approximate"
-        save_private(private, folder / name, dataset="people")
-    asked = Teachers(1.0, 1e-5, 10, 3, network=TrainingSettings((4,), epochs=1), **PUBLIC)
-    save_private(asked.fit(features, labels), folder / "asked", dataset="people")
-    released = PrivateHead(1.0, 1e-5, features=Identity(), **PUBLIC).fit(features, labels)
-    save_private(released, folder / "released", dataset="people")
-    return folder
-
-
-@pytest.fixture
-def folders(trained, tmp_path):
-    """Copies of the model folders: serving one takes its account into the ledger."""
-    return shutil.copytree(trained, tmp_path / "models")
-
-
-@pytest.fixture
-def ledger(tmp_path):
-    with Ledger(tmp_path / "ledger.sqlite") as opened:
-        yield opened
-
-
-def _bind(ledger, folders, name, **options):
-    return next(iter(deploy(ledger, load_servables([str(folders / name)]), **options)))
-
-
-@pytest.mark.parametrize("delta", [1e-5, 1e-9])
-def test_a_model_weaker_than_the_budget_is_refused_and_opens_no_account(folders, ledger, delta):
-    name, epsilon = ("weak", 1.0) if delta == 1e-5 else ("strong", 2.0)
-    with pytest.raises(InvalidInput, match="which its account promises; train it for less"):
-        _bind(ledger, folders, name, budget=Terms(epsilon, delta))
-    assert ledger.accounts() == []
-    assert _bind(ledger, folders, "strong").status == "proven"
-
-
-def test_it_takes_the_account_whole_once_and_nothing_can_be_granted_afterwards(folders, ledger):
-    for _ in range(2):
-        deployment = _bind(ledger, folders, "strong")
-        assert (deployment.account.remaining_units, deployment.guarantee(deployment.account).epsilon) == (
-            0,
-            1.0,
-        )
-    with pytest.raises(InvalidInput, match="taken whole by the model strong/1"):
-        ledger.grant("people", Terms(2.0, 1e-5), "more budget for another model")
-    with pytest.raises(InvalidInput, match="which its account promises"):
-        _bind(ledger, folders, "weak")
-    assert [entry.kind for entry in ledger.export("people")] == ["open", "exclusive", "training"]
-    assert ledger.verify().sound
-
-
-def test_it_takes_grants_made_before_too_and_leaves_nothing_for_others(folders, ledger):
-    assert _bind(ledger, folders, "asked").account.remaining_units > 0
-    ledger.grant("people", Terms(2.0, 1e-5), "more budget for the second model")
-    assert _bind(ledger, folders, "strong").account.remaining_units == 0
-    assert _bind(ledger, folders, "asked").account.remaining_units == 0
-    assert ledger.verify().sound
-
-
-def test_it_comes_too_late_for_an_account_that_has_paid_already(folders, ledger):
-    deployment = _bind(ledger, folders, "asked")
-    charge = Charge(
-        deployment.account.id, ledger.client("ann"), deployment.label, deployment.unit_cost, rows=1
-    )
-    assert isinstance(ledger.charge(charge), Charged)
-    with pytest.raises(InvalidInput, match="has paid for something already; give it an account of its own"):
-        _bind(ledger, folders, "strong")
-    assert ledger.account("people").spent_units == deployment.unit_cost
-
-
-def test_a_model_that_has_spent_more_than_the_budget_asked_for_opens_no_account(folders, ledger):
-    with pytest.raises(QuietmaxError, match=r"more than the budget of epsilon 0\.5 and delta 1e-05"):
-        _bind(ledger, folders, "released", budget=Terms(0.5, 1e-5))
-    assert ledger.accounts() == []
-    assert _bind(ledger, folders, "released").account.spent_units > 0
-
-
-@pytest.mark.parametrize("lowered", ["grant", "revoke"])
-def test_it_is_not_served_from_an_account_that_was_lowered_below_its_terms(folders, ledger, lowered):
-    _bind(ledger, folders, "asked")
-    if lowered == "grant":
-        ledger.grant("people", Terms(0.1, 1e-5), "less budget than at first")
-    else:
-        ledger.revoke("people", None, "nothing more for anybody")
-    with pytest.raises(InvalidInput, match="was lowered below the terms it was opened with"):
-        _bind(ledger, folders, "strong")
-    assert "exclusive" not in [entry.kind for entry in ledger.export("people")]
+def test_a_file_that_is_no_certificate_is_refused_at_once(tmp_path: Path) -> None:
+    for name in ("certificate", "key"):
+        (tmp_path / name).write_text("nothing of the kind")
+    with pytest.raises(InvalidInput, match="must be a PEM certificate and its private key"):
+        Listener("127.0.0.1", 0, tmp_path / "certificate", tmp_path / "key")

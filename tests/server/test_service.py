@@ -1,167 +1,244 @@
-"""What the service says and does at its edges: starting, stopping, a ledger that fails in between, odd requests."""
+"""What the service answers and tells: budgets, quotas, versions, metadata and readiness."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import shutil
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
-from quietmax.errors import InvalidInput, LedgerUnavailable, QuietmaxError
-from quietmax.ledger import Failed, Ledger, Terms
-from quietmax.mechanisms import Answerer
-from quietmax.server import Client, Service, Settings, deploy, load_servables
-from quietmax.server import batching as pipeline_module
-from quietmax.server.auth import Caller
-from quietmax.server.batching import Pipeline
-from quietmax.server.codec import Query
-from quietmax.server.errors import HttpError, unavailable
-from quietmax.server.inference import InferenceGate
-from quietmax.server.run import Listening
-from quietmax.spending import FileAccount
-from tests.server.running_service import inference, some_rows
+from quietmax.accounting import LIMIT
+from quietmax.estimators import open_private
+from quietmax.ledger import Ledger, Terms
+from quietmax.mechanisms import Answerer, Answers
+from quietmax.server import Service, deploy, load_models
+from quietmax.server.errors import HttpError
+from tests.server.running_service import (
+    CLASSES,
+    LEDGER_DOWN,
+    Running,
+    Start,
+    caller,
+    decoded,
+    inference,
+    run_async,
+    running,
+    some_rows,
+)
 
-AWAY = LedgerUnavailable("The ledger is away; ask again later.")
+
+def test_a_client_sees_its_own_spending_and_an_administrator_everyones(plain: Running) -> None:
+    plain.infer(some_rows(2))
+    admin = {"authorization": f"Bearer {plain.admin}"}
+    plain.http.post("/v2/models/plain/infer", json=inference(some_rows(1, 1)), headers=admin)
+    mine = plain.http.get("/v2/models/plain/budget").json()
+    assert [part["client"] for part in mine["clients"]] == ["ann"]
+    assert mine["spent_fraction"] == pytest.approx(3 / 20)
+    everyones = plain.http.get("/v2/models/plain/budget", headers=admin).json()
+    assert {part["client"]: part["spent_fraction"] for part in everyones["clients"]} == {
+        "ann": pytest.approx(0.1),
+        "owner": pytest.approx(0.05),
+    }
 
 
-@pytest.fixture
-def idle(tmp_path, models):
-    """A service of an ordinary model with 20 answers, not started."""
-    ledger = Ledger(tmp_path / "idle.sqlite")
-    loaded = load_servables(
-        [f"plain={models / 'plain'}"], budget=Terms(10.0), queries=20, accept_unproven=True
+def test_an_unproven_guarantee_is_said_in_every_answer_in_the_metadata_and_on_the_page(
+    plain: Running,
+) -> None:
+    assert "refuted" in plain.infer(some_rows(1)).json()["parameters"]["warning"]
+    metadata = plain.http.get("/v2/models/plain").json()["parameters"]
+    assert metadata["guarantee_status"] == "refuted"
+    assert "THEORY 2.1" in metadata["warning"]
+    login = plain.http.post("/login", data={"key": plain.admin})
+    page = plain.http.get("/", headers={"cookie": login.headers["set-cookie"].partition(";")[0]}).text
+    assert "No proven guarantee (refuted)" in page
+    assert "plain/1 (refuted) answers from this account without a proven guarantee" in page
+    assert plain.http.get("/v2/models/plain/budget").json()["unproven_models"] == ["plain/1 (refuted)"]
+
+
+def test_the_budget_is_spent_to_the_last_answer_and_then_refused_with_what_remains(plain: Running) -> None:
+    for number in range(4):
+        assert plain.infer(some_rows(5, number)).status_code == 200
+    refused = plain.infer(some_rows(1, 99))
+    assert refused.status_code == 403
+    assert refused.json()["remaining_answers"] == 0
+    assert refused.json()["remaining"] == 0
+    assert (
+        refused.json()["error"]
+        == "Privacy budget exhausted: 1 answer requested, 0 left. Nothing was charged."
     )
-    yield Service(ledger, deploy(ledger, loaded, budget=Terms(10.0)), Settings(anonymous=True))
-    ledger.close()
+    assert plain.ledger.account("people").spent_units == LIMIT
+    assert plain.infer(some_rows(5, 0)).status_code == 200, "stored answers stay free"
 
 
-def _run(coroutine):
-    """Run in a thread of its own: Playwright leaves a loop running in the main one."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, coroutine).result(120)
+def test_a_batch_larger_than_what_is_left_is_refused_whole(plain: Running) -> None:
+    assert plain.infer(some_rows(18)).status_code == 200
+    refused = plain.infer(some_rows(3, 1))
+    assert (refused.status_code, refused.json()["remaining_answers"]) == (403, 2)
+    assert plain.infer(some_rows(2, 1)).status_code == 200
 
 
-def _ann(service):
-    return Caller("ann", service.ledger.client("ann"), None, False)
+def test_a_quota_refuses_one_client_and_not_another(plain: Running) -> None:
+    plain.ledger.set_quota("people", "ann", 0.1, "two answers for ann")
+    assert plain.infer(some_rows(2)).json()["parameters"]["remaining_answers"] == 0
+    refused = plain.infer(some_rows(1, 1))
+    assert (refused.status_code, refused.json()["error"].startswith("Quota of this client exhausted")) == (
+        403,
+        True,
+    )
+    other = plain.http.post(
+        "/v2/models/plain/infer",
+        json=inference(some_rows(1, 1)),
+        headers={"authorization": f"Bearer {plain.admin}"},
+    )
+    assert other.status_code == 200
 
 
-def _query(count=1, request_id=None):
-    return Query(some_rows(count).astype(np.float32), request_id, ())
+def test_teachers_answer_as_often_as_their_own_budget_pays_for(start: Start) -> None:
+    with start("teachers") as service:
+        told = service.infer(some_rows(30), "teachers").json()
+        assert [output["name"] for output in told["outputs"]] == ["label"]
+        assert told["parameters"]["guarantee_status"] == "proven"
+        assert "warning" not in told["parameters"]
+        assert told["parameters"]["remaining_answers"] == 10
+        assert service.infer(some_rows(11, 1), "teachers").status_code == 403
+        assert service.infer(some_rows(10, 1), "teachers").status_code == 200
+        assert service.http.get("/v2/models/teachers/budget").json()["remaining_answers"] == 0
 
 
-def test_a_service_that_has_not_started_refuses_and_says_so(idle):
+def test_a_head_of_released_weights_answers_any_number_of_queries_at_no_further_cost(start: Start) -> None:
+    with start("head") as service:
+        for seed in range(5):
+            told = service.infer(some_rows(100, seed), "head").json()
+            assert told["parameters"]["cost"] == 0
+            assert told["parameters"]["paid_at_training"] is True
+        budget = service.http.get("/v2/models/head/budget").json()
+        assert budget["spent_fraction"] == 1.0
+        assert budget["remaining"] == 0
+        assert budget["remaining_answers"] is None
+        assert "Any number of answers is free" in budget["note"]
+        assert [row.kind for row in service.ledger.export("visitors")] == ["open", "training"]
+
+
+def test_a_head_gives_the_same_answer_as_the_estimator(start: Start, models: Path) -> None:
+
+    rows = some_rows(7)
+    with start("head") as service:
+        told = service.infer(rows, "head").json()
+    expected = open_private(models / "head").predict_proba(rows.astype(np.float32))
+    np.testing.assert_allclose(np.array(told["outputs"][1]["data"]).reshape(7, CLASSES), expected, atol=1e-6)
+
+
+def test_a_head_that_answers_per_query_releases_labels_or_with_sampled_neuron_probabilities(
+    start: Start,
+) -> None:
+    with start("asked") as service:
+        told = service.infer(some_rows(1), "asked").json()
+        assert [output["name"] for output in told["outputs"]] == ["label"]
+        assert told["parameters"]["remaining_answers"] == 39
+    with start("asked", mechanism="sampled-neuron") as service:
+        told = service.infer(some_rows(1), "asked").json()
+        assert [output["name"] for output in told["outputs"]] == ["label", "probabilities"]
+        assert told["parameters"]["guarantee_status"] == "proven"
+        assert told["parameters"]["remaining_answers"] == 38
+
+
+def test_several_models_and_versions_are_served_and_the_highest_version_by_default(
+    tmp_path: Path, models: Path
+) -> None:
+    names = [
+        f"people/9={models / 'plain'}",
+        f"people/10={models / 'plain'}",
+        f"head={models / 'head'}",
+    ]
+    with running(
+        f"sqlite:///{tmp_path / 'l.sqlite'}", names, budget=Terms(10.0, 1e-5), queries=20
+    ) as service:
+        assert service.http.get("/v2/models/people").json()["versions"] == ["9", "10"]
+        assert service.infer(some_rows(1), "people").json()["model_version"] == "10"
+        assert service.infer(some_rows(1), "people/versions/9").json()["model_version"] == "9"
+        assert service.infer(some_rows(1), "people/versions/8").status_code == 404
+        assert service.infer(some_rows(1), "nobody").status_code == 404
+        listed = service.http.get("/v2/models").json()["models"]
+        assert {(model["name"], model["version"]) for model in listed} == {
+            ("people", "9"),
+            ("people", "10"),
+            ("head", "1"),
+        }
+
+
+def test_the_metadata_state_the_guarantee_of_the_budget_after_a_grant(plain: Running) -> None:
+    plain.ledger.grant("people", Terms(50.0, analysis="published"), "five times as many answers")
+    assert plain.http.get("/v2/models/plain").json()["parameters"]["guarantee"]["mu"] == pytest.approx(50.0)
+
+
+def test_versions_are_ordered_as_numbers(ledger: Ledger, folder: Path) -> None:
+    (deployment,) = deploy(ledger, load_models([str(folder / "head")]))
+    versions = ["2", "10", "1", "v2", "v10"]
+    service = Service(ledger, [replace(deployment, version=version) for version in versions])
+    assert service.versions("head") == ["1", "2", "10", "v2", "v10"]
+    assert service.deployment("head").version == "v10"
+    assert service.deployment("head", "2").version == "2"
+    for missing in (("head", "3"), ("head", ""), ("other", None)):
+        with pytest.raises(HttpError) as error:
+            service.deployment(*missing)
+        assert error.value.status == 404
+
+
+def test_a_service_that_has_not_started_refuses_and_says_so(idle: Service) -> None:
     deployment = idle.deployment("plain", None)
     with pytest.raises(HttpError) as refusal:
-        _run(idle.answer(deployment, _query(), _ann(idle)))
+        run_async(idle.infer(deployment, decoded(), caller(idle)))
     assert refusal.value.status == 503
-    assert "starting or stopping" in _run(idle.unready())
+    assert "starting or stopping" in str(run_async(idle.readiness_error()))
     assert idle.ledger.account(deployment.account.name).spent_units == 0
-    _run(idle.stop())
+    run_async(idle.stop())
 
 
-def test_a_stop_waits_for_what_was_charged(idle, monkeypatch):
+def test_a_stopping_service_answers_what_was_charged(idle: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     deployment = idle.deployment("plain", None)
     drawing, go_on = threading.Event(), threading.Event()
     release = Answerer.release
 
-    def slowly(self, scores):
+    def slowly(self: Answerer, scores: Any) -> Answers:
         drawing.set()
         assert go_on.wait(60)
         return release(self, scores)
 
     monkeypatch.setattr(Answerer, "release", slowly)
 
-    async def ask_and_stop():
+    async def infer_and_stop() -> Answers:
         await idle.start()
-        asked = asyncio.create_task(idle.answer(deployment, _query(), _ann(idle)))
+        asked = asyncio.create_task(idle.infer(deployment, decoded(), caller(idle)))
         await asyncio.to_thread(drawing.wait, 60)
         stopping = asyncio.create_task(idle.stop())
         await asyncio.sleep(0.05)
         assert not stopping.done()
         go_on.set()
-        told, _ = await asked
+        answers, _ = await asked
         await stopping
-        return told
+        return answers
 
-    assert len(_run(ask_and_stop()).rows) == 1
-
-
-def test_an_answer_that_comes_after_its_asker_left_is_dropped(idle, monkeypatch):
-    """The connection ended while the answer was drawn; it is paid, and nobody gets it."""
-    deployment = idle.deployment("plain", None)
-    delivered = threading.Event()
-    deliver = pipeline_module._deliver
-
-    def watched(finished):
-        deliver(finished)
-        delivered.set()
-
-    monkeypatch.setattr(pipeline_module, "_deliver", watched)
-
-    async def ask_and_leave():
-        line = Pipeline(idle.ledger, idle.settings)
-        asked = asyncio.create_task(line.ask(deployment, _query(), _ann(idle)))
-        await asyncio.sleep(0)
-        asked.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asked
-        await asyncio.to_thread(delivered.wait, 60)
-        assert line.in_flight == 0
-        await line.close()
-
-    _run(ask_and_leave())
-    assert idle.ledger.account(deployment.account.name).spent_units == deployment.unit_cost
+    assert len(run_async(infer_and_stop()).labels) == 1
 
 
-def test_more_rows_than_are_drawn_at_once_are_all_answered(plain, monkeypatch):
-    monkeypatch.setattr(pipeline_module, "_MOST_ROWS_AT_ONCE", 2)
-    answers = plain.infer(some_rows(5)).json()
-    assert answers["outputs"][0]["shape"] == [5]
-    assert answers["parameters"]["new_answers"] == 5
+def test_a_ledger_that_is_down_makes_the_service_not_ready(
+    plain: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise LEDGER_DOWN
 
-
-def test_a_model_without_further_cost_is_not_asked_while_the_ledger_fails(start):
-    with start("head") as service:
-        assert service.infer(some_rows(1), "head").status_code == 200
-        service.ledger.writer.error = AWAY
-        refused = service.infer(some_rows(1), "head")
-        assert refused.status_code == 503
-        assert refused.json()["error"] == str(AWAY)
-        service.ledger.writer.error = None
-
-
-def test_an_answer_with_an_id_that_cannot_be_stored_does_not_leave(plain, monkeypatch):
-    monkeypatch.setattr(plain.ledger, "submit_answers", lambda _, done: done(Failed(AWAY)))
-    refused = plain.infer(some_rows(1), id="one")
-    assert refused.status_code == 503
-    assert "outputs" not in refused.json()
-
-
-def test_a_ledger_that_is_away_makes_the_service_not_ready(plain, monkeypatch):
-    def away():
-        raise AWAY
-
-    monkeypatch.setattr(plain.ledger, "ping", away)
+    monkeypatch.setattr(plain.ledger, "ping", fail)
     told = plain.http.get("/v2/health/ready")
     assert told.status_code == 503
-    assert told.json()["error"] == str(AWAY)
+    assert told.json()["error"] == str(LEDGER_DOWN)
     assert told.headers["retry-after"] == "1"
 
 
-def test_a_login_while_the_ledger_is_away_is_no_wrong_key(plain, monkeypatch):
-    async def away(_):
-        raise unavailable(str(AWAY))
-
-    monkeypatch.setattr(plain.service.access, "login", away)
-    assert httpx.post(f"{plain.url}/login", data={"key": plain.key}).status_code == 503
-
-
-def test_the_budget_a_client_sees_is_that_of_its_quota(plain):
+def test_the_budget_a_client_sees_is_that_of_its_quota(plain: Running) -> None:
     account = next(iter(plain.service.deployments)).account.name
     plain.infer(some_rows(1))
     plain.ledger.set_quota(account, "ann", 0.25, "A quarter for Ann's study.")
@@ -170,191 +247,10 @@ def test_the_budget_a_client_sees_is_that_of_its_quota(plain):
     assert plain.http.get("/v2/models/plain/budget").json()["remaining_answers"] == 19
 
 
-def test_metadata_name_only_the_outputs_a_model_has_and_warn_only_of_what_is_not_proven(start):
+def test_metadata_name_only_the_outputs_a_model_has_and_warn_only_of_what_is_not_proven(start: Start) -> None:
     with start("asked", "head") as service:
         asked = service.http.get("/v2/models/asked").json()
         assert [output["name"] for output in asked["outputs"]] == ["label"]
         head = service.http.get("/v2/models/head").json()
         assert [output["name"] for output in head["outputs"]] == ["label", "probabilities"]
         assert "warning" not in head["parameters"]
-
-
-def test_without_request_logs_a_request_leaves_no_line(start):
-    with start("head", settings=Settings(log_requests=False)) as service:
-        assert service.infer(some_rows(1), "head").status_code == 200
-        events = [json.loads(line)["event"] for line in service.log.getvalue().splitlines()]
-    assert "request" not in events
-    assert "started" in events
-
-
-def test_a_connection_that_ends_within_the_body_spends_nothing(idle):
-    sent = []
-
-    async def ask():
-        parts = iter(
-            [{"type": "http.request", "body": b'{"inputs"', "more_body": True}, {"type": "http.disconnect"}]
-        )
-
-        async def receive():
-            return next(parts)
-
-        async def send(message):
-            sent.append(message)
-
-        scope = {"type": "http", "method": "POST", "path": "/v2/models/plain/infer", "headers": []}
-        await InferenceGate(lambda *_: None, idle)(scope, receive, send)
-
-    _run(ask())
-    assert sent[0]["status"] == 400
-    assert idle.ledger.account(idle.deployment("plain", None).account.name).spent_units == 0
-
-
-def test_bytes_behind_the_json_need_a_tensor_they_belong_to(plain):
-    text = json.dumps(inference(some_rows(1))).encode()
-    headers = {"inference-header-content-length": str(len(text))}
-    refused = plain.http.post("/v2/models/plain/infer", content=text + b"1234", headers=headers)
-    assert refused.status_code == 400
-    assert "binary_data_size" in refused.json()["error"]
-
-
-def test_data_nested_deeper_than_any_shape_are_refused(plain):
-    asked = inference(some_rows(1))
-    for _ in range(12):
-        asked["inputs"][0]["data"] = [asked["inputs"][0]["data"]]
-    asked["inputs"][0]["data"].append("x")
-    assert plain.http.post("/v2/models/plain/infer", json=asked).status_code == 422
-    asked["inputs"][0]["data"].pop()
-    assert plain.http.post("/v2/models/plain/infer", json=asked).status_code == 422
-
-
-def test_a_client_that_never_asked_can_be_closed():
-    with Client("http://127.0.0.1:9") as client:
-        assert client._connection is None
-
-
-@pytest.mark.parametrize("name", ["max_bytes", "max_rows", "seconds", "max_waiting"])
-@pytest.mark.parametrize("limit", [0, -1, float("nan")])
-def test_a_limit_must_be_positive(name, limit):
-    with pytest.raises(InvalidInput, match=name):
-        Settings(**{name: limit})
-
-
-def test_answers_given_outside_that_the_account_cannot_pay_stop_the_service(start, tmp_path, models):
-    """A folder that answered before, and an account of which nothing is left."""
-    with start("teachers") as service:
-        account = next(iter(service.service.deployments)).account.name
-        service.ledger.revoke(account, None, "The study is over.")
-    shutil.copytree(models / "teachers", tmp_path / "again")
-    FileAccount(tmp_path / "again" / "account.json").charge(3, 40)
-    with Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}") as ledger:
-        loaded = load_servables([str(tmp_path / "again")])
-        with pytest.raises(QuietmaxError, match="quietmax ledger grant"):
-            deploy(ledger, loaded)
-
-
-def test_a_ledger_that_fails_while_answers_are_carried_over_stops_the_service(tmp_path, models, monkeypatch):
-    monkeypatch.setattr(Ledger, "charge", lambda *_: Failed(AWAY))
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        loaded = load_servables([str(models / "teachers")])
-        with pytest.raises(LedgerUnavailable, match="away"):
-            deploy(ledger, loaded)
-
-
-def test_a_body_nested_too_deeply_is_refused(plain):
-    asked = json.dumps(inference(some_rows(1)))
-    deep = asked[:-1] + ', "parameters": {"x": ' + "[" * 900 + "]" * 900 + "}}"
-    refused = plain.http.post("/v2/models/plain/infer", content=deep)
-    assert refused.status_code == 400
-    assert "nested too deeply" in refused.json()["error"]
-
-
-def test_metrics_tell_that_the_ledger_is_away(plain, monkeypatch):
-    assert "quietmax_ledger_up 1.0" in plain.http.get("/metrics").text
-
-    def away():
-        raise AWAY
-
-    monkeypatch.setattr(plain.ledger, "keys", away)
-    monkeypatch.setattr(plain.ledger, "accounts", away)
-    monkeypatch.setattr(plain.service.access, "_read_at", -1e9)
-    assert "quietmax_ledger_up 0.0" in plain.http.get("/metrics").text
-    assert httpx.get(f"{plain.url}/metrics", headers={"authorization": "Bearer qm_wrong"}).status_code == 401
-    assert plain.http.get("/v2/models").status_code == 503
-
-
-def test_a_folder_that_was_carried_over_may_lie_elsewhere_later(tmp_path, models):
-    shutil.copytree(models / "teachers", tmp_path / "here")
-    FileAccount(tmp_path / "here" / "account.json").charge(3, 40)
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        (deployment,) = deploy(ledger, load_servables([str(tmp_path / "here")]))
-        spent = ledger.account("patients").spent_units
-        assert spent == 3 * deployment.unit_cost
-        (tmp_path / "here").rename(tmp_path / "there")
-        deploy(ledger, load_servables([str(tmp_path / "there")]))
-        assert ledger.account("patients").spent_units == spent
-
-
-def test_another_model_put_into_a_marked_folder_is_charged_for_its_own_answers(tmp_path, models):
-    shutil.copytree(models / "teachers", tmp_path / "here")
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        deploy(ledger, load_servables([str(tmp_path / "here")]))
-        description = json.loads((models / "teachers" / "model.json").read_text())
-        (tmp_path / "here" / "model.json").write_text(json.dumps({**description, "note": "trained again"}))
-        shutil.copy(models / "teachers" / "account.json", tmp_path / "here")
-        FileAccount(tmp_path / "here" / "account.json").charge(4, 40)
-        (deployment,) = deploy(ledger, load_servables([str(tmp_path / "here")]))
-        assert ledger.account("patients").spent_units == 4 * deployment.unit_cost
-        assert FileAccount(tmp_path / "here" / "account.json").answered == 40
-
-
-def test_an_account_that_was_put_back_after_it_had_been_moved_is_charged_and_emptied_again(tmp_path, models):
-    shutil.copytree(models / "teachers", tmp_path / "here")
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        for count in (3, 5, 2):
-            shutil.copy(models / "teachers" / "account.json", tmp_path / "here")
-            FileAccount(tmp_path / "here" / "account.json").charge(count, 40)
-            for _ in range(2):
-                (deployment,) = deploy(ledger, load_servables([str(tmp_path / "here")]))
-            assert FileAccount(tmp_path / "here" / "account.json").answered == 40
-        assert ledger.account("patients").spent_units == 10 * deployment.unit_cost
-
-
-def test_a_copy_made_before_is_charged_for_its_own_answers(tmp_path, models):
-    for name, count in (("one", 3), ("two", 5)):
-        shutil.copytree(models / "teachers", tmp_path / name)
-        FileAccount(tmp_path / name / "account.json").charge(count, 40)
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        for name in ("one", "two"):
-            (deployment,) = deploy(ledger, load_servables([str(tmp_path / name)]))
-        assert ledger.account("patients").spent_units == 8 * deployment.unit_cost
-
-
-@pytest.mark.parametrize(
-    "address", ["http://h:99999", "http://[::1", "ftp://h", "http://", "h:80", "http://h:0"]
-)
-def test_a_client_takes_only_an_address(address):
-    with pytest.raises(InvalidInput, match="no http or https address"):
-        Client(address)
-
-
-def test_a_client_takes_only_rows_of_numbers():
-    with Client() as client, pytest.raises(InvalidInput, match="no rows of numbers"):
-        client.ask("m", [[1, 2], [3]])
-
-
-def test_a_folder_with_an_equals_sign_in_its_name_is_a_folder(tmp_path, models, monkeypatch):
-    shutil.copytree(models / "head", tmp_path / "eps=1")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InvalidInput, match="choose one with NAME=FOLDER"):
-        load_servables(["eps=1"])
-    (named,) = load_servables(["head=eps=1"])
-    assert named.label == "head/1"
-    with pytest.raises(QuietmaxError):
-        load_servables(["eps=2"])
-
-
-def test_a_certificate_that_is_none_is_refused_at_once(tmp_path):
-    for name in ("certificate", "key"):
-        (tmp_path / name).write_text("nothing of the kind")
-    with pytest.raises(InvalidInput, match="give a PEM certificate"):
-        Listening("127.0.0.1", 0, tmp_path / "certificate", tmp_path / "key")

@@ -231,7 +231,10 @@ class Pipeline:
     def _answer_group(self, group: list[_Pending]) -> None:
         """Draw for requests to one deployment, hand their answers to the ledger, and reply."""
         try:
-            drawn = _draw(group)
+            assembled = [
+                (pending, *_assemble(pending, drawn))
+                for pending, drawn in zip(group, _draw(group), strict=True)
+            ]
         except Exception as error:
             failed = Failed(
                 QuietmaxError(f"The model failed ({type(error).__name__}). The charge is not refunded.")
@@ -241,8 +244,7 @@ class Pipeline:
         finished: list[tuple[_Pending, Result]] = []
         keys: list[bytes] = []
         new: list[bytes] = []
-        for pending, answers in zip(group, drawn, strict=True):
-            reply, packed = _assemble(pending, answers)
+        for pending, reply, packed in assembled:
             new_keys, new_packed = _new_answers(pending, packed)
             if packed is not None and pending.request_key is not None:
                 stored = NewAnswers(

@@ -211,8 +211,8 @@ def _load_private(folder: ModelFolder) -> Deployment:
     epsilon, delta = folder.description.get("epsilon"), folder.description.get("delta")
     terms = None if epsilon is None else Terms(float(epsilon), float(delta or 0.0))
     classes = model.classes if model.encoding is None else model.encoding.classes
-    if isinstance(model.answerer, Predictor):
-        predictor = model.answerer
+    if isinstance(model.classifier, Predictor):
+        predictor = model.classifier
         mechanism = _mechanism(folder, predictor)
         return _charged_per_answer(
             folder,

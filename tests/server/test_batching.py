@@ -1,0 +1,264 @@
+"""Charge, draw, store, answer: the order, the answer cache and retries."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quietmax.accounting import LIMIT
+from quietmax.ledger import Failed, Terms
+from quietmax.mechanisms import Answerer, Answers
+from quietmax.server import Service, Settings, batching
+from quietmax.server.batching import Pipeline
+from tests.server.running_service import (
+    CLASSES,
+    FEATURES,
+    LEDGER_DOWN,
+    Running,
+    Start,
+    caller,
+    decoded,
+    inference,
+    run_async,
+    some_rows,
+)
+
+
+def test_too_many_requests_in_flight_are_refused_without_a_charge(start: Start) -> None:
+    with start("plain", budget=Terms(10.0), queries=20, settings=Settings(max_in_flight=1)) as service:
+        pipepipeline: Any = service.service._pipeline
+        deployment = next(iter(service.service.deployments))
+        held = asyncio.run_coroutine_threadsafe(_hold(pipepipeline, deployment), pipepipeline._loop)
+        while not pipepipeline.in_flight:
+            time.sleep(0.01)
+        refused = service.infer(some_rows(1))
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "1"
+        pipepipeline._loop.call_soon_threadsafe(pipepipeline._in_flight.clear)
+        held.result(60)
+        assert service.infer(some_rows(1)).status_code == 200
+
+
+async def _hold(pipepipeline: Any, deployment: Any) -> None:
+    pipepipeline._in_flight.add(deployment)
+
+
+def test_the_same_query_again_gets_the_same_answer_at_no_cost(plain: Running) -> None:
+    rows = some_rows(3)
+    first = plain.infer(rows).json()
+    mixed = plain.infer(np.vstack([rows[::-1], some_rows(1, 7), rows[:1]])).json()
+    before = np.array(first["outputs"][1]["data"]).reshape(3, CLASSES)
+    after = np.array(mixed["outputs"][1]["data"]).reshape(5, CLASSES)
+    np.testing.assert_array_equal(after[[2, 1, 0, 4]], before[[0, 1, 2, 0]])
+    assert mixed["parameters"]["new_answers"] == 1
+    assert mixed["parameters"]["remaining_answers"] == 16
+
+
+def test_answers_drawn_together_are_stored_each_under_its_owndecoded(plain: Running) -> None:
+    queries = [some_rows(1 + number % 2, number) for number in range(12)]
+    with ThreadPoolExecutor(12) as pool:
+        first = [response.json()["outputs"] for response in pool.map(plain.infer, queries)]
+    for rows, outputs in zip(queries, first, strict=True):
+        again = plain.infer(rows).json()
+        assert again["outputs"] == outputs
+        assert again["parameters"]["new_answers"] == 0
+
+
+def test_cached_answers_outlive_the_process(start: Start) -> None:
+    with start("plain", budget=Terms(10.0), queries=20) as service:
+        first = service.infer(some_rows(1)).json()["outputs"]
+    with start("plain", budget=Terms(10.0), queries=20) as service:
+        again = service.infer(some_rows(1)).json()
+        assert again["outputs"] == first
+        assert again["parameters"]["cost"] == 0
+        assert again["parameters"]["remaining_answers"] == 19
+
+
+def test_the_answer_cache_can_be_turned_off(start: Start) -> None:
+    with start("plain", budget=Terms(10.0), queries=20, settings=Settings(answer_cache=False)) as service:
+        tables = [service.infer(some_rows(1)).json()["outputs"][1]["data"] for _ in range(4)]
+        assert len({tuple(table) for table in tables}) == 4
+        assert service.ledger.account("people").spent_units == 4 * LIMIT // 20
+
+
+def test_a_retry_with_the_same_id_is_free_and_another_body_is_refused_with_409(start: Start) -> None:
+    with start("plain", budget=Terms(10.0), queries=20, settings=Settings(answer_cache=False)) as service:
+        first = service.infer(some_rows(2), id="mine")
+        again = service.infer(some_rows(2), id="mine")
+        assert first.json()["id"] == again.json()["id"] == "mine"
+        assert first.json()["outputs"] == again.json()["outputs"]
+        assert again.json()["parameters"]["cost"] == 0
+        other = service.infer(some_rows(2, 5), id="mine")
+        assert (other.status_code, "another request" in other.json()["error"]) == (409, True)
+        assert service.ledger.account("people").spent_units == 2 * LIMIT // 20
+        elsewhere = service.http.post(
+            "/v2/models/plain/infer",
+            json=inference(some_rows(1), id="mine"),
+            headers={"authorization": f"Bearer {service.admin}"},
+        )
+        assert elsewhere.status_code == 200, "ids of different clients do not meet"
+
+
+def test_many_retries_at_once_are_paid_once_and_all_get_one_answer(start: Start) -> None:
+    with (
+        start("plain", budget=Terms(10.0), queries=20, settings=Settings(answer_cache=False)) as service,
+        ThreadPoolExecutor(12) as pool,
+    ):
+        responses = list(pool.map(lambda _: service.infer(some_rows(1), id="same"), range(12)))
+        assert {response.status_code for response in responses} == {200}
+        assert len({response.json()["outputs"][1]["data"][0] for response in responses}) == 1
+        assert service.ledger.account("people").spent_units == LIMIT // 20
+
+
+def test_equal_queries_in_other_number_formats_share_their_answer(plain: Running) -> None:
+    row = np.arange(FEATURES, dtype=np.float64)[None]
+    first = plain.infer(row).json()
+    whole = inference(row)
+    whole["inputs"][0].update(datatype="INT64", data=[-0.0, 1, 2, 3, 4, 5])
+    again = plain.http.post("/v2/models/plain/infer", json=whole).json()
+    assert again["outputs"] == first["outputs"]
+    assert again["parameters"]["cost"] == 0
+
+
+def test_cached_answers_follow_their_rows_in_any_order_with_copies_and_signs_of_zero(start: Start) -> None:
+    rows = some_rows(4)
+    rows[3] = 0.0
+    with start("asked") as service:
+
+        def labels(asked: Any) -> tuple[list[int], int]:
+            told = service.infer(asked, "asked").json()
+            return told["outputs"][0]["data"], told["parameters"]["new_answers"]
+
+        first, new = labels(rows)
+        assert new == 4
+        order = [3, 1, 1, 0, 2, 3, 0]
+        assert labels(rows[order]) == ([first[row] for row in order], 0)
+        assert labels(-rows[3:]) == (first[3:], 0)
+        assert labels(np.full((1, rows.shape[1]), 1e-46)) == (first[3:], 0)  # zero as a 32-bit number
+        assert [labels(rows[row : row + 1]) for row in range(4)] == [([label], 0) for label in first]
+
+
+def test_every_answer_is_charged_before_noise_is_drawn(
+    plain: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    balances: list[int] = []
+    original = Answerer.release
+
+    def watched(self: Answerer, scores: Any) -> Answers:
+        balances.append(plain.ledger.account("people").spent_units)
+        return original(self, scores)
+
+    monkeypatch.setattr(Answerer, "release", watched)
+    for number in range(3):
+        plain.infer(some_rows(1, number))
+    assert balances == [LIMIT // 20, 2 * LIMIT // 20, 3 * LIMIT // 20]
+
+
+def test_a_request_with_an_id_is_answered_only_after_its_answer_is_stored(
+    plain: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    ledger = plain.ledger
+    original = ledger.submit_answers
+
+    def watched(answers: Any, done: Any) -> None:
+        def stored(result: Any) -> None:
+            order.append("stored")
+            time.sleep(0.05)
+            done(result)
+
+        original(answers, stored)
+
+    monkeypatch.setattr(ledger, "submit_answers", watched)
+    plain.infer(some_rows(1), id="x")
+    order.append("answered")
+    assert order == ["stored", "answered"]
+
+
+def test_a_model_that_fails_after_the_charge_answers_503_and_the_service_goes_on(
+    plain: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("secret inner detail")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Answerer, "release", broken)
+        failed = plain.infer(some_rows(1))
+    assert failed.status_code == 503
+    assert "secret inner detail" not in failed.text
+    assert plain.infer(some_rows(1, 1)).status_code == 200
+
+
+def test_an_answer_is_dropped_if_the_connection_ended_meanwhile(
+    idle: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection ended while the answer was drawn; it is paid, and nobody gets it."""
+    deployment = idle.deployment("plain", None)
+    delivered = threading.Event()
+    deliver = batching._deliver
+
+    def watched(finished: Any) -> None:
+        deliver(finished)
+        delivered.set()
+
+    monkeypatch.setattr(batching, "_deliver", watched)
+
+    async def infer_and_leave() -> None:
+        pipeline = Pipeline(idle.ledger, idle.settings)
+        asked = asyncio.create_task(pipeline.infer(deployment, decoded(), caller(idle)))
+        await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        await asyncio.to_thread(delivered.wait, 60)
+        assert pipeline.in_flight == 0
+        await pipeline.close()
+
+    run_async(infer_and_leave())
+    assert idle.ledger.account(deployment.account.name).spent_units == deployment.unit_cost
+
+
+def test_more_rows_than_are_drawn_at_once_are_all_answered(
+    plain: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batching, "_MAX_BATCH_ROWS", 2)
+    answers = plain.infer(some_rows(5)).json()
+    assert answers["outputs"][0]["shape"] == [5]
+    assert answers["parameters"]["new_answers"] == 5
+
+
+def test_a_model_with_free_answers_does_not_answer_while_the_ledger_fails(start: Start) -> None:
+    with start("head") as service:
+        assert service.infer(some_rows(1), "head").status_code == 200
+        service.ledger.writer.error = LEDGER_DOWN
+        refused = service.infer(some_rows(1), "head")
+        assert refused.status_code == 503
+        assert refused.json()["error"] == str(LEDGER_DOWN)
+        service.ledger.writer.error = None
+
+
+def test_an_answer_with_an_id_that_cannot_be_stored_does_not_leave(
+    plain: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain.ledger, "submit_answers", lambda _, done: done(Failed(LEDGER_DOWN)))
+    refused = plain.infer(some_rows(1), id="one")
+    assert refused.status_code == 503
+    assert "outputs" not in refused.json()
+
+
+def test_answers_that_nobody_stores_are_not_packed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: Any) -> None:
+        raise AssertionError("packed")
+
+    monkeypatch.setattr(batching, "pack_answers", forbidden)
+    with start("head", settings=Settings(answer_cache=False)) as service:
+        assert service.infer(some_rows(3), "head", id="free").status_code == 200
+    with start("plain", budget=Terms(10.0), queries=20, settings=Settings(answer_cache=False)) as service:
+        assert service.infer(some_rows(3)).status_code == 200
+        assert service.infer(some_rows(3), id="stored").status_code == 503

@@ -1,0 +1,326 @@
+"""Which account pays for a model, and what is charged when it is deployed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quietmax.accounting import LIMIT, PureCost
+from quietmax.errors import BudgetExhausted, InvalidInput, LedgerUnavailable, QuietmaxError
+from quietmax.estimators import DPSGD, PrivateHead, Teachers, open_private, save_private
+from quietmax.ledger import Charge, Charged, Failed, Ledger, Terms
+from quietmax.models import TrainingSettings
+from quietmax.models.features import Identity
+from quietmax.server import Deployment, deploy, load_models
+from quietmax.server.deployment import account_name
+from quietmax.spending import FileAccount
+from tests.server.running_service import (
+    LEDGER_DOWN,
+    Start,
+    some_rows,
+)
+
+
+def test_a_retrained_model_of_the_same_data_set_continues_its_account(folder: Path, ledger: Ledger) -> None:
+    loaded = load_models([f"one={folder / 'plain'}"], budget=Terms(1.0), queries=10, accept_unproven=True)
+    (first,) = deploy(ledger, loaded, budget=Terms(1.0))
+    retrained = load_models([f"two={folder / 'plain'}"], budget=Terms(1.0), queries=5, accept_unproven=True)
+    (second,) = deploy(ledger, retrained, budget=Terms(1.0))
+    assert first.account.id == second.account.id
+    assert (first.unit_cost, second.unit_cost) == (LIMIT // 10, LIMIT // 5)
+    with pytest.raises(InvalidInput, match="was opened with mu = 1"):
+        deploy(ledger, loaded, budget=Terms(2.0))
+    (again,) = deploy(ledger, loaded)
+    assert again.account.id == first.account.id
+
+
+def test_records_are_counted_in_a_second_account_only_with_a_reason_in_words(
+    folder: Path, ledger: Ledger
+) -> None:
+    loaded = load_models([str(folder / "head")])
+    (first,) = deploy(ledger, loaded)
+    with pytest.raises(InvalidInput, match=r"belong to the account 'visitors'.*a reason"):
+        deploy(ledger, loaded, account="fresh")
+    with pytest.raises(InvalidInput, match="reason must have at least 3 words"):
+        deploy(ledger, loaded, account="fresh", because="because")
+    assert [account.name for account in ledger.accounts()] == ["visitors"]
+    (second,) = deploy(ledger, loaded, account="fresh", because="New records came in under the old name.")
+    assert second.account.name == "fresh"
+    (third,) = deploy(ledger, loaded)
+    assert third.account.id == second.account.id != first.account.id
+    told = [json.loads(row.detail) for row in ledger.export() if row.kind in ("open", "reassign")]
+    assert sum("New records came in" in detail.get("because", "") for detail in told) == 2
+    assert ledger.verify().sound
+
+
+def test_two_releases_from_the_same_records_share_one_budget(folder: Path, ledger: Ledger) -> None:
+    head = load_models([str(folder / "head")])
+    teachers = load_models([str(folder / "teachers")])
+    budget = Terms(4.0, 1e-5)
+    (one,) = deploy(ledger, head, budget=budget, account="same")
+    spent = ledger.account("same").spent_units
+    assert 0 < spent < LIMIT
+    assert one.training_cost is not None
+    assert spent == one.account.units(one.training_cost)
+    (two,) = deploy(ledger, teachers, account="same")
+    assert two.account.id == one.account.id
+    assert ledger.account("same").spent_units == spent
+    deploy(ledger, head, account="same")
+    assert ledger.account("same").spent_units == spent, "training is charged once"
+
+
+def test_a_head_that_cost_more_than_what_is_left_is_not_served(folder: Path, ledger: Ledger) -> None:
+    head = load_models([str(folder / "head")])
+    few = Terms(0.5, 1e-5)
+    ledger.open_account("visitors", few.total("gaussian"), few)
+    with pytest.raises(QuietmaxError, match="spent more than remains"):
+        deploy(ledger, head)
+    assert ledger.account("visitors").spent_units == 0
+
+
+def test_a_gaussian_model_is_not_paid_from_a_pure_account(folder: Path, ledger: Ledger) -> None:
+    ledger.open_account("patients", PureCost(9.0), Terms(9.0))
+    with pytest.raises(InvalidInput, match="cannot be paid from the account 'patients'"):
+        deploy(ledger, load_models([str(folder / "teachers")]))
+
+
+def test_the_budget_of_a_folder_moves_into_the_ledger_and_nothing_is_left_in_it(
+    folder: Path, ledger: Ledger
+) -> None:
+    rows = some_rows(7).astype(np.float32)
+    open_private(folder / "teachers").predict(rows)
+    (deployment,) = deploy(ledger, load_models([str(folder / "teachers")]))
+    assert deployment.account.remaining_units // deployment.unit_cost == 33
+    with pytest.raises(BudgetExhausted):
+        open_private(folder / "teachers").predict(rows + 1)
+    deploy(ledger, load_models([str(folder / "teachers")]))
+    assert ledger.account("patients").spent_units == 7 * deployment.unit_cost, "migrated once"
+    assert [row.kind for row in ledger.export("patients")] == ["open", "migrated-budget"]
+
+
+def test_another_ledger_takes_an_emptied_folder_as_spent(
+    folder: Path, ledger: Ledger, tmp_path: Path
+) -> None:
+    deploy(ledger, load_models([str(folder / "teachers")]))
+    with Ledger(tmp_path / "second.sqlite") as second:
+        (deployment,) = deploy(second, load_models([str(folder / "teachers")]))
+        assert deployment.account.remaining_units < deployment.unit_cost
+
+
+def test_an_answer_from_the_folder_during_the_migration_is_charged_too(
+    folder: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = FileAccount(folder / "teachers" / "account.json")
+    original = Ledger.charge
+    charges: list[Charge] = []
+
+    def answer_in_between(self: Ledger, charge: Charge) -> Any:
+        result = original(self, charge)
+        if not charges:
+            account.charge(2, 40)
+        charges.append(charge)
+        return result
+
+    monkeypatch.setattr(Ledger, "charge", answer_in_between)
+    (deployment,) = deploy(ledger, load_models([str(folder / "teachers")]))
+    assert ledger.account("patients").spent_units == 2 * deployment.unit_cost
+    assert account.answered == 40
+    assert {charge.kind for charge in charges} == {"migrated-budget"}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name"),
+    [
+        ("mnist", "mnist"),
+        ("my people.csv", "my-people.csv"),
+        ("/data/x", "data-x"),
+        ("", "records"),
+        ("(keys)", "keys"),
+    ],
+)
+def test_a_data_set_names_its_account(dataset: str, name: str) -> None:
+    assert account_name(dataset) == name
+
+
+PUBLIC: dict[str, Any] = {"declared_size": 120, "classes": (0, 1)}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("alone")
+    rng = np.random.default_rng(0)
+    features = rng.random((120, 3), dtype=np.float32)
+    labels = (features[:, 0] > 0.5).astype(int)
+    for name, epsilon in (("strong", 1.0), ("weak", 50.0)):
+        private = DPSGD(epsilon, 1e-5, sampling_rate=0.5, steps=4, **PUBLIC).fit(features, labels)
+        assert private.guarantee_.definition == "approximate"
+        save_private(private, folder / name, dataset="people")
+    asked = Teachers(1.0, 1e-5, 10, 3, network=TrainingSettings((4,), epochs=1), **PUBLIC)
+    save_private(asked.fit(features, labels), folder / "asked", dataset="people")
+    released = PrivateHead(1.0, 1e-5, features=Identity(), **PUBLIC).fit(features, labels)
+    save_private(released, folder / "released", dataset="people")
+    return folder
+
+
+@pytest.fixture
+def folders(trained: Path, tmp_path: Path) -> Path:
+    """Copies of the model folders: serving one takes its account into the ledger."""
+    return shutil.copytree(trained, tmp_path / "models")
+
+
+def _deploy(ledger: Ledger, folders: Path, name: str, **options: Any) -> Deployment:
+    return deploy(ledger, load_models([str(folders / name)]), **options)[0]
+
+
+@pytest.mark.parametrize("delta", [1e-5, 1e-9])
+def test_a_model_weaker_than_the_budget_is_refused_and_opens_no_account(
+    folders: Path, ledger: Ledger, delta: float
+) -> None:
+    name, epsilon = ("weak", 1.0) if delta == 1e-5 else ("strong", 2.0)
+    with pytest.raises(InvalidInput, match="but its account allows epsilon"):
+        _deploy(ledger, folders, name, budget=Terms(epsilon, delta))
+    assert ledger.accounts() == []
+    assert _deploy(ledger, folders, "strong").status == "proven"
+
+
+def test_it_takes_the_account_whole_once_and_nothing_can_be_granted_afterwards(
+    folders: Path, ledger: Ledger
+) -> None:
+    for _ in range(2):
+        deployment = _deploy(ledger, folders, "strong")
+        assert (
+            deployment.account.remaining_units,
+            deployment.total_guarantee(deployment.account).epsilon,
+        ) == (
+            0,
+            1.0,
+        )
+    with pytest.raises(InvalidInput, match="reserved for the model strong/1"):
+        ledger.grant("people", Terms(2.0, 1e-5), "more budget for another model")
+    with pytest.raises(InvalidInput, match="but its account allows epsilon"):
+        _deploy(ledger, folders, "weak")
+    assert [entry.kind for entry in ledger.export("people")] == ["open", "exclusive", "training"]
+    assert ledger.verify().sound
+
+
+def test_it_takes_grants_made_before_too_and_leaves_nothing_for_others(folders: Path, ledger: Ledger) -> None:
+    assert _deploy(ledger, folders, "asked").account.remaining_units > 0
+    ledger.grant("people", Terms(2.0, 1e-5), "more budget for the second model")
+    assert _deploy(ledger, folders, "strong").account.remaining_units == 0
+    assert _deploy(ledger, folders, "asked").account.remaining_units == 0
+    assert ledger.verify().sound
+
+
+def test_it_comes_too_late_for_an_account_that_has_paid_already(folders: Path, ledger: Ledger) -> None:
+    deployment = _deploy(ledger, folders, "asked")
+    charge = Charge(
+        deployment.account.id, ledger.client("ann"), deployment.label, deployment.unit_cost, rows=1
+    )
+    assert isinstance(ledger.charge(charge), Charged)
+    with pytest.raises(InvalidInput, match="has already paid for something"):
+        _deploy(ledger, folders, "strong")
+    assert ledger.account("people").spent_units == deployment.unit_cost
+
+
+def test_a_model_that_has_spent_more_than_the_budget_asked_for_opens_no_account(
+    folders: Path, ledger: Ledger
+) -> None:
+    with pytest.raises(QuietmaxError, match=r"more than the budget of epsilon 0\.5 and delta 1e-05"):
+        _deploy(ledger, folders, "released", budget=Terms(0.5, 1e-5))
+    assert ledger.accounts() == []
+    assert _deploy(ledger, folders, "released").account.spent_units > 0
+
+
+@pytest.mark.parametrize("lowered", ["grant", "revoke"])
+def test_it_is_not_served_from_an_account_that_was_lowered_below_its_terms(
+    folders: Path, ledger: Ledger, lowered: str
+) -> None:
+    _deploy(ledger, folders, "asked")
+    if lowered == "grant":
+        ledger.grant("people", Terms(0.1, 1e-5), "less budget than at first")
+    else:
+        ledger.revoke("people", None, "nothing more for anybody")
+    with pytest.raises(InvalidInput, match="budget was lowered"):
+        _deploy(ledger, folders, "strong")
+    assert "exclusive" not in [entry.kind for entry in ledger.export("people")]
+
+
+def test_answers_given_outside_that_the_account_cannot_pay_stop_the_service(
+    start: Start, tmp_path: Path, models: Path
+) -> None:
+    """A folder that answered before, and an account of which nothing is left."""
+    with start("teachers") as service:
+        account = next(iter(service.service.deployments)).account.name
+        service.ledger.revoke(account, None, "The study is over.")
+    shutil.copytree(models / "teachers", tmp_path / "again")
+    FileAccount(tmp_path / "again" / "account.json").charge(3, 40)
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}") as ledger:
+        loaded = load_models([str(tmp_path / "again")])
+        with pytest.raises(QuietmaxError, match="quietmax ledger grant"):
+            deploy(ledger, loaded)
+
+
+def test_a_ledger_that_fails_during_the_migration_stops_the_service(
+    tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ledger, "charge", lambda *_: Failed(LEDGER_DOWN))
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        loaded = load_models([str(models / "teachers")])
+        with pytest.raises(LedgerUnavailable, match="down"):
+            deploy(ledger, loaded)
+
+
+def test_a_migrated_folder_may_be_moved_later(tmp_path: Path, models: Path) -> None:
+    shutil.copytree(models / "teachers", tmp_path / "here")
+    FileAccount(tmp_path / "here" / "account.json").charge(3, 40)
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        (deployment,) = deploy(ledger, load_models([str(tmp_path / "here")]))
+        spent = ledger.account("patients").spent_units
+        assert spent == 3 * deployment.unit_cost
+        (tmp_path / "here").rename(tmp_path / "there")
+        deploy(ledger, load_models([str(tmp_path / "there")]))
+        assert ledger.account("patients").spent_units == spent
+
+
+def test_another_model_put_into_a_marked_folder_is_charged_for_its_own_answers(
+    tmp_path: Path, models: Path
+) -> None:
+    shutil.copytree(models / "teachers", tmp_path / "here")
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        deploy(ledger, load_models([str(tmp_path / "here")]))
+        description = json.loads((models / "teachers" / "model.json").read_text())
+        (tmp_path / "here" / "model.json").write_text(json.dumps({**description, "note": "trained again"}))
+        shutil.copy(models / "teachers" / "account.json", tmp_path / "here")
+        FileAccount(tmp_path / "here" / "account.json").charge(4, 40)
+        (deployment,) = deploy(ledger, load_models([str(tmp_path / "here")]))
+        assert ledger.account("patients").spent_units == 4 * deployment.unit_cost
+        assert FileAccount(tmp_path / "here" / "account.json").answered == 40
+
+
+def test_an_account_that_was_put_back_after_it_had_been_moved_is_charged_and_emptied_again(
+    tmp_path: Path, models: Path
+) -> None:
+    shutil.copytree(models / "teachers", tmp_path / "here")
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        for count in (3, 5, 2):
+            shutil.copy(models / "teachers" / "account.json", tmp_path / "here")
+            FileAccount(tmp_path / "here" / "account.json").charge(count, 40)
+            for _ in range(2):
+                (deployment,) = deploy(ledger, load_models([str(tmp_path / "here")]))
+            assert FileAccount(tmp_path / "here" / "account.json").answered == 40
+        assert ledger.account("patients").spent_units == 10 * deployment.unit_cost
+
+
+def test_a_copy_made_before_is_charged_for_its_own_answers(tmp_path: Path, models: Path) -> None:
+    for name, count in (("one", 3), ("two", 5)):
+        shutil.copytree(models / "teachers", tmp_path / name)
+        FileAccount(tmp_path / name / "account.json").charge(count, 40)
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        for name in ("one", "two"):
+            (deployment,) = deploy(ledger, load_models([str(tmp_path / name)]))
+        assert ledger.account("patients").spent_units == 8 * deployment.unit_cost

@@ -1,0 +1,82 @@
+"""The OpenAPI document describes the service: all routes, all responses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from quietmax.server import create_api
+from tests.server.running_service import (
+    Running,
+)
+
+
+def test_the_openapi_document_lists_every_route_and_no_other(plain: Running) -> None:
+    document = plain.http.get("/openapi.json").json()
+    routes = {
+        (path, method.lower())
+        for route in create_api(plain.service).routes
+        if (path := getattr(route, "path", None)) and getattr(route, "include_in_schema", False)
+        for method in getattr(route, "methods", ())
+    }
+    described = {(path, method) for path, operations in document["paths"].items() for method in operations}
+    assert described == routes
+    assert len(described) >= 16
+
+
+@pytest.mark.slow
+def test_schemathesis_finds_no_server_error_and_no_undocumented_answer(plain: Running) -> None:
+    _schemathesis(plain, examples=60)
+
+
+def test_schemathesis_finds_nothing_in_a_short_search(plain: Running) -> None:
+    _schemathesis(plain, examples=5)
+
+
+def _schemathesis(service: Running, examples: int) -> None:
+    """Send valid and invalid requests to every operation, half of those to models for the one that exists."""
+    schema = schemathesis.openapi.from_url(f"{service.url}/openapi.json")
+    checks = [
+        not_a_server_error,
+        status_code_conformance,
+        content_type_conformance,
+        response_schema_conformance,
+    ]
+    statuses: set[int] = set()
+    tried = 0
+    for result in schema.get_all_operations():
+        operation: Any = result.ok()  # type: ignore[union-attr]
+        cases: Any = st.one_of(  # type: ignore[call-overload]
+            operation.as_strategy(generation_mode=mode)
+            for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
+        )
+
+        @settings(
+            max_examples=examples,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=cases, real=st.booleans())
+        def search(case: Any, real: bool) -> None:
+            if real and case.path_parameters:
+                case.path_parameters = {"name": "plain", "version": "1"}
+            response = case.call(headers={"Authorization": f"Bearer {service.key}"})
+            case.validate_response(response, checks=checks)
+            statuses.add(response.status_code)
+
+        search()
+        tried += 1
+    assert tried >= 16
+    assert {200, 404} <= statuses
