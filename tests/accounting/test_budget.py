@@ -29,7 +29,7 @@ def test_a_cost_is_nothing_or_from_1e_100_to_1e100_both_included(kind) -> None:
             allowed
         )
     for refused in (math.nextafter(1e-100, 0.0), math.nextafter(1e100, math.inf)):
-        with pytest.raises(InvalidInput, match="from 1e-100 to 1e100"):
+        with pytest.raises(InvalidInput, match="between 1e-100 and 1e100"):
             kind(refused)
 
 

@@ -243,7 +243,7 @@ def test_deltas_from_1e_300_to_below_one_are_taken() -> None:
         assert delta_of(mu_of(1.0, delta), 1.0) <= delta
     for delta in (0.0, math.nextafter(1e-300, 0.0), 1.0):
         for function in (epsilon_of, mu_of):
-            with pytest.raises(InvalidInput, match="at least 1e-300 and less than 1"):
+            with pytest.raises(InvalidInput, match="at least 1e-300 and below 1"):
                 function(1.0, delta)
 
 

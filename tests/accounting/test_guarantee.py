@@ -255,13 +255,13 @@ def test_a_guarantee_may_be_restated_with_the_same_status() -> None:
 
 @pytest.mark.parametrize("extra", [-1e-9, 1.0, math.nan])
 def test_an_extra_delta_is_from_zero_to_below_one(extra) -> None:
-    with pytest.raises(InvalidInput, match="from 0 to below 1"):
+    with pytest.raises(InvalidInput, match="at least 0 and below 1"):
         pure(1.0, extra_delta=extra)
 
 
 def test_two_deltas_together_stay_below_one() -> None:
     assert approximate(1.0, 0.5, extra_delta=0.25).at_epsilon(1.0) == pytest.approx(0.75)
-    with pytest.raises(InvalidInput, match="less than 1"):
+    with pytest.raises(InvalidInput, match="together must be below 1"):
         approximate(1.0, 0.5, extra_delta=0.5)
 
 

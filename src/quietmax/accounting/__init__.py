@@ -1,4 +1,4 @@
-"""What it costs: two currencies that compose exactly, budgets, and the guarantee claimed of a release."""
+"""Privacy accounting: costs in two measures that compose exactly, budgets, conversions and guarantees."""
 
 from quietmax.accounting.budget import (
     LIMIT,

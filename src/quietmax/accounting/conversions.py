@@ -1,10 +1,10 @@
-"""Exact arithmetic on the numbers people write: a float stands for the decimal it prints as.
+"""Exact arithmetic on decimal numbers, and conversions between pure, Gaussian and (epsilon, delta) privacy.
 
-0.1 is not a binary number, so ten charges of the *binary* 0.1 exceed a budget of 1 by 5.6e-16 and the tenth
-answer would be refused. Costs and budgets are therefore read as the shortest decimal that names the float
-(0.1 is 1/10), added as exact fractions, and turned back into floats outwards: what was spent is rounded up,
-what is left is rounded down. The difference between a float and its decimal is at most 2^-53 of it;
-`quietmax.noise` spends that much less.
+A float stands for the decimal number it prints as. 0.1 is not a binary fraction, so ten charges of the *binary* 0.1
+exceed a budget of 1 by 5.6e-16 and the tenth answer would be refused. Costs and budgets are therefore read as the
+shortest decimal that names the float (0.1 is 1/10), added as exact fractions, and turned back into floats outwards:
+what was spent is rounded up, what is left is rounded down. A float differs from its decimal by at most 2^-53 of it;
+`quietmax.noise` adds noise for that difference.
 """
 
 from __future__ import annotations
@@ -24,8 +24,15 @@ LARGEST = 1e100
 
 
 def decimal(value: float) -> Fraction:
-    """Return the decimal number a float prints as.
+    """Return the decimal number that a float prints as.
 
+    Parameters
+    ----------
+    value : float
+        A finite number.
+
+    Examples
+    --------
     >>> decimal(0.1)
     Fraction(1, 10)
     """
@@ -33,7 +40,13 @@ def decimal(value: float) -> Fraction:
 
 
 def as_number(value: float) -> float:
-    """Return `value` as a float; NaN if it is no number."""
+    """Return `value` as a float, or NaN if it is not a number.
+
+    Parameters
+    ----------
+    value : float
+        Any object.
+    """
     try:
         return float(value) if not isinstance(value, str | bytes) else math.nan
     except (TypeError, ValueError, OverflowError):
@@ -41,16 +54,36 @@ def as_number(value: float) -> float:
 
 
 def checked_amount(value: float, name: str) -> float:
-    """Return `value` as a float, refusing what is not 0 or a number from 1e-100 to 1e100."""
+    """Return `value` as a float if it is 0 or between 1e-100 and 1e100.
+
+    Parameters
+    ----------
+    value : float
+        The value to check.
+    name : str
+        What the error message calls it.
+
+    Raises
+    ------
+    InvalidInput
+        If it is not such a number.
+    """
     number = as_number(value)
     if number == 0.0 or SMALLEST <= number <= LARGEST:
         return abs(number)
-    raise InvalidInput(f"{name} is {value!r}, but must be 0 or a number from 1e-100 to 1e100: give such one.")
+    raise InvalidInput(f"{name} must be 0 or between 1e-100 and 1e100, got {value!r}.")
 
 
 def rounded_up(value: Fraction) -> float:
     """Return the smallest float whose decimal is at least `value`.
 
+    Parameters
+    ----------
+    value : Fraction
+        The exact value.
+
+    Examples
+    --------
     >>> rounded_up(decimal(0.1) + decimal(0.2))
     0.3
     """
@@ -59,7 +92,13 @@ def rounded_up(value: Fraction) -> float:
 
 
 def rounded_down(value: Fraction) -> float:
-    """Return the largest float whose decimal is at most `value`."""
+    """Return the largest float whose decimal is at most `value`.
+
+    Parameters
+    ----------
+    value : Fraction
+        The exact value.
+    """
     nearest = float(value)
     return nearest if decimal(nearest) <= value else math.nextafter(nearest, -math.inf)
 
@@ -67,6 +106,13 @@ def rounded_down(value: Fraction) -> float:
 def root_rounded_up(value: Fraction) -> float:
     """Return the smallest float whose squared decimal is at least `value`.
 
+    Parameters
+    ----------
+    value : Fraction
+        The exact value.
+
+    Examples
+    --------
     >>> root_rounded_up(Fraction(2)) ** 2 >= 2
     True
     """
@@ -77,7 +123,13 @@ def root_rounded_up(value: Fraction) -> float:
 
 
 def root_rounded_down(value: Fraction) -> float:
-    """Return the largest float whose squared decimal is at most `value`."""
+    """Return the largest float whose squared decimal is at most `value`.
+
+    Parameters
+    ----------
+    value : Fraction
+        The exact value.
+    """
     root = root_rounded_up(value)
     return root if decimal(root) ** 2 <= value else math.nextafter(root, 0.0)
 
@@ -92,11 +144,12 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 
 
 def _mills(x: float) -> float:
+    """Return Mills' ratio P(N > x)/phi(x)."""
     return math.sqrt(math.pi / 2) * float(erfcx(x / math.sqrt(2)))
 
 
 def _log_delta(mu: float, x: float) -> float:
-    """Natural logarithm of delta at epsilon = mu*(x + mu/2), to a relative error of delta below the slack."""
+    """Return ln(delta) at epsilon = mu*(x + mu/2), with a relative error of delta below the slack."""
     if mu < _SMALL_MU:
         points = x + 0.5 * mu * (_NODES + 1.0)
         slopes = 1.0 - points * math.sqrt(math.pi / 2) * erfcx(points / math.sqrt(2))
@@ -112,22 +165,35 @@ def _log_delta(mu: float, x: float) -> float:
 
 
 def _checked(value: float, name: str, low: float, high: float) -> float:
+    """Return `value` as a float if it is at least `low` and below `high`."""
     number = as_number(value)
     if low <= number < high:
         return number
-    raise InvalidInput(
-        f"{name} is {value!r}, but must be at least {low:g} and less than {high:g}: give such a number."
-    )
+    raise InvalidInput(f"{name} must be at least {low:g} and below {high:g}, got {value!r}.")
 
 
 def delta_of(mu: float, epsilon: float) -> float:
     """Return the delta at which mu-Gaussian privacy is (epsilon, delta)-differential privacy, rounded up.
 
-    delta = Phi(-epsilon/mu + mu/2) - exp(epsilon) * Phi(-epsilon/mu - mu/2)   (theory section 2.5)
+    delta = Phi(-epsilon/mu + mu/2) - exp(epsilon) * Phi(-epsilon/mu - mu/2)   (THEORY 2.5)
 
-    At least the true value and, for mu up to 100, at most (1 + 3e-11) times it; never a positive number below
-    1e-300.
+    The result is at least the true value and, for mu up to 100, at most (1 + 3e-11) times it. It is never a positive
+    number below 1e-300.
 
+    Parameters
+    ----------
+    mu : float
+        At least 0.
+    epsilon : float
+        At least 0.
+
+    Returns
+    -------
+    float
+        The delta, at most 1.
+
+    Examples
+    --------
     >>> round(delta_of(1.0, 1.0), 3)
     0.127
     """
@@ -142,8 +208,22 @@ def delta_of(mu: float, epsilon: float) -> float:
 def epsilon_of(mu: float, delta: float) -> float:
     """Return the smallest epsilon at which mu-Gaussian privacy is (epsilon, delta)-private, rounded up.
 
-    `delta_of(mu, epsilon_of(mu, delta)) <= delta` always.
+    ``delta_of(mu, epsilon_of(mu, delta)) <= delta`` always holds.
 
+    Parameters
+    ----------
+    mu : float
+        At least 0.
+    delta : float
+        At least 1e-300 and below 1.
+
+    Returns
+    -------
+    float
+        The epsilon.
+
+    Examples
+    --------
     >>> round(epsilon_of(1.0, 1e-5), 2)
     4.38
     """
@@ -166,8 +246,22 @@ def epsilon_of(mu: float, delta: float) -> float:
 def mu_of(epsilon: float, delta: float) -> float:
     """Return the largest mu whose Gaussian privacy is within (epsilon, delta), rounded down.
 
-    `delta_of(mu_of(epsilon, delta), epsilon) <= delta` always.
+    ``delta_of(mu_of(epsilon, delta), epsilon) <= delta`` always holds.
 
+    Parameters
+    ----------
+    epsilon : float
+        At least 0.
+    delta : float
+        At least 1e-300 and below 1.
+
+    Returns
+    -------
+    float
+        The mu.
+
+    Examples
+    --------
     >>> round(mu_of(1.0, 1e-5), 3)
     0.268
     """
@@ -187,6 +281,7 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
+    """Return the root of a function between two points where its signs differ."""
     return float(brentq(function, low, high, xtol=1e-300, rtol=4 * np.finfo(float).eps, maxiter=500))
 
 
@@ -201,9 +296,21 @@ def _stepped(candidate: Callable[[float], float], safe: Callable[[float], bool])
 def pure_as_gaussian(epsilon: float) -> float:
     """Return mu such that every epsilon-private release is mu-Gaussian private, rounded up.
 
-    mu = 2 * Phi^-1(exp(epsilon)/(1 + exp(epsilon))): the curve of mu-Gaussian privacy is convex and passes
-    through the one corner of the curve of epsilon-privacy, hence lies below it everywhere (theory section 3).
+    mu = 2 * Phi^-1(exp(epsilon)/(1 + exp(epsilon))): the curve of mu-Gaussian privacy is convex and passes through the
+    one corner of the curve of epsilon-privacy, hence lies below it everywhere (THEORY section 3).
 
+    Parameters
+    ----------
+    epsilon : float
+        At least 0.
+
+    Returns
+    -------
+    float
+        The mu.
+
+    Examples
+    --------
     >>> round(pure_as_gaussian(0.01) / 0.01, 4)
     1.2533
     """
@@ -225,6 +332,18 @@ def bounded_range_as_gaussian(epsilon: float) -> float:
     phi(Phi^-1(s))/(s*(1-s)), and h grows with |s - 1/2| since phi/Phi + phi/(1 - Phi) is convex and even; so
     the maximum is at t = epsilon/2.
 
+    Parameters
+    ----------
+    epsilon : float
+        At least 0.
+
+    Returns
+    -------
+    float
+        The mu.
+
+    Examples
+    --------
     >>> round(bounded_range_as_gaussian(0.01) / 0.01, 4)
     0.6267
     """

@@ -1,9 +1,8 @@
-"""Cost: what one release spends, in one of two currencies that compose exactly (theory section 3).
+"""Costs: what a release spends, in one of two privacy measures that compose exactly (THEORY section 3).
 
-Pure: epsilon-differential privacy; epsilons add up. Gaussian: mu-Gaussian differential privacy (Dong, Roth,
-Su 2022); the squares of the mus add up, also when each mu is chosen after seeing the earlier answers (Smith,
-Thakurta 2022). (epsilon, delta) is no measure: it is derived at the edge, see
-`quietmax.accounting.conversions`.
+Pure: epsilon-differential privacy; epsilons add up. Gaussian: mu-Gaussian differential privacy (Dong, Roth, Su 2022);
+the squares of the mus add up, also when each mu is chosen after seeing the earlier answers (Smith, Thakurta 2022).
+(epsilon, delta) is not a measure: it is derived at the end, see `quietmax.accounting.conversions`.
 """
 
 from __future__ import annotations
@@ -31,8 +30,20 @@ Measure = Literal["pure", "gaussian"]
 
 @dataclass(frozen=True)
 class PureCost:
-    """A release that is epsilon-differentially private.
+    """The cost of a release that is epsilon-differentially private.
 
+    Parameters
+    ----------
+    epsilon : float
+        0, or between 1e-100 and 1e100.
+
+    Attributes
+    ----------
+    measure : str
+        ``"pure"``.
+
+    Examples
+    --------
     >>> PureCost(0.1).times(3)
     PureCost(epsilon=0.3)
     """
@@ -41,23 +52,29 @@ class PureCost:
     measure: ClassVar[Measure] = "pure"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", checked_amount(self.epsilon, "The epsilon of a cost"))
+        object.__setattr__(self, "epsilon", checked_amount(self.epsilon, "epsilon"))
 
     @property
     def amount(self) -> Fraction:
-        """What adds up under composition: epsilon."""
+        """The quantity that adds up under composition: epsilon."""
         return decimal(self.epsilon)
 
     def times(self, releases: int) -> PureCost:
-        """Return the cost of that many such releases: `releases * epsilon`, rounded up."""
-        return PureCost(rounded_up(self.amount * checked_count(releases)))
+        """Return the cost of several such releases: ``releases * epsilon``, rounded up.
+
+        Parameters
+        ----------
+        releases : int
+            The number of releases, at least 0.
+        """
+        return PureCost(rounded_up(self.amount * checked_count(releases, "releases")))
 
     def as_gaussian(self) -> GaussianCost:
-        """Return the Gaussian cost that any epsilon-private release stays within (theory section 3)."""
+        """Return a Gaussian cost that covers every epsilon-private release (THEORY section 3)."""
         return GaussianCost(pure_as_gaussian(self.epsilon))
 
     def to_json(self) -> dict[str, str | float]:
-        """Return `{"measure": "pure", "epsilon": ...}`."""
+        """Return ``{"measure": "pure", "epsilon": ...}``."""
         return {"measure": self.measure, "epsilon": self.epsilon}
 
     def __str__(self) -> str:
@@ -66,8 +83,20 @@ class PureCost:
 
 @dataclass(frozen=True)
 class GaussianCost:
-    """A release that is mu-Gaussian private: as hard to tell apart as N(0, 1) and N(mu, 1), or harder.
+    """The cost of a mu-Gaussian private release: neighbours are as hard to distinguish as N(0, 1) and N(mu, 1).
 
+    Parameters
+    ----------
+    mu : float
+        0, or between 1e-100 and 1e100.
+
+    Attributes
+    ----------
+    measure : str
+        ``"gaussian"``.
+
+    Examples
+    --------
     >>> GaussianCost(0.1).times(100)
     GaussianCost(mu=1.0)
     """
@@ -76,23 +105,29 @@ class GaussianCost:
     measure: ClassVar[Measure] = "gaussian"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mu", checked_amount(self.mu, "The mu of a cost"))
+        object.__setattr__(self, "mu", checked_amount(self.mu, "mu"))
 
     @property
     def amount(self) -> Fraction:
-        """What adds up under composition: mu squared."""
+        """The quantity that adds up under composition: mu squared."""
         return decimal(self.mu) ** 2
 
     def times(self, releases: int) -> GaussianCost:
-        """Return the cost of that many such releases: `sqrt(releases) * mu`, rounded up."""
-        return GaussianCost(root_rounded_up(self.amount * checked_count(releases)))
+        """Return the cost of several such releases: ``sqrt(releases) * mu``, rounded up.
+
+        Parameters
+        ----------
+        releases : int
+            The number of releases, at least 0.
+        """
+        return GaussianCost(root_rounded_up(self.amount * checked_count(releases, "releases")))
 
     def as_gaussian(self) -> GaussianCost:
-        """Return itself."""
+        """Return the cost itself."""
         return self
 
     def to_json(self) -> dict[str, str | float]:
-        """Return `{"measure": "gaussian", "mu": ...}`."""
+        """Return ``{"measure": "gaussian", "mu": ...}``."""
         return {"measure": self.measure, "mu": self.mu}
 
     def __str__(self) -> str:
@@ -102,24 +137,47 @@ class GaussianCost:
 Cost = PureCost | GaussianCost
 
 
-def checked_count(count: int) -> int:
-    """Return `count` as an int, refusing what is not a whole number from 0 up."""
+def checked_count(count: int, name: str) -> int:
+    """Return `count` as an int if it is an integer of at least 0.
+
+    Parameters
+    ----------
+    count : int
+        The number to check.
+    name : str
+        What the error message calls it.
+
+    Raises
+    ------
+    InvalidInput
+        If it is not such an integer.
+    """
     number = as_number(count)
     if isinstance(count, bool) or not 0.0 <= number < 2.0**53 or number != int(number):
-        raise InvalidInput(
-            f"The number of releases is {count!r}, but must be a whole number from 0 up: give one."
-        )
+        raise InvalidInput(f"{name} must be an integer of at least 0 and below 2^53, got {count!r}.")
     return int(count)
 
 
 def compose(costs: Iterable[Cost]) -> Cost:
-    """Return the cost of all the releases together, each possibly chosen after seeing the earlier answers.
+    """Return the cost of several releases together, each possibly chosen after seeing the earlier answers.
 
-    All pure: the sum of the epsilons. All Gaussian: the root of the sum of the squared mus. Mixed: every pure
-    cost is first converted to the Gaussian measure by `as_gaussian`; a bounded-range release (exponential
-    mechanism) should be given as `GaussianCost(bounded_range_as_gaussian(epsilon))` instead, which is about
-    half. Sums are exact and the result is rounded up to a float. Nothing at all costs `PureCost(0.0)`.
+    All pure: the sum of the epsilons. All Gaussian: the root of the sum of the squared mus. Mixed: every pure cost is
+    first converted by `as_gaussian`; a release of bounded range (exponential mechanism) is better given as
+    ``GaussianCost(bounded_range_as_gaussian(epsilon))``, which is about half. Sums are exact and the result is rounded
+    up to a float. No releases cost ``PureCost(0.0)``.
 
+    Parameters
+    ----------
+    costs : iterable of PureCost or GaussianCost
+        The costs of the releases.
+
+    Returns
+    -------
+    PureCost or GaussianCost
+        The cost of all of them.
+
+    Examples
+    --------
     >>> compose([PureCost(0.1), PureCost(0.2)])
     PureCost(epsilon=0.3)
     >>> compose([GaussianCost(3.0), GaussianCost(4.0)])
@@ -167,27 +225,25 @@ def cost_from_json(record: Mapping[str, str | float]) -> Cost:
 _SLACK = 2.0**-44
 
 
-def _checked(epsilon: float, queries: int, delta: float) -> tuple[float, int, float]:
-    if (
-        not 0.0 < as_number(epsilon) < math.inf
-        or checked_count(queries) < 1
-        or not 0.0 < as_number(delta) < 1.0
-    ):
-        raise InvalidInput(
-            f"Advanced composition got epsilon {epsilon!r}, queries {queries!r}, delta {delta!r}:"
-            " give a positive epsilon, at least one query and a delta between 0 and 1."
-        )
-    return float(epsilon), int(queries), float(delta)
-
-
-def _total(epsilon: float, queries: int, delta: float) -> float:
-    drift = queries * epsilon * math.tanh(0.5 * epsilon)
-    return min(queries * epsilon, drift + epsilon * math.sqrt(2.0 * queries * -math.log(delta)))
-
-
 def advanced_composition(epsilon: float, queries: int, delta: float) -> float:
-    """Return the epsilon' of `queries` releases of `epsilon` each at this delta, rounded up.
+    """Return the total epsilon of several pure releases at a delta, rounded up (advanced composition).
 
+    Parameters
+    ----------
+    epsilon : float
+        The epsilon of each release, above 0.
+    queries : int
+        The number of releases, at least 1.
+    delta : float
+        Between 0 and 1, exclusive.
+
+    Returns
+    -------
+    float
+        The total epsilon.
+
+    Examples
+    --------
     >>> round(advanced_composition(0.01, 10_000, 1e-5), 1)
     5.3
     """
@@ -197,6 +253,22 @@ def advanced_composition(epsilon: float, queries: int, delta: float) -> float:
 def advanced_composition_per_query(total_epsilon: float, queries: int, delta: float) -> float:
     """Return the largest epsilon per query that stays within (total_epsilon, delta), rounded down.
 
+    Parameters
+    ----------
+    total_epsilon : float
+        The total epsilon, above 0.
+    queries : int
+        The number of queries, at least 1.
+    delta : float
+        Between 0 and 1, exclusive.
+
+    Returns
+    -------
+    float
+        The epsilon of each query.
+
+    Examples
+    --------
     >>> share = advanced_composition_per_query(1.0, 1000, 1e-5)
     >>> advanced_composition(share, 1000, 1e-5) <= 1.0 < advanced_composition(share * 1.0001, 1000, 1e-5)
     True
@@ -219,3 +291,20 @@ def advanced_composition_per_query(total_epsilon: float, queries: int, delta: fl
     while advanced_composition(share, queries, delta) > total_epsilon:
         share *= 1.0 - _SLACK
     return share
+
+
+def _checked(epsilon: float, queries: int, delta: float) -> tuple[float, int, float]:
+    """Return the arguments of advanced composition, or raise `InvalidInput`."""
+    if not 0.0 < as_number(epsilon) < math.inf:
+        raise InvalidInput(f"epsilon must be a finite number above 0, got {epsilon!r}.")
+    if checked_count(queries, "queries") < 1:
+        raise InvalidInput(f"queries must be an integer of at least 1, got {queries!r}.")
+    if not 0.0 < as_number(delta) < 1.0:
+        raise InvalidInput(f"delta must be between 0 and 1, exclusive, got {delta!r}.")
+    return float(epsilon), int(queries), float(delta)
+
+
+def _total(epsilon: float, queries: int, delta: float) -> float:
+    """Return the total epsilon of advanced composition without rounding."""
+    drift = queries * epsilon * math.tanh(0.5 * epsilon)
+    return min(queries * epsilon, drift + epsilon * math.sqrt(2.0 * queries * -math.log(delta)))

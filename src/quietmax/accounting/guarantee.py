@@ -1,4 +1,4 @@
-"""Guarantee: what is claimed of a release, and whether the claim is true."""
+"""Guarantees: what is claimed of a release, and whether the claim holds."""
 
 from __future__ import annotations
 
@@ -13,23 +13,47 @@ from quietmax.errors import InvalidInput
 
 Definition = Literal["pure", "gaussian", "approximate"]
 Status = Literal["proven", "conditional", "refuted"]
-Parameter = Any
-"""A JSON value: text, number, truth value, None, or a list or mapping of these."""
+_STATUSES: tuple[Status, ...] = ("proven", "conditional", "refuted")
 _UP = 1.0 + 2.0**-44
 _STATED: dict[str, set[str]] = {"pure": {"epsilon"}, "gaussian": {"mu"}, "approximate": {"epsilon", "delta"}}
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What is claimed: epsilon- (pure), mu-Gaussian or (epsilon, delta)- (approximate) privacy, its status, and why.
+    """A privacy guarantee: a definition with its numbers, its status, and the reason.
 
-    An approximate guarantee is one point (epsilon, `delta`): what a numerical accountant certifies of a release whose
-    whole curve is in neither measure, such as subsampled noisy gradients. It has no cost: (epsilon, delta) pairs do
-    not compose exactly. `extra_delta` is added to every derived delta. `status` is `proven`, `conditional` (true if
-    the named `assumptions` hold) or `refuted` (the numbers are what was claimed, not what holds). `because` is one
-    sentence that names the section of the theory page. `parameters` are the public constants the claim rests
-    on.
+    Parameters
+    ----------
+    definition : {"pure", "gaussian", "approximate"}
+        epsilon-differential privacy, mu-Gaussian differential privacy, or one point (epsilon, delta). An approximate
+        guarantee is what a numerical accountant certifies of a release whose whole curve has neither form, such as
+        subsampled noisy gradients. It has no cost: (epsilon, delta) pairs do not compose exactly.
+    epsilon : float or None
+        Stated by a pure and an approximate guarantee.
+    mu : float or None
+        Stated by a Gaussian guarantee.
+    extra_delta : float
+        Added to every derived delta; at least 0 and below 1.
+    neighbours : {"add-remove"}
+        Neighbouring data sets differ by one added or removed record.
+    status : {"proven", "conditional", "refuted"}
+        ``"conditional"``: true if the `assumptions` hold. ``"refuted"``: the numbers are claimed, but do not hold.
+    because : str
+        The reason, one sentence that names the section of the theory page.
+    parameters : Mapping
+        The public constants on which the claim rests, as JSON values.
+    assumptions : tuple of str
+        What a conditional guarantee assumes.
+    delta : float or None
+        Stated by an approximate guarantee.
 
+    Raises
+    ------
+    InvalidInput
+        If the numbers do not fit the definition, or a field has another value than listed above.
+
+    Examples
+    --------
     >>> print(Guarantee("gaussian", mu=1.0, status="proven", because="Theory section 3."))
     proven: 1-Gaussian differential privacy (add-remove): epsilon 4.38 at delta 1e-05. Theory section 3.
     """
@@ -41,36 +65,32 @@ class Guarantee:
     neighbours: Literal["add-remove"] = "add-remove"
     status: Status = "conditional"
     because: str = ""
-    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
     delta: float | None = None
 
     def __post_init__(self) -> None:
-        if self.definition not in _STATED or self.status not in ("proven", "conditional", "refuted"):
-            raise InvalidInput(
-                f"A guarantee was given definition {self.definition!r} and status {self.status!r}: name pure,"
-                " gaussian or approximate, and proven, conditional or refuted."
-            )
+        if self.definition not in _STATED:
+            raise InvalidInput(f"definition must be one of {', '.join(_STATED)}, got {self.definition!r}.")
+        if self.status not in _STATUSES:
+            raise InvalidInput(f"status must be one of {', '.join(_STATUSES)}, got {self.status!r}.")
         stated = _STATED[self.definition]
         given = {name for name in ("epsilon", "mu", "delta") if getattr(self, name) is not None}
         if given != stated:
             raise InvalidInput(
-                f"A {self.definition} guarantee was given epsilon {self.epsilon!r}, mu {self.mu!r} and delta"
-                f" {self.delta!r}: give a pure one epsilon alone, a gaussian one mu alone, an approximate one"
-                " epsilon and delta."
+                f"The definition '{self.definition}' requires {' and '.join(sorted(stated))} alone, "
+                f"got {' and '.join(sorted(given)) or 'none'}."
             )
-        if self.neighbours != "add-remove" or not 0.0 <= self.extra_delta < 1.0 or not self.because.strip():
-            raise InvalidInput(
-                f"A guarantee was given neighbours {self.neighbours!r}, extra_delta {self.extra_delta!r} and"
-                f" because {self.because!r}: give add-remove, a number from 0 to below 1 and a sentence."
-            )
+        if self.neighbours != "add-remove":
+            raise InvalidInput(f"neighbours must be 'add-remove', got {self.neighbours!r}.")
+        if not 0.0 <= self.extra_delta < 1.0:
+            raise InvalidInput(f"extra_delta must be at least 0 and below 1, got {self.extra_delta!r}.")
+        if not self.because.strip():
+            raise InvalidInput("because must be a sentence, got an empty string.")
         for name in sorted(stated):
-            amount = checked_amount(getattr(self, name), f"The {name} of a guarantee")
-            object.__setattr__(self, name, amount)
+            object.__setattr__(self, name, checked_amount(getattr(self, name), name))
         if self._surplus >= 1.0:
-            raise InvalidInput(
-                f"The delta of a guarantee is {self._surplus!r}, but must be less than 1: give such a number."
-            )
+            raise InvalidInput(f"delta and extra_delta together must be below 1, got {self._surplus!r}.")
         object.__setattr__(self, "parameters", dict(self.parameters))
         object.__setattr__(self, "assumptions", tuple(self.assumptions))
 
@@ -81,12 +101,34 @@ class Guarantee:
         *,
         status: Status,
         because: str,
-        parameters: Mapping[str, Parameter] | None = None,
+        parameters: Mapping[str, Any] | None = None,
         assumptions: tuple[str, ...] = (),
         extra_delta: float = 0.0,
     ) -> Guarantee:
-        """Return the guarantee that a release of this cost has.
+        """Return the guarantee of a release that has a cost.
 
+        Parameters
+        ----------
+        cost : PureCost or GaussianCost
+            The cost of the release.
+        status : {"proven", "conditional", "refuted"}
+            Whether the claim holds.
+        because : str
+            The reason, one sentence.
+        parameters : Mapping or None
+            The public constants on which the claim rests.
+        assumptions : tuple of str
+            What a conditional guarantee assumes.
+        extra_delta : float
+            Added to every derived delta.
+
+        Returns
+        -------
+        Guarantee
+            A pure or Gaussian guarantee.
+
+        Examples
+        --------
         >>> Guarantee.of(PureCost(0.5), status="proven", because="Laplace mechanism.").epsilon
         0.5
         """
@@ -103,11 +145,11 @@ class Guarantee:
 
     @property
     def cost(self) -> Cost:
-        """The cost of the release in its measure; an approximate guarantee is in none, and refuses."""
+        """The cost of the release. An approximate guarantee has none and raises `InvalidInput`."""
         if self.definition == "approximate":
             raise InvalidInput(
-                f"An approximate guarantee ({self.epsilon:g}, {self.delta:g}) has no cost: (epsilon, delta) pairs do"
-                " not compose exactly; keep such a release outside of a budget in epsilon or mu."
+                f"An approximate guarantee ({self.epsilon:g}, {self.delta:g}) has no cost: (epsilon, delta) pairs do "
+                "not compose exactly."
             )
         if self.definition == "pure":
             return PureCost(cast(float, self.epsilon))
@@ -115,7 +157,7 @@ class Guarantee:
 
     @property
     def _surplus(self) -> float:
-        """What is added to every derived delta: `extra_delta`, and the stated delta of an approximate guarantee."""
+        """The sum of `extra_delta` and the stated delta, which is added to every derived delta."""
         if self.delta is None or self.extra_delta == 0.0:
             return self.extra_delta if self.delta is None else self.delta
         return (self.extra_delta + self.delta) * _UP
@@ -123,9 +165,14 @@ class Guarantee:
     def at_epsilon(self, epsilon: float) -> float:
         """Return the claimed delta at this epsilon, rounded up.
 
-        Pure: max(0, (exp(claimed) - exp(epsilon))/(1 + exp(claimed))), the worst case being randomised
-        response. Approximate: the same plus the stated delta (the worst case reveals everything with that
-        probability; Kairouz, Oh, Viswanath 2015). Gaussian: `delta_of`. `extra_delta` is added to all.
+        Pure: max(0, (exp(claimed) - exp(epsilon))/(1 + exp(claimed))), where randomised response is the worst case.
+        Approximate: the same plus the stated delta (the worst case reveals everything with that probability; Kairouz,
+        Oh, Viswanath 2015). Gaussian: `delta_of`. `extra_delta` is added to all.
+
+        Parameters
+        ----------
+        epsilon : float
+            At least 0.
         """
         if self.definition == "gaussian":
             delta = delta_of(cast(float, self.mu), epsilon)
@@ -133,7 +180,7 @@ class Guarantee:
             claimed = cast(float, self.epsilon)
             gap = epsilon - claimed
             if not 0.0 <= epsilon < math.inf:
-                raise InvalidInput(f"epsilon is {epsilon!r}, but must be at least 0: give such a number.")
+                raise InvalidInput(f"epsilon must be a finite number of at least 0, got {epsilon!r}.")
             delta = abs(math.expm1(min(gap, 0.0))) / (1.0 + math.exp(-claimed)) * _UP
         return min(1.0, (delta + self._surplus) * (_UP if delta and self._surplus else 1.0))
 
@@ -142,9 +189,14 @@ class Guarantee:
 
         Pure and approximate: claimed + ln(1 - delta*(1 + exp(-claimed))), the inverse of `at_epsilon`, where the
         stated delta of an approximate guarantee counts as `extra_delta`. Gaussian: `epsilon_of`.
+
+        Parameters
+        ----------
+        delta : float
+            At least 0 and below 1.
         """
         if not 0.0 <= delta < 1.0:
-            raise InvalidInput(f"delta is {delta!r}, but must be from 0 to below 1: give such a number.")
+            raise InvalidInput(f"delta must be at least 0 and below 1, got {delta!r}.")
         left = delta - self._surplus
         if self._surplus > 0.0:
             left /= _UP
@@ -160,21 +212,29 @@ class Guarantee:
     def weakened(self, status: Status, because: str, assumptions: tuple[str, ...] = ()) -> Guarantee:
         """Return the guarantee with a status no better than before, a new reason and further assumptions.
 
+        Parameters
+        ----------
+        status : {"proven", "conditional", "refuted"}
+            The new status.
+        because : str
+            The new reason.
+        assumptions : tuple of str
+            Assumptions to add.
+
+        Examples
+        --------
         >>> claim = Guarantee.of(PureCost(1.0), status="proven", because="Laplace mechanism.")
         >>> claim.weakened("conditional", "Seeded noise, theory section 3.5.").status
         'conditional'
         """
-        order = ("proven", "conditional", "refuted")
-        if status not in order or order.index(status) < order.index(self.status):
-            raise InvalidInput(
-                f"A {self.status} guarantee cannot be weakened to {status!r}: name a weaker status."
-            )
+        if status not in _STATUSES or _STATUSES.index(status) < _STATUSES.index(self.status):
+            raise InvalidInput(f"A {self.status} guarantee cannot be weakened to {status!r}.")
         return replace(
             self, status=status, because=because, assumptions=self.assumptions + tuple(assumptions)
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields by name, as JSON values; `delta` only where it is stated."""
+        """Return all fields by name, as JSON values; `delta` only if it is stated."""
         record = {
             "definition": self.definition,
             "epsilon": self.epsilon,
@@ -190,13 +250,21 @@ class Guarantee:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Guarantee:
-        """Return the guarantee that `to_json` wrote."""
+        """Return the guarantee that `to_json` wrote.
+
+        Parameters
+        ----------
+        record : Mapping
+            All fields by name; `delta` may be missing.
+
+        Raises
+        ------
+        InvalidInput
+            If a field is missing or unknown.
+        """
         names = set(cls.__dataclass_fields__) - {"delta"}
         if set(record) - {"delta"} != names:
-            raise InvalidInput(
-                f"A guarantee has the fields {sorted(names)}, but the record has {sorted(record)}: give"
-                " exactly those."
-            )
+            raise InvalidInput(f"A guarantee must have the fields {sorted(names)}, got {sorted(record)}.")
         return cls(**{**record, "assumptions": tuple(record["assumptions"])})
 
     def __hash__(self) -> int:
