@@ -19,10 +19,17 @@ import torch
 from quietmax.accounting import mu_of
 from quietmax.data import Records, load
 from quietmax.estimators import Teachers
-from quietmax.estimators.head import training as head_plan
 from quietmax.estimators.head.exact_sums import Table, gradient_sum
 from quietmax.estimators.head.solver import MeanCrossEntropy, Objective, Tilted, minimise
-from quietmax.estimators.head.training import centred, clipped_features, gradient_sensitivity
+from quietmax.estimators.head.training import (
+    TILTED_TOLERANCE,
+    centred,
+    clipped_features,
+    default_features,
+    gradient_plan,
+    gradient_sensitivity,
+    output_plan,
+)
 from quietmax.models.features import FeatureMap, Identity
 from quietmax.sensitivity import (
     Sensitivity,
@@ -46,7 +53,7 @@ def main() -> None:
     options = parser.parse_args()
     data = load(options.dataset, records=options.records, data_dir=options.data_dir, seed=0)
     train, classes, size = data.train, data.classes, float(options.records)
-    feature_map = head_plan.default_features(train.features.shape[1], train.image_shape)
+    feature_map = default_features(train.features.shape[1], train.image_shape)
     mapped = on_features(train, feature_map)
     queries = table_of(on_features(data.test.take(range(min(QUERIES, len(data.test)))), feature_map)).rows
     mu = mu_of(EPSILON, DELTA)
@@ -78,7 +85,7 @@ def main() -> None:
     def bounds_of(weights: Sensitivity) -> dict[Quantity, Sensitivity]:
         return {"weights_l2": weights, "logit": certified.logit(weights, classes=classes)}
 
-    plan = head_plan.output_plan(size, mu)
+    plan = output_plan(size, mu)
     show(
         "head, output method",
         solved(MeanCrossEntropy(size, plan.regularisation), plan.tolerance),
@@ -88,7 +95,7 @@ def main() -> None:
             )
         ),
     )
-    tolerance = head_plan.TILTED_TOLERANCE
+    tolerance = TILTED_TOLERANCE
     show(
         "head, output method, convexified loss (alpha 1)",
         solved(Tilted(1.0, size, plan.regularisation), tolerance),
@@ -98,7 +105,7 @@ def main() -> None:
             )
         ),
     )
-    steps = head_plan.gradient_plan(size, mapped.features.shape[1] + 1, classes, mu)
+    steps = gradient_plan(size, mapped.features.shape[1] + 1, classes, mu)
 
     def one_gradient(kept: Records) -> Trained:
         table = table_of(kept)
@@ -108,7 +115,7 @@ def main() -> None:
     show(
         "head, gradient method, one sum",
         empirical_sensitivity_by(one_gradient, mapped, removals=options.removals),
-        {"weights_l2": gradient_sensitivity(table_of(mapped), steps)},
+        {"weights_l2": gradient_sensitivity(steps.max_grad_norm, classes, mapped.features.shape[1] + 1)},
     )
 
     def votes(kept: Records) -> Trained:
@@ -139,7 +146,7 @@ def on_features(records: Records, feature_map: FeatureMap) -> Records:
 def table_of(records: Records) -> Table:
     """Records as the head sees them: clipped to length 1, with the constant feature, on the grid."""
     rows = clipped_features(Identity(), records.features, 1.0)
-    return Table(centred(rows, np.zeros(rows.shape[1] - 1), head_plan.BIAS), records.labels, records.classes)
+    return Table(centred(rows, np.zeros(rows.shape[1] - 1)), records.labels, records.classes)
 
 
 if __name__ == "__main__":

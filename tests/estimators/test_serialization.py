@@ -56,7 +56,7 @@ def test_a_head_that_answers_per_query_keeps_its_account_and_its_bounds(tmp_path
     opened.predict(features[:3])
     again = open_private(folder)
     assert again.remaining == 1
-    assert again.answerer.model.bounds == head.predictor_.model.bounds
+    assert again.classifier.model.bounds == head.predictor_.model.bounds
     with pytest.raises(BudgetExhausted):
         again.predict(features[5:7])
 
@@ -73,7 +73,7 @@ def test_settings_of_a_head_changed_after_training_change_nothing_that_is_saved(
         assert (description["delta"], opened.remaining) == (1e-5, None)
         np.testing.assert_array_equal(opened.predict(features), head.predict(features))
     else:
-        assert opened.answerer.budget == Budget(50.0, 0.0, 4)
+        assert opened.classifier.budget == Budget(50.0, 0.0, 4)
 
 
 def test_a_head_trained_for_mu_is_filed_with_the_epsilon_that_mu_means(tmp_path):
@@ -201,9 +201,9 @@ def test_settings_changed_after_training_change_nothing_that_is_saved(tmp_path):
     teachers, _ = _fitted_of_teachers_file(features=UnitNorm(constant=1.0))
     teachers.set_params(epsilon=900.0, delta=0.1, queries=9000, features=None, release="probabilities")
     opened = open_private(save_private(teachers, tmp_path / "model", dataset="made up"))
-    assert opened.answerer.budget == Budget(200.0, 1e-5, 5)
+    assert opened.classifier.budget == Budget(200.0, 1e-5, 5)
     assert opened.features == UnitNorm(constant=1.0)
-    assert opened.answerer.guarantee.cost == teachers.guarantee_.cost
+    assert opened.classifier.guarantee.cost == teachers.guarantee_.cost
 
 
 def test_the_key_is_not_stored(tmp_path):
@@ -501,7 +501,7 @@ def _others(value):
 
 def _promise(model):
     """All that an asker is promised and that answers are drawn with."""
-    asked = model.answerer
+    asked = model.classifier
     claim = model.guarantee
     drawn = ()
     if isinstance(asked, Predictor):

@@ -223,9 +223,9 @@ class Centred:
 @pytest.mark.parametrize(
     ("changes", "condition"),
     [
-        ({"features": Centred()}, conditions.MAP),
-        ({"features": FrozenModule(torch.nn.ReLU(), outputs=5)}, conditions.MAP),
-        ({"network": lambda width, classes: torch.nn.Linear(width, classes)}, conditions.BUILDER),
+        ({"features": Centred()}, conditions.OWN_MAP),
+        ({"features": FrozenModule(torch.nn.ReLU(), outputs=5)}, conditions.OWN_MAP),
+        ({"network": lambda width, classes: torch.nn.Linear(width, classes)}, conditions.OWN_MODULES),
     ],
     ids=["own map", "own module in a map", "own network"],
 )
@@ -244,7 +244,7 @@ def test_teachers_that_share_weights_are_refused():
     shared = torch.nn.Linear(5, 3)
     frozen = torch.nn.Linear(5, 5).requires_grad_(False)
     for build in (lambda *_: shared, lambda *_: torch.nn.Sequential(torch.nn.Linear(5, 5), shared)):
-        with pytest.raises(InvalidInput, match="return a new module each time"):
+        with pytest.raises(InvalidInput, match="must return a new module each time"):
             _teachers(network=build).fit(features, labels)
     _teachers(network=lambda *_: torch.nn.Sequential(frozen, torch.nn.Linear(5, 3))).fit(features, labels)
 

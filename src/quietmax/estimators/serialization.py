@@ -1,4 +1,9 @@
-"""A private model opened from its folder: asked with features of records, answers with what is claimed of it."""
+"""Private models as folders: `save_private` writes a fitted estimator, `open_private` reads a `PrivateModel`.
+
+A folder holds a description with all public facts of the training, the weights, and the account of a model that is paid
+per answer. Opening a folder computes the guarantee again from the stored facts and from the weights. A folder that
+states another guarantee, or whose parts contradict each other, cannot be opened.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,17 +26,19 @@ from quietmax.accounting.dpsgd import loss_delta, noise_multiplier, renyi_epsilo
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
 from quietmax.errors import DataUnavailable, InvalidInput, short_message
-from quietmax.estimators import teachers
-from quietmax.estimators import validation as conditions
-from quietmax.estimators.dpsgd import estimator as dpsgd_claim
 from quietmax.estimators.dpsgd.config import Plan, PrivateSettings
-from quietmax.estimators.dpsgd.estimator import DPSGD, PrivateNetwork
-from quietmax.estimators.head import estimator as head_claim
-from quietmax.estimators.head import training as head_plan
-from quietmax.estimators.head.estimator import PrivateHead
+from quietmax.estimators.dpsgd.estimator import DPSGD, PrivateNetwork, network_guarantee
+from quietmax.estimators.head.estimator import (
+    PrivateHead,
+    max_weight_norm,
+    query_guarantee,
+    weight_sensitivity,
+    weights_guarantee,
+)
+from quietmax.estimators.head.training import BIAS
 from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
-from quietmax.estimators.teachers import TeacherEnsemble, Teachers
-from quietmax.estimators.validation import Condition, runs_own_code
+from quietmax.estimators.teachers import TeacherEnsemble, Teachers, vote_guarantee
+from quietmax.estimators.validation import CLASSES, SIZE, Condition, runs_own_code, weakened
 from quietmax.mechanisms.base import Mechanism
 from quietmax.mechanisms.noisy_max import GaussianScores, NoisyMax
 from quietmax.models.features.base import FeatureMap
@@ -43,37 +50,39 @@ from quietmax.predictor import Predictor
 from quietmax.sensitivity.base import ScoreBounds
 from quietmax.spending import ACCOUNT_FILE, FileAccount
 
-UNFIT = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)
-"""What building a model from a damaged folder may raise."""
+Estimator = PrivateHead | Teachers | DPSGD
+PrivateClassifier = HeadWeights | PrivateNetwork | Predictor
+"""Released weights, or a predictor that charges for every answer."""
+
+_UNFIT = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)
+"""What reading a damaged folder may raise."""
 _MOST_INPUTS = 10**7
-
-
-@dataclass(frozen=True, eq=False)
-class OwnPart:
-    """What one kind of private model stores of its own: its feature map, public numbers and weights."""
-
-    features: Any
-    description: Mapping[str, Any]
-    tensors: Mapping[str, Tensor]
-
-
-class Answers(Protocol):
-    """Anything that answers in class numbers, and perhaps in probabilities."""
-
-    def predict(self, features: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Class numbers."""
-        ...
-
-    def predict_proba(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Class probabilities, where the model releases them."""
-        ...
+_OLD_SCATTERING = Condition(
+    "Version 0.1 computed it with scattering features whose rounding could depend on other records (THEORY 3.8).",
+    ("In the training, no record's features depended on its place among the other records.",),
+)
 
 
 @dataclass(frozen=True, eq=False)
 class PrivateModel:
-    """``inputs`` features per record; ``answerer`` sees them after the public feature map.
+    """A private model that was opened from its folder.
 
-    A `Predictor` as answerer pays for every answer; a head's weights were paid for once, at training.
+    Parameters
+    ----------
+    kind : {"head", "teachers", "dpsgd"}
+        The kind of estimator it was trained by.
+    inputs : int
+        Number of features of an encoded record.
+    classes : tuple of str
+        The labels.
+    guarantee : Guarantee
+        What is guaranteed of the model, computed from the folder.
+    encoding : Encoding or None
+        How rows of the table are encoded; None if the model was trained on numbers.
+    features : FeatureMap or None
+        The public feature map.
+    classifier : HeadWeights, PrivateNetwork or Predictor
+        Answers from the mapped features. A `Predictor` charges for every answer.
     """
 
     kind: str
@@ -82,39 +91,506 @@ class PrivateModel:
     guarantee: Guarantee
     encoding: Encoding | None
     features: FeatureMap | None
-    answerer: Answers
+    classifier: PrivateClassifier
 
     def predict(self, records: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Class numbers for encoded records."""
-        return self.answerer.predict(self._mapped(records))
+        """Predict class indices.
+
+        Parameters
+        ----------
+        records : array of shape (records, inputs)
+            Encoded records.
+
+        Returns
+        -------
+        array of shape (records,)
+            Indices into ``classes``.
+        """
+        return self.classifier.predict(self._mapped(records))
 
     def predict_proba(self, records: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Class probabilities for encoded records."""
-        return self.answerer.predict_proba(self._mapped(records))
+        """Predict class probabilities, if the model releases them.
+
+        Parameters
+        ----------
+        records : array of shape (records, inputs)
+            Encoded records.
+
+        Returns
+        -------
+        array of shape (records, classes)
+            Probabilities.
+        """
+        return self.classifier.predict_proba(self._mapped(records))
 
     @property
     def remaining(self) -> int | None:
-        """How many further answers are paid for; None means any number."""
-        return self.answerer.remaining.queries if isinstance(self.answerer, Predictor) else None
+        """Number of further answers that the budget pays for; None means any number."""
+        return self.classifier.remaining.queries if isinstance(self.classifier, Predictor) else None
 
     def _mapped(self, records: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Apply the feature map."""
         return records if self.features is None else self.features.transform(records)
 
 
-def check_parts(model: PrivateModel) -> None:
-    """Refuse, with one of `UNFIT`, parts that do not fit together, before an answer is paid for; zeros are scored."""
+def save_private(
+    estimator: Estimator,
+    folder: str | Path,
+    *,
+    dataset: str,
+    encoding: Encoding | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a fitted private estimator to a folder.
+
+    Released weights (DP-SGD, a head with ``release="weights"``) may be published, as the guarantee says. The folder of
+    teachers or of a head with ``release="query"`` is private like the records: whoever has it can ask without paying.
+    The budget moves into the folder with what was spent of it. The estimator goes on paying there and cannot be saved
+    again.
+
+    Parameters
+    ----------
+    estimator : PrivateHead, Teachers or DPSGD
+        A fitted estimator.
+    folder : str or Path
+        Where to write.
+    dataset : str
+        Name of the data set, for the description.
+    encoding : Encoding, optional
+        How the table was encoded.
+    overwrite : bool, default=False
+        Replace a model that is already there, unless answers were paid from its account.
+
+    Returns
+    -------
+    Path
+        The folder.
+
+    Raises
+    ------
+    InvalidInput
+        If the estimator has code of the user's own, or the folder must not be replaced.
+    """
+    check_is_fitted(estimator)
+    kind = next(name for name, each in _KINDS.items() if isinstance(estimator, each.estimator))
+    if runs_own_code(estimator.feature_map_):
+        raise InvalidInput(
+            "Only models with a feature map of quietmax.models.features can be saved. Apply a map of your own to the "
+            "records before training."
+        )
+    own, tensors = _KINDS[kind].write(estimator)
+    description = {
+        "kind": kind,
+        "dataset": dataset,
+        "encoding": None if encoding is None else json.loads(encoding.to_json()),
+        "features": None if estimator.feature_map_ is None else estimator.feature_map_.to_json(),
+        "inputs": estimator.n_features_in_,
+        "classes": [label.item() if isinstance(label, np.generic) else label for label in estimator.classes_],
+        **own,
+        "guarantee": with_encoding(estimator.guarantee_, encoding).to_json(),
+    }
+    predictor: Predictor | None = getattr(estimator, "predictor_", None)
+    if predictor is None:
+        return write_folder(folder, description, tensors, overwrite=overwrite)
+
+    def moved(answered: int) -> FileAccount:
+        written = write_folder(folder, description, tensors, overwrite=overwrite, answered=answered)
+        return FileAccount(written.resolve() / ACCOUNT_FILE)
+
+    predictor.move_account(moved)
+    return Path(folder)
+
+
+def open_private(folder: str | Path) -> PrivateModel:
+    """Open a private model; what its answers cost is charged to the folder's account.
+
+    Parameters
+    ----------
+    folder : str or Path
+        A folder that `save_private` wrote, with this version or an earlier one.
+
+    Returns
+    -------
+    PrivateModel
+        The model, with a guarantee that is computed from the folder.
+
+    Raises
+    ------
+    InvalidInput
+        If the folder holds another kind of model.
+    DataUnavailable
+        If the folder is missing or damaged, its parts contradict each other, or its account is missing.
+    """
+    kind = str(read_description(folder).get("kind"))
+    if kind not in _KINDS:
+        raise InvalidInput(
+            f"The model in {folder} is not a private one: its kind must be one of {', '.join(_KINDS)}, got {kind!r}."
+        )
+    description, tensors = read_folder(folder, kind)
+    try:
+        features, stated = description["features"], description["encoding"]
+        encoding = None if stated is None else Encoding.from_json(json.dumps(stated))
+        stored = _Stored(
+            Path(folder),
+            description,
+            tensors,
+            Guarantee.from_json(description["guarantee"]),
+            None if features is None else feature_map_from_json(features),
+        )
+        classifier, computed = _KINDS[kind].read(stored)
+        guarantee = with_encoding(computed, encoding)
+        model = PrivateModel(
+            kind=kind,
+            inputs=int(description["inputs"]),
+            classes=tuple(str(label) for label in description["classes"]),
+            guarantee=guarantee,
+            encoding=encoding,
+            features=stored.features,
+            classifier=classifier,
+        )
+        _check_shapes(model)
+        _check_account(stored.folder, classifier)
+        _check_guarantee(stored.guarantee, guarantee)
+        if description["format_version"] == 1 and _scatters(features):
+            guarantee = weakened(guarantee, _OLD_SCATTERING)
+        return replace(model, guarantee=guarantee)
+    except _UNFIT as problem:
+        raise DataUnavailable(
+            f"The model in {folder} is damaged ({short_message(problem)}). Train it again or restore a copy."
+        ) from problem
+
+
+def with_encoding(guarantee: Guarantee, encoding: Encoding | None) -> Guarantee:
+    """Return the guarantee of a model whose records were encoded in some way.
+
+    Parameters
+    ----------
+    guarantee : Guarantee
+        The guarantee for encoded records.
+    encoding : Encoding or None
+        The encoding.
+
+    Returns
+    -------
+    Guarantee
+        Conditional if something of the encoding was inferred from the private records.
+    """
+    if encoding is None or not encoding.inferred:
+        return guarantee
+    inferred = Condition(
+        "The encoding was measured on the private records (THEORY 3).",
+        (f"What was read off the records is public: {', '.join(encoding.inferred)}.",),
+    )
+    return weakened(guarantee, inferred)
+
+
+# --- What each kind of estimator writes and reads ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Stored:
+    """The content of a model folder: its description, weights, stated guarantee and feature map."""
+
+    folder: Path
+    description: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    guarantee: Guarantee
+    features: FeatureMap | None
+
+    def account(self) -> FileAccount:
+        """Return the account of the answers paid for."""
+        return FileAccount(self.folder / ACCOUNT_FILE)
+
+    def declared(self, name: str, otherwise: Condition) -> bool:
+        """Return whether something was declared; version 0.1 stated only the assumption that replaces it."""
+        assumed = any(assumption in self.guarantee.assumptions for assumption in otherwise.assumptions)
+        return self.guarantee.parameters.get(name, not assumed) is True
+
+    def noise_source(self) -> NoiseSource:
+        """Return a source of the kind that the guarantee names, for computing the guarantee again."""
+        described = self.guarantee.parameters["noise_source"]
+        if described == EXACT.describe():
+            return EXACT
+        source = SeededNoise(described["seed"] if "seed" in described else np.random.default_rng(0))
+        _check_same("noise_source", described, source.describe())
+        return source
+
+
+_Written = tuple[Mapping[str, Any], Mapping[str, Tensor]]
+_Read = tuple[PrivateClassifier, Guarantee]
+
+
+def _write_head(head: PrivateHead) -> _Written:
+    """Describe the released weights, or the minimiser that is not released and its bounds."""
+    minimiser: Any = head.predictor_.model if hasattr(head, "predictor_") else None
+    released = minimiser is None
+    description = {
+        "bias": BIAS,
+        "radius": head.radius_,
+        "released": released,
+        "bounds": None if released else _bounds_to_json(minimiser.bounds),
+        "epsilon": head.budget_.epsilon,
+        "delta": head.budget_.delta if released else None,
+        "queries": head.budget_.queries,
+        "declared_size": int(head.size_),
+    }
+    weights = head.coef_ if released else minimiser.weights
+    return description, {
+        "weights": torch.from_numpy(np.array(weights)),
+        "centre": torch.from_numpy(np.array(head.centre_)),
+    }
+
+
+def _read_head(stored: _Stored) -> _Read:
+    """Return the released weights, or those that are not released behind their budget, and the guarantee."""
+    description, facts = stored.description, stored.guarantee.parameters
+    head = HeadWeights(
+        stored.tensors["weights"].numpy(),
+        stored.tensors["centre"].numpy(),
+        float(description["bias"]),
+        float(description["radius"]),
+    )
+    _check_head(stored, head)
+    if not description["released"]:
+        return _read_query_head(stored, head)
+    guarantee = weights_guarantee(facts, own_map=False)
+    for name in ("bounds", "queries"):
+        _check_same(name, description[name], None)
+    _check_same("mu", guarantee.mu, mu_of(description["epsilon"], description["delta"]), within=1e-6)
+    return head, guarantee
+
+
+def _read_query_head(stored: _Stored, head: HeadWeights) -> _Read:
+    """Return a predictor with the folder's account, and the guarantee of its answers."""
+    description, facts = stored.description, stored.guarantee.parameters
+    private = PrivateHeadWeights.certified(head, weight_sensitivity(facts), max_norm=max_weight_norm(facts))
+    if not np.array_equal(private.weights, head.weights):
+        raise ValueError("its weights are longer than a minimiser with its settings can be")
+    stated, computed = description["bounds"], _bounds_to_json(private.bounds)
+    for name in ("one", "vector"):
+        _check_same("bounds", stated[name]["value"], computed[name]["value"])
+    _check_same("delta", description["delta"], None)
+    _check_same("training_method", facts["training_method"], "output")
+    budget = Budget(float(description["epsilon"]), 0.0, int(description["queries"]))
+    predictor = Predictor(private, NoisyMax("permute-and-flip"), budget, account=stored.account())
+    answers = predictor.guarantee_with(stored.noise_source())
+    _check_parameters(stored.guarantee, answers)
+    return predictor, query_guarantee(answers, facts, own_map=False)
+
+
+def _check_head(stored: _Stored, head: HeadWeights) -> None:
+    """Raise ValueError if the facts of a head contradict each other or the weights."""
+    description, facts = stored.description, stored.guarantee.parameters
+    if stored.features is None:
+        raise ValueError("it has no feature map")
+    expected = {
+        "estimator": "head",
+        "classes": head.classes,
+        "dimension": head.weights.shape[1],
+        "features": stored.features.to_json(),
+        "bias": head.bias,
+        "radius": head.radius,
+        "size_from": "declared" if facts.get("mu_size") is None else "noisy count",
+        "sensitivity": weight_sensitivity(facts).value,
+    }
+    for name, value in expected.items():
+        _check_same(name, facts[name], value)
+    _check_same("released", description["released"], facts["release"] == "weights")
+    _check_same("declared_size", description["declared_size"], int(facts["declared_size"]))
+    method, loss = facts["training_method"], facts["loss"]
+    if (method, loss) not in _HEAD_METHODS:
+        raise ValueError(f"there is no training method {method!r} with loss {loss!r}")
+    if facts.get("mu_centring") is None and head.centre.any():
+        raise ValueError("it has a centre, but nothing was spent on releasing one")
+
+
+_HEAD_METHODS = {("gradient", "cross-entropy"), ("output", "cross-entropy"), ("output", "convexified")}
+
+
+def _bounds_to_json(bounds: ScoreBounds) -> dict[str, dict[str, float | str]]:
+    """Return bounds on scores as JSON values."""
+    return {
+        name: {"value": entry.value, "because": entry.because}
+        for name, entry in (("one", bounds.one), ("vector", bounds.vector))
+    }
+
+
+def _write_teachers(estimator: Teachers) -> _Written:
+    """Describe the networks and how votes are released; the key that assigned records to shards is not stored."""
+    ensemble = estimator.ensemble_
+    if not isinstance(ensemble.teachers, MLP):
+        raise InvalidInput(
+            "Only teachers of the built-in network can be saved. Save modules of your own with torch."
+        )
+    mechanism, budget = estimator.predictor_.mechanism, estimator.predictor_.budget
+    description = {
+        "widths": list(ensemble.teachers.widths),
+        "activation": ensemble.teachers.activation,
+        "silent": [bool(each) for each in ensemble.silent],
+        "soft": ensemble.soft,
+        "method": mechanism.method if isinstance(mechanism, NoisyMax) else "gaussian probabilities",
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "queries": budget.queries,
+        "declared_size": estimator.guarantee_.parameters["declared_size"],
+    }
+    return description, dict(ensemble.teachers.parameters())
+
+
+def _read_teachers(stored: _Stored) -> _Read:
+    """Return the teachers behind their budget, and the guarantee of their answers."""
+    description = stored.description
+    network = mlp_from(stored.tensors, description["widths"], str(description["activation"]))
+    silent = np.array(description["silent"])
+    if silent.dtype != bool or silent.shape != (network.networks,):
+        raise ValueError(f"silent must be true or false for each of {network.networks} teachers")
+    ensemble = TeacherEnsemble(network, silent, network.classes, bool(description["soft"]))
+    _check_same("soft", description["soft"], ensemble.soft)
+    mechanism: Mechanism
+    if ensemble.soft:
+        _check_same("method", description["method"], "gaussian probabilities")
+        mechanism = GaussianScores(votes=network.networks)
+    else:
+        mechanism = NoisyMax(description["method"])
+    budget = Budget(float(description["epsilon"]), float(description["delta"]), int(description["queries"]))
+    predictor = Predictor(ensemble, mechanism, budget, account=stored.account())
+    guarantee = vote_guarantee(
+        predictor.guarantee_with(stored.noise_source()),
+        network.networks,
+        description["declared_size"],
+        features=stored.features,
+        own_modules=False,
+        classes_declared=stored.declared("classes_declared", CLASSES),
+        size_declared=stored.declared("size_declared", SIZE),
+    )
+    return predictor, guarantee
+
+
+def _write_dpsgd(estimator: DPSGD) -> _Written:
+    """Describe the network and the public numbers of its training."""
+    network = estimator.model_.network
+    if not isinstance(network, MLP):
+        raise InvalidInput("Only the built-in network can be saved. Save a module of your own with torch.")
+    description = {
+        "widths": list(network.widths),
+        "activation": network.activation,
+        "epsilon": estimator.plan_.epsilon,
+        "delta": estimator.plan_.delta,
+        "declared_size": estimator.plan_.size,
+    }
+    return description, dict(network.parameters())
+
+
+def _read_dpsgd(stored: _Stored) -> _Read:
+    """Return the released network, and its guarantee according to the accountant."""
+    description, facts = stored.description, stored.guarantee.parameters
+    network = mlp_from(stored.tensors, description["widths"], str(description["activation"]))
+    plan = Plan(
+        PrivateSettings(**{field.name: facts[field.name] for field in fields(PrivateSettings)}),
+        **{name: facts[name] for name in ("noise_multiplier", "epsilon", "delta", "accountant", "analysis")},
+        size=facts["declared_size"],
+    )
+    _check_same("one network", network.networks, 1)
+    _check_same("estimator", facts["estimator"], "dpsgd")
+    _check_same("hidden", facts["hidden"], network.widths[1:-1])
+    _check_same("activation", facts["activation"], network.activation)
+    _check_same("sampling", facts["sampling"], "poisson" if plan.analysis == "proven" else "shuffled")
+    for name, value in (("epsilon", plan.epsilon), ("delta", plan.delta), ("declared_size", plan.size)):
+        _check_same(name, description[name], value)
+    _check_noise(plan)
+    guarantee = network_guarantee(
+        plan,
+        exact=facts["noise_source"] == {"source": "exact", "exact": True},
+        own_module=False,
+        size_declared=stored.declared("size_declared", SIZE),
+        classes_declared=stored.declared("classes_declared", CLASSES),
+        features=stored.features,
+        parameters={"dimension": network.widths[0], "classes": network.classes},
+    )
+    return PrivateNetwork(network), guarantee
+
+
+def _check_noise(plan: Plan) -> None:
+    """Raise ValueError if the noise is too little for the stated epsilon and delta, according to its accountant."""
+    sigma, schedule = plan.noise_multiplier, plan.schedule
+    if not 0 < sigma < math.inf:
+        raise ValueError(f"its noise multiplier is {sigma}")
+    # One evaluation is faster than the search for the least noise, which decides if this one does not.
+    if plan.accountant == "pld" and schedule.sampling_rate < 1:
+        if loss_delta(sigma, plan.epsilon, schedule) <= plan.delta:
+            return
+    elif plan.accountant == "rdp":
+        published = plan.analysis == "published"
+        if renyi_epsilon(sigma, plan.delta, schedule, published=published) <= plan.epsilon:
+            return
+    needed = noise_multiplier(
+        plan.epsilon, plan.delta, schedule, accountant=plan.accountant, analysis=plan.analysis
+    )
+    if sigma < needed:
+        raise ValueError(f"its noise multiplier is {sigma:g}, but its epsilon needs {needed:g}")
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How one kind of estimator is written to a folder and read from it."""
+
+    estimator: type
+    write: Callable[[Any], _Written]
+    read: Callable[[_Stored], _Read]
+
+
+_KINDS = {
+    "head": _Kind(PrivateHead, _write_head, _read_head),
+    "teachers": _Kind(Teachers, _write_teachers, _read_teachers),
+    "dpsgd": _Kind(DPSGD, _write_dpsgd, _read_dpsgd),
+}
+
+
+# --- Checks of a folder: each raises ValueError -----------------------------------------------------------------------
+
+
+def _check_shapes(model: PrivateModel) -> None:
+    """Raise if the feature map, the weights, the classes and the encoding do not fit together; zeros are scored."""
     if not 1 <= model.inputs <= _MOST_INPUTS:
         raise ValueError(f"{model.inputs} inputs")
-    asked: Any = model.answerer.model if isinstance(model.answerer, Predictor) else model.answerer
+    scored: Any = model.classifier.model if isinstance(model.classifier, Predictor) else model.classifier
     zeros = np.zeros((1, model.inputs), dtype=np.float32)
-    scores = asked.scores(zeros if model.features is None else model.features.transform(zeros))
+    scores = scored.scores(zeros if model.features is None else model.features.transform(zeros))
     classes = len(model.classes if model.encoding is None else model.encoding.classes)
     if scores.shape != (1, len(model.classes)) or classes != len(model.classes):
         raise ValueError("its classes are not those of its encoding or its weights")
 
 
-def check_same(what: str, stored: Any, computed: Any, *, within: float = 1e-9) -> None:
-    """Raise ValueError if a folder states something else than what follows from the rest of it.
+def _check_account(folder: Path, classifier: PrivateClassifier) -> None:
+    """Raise unless a model that is paid per answer has its account, and only such a model has one."""
+    account = FileAccount(folder / ACCOUNT_FILE)
+    if not isinstance(classifier, Predictor):
+        if account.path.exists():
+            raise ValueError("it has an account of answers paid for, but its weights are marked as released")
+    elif (answered := account.answered) > (limit := classifier.budget.queries or 0):
+        raise ValueError(f"its account counts {answered} answers, but its budget is for {limit}")
+
+
+def _check_guarantee(stated: Guarantee, computed: Guarantee) -> None:
+    """Raise unless a stored guarantee states what follows from the folder.
+
+    Words may differ, as another version may have written them. Assumptions may be added, but none may be lost.
+    """
+    for name in ("status", "definition", "neighbours", "epsilon", "mu", "delta", "extra_delta"):
+        _check_same(name, getattr(stated, name), getattr(computed, name))
+    _check_parameters(stated, computed)
+    if len(stated.assumptions) > len(computed.assumptions):
+        raise ValueError("it lists more assumptions than what it was made with explains")
+
+
+def _check_parameters(stated: Guarantee, computed: Guarantee) -> None:
+    """Raise if a parameter that both guarantees name differs."""
+    for name in stated.parameters.keys() & computed.parameters.keys() - {"because"}:
+        _check_same(name, stated.parameters[name], computed.parameters[name])
+
+
+def _check_same(what: str, stored: Any, computed: Any, *, within: float = 1e-9) -> None:
+    """Raise if a folder states something else than what follows from the rest of it.
 
     Numbers may differ by the relative error ``within``, since libraries round differently.
     """
@@ -122,41 +598,8 @@ def check_same(what: str, stored: Any, computed: Any, *, within: float = 1e-9) -
         raise ValueError(f"it states {what} {stored!r}, but the rest of it implies {computed!r}")
 
 
-def check_claim(stated: Guarantee, computed: Guarantee) -> None:
-    """Raise ValueError unless a stored guarantee states what `computed` does.
-
-    Words may differ, as another version may have written them. Assumptions may be added, but none may be lost.
-    """
-    for name in ("status", "definition", "neighbours", "epsilon", "mu", "delta", "extra_delta"):
-        check_same(name, getattr(stated, name), getattr(computed, name))
-    check_parameters(stated, computed)
-    if len(stated.assumptions) > len(computed.assumptions):
-        raise ValueError("it lists more assumptions than what it was made with explains")
-
-
-def check_parameters(stated: Guarantee, computed: Guarantee) -> None:
-    """Raise ValueError if a parameter that both guarantees name differs."""
-    for name in stated.parameters.keys() & computed.parameters.keys() - {"because"}:
-        check_same(name, stated.parameters[name], computed.parameters[name])
-
-
-def stated_noise(guarantee: Guarantee) -> NoiseSource:
-    """A source of the kind that a stored guarantee names. It is for computing the claim again, not for answers."""
-    described = guarantee.parameters["noise_source"]
-    if described == EXACT.describe():
-        return EXACT
-    source = SeededNoise(described["seed"] if "seed" in described else np.random.default_rng(0))
-    check_same("noise_source", described, source.describe())
-    return source
-
-
-def stated_as_declared(guarantee: Guarantee, name: str, otherwise: Condition) -> bool:
-    """Whether a stored guarantee says that something was declared; version 0.1 listed the assumption only."""
-    assumed = any(assumption in guarantee.assumptions for assumption in otherwise.assumptions)
-    return guarantee.parameters.get(name, not assumed) is True
-
-
 def _alike(stored: Any, computed: Any, within: float) -> bool:
+    """Return whether two JSON values are equal up to rounding."""
     if isinstance(stored, bool) or isinstance(computed, bool):
         return stored is computed
     if isinstance(stored, int | float) and isinstance(computed, int | float):
@@ -172,389 +615,8 @@ def _alike(stored: Any, computed: Any, within: float) -> bool:
     return bool(stored == computed)
 
 
-def head_part(head: PrivateHead) -> OwnPart:
-    """The released weights, or the unreleased minimiser with its bounds."""
-    minimiser: PrivateHeadWeights | None = None
-    if hasattr(head, "predictor_"):
-        minimiser = head.predictor_.model  # type: ignore[assignment]
-    released = minimiser is None
-    description = {
-        "bias": head_plan.BIAS,
-        "radius": head.radius_,
-        "released": released,
-        "bounds": None if minimiser is None else _bounds_to_json(minimiser.bounds),
-        "epsilon": head.budget_.epsilon,
-        "delta": head.budget_.delta if released else None,
-        "queries": head.budget_.queries,
-        "declared_size": int(head.size_),
-    }
-    weights = head.coef_ if minimiser is None else minimiser.weights
-    tensors = {
-        "weights": torch.from_numpy(np.array(weights)),
-        "centre": torch.from_numpy(np.array(head.centre_)),
-    }
-    return OwnPart(head.feature_map_, description, tensors)
-
-
-def head_answerer(
-    folder: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> HeadWeights | Predictor:
-    """The released weights, or the unreleased ones behind their budget."""
-    head = HeadWeights(
-        tensors["weights"].numpy(),
-        tensors["centre"].numpy(),
-        float(description["bias"]),
-        float(description["radius"]),
-    )
-    facts = description["guarantee"]["parameters"]
-    check_same("released", description["released"], facts["release"] == "weights")
-    if description["released"]:
-        return head
-    private = PrivateHeadWeights.certified(
-        head, head_claim.weight_sensitivity(facts), longest=head_claim.longest_weights(facts)
-    )
-    if not np.array_equal(private.weights, head.weights):
-        raise ValueError("its weights are longer than a minimiser with its settings can be")
-    return Predictor(
-        private,
-        NoisyMax("permute-and-flip"),
-        Budget(float(description["epsilon"]), 0.0, int(description["queries"])),
-        account=FileAccount(folder / ACCOUNT_FILE),
-    )
-
-
-def head_guarantee(model: PrivateModel, description: Mapping[str, Any]) -> Guarantee:
-    """What the stored facts support; ValueError if they contradict each other or the weights."""
-    stated, head_answerer = model.guarantee, model.answerer
-    facts = stated.parameters
-    head = head_answerer.model if isinstance(head_answerer, Predictor) else head_answerer
-    assert isinstance(head, HeadWeights)
-    assert model.features is not None
-    expected = {
-        "estimator": "head",
-        "classes": head.classes,
-        "dimension": head.weights.shape[1],
-        "features": model.features.to_json(),
-        "bias": head.bias,
-        "radius": head.radius,
-        "size_from": "declared" if facts.get("mu_size") is None else "noisy count",
-        "sensitivity": head_claim.weight_sensitivity(facts).value,
-    }
-    for name, value in expected.items():
-        check_same(name, facts[name], value)
-    check_same("declared_size", description["declared_size"], int(facts["declared_size"]))
-    if (facts["training_method"], facts["loss"]) not in _METHODS:
-        raise ValueError(f"there is no method {facts['method']!r} with loss {facts['loss']!r}")
-    if facts.get("mu_centring") is None and head.centre.any():
-        raise ValueError("it has a centre, but nothing was spent on releasing one")
-    if isinstance(head_answerer, Predictor):
-        assert isinstance(head, PrivateHeadWeights)
-        check_same("bounds", _values(description["bounds"]), _values(_bounds_to_json(head.bounds)))
-        check_same("delta", description["delta"], None)
-        check_same("training_method", facts["training_method"], "output")
-        answers = head_answerer.guarantee_with(stated_noise(stated))
-        check_parameters(stated, answers)
-        return head_claim.query_claim(answers, facts, own_map=False)
-    claimed = head_claim.weights_claim(facts, own_map=False)
-    for name in ("bounds", "queries"):
-        check_same(name, description[name], None)
-    check_same("mu", claimed.mu, mu_of(description["epsilon"], description["delta"]), within=1e-6)
-    return claimed
-
-
-_METHODS = {("gradient", "cross-entropy"), ("output", "cross-entropy"), ("output", "convexified")}
-
-
-def _bounds_to_json(bounds: ScoreBounds) -> dict[str, dict[str, float | str]]:
-    return {
-        name: {"value": entry.value, "because": entry.because}
-        for name, entry in (("one", bounds.one), ("vector", bounds.vector))
-    }
-
-
-def _values(bounds: Mapping[str, Mapping[str, float | str]]) -> list[float | str]:
-    return [bounds[name]["value"] for name in ("one", "vector")]
-
-
-def teachers_part(estimator: Teachers) -> OwnPart:
-    """The networks, who is silent and how votes are released; the key that assigned records to shards is not stored."""
-    crowd = estimator.ensemble_
-    if not isinstance(crowd.teachers, MLP):
-        raise InvalidInput(
-            "Only teachers of the built-in network can be saved; save the weights of modules of your own with torch."
-        )
-    mechanism, budget = estimator.predictor_.mechanism, estimator.predictor_.budget
-    description = {
-        "widths": list(crowd.teachers.widths),
-        "activation": crowd.teachers.activation,
-        "silent": [bool(each) for each in crowd.silent],
-        "soft": crowd.soft,
-        "method": mechanism.method if isinstance(mechanism, NoisyMax) else "gaussian probabilities",
-        "epsilon": budget.epsilon,
-        "delta": budget.delta,
-        "queries": budget.queries,
-        "declared_size": estimator.guarantee_.parameters["declared_size"],
-    }
-    return OwnPart(estimator.feature_map_, description, dict(crowd.teachers.parameters()))
-
-
-def teachers_answerer(
-    folder: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> Predictor:
-    """The teachers behind their budget."""
-    network = mlp_from(tensors, description["widths"], str(description["activation"]))
-    silent = np.array(description["silent"])
-    if silent.dtype != bool or silent.shape != (network.networks,):
-        raise ValueError(f"silent must be true or false for each of {network.networks} teachers")
-    crowd = TeacherEnsemble(network, silent, network.classes, bool(description["soft"]))
-    budget = Budget(float(description["epsilon"]), float(description["delta"]), int(description["queries"]))
-    mechanism: Mechanism = (
-        GaussianScores(votes=network.networks) if crowd.soft else NoisyMax(description["method"])
-    )
-    return Predictor(crowd, mechanism, budget, account=FileAccount(folder / ACCOUNT_FILE))
-
-
-def teachers_guarantee(model: PrivateModel, description: Mapping[str, Any]) -> Guarantee:
-    """What the stored facts support; the mechanism, its bounds and its cost are made anew when the folder is opened."""
-    stated, predictor = model.guarantee, model.answerer
-    assert isinstance(predictor, Predictor)
-    assert isinstance(predictor.model, TeacherEnsemble)
-    if not isinstance(predictor.mechanism, NoisyMax):
-        check_same("method", description["method"], "gaussian probabilities")
-    check_same("soft", description["soft"], predictor.model.soft)
-    return teachers.claim(
-        predictor.guarantee_with(stated_noise(stated)),
-        len(predictor.model.silent),
-        description["declared_size"],
-        features=model.features,
-        own_modules=False,
-        classes_declared=stated_as_declared(stated, "classes_declared", conditions.CLASSES),
-        size_declared=stated_as_declared(stated, "size_declared", conditions.SIZE),
-    )
-
-
-def dpsgd_part(estimator: DPSGD) -> OwnPart:
-    """The network, and the public numbers of its training."""
-    network = estimator.model_.network
-    if not isinstance(network, MLP):
-        raise InvalidInput(
-            "Only the built-in network can be saved; save the weights of a module of your own with torch."
-        )
-    description = {
-        "widths": list(network.widths),
-        "activation": network.activation,
-        "epsilon": estimator.plan_.epsilon,
-        "delta": estimator.plan_.delta,
-        "declared_size": estimator.plan_.size,
-    }
-    return OwnPart(estimator.feature_map_, description, dict(network.parameters()))
-
-
-def dpsgd_answerer(_: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> PrivateNetwork:
-    """The released network."""
-    network = mlp_from(tensors, description["widths"], str(description["activation"]))
-    check_same("one network", network.networks, 1)
-    return PrivateNetwork(network)
-
-
-def dpsgd_guarantee(model: PrivateModel, description: Mapping[str, Any]) -> Guarantee:
-    """What the stored facts support, with the accountant run again; ValueError if they contradict each other."""
-    stated = model.guarantee
-    facts = stated.parameters
-    plan = Plan(
-        PrivateSettings(**{field.name: facts[field.name] for field in fields(PrivateSettings)}),
-        **{name: facts[name] for name in ("noise_multiplier", "epsilon", "delta", "accountant", "analysis")},
-        size=facts["declared_size"],
-    )
-    assert isinstance(model.answerer, PrivateNetwork)
-    network = model.answerer.network
-    assert isinstance(network, MLP)
-    check_same("estimator", facts["estimator"], "dpsgd")
-    check_same("hidden", facts["hidden"], network.widths[1:-1])
-    check_same("activation", facts["activation"], network.activation)
-    check_same("sampling", facts["sampling"], "poisson" if plan.analysis == "proven" else "shuffled")
-    for name, value in (("epsilon", plan.epsilon), ("delta", plan.delta), ("declared_size", plan.size)):
-        check_same(name, description[name], value)
-    _check_noise(plan)
-    classes_declared = stated_as_declared(stated, "classes_declared", conditions.CLASSES)
-    size_declared = stated_as_declared(stated, "size_declared", conditions.SIZE)
-    return dpsgd_claim.claim(
-        plan,
-        exact=facts["noise_source"] == {"source": "exact", "exact": True},
-        own_module=False,
-        size_declared=size_declared,
-        classes_declared=classes_declared,
-        features=model.features,
-        parameters={
-            "dimension": network.widths[0],
-            "classes": network.classes,
-            "classes_declared": classes_declared,
-            "size_declared": size_declared,
-        },
-    )
-
-
-def _check_noise(plan: Plan) -> None:
-    """Raise ValueError if the noise is too little for the stated epsilon and delta, according to its accountant."""
-    if not 0 < plan.noise_multiplier < math.inf:
-        raise ValueError(f"its noise multiplier is {plan.noise_multiplier}")
-    sigma, schedule = plan.noise_multiplier, plan.schedule
-    published = plan.analysis == "published"
-    # One evaluation is faster than the search for the least noise, which decides if this one does not.
-    if (
-        plan.accountant == "pld"
-        and schedule.sampling_rate < 1
-        and loss_delta(sigma, plan.epsilon, schedule) <= plan.delta
-    ):
-        return
-    if (
-        plan.accountant == "rdp"
-        and renyi_epsilon(sigma, plan.delta, schedule, published=published) <= plan.epsilon
-    ):
-        return
-    needed = noise_multiplier(
-        plan.epsilon, plan.delta, schedule, accountant=plan.accountant, analysis=plan.analysis
-    )
-    if sigma < needed:
-        raise ValueError(
-            f"its noise multiplier is {plan.noise_multiplier:g}, but its epsilon needs {needed:g}"
-        )
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """A kind of private model: whose it is, what it stores of its own, how that answers again and what it claims."""
-
-    estimator: type
-    own_part: Callable[[Any], OwnPart]
-    answerer: Callable[[Path, Mapping[str, Any], Mapping[str, Tensor]], Answers]
-    claim: Callable[[PrivateModel, Mapping[str, Any]], Guarantee]
-
-
-_KINDS = {
-    "head": _Kind(PrivateHead, head_part, head_answerer, head_guarantee),
-    "teachers": _Kind(Teachers, teachers_part, teachers_answerer, teachers_guarantee),
-    "dpsgd": _Kind(DPSGD, dpsgd_part, dpsgd_answerer, dpsgd_guarantee),
-}
-
-_FIRST_SCATTERING = conditions.Condition(
-    "Version 0.1 computed it with scattering features whose rounding could depend on other records (THEORY 3.8).",
-    ("In the training, no record's features depended on its place among the other records.",),
-)
-
-
-def save_private(
-    estimator: PrivateHead | Teachers | DPSGD,
-    folder: str | Path,
-    *,
-    dataset: str,
-    encoding: Encoding | None = None,
-    overwrite: bool = False,
-) -> Path:
-    """Write a fitted private estimator.
-
-    Released weights (DP-SGD, a head with ``release="weights"``) may be published, as the guarantee says. The folder of
-    teachers or of a head with ``release="query"`` lets its holder ask without paying: like the records, it stays with
-    the owner. Its budget moves into the folder with what was spent of it; the estimator goes on paying there and cannot
-    be saved again.
-    """
-    check_is_fitted(estimator)
-    kind = next(name for name, each in _KINDS.items() if isinstance(estimator, each.estimator))
-    own = _KINDS[kind].own_part(estimator)
-    if runs_own_code(own.features):
-        raise InvalidInput(
-            "A feature map that is not one of quietmax.models.features cannot be saved; use one of those, or apply "
-            "yours to the records before."
-        )
-    description = {
-        "kind": kind,
-        "dataset": dataset,
-        "encoding": None if encoding is None else json.loads(encoding.to_json()),
-        "features": None if own.features is None else own.features.to_json(),
-        "inputs": estimator.n_features_in_,
-        "classes": [_plain(label) for label in estimator.classes_],
-        **own.description,
-        "guarantee": with_encoding(estimator.guarantee_, encoding).to_json(),
-    }
-    predictor: Predictor | None = getattr(estimator, "predictor_", None)
-    if predictor is None:
-        return write_folder(folder, description, own.tensors, overwrite=overwrite)
-
-    def moved(answered: int) -> FileAccount:
-        written = write_folder(folder, description, own.tensors, overwrite=overwrite, answered=answered)
-        return FileAccount(written.resolve() / ACCOUNT_FILE)
-
-    predictor.move_account(moved)
-    return Path(folder)
-
-
-def with_encoding(guarantee: Guarantee, encoding: Encoding | None) -> Guarantee:
-    """The guarantee of a model whose records were encoded so: one read off the records makes it conditional."""
-    if encoding is None or not encoding.inferred:
-        return guarantee
-    measured = ", ".join(encoding.inferred)
-    return guarantee.weakened(
-        "conditional" if guarantee.status == "proven" else guarantee.status,
-        f"{guarantee.because} The encoding was measured on the private records (THEORY 3).",
-        (f"What was read off the records is public: {measured}.",),
-    )
-
-
-def open_private(folder: str | Path) -> PrivateModel:
-    """Open a private model of any kind; what its answers spent is read from and written to the folder's account.
-
-    The guarantee is computed again from the facts that the folder states. A folder that states another one, or whose
-    parts contradict each other, is refused, and so is a model that is paid per answer and has no account.
-    """
-    kind = str(read_description(folder).get("kind"))
-    if kind not in _KINDS:
-        raise InvalidInput(
-            f"The model in {folder} is of kind {kind!r}, not a private one ({', '.join(_KINDS)}); name another folder."
-        )
-    description, tensors = read_folder(folder, kind)
-    try:
-        features, stated = description["features"], description["encoding"]
-        encoding = None if stated is None else Encoding.from_json(json.dumps(stated))
-        guarantee = Guarantee.from_json(description["guarantee"])
-        model = PrivateModel(
-            kind=kind,
-            inputs=int(description["inputs"]),
-            classes=tuple(str(label) for label in description["classes"]),
-            guarantee=guarantee,
-            encoding=encoding,
-            features=None if features is None else feature_map_from_json(features),
-            answerer=_KINDS[kind].answerer(Path(folder), description, tensors),
-        )
-        check_parts(model)
-        _check_account(Path(folder), model.answerer)
-        computed = with_encoding(_KINDS[kind].claim(model, description), encoding)
-        check_claim(guarantee, computed)
-        if description["format_version"] == 1 and _scatters(features):
-            computed = conditions.weakened(computed, _FIRST_SCATTERING)
-        return replace(model, guarantee=computed)
-    except UNFIT as problem:
-        raise DataUnavailable(
-            f"The model in {folder} is damaged ({short_message(problem)}); train it again or restore a copy."
-        ) from problem
-
-
-def _check_account(folder: Path, answerer: Answers) -> None:
-    """Raise unless a model that is paid per answer has its account, and only such a model has one."""
-    account = FileAccount(folder / ACCOUNT_FILE)
-    if not isinstance(answerer, Predictor):
-        if account.path.exists():
-            raise ValueError("it has an account of answers paid for, but its weights are marked as released")
-    elif (answered := account.answered) > (limit := answerer.budget.queries or 0):
-        raise ValueError(f"its account counts {answered} answers, but its budget is for {limit}")
-
-
 def _scatters(features: Mapping[str, Any] | None) -> bool:
-    """Whether a described feature map is wavelet scattering, or a pipeline with it."""
+    """Return whether a described feature map is wavelet scattering, or a pipeline with it."""
     if features is None:
         return False
     return features["kind"] == "scattering" or any(_scatters(each) for each in features.get("maps", ()))
-
-
-def _plain(label: Any) -> Any:
-    """A class label as a JSON value."""
-    return label.item() if isinstance(label, np.generic) else label

@@ -1,9 +1,14 @@
-"""Records and labels as scikit-learn checks them; what it says about them shows no value and no count of records."""
+"""Rules that all private estimators share: their arguments, their records, and the conditions of their guarantees.
+
+Error messages never show a value, a label or a count of the private records: they may reach people who must not see
+the records.
+"""
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -17,67 +22,79 @@ from quietmax.accounting.guarantee import Guarantee, Status
 from quietmax.errors import InvalidInput
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.generic import is_batched, runs_user_code
+from quietmax.models.features.images import Scattering
+from quietmax.models.features.tabular import Identity, UnitNorm
 
-
-def checked_records(estimator: Any, X: ArrayLike, y: ArrayLike) -> tuple[NDArray[np.float32], NDArray[Any]]:
-    """A table of finite numbers in float32, and a label for each of its rows."""
-    records: NDArray[np.float32]
-    labels: NDArray[Any]
-    try:
-        with np.errstate(over="ignore"):
-            records, labels = validate_data(estimator, X, y, dtype=np.float32)
-        with warnings.catch_warnings():
-            # whether most labels differ is a fact about the private labels
-            warnings.filterwarnings("ignore", message="The number of unique classes")
-            check_classification_targets(labels)
-    except ValueError as problem:
-        # the first line says what is wrong; further ones, and what stands behind "to float", show values, and the
-        # list behind "samples" the numbers of rows
-        told = str(problem).splitlines()[0].partition(" to float:")[0].partition(": [")[0].rstrip(":. ")
-        raise InvalidInput(f"{told}; give a table of finite numbers and one label for each row.") from None
-    return records, labels
-
-
-def class_numbers(
-    labels: NDArray[Any], declared: Sequence[Any] | None
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """The classes in order, and the place of each label among them; without a declaration they are read off the labels.
-
-    A refusal shows no label: it may reach people who must not see the records.
-
-    >>> class_numbers(np.array(["yes", "no", "yes"]), ("no", "yes"))
-    (array(['no', 'yes'], dtype='<U3'), array([1, 0, 1]))
-    """
-    classes = np.unique(labels) if declared is None else np.asarray(declared)
-    if classes.ndim != 1:
-        raise InvalidInput("The declared classes are no list; declare each class once, as in range(10).")
-    numbers = {label: number for number, label in enumerate(classes.tolist())}
-    if declared is None and len(classes) < 2:
-        raise InvalidInput(
-            "The labels hold one class only, but a classifier needs at least two different classes; declare the "
-            "classes, or give records of another class."
-        )
-    if len(numbers) < 2 or len(numbers) < len(classes):
-        raise InvalidInput(
-            f"The declared classes are {classes.tolist()[:20]}, but a classifier needs at least two different "
-            "classes; declare each class once."
-        )
-    places = np.array([numbers.get(label, -1) for label in labels.tolist()], dtype=np.int64)
-    if (places < 0).any():
-        raise InvalidInput(
-            f"{len(classes)} classes were declared, but the data hold a label that is not among them; correct that "
-            "label or declare its class."
-        )
-    return classes, places
-
+ImageShape = tuple[int, int, int]
+"""Channels, height and width of an image."""
 
 LARGEST_SIZE = 10**9
-"""More than the memory of a machine holds; a fixed number, so that a refusal tells nothing of the records."""
+"""Largest number of records that can be declared. It is fixed, so an error reveals nothing about the records."""
+
+
+def check_choice(name: str, value: object, valid: Collection[str]) -> None:
+    """Raise `InvalidInput` unless an argument is one of the valid strings.
+
+    Parameters
+    ----------
+    name : str
+        Name of the argument, for the message.
+    value : object
+        What was passed.
+    valid : collection of str
+        The valid values.
+
+    Examples
+    --------
+    >>> check_choice("method", "newton", ("gradient", "output"))
+    Traceback (most recent call last):
+    ...
+    quietmax.errors.InvalidInput: method must be one of gradient, output, got 'newton'.
+    """
+    if not (isinstance(value, str) and value in valid):
+        raise InvalidInput(f"{name} must be one of {', '.join(valid)}, got {value!r}.")
+
+
+def check_positive(**values: float | None) -> None:
+    """Raise `InvalidInput` unless every argument is None or a positive finite number.
+
+    Parameters
+    ----------
+    **values : float or None
+        The arguments by name.
+
+    Examples
+    --------
+    >>> check_positive(steps=0)
+    Traceback (most recent call last):
+    ...
+    quietmax.errors.InvalidInput: steps must be a positive number, got 0.
+    """
+    for name, value in values.items():
+        if value is not None and not 0.0 < value < math.inf:
+            raise InvalidInput(f"{name} must be a positive number, got {value!r}.")
 
 
 def checked_size(size: int) -> int:
-    """The size, unless it cannot be the number of records in a table.
+    """Return a declared number of records as an integer.
 
+    Parameters
+    ----------
+    size : int
+        The declared size; a float without a fraction is accepted.
+
+    Returns
+    -------
+    int
+        The size.
+
+    Raises
+    ------
+    InvalidInput
+        If it is not an integer between 1 and `LARGEST_SIZE`.
+
+    Examples
+    --------
     >>> checked_size(1000)
     1000
     """
@@ -87,15 +104,140 @@ def checked_size(size: int) -> int:
         or not 1 <= size <= LARGEST_SIZE
         or size != int(size)
     ):
-        raise InvalidInput(
-            f"The declared size is {size!r}, but must be a whole number from 1 to {LARGEST_SIZE:,}: give one."
-        )
+        raise InvalidInput(f"declared_size must be an integer from 1 to {LARGEST_SIZE:,}, got {size!r}.")
     return int(size)
+
+
+def named_features(features: Any, image_shape: ImageShape | None) -> Any:
+    """Return the feature map that a name stands for; anything but a string is returned as it is.
+
+    Parameters
+    ----------
+    features : str or object
+        "identity", "unit-norm", "scattering", or a feature map.
+    image_shape : tuple of int or None
+        Channels, height and width of the records, which "scattering" needs.
+
+    Returns
+    -------
+    object
+        The feature map.
+
+    Raises
+    ------
+    InvalidInput
+        If the name is unknown, or if "scattering" is asked for without an image shape.
+
+    Examples
+    --------
+    >>> named_features("unit-norm", None)
+    UnitNorm(constant=1.0)
+    """
+    if not isinstance(features, str):
+        return features
+    check_choice("features", features, ("auto", "identity", "unit-norm", "scattering"))
+    if features == "scattering":
+        if image_shape is None:
+            raise InvalidInput("features='scattering' requires image_shape: the records must be images.")
+        return Scattering(image_shape)
+    return UnitNorm(1.0) if features == "unit-norm" else Identity()
+
+
+def checked_records(estimator: Any, X: ArrayLike, y: ArrayLike) -> tuple[NDArray[np.float32], NDArray[Any]]:
+    """Check a training set as scikit-learn does, with messages that show no value and no number of records.
+
+    Parameters
+    ----------
+    estimator : object
+        The estimator that is being fitted; its `n_features_in_` is set.
+    X : array-like of shape (records, columns)
+        The records.
+    y : array-like of shape (records,)
+        Their labels.
+
+    Returns
+    -------
+    tuple of arrays
+        The records as float32, and the labels.
+
+    Raises
+    ------
+    InvalidInput
+        If the records are not finite numbers, or the labels are not those of a classification.
+    """
+    records: NDArray[np.float32]
+    labels: NDArray[Any]
+    try:
+        with np.errstate(over="ignore"):
+            records, labels = validate_data(estimator, X, y, dtype=np.float32)
+        with warnings.catch_warnings():
+            # Whether most labels differ is a fact about the private labels.
+            warnings.filterwarnings("ignore", message="The number of unique classes")
+            check_classification_targets(labels)
+    except ValueError as problem:
+        # The first line says what is wrong. Further lines and the text after "to float:" show values; the list after
+        # "samples" shows numbers of rows.
+        reason = str(problem).splitlines()[0].partition(" to float:")[0].partition(": [")[0].rstrip(":. ")
+        raise InvalidInput(
+            f"{reason}. X must be a table of finite numbers, and y must have one label for each row."
+        ) from None
+    return records, labels
+
+
+def class_numbers(
+    labels: NDArray[Any], declared: Sequence[Any] | None
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the classes, and the index of every label among them.
+
+    Parameters
+    ----------
+    labels : array of shape (records,)
+        The private labels.
+    declared : sequence or None
+        The public classes. If None, the sorted distinct labels are used.
+
+    Returns
+    -------
+    tuple of arrays
+        The classes in the declared order, and one index per label.
+
+    Raises
+    ------
+    InvalidInput
+        If there are fewer than two different classes, or a label that is not declared. The message shows no label.
+
+    Examples
+    --------
+    >>> class_numbers(np.array(["yes", "no", "yes"]), ("no", "yes"))
+    (array(['no', 'yes'], dtype='<U3'), array([1, 0, 1]))
+    """
+    classes = np.unique(labels) if declared is None else np.asarray(declared)
+    if classes.ndim != 1:
+        raise InvalidInput(f"classes must be a flat sequence such as range(10), got shape {classes.shape}.")
+    numbers = {label: number for number, label in enumerate(classes.tolist())}
+    if declared is None and len(classes) < 2:
+        raise InvalidInput("y contains only one class; a classifier needs at least two different classes.")
+    if len(numbers) < 2 or len(numbers) < len(classes):
+        raise InvalidInput(
+            f"classes must contain at least two different classes, each once, got {classes.tolist()[:20]}."
+        )
+    places = np.array([numbers.get(label, -1) for label in labels.tolist()], dtype=np.int64)
+    if (places < 0).any():
+        raise InvalidInput(f"y contains a label that is not one of the {len(classes)} declared classes.")
+    return classes, places
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A sentence added to the reason of a guarantee, and the assumptions on which it then rests."""
+    """A condition that makes a proven guarantee conditional.
+
+    Parameters
+    ----------
+    because : str
+        The sentence that is added to the guarantee's reason.
+    assumptions : tuple of str
+        The assumptions on which the guarantee then rests.
+    """
 
     because: str
     assumptions: tuple[str, ...]
@@ -118,30 +260,73 @@ SIZE = Condition(
     "The number of records was not declared (THEORY 3.1).",
     ("The number of records is public: it was read off them, since no declared_size was given.",),
 )
-MAP = Condition(
+OWN_MAP = Condition(
     "The feature map runs the user's own code.",
     ("The user's own feature map computes a record's features from that record alone.",),
 )
-BUILDER = Condition(
+OWN_MODULES = Condition(
     "The teachers are the user's own modules.",
     ("The user's own modules share nothing: a record changes the answers of its own teacher alone.",),
 )
+SEEDED_WEIGHTS = Condition(
+    "The noise is seeded and in floating point, for experiments only (THEORY 3.5).",
+    ("Nobody knows the seed, and nobody looks at the low digits of the weights.",),
+)
+
+
+def weakened(guarantee: Guarantee, *conditions: Condition) -> Guarantee:
+    """Return a guarantee that also rests on some conditions.
+
+    Parameters
+    ----------
+    guarantee : Guarantee
+        The guarantee without them.
+    *conditions : Condition
+        The conditions, in the order in which they are stated.
+
+    Returns
+    -------
+    Guarantee
+        Conditional if it was proven and there is a condition; otherwise its status is kept.
+    """
+    for condition in conditions:
+        status: Status = "conditional" if guarantee.status == "proven" else guarantee.status
+        reason = f"{guarantee.because} {condition.because}"
+        guarantee = guarantee.weakened(status, reason, condition.assumptions)
+    return guarantee
 
 
 def map_assumptions(description: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """What a proven guarantee assumes of the library because of its feature map, as `features.described` states it."""
+    """Return what a guarantee assumes about the numerical library because of the feature map.
+
+    Parameters
+    ----------
+    description : mapping or None
+        The feature map as `describe_map` returns it; None for no map.
+
+    Returns
+    -------
+    tuple of str
+        `LIBRARY_ROUNDING` if the map computes several records at once, otherwise nothing.
+    """
     return () if description is None or not is_batched(description) else (LIBRARY_ROUNDING,)
 
 
-def weakened(guarantee: Guarantee, condition: Condition) -> Guarantee:
-    """The guarantee under a further condition."""
-    status: Status = "conditional" if guarantee.status == "proven" else guarantee.status
-    return guarantee.weakened(status, f"{guarantee.because} {condition.because}", condition.assumptions)
-
-
 def runs_own_code(features: object) -> bool:
-    """Whether a feature map (None for none) is the user's own, or holds code of theirs.
+    """Return whether a feature map is the user's own, or runs code of theirs.
 
+    Parameters
+    ----------
+    features : object or None
+        The feature map; None for no map.
+
+    Returns
+    -------
+    bool
+        False for no map and for the maps of `quietmax.models.features`.
+
+    Examples
+    --------
     >>> runs_own_code(None), runs_own_code(object())
     (False, True)
     """

@@ -11,11 +11,11 @@ from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.estimators.dpsgd.config import PrivateSettings, plan
 from quietmax.estimators.dpsgd.gradients import ClippedSums, Gradients
 from quietmax.estimators.dpsgd.training import (
+    secret_batches,
     seeded_batches,
     train_private,
     train_private_stack,
     train_sweep,
-    unforeseeable_batches,
 )
 from quietmax.experiments import paper as reference
 from quietmax.models import Convexified
@@ -175,7 +175,7 @@ def test_poisson_batches_take_every_record_independently_at_the_stated_rate(sour
     if source == "seeded":
         batches = seeded_batches(np.arange(records), 5, records, settings)
     else:
-        batches = unforeseeable_batches(records, records, settings)
+        batches = secret_batches(records, records, settings)
     taken = np.zeros((steps, records))
     for line in taken:
         line[next(batches)] = 1
@@ -191,9 +191,7 @@ def test_poisson_batches_take_every_record_independently_at_the_stated_rate(sour
 def test_shuffled_batches_take_every_record_once_an_epoch(source):
     settings = PrivateSettings(sampling_rate=0.25, steps=1, sampling="shuffled")
     rows = np.arange(10)
-    batches = (
-        seeded_batches(rows, 0, 8, settings) if source == "seeded" else unforeseeable_batches(10, 8, settings)
-    )
+    batches = seeded_batches(rows, 0, 8, settings) if source == "seeded" else secret_batches(10, 8, settings)
     orders = []
     for _ in range(3):
         epoch = [next(batches) for _ in range(5)]

@@ -204,7 +204,7 @@ def test_a_decision_on_centred_unit_rows_is_an_affine_decision_on_features():
     clipped = clipped_rows(features, 2.0)
     centre, weights = on_grid(rng.normal(size=3) * 0.2), rng.normal(size=4)
     rows = np.concatenate([clipped, np.zeros((50, 1))], axis=1).astype(np.float32)
-    decisions = centred(rows, centre, 0.2).astype(float) @ weights
+    decisions = centred(rows, centre).astype(float) @ weights
     affine = clipped @ weights[:3] - centre @ weights[:3] + 0.2 * weights[3]
     clear = np.abs(affine) > 1e-3
     assert clear.sum() > 40

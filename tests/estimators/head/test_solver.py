@@ -10,12 +10,13 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from quietmax.errors import InvalidInput
-from quietmax.estimators.head.exact_sums import Extent, Table, clipped_rows, unit_rows
+from quietmax.estimators.head.exact_sums import Table, TableShape, clipped_rows, unit_rows
 from quietmax.estimators.head.solver import (
     MeanCrossEntropy,
     Objective,
     Tilted,
     certifiable_tolerance,
+    max_solution_norm,
     minimise,
 )
 from quietmax.sensitivity import Sensitivity, certified
@@ -174,24 +175,24 @@ def test_the_rounding_error_stays_below_the_tolerance_wherever_a_certified_minim
     objective, features
 ):
     tolerance = certifiable_tolerance(objective, features, 10, at_least=1e-9)
-    farthest = objective.longest(10) + tolerance / objective.regularisation
-    for records in (1, objective.foreseen):
-        error = objective.rounding(Extent(records, features, 10), np.full((1, 1), farthest))
+    farthest = objective.max_weight_norm(10) + tolerance / objective.regularisation
+    for records in (1, objective.max_records):
+        error = objective.rounding(TableShape(records, features, 10), np.full((1, 1), farthest))
         assert error <= tolerance / 2
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 def test_the_public_bounds_on_length_and_steepness_hold(objective):
     for seed in range(5):
-        table = random_table(seed, records=min(objective.foreseen, 80))
+        table = random_table(seed, records=min(objective.max_records, 80))
         solution = minimise(table, objective, 1e-7)
-        assert np.linalg.norm(solution.weights) <= solution.longest
-        assert objective.smoothness(table) <= objective.steepest
+        assert np.linalg.norm(solution.weights) <= max_solution_norm(objective, 3, 1e-7)
+        assert objective.smoothness(table) <= objective.max_smoothness
 
 
 def test_settings_too_steep_to_be_minimised_are_refused_from_public_numbers():
     for objective in (MeanCrossEntropy(100.0, 1e-9), Tilted(1e5, 60.0, 1e-4)):
-        with pytest.raises(InvalidInput, match="times steeper than it is convex"):
+        with pytest.raises(InvalidInput, match="condition number"):
             certifiable_tolerance(objective, 5, 3, at_least=1e-6)
 
 

@@ -1,4 +1,8 @@
-"""How DP-SGD trains, and how its noisy gradients move the weights."""
+"""Settings of DP-SGD: presets, the noise multiplier, and the default learning rate.
+
+All settings follow from public numbers. The rule of the "default" preset is one number: the learning rate is chosen so
+that all noise together has standard deviation `LOGIT_NOISE` on a logit.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +10,60 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-import torch
-
 from quietmax.accounting.dpsgd import Accountant, NoiseAnalysis, Schedule, noise_multiplier
 from quietmax.errors import InvalidInput
-from quietmax.estimators.dpsgd.gradients import Gradients
-from quietmax.estimators.validation import checked_size
-from quietmax.models.mlp import MLP, activation
-from quietmax.models.stacked import adam_step
+from quietmax.estimators.validation import check_choice, check_positive, checked_size
+from quietmax.models.mlp import activation
 
 Optimizer = Literal["sgd", "momentum", "adam"]
 Sampling = Literal["poisson", "shuffled"]
+Preset = Literal["default", "paper"]
+PRESETS: tuple[Preset, ...] = ("default", "paper")
 
-_MOMENTUM = 0.9
+LOGIT_NOISE = 1.5
+"""kappa: standard deviation of all noise together on a logit."""
+SMALLEST_BATCH, SMALLEST_RATE, STEPS = 1000, 0.1, 100
+CLIPPING_SHARE = 0.2
+"""The clipping norm as a share of the length of the features and the bias."""
+LONGEST_STEP = 5.0
+"""With hardly any noise, a step is limited for stability: learning_rate * max_grad_norm * length is at most this."""
+ADAM_RATE = 0.01
+LENGTH_PER_COLUMN = 0.3
+"""Records encoded into [0, 1] have about this length per root of the number of columns."""
+PAPER_BATCH, PAPER_EPOCHS = 100, 100
+_MOMENTUM_GAIN = {"sgd": 1.0, "momentum": 10.0}
 
 
 @dataclass(frozen=True)
 class PrivateSettings:
-    """Everything but the data, the noise and the seed; public numbers, none computed from private records.
+    """Settings of DP-SGD, except the data, the noise and the seed. All are public numbers.
 
-    ``sampling`` "poisson" takes each record with probability ``sampling_rate`` in every step; "shuffled" goes through
-    the records in a new order each epoch, in batches of ``sampling_rate * size`` (what most programs do, and no
-    accountant here proves). ``l2`` is as in `TrainingSettings`: its gradient is added after the noise, being no
-    function of the records.
+    Parameters
+    ----------
+    hidden : tuple of int, default=()
+        Widths of the hidden layers; () is a linear model.
+    activation : str, default="tanh"
+        Activation of the hidden layers: "tanh", "sigmoid" or "relu".
+    sampling_rate : float, default=0.1
+        Poisson sampling rate: the probability that a record is in a step's batch.
+    steps : int, default=100
+        Number of steps.
+    max_grad_norm : float, default=1.0
+        Per-example gradient clipping norm.
+    learning_rate : float, default=1.0
+        Step size.
+    optimizer : {"sgd", "momentum", "adam"}, default="sgd"
+        What the noisy gradients are given to.
+    l2 : float, default=0.0
+        L2 penalty on the kernels. Its gradient is added after the noise, since it does not depend on the records.
+    sampling : {"poisson", "shuffled"}, default="poisson"
+        "poisson" takes each record independently in every step. "shuffled" goes through the records in a new order
+        each epoch, in batches of ``sampling_rate * size``: what most programs do, and what no accountant here proves.
+
+    Raises
+    ------
+    InvalidInput
+        If a setting is invalid.
     """
 
     hidden: tuple[int, ...] = ()
@@ -45,82 +80,41 @@ class PrivateSettings:
         activation(self.activation)
         object.__setattr__(self, "hidden", tuple(self.hidden))
         if any(width < 1 for width in self.hidden):
-            raise InvalidInput(
-                f"Hidden widths {self.hidden} must all be at least 1; leave the layer out instead."
-            )
-        if self.optimizer not in ("sgd", "momentum", "adam") or self.sampling not in ("poisson", "shuffled"):
-            raise InvalidInput(
-                f"The optimiser is {self.optimizer!r} and the sampling {self.sampling!r}, but must be sgd, momentum or "
-                "adam, and poisson or shuffled: name such ones."
-            )
-        if not 0 < self.sampling_rate <= 1 or self.steps < 1 or int(self.steps) != self.steps:
-            raise InvalidInput(
-                f"The sampling rate is {self.sampling_rate} and the number of steps {self.steps}, but must be from "
-                "above 0 to 1, and a whole number from 1 up: give such numbers."
-            )
-        for name in ("max_grad_norm", "learning_rate"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise InvalidInput(f"{name} is {getattr(self, name)}, but it must be positive; try 1.")
-        if not (math.isfinite(self.l2) and self.l2 >= 0):
-            raise InvalidInput(f"The L2 coefficient is {self.l2}, but it must be 0 or more; try 0.")
+            raise InvalidInput(f"Widths of hidden layers must be at least 1, got {self.hidden}.")
+        check_choice("optimizer", self.optimizer, ("sgd", "momentum", "adam"))
+        check_choice("sampling", self.sampling, ("poisson", "shuffled"))
+        if not 0 < self.sampling_rate <= 1:
+            raise InvalidInput(f"sampling_rate must be above 0 and at most 1, got {self.sampling_rate}.")
+        if self.steps < 1 or int(self.steps) != self.steps:
+            raise InvalidInput(f"steps must be an integer, at least 1, got {self.steps}.")
+        check_positive(max_grad_norm=self.max_grad_norm, learning_rate=self.learning_rate)
+        if not 0 <= self.l2 < math.inf:
+            raise InvalidInput(f"l2 must be at least 0, got {self.l2}.")
 
     def to_json(self) -> dict[str, Any]:
-        """All fields by name."""
+        """Return all fields by name."""
         return asdict(self) | {"hidden": list(self.hidden)}
-
-
-class Update:
-    """Takes a step with noisy mean gradients and the L2 penalty's ``2*l2*kernel``; holds the optimiser's state."""
-
-    def __init__(self, network: MLP, settings: PrivateSettings) -> None:
-        self._settings = settings
-        self._groups = ((network.kernels, 2 * settings.l2), (network.biases, 0.0))
-        states = {"sgd": 0, "momentum": 1, "adam": 2}[settings.optimizer]
-        self._states = [
-            [[torch.zeros_like(tensor) for tensor in tensors] for _ in range(states)]
-            for tensors, _ in self._groups
-        ]
-        self._taken = [torch.zeros(()) for _ in network.kernels]
-
-    def take(self, gradients: Gradients) -> None:
-        """Move the network's weights; may overwrite ``gradients``."""
-        for count in self._taken:
-            count += 1
-        for (weights, decay), given, states in zip(
-            self._groups, (gradients.kernels, gradients.biases), self._states, strict=True
-        ):
-            if self._settings.optimizer == "adam":
-                means, squares = states
-                rate = self._settings.learning_rate
-                adam_step(weights, given, means, squares, self._taken, learning_rate=rate, decay=decay)
-                continue
-            for index, (weight, gradient) in enumerate(zip(weights, given, strict=True)):
-                moved = gradient.add_(weight, alpha=decay) if decay else gradient
-                if states:
-                    moved = states[0][index].mul_(_MOMENTUM).add_(moved)
-                weight.sub_(moved, alpha=self._settings.learning_rate)
-
-
-Preset = Literal["default", "paper"]
-PRESETS: tuple[Preset, ...] = ("default", "paper")
-
-LOGIT_NOISE = 1.5
-"""kappa: standard deviation that all noise together may have on a logit."""
-SMALLEST_BATCH, SMALLEST_RATE, STEPS = 1000, 0.1, 100
-CLIP_SHARE = 0.2
-"""The max_grad_norm norm as a share of the length of the features and the bias."""
-LONGEST_STEP = 5.0
-"""With hardly any noise a step is limited for stability: eta * S * L is at most this."""
-ADAM_RATE = 0.01
-LENGTH_PER_COLUMN = 0.3
-"""Records encoded into [0, 1] have about this length per root of the number of columns."""
-PAPER_BATCH, PAPER_EPOCHS = 100, 100
-_MOMENTUM_GAIN = {"sgd": 1.0, "momentum": 10.0}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that training needs to know: settings, noise, and what they promise."""
+    """All public numbers of a run: settings, noise, and the (epsilon, delta) they were calibrated for.
+
+    Parameters
+    ----------
+    settings : PrivateSettings
+        How the network is trained.
+    noise_multiplier : float
+        Standard deviation of the noise as a multiple of the clipping norm.
+    epsilon, delta : float
+        The budget.
+    accountant : str
+        The accountant that calibrated the noise.
+    analysis : {"proven", "published"}
+        How the steps were counted.
+    size : int
+        The public number of records.
+    """
 
     settings: PrivateSettings
     noise_multiplier: float
@@ -136,7 +130,7 @@ class Plan:
         return Schedule(self.settings.sampling_rate, self.settings.steps)
 
     def to_json(self) -> dict[str, Any]:
-        """Every public number by name."""
+        """Return every number by name."""
         return {
             **self.settings.to_json(),
             "noise_multiplier": self.noise_multiplier,
@@ -160,43 +154,69 @@ def plan(
     length: float = 1.0,
     **given: Any,
 ) -> Plan:
-    """Fill in what is not given (fields of `PrivateSettings`) for a declared size and a length of the features.
+    """Return the settings and the noise of a run; settings that are not given come from a preset.
 
+    Parameters
+    ----------
+    size : int
+        The public number of records.
+    epsilon : float
+        epsilon of the whole run.
+    delta : float, optional
+        delta of the whole run; 1/(10 * size) by default.
+    accountant : {"pld", "rdp", "zcdp", "ac", "nc"}, default="pld"
+        See `quietmax.accounting.dpsgd`.
+    analysis : {"proven", "published"}, default="proven"
+        "proven": Poisson samples, every step counted. "published": shuffled epochs, counted as the paper's program
+        counts them.
+    preset : {"default", "paper"}, default="default"
+        Where settings that are not given come from.
+    length : float, default=1.0
+        A public guess at the length of a record's features, for the default preset.
+    **given : optional
+        Fields of `PrivateSettings`; None for those that are not given.
+
+    Returns
+    -------
+    Plan
+        The complete settings.
+
+    Examples
+    --------
     >>> chosen = plan(10_000, epsilon=1.0, preset="paper", accountant="zcdp", analysis="published")
     >>> chosen.settings.steps, chosen.settings.sampling, round(chosen.noise_multiplier, 1)
     (10000, 'shuffled', 49.0)
     """
-    if preset not in PRESETS:
-        raise InvalidInput(f"The preset is {preset!r}, but must be one of {', '.join(PRESETS)}: name one.")
+    check_choice("preset", preset, PRESETS)
     size = checked_size(size)
-    if not 0 < length < math.inf:
-        raise InvalidInput(
-            f"The length of the features is {length!r}, but must be positive: give such a one."
-        )
+    check_positive(length=length)
     wanted = {name: value for name, value in given.items() if value is not None}
     wanted["sampling"] = "poisson" if analysis == "proven" else "shuffled"
-    promised = 1 / (10 * size) if delta is None else delta
+    if delta is None:
+        delta = 1 / (10 * size)
     start = _paper(size) if preset == "paper" else _default(size, length)
     if preset == "paper" and "sampling_rate" in wanted and "steps" not in wanted:
         wanted["steps"] = max(1, round(PAPER_EPOCHS / wanted["sampling_rate"]))
     settings = replace(start, **wanted)
     schedule = Schedule(settings.sampling_rate, settings.steps)
-    multiplier = noise_multiplier(epsilon, promised, schedule, accountant=accountant, analysis=analysis)
+    multiplier = noise_multiplier(epsilon, delta, schedule, accountant=accountant, analysis=analysis)
     if preset == "default" and "learning_rate" not in wanted:
-        settings = replace(settings, learning_rate=_rate(settings, multiplier, size, length))
-    return Plan(settings, multiplier, float(epsilon), float(promised), accountant, analysis, int(size))
+        settings = replace(settings, learning_rate=_learning_rate(settings, multiplier, size, length))
+    return Plan(settings, multiplier, float(epsilon), float(delta), accountant, analysis, int(size))
 
 
 def _default(size: int, length: float) -> PrivateSettings:
+    """Return the settings of the default preset: a linear model, large batches, momentum."""
     return PrivateSettings(
         sampling_rate=min(1.0, max(SMALLEST_RATE, SMALLEST_BATCH / size)),
         steps=STEPS,
-        max_grad_norm=CLIP_SHARE * math.sqrt(length * length + 1),
+        max_grad_norm=CLIPPING_SHARE * math.sqrt(length * length + 1),
         optimizer="momentum",
     )
 
 
 def _paper(size: int) -> PrivateSettings:
+    """Return the settings of the paper's table: 128 tanh units, batches of 100, 100 epochs, Adam."""
     rate = min(1.0, PAPER_BATCH / size)
     return PrivateSettings(
         hidden=(128,),
@@ -209,8 +229,8 @@ def _paper(size: int) -> PrivateSettings:
     )
 
 
-def _rate(settings: PrivateSettings, multiplier: float, size: int, length: float) -> float:
-    """The step size at which all noise together has standard deviation `LOGIT_NOISE` on a logit."""
+def _learning_rate(settings: PrivateSettings, multiplier: float, size: int, length: float) -> float:
+    """Return the learning rate at which all noise together has standard deviation `LOGIT_NOISE` on a logit."""
     if settings.optimizer == "adam":
         return ADAM_RATE
     gain = _MOMENTUM_GAIN[settings.optimizer]

@@ -1,4 +1,4 @@
-"""What is claimed of a network trained by DP-SGD, and on which assumptions."""
+"""DPSGD: a network trained by differentially private gradient descent, and what is guaranteed of it."""
 
 from __future__ import annotations
 
@@ -17,167 +17,123 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from quietmax.accounting.dpsgd import Accountant, NoiseAnalysis
 from quietmax.accounting.guarantee import Guarantee, Status
-from quietmax.estimators import validation as conditions
-from quietmax.estimators.dpsgd import opacus as dpsgd_module
 from quietmax.estimators.dpsgd.config import LENGTH_PER_COLUMN, Optimizer, Plan, Preset, plan
-from quietmax.estimators.dpsgd.opacus import Build, train_private_module
+from quietmax.estimators.dpsgd.opacus import OWN_MODULE, Build, train_private_module
 from quietmax.estimators.dpsgd.training import train_private, train_private_stack
-from quietmax.estimators.validation import SETTINGS_PUBLIC, checked_records, class_numbers, runs_own_code
+from quietmax.estimators.validation import (
+    CLASSES,
+    OWN_MAP,
+    SEEDED_WEIGHTS,
+    SETTINGS_PUBLIC,
+    SIZE,
+    ImageShape,
+    checked_records,
+    class_numbers,
+    map_assumptions,
+    named_features,
+    runs_own_code,
+    weakened,
+)
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.generic import describe_map
 from quietmax.models.mlp import MLP
 from quietmax.models.training import TorchModel, softmax
 
-_NAMES = {
+Floats = NDArray[np.float64]
+
+NUMERICAL = {
+    "pld": "SciPy's Fourier transform and NumPy's elementary functions have rounding errors no larger than those that "
+    "quietmax.accounting.dpsgd allows for.",
+    "rdp": "dp-accounting computes the Renyi divergences of one step to within 1e-12.",
+}
+"""What a proven guarantee assumes of the libraries that compute it, by accountant."""
+PLACES = (
+    "Removing a record leaves the other records in their batches: epochs are counted as one Gaussian mechanism each, "
+    "although a shuffled order moves them."
+)
+POISSON = "Shuffled batches protect as well as Poisson samples of the same expected size, as which they are counted."
+_ACCOUNTANT_NAMES = {
     "pld": "the privacy loss distribution",
     "rdp": "Renyi divergences",
     "zcdp": "concentrated privacy",
     "ac": "advanced composition",
     "nc": "adding up epsilon and delta",
 }
-NUMERICAL = {
-    "pld": "SciPy's Fourier transform and NumPy's elementary functions have rounding errors no larger than those that "
-    "quietmax.accounting.dpsgd allows for.",
-    "rdp": "dp-accounting computes the Renyi divergences of one step to within 1e-12.",
-}
-PLACES = (
-    "Removing a record leaves the other records in their batches: epochs are counted as one Gaussian mechanism each, "
-    "although a shuffled order moves them."
-)
-POISSON = "Shuffled batches protect as well as Poisson samples of the same expected size, as which they are counted."
-
-
-def claim(
-    plan: Plan,
-    *,
-    exact: bool,
-    own_module: bool,
-    size_declared: bool,
-    classes_declared: bool,
-    features: object = None,
-    parameters: Mapping[str, Any] | None = None,
-) -> Guarantee:
-    """Return the guarantee of a run by this plan.
-
-    Full batches with the proven analysis are exactly sqrt(steps)/multiplier-Gaussian private; everything else is the
-    one point (epsilon, delta) that the accountant was asked for.
-    """
-    assumptions = [SETTINGS_PUBLIC, *conditions.map_assumptions(_described(features))]
-    status: Status = "proven"
-    steps, rate = plan.settings.steps, plan.settings.sampling_rate
-    gaussian = plan.analysis == "proven" and rate == 1
-    if gaussian:
-        because = (
-            f"{steps} Gaussian mechanisms on clipped gradient sums of all records (DP-SGD page, section 2)."
-        )
-    elif plan.analysis == "proven":
-        because = (
-            f"{steps} Gaussian mechanisms on Poisson samples of clipped gradients, composed by "
-            f"{_NAMES[plan.accountant]} (DP-SGD page, section 2)."
-        )
-        assumptions += [NUMERICAL[plan.accountant]] if plan.accountant in NUMERICAL else []
-    else:
-        status = "conditional"
-        assumptions.append(POISSON if plan.accountant == "rdp" else PLACES)
-        because = (
-            f"The noise is what the paper's program computes by {_NAMES[plan.accountant]}, for batches other than "
-            "those it shuffles (DP-SGD page, section 3)."
-        )
-    if own_module:
-        status = "conditional"
-        assumptions += dpsgd_module.ASSUMPTIONS
-        because += " The module is the user's own."
-    met = ((conditions.MAP, runs_own_code(features)), (conditions.CLASSES, not classes_declared))
-    for condition in [each for each, applies in (*met, (conditions.SIZE, not size_declared)) if applies]:
-        status = "conditional"
-        assumptions += condition.assumptions
-        because += f" {condition.because}"
-    if not exact:
-        status = "conditional"
-        assumptions.append("Nobody knows the seed, and nobody looks at the low digits of the weights.")
-        because += " The noise is seeded and in floating point, for experiments only (THEORY 3.5)."
-    source = {"source": "exact" if exact else "seeded", "exact": exact}
-    described = {
-        "estimator": "dpsgd",
-        **plan.to_json(),
-        "features": _described(features),
-        **(parameters or {}),
-        "noise_source": source,
-    }
-    return Guarantee(
-        definition="gaussian" if gaussian else "approximate",
-        epsilon=None if gaussian else plan.epsilon,
-        delta=None if gaussian else plan.delta,
-        mu=math.sqrt(steps) / plan.noise_multiplier * (1 + 2.0**-50) if gaussian else None,
-        status=status,
-        because=because,
-        parameters=described,
-        assumptions=tuple(assumptions),
-    )
-
-
-def _described(features: object) -> Any:
-    if features is None:
-        return None
-    if isinstance(features, FeatureMap):
-        return describe_map(features)
-    return {"kind": type(features).__name__}
-
-
-Floats = NDArray[np.float64]
 _PROBES = 64
-
-
-@dataclass(frozen=True, eq=False)
-class PrivateNetwork:
-    """A network whose weights were released: everything computed from it is post-processing."""
-
-    network: MLP | TorchModel
-
-    @property
-    def classes(self) -> int:
-        """The number of classes."""
-        return self.network.classes
-
-    def scores(self, features: NDArray[np.floating]) -> Floats:
-        """Logits of shape (records, classes)."""
-        logits = self.network.logits(features)
-        return logits.double().numpy() if isinstance(logits, torch.Tensor) else logits
-
-    def predict(self, features: NDArray[np.floating]) -> NDArray[np.int64]:
-        """Class numbers."""
-        return np.asarray(self.scores(features).argmax(-1))
-
-    def predict_proba(self, features: NDArray[np.floating]) -> Floats:
-        """Class probabilities."""
-        return softmax(self.scores(features))
+"""Public random records that the length of the features is guessed from."""
 
 
 class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A network trained by DP-SGD; its weights may be published and predictions are unlimited.
+    """A network trained by differentially private stochastic gradient descent (DP-SGD).
+
+    Its weights may be published, and any number of predictions is free. The guarantee holds for one record added or
+    removed.
 
     Parameters
     ----------
-    epsilon, delta : the promise; delta None means 1/(10*size).
-    accountant : "pld", "rdp", "zcdp", "ac" or "nc", see `quietmax.accounting.dpsgd`.
-    analysis : "proven" (Poisson samples, every step counted) or "published" (shuffled epochs, counted as the program
-        that the paper used does; conditional).
-    preset : "default" or "paper", where settings that are None come from (`dpsgd_plan`).
-    features : a public feature map with a `transform` method, or None.
-    hidden, activation, sampling_rate, steps, max_grad_norm, learning_rate, optimiser, l2 : override the preset.
-    network : a function (features, classes) -> torch module that returns logits, instead of the built-in network.
-    length : a public guess at the length of a record's features, for the default step size; by default what public
-        random records in [0, 1] have after the feature map, or 0.3 per root of the number of columns without one.
-    declared_size : the public number of records; without it the true one is used and the guarantee is conditional.
-    classes : the public set of labels; if None it is read off `y` and the guarantee is conditional.
-    random_state : None means exact noise from the operating system; anything else means seeded noise for experiments,
-        and a conditional guarantee.
+    epsilon : float, default=1.0
+        epsilon of the whole training.
+    delta : float, optional
+        delta of the whole training; 1/(10 * size) by default.
+    accountant : {"pld", "rdp", "zcdp", "ac", "nc"}, default="pld"
+        What calibrates the noise, see `quietmax.accounting.dpsgd`.
+    analysis : {"proven", "published"}, default="proven"
+        "proven": Poisson samples, every step counted. "published": shuffled epochs, counted as the paper's program
+        counts them; the guarantee is conditional.
+    preset : {"default", "paper"}, default="default"
+        Where settings that are None come from. "paper": 128 tanh units, batches of 100, 100 epochs, Adam.
+    features : FeatureMap or {"auto", "identity", "unit-norm", "scattering"} or None, default="auto"
+        The public feature map, any object with a ``transform`` method. "auto": wavelet scattering if ``image_shape``
+        is given and the preset is "default", otherwise none. None and "identity" mean no map.
+    image_shape : tuple of int, optional
+        Channels, height and width, if the records are images.
+    hidden : sequence of int, optional
+        Widths of the hidden layers. This and the next seven parameters override the preset.
+    activation : str, optional
+        "tanh", "sigmoid" or "relu".
+    sampling_rate : float, optional
+        Poisson sampling rate.
+    steps : int, optional
+        Number of steps.
+    max_grad_norm : float, optional
+        Per-example gradient clipping norm.
+    learning_rate : float, optional
+        Step size.
+    optimizer : {"sgd", "momentum", "adam"}, optional
+        What the noisy gradients are given to.
+    l2 : float, optional
+        L2 penalty on the kernels.
+    network : callable, optional
+        A function (features, classes) -> torch module that returns logits, instead of the built-in network.
+    length : float, optional
+        A public guess at the length of a record's features, for the default step size. By default the length that
+        public random records in [0, 1] have after the feature map, or 0.3 per root of the number of columns without a
+        map.
+    declared_size : int, optional
+        The public number of records. If None, the true number is used and the guarantee is conditional.
+    classes : sequence, optional
+        The public set of labels. If None, it is read off ``y`` and the guarantee is conditional.
+    random_state : int, RandomState or None, default=None
+        None: exact noise from the operating system. Otherwise seeded noise for experiments, and a conditional
+        guarantee.
 
     Attributes
     ----------
-    guarantee_ : what is claimed. plan_ : all public numbers of the run. model_ : the released network.
-    classes_, n_features_in_, feature_map_ : the labels, the number of columns and the map used.
+    guarantee_ : Guarantee
+        What is guaranteed of the released network.
+    plan_ : Plan
+        All public numbers of the run.
+    model_ : PrivateNetwork
+        The released network.
+    classes_ : array of shape (classes,)
+        The labels.
+    n_features_in_ : int
+        Number of columns of a record.
+    feature_map_ : object or None
+        The feature map that was used.
 
+    Examples
+    --------
     >>> X, y = np.array([[0.0, 1.0], [1.0, 0.0]] * 500), np.array([0, 1] * 500)
     >>> private = DPSGD(epsilon=1.0, delta=1e-5, declared_size=1000, classes=(0, 1)).fit(X, y)
     >>> private.predict([[0.1, 0.9]]), private.guarantee_.status
@@ -192,7 +148,8 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         accountant: Accountant = "pld",
         analysis: NoiseAnalysis = "proven",
         preset: Preset = "default",
-        features: Any = None,
+        features: Any = "auto",
+        image_shape: ImageShape | None = None,
         hidden: Sequence[int] | None = None,
         activation: str | None = None,
         sampling_rate: float | None = None,
@@ -213,6 +170,7 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.analysis = analysis
         self.preset = preset
         self.features = features
+        self.image_shape = image_shape
         self.hidden = hidden
         self.activation = activation
         self.sampling_rate = sampling_rate
@@ -228,50 +186,100 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> DPSGD:
-        """Train and release."""
+        """Train on private records and release the network.
+
+        Parameters
+        ----------
+        X : array-like of shape (records, columns)
+            The private records.
+        y : array-like of shape (records,)
+            Their labels.
+
+        Returns
+        -------
+        DPSGD
+            The fitted estimator.
+        """
         records, given = checked_records(self, X, y)
         self.classes_, labels = class_numbers(given, self.classes)
-        self.feature_map_ = self.features
+        self.feature_map_ = self._feature_map()
         self.plan_ = self._plan(len(records), records.shape[1])
         inputs = self._mapped(records)
         seed = None
         if self.random_state is not None:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.model_ = PrivateNetwork(self._trained(inputs, labels, seed))
-        self.guarantee_: Guarantee = claim(
+        self.guarantee_: Guarantee = network_guarantee(
             self.plan_,
             exact=seed is None,
             own_module=self.network is not None,
             size_declared=self.declared_size is not None,
             classes_declared=self.classes is not None,
-            features=self.features,
-            parameters={
-                "dimension": inputs.shape[1],
-                "classes": len(self.classes_),
-                "classes_declared": self.classes is not None,
-                "size_declared": self.declared_size is not None,
-            },
+            features=self.feature_map_,
+            parameters={"dimension": inputs.shape[1], "classes": len(self.classes_)},
         )
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """The most probable label of each record."""
+        """Predict labels.
+
+        Parameters
+        ----------
+        X : array-like of shape (records, columns)
+            Queries.
+
+        Returns
+        -------
+        array of shape (records,)
+            The most probable labels.
+        """
         queries = self._queries(X)
         return np.asarray(self.classes_[self.model_.predict(queries)])
 
     def predict_proba(self, X: ArrayLike) -> Floats:
-        """Class probabilities."""
+        """Predict class probabilities.
+
+        Parameters
+        ----------
+        X : array-like of shape (records, columns)
+            Queries.
+
+        Returns
+        -------
+        array of shape (records, classes)
+            Probabilities.
+        """
         queries = self._queries(X)
         return self.model_.predict_proba(queries)
 
     def decision_function(self, X: ArrayLike) -> Floats:
-        """Logits, (n, C); for two classes their difference, (n,)."""
+        """Compute logits.
+
+        Parameters
+        ----------
+        X : array-like of shape (records, columns)
+            Queries.
+
+        Returns
+        -------
+        array of shape (records, classes), or (records,) for two classes
+            Logits; for two classes the difference of the two.
+        """
         queries = self._queries(X)
         scores = self.model_.scores(queries)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
+    def _feature_map(self) -> Any:
+        """Return the feature map that ``features`` names, None for no map."""
+        if isinstance(self.features, str) and self.features == "auto":
+            scatters = self.image_shape is not None and self.preset == "default"
+            return named_features("scattering", self.image_shape) if scatters else None
+        if isinstance(self.features, str) and self.features == "identity":
+            return None
+        return named_features(self.features, self.image_shape)
+
     def _plan(self, records: int, columns: int) -> Plan:
-        """Everything here is computed from public numbers (the true number of records only if none is declared)."""
+        """Return the settings, from public numbers (the true number of records only if none is declared)."""
         return plan(
             records if self.declared_size is None else self.declared_size,
             epsilon=self.epsilon,
@@ -291,7 +299,8 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def _length(self, columns: int) -> float:
-        if self.features is None:
+        """Guess the length of a record's features from public numbers."""
+        if self.feature_map_ is None:
             return LENGTH_PER_COLUMN * math.sqrt(columns)
         probes = np.random.default_rng(0).random((_PROBES, columns), dtype=np.float32)
         return max(float(np.median(np.linalg.norm(self._mapped(probes), axis=1))), 1e-6)
@@ -299,6 +308,7 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _trained(
         self, inputs: NDArray[np.float32], labels: NDArray[np.int64], seed: int | None
     ) -> MLP | TorchModel:
+        """Train the user's module, the built-in network with exact noise, or the built-in network with a seed."""
         settings, multiplier, size = self.plan_.settings, self.plan_.noise_multiplier, self.plan_.size
         classes = len(self.classes_)
         if self.network is not None:
@@ -324,10 +334,173 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def _queries(self, X: ArrayLike) -> NDArray[np.float32]:
+        """Return the public features of queries."""
         check_is_fitted(self)
         return self._mapped(validate_data(self, X, dtype=np.float32, reset=False))
 
     def _mapped(self, records: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Apply the feature map."""
         if self.feature_map_ is None:
             return records
         return np.ascontiguousarray(self.feature_map_.transform(records), dtype=np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateNetwork:
+    """A network whose weights were released: everything computed from it is post-processing.
+
+    Parameters
+    ----------
+    network : MLP or TorchModel
+        The network.
+    """
+
+    network: MLP | TorchModel
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return self.network.classes
+
+    def scores(self, features: NDArray[np.floating]) -> Floats:
+        """Compute the logits.
+
+        Parameters
+        ----------
+        features : array of shape (records, features)
+            Public features.
+
+        Returns
+        -------
+        array of shape (records, classes)
+            Logits.
+        """
+        logits = self.network.logits(features)
+        return logits.double().numpy() if isinstance(logits, torch.Tensor) else logits
+
+    def predict(self, features: NDArray[np.floating]) -> NDArray[np.int64]:
+        """Predict class indices.
+
+        Parameters
+        ----------
+        features : array of shape (records, features)
+            Public features.
+
+        Returns
+        -------
+        array of shape (records,)
+            Indices of the largest logits.
+        """
+        return np.asarray(self.scores(features).argmax(-1))
+
+    def predict_proba(self, features: NDArray[np.floating]) -> Floats:
+        """Predict class probabilities.
+
+        Parameters
+        ----------
+        features : array of shape (records, features)
+            Public features.
+
+        Returns
+        -------
+        array of shape (records, classes)
+            Softmax of the logits.
+        """
+        return softmax(self.scores(features))
+
+
+def network_guarantee(
+    plan: Plan,
+    *,
+    exact: bool,
+    own_module: bool,
+    size_declared: bool,
+    classes_declared: bool,
+    features: object = None,
+    parameters: Mapping[str, Any] | None = None,
+) -> Guarantee:
+    """Return the guarantee of a network trained by a plan.
+
+    Full batches with the proven analysis are exactly sqrt(steps)/multiplier-Gaussian private. Everything else is the
+    one point (epsilon, delta) that the noise was calibrated for.
+
+    Parameters
+    ----------
+    plan : Plan
+        The public numbers of the run.
+    exact : bool
+        Whether the noise is exact; otherwise it is seeded.
+    own_module : bool
+        Whether the network is the user's own module.
+    size_declared, classes_declared : bool
+        Whether the number of records and the classes were declared.
+    features : object, optional
+        The feature map.
+    parameters : mapping, optional
+        Further public facts that the guarantee names.
+
+    Returns
+    -------
+    Guarantee
+        Conditional if it rests on a condition, otherwise proven.
+    """
+    description = _described(features)
+    steps = plan.settings.steps
+    gaussian = plan.analysis == "proven" and plan.settings.sampling_rate == 1
+    status, because, assumptions = _counting(plan, gaussian)
+    guarantee = Guarantee(
+        definition="gaussian" if gaussian else "approximate",
+        epsilon=None if gaussian else plan.epsilon,
+        delta=None if gaussian else plan.delta,
+        mu=math.sqrt(steps) / plan.noise_multiplier * (1 + 2.0**-50) if gaussian else None,
+        status=status,
+        because=because,
+        parameters={
+            "estimator": "dpsgd",
+            **plan.to_json(),
+            "features": description,
+            **(parameters or {}),
+            "classes_declared": classes_declared,
+            "size_declared": size_declared,
+            "noise_source": {"source": "exact" if exact else "seeded", "exact": exact},
+        },
+        assumptions=(SETTINGS_PUBLIC, *map_assumptions(description), *assumptions),
+    )
+    conditions = (
+        (OWN_MODULE, own_module),
+        (OWN_MAP, runs_own_code(features)),
+        (CLASSES, not classes_declared),
+        (SIZE, not size_declared),
+        (SEEDED_WEIGHTS, not exact),
+    )
+    return weakened(guarantee, *(condition for condition, applies in conditions if applies))
+
+
+def _counting(plan: Plan, gaussian: bool) -> tuple[Status, str, tuple[str, ...]]:
+    """Return the status, the reason and the assumptions that follow from how the steps are counted."""
+    steps, accountant = plan.settings.steps, _ACCOUNTANT_NAMES[plan.accountant]
+    if gaussian:
+        reason = (
+            f"{steps} Gaussian mechanisms on clipped gradient sums of all records (DP-SGD page, section 2)."
+        )
+        return "proven", reason, ()
+    if plan.analysis == "proven":
+        reason = (
+            f"{steps} Gaussian mechanisms on Poisson samples of clipped gradients, composed by {accountant} (DP-SGD "
+            "page, section 2)."
+        )
+        return "proven", reason, (NUMERICAL[plan.accountant],) if plan.accountant in NUMERICAL else ()
+    reason = (
+        f"The noise is what the paper's program computes by {accountant}, for batches other than those it shuffles "
+        "(DP-SGD page, section 3)."
+    )
+    return "conditional", reason, (POISSON if plan.accountant == "rdp" else PLACES,)
+
+
+def _described(features: object) -> Any:
+    """Describe a feature map by JSON values."""
+    if features is None:
+        return None
+    if isinstance(features, FeatureMap):
+        return describe_map(features)
+    return {"kind": type(features).__name__}

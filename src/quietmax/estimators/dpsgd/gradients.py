@@ -1,10 +1,15 @@
-"""The sum over a batch of every record's gradient, each clipped: in closed form, for K networks at once.
+"""Sums of clipped per-example gradients: fast for K networks at once, and exact for one network.
 
-In a network of linear layers the gradient of one record's loss with respect to a layer's kernel is the outer product
-of the layer's input a and its slope d, so its squared norm is |a|^2*|d|^2, and with the bias (|a|^2 + 1)*|d|^2. Summed
-over the layers that is the record's squared gradient norm; scaling the record's slopes by min(1, S/norm) before the
-one matrix product per layer gives the sum of all clipped gradients. No per-example gradient is ever formed, and one
-backward pass is enough (Goodfellow 2015, arXiv:1510.01799; "ghost clipping", Li et al. 2022, arXiv:2110.05679).
+**`ClippedSums`, in closed form.** In a network of linear layers, the gradient of one record's loss with respect to a
+layer's kernel is the outer product of the layer's input a and its slope d. Its squared norm is |a|^2*|d|^2, and with
+the bias (|a|^2 + 1)*|d|^2. The sum over the layers is the record's squared gradient norm. Scaling the record's slopes
+by min(1, S/norm) before the one matrix product per layer gives the sum of all clipped gradients. No per-example
+gradient is ever formed, and one backward pass is enough (Goodfellow 2015, arXiv:1510.01799; "ghost clipping", Li et al.
+2022, arXiv:2110.05679).
+
+**`exact_clipped_sum`, without rounding.** The same sum for a model that will be released. Every number that enters a
+sum over records is an integer multiple of a power of two, with so few bits that products and sums are exact. So a
+record's contribution does not depend on the other records (THEORY 3.8).
 """
 
 from __future__ import annotations
@@ -18,37 +23,64 @@ from torch import Tensor
 
 from quietmax.models.mlp import MLP, activation
 
-_ROWS_AT_ONCE = 2048
+_FAST_ROWS = 2048
+"""Rows that `ClippedSums` takes at once."""
+ROWS_AT_ONCE = 512
+"""Rows that `exact_clipped_sum` takes at once."""
+LARGEST_BATCH = 2**19
+"""More records would overflow 63 bits: each adds at most 2 to a sum counted in multiples of 2^-42."""
+BITS = 20
+_SLOPE_BITS = 22
+_MANTISSA = 53
+_SHORTENED = 1.0 - 2.0**-40
+"""Norms computed in float64 are right up to 2^-45; scaling to this share of the clipping norm keeps them below it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """One tensor per layer: kernels and biases, in the layout of `MLP`."""
+    """One gradient per layer, in the layout of `MLP`.
+
+    Parameters
+    ----------
+    kernels, biases : tuple of tensors
+        Gradients of the kernels and of the biases.
+    """
 
     kernels: tuple[Tensor, ...]
     biases: tuple[Tensor, ...]
 
     @classmethod
     def zeros(cls, network: MLP) -> Gradients:
-        """Nothing yet, in the shapes of the network."""
+        """Return zeros in the shapes of a ``network``."""
         return cls(
             tuple(torch.zeros_like(kernel) for kernel in network.kernels),
             tuple(torch.zeros_like(bias) for bias in network.biases),
         )
 
     def tensors(self) -> Iterator[Tensor]:
-        """All of them, kernels first."""
+        """Iterate over all tensors, kernels first."""
         yield from self.kernels
         yield from self.biases
 
 
 class ClippedSums:
-    """Sums over a batch of every record's cross-entropy gradient, each clipped to its network's norm.
+    """Sums over a batch of the clipped cross-entropy gradients of its records, for K networks at once.
 
-    ``inputs`` and ``targets`` hold all records; the last one is the padding and counts nothing. ``max_grad_norms`` are the
-    networks' norms; ``weights``, if given, multiply the networks' sums. With ``alpha`` the loss of a record is the
-    convexified loss of a batch of one, `(1/a) ln[(exp(a*l) + C - 1)/C]`: its gradient is that of the cross-entropy l
-    times `1/(1 + (C - 1)*p_y^a)`, since exp(-l) = p_y.
+    Parameters
+    ----------
+    network : MLP
+        The K networks.
+    inputs : tensor of shape (records + 1, features)
+        All records; the last row is padding and counts nothing.
+    targets : tensor of shape (records + 1,)
+        Their class indices.
+    max_grad_norms : tensor of shape (K,)
+        Per-example gradient clipping norm of each network.
+    weights : tensor of shape (K,), optional
+        Factors of the networks' sums.
+    alpha : float, optional
+        Convexifies the loss of each record as a batch of one, `(1/a) ln[(exp(a*l) + C - 1)/C]`. Its gradient is that
+        of the cross-entropy l times `1/(1 + (C - 1)*p_y^a)`, since exp(-l) = p_y.
     """
 
     def __init__(
@@ -68,8 +100,16 @@ class ClippedSums:
         self._activation = activation(network.activation)
 
     def add_to(self, gradients: Gradients, records: Tensor) -> None:
-        """Add the sums over ``records``, row indices of shape (networks, width), or (1, width) if all are alike."""
-        for part in torch.split(records, _ROWS_AT_ONCE, 1):
+        """Add the sums over some records to gradients.
+
+        Parameters
+        ----------
+        gradients : Gradients
+            Changed in place.
+        records : tensor of shape (K, width) or (1, width)
+            Row indices of each network's batch; one row if all networks share it.
+        """
+        for part in torch.split(records, _FAST_ROWS, 1):
             self._add_part(gradients, part)
 
     def _add_part(self, gradients: Gradients, records: Tensor) -> None:
@@ -94,7 +134,7 @@ class ClippedSums:
         self._add_products(gradients, signals, slopes, factors.unsqueeze(-1))
 
     def _forward(self, signal: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The input of every layer, and the logits."""
+        """Return the input of every layer, and the logits."""
         signals = [signal]
         for kernel, bias in zip(self._network.kernels[:-1], self._network.biases[:-1], strict=True):
             signals.append(self._activation.apply_(torch.baddbmm(bias, signals[-1], kernel)))
@@ -102,7 +142,7 @@ class ClippedSums:
         return signals, torch.baddbmm(self._network.biases[-1], signals[-1], output)
 
     def _slopes(self, signals: list[Tensor], logits: Tensor, labels: Tensor) -> list[Tensor]:
-        """d loss_i / d pre-activation of every layer: for cross-entropy, p - e_y at the last."""
+        """Return d loss_i / d pre-activation of every layer; p - e_y at the last one for cross-entropy."""
         slope = torch.softmax(logits, -1)
         wanted = labels.expand(len(slope), -1).unsqueeze(-1)
         probability = None if self._alpha is None else slope.gather(-1, wanted)
@@ -120,7 +160,7 @@ class ClippedSums:
     def _add_products(
         self, gradients: Gradients, signals: list[Tensor], slopes: list[Tensor], factors: Tensor
     ) -> None:
-        """Sum over the records: a layer's input times its scaled slope."""
+        """Add the sums over the records of a layer's input times its scaled slope."""
         last = len(slopes) - 1
         for depth, (signal, slope) in enumerate(zip(signals, slopes, strict=True)):
             scaled = slope.mul_(factors)
@@ -129,30 +169,36 @@ class ClippedSums:
             gradients.biases[depth].add_(scaled.sum(1, keepdim=True))
 
 
-BITS = 20
-ROWS_AT_ONCE = 512
-LARGEST_BATCH = 2**19
-"""More records would overflow 63 bits: each adds at most 2 to a sum counted in multiples of 2^-42."""
-_SLOPE_BITS = 22
-_MANTISSA = 53
-_SHORTENED = 1.0 - 2.0**-40
-"""Norms computed in float64 are right up to 2^-45; scaling to this much less than the max_grad_norm keeps them below it."""
-
-
 def exact_clipped_sum(network: MLP, inputs: Tensor, labels: Tensor, max_grad_norm: float) -> Gradients:
     """Return the sum over all rows of the clipped cross-entropy gradients of a single network, in float64.
 
-    One row more or less changes it by at most ``max_grad_norm`` in L2, up to the rounding of the finished sum to float64.
+    One row more or less changes it by at most ``max_grad_norm`` in L2, up to rounding the finished sum to float64.
+
+    Parameters
+    ----------
+    network : MLP
+        The network.
+    inputs : tensor of shape (records, features)
+        The records of the batch.
+    labels : tensor of shape (records,)
+        Their class indices.
+    max_grad_norm : float
+        Per-example gradient clipping norm.
+
+    Returns
+    -------
+    Gradients
+        The sums.
     """
-    work = _Work(network, max_grad_norm)
+    sums = _ExactSums(network, max_grad_norm)
     for start in range(0, len(inputs), ROWS_AT_ONCE):
         part = slice(start, start + ROWS_AT_ONCE)
-        work.add(inputs[part].double(), labels[part])
-    return work.sums()
+        sums.add(inputs[part].double(), labels[part])
+    return sums.gradients()
 
 
-class _Work:
-    """The public numbers of one step, and the sums so far as whole numbers."""
+class _ExactSums:
+    """The public numbers of one step, and the sums so far as integers."""
 
     def __init__(self, network: MLP, max_grad_norm: float) -> None:
         widest = max(network.widths)
@@ -168,7 +214,7 @@ class _Work:
         self._bias_sums = [torch.zeros(bias.shape[1], dtype=torch.int64) for bias in self._biases]
 
     def add(self, rows: Tensor, labels: Tensor) -> None:
-        """Add some records: at most `ROWS_AT_ONCE`."""
+        """Add at most `ROWS_AT_ONCE` records."""
         signals, slopes = self._pass(rows, labels)
         squares = torch.zeros(len(rows), 1, dtype=torch.float64)
         for (size, signal), (steepness, slope) in zip(signals, slopes, strict=True):
@@ -179,13 +225,13 @@ class _Work:
         factors = torch.where(torch.isfinite(squares), factors, 0.0)
         for depth, ((size, signal), (steepness, slope)) in enumerate(zip(signals, slopes, strict=True)):
             scaled = factors * steepness * slope
-            kernel = signal.T @ self._whole(size * scaled)
-            # Whole multiples of 2^-bits times whole numbers: a shift makes them whole.
+            kernel = signal.T @ self._units(size * scaled)
+            # Integer multiples of 2^-bits times integers: a shift makes them integers.
             self._kernel_sums[depth] += (kernel * 2.0**self._bits).to(torch.int64)
-            self._bias_sums[depth] += self._whole(scaled).sum(0).to(torch.int64)
+            self._bias_sums[depth] += self._units(scaled).sum(0).to(torch.int64)
 
-    def sums(self) -> Gradients:
-        """The sums in the layout of `MLP`."""
+    def gradients(self) -> Gradients:
+        """Return the sums in the layout of `MLP`."""
         kernels = [total.double() * (self._unit * 2.0**-self._bits) for total in self._kernel_sums]
         kernels[-1] = kernels[-1].T
         return Gradients(
@@ -193,14 +239,14 @@ class _Work:
             tuple((total.double() * self._unit).view(1, 1, -1) for total in self._bias_sums),
         )
 
-    def _whole(self, values: Tensor) -> Tensor:
-        """Towards zero to whole multiples of the unit; what is not finite counts nothing."""
+    def _units(self, values: Tensor) -> Tensor:
+        """Round towards zero to integer multiples of the unit; what is not finite counts as 0."""
         return torch.nan_to_num(values / self._unit, nan=0.0, posinf=0.0, neginf=0.0).trunc()
 
     def _pass(
         self, rows: Tensor, labels: Tensor
     ) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]]]:
-        """Every layer's input and slope, each as a power of two and a row on the grid."""
+        """Return every layer's input and slope, each as a power of two and a row on the grid."""
         signals, outputs = [_scaled(rows, self._bits)], []
         for depth, (kernel, bias) in enumerate(zip(self._forward, self._biases, strict=True)):
             size, signal = signals[-1]
@@ -219,9 +265,9 @@ class _Work:
 
 
 def _scaled(rows: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Powers of two of shape (n, 1), and rows of whole multiples of 2^-bits below 1 in size: their product is `rows`.
+    """Split rows into powers of two of shape (n, 1) and rows of multiples of 2^-bits below 1, rounded towards zero.
 
-    Up to rounding towards zero. A row with an entry that is undefined or beyond 2^500 is read as 0.
+    A row with an entry that is not a number or beyond 2^500 counts as 0.
     """
     largest = rows.abs().amax(1, keepdim=True)
     safe = torch.where(largest < 2.0**500, rows, 0.0)
@@ -231,7 +277,7 @@ def _scaled(rows: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
 
 def _power_of_two(exponents: Tensor) -> Tensor:
-    """2^k for whole k from -1022 to 1023, by its bits: library powers need not be exact."""
+    """Return 2^k for integers k from -1022 to 1023, by its bits: library powers need not be exact."""
     return ((exponents.to(torch.int64) + 1023) << 52).view(torch.float64)
 
 
@@ -248,7 +294,7 @@ def _kernel_on_grid(kernel: Tensor, contracted: int, bits: int) -> Tensor:
 
 
 def _exponential(values: Tensor) -> Tensor:
-    """exp(x) for x <= 0 to about 2 units in the last place, by additions and multiplications alone.
+    """Compute exp(x) for x <= 0 to about 2 units in the last place, by additions and multiplications alone.
 
     Library exponentials may round differently at the end of an array than inside it.
     """
@@ -264,13 +310,14 @@ def _exponential(values: Tensor) -> Tensor:
 
 
 def _probabilities(logits: Tensor) -> Tensor:
-    """Softmax; the weights are whole multiples of 2^-40, so that their sum is exact."""
+    """Compute the softmax; the weights are integer multiples of 2^-40, so that their sum is exact."""
     weights = _exponential(logits - logits.amax(1, keepdim=True))
     weights = (weights * 2.0**40).round() * 2.0**-40
     return weights / weights.sum(1, keepdim=True)
 
 
 def _activated(name: str, values: Tensor) -> Tensor:
+    """Apply an activation by exact or repeatable operations."""
     if name == "relu":
         return torch.clamp(values, min=0.0)
     if name == "tanh":
@@ -282,6 +329,7 @@ def _activated(name: str, values: Tensor) -> Tensor:
 
 
 def _derivative(name: str, outputs: Tensor) -> Tensor:
+    """Return the derivative of an activation from its outputs."""
     if name == "relu":
         return (outputs > 0.0).double()
     return 1.0 - outputs * outputs if name == "tanh" else outputs * (1.0 - outputs)

@@ -1,11 +1,11 @@
-"""DP-SGD for any torch module: Opacus finds the per-example gradient norms, batches and noise are ours.
+"""DP-SGD for any torch module: Opacus computes the per-example gradient norms; batches and noise are ours.
 
 Opacus's ghost clipping is used layer by layer where it knows the layer, and its general rule elsewhere; tied weights
-are clipped without ghosts. Its own batches and noise are not used: its secure mode needs torchcsprng, which cannot be
-had for the PyTorch pinned here, while `quietmax.noise` draws exact noise from the operating system.
+are clipped without ghost clipping. Its own batches and noise are not used: its secure mode needs torchcsprng, which
+does not exist for the PyTorch version pinned here, while `quietmax.noise` draws exact noise from the operating system.
 
 Floating-point sums of a module's gradients cannot be made exact as those of the built-in network are. The noise allows
-for `ROUNDING` of the max_grad_norm norm, and the guarantee of such a model names that as an assumption.
+for `ROUNDING` of the clipping norm, and the guarantee of such a model names that as an assumption.
 """
 
 from __future__ import annotations
@@ -21,17 +21,21 @@ from torch import Tensor
 
 from quietmax.errors import InvalidInput, short_message
 from quietmax.estimators.dpsgd.config import PrivateSettings
-from quietmax.estimators.dpsgd.training import seeded_batches, unforeseeable_batches
+from quietmax.estimators.dpsgd.training import secret_batches, seeded_batches
+from quietmax.estimators.validation import Condition
 from quietmax.models.stacked import Progress, Rows, check_weights
 from quietmax.noise.release import release_gaussian
 
 Build = Callable[[int, int], torch.nn.Module]
 
 ROUNDING = 2.0**-10
-"""Added to the sensitivity as a share of the max_grad_norm norm, for sums in floating point."""
-ASSUMPTIONS = (
-    "The module computes every record of a batch by itself.",
-    "One record moves the module's clipped gradient sums, computed in floating point, by at most 1.001 clip norms.",
+"""Share of the clipping norm that is added to the sensitivity, for sums in floating point."""
+OWN_MODULE = Condition(
+    "The module is the user's own.",
+    (
+        "The module computes every record of a batch by itself.",
+        "One record moves the module's clipped gradient sums, computed in floating point, by at most 1.001 clip norms.",
+    ),
 )
 _ROWS_AT_ONCE = 256
 
@@ -47,10 +51,37 @@ def train_private_module(
     seed: int | None = None,
     progress: Progress | None = None,
 ) -> torch.nn.Module:
-    """Train a module that returns logits, in place, with the steps of `train_private_stack`; return it in eval mode.
+    """Train a module with the steps of `train_private_stack`.
 
-    ``seed`` None draws batches and exact noise from the operating system. ``settings.hidden`` and
-    ``settings.activation`` play no part. The penalty ``l2`` is on parameters of two or more dimensions.
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Returns logits. It is trained in place.
+    features : array of shape (records, features)
+        Inputs of the module.
+    labels : array of shape (records,)
+        Class indices.
+    settings : PrivateSettings
+        How to train; ``hidden`` and ``activation`` are not used. The penalty ``l2`` is on parameters of two or more
+        dimensions.
+    noise_multiplier : float
+        Standard deviation of the noise as a multiple of the clipping norm.
+    size : int
+        The public number of records.
+    seed : int, optional
+        Seed of batches and noise. None draws both from the operating system, the noise exactly.
+    progress : callable, optional
+        Called with the steps done and all steps.
+
+    Returns
+    -------
+    torch.nn.Module
+        The module in evaluation mode.
+
+    Raises
+    ------
+    InvalidInput
+        If the module mixes records, cannot be clipped per record or has no trainable parameter.
     """
     inputs, targets = torch.from_numpy(features), torch.from_numpy(labels)
     clipped = _Clipped(module.train(), settings.max_grad_norm)
@@ -59,7 +90,7 @@ def train_private_module(
     noise = _Noise(settings.max_grad_norm, noise_multiplier, seed)
     batches: Iterator[Rows]
     if seed is None:
-        batches = unforeseeable_batches(len(inputs), size, settings)
+        batches = secret_batches(len(inputs), size, settings)
     else:
         batches = seeded_batches(np.arange(len(inputs)), seed, size, settings)
     expected = settings.sampling_rate * size
@@ -74,7 +105,7 @@ def train_private_module(
         check_weights(parameters)
         if progress is not None:
             progress(step, settings.steps)
-    return clipped.released().eval()
+    return clipped.unwrapped().eval()
 
 
 class _Clipped:
@@ -84,18 +115,18 @@ class _Clipped:
         self._module, self._max_grad_norm = module, max_grad_norm
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if not self.parameters:
-            raise InvalidInput("The module has no trainable parameter; give one that can be trained.")
+            raise InvalidInput("The module has no trainable parameter.")
         self._wrapped = self._wrap(ghost=True)
 
     def _wrap(self, *, ghost: bool) -> Any:
+        """Return the module with Opacus's hooks."""
         try:
             from opacus.grad_sample import GradSampleModuleFastGradientClipping  # type: ignore[import-untyped]
             from opacus.validators import ModuleValidator  # type: ignore[import-untyped]
             from opacus.validators.errors import UnsupportedModuleError  # type: ignore[import-untyped]
         except ImportError as problem:
             raise InvalidInput(
-                "Training a module of one's own with DP-SGD needs Opacus; install it with 'pip install opacus', or "
-                "use the built-in network."
+                "DP-SGD with a module of your own requires Opacus: pip install opacus."
             ) from problem
         try:
             ModuleValidator.validate(self._module, strict=True)
@@ -109,8 +140,8 @@ class _Clipped:
                 )
         except (UnsupportedModuleError, NotImplementedError) as problem:
             raise InvalidInput(
-                f"The module mixes records or cannot be clipped per record ({short_message(problem)}); replace such "
-                "layers, for instance BatchNorm by GroupNorm."
+                f"The module mixes records or cannot be clipped per record ({short_message(problem)}). For instance, "
+                "BatchNorm is not supported; GroupNorm is."
             ) from problem
 
     def add_to(self, sums: list[Tensor], inputs: Tensor, labels: Tensor) -> None:
@@ -123,7 +154,7 @@ class _Clipped:
                 finite = self._clip_and_sum(inputs, labels)
             except NotImplementedError:
                 # Tied weights: Opacus max_grad_norms them without ghosts.
-                self.released()
+                self.unwrapped()
                 self._wrapped = self._wrap(ghost=False)
                 finite = self._clip_and_sum(inputs, labels)
         if not bool(finite.all()):
@@ -151,8 +182,8 @@ class _Clipped:
             wrapped.enable_hooks()
         return finite
 
-    def released(self) -> torch.nn.Module:
-        """The module without Opacus's hooks."""
+    def unwrapped(self) -> torch.nn.Module:
+        """Return the module without Opacus's hooks."""
         self._wrapped.zero_grad()
         module: torch.nn.Module = self._wrapped.to_standard_module()
         for parameter in self.parameters:
@@ -168,7 +199,7 @@ class _Noise:
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
 
     def added(self, sums: list[Tensor]) -> list[Tensor]:
-        """The sums with noise."""
+        """Return the sums with noise added."""
         if self._generator is not None:
             spread = self._max_grad_norm * self._multiplier
             return [total + spread * torch.randn(total.shape, generator=self._generator) for total in sums]
@@ -181,6 +212,7 @@ class _Noise:
 
 
 def _optimizer(parameters: list[torch.nn.Parameter], settings: PrivateSettings) -> torch.optim.Optimizer:
+    """Return torch's optimizer with the L2 penalty on kernels."""
     groups = [
         {"params": [each for each in parameters if each.ndim > 1], "weight_decay": 2 * settings.l2},
         {"params": [each for each in parameters if each.ndim <= 1], "weight_decay": 0.0},

@@ -1,15 +1,16 @@
-"""DP-SGD for K networks at once, for experiments: each with its own noise, max_grad_norm norm, seed and records.
+"""DP-SGD for the built-in network: seeded and fast for K networks at once, or with exact noise for a release.
 
-As in `ensemble`, every operation works on all K networks; the clipped sums need no per-example gradient (see
-`clipped_sums`). Everything is float32 and seeded: repeatable, fast, and for both reasons no protection. A model to be
-released is trained by `private_release`.
+`train_private_stack` is for experiments: each network has its own noise, clipping norm, seed and records. Everything is
+float32 and seeded: repeatable and fast, and for both reasons no protection. Networks with the same seed and records see
+the same batches and the same standard noise, each scaled by its own noise multiplier. That is what each would see
+alone, drawn once, so a sweep over epsilon compares like with like.
 
-Networks of one seed and the same records see the same batches and the same standard noise, each scaled by its own
-noise multiplier: exactly what each would see alone, drawn once. So a sweep over epsilons compares like with like.
+`train_private` trains a network that may be released: batches and noise come from the operating system, and sums over
+records are exact.
 
-The loss is cross-entropy, which the paper's preset table names. The convexified loss is no mean of per-example
-losses: a record's weight in it depends on the other records of the batch, so there is no per-example gradient to max_grad_norm.
-What can be clipped is the convexified loss of each record as a batch of one; ``alpha`` asks for that analysis.
+The loss is cross-entropy, which the paper's table of settings names. The convexified loss is no mean of per-example
+losses: a record's weight in it depends on the other records of the batch, so there is no per-example gradient to clip.
+The convexified loss of each record as a batch of one can be clipped; ``alpha`` asks for that.
 """
 
 from __future__ import annotations
@@ -27,12 +28,52 @@ from torch import Tensor
 from quietmax.accounting.dpsgd import Accountant, NoiseAnalysis
 from quietmax.data.records import Split
 from quietmax.errors import InvalidInput
-from quietmax.estimators.dpsgd.config import Plan, Preset, PrivateSettings, Update, plan
+from quietmax.estimators.dpsgd.config import Plan, Preset, PrivateSettings, plan
 from quietmax.estimators.dpsgd.gradients import LARGEST_BATCH, ClippedSums, Gradients, exact_clipped_sum
+from quietmax.estimators.validation import check_positive
 from quietmax.models.losses import Convexified
 from quietmax.models.mlp import MLP, initial_mlp
-from quietmax.models.stacked import Progress, Rows, check_networks, check_records, check_weights
+from quietmax.models.stacked import Progress, Rows, adam_step, check_networks, check_records, check_weights
 from quietmax.noise.release import release_gaussian
+
+ROUNDING = 2.0**-20
+"""Share of the clipping norm that is added to the sensitivity: far more than rounding a sum to float64 can change."""
+_MOMENTUM = 0.9
+
+
+class _Update:
+    """The optimizer and its state: takes steps with noisy mean gradients and the L2 penalty's ``2*l2*kernel``."""
+
+    def __init__(self, network: MLP, settings: PrivateSettings) -> None:
+        self._settings = settings
+        self._groups = ((network.kernels, 2 * settings.l2), (network.biases, 0.0))
+        states = {"sgd": 0, "momentum": 1, "adam": 2}[settings.optimizer]
+        self._states = [
+            [[torch.zeros_like(tensor) for tensor in tensors] for _ in range(states)]
+            for tensors, _ in self._groups
+        ]
+        self._taken = [torch.zeros(()) for _ in network.kernels]
+
+    def take(self, gradients: Gradients) -> None:
+        """Move the network's weights; may overwrite the gradients."""
+        for count in self._taken:
+            count += 1
+        for (weights, decay), given, states in zip(
+            self._groups, (gradients.kernels, gradients.biases), self._states, strict=True
+        ):
+            if self._settings.optimizer == "adam":
+                means, squares = states
+                rate = self._settings.learning_rate
+                adam_step(weights, given, means, squares, self._taken, learning_rate=rate, decay=decay)
+                continue
+            for index, (weight, gradient) in enumerate(zip(weights, given, strict=True)):
+                moved = gradient.add_(weight, alpha=decay) if decay else gradient
+                if states:
+                    moved = states[0][index].mul_(_MOMENTUM).add_(moved)
+                weight.sub_(moved, alpha=self._settings.learning_rate)
+
+
+# --- Many networks, seeded --------------------------------------------------------------------------------------------
 
 
 def train_private_stack(
@@ -49,14 +90,48 @@ def train_private_stack(
     alpha: float | None = None,
     progress: Progress | None = None,
 ) -> MLP:
-    """Train one network per entry of ``rows`` on those records of the shared ``features`` and ``labels``.
+    """Train one network per entry of ``rows`` on those records, with seeded noise. A step is
 
-    ``max_grad_norms`` gives each network its own max_grad_norm norm. ``sizes`` are the public (declared) numbers of records by which
-    steps are scaled, by default the true ones. ``alpha`` convexifies each record's loss by itself. A step is
-
-        w <- w - rate * (sum of clipped gradients + N(0, (multiplier*max_grad_norm)^2)) / (sampling_rate * size),
+        w <- w - learning_rate * (sum of clipped gradients + N(0, (multiplier*max_grad_norm)^2)) / (sampling_rate*size),
 
     or the same gradient given to momentum or Adam.
+
+    Parameters
+    ----------
+    features : array of shape (records, features)
+        Shared by all networks.
+    labels : array of shape (records,)
+        Class indices.
+    classes : int
+        Number of classes.
+    rows : sequence of arrays
+        The records of each network.
+    settings : PrivateSettings
+        How to train.
+    noise_multipliers : sequence of float
+        Standard deviation of each network's noise as a multiple of its clipping norm.
+    seeds : sequence of int
+        Seed of each network's initial weights, batches and noise.
+    max_grad_norms : sequence of float, optional
+        Clipping norm of each network; by default that of the settings.
+    sizes : sequence of int, optional
+        The public numbers of records by which steps are scaled; by default the true ones.
+    alpha : float, optional
+        Convexifies each record's loss by itself.
+    progress : callable, optional
+        Called with the steps done and all steps.
+
+    Returns
+    -------
+    MLP
+        The stack of networks.
+
+    Raises
+    ------
+    InvalidInput
+        If the arguments do not fit together.
+    QuietmaxError
+        If training diverges.
     """
     inputs = torch.as_tensor(features).to(torch.float32)
     targets = torch.as_tensor(labels).to(torch.int64)
@@ -65,7 +140,7 @@ def train_private_stack(
     check_records(inputs, targets, classes)
     _check(len(inputs), rows, seeds, noise_multipliers, limits, declared)
     if alpha is not None:
-        Convexified(alpha)  # refuses constants that make no sense
+        Convexified(alpha)  # raises for an invalid constant
     network = initial_mlp((inputs.shape[1], *settings.hidden, classes), settings.activation, tuple(seeds))
     batches = _Batches(rows, seeds, declared, settings, padding=len(inputs))
     expected = [settings.sampling_rate * size for size in declared]
@@ -82,7 +157,7 @@ def train_private_stack(
         for multiplier, max_grad_norm, batch in zip(noise_multipliers, limits, expected, strict=True)
     ]
     noise = _Noise(spreads, batches.streams, seeds)
-    gradients, update = Gradients.zeros(network), Update(network, settings)
+    gradients, update = Gradients.zeros(network), _Update(network, settings)
     for step in range(1, settings.steps + 1):
         # Noise first, the clipped gradients on top of it: one pass over memory less.
         noise.write(gradients)
@@ -106,11 +181,11 @@ def _check(
         rows, records, seeds=seeds, noise_multipliers=multipliers, max_grad_norms=max_grad_norms, sizes=sizes
     )
     if any(not math.isfinite(each) or each < 0 for each in multipliers):
-        raise InvalidInput("A noise multiplier is negative or not finite; give numbers from 0 up.")
+        raise InvalidInput("noise_multipliers must be finite and at least 0.")
     if any(not math.isfinite(each) or each <= 0 for each in max_grad_norms) or any(
         size < 1 for size in sizes
     ):
-        raise InvalidInput("Clip norms and sizes must be positive; give such numbers.")
+        raise InvalidInput("max_grad_norms and sizes must be positive.")
 
 
 class _Batches:
@@ -141,7 +216,7 @@ class _Batches:
         self._padding = padding
 
     def next(self) -> Tensor:
-        """Row indices of the next step, of shape (networks, width), or (1, width) if all networks share them."""
+        """Return the row indices of the next step, of shape (networks, width), or (1, width) if all share them."""
         drawn = [next(draws) for draws in self._draws]
         width = max(1, *(len(each) for each in drawn))
         batch = np.full((len(drawn), width), self._padding, np.int64)
@@ -151,7 +226,24 @@ class _Batches:
 
 
 def seeded_batches(rows: Rows, seed: int, size: int, settings: PrivateSettings) -> Iterator[Rows]:
-    """Batches of row indices without end, from a seed."""
+    """Draw batches of row indices without end, from a seed.
+
+    Parameters
+    ----------
+    rows : array of int
+        The records to draw from.
+    seed : int
+        The seed.
+    size : int
+        The public number of records, for the width of shuffled batches.
+    settings : PrivateSettings
+        Sampling and sampling rate.
+
+    Yields
+    ------
+    array of int
+        The rows of one step.
+    """
     generator = np.random.default_rng((0x0DE5, seed))
     width = max(1, round(settings.sampling_rate * size))
     while True:
@@ -190,8 +282,7 @@ def _noise_seed(seed: int) -> int:
     return int(np.random.SeedSequence((0x5EED, seed)).generate_state(1, np.uint64)[0] >> 1)
 
 
-ROUNDING = 2.0**-20
-"""Added to the sensitivity as a share of the max_grad_norm norm: far more than rounding the finished sum to float64 can do."""
+# --- One network, exact noise -----------------------------------------------------------------------------------------
 
 
 def train_private(
@@ -205,26 +296,52 @@ def train_private(
     seed: int,
     progress: Progress | None = None,
 ) -> MLP:
-    """Train one network with exact noise; ``size`` is the declared number of records, ``seed`` fixes the first weights.
+    """Train one network that may be released: the step of `train_private_stack` with exact noise and exact sums.
 
-    The step is that of `train_private_stack`. A run of ``settings.steps`` steps with Poisson sampling is what
-    `quietmax.accounting.dpsgd.noise_multiplier` calibrates in its proven analysis.
+    A run of ``settings.steps`` steps with Poisson sampling is what `quietmax.accounting.dpsgd.noise_multiplier`
+    calibrates with ``analysis="proven"``.
+
+    Parameters
+    ----------
+    features : array of shape (records, features)
+        The private records.
+    labels : array of shape (records,)
+        Class indices.
+    classes : int
+        Number of classes.
+    settings : PrivateSettings
+        How to train.
+    noise_multiplier : float
+        Standard deviation of the noise as a multiple of the clipping norm.
+    size : int
+        The public number of records.
+    seed : int
+        Seed of the initial weights alone.
+    progress : callable, optional
+        Called with the steps done and all steps.
+
+    Returns
+    -------
+    MLP
+        The released network.
+
+    Raises
+    ------
+    InvalidInput
+        If an argument is invalid, or there are more than `LARGEST_BATCH` records.
+    QuietmaxError
+        If training diverges.
     """
     inputs = torch.as_tensor(np.ascontiguousarray(features, dtype=np.float32))
     targets = torch.as_tensor(np.ascontiguousarray(labels, dtype=np.int64))
     check_records(inputs, targets, classes)
-    if not 0 < noise_multiplier < np.inf or size < 1:
-        raise InvalidInput(
-            f"The noise multiplier is {noise_multiplier} and the size {size}, but must be positive; give such ones."
-        )
+    check_positive(noise_multiplier=noise_multiplier, size=size)
     if len(inputs) > LARGEST_BATCH:
-        raise InvalidInput(
-            f"There are {len(inputs)} records, but at most {LARGEST_BATCH} can be summed exactly; give fewer."
-        )
+        raise InvalidInput(f"DP-SGD can be trained on at most {LARGEST_BATCH:,} records.")
     widths = (inputs.shape[1], *settings.hidden, classes)
     network = initial_mlp(widths, settings.activation, (seed,), torch.float64)
-    update = Update(network, settings)
-    batches = unforeseeable_batches(len(inputs), size, settings)
+    update = _Update(network, settings)
+    batches = secret_batches(len(inputs), size, settings)
     for step in range(1, settings.steps + 1):
         batch = torch.from_numpy(next(batches))
         sums = exact_clipped_sum(network, inputs[batch], targets[batch], settings.max_grad_norm)
@@ -235,11 +352,25 @@ def train_private(
     return network
 
 
-def unforeseeable_batches(records: int, size: int, settings: PrivateSettings) -> Iterator[Rows]:
-    """Batches of row indices without end, from the operating system's entropy.
+def secret_batches(records: int, size: int, settings: PrivateSettings) -> Iterator[Rows]:
+    """Draw batches of row indices without end, from the entropy of the operating system.
 
-    Poisson: a record is taken if its 64-bit word is below the rate's share of 2^64, rounded down: never more often
-    than stated, and a lower rate is at least as private.
+    With Poisson sampling a record is taken if its 64-bit word is below the rate's share of 2^64, rounded down: never
+    more often than stated, and a lower rate is at least as private.
+
+    Parameters
+    ----------
+    records : int
+        The number of records to draw from.
+    size : int
+        The public number of records, for the width of shuffled batches.
+    settings : PrivateSettings
+        Sampling and sampling rate.
+
+    Yields
+    ------
+    array of int
+        The rows of one step.
     """
     everyone = np.arange(records)
     width = max(1, round(settings.sampling_rate * size))
@@ -258,7 +389,7 @@ def unforeseeable_batches(records: int, size: int, settings: PrivateSettings) ->
 def _released(
     sums: Gradients, max_grad_norm: float, noise_multiplier: float, expected_batch: float
 ) -> Gradients:
-    """All gradients of one step with noise, divided by the expected batch."""
+    """Release the gradients of one step with noise, divided by the expected batch."""
     vector: Tensor = torch.cat([tensor.flatten() for tensor in sums.tensors()])
     noisy = release_gaussian(
         vector.numpy(), sensitivity=max_grad_norm * (1 + ROUNDING), mu=1 / noise_multiplier
@@ -271,9 +402,26 @@ def _released(
     return Gradients(tuple(shaped[:count]), tuple(shaped[count:]))
 
 
+# --- A sweep over accountants and epsilons ----------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """Trained networks, ordered by split, then accountant, then epsilon; ``plans`` are those of one split."""
+    """Networks trained by `train_sweep`.
+
+    Parameters
+    ----------
+    splits : tuple of Split
+        The splits.
+    accountants : tuple of str
+        The accountants.
+    epsilons : tuple of float
+        The epsilons.
+    plans : tuple of Plan
+        The plans of one split, ordered by accountant, then epsilon.
+    networks : MLP
+        The networks, ordered by split, then as the plans.
+    """
 
     splits: tuple[Split, ...]
     accountants: tuple[Accountant, ...]
@@ -282,12 +430,27 @@ class Sweep:
     networks: MLP
 
     def network(self, split: int, accountant: Accountant, epsilon: float) -> MLP:
-        """One of the networks."""
+        """Return one of the networks.
+
+        Parameters
+        ----------
+        split : int
+            Index of the split.
+        accountant : str
+            The accountant.
+        epsilon : float
+            The epsilon.
+
+        Returns
+        -------
+        MLP
+            The network.
+        """
         place = self.accountants.index(accountant) * len(self.epsilons) + self.epsilons.index(epsilon)
         return self.networks.network(split * len(self.plans) + place)
 
     def accuracies(self) -> NDArray[np.float64]:
-        """Test accuracies of shape (splits, accountants, epsilons)."""
+        """Return the test accuracies, an array of shape (splits, accountants, epsilons)."""
         found = np.empty((len(self.splits), len(self.plans)))
         for split, data in enumerate(self.splits):
             for place in range(len(self.plans)):
@@ -307,19 +470,40 @@ def train_sweep(
     alpha: float | None = None,
     progress: Progress | None = None,
 ) -> Sweep:
-    """Train one network per split, accountant and epsilon, all at once; the splits must divide the same records.
+    """Train one network per split, accountant and epsilon, all at once.
 
-    A split's own seed fixes initial weights, batches and noise. ``alpha`` convexifies each record's loss by itself.
+    Parameters
+    ----------
+    data : sequence of Split
+        Splits of the same records. A split's seed fixes initial weights, batches and noise.
+    epsilons : sequence of float
+        The epsilons.
+    accountants : sequence of str
+        The accountants.
+    analysis : {"proven", "published"}, default="published"
+        How the steps are counted.
+    preset : {"default", "paper"}, default="paper"
+        Where the settings come from.
+    alpha : float, optional
+        Convexifies each record's loss by itself.
+    progress : callable, optional
+        Called with the steps done and all steps.
+
+    Returns
+    -------
+    Sweep
+        The trained networks.
+
+    Raises
+    ------
+    InvalidInput
+        If the splits are not of the same records and the same size, or if the settings of the networks differ.
     """
     if not data or any(each.records is not data[0].records for each in data):
-        raise InvalidInput(
-            "The splits must divide one and the same records; load them once, then split repeatedly."
-        )
+        raise InvalidInput("All splits of a sweep must be splits of the same records.")
     sizes = {len(each.train_rows) for each in data}
     if len(sizes) != 1:
-        raise InvalidInput(
-            f"The training parts have {sorted(sizes)} records, but a sweep needs equal ones; split alike."
-        )
+        raise InvalidInput(f"All training parts of a sweep must have the same size, got {sorted(sizes)}.")
     records, size = data[0].records, sizes.pop()
     plans = [
         plan(size, epsilon=epsilon, accountant=accountant, analysis=analysis, preset=preset)
@@ -328,9 +512,7 @@ def train_sweep(
     ]
     settings = plans[0].settings
     if any(each.settings != settings for each in plans):
-        raise InvalidInput(
-            "A sweep needs one learning rate for all networks; take the preset 'paper', or train one by one."
-        )
+        raise InvalidInput("All networks of a sweep must have the same settings, as with preset='paper'.")
     networks = train_private_stack(
         records.features,
         records.labels,

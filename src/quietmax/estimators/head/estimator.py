@@ -1,15 +1,15 @@
-"""What is claimed of a private head, computed from the public facts of its training and from nothing else.
+"""PrivateHead: differentially private softmax regression on public features, and what is guaranteed of it.
 
-`fit` and the opening of a model folder both call this, so a folder cannot claim what its facts do not support. The
-facts are the ``parameters`` of the guarantee: method, release, loss, sizes, settings, the mu of each release and the
-noise source.
+`PrivateHead.fit` does, in this order: features of each record alone (`training.clipped_features`), a noisy count and a
+noisy centre, then the gradient method (`training.descend`) or the output method (`solver.minimise`), and last the
+guarantee. The guarantee is computed from the public facts of the training alone. Opening a model folder computes it
+again from the stored facts, so a folder cannot claim more than they support.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -24,32 +24,51 @@ from quietmax.accounting.conversions import epsilon_of, mu_of, root_rounded_up
 from quietmax.accounting.costs import GaussianCost
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput
-from quietmax.estimators import validation as conditions
-from quietmax.estimators.head import training as head_plan
-from quietmax.estimators.head.exact_sums import GRID, Floats, Labels, Table
+from quietmax.estimators.head.exact_sums import Floats, Table
 from quietmax.estimators.head.solver import (
     MeanCrossEntropy,
-    Solution,
     Tilted,
     certifiable_tolerance,
+    max_solution_norm,
     minimise,
+    output_sensitivity,
 )
 from quietmax.estimators.head.training import (
+    BIAS,
+    CENTRING_SHARE,
+    OUTPUT_NOISE,
+    QUERY_NOISE,
+    SIZE_SHARE,
+    TILTED_TOLERANCE,
     Allowance,
+    GradientPlan,
+    OutputPlan,
     centred,
     clipped_features,
+    default_features,
     descend,
+    gradient_plan,
     gradient_sensitivity,
+    output_plan,
     released_centre,
     released_size,
 )
 from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
 from quietmax.estimators.validation import (
+    CLASSES,
+    OWN_MAP,
+    SEEDED_WEIGHTS,
     SETTINGS_PUBLIC,
+    ImageShape,
+    check_choice,
+    check_positive,
     checked_records,
     checked_size,
     class_numbers,
+    map_assumptions,
+    named_features,
     runs_own_code,
+    weakened,
 )
 from quietmax.mechanisms.noisy_max import NoisyMax
 from quietmax.models.features.base import FeatureMap
@@ -57,119 +76,13 @@ from quietmax.models.features.generic import describe_map
 from quietmax.noise.release import release_gaussian
 from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor
-from quietmax.sensitivity import certified
 from quietmax.sensitivity.base import Sensitivity
-
-Facts = Mapping[str, Any]
-
-
-def weight_sensitivity(facts: Facts) -> Sensitivity:
-    """How far one record moves what is released: a gradient sum, or the minimiser of the output method."""
-    if facts["training_method"] == "gradient":
-        coordinates = facts["classes"] * facts["dimension"]
-        return certified.head_gradient(facts["max_grad_norm"], coordinates=coordinates, grid=GRID)
-    return output_sensitivity(_objective(facts), facts["classes"], facts["tolerance"])
-
-
-def output_sensitivity(objective: MeanCrossEntropy | Tilted, classes: int, tolerance: float) -> Sensitivity:
-    """How far one record moves a minimiser that was found up to the tolerance."""
-    if isinstance(objective, Tilted):
-        return certified.head_tilted(
-            alpha=objective.alpha,
-            mass=objective.mass,
-            regularisation=objective.regularisation,
-            classes=classes,
-            tolerance=tolerance,
-        )
-    return certified.head_output(
-        regularisation=objective.regularisation, declared_size=objective.size, tolerance=tolerance
-    )
-
-
-def longest_weights(facts: Facts) -> float:
-    """The public bound on the length of a minimiser that `head_solver.minimise` states."""
-    objective = _objective(facts)
-    longest = objective.longest(facts["classes"]) + float(facts["tolerance"]) / objective.regularisation
-    return longest * (1 + 2.0**-40)
-
-
-def weights_claim(facts: Facts, *, own_map: bool) -> Guarantee:
-    """What is claimed of released weights."""
-    releases, because = 1, f"Gaussian mechanism on a certified minimiser. {weight_sensitivity(facts).because}"
-    if facts["training_method"] == "gradient":
-        releases = facts["steps"]
-        because = "Gaussian mechanisms on exact clipped gradient sums compose to mu (THEORY 3.1)."
-    allowance = Allowance(facts["mu_size"], facts["mu_centring"], facts["mu_training"])
-    before = [GaussianCost(mu).amount for mu in (allowance.size, allowance.centre) if mu is not None]
-    squared = sum(before, releases * GaussianCost(allowance.per_step(releases)).amount)
-    guarantee = _under_conditions(
-        Guarantee.of(
-            GaussianCost(root_rounded_up(squared)),
-            status="proven",
-            because=because,
-            parameters=facts,
-            assumptions=(SETTINGS_PUBLIC, *conditions.map_assumptions(facts["features"])),
-        ),
-        facts,
-        own_map,
-    )
-    if facts["noise_source"] == EXACT.describe():
-        return guarantee
-    return guarantee.weakened(
-        "conditional",
-        f"{guarantee.because} The noise is seeded and in floating point, for experiments only (THEORY 3.5).",
-        ("Nobody knows the seed, and nobody looks at the low digits of the weights.",),
-    )
-
-
-def query_claim(answers: Guarantee, facts: Facts, *, own_map: bool) -> Guarantee:
-    """What is claimed of answers from weights that are not released; ``answers`` is what the predictor claims."""
-    return _under_conditions(
-        Guarantee.of(
-            answers.cost,
-            status=answers.status,
-            because=answers.because,
-            parameters={**answers.parameters, **facts},
-            assumptions=(
-                *answers.assumptions,
-                SETTINGS_PUBLIC,
-                *conditions.map_assumptions(facts["features"]),
-            ),
-        ),
-        facts,
-        own_map,
-    )
-
-
-def _objective(facts: Facts) -> MeanCrossEntropy | Tilted:
-    if facts["loss"] == "convexified":
-        return Tilted(facts["alpha"], facts["mass"], facts["regularisation"])
-    return MeanCrossEntropy(facts["declared_size"], facts["regularisation"])
-
-
-def _under_conditions(guarantee: Guarantee, facts: Facts, own_map: bool) -> Guarantee:
-    """Conditional if it rests on the user's own code or on classes read off the labels."""
-    if own_map:
-        guarantee = conditions.weakened(guarantee, conditions.MAP)
-    return (
-        guarantee if facts["classes_declared"] is True else conditions.weakened(guarantee, conditions.CLASSES)
-    )
-
 
 Method = Literal["gradient", "output"]
 Release = Literal["weights", "query"]
 Loss = Literal["cross-entropy", "convexified"]
-
-
-@dataclass(frozen=True, eq=False)
-class _Prepared:
-    """What every method starts from."""
-
-    table: Table
-    centre: Floats
-    size: float
-    allowance: Allowance | None
-    source: NoiseSource
+Facts = Mapping[str, Any]
+"""The public facts of a training by name: the ``parameters`` of its guarantee."""
 
 
 def _releases_weights(estimator: PrivateHead) -> bool:
@@ -177,35 +90,86 @@ def _releases_weights(estimator: PrivateHead) -> bool:
 
 
 class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Softmax regression on public features, (epsilon, delta)-private in one record added or removed.
+    """Differentially private softmax regression on public features.
 
-    With `release="weights"` the weights are released once: they may be published, and predictions are
-    unlimited. With `release="query"` (output method) nothing is released by training, and each of `queries`
-    answers is pure epsilon/queries-private; only labels are given.
+    The guarantee holds for one record added or removed. With ``release="weights"`` training releases the weights: they
+    may be published, and any number of predictions is free. With ``release="query"`` training releases nothing, and
+    each of ``queries`` answers is a label that is pure epsilon/queries-private.
 
     Parameters
     ----------
-    epsilon, delta : the guarantee; `mu` states it in the Gaussian measure instead.
-    method : "gradient" (noisy full-batch steps) or "output" (noise on the certified minimiser).
-    features : a map of `quietmax.models.features`, or "auto": wavelet scattering if `image_shape` (channels,
-        height, width) is given, otherwise each record divided by its length together with a constant.
-    classes : the public set of labels; if None it is read off `y` and the guarantee is conditional.
-    declared_size : the public number of records, for the settings; it need not be the true one. If None, a
-        noisy count is released first, for 1% of mu^2.
-    centring : share of mu^2 spent on the mean of the features; 0 leaves centring out.
-    radius : features are clipped to this length.
-    loss : "cross-entropy", or "convexified" (output method) with its `alpha` and public `mass` (the size).
-    steps, learning_rate, max_grad_norm, regularisation : override the defaults that `head_plan` computes from public numbers.
-    random_state : None means exact noise from the operating system; anything else means seeded noise for
-        experiments, and a conditional guarantee.
+    epsilon : float, default=1.0
+        epsilon of the whole training, or of all answers together with ``release="query"``.
+    delta : float, default=1e-5
+        delta of the whole training; answers per query are pure and do not use it.
+    mu : float, optional
+        States the budget as mu of Gaussian differential privacy instead of (epsilon, delta).
+    method : {"gradient", "output"}, optional
+        "gradient": noisy full-batch gradient steps. "output": noise on a certified minimiser. By default "gradient" if
+        the weights are released and "output" if they are not.
+    features : FeatureMap or {"auto", "identity", "unit-norm", "scattering"}, default="auto"
+        The public feature map. "auto": wavelet scattering if ``image_shape`` is given, otherwise each record divided by
+        its length together with a constant.
+    image_shape : tuple of int, optional
+        Channels, height and width, if the records are images.
+    classes : sequence, optional
+        The public set of labels. If None, it is read off ``y`` and the guarantee is conditional.
+    declared_size : int, optional
+        The public number of records, which the settings are computed from; it need not be the true one. If None, a
+        noisy count is released for 1% of mu^2. Required with ``release="query"``.
+    release : {"weights", "query"}, default="weights"
+        What leaves the estimator: the weights once, or one label per query.
+    queries : int, default=1
+        Number of answers that the budget pays for, with ``release="query"``.
+    centring : float, default=0.05
+        Share of mu^2 spent on the mean of the features; 0 leaves centring out.
+    radius : float, default=1.0
+        Features are clipped to this length.
+    loss : {"cross-entropy", "convexified"}, default="cross-entropy"
+        The loss; "convexified" needs ``method="output"``.
+    alpha : float, default=1.0
+        Constant of the convexified loss.
+    mass : float, optional
+        Public mass of the convexified loss; the size by default.
+    steps : int, optional
+        Number of gradient steps. By default computed from public numbers, like the next three.
+    learning_rate : float, optional
+        Step size of the gradient method.
+    max_grad_norm : float, optional
+        Per-record gradient clipping norm of the gradient method.
+    regularisation : float, optional
+        L2 regularisation of the output method.
+    random_state : int, RandomState or None, default=None
+        None: exact noise from the operating system. Otherwise seeded noise for experiments, and a conditional
+        guarantee.
 
     Attributes
     ----------
-    coef_ : the released weights (C, d + 1), the last column for the constant feature.
-    centre_, size_ : the released mean of the features, and the size used.
-    guarantee_ : what is claimed, budget_ : its (epsilon, delta). sensitivity_, plan_ : what the noise was made for.
-    classes_, n_features_in_, feature_map_ : the labels, the number of columns and the map used.
+    coef_ : array of shape (classes, features + 1)
+        The released weights; the last column is for the constant feature. Absent with ``release="query"``.
+    centre_ : array of shape (features,)
+        The released mean of the features.
+    size_ : float
+        The number of records that the settings were computed from: declared, or a noisy count.
+    guarantee_ : Guarantee
+        What is guaranteed of everything that is released.
+    budget_ : Budget
+        The guarantee's (epsilon, delta).
+    sensitivity_ : Sensitivity
+        How far one record moves what the noise is added to.
+    plan_ : GradientPlan or OutputPlan
+        The settings of the training method.
+    predictor_ : Predictor
+        Answers queries and pays for them. Only with ``release="query"``.
+    classes_ : array of shape (classes,)
+        The labels.
+    n_features_in_ : int
+        Number of columns of a record.
+    feature_map_ : FeatureMap
+        The feature map that was used.
 
+    Examples
+    --------
     >>> X, y = np.array([[0.0, 1.0], [1.0, 0.0]] * 500), np.array([0, 1] * 500)
     >>> head = PrivateHead(epsilon=1.0, delta=1e-5, classes=(0, 1)).fit(X, y)
     >>> head.predict([[0.1, 0.9]]), head.guarantee_.status
@@ -218,14 +182,14 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         delta: float = 1e-5,
         *,
         mu: float | None = None,
-        method: Method = "gradient",
-        features: FeatureMap | Literal["auto"] = "auto",
-        image_shape: tuple[int, int, int] | None = None,
+        method: Method | None = None,
+        features: FeatureMap | Literal["auto", "identity", "unit-norm", "scattering"] = "auto",
+        image_shape: ImageShape | None = None,
         classes: Sequence[Any] | None = None,
         declared_size: int | None = None,
         release: Release = "weights",
         queries: int = 1,
-        centring: float = head_plan.CENTRING_SHARE,
+        centring: float = CENTRING_SHARE,
         radius: float = 1.0,
         loss: Loss = "cross-entropy",
         alpha: float = 1.0,
@@ -258,216 +222,383 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> PrivateHead:
-        """Train and release."""
+        """Train on private records, and release the weights unless ``release="query"``.
+
+        Parameters
+        ----------
+        X : array-like of shape (records, columns)
+            The private records.
+        y : array-like of shape (records,)
+            Their labels.
+
+        Returns
+        -------
+        PrivateHead
+            The fitted estimator.
+        """
         self._check_settings()
         for stale in ("coef_", "predictor_"):
             self.__dict__.pop(stale, None)
         records, given = checked_records(self, X, y)
         self.classes_, labels = class_numbers(given, self.classes)
         self.feature_map_ = self._feature_map(records.shape[1])
-        prepared = self._prepare(records, labels)
-        self.size_, self.centre_, self.radius_ = prepared.size, prepared.centre, float(self.radius)
+        self.radius_ = float(self.radius)
         self.budget_ = self._budget()
+        source, allowance = self._noise_source(), self._allowance()
+
+        # Each record alone: public features of length at most 1, as exact numbers.
+        rows = clipped_features(self.feature_map_, records, self.radius_)
+
+        # Two small releases: the number of records, unless it is declared, and the mean of the features.
+        if allowance.size is not None:
+            self.size_ = released_size(len(records), allowance.size, source)
+        elif self.declared_size is not None:
+            self.size_ = float(self.declared_size)
+        self.centre_: Floats = (
+            np.zeros(rows.shape[1] - 1)
+            if allowance.centre is None
+            else released_centre(rows, self.size_, allowance.centre, source)
+        )
+        table = Table(centred(rows, self.centre_), labels, len(self.classes_))
+
+        # The weights: released with noise, or kept and asked through a mechanism that charges for every answer.
         if self.release == "query":
-            self._fit_for_queries(prepared)
-        elif self.method == "gradient":
-            self._fit_by_gradient(prepared)
+            self._fit_for_queries(table, source)
+        elif self._training_method == "gradient":
+            self._fit_by_gradient(table, allowance.training, source)
         else:
-            self._fit_by_output(prepared)
+            self._fit_by_output(table, allowance.training, source)
+
+        # What is guaranteed, from public facts alone.
+        facts = self._facts(table, allowance, source)
+        own_map = runs_own_code(self.feature_map_)
+        self.guarantee_ = (
+            query_guarantee(self.predictor_.guarantee, facts, own_map=own_map)
+            if self.release == "query"
+            else weights_guarantee(facts, own_map=own_map)
+        )
         return self
 
+    def _fit_by_gradient(self, table: Table, mu: float, source: NoiseSource) -> None:
+        """Release every clipped gradient sum with noise, and step along it."""
+        plan = gradient_plan(
+            self.size_,
+            table.features,
+            table.classes,
+            mu,
+            steps=self.steps,
+            learning_rate=self.learning_rate,
+            max_grad_norm=self.max_grad_norm,
+        )
+        self.plan_: GradientPlan | OutputPlan = plan
+        self.sensitivity_ = gradient_sensitivity(plan.max_grad_norm, table.classes, table.features)
+        self.coef_ = descend(table, plan, self.size_, mu, source)
+
+    def _fit_by_output(self, table: Table, mu: float, source: NoiseSource) -> None:
+        """Minimise the regularised loss, and release the minimiser with noise."""
+        weights, _ = self._minimiser(table, mu, OUTPUT_NOISE)
+        noisy = release_gaussian(weights, sensitivity=self.sensitivity_.value, mu=mu, source=source).values
+        self.coef_ = noisy - noisy.mean(axis=0)
+
+    def _fit_for_queries(self, table: Table, source: NoiseSource) -> None:
+        """Minimise the regularised loss, and keep the minimiser behind a mechanism with a budget."""
+        weights, max_norm = self._minimiser(table, float(self.epsilon) / int(self.queries), QUERY_NOISE)
+        private = PrivateHeadWeights.certified(
+            HeadWeights(weights, self.centre_, BIAS, self.radius_), self.sensitivity_, max_norm=max_norm
+        )
+        self.predictor_ = Predictor(private, NoisyMax("permute-and-flip"), self.budget_, noise=source)
+
+    def _minimiser(self, table: Table, strength: float, noise: float) -> tuple[Floats, float]:
+        """Return the minimiser and a public bound on its length; set its settings and certified sensitivity.
+
+        Everything but `minimise` knows public numbers only.
+        """
+        plan = output_plan(self.size_, strength, noise=noise, regularisation=self.regularisation)
+        objective: MeanCrossEntropy | Tilted = MeanCrossEntropy(self.size_, plan.regularisation)
+        wanted = plan.tolerance
+        if self.loss == "convexified":
+            objective = Tilted(float(self.alpha), float(self.mass or self.size_), plan.regularisation)
+            wanted = TILTED_TOLERANCE
+        tolerance = certifiable_tolerance(objective, table.features, table.classes, wanted)
+        self.sensitivity_ = output_sensitivity(objective, table.classes, tolerance)
+        self.plan_ = OutputPlan(plan.regularisation, tolerance)
+        weights = minimise(table, objective, tolerance).weights
+        return weights, max_solution_norm(objective, table.classes, tolerance)
+
     def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """The most probable label of each record; with `release="query"` a private answer that is paid for."""
+        """Predict labels; with ``release="query"`` every new answer is private and is charged.
+
+        Parameters
+        ----------
+        X : array-like of shape (records, columns)
+            Queries.
+
+        Returns
+        -------
+        array of shape (records,)
+            The most probable labels, or randomised ones with ``release="query"``.
+
+        Raises
+        ------
+        BudgetExhausted
+            With ``release="query"``, if the budget does not pay for all new answers; nothing is charged.
+        """
         features = self._public_features(X)
-        numbers = self._answerer.predict(features)
-        return np.asarray(self.classes_[numbers])
+        classifier = self.predictor_ if hasattr(self, "predictor_") else self._released_weights
+        return np.asarray(self.classes_[classifier.predict(features)])
 
     @available_if(_releases_weights)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: ArrayLike) -> Floats:
-        """Class probabilities from the released weights."""
+        """Predict class probabilities from the released weights.
+
+        Parameters
+        ----------
+        X : array-like of shape (records, columns)
+            Queries.
+
+        Returns
+        -------
+        array of shape (records, classes)
+            Probabilities.
+        """
         features = self._public_features(X)
         return self._released_weights.predict_proba(features)
 
     @available_if(_releases_weights)  # type: ignore[untyped-decorator]
     def decision_function(self, X: ArrayLike) -> Floats:
-        """Logits from the released weights, (n, C); for two classes their difference, (n,)."""
+        """Compute logits from the released weights.
+
+        Parameters
+        ----------
+        X : array-like of shape (records, columns)
+            Queries.
+
+        Returns
+        -------
+        array of shape (records, classes), or (records,) for two classes
+            Logits; for two classes the difference of the two.
+        """
         features = self._public_features(X)
         scores = self._released_weights.scores(features)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     @property
     def _released_weights(self) -> HeadWeights:
-        return HeadWeights(self.coef_, self.centre_, head_plan.BIAS, self.radius_)
-
-    @property
-    def _answerer(self) -> HeadWeights | Predictor:
-        return self.predictor_ if hasattr(self, "predictor_") else self._released_weights
+        return HeadWeights(self.coef_, self.centre_, BIAS, self.radius_)
 
     def _public_features(self, X: ArrayLike) -> NDArray[np.float32]:
+        """Return the public features of queries."""
         check_is_fitted(self)
         records = validate_data(self, X, dtype=np.float32, reset=False)
         return self.feature_map_.transform(records)
 
-    def _feature_map(self, columns: int) -> FeatureMap:
-        if isinstance(self.features, FeatureMap):
-            return self.features
-        return head_plan.default_features(columns, self.image_shape)
+    @property
+    def _training_method(self) -> Method:
+        """The method, with its default."""
+        return self.method or ("output" if self.release == "query" else "gradient")
 
-    def _prepare(self, records: NDArray[np.float32], labels: Labels) -> _Prepared:
-        source: NoiseSource = EXACT
-        if self.random_state is not None:
-            source = SeededNoise(int(check_random_state(self.random_state).randint(2**31 - 1)))
-        allowance = None if self.release == "query" else self._allowance()
-        rows = clipped_features(self.feature_map_, records, float(self.radius))
-        size = float(self.declared_size or len(records))
-        centre = np.zeros(rows.shape[1] - 1)
-        if allowance is not None and allowance.size is not None:
-            size = released_size(len(records), allowance.size, source)
-        if allowance is not None and allowance.centre is not None:
-            centre = released_centre(rows, size, allowance.centre, source)
-        table = Table(centred(rows, centre, head_plan.BIAS), labels, len(self.classes_))
-        return _Prepared(table, centre, size, allowance, source)
+    def _feature_map(self, columns: int) -> FeatureMap:
+        """Return the feature map that ``features`` names."""
+        if self.features == "auto":
+            return default_features(columns, self.image_shape)
+        named: FeatureMap = named_features(self.features, self.image_shape)
+        return named
+
+    def _noise_source(self) -> NoiseSource:
+        """Return exact noise, or seeded noise if there is a random state."""
+        if self.random_state is None:
+            return EXACT
+        return SeededNoise(int(check_random_state(self.random_state).randint(2**31 - 1)))
 
     def _budget(self) -> Budget:
-        """What all answers together cost as (epsilon, delta), also where mu states it."""
+        """Return what everything together costs as (epsilon, delta), also if mu states it."""
         if self.release == "query":
             return Budget(self.epsilon, 0.0, self.queries)
         epsilon = self.epsilon if self.mu is None else epsilon_of(float(self.mu), self.delta)
         return Budget(epsilon, self.delta)
 
     def _allowance(self) -> Allowance:
+        """Divide mu among the releases of the training; with ``release="query"`` there are none."""
+        if self.release == "query":
+            return Allowance(size=None, centre=None, training=0.0)
         mu = mu_of(self.epsilon, self.delta) if self.mu is None else float(self.mu)
-        return Allowance.of(mu, head_plan.SIZE_SHARE if self.declared_size is None else 0.0, self.centring)
+        return Allowance.of(mu, SIZE_SHARE if self.declared_size is None else 0.0, self.centring)
 
-    def _fit_by_gradient(self, prepared: _Prepared) -> None:
-        table, allowance = prepared.table, prepared.allowance
-        assert allowance is not None
-        plan = head_plan.gradient_plan(
-            prepared.size,
-            table.features,
-            table.classes,
-            allowance.training,
-            steps=self.steps,
-            learning_rate=self.learning_rate,
-            max_grad_norm=self.max_grad_norm,
-        )
-        self.plan_: head_plan.GradientPlan | head_plan.OutputPlan = plan
-        self.sensitivity_ = gradient_sensitivity(table, plan)
-        self.coef_ = descend(table, plan, prepared.size, allowance.training, prepared.source)
-        self.guarantee_ = weights_claim(self._facts(prepared), own_map=runs_own_code(self.feature_map_))
-
-    def _fit_by_output(self, prepared: _Prepared) -> None:
-        allowance = prepared.allowance
-        assert allowance is not None
-        solution = self._minimised(prepared, allowance.training, head_plan.OUTPUT_NOISE)
-        noisy = release_gaussian(
-            solution.weights,
-            sensitivity=self.sensitivity_.value,
-            mu=allowance.training,
-            source=prepared.source,
-        ).values
-        self.coef_ = noisy - noisy.mean(axis=0)
-        self.guarantee_ = weights_claim(self._facts(prepared), own_map=runs_own_code(self.feature_map_))
-
-    def _fit_for_queries(self, prepared: _Prepared) -> None:
-        solution = self._minimised(prepared, float(self.epsilon) / int(self.queries), head_plan.QUERY_NOISE)
-        weights = PrivateHeadWeights.certified(
-            HeadWeights(solution.weights, self.centre_, head_plan.BIAS, self.radius_),
-            self.sensitivity_,
-            longest=solution.longest,
-        )
-        mechanism = NoisyMax("permute-and-flip")
-        self.predictor_ = Predictor(weights, mechanism, self.budget_, noise=prepared.source)
-        self.guarantee_ = query_claim(
-            self.predictor_.guarantee, self._facts(prepared), own_map=runs_own_code(self.feature_map_)
-        )
-
-    def _minimised(self, prepared: _Prepared, strength: float, noise: float) -> Solution:
-        """Solve, and set the certified sensitivity of the solution; all but the solving knows public numbers only."""
-        table = prepared.table
-        plan = head_plan.output_plan(prepared.size, strength, noise=noise, regularisation=self.regularisation)
-        objective: MeanCrossEntropy | Tilted = MeanCrossEntropy(prepared.size, plan.regularisation)
-        wanted = plan.tolerance
-        if self.loss == "convexified":
-            objective = Tilted(float(self.alpha), float(self.mass or prepared.size), plan.regularisation)
-            wanted = head_plan.TILTED_TOLERANCE
-        tolerance = certifiable_tolerance(objective, table.features, table.classes, wanted)
-        self.sensitivity_ = output_sensitivity(objective, table.classes, tolerance)
-        self.plan_ = head_plan.OutputPlan(plan.regularisation, tolerance)
-        return minimise(table, objective, tolerance)
-
-    def _facts(self, prepared: _Prepared) -> dict[str, Any]:
-        """Every public number of the training, by name: what `head_claim` computes the guarantee from."""
-        parameters: dict[str, Any] = {
+    def _facts(self, table: Table, allowance: Allowance, source: NoiseSource) -> dict[str, Any]:
+        """Return every public number of the training by name."""
+        facts: dict[str, Any] = {
             "estimator": "head",
-            "training_method": self.method,
+            "training_method": self._training_method,
             "release": self.release,
             "loss": self.loss,
             "features": describe_map(self.feature_map_),
-            "dimension": prepared.table.features,
-            "classes": prepared.table.classes,
+            "dimension": table.features,
+            "classes": table.classes,
             "classes_declared": self.classes is not None,
-            "declared_size": prepared.size,
+            "declared_size": self.size_,
             "size_from": "noisy count" if self.declared_size is None else "declared",
             "radius": self.radius_,
-            "bias": head_plan.BIAS,
+            "bias": BIAS,
             "sensitivity": self.sensitivity_.value,
-            "noise_source": prepared.source.describe(),
+            "noise_source": source.describe(),
             **self.plan_.to_json(),
         }
-        if prepared.allowance is not None:
-            parameters["mu_size"] = prepared.allowance.size
-            parameters["mu_centring"] = prepared.allowance.centre
-            parameters["mu_training"] = prepared.allowance.training
+        if self.release == "weights":
+            facts |= {
+                "mu_size": allowance.size,
+                "mu_centring": allowance.centre,
+                "mu_training": allowance.training,
+            }
         if self.loss == "convexified":
-            parameters |= {"alpha": float(self.alpha), "mass": float(self.mass or prepared.size)}
-        return parameters
+            facts |= {"alpha": float(self.alpha), "mass": float(self.mass or self.size_)}
+        return facts
 
     def _check_settings(self) -> None:
-        """Refuse settings that make no sense; none of this looks at the records."""
-        words: dict[str, tuple[Any, tuple[str, ...]]] = {
-            "method": (self.method, ("gradient", "output")),
-            "release": (self.release, ("weights", "query")),
-            "loss": (self.loss, ("cross-entropy", "convexified")),
-        }
-        for name, (word, allowed) in words.items():
-            if word not in allowed:
-                raise InvalidInput(
-                    f"The {name} is {word!r}, but must be one of {', '.join(allowed)}; choose one."
-                )
-        if not (isinstance(self.features, FeatureMap) or self.features == "auto"):
+        """Raise `InvalidInput` for invalid settings; no record is looked at."""
+        if self.method is not None:
+            check_choice("method", self.method, ("gradient", "output"))
+        check_choice("release", self.release, ("weights", "query"))
+        check_choice("loss", self.loss, ("cross-entropy", "convexified"))
+        if not isinstance(self.features, FeatureMap | str):
             raise InvalidInput(
-                f"The features are {self.features!r}, but must be 'auto' or a quietmax.models.features map; give one."
+                "features must be a map of quietmax.models.features, 'auto', 'identity', 'unit-norm' or 'scattering', "
+                f"got {self.features!r}."
             )
-        if self.release == "query" and (self.method != "output" or self.declared_size is None):
+        if self.loss == "convexified" and self._training_method != "output":
+            raise InvalidInput("loss='convexified' requires method='output'.")
+        if self.release == "query":
+            self._check_query_settings()
+        if not 0.0 <= self.centring < 1.0 - SIZE_SHARE:
             raise InvalidInput(
-                "Answers per query need the output method and a declared size; set method='output' and declared_size."
-            )
-        if self.release == "query" and self.mu is not None:
-            raise InvalidInput("Answers per query are pure and cost epsilon; leave mu out.")
-        if self.loss == "convexified" and self.method != "output":
-            raise InvalidInput(
-                "The convexified loss is certified for the output method only; set method='output'."
-            )
-        if not 0.0 <= self.centring < 1.0 - head_plan.SIZE_SHARE:
-            raise InvalidInput(
-                f"The centring share is {self.centring}, but must be from 0 to below 0.99; give such a share."
+                f"centring must be at least 0 and below {1.0 - SIZE_SHARE}, got {self.centring}."
             )
         if self.declared_size is not None:
             checked_size(self.declared_size)
-        positive = {
-            "mu": self.mu,
-            "queries": self.queries,
-            "radius": self.radius,
-            "alpha": self.alpha,
-            "mass": self.mass,
-            "steps": self.steps,
-            "learning_rate": self.learning_rate,
-            "max_grad_norm": self.max_grad_norm,
-            "regularisation": self.regularisation,
-        }
-        for name, value in positive.items():
-            if value is not None and not 0.0 < value < math.inf:
-                raise InvalidInput(
-                    f"The setting {name} is {value!r}, but must be a positive number; give one."
-                )
+        check_positive(
+            mu=self.mu,
+            queries=self.queries,
+            radius=self.radius,
+            alpha=self.alpha,
+            mass=self.mass,
+            steps=self.steps,
+            learning_rate=self.learning_rate,
+            max_grad_norm=self.max_grad_norm,
+            regularisation=self.regularisation,
+        )
+
+    def _check_query_settings(self) -> None:
+        """Raise `InvalidInput` for settings that ``release="query"`` cannot use."""
+        if self._training_method != "output":
+            raise InvalidInput(f"release='query' requires method='output', got {self.method!r}.")
+        if self.declared_size is None:
+            raise InvalidInput("release='query' requires declared_size.")
+        if self.mu is not None:
+            raise InvalidInput(
+                "release='query' has a pure guarantee: state its budget as epsilon, not as mu."
+            )
+
+
+def weights_guarantee(facts: Facts, *, own_map: bool) -> Guarantee:
+    """Return the guarantee of released weights.
+
+    Parameters
+    ----------
+    facts : mapping
+        The public facts of the training.
+    own_map : bool
+        Whether the feature map runs the user's own code.
+
+    Returns
+    -------
+    Guarantee
+        mu-Gaussian differential privacy.
+    """
+    releases, because = 1, f"Gaussian mechanism on a certified minimiser. {weight_sensitivity(facts).because}"
+    if facts["training_method"] == "gradient":
+        releases = facts["steps"]
+        because = "Gaussian mechanisms on exact clipped gradient sums compose to mu (THEORY 3.1)."
+    first = [GaussianCost(mu).amount for mu in (facts["mu_size"], facts["mu_centring"]) if mu is not None]
+    step = GaussianCost(facts["mu_training"] / math.sqrt(releases)).amount
+    guarantee = Guarantee.of(
+        GaussianCost(root_rounded_up(sum(first, releases * step))),
+        status="proven",
+        because=because,
+        parameters=facts,
+        assumptions=(SETTINGS_PUBLIC, *map_assumptions(facts["features"])),
+    )
+    seeded = () if facts["noise_source"] == EXACT.describe() else (SEEDED_WEIGHTS,)
+    return weakened(guarantee, *_conditions(facts, own_map), *seeded)
+
+
+def query_guarantee(answers: Guarantee, facts: Facts, *, own_map: bool) -> Guarantee:
+    """Return the guarantee of all answers from weights that are not released.
+
+    Parameters
+    ----------
+    answers : Guarantee
+        The guarantee of the predictor that answers.
+    facts : mapping
+        The public facts of the training.
+    own_map : bool
+        Whether the feature map runs the user's own code.
+
+    Returns
+    -------
+    Guarantee
+        Pure differential privacy.
+    """
+    guarantee = Guarantee.of(
+        answers.cost,
+        status=answers.status,
+        because=answers.because,
+        parameters={**answers.parameters, **facts},
+        assumptions=(*answers.assumptions, SETTINGS_PUBLIC, *map_assumptions(facts["features"])),
+    )
+    return weakened(guarantee, *_conditions(facts, own_map))
+
+
+def _conditions(facts: Facts, own_map: bool) -> list[Any]:
+    """Return the conditions of user code and of classes that were read off the labels."""
+    met = ((OWN_MAP, own_map), (CLASSES, facts["classes_declared"] is not True))
+    return [condition for condition, applies in met if applies]
+
+
+def weight_sensitivity(facts: Facts) -> Sensitivity:
+    """Return how far one record moves what is released: a gradient sum, or the minimiser of the output method.
+
+    Parameters
+    ----------
+    facts : mapping
+        The public facts of the training.
+
+    Returns
+    -------
+    Sensitivity
+        In L2.
+    """
+    if facts["training_method"] == "gradient":
+        return gradient_sensitivity(facts["max_grad_norm"], facts["classes"], facts["dimension"])
+    return output_sensitivity(_objective(facts), facts["classes"], facts["tolerance"])
+
+
+def max_weight_norm(facts: Facts) -> float:
+    """Return a public bound on the length of the minimiser of the output method.
+
+    Parameters
+    ----------
+    facts : mapping
+        The public facts of the training.
+
+    Returns
+    -------
+    float
+        The bound that `solver.max_solution_norm` states.
+    """
+    return max_solution_norm(_objective(facts), facts["classes"], float(facts["tolerance"]))
+
+
+def _objective(facts: Facts) -> MeanCrossEntropy | Tilted:
+    """Return the objective that was minimised."""
+    if facts["loss"] == "convexified":
+        return Tilted(facts["alpha"], facts["mass"], facts["regularisation"])
+    return MeanCrossEntropy(facts["declared_size"], facts["regularisation"])

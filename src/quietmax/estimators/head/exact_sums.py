@@ -1,11 +1,11 @@
-"""The records as a head sees them, and sums over records without rounding.
+"""Exact sums over records, and the records in the form in which a head sums them.
 
-Differential privacy is proven for exact sums. Floating-point sums are not: they depend on the order of the
-records, and the sensitivity of a rounded sum can be far larger than that of the true one (Casacuberta et
-al., 2022). Here every number that enters a sum over records is a whole multiple of a power of two, with so
-few bits that products and sums are exact in float64, in any order and on any number of threads. What a
-record contributes is then a function of that record and of public numbers alone: removing it changes the
-sum by exactly its contribution, whose length is bounded.
+Differential privacy is proven for exact sums. Floating-point sums are not exact: they depend on the order of the
+records, and the sensitivity of a rounded sum can be far larger than that of the true one (Casacuberta et al., 2022).
+Here every number that enters a sum over records is an integer multiple of a power of two, with so few bits that
+products and sums are exact in float64, in any order and on any number of threads. What a record contributes is then a
+function of that record and of public numbers alone: removing it changes the sum by exactly its contribution, whose
+length is bounded.
 
 Units: features are multiples of 2^-20 of length at most 1; clipped residuals are multiples of 2^-20.
 """
@@ -44,14 +44,39 @@ _MANTISSA = 53
 
 
 def on_grid(values: Floats) -> Floats:
-    """Round towards zero to multiples of 2^-20, so that no length grows."""
+    """Round towards zero to multiples of 2^-20, so that no length grows.
+
+    Parameters
+    ----------
+    values : array
+        Any numbers.
+
+    Returns
+    -------
+    array
+        The rounded numbers.
+    """
     units: Floats = np.trunc(values * _UNIT)
     return units / _UNIT
 
 
 def clipped_rows(features: NDArray[np.float32], radius: float) -> Floats:
-    """Rows divided by `radius`, shortened to length at most 1 and put on the grid; what is not finite becomes 0.
+    """Divide rows by a radius, shorten them to length at most 1 and put them on the grid.
 
+    Parameters
+    ----------
+    features : array of shape (records, features)
+        Public features; numbers that are not finite count as 0.
+    radius : float
+        The length to which features are clipped.
+
+    Returns
+    -------
+    array of shape (records, features)
+        The rows in float64.
+
+    Examples
+    --------
     >>> clipped_rows(np.array([[3.0, 4.0], [0.25, 0.0]], np.float32), 1.0).round(3)
     array([[0.6 , 0.8 ],
            [0.25, 0.  ]])
@@ -62,25 +87,47 @@ def clipped_rows(features: NDArray[np.float32], radius: float) -> Floats:
 
 
 def unit_rows(rows: Floats, centre: Floats, bias: float) -> Floats:
-    """`(f - m, b) / ||(f - m, b)||` for rows f and centre m on the grid, both of length at most 1, put on the grid.
+    """Compute `(f - m, b) / ||(f - m, b)||` on the grid, for rows f, centre m and constant feature b.
 
     A linear classifier of the result is an affine one of f: dividing by a length changes no decision.
+
+    Parameters
+    ----------
+    rows : array of shape (records, features)
+        Rows f on the grid, of length at most 1.
+    centre : array of shape (features,)
+        The centre m on the grid, of length at most 1.
+    bias : float
+        The constant feature b.
+
+    Returns
+    -------
+    array of shape (records, features + 1)
+        Rows on the grid, of length at most 1.
     """
     shifted = np.concatenate([rows - centre, np.full((len(rows), 1), on_grid(np.array(bias)))], axis=1)
-    # Exact: whole multiples of 2^-40, at most 2^43 of them.
+    # Exact: integer multiples of 2^-40, at most 2^43 of them.
     squares = np.square(shifted).sum(axis=1, keepdims=True)
     lengths = np.sqrt(np.maximum(squares, 2.0**-60))
     return on_grid(shifted / lengths * _SHORTENED)
 
 
-def block_rows(features: int) -> int:
-    """Rows of a block of a table with so many features."""
+def _block_rows(features: int) -> int:
+    """Return the number of rows of a block: at most 4096, whose clipped gradients sum to less than 2^53 units."""
     return min(max(_BLOCK // features, 16), 4096)
 
 
 @dataclass(frozen=True)
-class Extent:
-    """The public numbers of a table that rounding errors depend on: at most so many records, features, classes."""
+class TableShape:
+    """The public numbers of a table that rounding errors depend on.
+
+    Parameters
+    ----------
+    records : int
+        Largest number of records.
+    features, classes : int
+        Numbers of features (the constant one included) and of classes.
+    """
 
     records: int
     features: int
@@ -92,12 +139,27 @@ class Extent:
     @property
     def rows_at_once(self) -> int:
         """Rows of a block."""
-        return block_rows(self.features)
+        return _block_rows(self.features)
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Records ready for training: `rows` on the grid, of length at most 1, and class numbers in `labels`."""
+    """Records ready for training.
+
+    Parameters
+    ----------
+    rows : array of shape (records, features)
+        Rows on the grid, of length at most 1.
+    labels : array of shape (records,)
+        Class indices.
+    classes : int
+        Number of classes.
+
+    Raises
+    ------
+    InvalidInput
+        If there are more than `LARGEST_TABLE` records.
+    """
 
     rows: NDArray[np.float32]
     labels: Labels
@@ -105,9 +167,7 @@ class Table:
 
     def __post_init__(self) -> None:
         if len(self.rows) > LARGEST_TABLE:
-            raise InvalidInput(
-                f"There are {len(self.rows)} records, but a head sums at most {LARGEST_TABLE} exactly; give fewer."
-            )
+            raise InvalidInput(f"A head can be trained on at most {LARGEST_TABLE:,} records.")
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -119,8 +179,8 @@ class Table:
 
     @property
     def rows_at_once(self) -> int:
-        """Rows of a block: at most 4096, whose clipped gradients sum to less than 2^53 multiples of 2^-40."""
-        return block_rows(self.features)
+        """Rows of a block."""
+        return _block_rows(self.features)
 
     @cached_property
     def lengths(self) -> Floats:
@@ -131,13 +191,24 @@ class Table:
 
     @property
     def pieces(self) -> list[slice]:
-        """Consecutive parts of the records, one for each of torch's threads unless there are few records."""
+        """Consecutive parts of the records: one for each of torch's threads, fewer if there are few records."""
         count = max(1, min(torch.get_num_threads(), len(self.rows) // ROWS_AT_ONCE))
         edges = [len(self.rows) * piece // count for piece in range(count + 1)]
         return [slice(start, stop) for start, stop in itertools.pairwise(edges)]
 
     def blocks(self, piece: slice | None = None) -> Iterator[tuple[torch.Tensor, slice]]:
-        """Rows in float64 and which they are, some at a time; the tensor is overwritten by the next ones."""
+        """Iterate over blocks of rows.
+
+        Parameters
+        ----------
+        piece : slice, optional
+            The part of the records to go through; all by default.
+
+        Yields
+        ------
+        tuple of tensor and slice
+            Rows in float64, and their place. The tensor is overwritten by the next block.
+        """
         first, last = (0, len(self.rows)) if piece is None else (piece.start, piece.stop)
         height = self.rows_at_once
         buffer = torch.empty((min(height, last - first), self.features), dtype=torch.float64)
@@ -149,11 +220,23 @@ class Table:
 
 
 def repeatable_exp(values: Floats) -> Floats:
-    """exp(x) for x <= 0, to about 2 units in the last place, by additions and multiplications of whole arrays alone.
+    """Compute exp(x) for x <= 0 to about 2 units in the last place, by additions and multiplications alone.
 
-    Library exponentials may round differently at the end of an array; these do not depend on a number's
+    Library exponentials may round differently at the end of an array. This function does not depend on a number's
     place.
 
+    Parameters
+    ----------
+    values : array
+        Numbers from 0 down.
+
+    Returns
+    -------
+    array
+        Their exponentials.
+
+    Examples
+    --------
     >>> float(abs(repeatable_exp(np.array([-1.0])) - math.exp(-1.0))[0]) < 1e-15
     True
     """
@@ -170,7 +253,18 @@ def repeatable_exp(values: Floats) -> Floats:
 
 
 def probabilities(logits: Floats) -> Floats:
-    """Softmax over the first axis of (C, n) logits; a column's result does not depend on the other columns."""
+    """Compute the softmax of every column; a column's result does not depend on the other columns.
+
+    Parameters
+    ----------
+    logits : array of shape (classes, records)
+        The logits.
+
+    Returns
+    -------
+    array of shape (classes, records)
+        Probabilities.
+    """
     weights = repeatable_exp(logits - logits.max(axis=0))
     total = weights[0].copy()
     for weight in weights[1:]:
@@ -180,10 +274,19 @@ def probabilities(logits: Floats) -> Floats:
 
 
 def weights_on_grid(weights: Floats) -> Floats:
-    """Weights rounded to a grid coarse enough that every logit of a row on the grid is exact in float64.
+    """Round weights to a grid coarse enough that every logit of a row on the grid is exact in float64.
 
-    A logit's partial sums are at most `||W_c||` long, in multiples of 2^-20 times the grid: at most 2^53 of
-    them.
+    A logit's partial sums are at most `||W_c||`, in multiples of 2^-20 times the grid: at most 2^53 of them.
+
+    Parameters
+    ----------
+    weights : array of shape (classes, features)
+        The weights.
+
+    Returns
+    -------
+    array of shape (classes, features)
+        The rounded weights.
     """
     longest = math.sqrt(float(np.square(weights).sum(axis=1).max()))
     bits = _MANTISSA - BITS - 1 - max(0, math.frexp(longest)[1])
@@ -193,14 +296,44 @@ def weights_on_grid(weights: Floats) -> Floats:
 
 
 def residuals(weights: torch.Tensor, rows: torch.Tensor, labels: Labels) -> Floats:
-    """`p - e_y` of every row as (C, n), for weights on their grid."""
+    """Compute `p - e_y` of every row.
+
+    Parameters
+    ----------
+    weights : tensor of shape (classes, features)
+        Weights from `weights_on_grid`.
+    rows : tensor of shape (records, features)
+        Rows on the grid.
+    labels : array of shape (records,)
+        Class indices y.
+
+    Returns
+    -------
+    array of shape (classes, records)
+        The residuals.
+    """
     errors = probabilities((weights @ rows.T).numpy())
     errors[labels, np.arange(len(labels))] -= 1.0
     return errors
 
 
 def clipped_residuals(errors: Floats, lengths: Floats, max_grad_norm: float) -> Floats:
-    """`(p - e_y) * min(1, S / (||p - e_y|| ||f||))` on the grid: then `||(p - e_y) f^T|| <= S`."""
+    """Compute `(p - e_y) * min(1, S / (||p - e_y|| ||f||))` on the grid: then `||(p - e_y) f^T|| <= S`.
+
+    Parameters
+    ----------
+    errors : array of shape (classes, records)
+        The residuals `p - e_y`.
+    lengths : array of shape (records,)
+        The lengths of the rows f.
+    max_grad_norm : float
+        S.
+
+    Returns
+    -------
+    array of shape (classes, records)
+        The clipped residuals.
+    """
     squares = np.zeros(errors.shape[1])
     for error in errors:
         squares += error * error
@@ -209,9 +342,23 @@ def clipped_residuals(errors: Floats, lengths: Floats, max_grad_norm: float) -> 
 
 
 def gradient_sum(table: Table, weights: Floats, max_grad_norm: float) -> Floats:
-    """`sum_i clip_S((p_i - e_{y_i}) f_i^T)` as (C, d), without rounding, then rounded to multiples of `GRID`.
+    """Compute `sum_i clip_S((p_i - e_{y_i}) f_i^T)` without rounding, then round it to multiples of `GRID`.
 
-    One record changes it by at most `certified.head_gradient(max_grad_norm, coordinates=C*d, grid=GRID)` in L2.
+    One record changes it by at most `certified.head_gradient(S, coordinates=C*d, grid=GRID)` in L2.
+
+    Parameters
+    ----------
+    table : Table
+        The records.
+    weights : array of shape (classes, features)
+        The current weights.
+    max_grad_norm : float
+        S, the per-record gradient clipping norm.
+
+    Returns
+    -------
+    array of shape (classes, features)
+        The sum.
     """
     grid_weights = torch.from_numpy(weights_on_grid(weights))
     lengths, pieces = table.lengths, table.pieces
@@ -230,7 +377,18 @@ def gradient_sum(table: Table, weights: Floats, max_grad_norm: float) -> Floats:
 
 
 def row_sum(rows: NDArray[np.float32]) -> Floats:
-    """Sum of rows on the grid, without rounding."""
+    """Sum rows on the grid without rounding.
+
+    Parameters
+    ----------
+    rows : array of shape (records, features)
+        Rows on the grid, of length at most 1.
+
+    Returns
+    -------
+    array of shape (features,)
+        The exact sum.
+    """
     total = np.zeros(rows.shape[1], dtype=np.int64)
     for start in range(0, len(rows), ROWS_AT_ONCE):
         total += np.ldexp(rows[start : start + ROWS_AT_ONCE].sum(axis=0, dtype=np.float64), BITS).astype(
@@ -240,7 +398,7 @@ def row_sum(rows: NDArray[np.float32]) -> Floats:
 
 
 def _released(total: NDArray[np.int64], bits: int) -> Floats:
-    """Whole numbers of 2^-bits rounded to multiples of `GRID`: at most 2^53 of them, so exact in float64."""
+    """Round integers in units of 2^-bits to multiples of `GRID`: at most 2^53 of them, so exact in float64."""
     drop = bits + round(math.log2(GRID))
     rounded = (total + (1 << (drop - 1))) >> drop
     return np.ldexp(rounded.astype(np.float64), drop - bits)

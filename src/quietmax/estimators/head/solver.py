@@ -1,11 +1,10 @@
-"""The output method's solver: a minimiser whose gradient is certified to be small, for every data set (THEORY 3.1, 3.2).
+"""The output method: a minimiser with a certified small gradient, and how far one record moves it (THEORY 3.1, 3.2).
 
-The sensitivity counts on `||grad F|| <= tau` at what is returned, for whatever records. L-BFGS is fast and
-nearly always gets there; if it stops early, accelerated gradient descent goes on, which converges for every
-strongly convex smooth function at the known rate `(1 - sqrt(lam / L))^k` (Nesterov 2004, section 2.2).
-Nothing is ever refused because the solver was slow. The computed gradient is trusted only up to a bound on
-its rounding error; `certifiable_tolerance` chooses tau from public numbers so that the bound is below it wherever the
-minimiser may lie.
+The sensitivity holds only if `||grad F|| <= tau` at the returned weights, for every data set. L-BFGS is fast and nearly
+always gets there. If it stops early, accelerated gradient descent goes on; it converges for every strongly convex
+smooth function at the known rate `(1 - sqrt(lam / L))^k` (Nesterov 2004, section 2.2). So no training fails because the
+solver was slow. The computed gradient is trusted only up to a bound on its rounding error. `certifiable_tolerance`
+chooses tau from public numbers so that the bound is below it wherever the minimiser may lie.
 """
 
 from __future__ import annotations
@@ -19,57 +18,108 @@ import torch
 from scipy.optimize import minimize
 
 from quietmax.errors import InvalidInput
-from quietmax.estimators.head.exact_sums import LARGEST_TABLE, Extent, Floats, Table
+from quietmax.estimators.head.exact_sums import LARGEST_TABLE, Floats, Table, TableShape
 from quietmax.models.features.base import parallel_map
 from quietmax.sensitivity import certified
+from quietmax.sensitivity.base import Sensitivity
 
 _ROUNDING = 2.0**-53
 FAST_ITERATIONS = 500
-MOST_STEEP = 1e7
+LARGEST_CONDITION_NUMBER = 1e7
 """Largest ratio of the smoothness to the strong convexity of an objective."""
 _MORE_THAN_DECLARED = 2.0
 """The tolerance is certain to be reached for up to this many times the declared number of records."""
 
 
 class Objective(Protocol):
-    """A strongly convex smooth function of the weights (C, d)."""
+    """A strongly convex smooth function of the weights (classes, features)."""
 
     @property
     def regularisation(self) -> float:
-        """Strong convexity: lam."""
+        """Strong convexity lam."""
         ...
 
     def smoothness(self, table: Table) -> float:
-        """An upper bound on the largest eigenvalue of the Hessian, the regulariser included."""
+        """Return an upper bound on the largest eigenvalue of the Hessian, the regulariser included."""
         ...
 
     def value_and_gradient(self, table: Table, weights: Floats) -> tuple[float, Floats]:
-        """The objective and its gradient, computed in float64."""
+        """Return the objective and its gradient, computed in float64."""
         ...
 
-    def rounding(self, table: Table | Extent, weights: Floats) -> float:
-        """A bound on the L2 error of the computed gradient; it grows with the length of the weights."""
-        ...
-
-    @property
-    def foreseen(self) -> int:
-        """For up to so many records the two public bounds below hold."""
-        ...
-
-    def longest(self, classes: int) -> float:
-        """A public bound on the length of the minimiser."""
+    def rounding(self, table: Table | TableShape, weights: Floats) -> float:
+        """Return a bound on the L2 error of the computed gradient; it grows with the length of the weights."""
         ...
 
     @property
-    def steepest(self) -> float:
+    def max_records(self) -> int:
+        """The two public bounds below hold for up to this many records."""
+        ...
+
+    def max_weight_norm(self, classes: int) -> float:
+        """Return a public bound on the length of the minimiser."""
+        ...
+
+    @property
+    def max_smoothness(self) -> float:
         """A public bound on the smoothness."""
         ...
 
 
-def losses_and_residuals(
+def output_sensitivity(objective: MeanCrossEntropy | Tilted, classes: int, tolerance: float) -> Sensitivity:
+    """Return how far one record moves a minimiser that was found up to a tolerance.
+
+    Parameters
+    ----------
+    objective : MeanCrossEntropy or Tilted
+        What is minimised.
+    classes : int
+        Number of classes.
+    tolerance : float
+        Bound on the length of the gradient at the solution.
+
+    Returns
+    -------
+    Sensitivity
+        Of the weights, in L2.
+    """
+    if isinstance(objective, Tilted):
+        return certified.head_tilted(
+            alpha=objective.alpha,
+            mass=objective.mass,
+            regularisation=objective.regularisation,
+            classes=classes,
+            tolerance=tolerance,
+        )
+    return certified.head_output(
+        regularisation=objective.regularisation, declared_size=objective.size, tolerance=tolerance
+    )
+
+
+def max_solution_norm(objective: Objective, classes: int, tolerance: float) -> float:
+    """Return a public bound on the length of the weights that `minimise` returns.
+
+    Parameters
+    ----------
+    objective : Objective
+        What is minimised.
+    classes : int
+        Number of classes.
+    tolerance : float
+        Bound on the length of the gradient at the solution.
+
+    Returns
+    -------
+    float
+        The bound, valid for up to ``objective.max_records`` records.
+    """
+    return (objective.max_weight_norm(classes) + tolerance / objective.regularisation) * (1 + 2.0**-40)
+
+
+def _losses_and_residuals(
     weights: torch.Tensor, rows: torch.Tensor, labels: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cross-entropy l_i and `p_i - e_{y_i}` of every row."""
+    """Return the cross-entropy l_i and `p_i - e_{y_i}` of every row."""
     log_probabilities = torch.log_softmax(rows @ weights.T, dim=1)
     losses = -log_probabilities.gather(1, labels[:, None])[:, 0]
     errors = log_probabilities.exp_()
@@ -77,8 +127,8 @@ def losses_and_residuals(
     return losses, errors
 
 
-def _residual_rounding(table: Table | Extent, weights: Floats) -> float:
-    """Bound on the error of one computed `p - e_y`, rows having length at most 1.
+def _residual_rounding(table: Table | TableShape, weights: Floats) -> float:
+    """Return a bound on the error of one computed `p - e_y`, for rows of length at most 1.
 
     A logit is off by at most `(d + 2) u ||W_c||` (u = 2^-53), which moves p by at most half of that per
     logit in L2; log, exp and the sum over C classes add a few u each. Doubled to be safe.
@@ -88,35 +138,43 @@ def _residual_rounding(table: Table | Extent, weights: Floats) -> float:
     return 2 * math.sqrt(table.classes) * _ROUNDING * (logits + 4 * table.classes + 64)
 
 
-def _sum_rounding(table: Table | Extent) -> float:
-    """Relative error of a sum over records in blocks."""
+def _sum_rounding(table: Table | TableShape) -> float:
+    """Return the relative error of a sum over records in blocks."""
     return 2 * _ROUNDING * (table.rows_at_once + len(table) / table.rows_at_once + 1024)
 
 
 def _regulariser_rounding(regularisation: float, weights: Floats) -> float:
-    """Of `lam W`, and lam times that of making the rows sum to zero in the end."""
+    """Return the error of `lam W`, plus lam times the error of making the rows sum to zero in the end."""
     return 8 * _ROUNDING * regularisation * math.sqrt(float(np.square(weights).sum()))
 
 
 @dataclass(frozen=True)
 class MeanCrossEntropy:
-    """`(1/N) sum_i l_i(W) + (lam/2) ||W||^2` with the public size N."""
+    """The objective `(1/N) sum_i l_i(W) + (lam/2) ||W||^2` with the public size N.
+
+    Parameters
+    ----------
+    size : float
+        N, the public number of records.
+    regularisation : float
+        lam.
+    """
 
     size: float
     regularisation: float
 
     def smoothness(self, table: Table) -> float:
-        """`n / (2 N) + lam`: the Hessian of l in the logits is at most 1/2, and rows have length at most 1."""
+        """Return `n / (2 N) + lam`: the Hessian of l in the logits is at most 1/2, and rows have length at most 1."""
         return len(table) / (2 * self.size) + self.regularisation
 
     def value_and_gradient(self, table: Table, weights: Floats) -> tuple[float, Floats]:
-        """The objective and its gradient."""
+        """Return the objective and its gradient."""
         matrix, pieces = torch.from_numpy(weights), table.pieces
 
         def piece_sum(number: int) -> tuple[float, torch.Tensor]:
             value, gradient = 0.0, torch.zeros_like(matrix)
             for rows, part in table.blocks(pieces[number]):
-                losses, errors = losses_and_residuals(matrix, rows, torch.from_numpy(table.labels[part]))
+                losses, errors = _losses_and_residuals(matrix, rows, torch.from_numpy(table.labels[part]))
                 value += float(losses.sum())
                 gradient += errors.T @ rows
             return value, gradient
@@ -128,23 +186,23 @@ class MeanCrossEntropy:
         return value / self.size + penalty, gradient.numpy() / self.size + self.regularisation * weights
 
     @property
-    def foreseen(self) -> int:
+    def max_records(self) -> int:
         """Twice the declared size."""
         return min(math.ceil(_MORE_THAN_DECLARED * self.size), LARGEST_TABLE)
 
-    def longest(self, classes: int) -> float:
-        """`min(sqrt(2 r ln(C) / lam), sqrt(2) r / lam)` with `r = n / N` at most 2, as `certified.weight_bound`."""
+    def max_weight_norm(self, classes: int) -> float:
+        """Return `min(sqrt(2 r ln(C) / lam), sqrt(2) r / lam)`, `r = n / N` at most 2 (`certified.weight_bound`)."""
         loss = _MORE_THAN_DECLARED * math.log(classes)
         gradient = _MORE_THAN_DECLARED * math.sqrt(2)
         return min(math.sqrt(2 * loss / self.regularisation), gradient / self.regularisation)
 
     @property
-    def steepest(self) -> float:
-        """As `smoothness`, with `n / N` at most 2."""
+    def max_smoothness(self) -> float:
+        """The smoothness with `n / N` at most 2."""
         return _MORE_THAN_DECLARED / 2 + self.regularisation
 
-    def rounding(self, table: Table | Extent, weights: Floats) -> float:
-        """n records, each with a residual slightly off and summed with rounding; and the regulariser's."""
+    def rounding(self, table: Table | TableShape, weights: Floats) -> float:
+        """Add the errors of n residuals, of their sum and of the regulariser."""
         records = len(table) / self.size
         regulariser = _regulariser_rounding(self.regularisation, weights)
         return (
@@ -154,23 +212,33 @@ class MeanCrossEntropy:
 
 @dataclass(frozen=True)
 class Tilted:
-    """The convexified loss `(1/a) ln(M + sum_i exp(a l_i(W))) + (lam/2) ||W||^2` with public a and M (THEORY 3.2)."""
+    """The convexified loss `(1/a) ln(M + sum_i exp(a l_i(W))) + (lam/2) ||W||^2` (THEORY 3.2).
+
+    Parameters
+    ----------
+    alpha : float
+        a, public.
+    mass : float
+        M, public.
+    regularisation : float
+        lam.
+    """
 
     alpha: float
     mass: float
     regularisation: float
 
     def smoothness(self, table: Table) -> float:  # noqa: ARG002
-        """`1/2 + 2 a + lam`: weights add up to at most 1, and `a grad l grad l^T` is at most 2 a."""
-        return self.steepest
+        """Return `1/2 + 2 a + lam`: weights add up to at most 1, and `a grad l grad l^T` is at most 2 a."""
+        return self.max_smoothness
 
     def value_and_gradient(self, table: Table, weights: Floats) -> tuple[float, Floats]:
-        """The objective and its gradient `sum_i pi_i grad l_i + lam W`, `pi_i = e^(a l_i) / (M + sum_k e^(a l_k))`."""
+        """Return both; the gradient is `sum_i pi_i grad l_i + lam W`, `pi_i = e^(a l_i) / (M + sum_k e^(a l_k))`."""
         matrix = torch.from_numpy(weights)
         shift = math.log(self.mass)
         total, gradient = 1.0, torch.zeros_like(matrix)  # both in units of e^shift
         for rows, part in table.blocks():
-            losses, errors = losses_and_residuals(matrix, rows, torch.from_numpy(table.labels[part]))
+            losses, errors = _losses_and_residuals(matrix, rows, torch.from_numpy(table.labels[part]))
             highest = max(shift, self.alpha * float(losses.max()))
             shrink = math.exp(shift - highest)
             shares = (self.alpha * losses - highest).exp()
@@ -182,21 +250,21 @@ class Tilted:
         return value, gradient.numpy() / total + self.regularisation * weights
 
     @property
-    def foreseen(self) -> int:
-        """Any table."""
+    def max_records(self) -> int:
+        """Every table."""
         return LARGEST_TABLE
 
-    def longest(self, classes: int) -> float:
-        """THEORY 3.2's w."""
+    def max_weight_norm(self, classes: int) -> float:
+        """Return the bound w of THEORY 3.2."""
         return certified.weight_bound(self.regularisation, classes)
 
     @property
-    def steepest(self) -> float:
-        """As `smoothness`, which no record plays a part in."""
+    def max_smoothness(self) -> float:
+        """The smoothness, which does not depend on the records."""
         return 0.5 + 2 * self.alpha + self.regularisation
 
-    def rounding(self, table: Table | Extent, weights: Floats) -> float:
-        """As for the mean, with weights that add up to at most 1 and are themselves off by the error of `a l_i`."""
+    def rounding(self, table: Table | TableShape, weights: Floats) -> float:
+        """Add the errors as for the mean; the weights add up to at most 1 and have the error of `a l_i` themselves."""
         residual = _residual_rounding(table, weights)
         exponent = 4 * self.alpha * residual + 8 * _ROUNDING * (len(table) / table.rows_at_once + 8)
         exponent += (
@@ -211,114 +279,152 @@ class Tilted:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """A certified minimiser: `gradient_bound <= tolerance` bounds the true gradient's length at `weights`."""
+    """A certified minimiser.
+
+    Parameters
+    ----------
+    weights : array of shape (classes, features)
+        The solution; its classes sum to zero.
+    gradient_bound : float
+        A bound on the length of the true gradient at the solution, at most the tolerance.
+    fast : bool
+        Whether L-BFGS found it.
+    """
 
     weights: Floats
     gradient_bound: float
-    evaluations: int
     fast: bool
-    longest: float
-    """A public bound on the length of the weights, for up to `Objective.foreseen` records."""
-
-
-class _Reached(Exception):
-    """The tolerance is reached, at these weights and with this bound on the gradient."""
-
-    def __init__(self, weights: Floats, bound: float) -> None:
-        self.weights = weights
-        self.bound = bound
-
-
-class _Watched:
-    """An objective that raises `_Reached` as soon as it is evaluated where the tolerance is certainly reached."""
-
-    def __init__(self, table: Table, objective: Objective, tolerance: float) -> None:
-        self.table, self.objective, self.tolerance = table, objective, tolerance
-        self.shape = (table.classes, table.features)
-        self.evaluations = 0
-
-    def __call__(self, weights: Floats) -> tuple[float, Floats]:
-        self.evaluations += 1
-        value, gradient = self.objective.value_and_gradient(self.table, weights)
-        error = self.objective.rounding(self.table, weights)
-        if len(self.table) > self.objective.foreseen and error > self.tolerance / 2:
-            raise InvalidInput(
-                f"Float64 cannot certify a gradient below {self.tolerance:.1e} here; declare a size nearer to the "
-                "number of records, or regularise more."
-            )
-        length = math.sqrt(float(np.square(gradient).sum())) + error
-        if length <= self.tolerance:
-            raise _Reached(weights.copy(), length)
-        return value, gradient
-
-    def flat(self, vector: Floats) -> tuple[float, Floats]:
-        """The same for weights in one vector."""
-        value, gradient = self(vector.reshape(self.shape))
-        return value, gradient.ravel()
 
 
 def certifiable_tolerance(objective: Objective, features: int, classes: int, at_least: float) -> float:
-    """A tolerance that float64 can certify for every table of up to `objective.foreseen` records: public numbers only.
+    """Return a tolerance that float64 can certify for every table of up to `objective.max_records` records.
 
-    It is four times the rounding error at the longest minimiser, or ``at_least`` if that is more. What is certified
-    lies within tau/lam of the minimiser, where the rounding error is hardly larger. Settings for which the solver would
-    need more than some `sqrt(MOST_STEEP)` steps per digit are refused before any record is looked at.
+    It is four times the rounding error at the longest minimiser, or ``at_least`` if that is more. Certified weights
+    lie within tau/lam of the minimiser, where the rounding error is hardly larger.
 
+    Parameters
+    ----------
+    objective : Objective
+        What will be minimised.
+    features, classes : int
+        The shape of the weights.
+    at_least : float
+        The smallest tolerance that is useful.
+
+    Returns
+    -------
+    float
+        The tolerance, a function of public numbers alone.
+
+    Raises
+    ------
+    InvalidInput
+        If the solver would need more than about `sqrt(LARGEST_CONDITION_NUMBER)` steps per digit. This is decided
+        before any record is looked at.
+
+    Examples
+    --------
     >>> certifiable_tolerance(MeanCrossEntropy(1000, 0.01), 20, 3, at_least=7e-6)
     7e-06
     """
-    ratio = objective.steepest / objective.regularisation
-    if ratio > MOST_STEEP:
+    ratio = objective.max_smoothness / objective.regularisation
+    if ratio > LARGEST_CONDITION_NUMBER:
         raise InvalidInput(
-            f"With a regularisation of {objective.regularisation:g} the loss is {ratio:.1e} times steeper than it is "
-            f"convex, but at most {MOST_STEEP:.0e} can be minimised; regularise more, or choose a smaller alpha."
+            f"With regularisation {objective.regularisation:g} the condition number of the loss is {ratio:.1e}, but it "
+            f"must be at most {LARGEST_CONDITION_NUMBER:.0e}: use more regularisation or a smaller alpha."
         )
-    extent = Extent(objective.foreseen, features, classes)
-    return max(at_least, 4 * objective.rounding(extent, np.full((1, 1), objective.longest(classes))))
+    shape = TableShape(objective.max_records, features, classes)
+    return max(at_least, 4 * objective.rounding(shape, np.full((1, 1), objective.max_weight_norm(classes))))
 
 
 def minimise(
     table: Table, objective: Objective, tolerance: float, *, fast_iterations: int = FAST_ITERATIONS
 ) -> Solution:
-    """Weights with `||grad F|| <= tolerance` for certain; their rows are then made to sum to zero.
+    """Find weights with `||grad F|| <= tolerance` for certain, and make their classes sum to zero.
 
-    The minimiser's rows sum to zero, so the projection only brings the weights closer to it.
-    `fast_iterations=0` leaves L-BFGS out.
+    The classes of the true minimiser sum to zero, so the projection only brings the weights closer to it.
+
+    Parameters
+    ----------
+    table : Table
+        The records.
+    objective : Objective
+        What is minimised.
+    tolerance : float
+        Bound on the length of the gradient.
+    fast_iterations : int, optional
+        Iterations of L-BFGS before accelerated gradient descent takes over; 0 leaves L-BFGS out.
+
+    Returns
+    -------
+    Solution
+        The certified minimiser.
     """
-    watched = _Watched(table, objective, tolerance)
-    start = np.zeros(watched.shape)
+    certified_objective = _CertifiedObjective(table, objective, tolerance)
+    start = np.zeros((table.classes, table.features))
     try:
         if fast_iterations > 0:
-            start = _quasi_newton(watched, start, fast_iterations)
-    except _Reached as reached:
-        return _solution(reached, watched, fast=True)
+            start = _quasi_newton(certified_objective, start, fast_iterations)
+    except _ToleranceReached as reached:
+        return reached.solution(fast=True)
     try:
-        _accelerate(watched, start)
-    except _Reached as reached:
-        return _solution(reached, watched, fast=False)
+        _accelerate(certified_objective, start)
+    except _ToleranceReached as reached:
+        return reached.solution(fast=False)
 
 
-def _solution(reached: _Reached, watched: _Watched, *, fast: bool) -> Solution:
-    objective = watched.objective
-    longest = objective.longest(watched.table.classes) + watched.tolerance / objective.regularisation
-    weights = reached.weights - reached.weights.mean(axis=0)
-    return Solution(weights, reached.bound, watched.evaluations, fast, longest * (1 + 2.0**-40))
+class _ToleranceReached(Exception):
+    """The tolerance is reached at these weights, with this bound on the gradient."""
+
+    def __init__(self, weights: Floats, bound: float) -> None:
+        self.weights = weights
+        self.bound = bound
+
+    def solution(self, *, fast: bool) -> Solution:
+        """Return the weights with classes that sum to zero."""
+        return Solution(self.weights - self.weights.mean(axis=0), self.bound, fast)
 
 
-def _quasi_newton(watched: _Watched, start: Floats, iterations: int) -> Floats:
+class _CertifiedObjective:
+    """An objective that raises `_ToleranceReached` where its gradient is certainly below the tolerance."""
+
+    def __init__(self, table: Table, objective: Objective, tolerance: float) -> None:
+        self.table, self.objective, self.tolerance = table, objective, tolerance
+
+    def __call__(self, weights: Floats) -> tuple[float, Floats]:
+        value, gradient = self.objective.value_and_gradient(self.table, weights)
+        error = self.objective.rounding(self.table, weights)
+        if len(self.table) > self.objective.max_records and error > self.tolerance / 2:
+            raise InvalidInput(
+                f"Float64 cannot certify a gradient below {self.tolerance:.1e} here: declared_size is too far below "
+                "the number of records, or regularisation is too small."
+            )
+        length = math.sqrt(float(np.square(gradient).sum())) + error
+        if length <= self.tolerance:
+            raise _ToleranceReached(weights.copy(), length)
+        return value, gradient
+
+
+def _quasi_newton(function: _CertifiedObjective, start: Floats, iterations: int) -> Floats:
+    """Run L-BFGS; return where it stopped without reaching the tolerance."""
+
+    def flat(vector: Floats) -> tuple[float, Floats]:
+        value, gradient = function(vector.reshape(start.shape))
+        return value, gradient.ravel()
+
     options = {"maxiter": iterations, "maxfun": 4 * iterations, "maxcor": 20, "ftol": 0.0, "gtol": 0.0}
-    found = minimize(watched.flat, start.ravel(), jac=True, method="L-BFGS-B", options=options)
-    return np.asarray(found.x, dtype=np.float64).reshape(watched.shape)
+    found = minimize(flat, start.ravel(), jac=True, method="L-BFGS-B", options=options)
+    return np.asarray(found.x, dtype=np.float64).reshape(start.shape)
 
 
-def _accelerate(watched: _Watched, start: Floats) -> NoReturn:
-    """Nesterov's constant-step scheme, until the tolerance is reached."""
-    smoothness = watched.objective.smoothness(watched.table)
-    root = math.sqrt(watched.objective.regularisation / smoothness)
+def _accelerate(function: _CertifiedObjective, start: Floats) -> NoReturn:
+    """Run Nesterov's constant-step scheme until the tolerance is reached."""
+    smoothness = function.objective.smoothness(function.table)
+    root = math.sqrt(function.objective.regularisation / smoothness)
     momentum = (1 - root) / (1 + root)
     current, ahead = start, start
     while True:
-        _, gradient = watched(ahead)
+        _, gradient = function(ahead)
         following = ahead - gradient / smoothness
         ahead = following + momentum * (following - current)
         current = following

@@ -1,4 +1,4 @@
-"""The linear part of a fitted head: scores from public features."""
+"""A fitted head as a classifier: scores from public features, and bounds on them if the weights stay private."""
 
 from __future__ import annotations
 
@@ -8,23 +8,31 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from quietmax.estimators.head.exact_sums import ROWS_AT_ONCE, clipped_rows, unit_rows
+from quietmax.estimators.head.exact_sums import ROWS_AT_ONCE, Floats, clipped_rows, unit_rows
 from quietmax.mechanisms.base import proves_bounds
 from quietmax.models.training import softmax
 from quietmax.sensitivity import certified
 from quietmax.sensitivity.base import ScoreBounds, Sensitivity
-
-Floats = NDArray[np.float64]
 
 _SLACK = 2.0**-20
 
 
 @dataclass(frozen=True, eq=False)
 class HeadWeights:
-    """`scores(f) = W (f - m, b) / ||(f - m, b)||`, f being public features divided by the radius and clipped.
+    """The classifier `scores(f) = W (f - m, b) / ||(f - m, b)||` of public features f, clipped to a radius.
 
-    `weights` (C, d + 1), the last column for the constant feature b; `centre` m. If the weights were
-    released, everything computed here is post-processing.
+    If the weights were released, everything computed here is post-processing.
+
+    Parameters
+    ----------
+    weights : array of shape (classes, features + 1)
+        W; the last column is for the constant feature b.
+    centre : array of shape (features,)
+        m.
+    bias : float
+        b.
+    radius : float
+        Features are clipped to this length and divided by it.
     """
 
     weights: Floats
@@ -34,11 +42,22 @@ class HeadWeights:
 
     @property
     def classes(self) -> int:
-        """The number of classes."""
+        """Number of classes."""
         return len(self.weights)
 
     def scores(self, features: NDArray[np.floating]) -> Floats:
-        """Logits of shape (records, classes)."""
+        """Compute the logits.
+
+        Parameters
+        ----------
+        features : array of shape (records, features)
+            Public features.
+
+        Returns
+        -------
+        array of shape (records, classes)
+            Logits.
+        """
         inputs = np.asarray(features, dtype=np.float32)
         logits = np.empty((len(inputs), self.classes))
         for start in range(0, len(inputs), ROWS_AT_ONCE):
@@ -48,11 +67,33 @@ class HeadWeights:
         return logits
 
     def predict(self, features: NDArray[np.floating]) -> NDArray[np.int64]:
-        """Class numbers."""
+        """Predict class indices.
+
+        Parameters
+        ----------
+        features : array of shape (records, features)
+            Public features.
+
+        Returns
+        -------
+        array of shape (records,)
+            Indices of the largest logits.
+        """
         return np.asarray(self.scores(features).argmax(-1))
 
     def predict_proba(self, features: NDArray[np.floating]) -> Floats:
-        """Class probabilities."""
+        """Predict class probabilities.
+
+        Parameters
+        ----------
+        features : array of shape (records, features)
+            Public features.
+
+        Returns
+        -------
+        array of shape (records, classes)
+            Softmax of the logits.
+        """
         return softmax(self.scores(features))
 
 
@@ -60,23 +101,44 @@ class HeadWeights:
 class PrivateHeadWeights(HeadWeights):
     """Weights that were not released, with bounds on their scores: a `Predictor` may answer from them.
 
-    The bounds are proven of weights that `certified` made; bounds passed to the constructor are an assumption.
+    The bounds are proven for weights that `certified` made. Bounds passed to the constructor are an assumption.
+
+    Parameters
+    ----------
+    weights, centre, bias, radius
+        As for `HeadWeights`.
+    bounds : ScoreBounds
+        How far one record moves the scores of any query.
     """
 
     bounds: ScoreBounds
     _derived: bool = field(default=False, init=False, repr=False)
 
     @classmethod
-    def certified(cls, head: HeadWeights, sensitivity: Sensitivity, *, longest: float) -> PrivateHeadWeights:
-        """Add the bounds that follow from the weights' sensitivity, widened for the rounding of computed scores.
+    def certified(cls, head: HeadWeights, sensitivity: Sensitivity, *, max_norm: float) -> PrivateHeadWeights:
+        """Add the bounds that follow from the sensitivity of the weights, widened for the rounding of the scores.
 
         A score computed in float64 is off by at most `(d + 2) 2^-53 ||W||`, twice that between neighbours, doubled to
-        be safe. ``longest`` is a public bound on `||W||`: longer weights are scaled down to it, which moves no two
-        further apart, so nothing here depends on the records or is refused because of them.
+        be safe.
+
+        Parameters
+        ----------
+        head : HeadWeights
+            The weights.
+        sensitivity : Sensitivity
+            How far one record moves them in L2.
+        max_norm : float
+            A public bound on their length. Longer weights are scaled down to it, which moves no two further apart, so
+            nothing here depends on the records.
+
+        Returns
+        -------
+        PrivateHeadWeights
+            The weights with proven bounds.
         """
         length = math.sqrt(float(np.square(head.weights).sum()))
-        weights = head.weights * min(1.0, longest / max(length, longest))
-        rounding = 4 * (head.weights.shape[1] + 2) * 2.0**-53 * longest * math.sqrt(head.classes)
+        weights = head.weights * min(1.0, max_norm / max(length, max_norm))
+        rounding = 4 * (head.weights.shape[1] + 2) * 2.0**-53 * max_norm * math.sqrt(head.classes)
         widened = Sensitivity(
             sensitivity.value * (1 + _SLACK) + rounding, sensitivity.basis, sensitivity.because
         )
