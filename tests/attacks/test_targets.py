@@ -3,21 +3,26 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
 
 import quietmax as qm
 from quietmax.accounting import GaussianCost, PureCost
-from quietmax.attacks import Endpoint, EndpointFailed, Threshold, ask
+from quietmax.attacks import Endpoint, EndpointError, ShadowPool, Threshold, query_target
+from quietmax.attacks.metrics import released_probabilities
+from quietmax.data import Split
 from quietmax.errors import InvalidInput
 from quietmax.estimators.teachers import Teachers
 from quietmax.mechanisms import Algorithm1, Answerer, NoisyMax
-from quietmax.models import TorchModel
+from quietmax.models import Model, TorchModel
 from quietmax.noise import SeededNoise
 from quietmax.sensitivity import ScoreBounds, Sensitivity
 
@@ -25,137 +30,154 @@ CERTIFIED = ScoreBounds(Sensitivity(1.0, "certified", "test"), Sensitivity(1.0, 
 
 
 @pytest.fixture
-def queries(memorised):
+def queries(memorised: Split) -> NDArray[np.float32]:
     return memorised.test.features[:20]
 
 
-def test_a_plain_model_answers_with_its_probabilities_at_no_cost(overfitted, queries):
-    asked = ask(overfitted, queries, 3)
-    np.testing.assert_array_equal(asked.answers.probabilities, overfitted.predict_proba(queries))
-    assert (asked.queries, asked.spent, asked.target) == (20, None, "plain model")
+def test_a_plain_model_answers_with_its_probabilities_at_no_cost(
+    overfitted: Model, queries: NDArray[np.float32]
+) -> None:
+    result = query_target(overfitted, queries, 3)
+    np.testing.assert_array_equal(released_probabilities(result.answers), overfitted.predict_proba(queries))
+    assert (result.queries, result.spent, result.target) == (20, None, "plain model")
 
 
-def test_a_predictor_is_charged_once_per_query(overfitted, queries):
+def test_a_predictor_is_charged_once_per_query(overfitted: Model, queries: NDArray[np.float32]) -> None:
     quiet = qm.Predictor(overfitted, Algorithm1("laplace"), qm.Budget(1.0, queries=50), noise=SeededNoise(0))
-    asked = ask(quiet, queries, 3)
-    assert asked.queries == quiet.answered == 20
-    assert asked.spent == quiet.cost.times(20)
-    assert asked.target == "algorithm1"
-    again = ask(quiet, queries, 3)
-    np.testing.assert_array_equal(again.answers.probabilities, asked.answers.probabilities)
+    result = query_target(quiet, queries, 3)
+    assert result.queries == quiet.answered == 20
+    assert result.spent == quiet.cost.times(20)
+    assert result.target == "algorithm1"
+    again = query_target(quiet, queries, 3)
+    np.testing.assert_array_equal(released_probabilities(again.answers), result.answers.probabilities)
     assert (again.queries, again.spent) == (0, PureCost(0.0))
 
 
-def test_a_predictor_that_releases_labels_is_asked_for_labels_and_charged_once(overfitted, queries):
+def test_a_predictor_that_releases_labels_is_charged_once(
+    overfitted: Model, queries: NDArray[np.float32]
+) -> None:
     quiet = qm.Predictor(
         overfitted, NoisyMax(bounds=CERTIFIED), qm.Budget(10.0, queries=20), noise=SeededNoise(0)
     )
-    asked = ask(quiet, queries, 3)
-    assert asked.answers.probabilities is None
-    assert asked.queries == quiet.answered == 20
+    result = query_target(quiet, queries, 3)
+    assert result.answers.probabilities is None
+    assert result.queries == quiet.answered == 20
 
 
-def test_an_exhausted_predictor_refuses_the_attack(overfitted, queries):
+def test_an_exhausted_budget_is_an_error(overfitted: Model, queries: NDArray[np.float32]) -> None:
     quiet = qm.Predictor(overfitted, Algorithm1(), qm.Budget(1.0, queries=5), noise=SeededNoise(0))
     with pytest.raises(qm.BudgetExhausted):
-        ask(quiet, queries, 3)
+        query_target(quiet, queries, 3)
 
 
-def test_an_answerer_says_what_all_its_answers_cost_together(overfitted, queries):
+def test_an_answerer_reports_the_cost_of_all_answers(overfitted: Model, queries: NDArray[np.float32]) -> None:
     target = Answerer.prepare(overfitted, Algorithm1("gaussian"), qm.Budget(0.5), noise=SeededNoise(1))
-    asked = ask(target, queries, 3)
+    result = query_target(target, queries, 3)
     one = target.mechanism.cost(3)
+    assert isinstance(one, GaussianCost)
     assert one.mu == pytest.approx(0.5)
-    assert asked.spent == one.times(20)
-    assert isinstance(asked.spent, GaussianCost)
-    assert np.abs(asked.answers.probabilities - overfitted.predict_proba(queries)).max() > 1e-3
+    assert result.spent == one.times(20)
+    assert isinstance(result.spent, GaussianCost)
+    assert np.abs(released_probabilities(result.answers) - overfitted.predict_proba(queries)).max() > 1e-3
 
 
-def test_an_estimator_s_columns_are_put_at_their_classes(memorised, queries):
+def test_the_columns_of_an_estimator_are_put_at_their_classes(
+    memorised: Split, queries: NDArray[np.float32]
+) -> None:
     kept = memorised.train.labels != 1
     estimator = LogisticRegression().fit(memorised.train.features[kept], memorised.train.labels[kept])
-    asked = ask(estimator, queries, 3)
-    np.testing.assert_array_equal(asked.answers.probabilities[:, [0, 2]], estimator.predict_proba(queries))
-    assert (asked.answers.probabilities[:, 1] == 0).all()
+    result = query_target(estimator, queries, 3)
+    np.testing.assert_array_equal(
+        released_probabilities(result.answers)[:, [0, 2]], estimator.predict_proba(queries)
+    )
+    assert (released_probabilities(result.answers)[:, 1] == 0).all()
 
 
-def test_an_estimator_without_probabilities_gives_labels(memorised, queries):
+def test_an_estimator_without_probabilities_gives_labels(
+    memorised: Split, queries: NDArray[np.float32]
+) -> None:
     estimator = LinearSVC().fit(memorised.train.features, memorised.train.labels)
-    asked = ask(estimator, queries, 3)
-    assert asked.answers.probabilities is None
-    np.testing.assert_array_equal(asked.answers.labels, estimator.predict(queries))
+    result = query_target(estimator, queries, 3)
+    assert result.answers.probabilities is None
+    np.testing.assert_array_equal(result.answers.labels, estimator.predict(queries))
 
 
-def test_an_estimator_fitted_on_other_labels_is_refused(memorised, queries):
+def test_an_estimator_fitted_on_other_labels_is_an_error(
+    memorised: Split, queries: NDArray[np.float32]
+) -> None:
     names = np.array(["a", "b", "c"])[memorised.train.labels]
     with pytest.raises(InvalidInput, match="classes"):
-        ask(LogisticRegression().fit(memorised.train.features, names), queries, 3)
+        query_target(LogisticRegression().fit(memorised.train.features, names), queries, 3)
 
 
-def test_teachers_are_charged_through_their_own_predictor(memorised, queries):
+def test_teachers_are_charged_through_their_own_predictor(
+    memorised: Split, queries: NDArray[np.float32]
+) -> None:
     crowd = Teachers(10.0, 0.0, queries=30, teachers=4, random_state=0).fit(
         memorised.train.features, memorised.train.labels
     )
-    asked = ask(crowd, queries, 3)
-    assert asked.queries == 20
-    assert asked.spent == crowd.predictor_.cost.times(20)
+    result = query_target(crowd, queries, 3)
+    assert result.queries == 20
+    assert result.spent == crowd.predictor_.cost.times(20)
 
 
-def test_a_wrapped_module_answers_with_the_softmax_of_its_logits(queries):
+def test_a_wrapped_module_answers_with_the_softmax_of_its_logits(queries: NDArray[np.float32]) -> None:
     module = torch.nn.Linear(40, 3)
-    asked = ask(TorchModel(module, 3), queries, 3)
+    result = query_target(TorchModel(module, 3), queries, 3)
     expected = torch.softmax(module(torch.from_numpy(queries)), -1).detach().numpy()
-    np.testing.assert_allclose(asked.answers.probabilities, expected, atol=1e-6)
+    np.testing.assert_allclose(released_probabilities(result.answers), expected, atol=1e-6)
 
 
-def test_a_function_may_give_probabilities_or_labels(queries):
+def test_a_function_may_return_probabilities_or_labels(queries: NDArray[np.float32]) -> None:
     rows = np.tile([0.2, 0.3, 0.5], (20, 1))
-    assert ask(lambda _: rows, queries, 3).answers.labels.tolist() == [2] * 20
-    assert ask(lambda _: [1] * 20, queries, 3).answers.probabilities is None
+    assert query_target(lambda _: rows, queries, 3).answers.labels.tolist() == [2] * 20
+    assert query_target(lambda _: [1] * 20, queries, 3).answers.probabilities is None
 
 
 @pytest.mark.parametrize(
     ("answer", "complaint"),
     [
-        (np.zeros((20, 3)), "not probabilities"),
-        (np.full((20, 3), np.nan), "not probabilities"),
-        (np.tile([2.0, -0.5, -0.5], (20, 1)), "not probabilities"),
+        (np.zeros((20, 3)), "sum to 1"),
+        (np.full((20, 3), np.nan), "sum to 1"),
+        (np.tile([2.0, -0.5, -0.5], (20, 1)), "at least 0"),
         (np.full((20, 2), 0.5), "shape"),
-        (np.full((19, 3), 1 / 3), "one per query"),
-        (np.full(20, 0.5), "whole"),
-        (np.full(20, 3), "label outside"),
+        (np.full((19, 3), 1 / 3), "one answer per query"),
+        (np.full(20, 0.5), "must be integers"),
+        (np.full(20, 3), "from 0 to 2"),
         (["a"] * 20, "not numbers"),
     ],
 )
-def test_answers_that_are_none_are_refused(queries, answer, complaint):
+def test_invalid_answers_are_errors(queries: NDArray[np.float32], answer: Any, complaint: str) -> None:
     with pytest.raises(InvalidInput, match=complaint):
-        ask(lambda _: answer, queries, 3)
+        query_target(lambda _: answer, queries, 3)
 
 
-def test_what_cannot_be_asked_is_refused(queries):
-    with pytest.raises(InvalidInput, match="cannot be asked"):
-        ask(3.5, queries, 3)
+def test_a_target_that_cannot_be_queried_is_an_error(queries: NDArray[np.float32]) -> None:
+    with pytest.raises(InvalidInput, match="got float"):
+        query_target(3.5, queries, 3)
+
+
+Reply = Callable[[NDArray[np.float32]], tuple[int, Any]]
 
 
 class _Server:
-    """A model server that keeps what it was asked; ``reply`` makes the outputs of a batch."""
+    """A model server that keeps what it received; ``reply`` returns status and content for a batch."""
 
-    def __init__(self, reply, *, key=None):
-        self.bodies, self.headers = [], []
+    def __init__(self, reply: Reply, *, key: str | None = None) -> None:
+        self.bodies: list[Any] = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
+            def do_GET(self) -> None:
                 metadata = {
                     "name": "income",
                     "inputs": [{"name": "rows", "shape": [-1, 40], "datatype": "FP32"}],
                 }
                 self._send(200, metadata if self.path == "/v2/models/income" else {})
 
-            def do_POST(self):
+            def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 outer.bodies.append(body)
-                outer.headers.append(dict(self.headers))
                 if key is not None and self.headers.get("Authorization") != f"Bearer {key}":
                     self._send(401, {"error": "unknown key"})
                 elif self.path != "/v2/models/income/infer":
@@ -165,7 +187,7 @@ class _Server:
                     rows = np.array(tensor["data"], dtype=np.float32).reshape(tensor["shape"])
                     self._send(*reply(rows))
 
-            def _send(self, status, content):
+            def _send(self, status: int, content: Any) -> None:
                 text = content if isinstance(content, bytes) else json.dumps(content).encode()
                 self.send_response(status)
                 if status == 302:
@@ -174,7 +196,7 @@ class _Server:
                 self.end_headers()
                 self.wfile.write(text)
 
-            def log_message(self, *arguments):
+            def log_message(self, *arguments: Any) -> None:
                 """Stay quiet."""
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -182,13 +204,16 @@ class _Server:
         threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
 
 
-@pytest.fixture
-def serve(monkeypatch):
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    servers = []
+Serve = Callable[..., _Server]
 
-    def start(reply, **options):
-        servers.append(_Server(reply, **options))
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    servers: list[_Server] = []
+
+    def start(reply: Reply, key: str | None = None) -> _Server:
+        servers.append(_Server(reply, key=key))
         return servers[-1]
 
     yield start
@@ -197,7 +222,7 @@ def serve(monkeypatch):
         server.http.server_close()
 
 
-def tensor(name, values, datatype):
+def tensor(name: str, values: NDArray[Any], datatype: str) -> dict[str, Any]:
     return {
         "name": name,
         "shape": list(values.shape),
@@ -206,7 +231,7 @@ def tensor(name, values, datatype):
     }
 
 
-def probabilities_of(model):
+def probabilities_of(model: Model) -> Reply:
     return lambda rows: (
         200,
         {
@@ -218,30 +243,36 @@ def probabilities_of(model):
     )
 
 
-def labels_of(model):
+def labels_of(model: Model) -> Reply:
     return lambda rows: (200, {"outputs": [tensor("label", model.predict(rows)[:, None], "INT64")]})
 
 
-def test_a_server_s_probabilities_arrive_in_order_and_in_batches(serve, overfitted, memorised):
+def test_probabilities_of_a_server_arrive_in_order_and_in_batches(
+    serve: Serve, overfitted: Model, memorised: Split
+) -> None:
     server = serve(probabilities_of(overfitted))
     features = memorised.test.features
-    asked = ask(Endpoint(server.url, rows_at_once=30), features, 3)
+    result = query_target(Endpoint(server.url, max_rows=30), features, 3)
     # Single-precision products of 30 rows and of 100 rows may differ in their last digit.
-    np.testing.assert_allclose(asked.answers.probabilities, overfitted.predict_proba(features), atol=1e-6)
+    np.testing.assert_allclose(
+        released_probabilities(result.answers), overfitted.predict_proba(features), atol=1e-6
+    )
     assert [body["inputs"][0]["shape"] for body in server.bodies] == [[30, 40]] * 3 + [[10, 40]]
     assert {body["inputs"][0]["name"] for body in server.bodies} == {"rows"}
-    assert (asked.queries, asked.target) == (100, server.url)
+    assert (result.queries, result.target) == (100, server.url)
 
 
-def test_wide_records_travel_in_smaller_batches(serve):
+def test_wide_records_are_sent_in_smaller_batches(serve: Serve) -> None:
     server = serve(lambda rows: (200, {"outputs": [tensor("label", np.zeros(len(rows), int), "INT64")]}))
-    ask(Endpoint(server.url, input_name="rows"), np.zeros((7, 100_000), np.float32), 3)
+    query_target(Endpoint(server.url, input_name="rows"), np.zeros((7, 100_000), np.float32), 3)
     assert [body["inputs"][0]["shape"][0] for body in server.bodies] == [2, 2, 2, 1]
 
 
-def test_a_server_that_gives_labels_only_is_attacked_by_labels(serve, overfitted, memorised, outside_pool):
+def test_a_server_that_returns_labels_is_attacked_by_labels(
+    serve: Serve, overfitted: Model, memorised: Split, disjoint_pool: ShadowPool
+) -> None:
     server = serve(labels_of(overfitted))
-    report = Threshold().run(overfitted, memorised, target=server.url, pool=outside_pool)
+    report = Threshold().run(overfitted, memorised, target=server.url, pool=disjoint_pool)
     assert report.released == "labels"
     gap = (overfitted.predict(memorised.train.features) == memorised.train.labels).mean() - (
         overfitted.predict(memorised.test.features) == memorised.test.labels
@@ -249,12 +280,14 @@ def test_a_server_that_gives_labels_only_is_attacked_by_labels(serve, overfitted
     assert report.leakage.value == pytest.approx(gap)
 
 
-def test_the_key_is_sent_and_a_refusal_quotes_the_server(serve, overfitted, memorised):
+def test_the_key_is_sent_and_an_error_quotes_the_server(
+    serve: Serve, overfitted: Model, memorised: Split
+) -> None:
     server = serve(probabilities_of(overfitted), key="secret")
     features = memorised.test.features[:2]
-    assert len(ask(Endpoint(server.url, key="secret"), features, 3).answers.labels) == 2
-    with pytest.raises(EndpointFailed, match=r"401 \(unknown key\)") as refused:
-        ask(Endpoint(server.url, key="wrong"), features, 3)
+    assert len(query_target(Endpoint(server.url, key="secret"), features, 3).answers.labels) == 2
+    with pytest.raises(EndpointError, match=r"401 \(unknown key\)") as refused:
+        query_target(Endpoint(server.url, key="wrong"), features, 3)
     assert "wrong" not in str(refused.value)
 
 
@@ -264,7 +297,7 @@ def test_the_key_is_sent_and_a_refusal_quotes_the_server(serve, overfitted, memo
         (403, {"error": "the budget is spent"}, "403 .the budget is spent."),
         (500, b"oops", "500"),
         (302, {}, "redirects are not followed"),
-        (200, b"<html>", "something else than JSON"),
+        (200, b"<html>", "not JSON"),
         (200, {"outputs": []}, "neither probabilities"),
         (200, {"outputs": [{"name": "x", "shape": [2, 3], "datatype": "FP32", "data": [1]}]}, "neither"),
         (200, {"outputs": [{"name": "x", "shape": [1], "datatype": "INT64", "data": [1]}]}, "neither"),
@@ -272,40 +305,44 @@ def test_the_key_is_sent_and_a_refusal_quotes_the_server(serve, overfitted, memo
         (200, [], "neither"),
     ],
 )
-def test_bad_replies_are_refused_in_one_sentence(serve, memorised, status, content, complaint):
+def test_invalid_replies_are_errors(
+    serve: Serve, memorised: Split, status: int, content: Any, complaint: str
+) -> None:
     server = serve(lambda _: (status, content))
-    with pytest.raises(EndpointFailed, match=complaint):
-        ask(Endpoint(server.url), memorised.test.features[:2], 3)
+    with pytest.raises(EndpointError, match=complaint):
+        query_target(Endpoint(server.url), memorised.test.features[:2], 3)
 
 
-def test_metadata_without_an_input_ask_for_its_name(serve, overfitted, memorised):
+def test_metadata_without_an_input_are_an_error(serve: Serve, overfitted: Model, memorised: Split) -> None:
     server = serve(probabilities_of(overfitted))
-    with pytest.raises(EndpointFailed, match="input_name"):
-        ask(Endpoint(server.url + "/versions/2"), memorised.test.features[:2], 3)
+    with pytest.raises(EndpointError, match="input_name"):
+        query_target(Endpoint(server.url + "/versions/2"), memorised.test.features[:2], 3)
 
 
-def test_a_server_that_does_not_listen_is_named(memorised):
-    with pytest.raises(EndpointFailed, match="cannot be reached"):
-        ask("http://127.0.0.1:9/v2/models/income", memorised.test.features[:2], 3)
+def test_a_server_that_does_not_listen_is_an_error(memorised: Split) -> None:
+    with pytest.raises(EndpointError, match="cannot be reached"):
+        query_target("http://127.0.0.1:9/v2/models/income", memorised.test.features[:2], 3)
 
 
-def test_a_server_that_speaks_something_else_is_named(memorised):
+def test_a_server_that_does_not_speak_http_is_an_error(memorised: Split) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
-        def greet():
+        def greet() -> None:
             peer, _ = listening.accept()
             with peer:
                 peer.sendall(b"220 mail ready\r\n")
                 peer.recv(65536)
 
         threading.Thread(target=greet, daemon=True).start()
-        with pytest.raises(EndpointFailed, match="does not speak HTTP"):
-            ask(f"http://127.0.0.1:{listening.getsockname()[1]}/v2/models/m", memorised.test.features[:2], 3)
+        with pytest.raises(EndpointError, match="does not speak HTTP"):
+            query_target(
+                f"http://127.0.0.1:{listening.getsockname()[1]}/v2/models/m", memorised.test.features[:2], 3
+            )
 
 
-def test_a_host_s_name_that_cannot_be_sent_is_refused_in_one_sentence(memorised):
-    with pytest.raises(EndpointFailed, match="cannot be reached"):
-        ask(f"http://{'a' * 70}/v2/models/m", memorised.test.features[:2], 3)
+def test_a_host_name_that_is_too_long_is_an_error(memorised: Split) -> None:
+    with pytest.raises(EndpointError, match="cannot be reached"):
+        query_target(f"http://{'a' * 70}/v2/models/m", memorised.test.features[:2], 3)
 
 
 @pytest.mark.parametrize(
@@ -323,11 +360,11 @@ def test_a_host_s_name_that_cannot_be_sent_is_refused_in_one_sentence(memorised)
         "http://127.0.0.1:9/v2/models/\u00e9",
     ],
 )
-def test_only_web_addresses_are_asked(address):
+def test_an_invalid_address_is_an_error(address: str) -> None:
     with pytest.raises(InvalidInput, match="http"):
         Endpoint(address)
 
 
-def test_a_batch_of_no_rows_is_refused():
-    with pytest.raises(InvalidInput, match="rows_at_once"):
-        Endpoint("http://127.0.0.1:9/v2/models/m", rows_at_once=0)
+def test_max_rows_must_be_positive() -> None:
+    with pytest.raises(InvalidInput, match="max_rows"):
+        Endpoint("http://127.0.0.1:9/v2/models/m", max_rows=0)

@@ -65,7 +65,7 @@ def test_a_saved_model_is_attacked_with_several_attacks_and_plotted(run, folder,
     )  # fmt: skip
     values = json.loads(out)
     assert [report["attack"] for report in values["reports"]] == ["threshold", "lira", "rmia-offline"]
-    assert {report["settings"]["pool"] for report in values["reports"]} == {"around"}
+    assert {report["settings"]["pool"] for report in values["reports"]} == {"overlapping"}
     assert values["reports"][1]["auc"]["value"] > 0.9
     assert {report["queries"] for report in values["reports"]} == {300}
     assert values["records"] == 70
@@ -84,7 +84,7 @@ def test_variants_of_an_attack_stand_beside_each_other_on_the_card(run, folder, 
 def test_a_picture_that_cannot_be_written_is_refused_before_the_target_is_asked(
     run, folder, table, tmp_path, monkeypatch, name
 ):
-    monkeypatch.setattr(attack, "run_together", lambda *_, **__: pytest.fail("asked"))
+    monkeypatch.setattr("quietmax.attacks.base.run_together", lambda *_, **__: pytest.fail("queried"))
     with pytest.raises(QuietmaxError, match="The plot cannot be written to"):
         run(folder, "--data", table, *OWN, "--plot", tmp_path / name)
 
@@ -93,14 +93,14 @@ def test_a_picture_that_fails_after_all_loses_nothing_else(run, folder, table, t
     def fails(*_):
         raise QuietmaxError("The disk is full.")
 
-    monkeypatch.setattr(attack, "plot_reports", fails)
+    monkeypatch.setattr("quietmax.attacks.report.plot_reports", fails)
     leakage_file(folder).unlink(missing_ok=True)
     shown = []
     monkeypatch.setattr(attack, "print_json", shown.append)
     arguments = ("--data", table, *OWN, "--attack", "threshold", "--shadows", 2, "--json")
     with pytest.raises(QuietmaxError, match="disk"):
         run(folder, *arguments, "--plot", tmp_path / "roc.png")
-    assert shown[0]["reports"][0]["attack"] == "threshold"
+    assert shown[0]["reports"][0].attack == "threshold"
     assert json.loads(leakage_file(folder).read_text())["attacks"][0]["attack"] == "threshold"
 
 
@@ -112,9 +112,8 @@ def test_shadow_is_the_default_and_reads_as_a_table(run, folder, table):
 
 
 def test_a_data_set_is_trained_on_first(run, monkeypatch):
-    quick = TrainingSettings(hidden=(4,), epochs=1)
     monkeypatch.setattr(
-        attack, "TrainingSettings", lambda loss: TrainingSettings(quick.hidden, loss=loss, epochs=1)
+        "quietmax.models.stacked.TrainingSettings", lambda loss: TrainingSettings((4,), loss=loss, epochs=1)
     )
     out = run("mnist-5k", "--records", 200, "--shadows", 2, "--attack", "threshold", "--json")
     values = json.loads(out)
@@ -216,30 +215,32 @@ def test_a_server_is_asked_in_place_of_the_model_with_the_key_from_the_environme
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["nothing-here"], "neither a model folder nor a data set"),
-        (["mnist-5k", "--data", "x.csv"], "--data belongs to a model folder"),
+        (["nothing-here"], "must be a model folder, a data set"),
+        (["mnist-5k", "--data", "x.csv"], "--data can only be combined with a model folder"),
         (["mnist-5k", "--attack", "shadw"], "did you mean 'shadow'"),
-        (["mnist-5k", "--mechanism", "magic"], "no mechanism 'magic'"),
-        (["mnist-5k", "--mechanism", "algorithm1"], "give --epsilon"),
-        (["mnist-5k", "--epsilon", "1"], "belong to --mechanism algorithm1"),
+        (["mnist-5k", "--mechanism", "magic"], "--mechanism must be none or algorithm1, got 'magic'"),
+        (["mnist-5k", "--mechanism", "algorithm1"], "--mechanism algorithm1 requires --epsilon"),
+        (["mnist-5k", "--epsilon", "1"], "can only be combined with --mechanism algorithm1"),
         (
             ["mnist-5k", "--mechanism", "algorithm1", "--epsilon", "1", "--target", "http://a/b"],
             "own mechanism",
         ),
-        (["mnist-5k", "--target", "nowhere"], "not an address"),
+        (["mnist-5k", "--target", "nowhere"], "must be an address"),
     ],
 )
 def test_wrong_usage_is_refused_in_one_sentence(run, monkeypatch, arguments, complaint):
-    monkeypatch.setattr(attack, "TrainingSettings", lambda loss: TrainingSettings((2,), loss=loss, epochs=0))
+    monkeypatch.setattr(
+        "quietmax.models.stacked.TrainingSettings", lambda loss: TrainingSettings((2,), loss=loss, epochs=0)
+    )
     with pytest.raises(QuietmaxError, match=complaint):
         run(*arguments, "--records", 50)
 
 
 def test_a_model_of_an_own_table_needs_the_table(run, folder):
-    with pytest.raises(QuietmaxError, match="give its file with --data"):
+    with pytest.raises(QuietmaxError, match="--data with its file"):
         run(folder)
 
 
 def test_other_declarations_than_at_training_are_refused(run, folder, table):
-    with pytest.raises(QuietmaxError, match="encoded in another way"):
+    with pytest.raises(QuietmaxError, match="encoded differently"):
         run(folder, "--data", table, "--label", "labels", "--classes", "0,1,2", "--bounds", "*=0:2")

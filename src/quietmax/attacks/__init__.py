@@ -1,4 +1,4 @@
-"""Can members be told? Membership-inference attacks that look at released answers from outside.
+"""Membership-inference attacks on anything that answers queries.
 
 >>> import quietmax as qm
 >>> from quietmax import attacks
@@ -9,15 +9,22 @@
 (200, 200, 400)
 """
 
-from quietmax.attacks.base import Attack, Fitted, LeakageCurve, leakage_curve, run_together
+from quietmax.attacks.base import (
+    Attack,
+    FittedAttack,
+    LeakageCurve,
+    leakage_curve,
+    make_attack,
+    registered_attacks,
+    run_together,
+)
 from quietmax.attacks.lira import LiRA
-from quietmax.attacks.metrics import Estimate, OperatingCurve
-from quietmax.attacks.registry import named, registered
-from quietmax.attacks.report import AttackReport, plot_reports, summarise
+from quietmax.attacks.metrics import Estimate, RocCurve
+from quietmax.attacks.report import AttackReport, plot_reports
 from quietmax.attacks.rmia import RMIA
 from quietmax.attacks.shadow import Shadow
 from quietmax.attacks.shadow_models import ShadowPool
-from quietmax.attacks.targets import Endpoint, EndpointFailed, QueryResult, ask
+from quietmax.attacks.targets import Endpoint, EndpointError, QueryResult, query_target
 from quietmax.attacks.threshold import Threshold
 
 __all__ = [
@@ -25,21 +32,20 @@ __all__ = [
     "Attack",
     "AttackReport",
     "Endpoint",
-    "EndpointFailed",
+    "EndpointError",
     "Estimate",
-    "Fitted",
+    "FittedAttack",
     "LeakageCurve",
     "LiRA",
-    "OperatingCurve",
     "QueryResult",
+    "RocCurve",
     "Shadow",
     "ShadowPool",
     "Threshold",
-    "ask",
     "leakage_curve",
-    "named",
+    "make_attack",
     "plot_reports",
-    "registered",
+    "query_target",
+    "registered_attacks",
     "run_together",
-    "summarise",
 ]

@@ -1,31 +1,47 @@
-"""What every attack is: it learns from shadow networks, then scores a target's answers to the candidates."""
+"""The interface of an attack, the registry of attacks, and the functions that run them.
+
+An attack learns from shadow networks and then scores a target's answers to the candidates. Another package adds an
+attack as an entry point in the group `quietmax.attacks`: a class or function that takes the keyword arguments
+``models`` and ``seed`` and returns an `Attack`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
+from quietmax._plugins import with_plugins
 from quietmax.accounting.budget import Budget
 from quietmax.attacks.metrics import Floats, Released, released_by
-from quietmax.attacks.report import AttackReport, summarise
-from quietmax.attacks.shadow_models import Design, Progress, Rows, ShadowPool, candidate_rows, set_size
-from quietmax.attacks.targets import QueryResult, Target, ask
+from quietmax.attacks.report import AttackReport
+from quietmax.attacks.shadow_models import Design, Rows, ShadowPool, candidate_rows, disjoint_set_size
+from quietmax.attacks.targets import QueryResult, Target, query_target
 from quietmax.data.records import Split
-from quietmax.errors import InvalidInput
+from quietmax.errors import InvalidInput, unknown_name
 from quietmax.mechanisms.base import Answerer, Answers, Mechanism
-from quietmax.models.stacked import TrainingSettings
+from quietmax.models.stacked import Progress, TrainingSettings
 from quietmax.models.training import Model
 from quietmax.noise.sources import EXACT, NoiseSource
 
+ENTRY_POINT_GROUP = "quietmax.attacks"
+AttackFactory = Callable[..., "Attack"]
 
-class Fitted(ABC):
-    """An attack that has learned from shadow networks and can score any target's answers.
 
-    ``threshold`` is the best one on the shadow networks; it is also the decision of attacks that have no other.
+class FittedAttack(ABC):
+    """An attack that has learned from shadow networks and can score the answers of any target.
+
+    Attributes
+    ----------
+    threshold : float
+        The threshold with the largest TPR - FPR on the shadow networks.
+    notes : tuple of str
+        What a reader of the report has to know.
     """
 
     threshold: float
@@ -33,19 +49,37 @@ class Fitted(ABC):
 
     @property
     def decision(self) -> float:
-        """Above it a record is called a member."""
+        """A record is called a member if its score is above this; `threshold` unless the attack has its own rule."""
         return self.threshold
 
     @abstractmethod
     def scores(self, answers: Answers) -> Floats:
-        """One score per candidate from the answers to `Attack.queried_rows`, larger for likelier members."""
+        """Score every candidate, larger for likelier members.
+
+        Parameters
+        ----------
+        answers : Answers
+            The target's answers to `Attack.queried_rows`.
+
+        Returns
+        -------
+        array of shape (candidates,)
+            The scores; all are finite.
+        """
 
 
 @dataclass(frozen=True)
 class Attack(ABC):
-    """A membership-inference attack with ``models`` shadow networks; ``seed`` fixes everything random in it.
+    """A membership-inference attack.
 
-    ``designs`` are the designs of shadow pools it can learn from, the usual one first.
+    A subclass is a frozen dataclass with a ``name``, the ``designs`` it can learn from, and `fit`.
+
+    Parameters
+    ----------
+    models : int
+        Number of shadow networks.
+    seed : int
+        Determines everything random in the attack.
     """
 
     models: int = 20
@@ -54,27 +88,62 @@ class Attack(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What reports call it: another for every variant, the registry's for a registered one."""
+        """The name in reports; every variant has its own. A registered attack has its registered name."""
 
     @property
     @abstractmethod
     def designs(self) -> tuple[Design, ...]:
-        """Which shadow pools it can use; one is trained after the first if none is given."""
+        """The designs of shadow pools that the attack can learn from, the preferred one first."""
 
     @abstractmethod
-    def fit(self, pool: ShadowPool, released: Released, progress: Progress | None = None) -> Fitted:
-        """Learn from shadow networks to attack targets that release probabilities or labels only."""
+    def fit(self, pool: ShadowPool, released: Released, progress: Progress | None = None) -> FittedAttack:
+        """Learn from shadow networks.
+
+        Parameters
+        ----------
+        pool : ShadowPool
+            The shadow networks.
+        released : {"probabilities", "labels"}
+            What the target releases.
+        progress : callable or None
+            Called with (done, total).
+
+        Returns
+        -------
+        FittedAttack
+            The attack, ready to score answers.
+        """
 
     def queried_rows(self, data: Split) -> Rows:
-        """The records the target is asked for: the candidates, members first, then any the attack needs besides."""
+        """Return the records of ``data`` to query: the candidates, members first, then others the attack needs."""
         return candidate_rows(data)
+
+    def query(self, target: Target, data: Split) -> QueryResult:
+        """Query ``target`` for the records of ``data`` that this attack needs."""
+        return query_target(target, data.records.features[self.queried_rows(data)], data.classes)
 
     def train_pool(
         self, data: Split, settings: TrainingSettings, progress: Progress | None = None
     ) -> ShadowPool:
-        """Train the shadow networks this attack usually learns from."""
-        train = ShadowPool.outside if self.designs[0] == "outside" else ShadowPool.around
-        return train(data, settings, self.models, seed=self.seed, progress=progress)
+        """Train shadow networks of the preferred design.
+
+        Parameters
+        ----------
+        data : Split
+            The split that the target was trained on.
+        settings : TrainingSettings
+            The target's training settings.
+        progress : callable or None
+            Called with (done, total).
+
+        Returns
+        -------
+        ShadowPool
+            The shadow networks.
+        """
+        return ShadowPool.train(
+            self.designs[0], data, settings, self.models, seed=self.seed, progress=progress
+        )
 
     def run(
         self,
@@ -85,89 +154,163 @@ class Attack(ABC):
         pool: ShadowPool | None = None,
         progress: Progress | None = None,
     ) -> AttackReport:
-        """Attack ``model``, trained on the training part of ``data``; its settings are those of the shadow networks.
+        """Run the attack. The target is queried once per record, before anything is trained.
 
-        ``target`` is asked in place of the model: see `quietmax.attacks.targets.ask` for what it may be; then training
-        settings alone may stand for ``model``. ``pool`` reuses shadow networks trained before. The target is asked
-        once per candidate, before anything is trained.
+        Parameters
+        ----------
+        model : Model or TrainingSettings
+            The model to attack, trained on the training part of ``data``; shadow networks are trained with its
+            settings. With a ``target``, training settings are enough.
+        data : Split
+            The split that the model was trained on.
+        target : optional
+            What is queried instead of the model; see `quietmax.attacks.query_target`.
+        pool : ShadowPool or None
+            Shadow networks trained before; None trains them.
+        progress : callable or None
+            Called with (done, total).
+
+        Returns
+        -------
+        AttackReport
+            How well members were told from non-members.
         """
-        settings = settings_for(model, data, target)
+        settings = _training_settings(model, data, target)
         if pool is not None:
             self.check_pool(pool)
-            check_same_split(pool, data)
-        elif self.designs[0] == "outside":
-            set_size(data)  # refuses, where nothing is left over, before the target is asked
-        asked = self.ask(model if target is None else target, data)
+            _check_same_split(pool, data)
+        elif self.designs[0] == "disjoint":
+            disjoint_set_size(data)  # raises before the target is charged
+        result = self.query(model if target is None else target, data)
         chosen = self.train_pool(data, settings, progress) if pool is None else pool
-        return self.report(self.fit(chosen, released_by(asked.answers), progress), asked, chosen)
+        return self.report(self.fit(chosen, released_by(result.answers), progress), result, chosen)
 
-    def ask(self, target: Target, data: Split) -> QueryResult:
-        """Put this attack's queries to a target."""
-        rows = self.queried_rows(data)
-        return ask(target, data.records.features[rows], data.classes)
+    def report(self, fitted: FittedAttack, result: QueryResult, pool: ShadowPool) -> AttackReport:
+        """Score the target's answers and compute the report.
 
-    def report(self, fitted: Fitted, asked: QueryResult, pool: ShadowPool) -> AttackReport:
-        """Score the answers and sum up."""
-        scores = np.asarray(fitted.scores(asked.answers), dtype=np.float64)
+        Parameters
+        ----------
+        fitted : FittedAttack
+            What `fit` returned.
+        result : QueryResult
+            What `query` returned.
+        pool : ShadowPool
+            The shadow networks that the attack learned from.
+
+        Returns
+        -------
+        AttackReport
+            The report.
+        """
+        scores = np.asarray(fitted.scores(result.answers), dtype=np.float64)
         members = len(pool.data.train_rows)
-        return summarise(
+        return AttackReport.from_scores(
             attack=self.name,
-            target=asked.target,
-            released=released_by(asked.answers),
+            target=result.target,
+            released=released_by(result.answers),
             member_scores=scores[:members],
             nonmember_scores=scores[members:],
             decision=fitted.decision,
             threshold=fitted.threshold,
-            queries=asked.queries,
-            spent=asked.spent,
+            queries=result.queries,
+            spent=result.spent,
             settings=self.described(pool),
             notes=(*pool.notes, *fitted.notes),
         )
 
     def check_pool(self, pool: ShadowPool) -> None:
-        """Refuse a pool of a design the attack cannot learn from."""
+        """Raise `InvalidInput` if the attack cannot learn from the design of ``pool``."""
         if pool.design not in self.designs:
             raise InvalidInput(
-                f"The attack '{self.name}' needs a shadow pool of design {' or '.join(self.designs)}, but this one is "
-                f"{pool.design}; train one with ShadowPool.{self.designs[0]}."
+                f"The attack '{self.name}' requires a shadow pool of design {' or '.join(self.designs)}, got "
+                f"{pool.design}."
             )
 
     def described(self, pool: ShadowPool) -> dict[str, Any]:
-        """The attack's settings and its shadow pool as JSON values, for the report."""
+        """Return the settings of the attack and of ``pool`` as JSON values."""
         return {**asdict(self), "models": pool.networks, "pool": pool.design}
 
 
-def check_same_split(pool: ShadowPool, data: Split) -> None:
-    """Refuse a pool trained around or outside other candidates."""
-    same = len(pool.data.records) == len(data.records) and np.array_equal(
-        candidate_rows(pool.data), candidate_rows(data)
-    )
-    if not same:
-        raise InvalidInput(
-            "The shadow pool was trained for another split, so its networks may have seen other records as members; "
-            "train one for this split."
-        )
+_BUILT_IN: dict[str, tuple[str, dict[str, Any]]] = {
+    "shadow": ("shadow:Shadow", {}),
+    "threshold": ("threshold:Threshold", {}),
+    "threshold-confidence": ("threshold:Threshold", {"statistic": "confidence"}),
+    "threshold-entropy": ("threshold:Threshold", {"statistic": "entropy"}),
+    "lira": ("lira:LiRA", {}),
+    "lira-offline": ("lira:LiRA", {"mode": "offline"}),
+    "rmia": ("rmia:RMIA", {}),
+    "rmia-offline": ("rmia:RMIA", {"mode": "offline"}),
+}
+"""Module and class of each built-in attack, and its settings. The modules import this one, so they are loaded late."""
 
 
-def settings_for(model: Model | TrainingSettings, data: Split, target: Target) -> TrainingSettings:
-    """The settings to train shadow networks with, after checking that model and data belong together."""
-    if isinstance(model, TrainingSettings):
-        if target is None:
-            raise InvalidInput("Training settings alone cannot be attacked; give the target to ask.")
-        return model
-    if not isinstance(model, Model):
+def registered_attacks() -> Mapping[str, AttackFactory]:
+    """Return all attacks by name: the built-in ones, then those of installed plug-ins.
+
+    Returns
+    -------
+    Mapping[str, callable]
+        Each value takes ``models`` and ``seed`` and returns an `Attack`.
+
+    Examples
+    --------
+    >>> registered_attacks()["lira"](models=16, seed=1).name
+    'lira'
+    """
+    built_in: dict[str, AttackFactory] = {
+        name: partial(_make_built_in, path, **settings) for name, (path, settings) in _BUILT_IN.items()
+    }
+    return with_plugins(built_in, ENTRY_POINT_GROUP, _read_plugin)
+
+
+def make_attack(name: str, *, models: int, seed: int = 0) -> Attack:
+    """Make a registered attack.
+
+    Parameters
+    ----------
+    name : str
+        The registered name.
+    models : int
+        Number of shadow networks.
+    seed : int
+        Determines everything random in the attack.
+
+    Returns
+    -------
+    Attack
+        The attack.
+
+    Raises
+    ------
+    InvalidInput
+        If no attack has this name; the message suggests the nearest one.
+
+    Examples
+    --------
+    >>> make_attack("threshold-entropy", models=4).name
+    'threshold-entropy'
+    """
+    known = registered_attacks()
+    if name not in known:
+        raise unknown_name("attack", name, known)
+    made = known[name](models=models, seed=seed)
+    if not isinstance(made, Attack):
         raise InvalidInput(
-            f"The model is of type {type(model).__name__}, but shadow networks need a Quietmax model or training "
-            "settings; give these, and the thing to be asked as target."
+            f"The plug-in '{name}' must return a quietmax.attacks.Attack, got {type(made).__name__}."
         )
-    width = data.records.features.shape[1]
-    if (model.features, model.classes, model.records) != (width, data.classes, len(data.train_rows)):
-        raise InvalidInput(
-            f"The model was trained on {model.records} records of {model.features} features and {model.classes} "
-            f"classes, but the data's training part has {len(data.train_rows)} of {width} and {data.classes}; give "
-            "the split it was trained on."
-        )
-    return model.settings
+    return made
+
+
+def _make_built_in(path: str, **settings: Any) -> Attack:
+    module, _, name = path.partition(":")
+    attack: Attack = getattr(import_module(f"quietmax.attacks.{module}"), name)(**settings)
+    return attack
+
+
+def _read_plugin(name: str, loaded: Any) -> tuple[str, AttackFactory]:
+    if not callable(loaded):
+        raise TypeError("the entry point must be a class or function that returns a quietmax.attacks.Attack")
+    return name, loaded
 
 
 def run_together(
@@ -178,45 +321,55 @@ def run_together(
     target: Target = None,
     progress: Progress | None = None,
 ) -> list[AttackReport]:
-    """Run all ``attacks`` as `Attack.run` does, sharing answers and shadow networks.
+    """Run several attacks that share the target's answers and the shadow networks.
 
-    An attack that can learn from either design uses whichever another attack needs. Each report states the queries
-    of all of them, which were asked together.
+    An attack that can learn from either design uses the one that another attack needs. The target is queried once;
+    every report states the queries of all attacks together.
+
+    Parameters
+    ----------
+    attacks : sequence of Attack
+        At least one.
+    model, data, target, progress
+        As in `Attack.run`.
+
+    Returns
+    -------
+    list of AttackReport
+        One per attack, in the same order.
     """
     if not attacks:
-        raise InvalidInput("There is no attack to run; name at least one.")
-    settings = settings_for(model, data, target)
+        raise InvalidInput("run_together requires at least one attack, got none.")
+    settings = _training_settings(model, data, target)
     designs = shared_designs(attacks)
-    if "outside" in designs:
-        set_size(data)  # refuses, where nothing is left over, before the target is asked
+    if "disjoint" in designs:
+        disjoint_set_size(data)  # raises before the target is charged
     rows = np.unique(np.concatenate([attack.queried_rows(data) for attack in attacks]))
-    asked = ask(model if target is None else target, data.records.features[rows], data.classes)
+    result = query_target(model if target is None else target, data.records.features[rows], data.classes)
     pools: dict[Design, ShadowPool] = {}
     reports = []
     for attack, design in zip(attacks, designs, strict=True):
         if design not in pools:
-            needing = [other for other in attacks if design in other.designs]
-            train = ShadowPool.outside if design == "outside" else ShadowPool.around
-            networks = max(other.models for other in needing)
-            pools[design] = train(data, settings, networks, seed=attack.seed, progress=progress)
-        pool = pools[design]
+            networks = max(other.models for other in attacks if design in other.designs)
+            pools[design] = ShadowPool.train(
+                design, data, settings, networks, seed=attack.seed, progress=progress
+            )
         own = np.searchsorted(rows, attack.queried_rows(data))
-        probabilities = asked.answers.probabilities
-        answers = Answers(asked.answers.labels[own], None if probabilities is None else probabilities[own])
-        fitted = attack.fit(pool, released_by(answers), progress)
-        reports.append(attack.report(fitted, replace(asked, answers=answers), pool))
+        answers = _selected(result.answers, own)
+        fitted = attack.fit(pools[design], released_by(answers), progress)
+        reports.append(attack.report(fitted, replace(result, answers=answers), pools[design]))
     if len(reports) == 1:
         return reports
-    note = f"The target was asked once for all {len(reports)} attacks together."
+    note = f"The target was queried once for all {len(reports)} attacks together."
     return [replace(report, notes=(*report.notes, note)) for report in reports]
 
 
 def shared_designs(attacks: Sequence[Attack]) -> list[Design]:
-    """The design each attack learns from, so that as few pools as possible are trained.
+    """Choose a design for each of ``attacks`` so that as few pools as possible are trained.
 
     >>> from quietmax.attacks import LiRA, Threshold
     >>> shared_designs([Threshold(), LiRA()])
-    ['around', 'around']
+    ['overlapping', 'overlapping']
     """
     needed = {attack.designs[0] for attack in attacks if len(attack.designs) == 1}
     if not needed:
@@ -229,7 +382,19 @@ def shared_designs(attacks: Sequence[Attack]) -> list[Design]:
 
 @dataclass(frozen=True, eq=False)
 class LeakageCurve:
-    """Reports of one attack: against the plain model, and against the mechanism at each epsilon per answer."""
+    """Reports of one attack against a model without noise, and behind a mechanism at several epsilons per answer.
+
+    Parameters
+    ----------
+    mechanism : str
+        Name of the mechanism.
+    plain : AttackReport
+        The report against the model without noise.
+    epsilons : tuple of float
+        Epsilon of each answer.
+    reports : tuple of AttackReport
+        One report per epsilon.
+    """
 
     mechanism: str
     plain: AttackReport
@@ -242,7 +407,7 @@ class LeakageCurve:
         return tuple(report.leakage.value for report in self.reports)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         return {
             "mechanism": self.mechanism,
             "plain": self.plain.to_json(),
@@ -264,26 +429,88 @@ def leakage_curve(
     noise: NoiseSource = EXACT,
     progress: Progress | None = None,
 ) -> LeakageCurve:
-    """Attack ``model`` plain and behind ``mechanism`` at each epsilon, every answer at that price, as in the paper.
+    """Attack a model without noise and behind a mechanism at several epsilons, as in the paper's figures.
 
-    The shadow networks and the attack are trained once, on plain answers; each epsilon is a fresh round of queries.
+    The shadow networks and the attack are trained once, on answers without noise. Each epsilon is a new round of
+    queries, and every answer costs that epsilon.
+
+    Parameters
+    ----------
+    model : Model
+        The model to attack, trained on the training part of ``data``.
+    data : Split
+        The split that the model was trained on.
+    mechanism : Mechanism
+        A mechanism with open parameters.
+    epsilons : sequence of float
+        Epsilon of each answer, at least one.
+    attack : Attack
+        The attack.
+    pool : ShadowPool or None
+        Shadow networks trained before; None trains them.
+    delta : float
+        Delta of each answer.
+    noise : NoiseSource
+        Where the mechanism draws its noise from.
+    progress : callable or None
+        Called with (done, total).
+
+    Returns
+    -------
+    LeakageCurve
+        One report without noise and one per epsilon.
     """
     if not epsilons:
-        raise InvalidInput("There is no epsilon to attack at; give at least one.")
-    settings = settings_for(model, data, model)
+        raise InvalidInput("epsilons must contain at least one number, got none.")
+    settings = _training_settings(model, data, model)
     if pool is not None:
-        check_same_split(pool, data)
-    plain = attack.ask(model, data)
+        _check_same_split(pool, data)
+    plain = attack.query(model, data)
     chosen = attack.train_pool(data, settings, progress) if pool is None else pool
-    fitted: dict[str, Fitted] = {}
-    reports = []
     targets = [
         Answerer.prepare(model, mechanism, Budget(epsilon, delta, queries=1), noise=noise)
         for epsilon in epsilons
     ]
-    for asked in (plain, *(attack.ask(target, data) for target in targets)):
-        released = released_by(asked.answers)
+    fitted: dict[Released, FittedAttack] = {}
+    reports = []
+    for result in (plain, *(attack.query(target, data) for target in targets)):
+        released = released_by(result.answers)
         if released not in fitted:
             fitted[released] = attack.fit(chosen, released, progress)
-        reports.append(attack.report(fitted[released], asked, chosen))
+        reports.append(attack.report(fitted[released], result, chosen))
     return LeakageCurve(mechanism.name, reports[0], tuple(epsilons), tuple(reports[1:]))
+
+
+def _training_settings(model: Model | TrainingSettings, data: Split, target: Target) -> TrainingSettings:
+    """Return the settings for shadow networks after checking that ``model``, ``data`` and ``target`` fit together."""
+    if isinstance(model, TrainingSettings):
+        if target is None:
+            raise InvalidInput("target is required if model is TrainingSettings.")
+        return model
+    if not isinstance(model, Model):
+        raise InvalidInput(
+            f"model must be a quietmax Model or TrainingSettings, got {type(model).__name__}. Anything else that can "
+            "be queried is passed as target."
+        )
+    width = data.records.features.shape[1]
+    if (model.features, model.classes, model.records) != (width, data.classes, len(data.train_rows)):
+        raise InvalidInput(
+            f"The model was trained on other data: {model.records} records, {model.features} features and "
+            f"{model.classes} classes; the training part has {len(data.train_rows)}, {width} and {data.classes}."
+        )
+    return model.settings
+
+
+def _check_same_split(pool: ShadowPool, data: Split) -> None:
+    """Raise if the candidates of a pool are others: its networks may have been trained on other members."""
+    same = len(pool.data.records) == len(data.records) and np.array_equal(
+        candidate_rows(pool.data), candidate_rows(data)
+    )
+    if not same:
+        raise InvalidInput("The shadow pool was trained for another split of the records.")
+
+
+def _selected(answers: Answers, rows: Rows) -> Answers:
+    """Return the answers to some of the queries."""
+    probabilities = answers.probabilities
+    return Answers(answers.labels[rows], None if probabilities is None else probabilities[rows])

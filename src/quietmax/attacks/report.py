@@ -1,4 +1,4 @@
-"""AttackReport: what an attack found, with intervals, as a table, as JSON and as a plot."""
+"""The result of an attack: rates with confidence intervals, as a table, as JSON and as a plot."""
 
 from __future__ import annotations
 
@@ -14,29 +14,61 @@ from quietmax.accounting.costs import Cost
 from quietmax.attacks.metrics import (
     Estimate,
     Floats,
-    OperatingCurve,
     Released,
-    area,
+    RocCurve,
+    auc,
     difference,
-    operating_curve,
     proportion,
-    tpr_at,
+    roc_curve,
+    tpr_at_fpr,
 )
 from quietmax.errors import InvalidInput
 
 INTERVALS = (
-    "95% intervals: TPR and FPR Clopper-Pearson; leakage and advantage from those limits, squared and added "
-    "(Newcombe); AUC DeLong; TPR at a given FPR exact limits of threshold and rate, half of the error each."
+    "95% intervals: TPR and FPR Clopper-Pearson; leakage and advantage Newcombe, from the Clopper-Pearson limits; "
+    "AUC DeLong; TPR at a given FPR exact limits of threshold and rate, half of the error each."
 )
 
 
 @dataclass(frozen=True, eq=False)
 class AttackReport:
-    """How well members were told from non-members.
+    """How well an attack told members from non-members.
 
-    ``leakage`` is TPR - FPR of the attack's own decision. ``advantage`` is TPR - FPR at ``threshold``, the best one
-    *on the shadow networks*; no figure but the AUC and the two TPRs at a given FPR looks at the target's true
-    membership to choose anything. ``queries`` is what the target was asked, ``spent`` what that cost it.
+    Only the AUC and the two TPRs at a given FPR use the target's true membership to choose a threshold. Every other
+    threshold comes from shadow networks.
+
+    Parameters
+    ----------
+    attack : str
+        Name of the attack.
+    target : str
+        Name of the target.
+    released : {"probabilities", "labels"}
+        What the target released.
+    members, nonmembers : int
+        Numbers of records of each kind.
+    tpr, fpr : Estimate
+        Shares of members and of non-members that the attack called members.
+    leakage : Estimate
+        TPR - FPR of the attack's own decision.
+    advantage : Estimate
+        TPR - FPR at ``threshold``.
+    auc : Estimate
+        Area under the ROC curve.
+    tpr_at_0_1_percent_fpr, tpr_at_1_percent_fpr : Estimate
+        TPR at a low FPR.
+    threshold : float
+        The threshold with the largest TPR - FPR on the shadow networks.
+    queries : int
+        Number of queries that the target answered.
+    spent : Cost or None
+        What the queries cost the target; None if it has no budget.
+    roc : RocCurve
+        The ROC curve.
+    settings : Mapping[str, Any]
+        Settings of the attack and its shadow pool, as JSON values.
+    notes : tuple of str
+        What a reader of the figures has to know.
     """
 
     attack: str
@@ -54,20 +86,91 @@ class AttackReport:
     threshold: float
     queries: int
     spent: Cost | None
-    roc: OperatingCurve
+    roc: RocCurve
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    def table(self) -> list[tuple[str, str, str]]:
-        """Rows of (figure, value, 95% interval)."""
-        rows = [
-            (name, f"{entry.value:.4f}", f"{entry.low:.4f} to {entry.high:.4f}")
-            for name, entry in self.figures().items()
-        ]
-        return [*rows, ("queries", f"{self.queries:,}", "" if self.spent is None else f"spent {self.spent}")]
+    @classmethod
+    def from_scores(
+        cls,
+        *,
+        attack: str,
+        target: str,
+        released: Released,
+        member_scores: Floats,
+        nonmember_scores: Floats,
+        decision: float,
+        threshold: float,
+        queries: int,
+        spent: Cost | None = None,
+        settings: Mapping[str, Any] | None = None,
+        notes: Sequence[str] = (),
+    ) -> AttackReport:
+        """Compute the report of an attack from its scores.
 
-    def figures(self) -> dict[str, Estimate]:
-        """Every figure that has an interval, by the name it is shown under."""
+        Parameters
+        ----------
+        attack, target : str
+            Names of the attack and of the target.
+        released : {"probabilities", "labels"}
+            What the target released.
+        member_scores, nonmember_scores : array of float
+            Scores of the members and of the non-members, larger for likelier members.
+        decision : float
+            The attack calls a record a member if its score is above this.
+        threshold : float
+            The threshold chosen on shadow networks.
+        queries : int
+            Number of queries that the target answered.
+        spent : Cost or None
+            What the queries cost the target.
+        settings : Mapping[str, Any] or None
+            Settings of the attack, as JSON values.
+        notes : sequence of str
+            What a reader of the figures has to know.
+
+        Returns
+        -------
+        AttackReport
+            The report.
+
+        Examples
+        --------
+        >>> report = AttackReport.from_scores(
+        ...     attack="coin", target="nothing", released="labels", member_scores=np.array([0.0, 1.0]),
+        ...     nonmember_scores=np.array([0.0, 1.0]), decision=0.5, threshold=0.5, queries=4)
+        >>> report.leakage.value, report.auc.value
+        (0.0, 0.5)
+        """
+
+        def rate(scores: Floats, limit: float) -> Estimate:
+            return proportion(int((scores > limit).sum()), len(scores))
+
+        curve = roc_curve(member_scores, nonmember_scores)
+        tpr, fpr = rate(member_scores, decision), rate(nonmember_scores, decision)
+        return cls(
+            attack=attack,
+            target=target,
+            released=released,
+            members=len(member_scores),
+            nonmembers=len(nonmember_scores),
+            tpr=tpr,
+            fpr=fpr,
+            leakage=difference(tpr, fpr),
+            advantage=difference(rate(member_scores, threshold), rate(nonmember_scores, threshold)),
+            auc=auc(member_scores, nonmember_scores),
+            tpr_at_0_1_percent_fpr=tpr_at_fpr(curve, 0.001),
+            tpr_at_1_percent_fpr=tpr_at_fpr(curve, 0.01),
+            threshold=threshold,
+            queries=queries,
+            spent=spent,
+            roc=curve,
+            settings={} if settings is None else settings,
+            notes=tuple(notes),
+        )
+
+    def estimates(self) -> dict[str, Estimate]:
+        """Return every estimate by the name it is shown under."""
         return {
             "TPR": self.tpr,
             "FPR": self.fpr,
@@ -78,15 +181,27 @@ class AttackReport:
             "TPR at 1% FPR": self.tpr_at_1_percent_fpr,
         }
 
-    def __str__(self) -> str:
-        head = (
+    def table(self) -> list[tuple[str, str, str]]:
+        """Return rows of (name, value, 95% interval)."""
+        rows = [
+            (name, f"{estimate.value:.4f}", f"{estimate.low:.4f} to {estimate.high:.4f}")
+            for name, estimate in self.estimates().items()
+        ]
+        return [*rows, ("queries", f"{self.queries:,}", "" if self.spent is None else f"spent {self.spent}")]
+
+    @property
+    def title(self) -> str:
+        """Attack, target and number of records in one line."""
+        return (
             f"{self.attack} against {self.target}: {self.members:,} members, {self.nonmembers:,} non-members"
         )
+
+    def __str__(self) -> str:
         rows = [f"  {name:16s} {value:>8s}  {interval}".rstrip() for name, value, interval in self.table()]
-        return "\n".join([head, *rows, *(f"  note: {note}" for note in self.notes)])
+        return "\n".join([self.title, *rows, *(f"  note: {note}" for note in self.notes)])
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; the ROC is thinned to a few hundred points, dense at low FPR."""
+        """Return JSON values; the ROC curve is thinned to a few hundred points, dense at low FPR."""
         fpr, tpr = self.roc.thinned()
         return {
             "attack": self.attack,
@@ -111,75 +226,39 @@ class AttackReport:
         }
 
     def plot(self, path: str | Path) -> Path:
-        """Write the ROC on log axes to ``path``."""
+        """Write the ROC curve on logarithmic axes to ``path`` and return it."""
         return plot_reports([self], path)
 
 
-def summarise(
-    *,
-    attack: str,
-    target: str,
-    released: Released,
-    member_scores: Floats,
-    nonmember_scores: Floats,
-    decision: float,
-    threshold: float,
-    queries: int,
-    spent: Cost | None = None,
-    settings: Mapping[str, Any] | None = None,
-    notes: Sequence[str] = (),
-) -> AttackReport:
-    """The report of an attack from its scores.
-
-    A record is called a member above ``decision``; ``threshold`` is the one chosen on shadow networks.
-
-    >>> report = summarise(
-    ...     attack="coin", target="nothing", released="labels", member_scores=np.array([0.0, 1.0]),
-    ...     nonmember_scores=np.array([0.0, 1.0]), decision=0.5, threshold=0.5, queries=4)
-    >>> report.leakage.value, report.auc.value
-    (0.0, 0.5)
-    """
-    curve = operating_curve(member_scores, nonmember_scores)
-    tpr, fpr = _rate(member_scores, decision), _rate(nonmember_scores, decision)
-    return AttackReport(
-        attack=attack,
-        target=target,
-        released=released,
-        members=len(member_scores),
-        nonmembers=len(nonmember_scores),
-        tpr=tpr,
-        fpr=fpr,
-        leakage=difference(tpr, fpr),
-        advantage=difference(_rate(member_scores, threshold), _rate(nonmember_scores, threshold)),
-        auc=area(member_scores, nonmember_scores),
-        tpr_at_0_1_percent_fpr=tpr_at(curve, 0.001),
-        tpr_at_1_percent_fpr=tpr_at(curve, 0.01),
-        threshold=threshold,
-        queries=queries,
-        spent=spent,
-        roc=curve,
-        settings={} if settings is None else settings,
-        notes=tuple(notes),
-    )
-
-
 def plot_reports(reports: Sequence[AttackReport], path: str | Path) -> Path:
-    """Draw the ROCs of several attacks on log axes, with the line of guessing, and write them to ``path``."""
+    """Plot the ROC curves of several attacks on logarithmic axes, with the line of random guessing.
+
+    Parameters
+    ----------
+    reports : sequence of AttackReport
+        One curve each, at least one.
+    path : str or Path
+        A .png, .pdf or .svg file.
+
+    Returns
+    -------
+    Path
+        The file.
+    """
     from matplotlib.figure import Figure
 
     if not reports:
-        raise InvalidInput("There is no report to plot; give at least one.")
+        raise InvalidInput("A plot requires at least one report, got none.")
     # A figure without pyplot: no window system, no state shared with the caller's own plots.
     figure = Figure(figsize=(5.2, 5.0), layout="constrained")
     axes = figure.add_subplot()
     lowest = 1 / max(max(report.members, report.nonmembers) for report in reports)
     for report in reports:
-        label = f"{report.attack} against {report.target} (AUC {report.auc.value:.3f})"
         axes.plot(
             np.maximum(report.roc.fpr, lowest / 2),
             np.maximum(report.roc.tpr, lowest / 2),
             drawstyle="steps-post",
-            label=label,
+            label=f"{report.attack} against {report.target} (AUC {report.auc.value:.3f})",
         )
     guess = np.geomspace(lowest / 2, 1, 50)
     axes.plot(guess, guess, color="grey", linestyle=":", label="guessing")
@@ -191,7 +270,3 @@ def plot_reports(reports: Sequence[AttackReport], path: str | Path) -> Path:
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", fontsize="small")
     return write_figure(figure, path)
-
-
-def _rate(scores: Floats, threshold: float) -> Estimate:
-    return proportion(int((scores > threshold).sum()), len(scores))

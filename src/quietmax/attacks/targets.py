@@ -1,7 +1,7 @@
-"""Endpoint: a small client for servers that speak the Open Inference Protocol (version 2, JSON over HTTP).
+"""Targets of an attack: anything that answers queries, in this process or on a server.
 
-Knows one thing: ``POST {url}/infer`` with a tensor of features, and reading probabilities or labels from the reply.
-``url`` names the model, as in ``http://host:8000/v2/models/income``.
+`query_target` sends rows of features to a target and checks the answers. `Endpoint` is a target on a server that
+implements the Open Inference Protocol (version 2, JSON over HTTP).
 """
 
 from __future__ import annotations
@@ -27,19 +27,194 @@ from quietmax.mechanisms.base import Answerer, Answers
 from quietmax.models.training import Classifier, Model, softmax
 from quietmax.predictor import Predictor
 
-_FRACTIONS = ("FP16", "FP32", "FP64", "BF16")
-_WHOLE = ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")
-_NUMBERS_AT_ONCE = 250_000
-"""Some 6 MB of JSON: servers limit the size of a request."""
-_LARGEST_REPLY = 256 * 2**20
+Features = NDArray[np.float32]
+Target = Any
+"""A classifier, `Predictor`, `Answerer`, fitted estimator, private model, `Endpoint`, URL, or function of features."""
+
+_SUM_TOLERANCE = 1e-2
+_FLOAT_TYPES = ("FP16", "FP32", "FP64", "BF16")
+_INTEGER_TYPES = ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")
+_MAX_NUMBERS = 250_000
+"""Numbers in one request, some 6 MB of JSON: servers limit the size of a request."""
+_MAX_REPLY_BYTES = 256 * 2**20
 
 
-class EndpointFailed(QuietmaxError):
-    """The server could not be reached, refused, or replied with something else than an inference."""
+@dataclass(frozen=True, eq=False)
+class QueryResult:
+    """The answers of a target.
+
+    Parameters
+    ----------
+    answers : Answers
+        One answer per query.
+    queries : int
+        Number of queries; of a target with a budget, the number it charged for.
+    spent : Cost or None
+        What the queries cost; None if the target has no budget.
+    target : str
+        Name of the target for reports.
+    """
+
+    answers: Answers
+    queries: int
+    spent: Cost | None
+    target: str
 
 
-class _StayHere(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects: records and key go to the named server and to no other."""
+def query_target(target: Target, features: Features, classes: int) -> QueryResult:
+    """Query a target once for each row of features and check its answers.
+
+    Parameters
+    ----------
+    target : model, Predictor, Answerer, fitted estimator, Endpoint, str or callable
+        What is queried. A string is the URL of an `Endpoint`. A function takes features and returns probabilities of
+        shape (queries, classes) or labels of shape (queries,).
+    features : array of shape (queries, features)
+        The queries.
+    classes : int
+        Number of classes.
+
+    Returns
+    -------
+    QueryResult
+        Probabilities if the target releases them, else labels.
+
+    Raises
+    ------
+    InvalidInput
+        If the target cannot be queried or its answers are not probabilities or class numbers.
+    BudgetExhausted
+        If the target's budget does not pay for the queries.
+
+    Examples
+    --------
+    >>> result = query_target(lambda rows: np.full((len(rows), 2), 0.5), np.zeros((3, 4), np.float32), 2)
+    >>> result.queries, result.answers.probabilities.shape
+    (3, (3, 2))
+    """
+    if isinstance(target, str):
+        target = Endpoint(target)
+    queries, spent = len(features), None
+    account = _account_of(target)
+    before = 0 if account is None else account.answered
+    answers = _checked(_answers_of(target, features, classes), queries, classes)
+    if account is not None:
+        queries = account.answered - before
+        spent = account.cost.times(queries)
+    elif isinstance(target, Answerer):
+        spent = target.cost.times(queries)
+    return QueryResult(answers, queries, spent, _name_of(target))
+
+
+class EndpointError(QuietmaxError):
+    """The server cannot be reached, returned an error, or sent a reply that is not an inference."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A model on a server.
+
+    Parameters
+    ----------
+    url : str
+        Address of the model, for example ``http://host:8000/v2/models/income``.
+    key : str or None
+        Sent as a bearer token.
+    input_name : str or None
+        Name of the input tensor; None reads it from the model's metadata.
+    max_rows : int
+        Largest number of queries in one request.
+    timeout : float
+        Seconds to wait for a reply.
+
+    Examples
+    --------
+    >>> Endpoint("http://127.0.0.1:8000/v2/models/income", max_rows=100).max_rows
+    100
+    """
+
+    url: str
+    key: str | None = field(default=None, repr=False)
+    input_name: str | None = None
+    max_rows: int = 256
+    timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not _is_address(self.url):
+            raise InvalidInput(
+                f"The target must be an address like http://host:port/v2/models/name, got {self.url!r}."
+            )
+        if self.max_rows < 1:
+            raise InvalidInput(f"max_rows must be at least 1, got {self.max_rows}.")
+
+    def answer(self, features: NDArray[np.floating]) -> Answers:
+        """Query the server for all rows of ``features``, in requests of at most `max_rows`."""
+        rows = np.asarray(features, dtype=np.float32)
+        name = self.input_name or self._stated_input_name()
+        at_once = max(1, min(self.max_rows, _MAX_NUMBERS // max(rows.shape[1], 1)))
+        replies = [self._infer(rows[start : start + at_once], name) for start in range(0, len(rows), at_once)]
+        labels = np.concatenate([reply.labels for reply in replies])
+        parts = [reply.probabilities for reply in replies if reply.probabilities is not None]
+        return Answers(labels, np.concatenate(parts) if len(parts) == len(replies) else None)
+
+    def _stated_input_name(self) -> str:
+        metadata = self._send(urllib.request.Request(self.url, headers=self._headers()))
+        try:
+            return str(metadata["inputs"][0]["name"])
+        except (KeyError, IndexError, TypeError):
+            raise EndpointError(
+                f"The metadata at {self.url} name no input tensor; Endpoint takes its name as input_name."
+            ) from None
+
+    def _infer(self, rows: NDArray[np.float32], name: str) -> Answers:
+        tensor = {
+            "name": name,
+            "shape": list(rows.shape),
+            "datatype": "FP32",
+            "data": rows.ravel().tolist(),
+        }
+        body = json.dumps({"inputs": [tensor]}).encode()
+        headers = {**self._headers(), "Content-Type": "application/json"}
+        reply = self._send(urllib.request.Request(f"{self.url.rstrip('/')}/infer", body, headers))
+        try:
+            return _read_outputs(reply["outputs"], len(rows))
+        except (KeyError, TypeError, ValueError):
+            raise EndpointError(
+                f"The reply of {self.url} contains neither probabilities of shape ({len(rows)}, classes) nor labels "
+                f"of shape ({len(rows)},)."
+            ) from None
+
+    def _headers(self) -> dict[str, str]:
+        return {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
+
+    def _send(self, request: urllib.request.Request) -> Any:
+        """Send a request and return the JSON of the reply."""
+        try:
+            with urllib.request.build_opener(_NoRedirects).open(request, timeout=self.timeout) as reply:
+                text = reply.read(_MAX_REPLY_BYTES + 1)
+        except urllib.error.HTTPError as error:
+            raise EndpointError(
+                f"The server at {self.url} returned {error.code} ({_reason(error)}). Queries that it answered before "
+                "count as asked."
+            ) from error
+        except http.client.HTTPException as error:
+            raise EndpointError(
+                f"The server at {self.url} does not speak HTTP ({type(error).__name__})."
+            ) from error
+        except (OSError, UnicodeError) as error:
+            raise EndpointError(
+                f"The server at {self.url} cannot be reached ({getattr(error, 'reason', error)})."
+            ) from error
+        if len(text) > _MAX_REPLY_BYTES:
+            raise EndpointError(f"The reply of {self.url} is larger than {_MAX_REPLY_BYTES} bytes.")
+        try:
+            return json.loads(text)
+        except ValueError:
+            raise EndpointError(f"The reply of {self.url} is not JSON.") from None
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirects: records and key go to the named server only."""
 
     def redirect_request(
         self,
@@ -53,173 +228,42 @@ class _StayHere(urllib.request.HTTPRedirectHandler):
         raise urllib.error.HTTPError(req.full_url, code, "redirects are not followed", headers, fp)
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """A model on a server. ``key`` is sent as a bearer token; at most ``rows_at_once`` queries travel in one request.
-
-    ``input_name`` is the input tensor's name; by default the server's model metadata is asked for it.
-    """
-
-    url: str
-    key: str | None = field(default=None, repr=False)
-    input_name: str | None = None
-    rows_at_once: int = 256
-    timeout: float = 60.0
-
-    def __post_init__(self) -> None:
-        if not _is_address(self.url):
-            raise InvalidInput(
-                f"The target {self.url!r} is not an address of the form http://host:port/v2/models/name; give "
-                "such a one."
-            )
-        if self.rows_at_once < 1:
-            raise InvalidInput(
-                f"rows_at_once is {self.rows_at_once}, but must be at least 1; give such a number."
-            )
-
-    def answer(self, features: NDArray[np.floating]) -> Answers:
-        """Ask all rows, in requests of at most ``rows_at_once``."""
-        rows = np.asarray(features, dtype=np.float32)
-        name = self.input_name or self._stated_input_name()
-        at_once = max(1, min(self.rows_at_once, _NUMBERS_AT_ONCE // max(rows.shape[1], 1)))
-        replies = [self._infer(rows[start : start + at_once], name) for start in range(0, len(rows), at_once)]
-        labels = np.concatenate([reply.labels for reply in replies])
-        parts = [reply.probabilities for reply in replies if reply.probabilities is not None]
-        return Answers(labels, np.concatenate(parts) if len(parts) == len(replies) else None)
-
-    def _stated_input_name(self) -> str:
-        metadata = self._json(urllib.request.Request(self.url, headers=self._headers()))
-        try:
-            return str(metadata["inputs"][0]["name"])
-        except (KeyError, IndexError, TypeError):
-            raise EndpointFailed(
-                f"The metadata at {self.url} name no input tensor; give input_name, or check the address."
-            ) from None
-
-    def _infer(self, rows: NDArray[np.float32], name: str) -> Answers:
-        tensor = {
-            "name": name,
-            "shape": list(rows.shape),
-            "datatype": "FP32",
-            "data": rows.ravel().tolist(),
-        }
-        body = json.dumps({"inputs": [tensor]}).encode()
-        headers = {**self._headers(), "Content-Type": "application/json"}
-        reply = self._json(urllib.request.Request(f"{self.url.rstrip('/')}/infer", body, headers))
-        try:
-            return _read(reply["outputs"], len(rows))
-        except (KeyError, TypeError, ValueError):
-            raise EndpointFailed(
-                f"The reply of {self.url} holds neither probabilities of shape ({len(rows)}, classes) nor labels of "
-                f"shape ({len(rows)},); ask a model that classifies."
-            ) from None
-
-    def _headers(self) -> dict[str, str]:
-        return {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
-
-    def _json(self, request: urllib.request.Request) -> Any:
-        try:
-            with urllib.request.build_opener(_StayHere).open(request, timeout=self.timeout) as reply:
-                text = reply.read(_LARGEST_REPLY + 1)
-        except urllib.error.HTTPError as refusal:
-            raise EndpointFailed(
-                f"The server at {self.url} refused with {refusal.code} ({_reason(refusal)}); what was "
-                "answered before counts as asked, so correct the cause before asking again."
-            ) from refusal
-        except http.client.HTTPException as problem:
-            raise EndpointFailed(
-                f"What runs at {self.url} does not speak HTTP ({type(problem).__name__}); check host and port."
-            ) from problem
-        except (OSError, UnicodeError) as problem:
-            raise EndpointFailed(
-                f"The server at {self.url} cannot be reached ({getattr(problem, 'reason', problem)}); "
-                "check that it runs and the address."
-            ) from problem
-        try:
-            if len(text) > _LARGEST_REPLY:
-                raise ValueError
-            return json.loads(text)
-        except ValueError:
-            raise EndpointFailed(
-                f"The server at {self.url} replied with something else than JSON; check the address."
-            ) from None
-
-
 def _is_address(url: str) -> bool:
     if not url.isascii() or not url.isprintable() or " " in url:
         return False
     try:
         address = urllib.parse.urlsplit(url)
         return address.scheme in ("http", "https") and bool(address.hostname) and address.port != 0
-    except ValueError:  # a bracket that is not closed, or a port that is no number
+    except ValueError:  # an open bracket, or a port that is not a number
         return False
 
 
-def _read(outputs: list[dict[str, Any]], queries: int) -> Answers:
-    """Probabilities if an output tensor holds fractions in two dimensions, else labels from whole numbers."""
+def _read_outputs(outputs: list[dict[str, Any]], queries: int) -> Answers:
+    """Read probabilities if an output tensor has floats in two dimensions, else labels from integers."""
     labels = None
     for output in outputs:
         shape, datatype = [int(length) for length in output["shape"]], output["datatype"]
         if math.prod(shape) == 0 or shape[0] != queries:
             continue
-        if datatype in _FRACTIONS and len(shape) == 2 and shape[1] > 1:
-            probabilities = np.asarray(output["data"], dtype=np.float64).reshape(shape)
-            return Answers(probabilities.argmax(-1), probabilities)
-        if datatype in _WHOLE and math.prod(shape) == queries:
+        if datatype in _FLOAT_TYPES and len(shape) == 2 and shape[1] > 1:
+            return _with_labels(np.asarray(output["data"], dtype=np.float64).reshape(shape))
+        if datatype in _INTEGER_TYPES and math.prod(shape) == queries:
             labels = np.asarray(output["data"], dtype=np.int64).reshape(queries)
     if labels is None:
         raise ValueError
     return Answers(labels, None)
 
 
-def _reason(refusal: urllib.error.HTTPError) -> str:
-    """The server's own sentence if it sent one, else the status text."""
+def _reason(error: urllib.error.HTTPError) -> str:
+    """Return the server's own message if it sent one, else the status text."""
     try:
-        return str(json.loads(refusal.read(65536))["error"])
+        return str(json.loads(error.read(65536))["error"])
     except (OSError, ValueError, KeyError, TypeError):
-        return str(refusal.reason)
+        return str(error.reason)
 
 
-Features = NDArray[np.float32]
-Target = Any
-"""A classifier, `Predictor`, `Answerer`, estimator, private model, `Endpoint`, URL, or function of features."""
-
-_SUM_TOLERANCE = 1e-2
-
-
-@dataclass(frozen=True, eq=False)
-class QueryResult:
-    """A target's answers, how many queries they took, and what those cost where the target says so."""
-
-    answers: Answers
-    queries: int
-    spent: Cost | None
-    target: str
-
-
-def ask(target: Target, features: Features, classes: int) -> QueryResult:
-    """Ask ``target`` for an answer to each row of ``features`` and check that it is one.
-
-    >>> asked = ask(lambda rows: np.full((len(rows), 2), 0.5), np.zeros((3, 4), np.float32), 2)
-    >>> asked.queries, asked.answers.probabilities.shape
-    (3, (3, 2))
-    """
-    if isinstance(target, str):
-        target = Endpoint(target)
-    queries, spent, name = len(features), None, _name(target)
-    account = _account_of(target)
-    before = 0 if account is None else account.answered
-    answers = _checked(_answers_of(target, features, classes), queries, classes)
-    if account is not None:
-        queries = account.answered - before
-        spent = account.cost.times(queries)
-    elif isinstance(target, Answerer):
-        spent = target.cost.times(queries)
-    return QueryResult(answers, queries, spent, name)
-
-
-def _name(target: Target) -> str:
-    """What a report calls the target."""
+def _name_of(target: Target) -> str:
+    """Return the name of the target for reports."""
     if isinstance(target, Predictor | Answerer):
         return target.mechanism.name
     if isinstance(target, Endpoint):
@@ -228,33 +272,34 @@ def _name(target: Target) -> str:
 
 
 def _account_of(target: Target) -> Predictor | None:
-    """The predictor that pays for the target's answers, where one does."""
+    """Return the predictor that is charged for the target's answers; None if there is none."""
     if isinstance(target, PrivateModel):
-        return _account_of(target.answerer)
+        return _account_of(target.classifier)
     behind = target if isinstance(target, Predictor) else getattr(target, "predictor_", None)
     return behind if isinstance(behind, Predictor) else None
 
 
 def _answers_of(target: Target, features: Features, classes: int) -> Answers:
+    """Query a target that is not a URL."""
     if isinstance(target, Answerer | Endpoint):
         return target.answer(features)
-    columns = _columns(target, classes)
-    if hasattr(target, "predict_proba") and not _refuses_probabilities(target, features):
-        return _with_labels(_spread(_numbers(target.predict_proba(features)), columns, classes))
+    columns = _class_of_each_column(target, classes)
+    if hasattr(target, "predict_proba") and not _releases_labels_only(target, features):
+        return _with_labels(_all_classes(_numbers(target.predict_proba(features)), columns, classes))
     if isinstance(target, Classifier):
         return _with_labels(softmax(target.scores(features)))
     if hasattr(target, "predict"):
-        return Answers(_codes(target.predict(features), columns), None)
+        return Answers(_known_labels(_integers(_numbers(target.predict(features))), columns), None)
     if callable(target):
-        return _from_function(target, features)
+        return _answers_of_function(target, features)
     raise InvalidInput(
-        f"A target of type {type(target).__name__} cannot be asked; give a model, a Predictor, a fitted estimator, "
-        "a function from features to probabilities or labels, or the URL of a server."
+        "A target must be a model, a Predictor, a fitted estimator, a function of features or the URL of a server, "
+        f"got {type(target).__name__}."
     )
 
 
-def _refuses_probabilities(target: Target, features: Features) -> bool:
-    """Whether a paying target releases labels only; one record tells, and its stored answer is free to ask again."""
+def _releases_labels_only(target: Target, features: Features) -> bool:
+    """Try a target with a budget on one record; its stored answer costs nothing the second time."""
     if not isinstance(target, Predictor | PrivateModel) or _account_of(target) is None:
         return False
     try:
@@ -264,31 +309,30 @@ def _refuses_probabilities(target: Target, features: Features) -> bool:
     return False
 
 
-def _from_function(target: Callable[[Features], Any], features: Features) -> Answers:
-    given = _numbers(target(features))
-    if given.ndim == 1:
-        return Answers(_whole(given), None)
-    return _with_labels(given)
+def _answers_of_function(target: Callable[[Features], Any], features: Features) -> Answers:
+    """Read one dimension as labels, two as probabilities."""
+    returned = _numbers(target(features))
+    return Answers(_integers(returned), None) if returned.ndim == 1 else _with_labels(returned)
 
 
-def _columns(target: Target, classes: int) -> NDArray[np.int64] | None:
-    """Which class each column of a fitted estimator means; None where it states nothing."""
+def _class_of_each_column(target: Target, classes: int) -> NDArray[np.int64] | None:
+    """Return the class of each column of a fitted estimator; None if it does not state its classes."""
     stated = getattr(target, "classes_", None)
     if stated is None:
         return None
     known = np.asarray(stated)
     if not np.issubdtype(known.dtype, np.number) or not np.isin(known, np.arange(classes)).all():
         raise InvalidInput(
-            f"The estimator's classes are {known.tolist()[:5]}..., but the data's are 0 to {classes - 1}; "
-            "fit it on the labels of the data it is attacked with."
+            f"The classes of the estimator must be among 0 to {classes - 1}, as in the data; got "
+            f"{', '.join(map(repr, known.tolist()[:5]))}."
         )
     return known.astype(np.int64)
 
 
-def _spread(
+def _all_classes(
     probabilities: NDArray[np.float64], columns: NDArray[np.int64] | None, classes: int
 ) -> NDArray[np.float64]:
-    """Columns put at their classes; classes the estimator never saw get probability 0."""
+    """Put each column at its class; classes that the estimator does not know get probability 0."""
     if columns is None or probabilities.ndim != 2 or probabilities.shape[1] != len(columns):
         return probabilities
     spread = np.zeros((len(probabilities), classes))
@@ -296,29 +340,25 @@ def _spread(
     return spread
 
 
-def _codes(labels: Any, columns: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    codes = _whole(_numbers(labels))
-    if columns is not None and not np.isin(codes, columns).all():
-        raise InvalidInput("The estimator predicted a label that is not among its classes; fit it again.")
-    return codes
+def _known_labels(labels: NDArray[np.int64], columns: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    if columns is not None and not np.isin(labels, columns).all():
+        raise InvalidInput("The estimator predicted a label that is not among its classes_.")
+    return labels
 
 
-def _numbers(given: Any) -> NDArray[np.float64]:
+def _numbers(returned: Any) -> NDArray[np.float64]:
     try:
-        return np.asarray(given, dtype=np.float64)
+        return np.asarray(returned, dtype=np.float64)
     except (TypeError, ValueError):
         raise InvalidInput(
-            "The target's answers are not numbers; it must return probabilities of shape (queries, classes) or "
-            "whole-number labels of shape (queries,); correct the target."
+            "A target must return probabilities of shape (queries, classes) or integer labels of shape (queries,); "
+            "its answers are not numbers."
         ) from None
 
 
-def _whole(labels: NDArray[np.float64]) -> NDArray[np.int64]:
+def _integers(labels: NDArray[np.float64]) -> NDArray[np.int64]:
     if not np.isfinite(labels).all() or (labels != np.rint(labels)).any():
-        raise InvalidInput(
-            "The target's answers have one number per query, but not whole ones; labels must be class numbers, "
-            "probabilities a row per query; correct the target."
-        )
+        raise InvalidInput("Labels must be integers; the target returned other numbers, one per query.")
     return labels.astype(np.int64)
 
 
@@ -328,21 +368,20 @@ def _with_labels(probabilities: NDArray[np.float64]) -> Answers:
 
 
 def _checked(answers: Answers, queries: int, classes: int) -> Answers:
-    """Refuse answers of a wrong shape, labels outside the classes, and rows that are no probabilities."""
+    """Raise if answers have a wrong shape, labels are no classes or rows are no probabilities."""
     labels, probabilities = answers.labels, answers.probabilities
     if labels.shape != (queries,):
         raise InvalidInput(
-            f"The target gave answers of shape {labels.shape} to {queries} queries, but must give one per query; "
-            "correct the target."
+            f"A target must return one answer per query; got shape {labels.shape} for {queries} queries."
         )
     if probabilities is None:
         if queries and (labels.min() < 0 or labels.max() >= classes):
-            raise InvalidInput(f"The target released a label outside 0 to {classes - 1}; check its classes.")
+            raise InvalidInput(f"Labels must be from 0 to {classes - 1}; the target returned another one.")
         return answers
     if probabilities.shape != (queries, classes):
         raise InvalidInput(
-            f"The target released values of shape {probabilities.shape}, but {queries} queries to {classes} classes "
-            f"need ({queries}, {classes}); check its classes."
+            f"Probabilities must have shape ({queries}, {classes}) for {queries} queries and {classes} classes, got "
+            f"{probabilities.shape}."
         )
     sums = probabilities.sum(-1)
     if (
@@ -350,7 +389,6 @@ def _checked(answers: Answers, queries: int, classes: int) -> Answers:
         or (np.abs(sums - 1) > _SUM_TOLERANCE).any()
     ):
         raise InvalidInput(
-            "The target released rows that are not probabilities (0 or more, adding up to 1); apply a softmax to "
-            "logits first."
+            "Probabilities must be at least 0 and sum to 1 in each row. Logits require a softmax first."
         )
     return Answers(labels, np.clip(probabilities, 0.0, 1.0))
