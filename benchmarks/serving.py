@@ -1,13 +1,13 @@
-"""How fast is the service? Private answers per second beside MLServer's and our own plain ones.
+"""Measure the service: private answers per second, beside MLServer and the same server without privacy.
 
-Run with `python benchmarks/serving.py`: under five minutes, a Markdown table on standard output. The load comes from
-separate processes over loopback: 16 connections, each with one request under way; all queries differ, so that every
-answer is new, is charged durably and draws exact noise. Three servers run, only one of them loaded at a time, in turns,
-so that a busy machine slows all of them; medians over the turns are given, and the median of the ratios within a turn.
+Run `python benchmarks/serving.py`: under five minutes, a Markdown table on standard output. The load comes from
+separate processes over loopback: 16 connections, each with one request in flight. All queries differ, so every answer is
+new, is charged durably and draws exact noise. Three servers run, but only one at a time is loaded, in turns, so that a
+busy machine slows down all of them. The table shows medians over the turns, and the median of the ratios within a turn.
 
-- private: `quietmax serve` as it is, a network of the paper's size behind Algorithm 1 (10 classes), SQLite ledger;
+- private: `quietmax serve`, a network of the paper's size behind Algorithm 1 (10 classes), with a SQLite ledger;
 - plain: the same server and network without noise, ledger and keys; it exists only in this script;
-- MLServer: the same network in numpy, in the process that answers (its fastest way), in an environment of its own.
+- MLServer: the same network in numpy, in the process that answers (the fastest way), in an environment of its own.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Plain(MLModel):
 
 @dataclass(frozen=True)
 class Load:
-    """Rows per request, JSON or binary tensors, and for how long."""
+    """What to send: rows per request, as JSON or binary tensors, for so many seconds."""
 
     rows: int
     binary: bool
@@ -83,7 +83,7 @@ class Load:
 
 
 def serve(private: bool, address: str, port: int) -> None:
-    """The server process: a network of the paper's size behind Algorithm 1, or plain."""
+    """Run a server: a network of the paper's size behind Algorithm 1, or without privacy."""
     import torch
 
     from quietmax.ledger import Ledger, Terms
@@ -113,7 +113,7 @@ def serve(private: bool, address: str, port: int) -> None:
 
 
 def save_network(folder: Path) -> Any:
-    """Write the network's folder; the network."""
+    """Save the network to a folder and return it."""
     from quietmax.models import Model, TrainingSettings, save_model
     from quietmax.models.mlp import initial_mlp
 
@@ -125,7 +125,7 @@ def save_network(folder: Path) -> Any:
 
 
 class Requests:
-    """Requests of one connection, no two of which ask the same: the first two features of a row count and name it."""
+    """The requests of one connection. The first two features of a row number it, so that no two rows are equal."""
 
     def __init__(self, load: Load, seed: int, port: int) -> None:
         self._load = load
@@ -164,7 +164,7 @@ class Requests:
 
 
 def connection(load: Load, port: int, seed: int, start: Any, results: Any) -> None:
-    """One connection: ask again and again; count what was not a new, paid answer."""
+    """Send requests over one connection; remember a response that is not a new, charged answer."""
     requests = Requests(load, seed, port)
     sock = socket.create_connection(("127.0.0.1", port))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -196,7 +196,7 @@ def free_port() -> int:
 
 @contextmanager
 def started(command: list[str], port: int, folder: Path | None = None) -> Iterator[psutil.Process]:
-    """A server that is ready on a port."""
+    """Start a server and wait until it is ready."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     server = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder, env=environment
@@ -210,7 +210,7 @@ def started(command: list[str], port: int, folder: Path | None = None) -> Iterat
 
 
 def ready_after(port: int, server: subprocess.Popen[Any], path: str = "v2/health/ready") -> float:
-    """Wait until a server is ready; the seconds that took."""
+    """Wait until a server is ready; return the seconds that it took."""
     begun = time.monotonic()
     while True:
         with (
@@ -233,7 +233,7 @@ def ours(kind: str, address: str) -> Iterator[tuple[int, psutil.Process]]:
 
 @contextmanager
 def mlserver(folder: Path) -> Iterator[tuple[int, psutil.Process]]:
-    """MLServer in an environment of its own, with the same network."""
+    """Run MLServer with the same network, in an environment of its own."""
     environment = Path(tempfile.gettempdir()) / f"quietmax-{MLSERVER}"
     binaries = environment / "bin"
     if not (binaries / "mlserver").exists():
@@ -270,7 +270,7 @@ def mlserver(folder: Path) -> Iterator[tuple[int, psutil.Process]]:
 
 
 def weights() -> dict[str, np.ndarray]:
-    """The network of the benchmark as matrices."""
+    """Return the weights of the network for MLServer."""
     rng = np.random.default_rng(0)
     return {
         "weights0": rng.normal(0, 0.05, (FEATURES, HIDDEN)).astype(np.float32),
@@ -281,7 +281,7 @@ def weights() -> dict[str, np.ndarray]:
 
 
 def measure(port: int, process: psutil.Process, load: Load, seeds: Iterator[int]) -> dict[str, float]:
-    """One server under one load, after half a second of warming up."""
+    """Measure one server under one load, after half a second of warm-up."""
     loaded(port, replace(load, seconds=0.5), next(seeds))
     before = process.cpu_times()
     told = loaded(port, load, next(seeds))
@@ -303,7 +303,7 @@ def loaded(port: int, load: Load, first_seed: int) -> dict[str, float]:
     for worker in workers:
         worker.join()
     wrong = [answer for _, _, answer in told if answer]
-    assert not wrong, f"an answer was not new and paid: {wrong[0][:300]!r}"
+    assert not wrong, f"an answer was not new and charged: {wrong[0][:300]!r}"
     times = sorted(moment for each, _, _ in told for moment in each)
     per_second = sum(len(each) / elapsed for each, elapsed, _ in told)
     return {
@@ -316,7 +316,7 @@ def loaded(port: int, load: Load, first_seed: int) -> dict[str, float]:
 
 
 def flush_ms(folder: Path) -> float:
-    """What one flush of the disk takes: a charge on its own cannot be faster."""
+    """Measure one disk flush in milliseconds: a single charge cannot be faster."""
     times = []
     with (folder / "flush").open("wb", buffering=0) as file:
         for _ in range(50):
@@ -328,7 +328,7 @@ def flush_ms(folder: Path) -> float:
 
 
 def restarts(folder: Path, kills: int = 5) -> tuple[float, float]:
-    """Seconds until `quietmax serve` is ready: from nothing, and (median) after its service was killed."""
+    """Return the seconds until `quietmax serve` is ready: at first, and (median) after its service was killed."""
     save_network(folder / "restart")
     port = free_port()
     command = [
@@ -374,7 +374,7 @@ Turns = list[dict[str, dict[str, float]]]
 
 
 def row(name: str, turns: Turns) -> str:
-    """A row of the table: medians over the turns."""
+    """Return a row of the table: medians over the turns."""
 
     def middle(server: str, figure: str) -> float:
         return statistics.median(turn[server][figure] for turn in turns)
@@ -398,7 +398,7 @@ def main() -> None:
     parser.add_argument("--serve", nargs=3)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--ledger", default="", help="another ledger than a fresh SQLite file")
+    parser.add_argument("--ledger", default="", help="ledger to use instead of a fresh SQLite file")
     parser.add_argument("--without-mlserver", action="store_true")
     arguments = parser.parse_args()
     if arguments.serve:
@@ -445,7 +445,7 @@ def main() -> None:
     print()
     print(
         f"{os.cpu_count()} cores, load average {busy:.1f} before; {arguments.turns} turns of {arguments.seconds:g} s; "
-        f"{CONNECTIONS} connections. A flush of the disk takes {flush:.2f} ms. `quietmax serve` is ready {first:.1f} s "
+        f"{CONNECTIONS} connections. A disk flush takes {flush:.2f} ms. `quietmax serve` is ready {first:.1f} s "
         f"after its start, and {again:.2f} s after its service was killed."
     )
 
