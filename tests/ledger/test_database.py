@@ -1,18 +1,42 @@
-"""What the database itself refuses, whatever the program does."""
-
 from __future__ import annotations
 
+import sqlite3
+from pathlib import Path
+
+import psycopg
 import pytest
-from sqlalchemy import Table, UniqueConstraint, create_engine, insert
+from sqlalchemy import Dialect, Table, UniqueConstraint, create_engine, insert, inspect, text
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import IntegrityError
-from sqlalchemy.schema import CreateIndex
+from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.schema import CreateIndex, CreateTable
 
-from quietmax.ledger.database import accounts, journal, metadata, subaccounts
+from quietmax.accounting import PureCost
+from quietmax.errors import InvalidInput, LedgerDamaged, LedgerUnavailable
+from quietmax.ledger import Charge, Ledger, Terms, database
+from quietmax.ledger.accounts import now
+from quietmax.ledger.database import (
+    MIGRATIONS,
+    FileGuard,
+    Migration,
+    accounts,
+    answers,
+    clients,
+    default_url,
+    journal,
+    metadata,
+    migrate,
+    open_engine,
+    parse_url,
+    read_transaction,
+    subaccounts,
+    unavailable,
+    write_transaction,
+)
+from tests.ledger.scenarios import charge_patients, open_with_unit_cost, writer_driver
 
-# A quota, an expiry or a revocation may be absent, and an answer while it is drawn; nothing else.
-MAY_BE_EMPTY = {"keys.expires", "keys.revoked", "requests.answer", "subaccounts.limit_units"}
-TOLD_APART_BY = {
+# A quota, an expiry or a revocation can be missing, and an answer while it is drawn; nothing else.
+NULLABLE = {"keys.expires", "keys.revoked", "requests.answer", "subaccounts.limit_units"}
+PRIMARY_KEYS = {
     "meta": ["name"],
     "accounts": ["id"],
     "training_sets": ["digest"],
@@ -25,17 +49,138 @@ TOLD_APART_BY = {
 }
 
 
+def test_the_default_ledger_is_one_file_per_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("QUIETMAX_LEDGER", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert default_url() == f"sqlite:///{tmp_path / 'quietmax' / 'ledger.sqlite'}"
+    monkeypatch.setenv("QUIETMAX_LEDGER", "postgresql://host/ledger")
+    assert default_url() == "postgresql://host/ledger"
+
+
+@pytest.mark.parametrize(
+    "scheme", ["postgresql", "postgres", "postgresql+psycopg"], ids=["long", "short", "driver"]
+)
+def test_every_scheme_of_postgresql_is_accepted(scheme: str) -> None:
+    url = parse_url(f"{scheme}://ann@host/ledger")
+    assert (url.drivername, url.username, url.database) == ("postgresql+psycopg", "ann", "ledger")
+
+
+def test_a_sqlite_address_and_a_path_mean_the_same_file(path: Path) -> None:
+    assert parse_url(f"sqlite:///{path}").database == parse_url(path).database == str(path)
+
+
+@pytest.mark.parametrize("wrong", ["mysql://host/x", "sqlite://", "sqlite:///:memory:", "://", "http://x"])
+def test_an_address_of_another_database_is_an_error(wrong: str) -> None:
+    with pytest.raises(InvalidInput, match=r"must be a file, sqlite:///FILE or postgresql://"):
+        parse_url(wrong)
+
+
+def test_the_folders_of_a_new_ledger_are_created(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "a" / "b" / "ledger.sqlite") as ledger:
+        assert ledger.accounts() == []
+
+
+def test_a_sqlite_ledger_is_readable_by_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "ledger.sqlite"
+    with Ledger(path):
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_error_for_an_unreachable_server_hides_the_password() -> None:
+    with pytest.raises(LedgerUnavailable, match="is not available") as refusal:
+        Ledger("postgresql://someone:secret@127.0.0.1:9/ledger")
+    assert "secret" not in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_database_error_names_the_file_and_the_first_line_of_the_cause(path: Path) -> None:
+    engine = open_engine(path)
+    sentence = str(unavailable(engine, ValueError("the disk is full\nand much more")))
+    assert sentence.startswith(f"The ledger {path} is not available: the disk is full. ")
+    assert ": ValueError." in str(unavailable(engine, ValueError()))
+    wrapped = OperationalError("SELECT secret", {"secret": 1}, sqlite3.OperationalError("locked"))
+    assert ": locked." in str(unavailable(engine, wrapped))
+    assert len(str(unavailable(engine, ValueError("x" * 10_000)))) < 500
+    engine.dispose()
+
+
+def test_a_silent_server_is_given_up_after_the_same_timeout_as_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def remember(_, **options):
+        settings.update(options["connect_args"])
+        raise ConnectionError
+
+    settings: dict = {}
+    monkeypatch.setattr(database, "create_engine", remember)
+    with pytest.raises(ConnectionError):
+        open_engine("postgresql://host/ledger")
+    assert settings["tcp_user_timeout"] == 1000 * settings["keepalives_idle"]
+    assert f"lock_timeout={settings['keepalives_idle']}s" in settings["options"]
+    assert "synchronous_commit=on" in settings["options"]
+
+
+@pytest.mark.parametrize("address", ["postgresql"], indirect=True)
+def test_the_ledger_reconnects_after_postgresql_dropped_its_connections(address: str) -> None:
+    with Ledger(address) as ledger:
+        charge_patients(ledger)
+        with psycopg.connect(address, autocommit=True) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE pid <> pg_backend_pid() AND datname = current_database()"
+            )
+        assert ledger.account("patients").spent_units == 3000
+
+
+def test_a_moved_or_replaced_sqlite_file_is_detected(path: Path) -> None:
+    engine = open_engine(path)
+    place = FileGuard(engine)
+    place.check()
+    path.rename(path.with_suffix(".away"))
+    with pytest.raises(LedgerUnavailable, match="was moved, deleted or replaced"):
+        place.check()
+    path.touch()
+    with pytest.raises(LedgerUnavailable, match="was moved, deleted or replaced"):
+        place.check()
+    path.with_suffix(".away").rename(path)
+    place.check()
+    engine.dispose()
+
+
+def test_a_write_transaction_holds_the_lock_of_the_file_from_its_start(path: Path) -> None:
+    with Ledger(path) as ledger:
+        charge_patients(ledger)
+        other = sqlite3.connect(path, timeout=0, isolation_level=None)
+        with write_transaction(ledger._engine), pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("BEGIN IMMEDIATE")
+        with read_transaction(ledger._engine):
+            other.execute("BEGIN IMMEDIATE")
+        other.close()
+
+
+def test_every_commit_is_flushed_to_the_disk(ledger: Ledger) -> None:
+    account, units = open_with_unit_cost(ledger)
+    ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", units, rows=1))
+    driver = writer_driver(ledger)
+    if ledger._engine.dialect.name == "sqlite":
+        full = 2
+        assert driver.execute("PRAGMA synchronous").fetchone()[0] == full
+        with ledger._engine.connect() as connection:
+            assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
+    else:
+        assert driver.execute("SHOW synchronous_commit").fetchone()[0] == "on"
+        assert driver.execute("SHOW fsync").fetchone()[0] == "on"
+
+
 def _columns(table: Table) -> list[str]:
     return [f"{table.name}.{column.name}" for column in table.columns if column.nullable]
 
 
-def test_only_quotas_expiries_revocations_and_pending_answers_may_be_empty():
-    assert {name for table in metadata.tables.values() for name in _columns(table)} == MAY_BE_EMPTY
+def test_only_quotas_expiries_revocations_and_pending_answers_can_be_null() -> None:
+    assert {name for table in metadata.tables.values() for name in _columns(table)} == NULLABLE
 
 
-def test_a_training_set_a_request_and_a_journal_row_exist_once():
+def test_primary_keys_and_unique_columns() -> None:
     found = {table.name: [column.name for column in table.primary_key] for table in metadata.tables.values()}
-    assert found == TOLD_APART_BY
+    assert found == PRIMARY_KEYS
     unique = {
         (table.name, column.name)
         for table in metadata.tables.values()
@@ -49,7 +194,7 @@ def test_a_training_set_a_request_and_a_journal_row_exist_once():
 @pytest.mark.parametrize(
     ("spent", "limit", "kept"), [(0, 10, True), (10, 10, True), (11, 10, False), (-1, 10, False)]
 )
-def test_the_database_refuses_an_overspent_account_or_quota(spent, limit, kept):
+def test_a_constraint_forbids_an_overspent_account_or_quota(spent: int, limit: int, kept: bool) -> None:
     engine = create_engine("sqlite://")
     metadata.create_all(engine)
     account = {"name": "a", "total": "", "terms": "", "sequence": 0, "head": "", "opened": 0}
@@ -64,7 +209,127 @@ def test_the_database_refuses_an_overspent_account_or_quota(spent, limit, kept):
                     connection.execute(statement)
 
 
+def test_a_constraint_forbids_an_overspent_balance_on_both_databases(ledger: Ledger) -> None:
+    account, _ = open_with_unit_cost(ledger)
+    with pytest.raises(IntegrityError), ledger._engine.connect() as connection, connection.begin():
+        connection.execute(
+            text("UPDATE accounts SET spent_units = limit_units + 1 WHERE id = :id"), {"id": account.id}
+        )
+
+
 @pytest.mark.parametrize("dialect", [sqlite.dialect(), postgresql.dialect()], ids=["file", "server"])
-def test_the_index_of_rare_journal_rows_leaves_the_charges_out(dialect):
+def test_the_index_of_rare_journal_rows_omits_charges(dialect: Dialect) -> None:
     (rare,) = (index for index in journal.indexes if index.name == "journal_rare")
     assert str(CreateIndex(rare).compile(dialect=dialect)).endswith("WHERE kind != 'charge'")
+
+
+def test_postgresql_generates_the_ids_of_accounts_clients_and_answers() -> None:
+    for table in (accounts, clients, answers):
+        assert "id BIGSERIAL" in str(CreateTable(table).compile(dialect=postgresql.dialect()))
+
+
+def test_a_new_ledger_has_schema_version_2_and_secrets_of_256_bits(path: Path) -> None:
+    with Ledger(path) as ledger:
+        with read_transaction(ledger._engine) as connection:
+            rows = connection.execute(text("SELECT name, value FROM meta"))
+            kept = {row.name: row.value for row in rows}
+        assert len(ledger.session_secret) == 32
+        assert ledger.verify().sound
+    assert kept["version"] == "2"
+    assert {name: len(value) for name, value in kept.items()} == {
+        "ledger": 32,
+        "query_salt": 64,
+        "session_secret": 64,
+        "version": 1,
+    }
+
+
+def test_the_keys_account_is_empty_at_first(path: Path) -> None:
+    before = now()
+    with Ledger(path) as ledger, read_transaction(ledger._engine) as connection:
+        *row, opened_at = connection.execute(
+            text("SELECT limit_units, spent_units, sequence, opened FROM accounts")
+        ).one()
+    assert row == [0, 0, 0]
+    assert before <= opened_at <= now()
+
+
+def test_an_empty_database_gets_the_newest_schema(address: str) -> None:
+    engine = open_engine(address)
+    assert migrate(engine) == MIGRATIONS[-1].version == migrate(engine)
+    engine.dispose()
+
+
+def test_a_new_migration_runs_once_and_keeps_the_balances(address: str) -> None:
+    def widen(connection):
+        connection.execute(text("ALTER TABLE clients ADD COLUMN note TEXT"))
+
+    steps = (*MIGRATIONS, Migration(MIGRATIONS[-1].version + 1, "a note on clients", widen))
+    with Ledger(address) as ledger:
+        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+        ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", 5, rows=1))
+    engine = open_engine(address)
+    for _ in range(2):
+        assert migrate(engine, steps) == steps[-1].version
+    with engine.connect() as connection:
+        assert "note" in {column["name"] for column in inspect(connection).get_columns("clients")}
+        assert connection.execute(text("SELECT spent_units FROM accounts WHERE id = 2")).scalar_one() == 5
+    with pytest.raises(LedgerDamaged, match="supports versions up to"):
+        migrate(engine)
+    engine.dispose()
+
+
+def test_a_failed_migration_changes_nothing(address: str) -> None:
+    def fail(connection):
+        connection.execute(text("ALTER TABLE clients ADD COLUMN note TEXT"))
+        raise LedgerDamaged("broken step")
+
+    with Ledger(address):
+        pass
+    engine = open_engine(address)
+    with pytest.raises(LedgerDamaged, match="broken step"):
+        migrate(engine, (*MIGRATIONS, Migration(99, "broken", fail)))
+    with engine.connect() as connection:
+        assert "note" not in {column["name"] for column in inspect(connection).get_columns("clients")}
+    assert migrate(engine) == MIGRATIONS[-1].version
+    engine.dispose()
+
+
+def test_a_database_with_other_tables_is_an_error(address: str) -> None:
+    engine = open_engine(address)
+    with engine.connect() as connection, connection.begin():
+        connection.execute(text("CREATE TABLE journal (x INTEGER)"))
+    engine.dispose()
+    with pytest.raises(LedgerDamaged, match="not those of a Quietmax ledger"):
+        Ledger(address)
+
+
+@pytest.mark.parametrize(
+    ("statements", "sentence"),
+    [
+        (["CREATE TABLE meta (name TEXT, value TEXT)"], "not those of a Quietmax ledger"),
+        (["CREATE TABLE journal (x INTEGER)"], "not those of a Quietmax ledger"),
+        (
+            ["CREATE TABLE meta (name TEXT, value TEXT)", "CREATE TABLE journal (x INTEGER)"],
+            "schema version is missing",
+        ),
+        (
+            [
+                "CREATE TABLE meta (name TEXT, value TEXT)",
+                "CREATE TABLE journal (x INTEGER)",
+                "INSERT INTO meta VALUES ('version', 'one')",
+            ],
+            "schema version is missing",
+        ),
+    ],
+)
+def test_tables_that_are_not_those_of_a_ledger_are_an_error(
+    path: Path, statements: list[str], sentence: str
+) -> None:
+    with sqlite3.connect(path) as connection:
+        for statement in statements:
+            connection.execute(statement)
+    engine = open_engine(path)
+    with pytest.raises(LedgerDamaged, match=sentence):
+        migrate(engine)
+    engine.dispose()

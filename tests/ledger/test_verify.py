@@ -1,38 +1,223 @@
-"""Edits that leave values of a wrong kind behind: SQLite keeps them, and looking must find them, not fall over them."""
-
 from __future__ import annotations
 
-import sqlite3
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import text
 
-from quietmax.accounting import PureCost
-from quietmax.ledger import Charge, Ledger, LedgerDamaged, Terms
+from quietmax.accounting import LIMIT, PureCost
+from quietmax.errors import LedgerDamaged
+from quietmax.ledger import Charge, Charged, Ledger, Subaccount, Terms
+from quietmax.ledger import verify as verify_module
+from quietmax.ledger.database import write_transaction
+from quietmax.ledger.journal import START
+from quietmax.ledger.verify import verify
+from tests.ledger.scenarios import charge_patients, edit
+
+DEEP_JSON = "[" * 100_000
 
 
-@pytest.fixture
-def place(tmp_path):
-    """The file of a ledger with an account, a quota, a key, two charges and a model without proof."""
-    path = tmp_path / "ledger.sqlite"
+def test_verification_counts_accounts_and_rows(path: Path) -> None:
     with Ledger(path) as ledger:
-        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
-        _, key = ledger.create_key("ann")
-        ledger.set_quota("patients", "ann", 0.5, "half for ann alone")
-        for _ in range(2):
-            ledger.charge(Charge(account.id, key.client_id, "m/1", 1000, rows=1))
-        ledger.record_unproven(account, "m/1", "conditional")
+        charge_patients(ledger)
+        ledger.create_key("ann")
+        found = ledger.verify()
+        assert (found.accounts, found.rows, found.faults) == (1, 5, ())
+        assert found.to_json() == {"sound": True, "accounts": 1, "rows": 5, "faults": []}
+
+
+def test_verification_sees_one_snapshot_while_charges_go_on(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = charge_patients(ledger)
+    ann = ledger.client("ann")
+    entries = verify_module.read_journal
+
+    def meanwhile(connection, number):
+        assert isinstance(ledger.charge(Charge(account.id, ann, "m/1", 1, rows=1)), Charged)
+        return entries(connection, number)
+
+    monkeypatch.setattr(verify_module, "read_journal", meanwhile)
+    found = ledger.verify()
+    assert (found.rows, found.faults) == (4, ())
+    assert ledger.account("patients").sequence == 6
+
+
+def test_a_quota_for_an_unused_client_is_sound(path: Path) -> None:
+    with Ledger(path) as ledger:
+        account = charge_patients(ledger)
+        ledger.client("bob")
+        ledger.set_quota("patients", "bob", 0.5, "half for bob later")
+        assert Subaccount("bob", LIMIT // 2, 0, 0) in ledger.subaccounts(account)
         assert ledger.verify().sound
-    return path
 
 
-def _edit(place, statement):
-    with sqlite3.connect(place) as connection:
-        connection.execute("PRAGMA foreign_keys = OFF")
-        assert connection.execute(statement).rowcount > 0
-    connection.close()
+def test_an_exhausted_budget_and_a_revoked_one_are_sound(path: Path) -> None:
+    with Ledger(path) as ledger:
+        account = charge_patients(ledger)
+        ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", LIMIT - 3000, rows=1))
+        assert ledger.account("patients").remaining_units == 0
+        assert ledger.verify().sound
+        ledger.revoke("patients", None, "the study is over")
+        assert ledger.verify().sound
 
 
-DEEP = "[" * 100_000
+def _faults_after(ledger, *statements):
+    """What verification finds after the statements, which are undone again."""
+    with ledger._engine.connect() as connection, connection.begin() as transaction:
+        for statement in statements:
+            assert connection.execute(text(statement)).rowcount > 0
+        found = verify(connection).faults
+        transaction.rollback()
+    assert ledger.verify().sound
+    return found
+
+
+def test_an_edited_row_is_found_whichever_field_was_edited(charged_ledger: Ledger) -> None:
+    edits = {
+        "units": 1,
+        "time": 1,
+        "client": "'eve'",
+        "model": "'other/1'",
+        "answers": 9,
+        "detail": "'{}'",
+        "spent_units": 5,
+        "limit_units": LIMIT + 1,
+        "kind": "'grant'",
+        "previous": f"'{START}'",
+        "hash": f"'{START}'",
+    }
+    for field, value in edits.items():
+        faults = _faults_after(
+            charged_ledger, f"UPDATE journal SET {field} = {value} WHERE sequence = 5 AND account = 2"
+        )
+        assert "Account 'patients': row 5 was edited or moved." in faults, field
+
+
+def test_an_edited_row_with_a_new_hash_is_found_by_the_next_row(charged_ledger: Ledger) -> None:
+    row = next(row for row in charged_ledger.export("patients") if row.sequence == 5)
+    forged = replace(row, model="other/1").expected_hash()
+    faults = _faults_after(
+        charged_ledger,
+        f"UPDATE journal SET model = 'other/1', hash = '{forged}' WHERE sequence = 5 AND account = 2",
+    )
+    assert faults == (
+        "Account 'patients': row 6 does not follow the row before it: one of them was edited or moved.",
+    )
+
+
+@pytest.mark.parametrize("row", [1, 4, 11])
+def test_a_missing_row_is_found_at_the_start_the_middle_and_the_end(charged_ledger: Ledger, row: int) -> None:
+    faults = _faults_after(charged_ledger, f"DELETE FROM journal WHERE sequence = {row} AND account = 2")
+    assert any(f"row {row} is missing" in fault or "the last row is 10" in fault for fault in faults)
+
+
+def test_several_missing_rows_are_one_fault(charged_ledger: Ledger) -> None:
+    faults = _faults_after(
+        charged_ledger, "DELETE FROM journal WHERE sequence BETWEEN 4 AND 6 AND account = 2"
+    )
+    assert "Account 'patients': rows 4 to 6 are missing." in faults
+
+
+def test_two_rows_that_changed_places_are_found(charged_ledger: Ledger) -> None:
+    faults = _faults_after(
+        charged_ledger,
+        *(
+            f"UPDATE journal SET sequence = {new} WHERE sequence = {old} AND account = 2"
+            for old, new in ((4, 99), (5, 4), (99, 5))
+        ),
+    )
+    assert "Account 'patients': row 4 was edited or moved." in faults
+    assert "Account 'patients': row 5 was edited or moved." in faults
+
+
+def test_a_changed_balance_quota_or_key_is_found(charged_ledger: Ledger) -> None:
+    nine = """'{"measure": "pure", "epsilon": 9.0}'"""
+    for change, expected in {
+        "UPDATE accounts SET spent_units = 1 WHERE id = 2": "the balance is not that of the last row",
+        "UPDATE accounts SET limit_units = limit_units + 1 WHERE id = 2": "the budget is not that of the last row",
+        "UPDATE accounts SET sequence = 10 WHERE id = 2": "the last row is 11, but should be 10",
+        f"UPDATE accounts SET head = '{START}' WHERE id = 2": "the last row is not the one that the account names",
+        f"UPDATE accounts SET total = {nine} WHERE id = 2": "its total or terms are not those it was opened with",
+        "UPDATE subaccounts SET spent_units = 3": "the balance of client 'ann' is not the sum of its charges",
+        "UPDATE subaccounts SET limit_units = NULL": "the quota of client 'ann' is not in the journal",
+        "DELETE FROM subaccounts": "the subaccount of client 'ann' is missing",
+        "UPDATE keys SET role = 'admin' WHERE role = 'client'": "is not as it was created",
+        "UPDATE keys SET revoked = NULL WHERE revoked IS NOT NULL": "is not revoked as the journal states",
+        "DELETE FROM keys WHERE role = 'client'": "is missing",
+    }.items():
+        assert any(expected in fault for fault in _faults_after(charged_ledger, change)), change
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"spent_units": 2001}, "the balance at row 4 is not the sum of the charges"),
+        ({"units": -500, "spent_units": 1500}, "the balance at row 4 is not the sum of the charges"),
+        ({"limit_units": 2999}, "the balance at row 4 exceeds the budget"),
+        ({"limit_units": 2 * LIMIT}, "the budget changes at row 4 without a grant"),
+        ({"kind": "quota", "detail": "{"}, "row 4 cannot be read"),
+        ({"client": "bob"}, "the balance of client 'ann' is not the sum of its charges"),
+        ({"sequence": 5}, "row 4 is missing"),
+        ({"sequence": 7}, "rows 4 to 6 are missing"),
+    ],
+)
+def test_a_forged_last_row_is_found_even_if_its_hash_and_the_account_fit(
+    path: Path, change: dict[str, Any], fault: str
+) -> None:
+    with Ledger(path) as ledger:
+        charge_patients(ledger)
+        last = list(ledger.export("patients"))[-1]
+        forged = replace(last, **change)
+        forged = replace(forged, hash=forged.expected_hash())
+        with write_transaction(ledger._engine) as connection:
+            fields = forged.to_json()
+            setting = ", ".join(f"{name} = :{name}" for name in fields if name != "account")
+            connection.execute(
+                text(f"UPDATE journal SET {setting} WHERE account = :account AND sequence = {last.sequence}"),
+                fields,
+            )
+            connection.execute(
+                text(
+                    "UPDATE accounts SET sequence = :sequence, head = :hash, spent_units = :spent_units,"
+                    " limit_units = MAX(:limit_units, :spent_units) WHERE id = :account"
+                ),
+                fields,
+            )
+            found = verify(connection).faults
+            connection.rollback()
+        assert any(fault in each for each in found), found
+        assert ledger.verify().sound
+
+
+def test_a_rewritten_chain_is_found_by_an_anchor(ledger: Ledger, tmp_path: Path) -> None:
+    account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+    ann = ledger.client("ann")
+    ledger.charge(Charge(account.id, ann, "m/1", 1000, rows=1))
+    before = ledger.account("patients")
+    with Ledger(tmp_path / "rewritten.sqlite") as other:
+        other.open_account("patients", PureCost(1.0), Terms(1.0))
+        for _ in range(3):
+            other.charge(Charge(account.id, other.client("ann"), "m/1", 1, rows=1))
+        assert other.verify().sound
+        anchored = other.verify({"patients": (before.sequence, before.head)})
+        assert anchored.faults == ("Account 'patients': row 2 is not the one that was written down.",)
+    ledger.charge(Charge(account.id, ann, "m/1", 1000, rows=1))
+    assert ledger.verify({"patients": (before.sequence, before.head)}).sound
+    assert not ledger.verify({"other": (1, START)}).sound
+
+
+def test_an_anchor_holds_as_long_as_its_row_is_in_the_chain(path: Path) -> None:
+    with Ledger(path) as ledger:
+        charge_patients(ledger)
+        rows = list(ledger.export("patients"))
+        for row in rows:
+            assert ledger.verify({"patients": (row.sequence, row.hash)}).sound
+        missing = ledger.verify({"patients": (len(rows) + 1, rows[-1].hash)})
+        assert missing.faults == ("Account 'patients': row 5 is not the one that was written down.",)
+        assert not ledger.verify({"patients": (1, rows[1].hash)}).sound
 
 
 @pytest.mark.parametrize(
@@ -47,7 +232,7 @@ DEEP = "[" * 100_000
             "total or the terms of account 'patients' cannot",
         ),
         (
-            f"UPDATE accounts SET total = '{DEEP}' WHERE id = 2",
+            f"UPDATE accounts SET total = '{DEEP_JSON}' WHERE id = 2",
             "total or the terms of account 'patients'",
         ),
         ("UPDATE accounts SET terms = '{\"bad\": 1}' WHERE id = 2", "total or the terms of account"),
@@ -69,9 +254,11 @@ DEEP = "[" * 100_000
         ("UPDATE subaccounts SET limit_units = 'abc'", "quota of client 'ann' is not an integer"),
     ],
 )
-def test_an_unreadable_account_is_a_fault_and_one_sentence_elsewhere(place, statement, expected):
-    _edit(place, statement)
-    with Ledger(place) as ledger:
+def test_an_unreadable_account_is_a_fault_and_an_error_elsewhere(
+    filled: Path, statement: str, expected: str
+) -> None:
+    edit(filled, statement)
+    with Ledger(filled) as ledger:
         assert any(expected in fault for fault in ledger.verify().faults)
         with pytest.raises(LedgerDamaged, match=r"\. Stop serving from this ledger") as refusal:
             [ledger.subaccounts(account) for account in ledger.accounts()]
@@ -86,9 +273,9 @@ def test_an_unreadable_account_is_a_fault_and_one_sentence_elsewhere(place, stat
         *((name, "x'00ff'") for name in ("kind", "client", "model", "detail", "previous", "hash")),
     ],
 )
-def test_a_journal_row_with_a_value_of_a_wrong_kind_is_found(place, field, value):
-    _edit(place, f"UPDATE journal SET {field} = {value} WHERE account = 2 AND sequence = 3")
-    with Ledger(place) as ledger:
+def test_a_journal_row_with_a_value_of_the_wrong_type_is_found(filled: Path, field: str, value: str) -> None:
+    edit(filled, f"UPDATE journal SET {field} = {value} WHERE account = 2 AND sequence = 3")
+    with Ledger(filled) as ledger:
         faults = ledger.verify().faults
         with pytest.raises(LedgerDamaged, match="Row 3 of the journal of account 2 cannot be read"):
             list(ledger.export())
@@ -97,89 +284,73 @@ def test_a_journal_row_with_a_value_of_a_wrong_kind_is_found(place, field, value
 
 
 @pytest.mark.parametrize("number", ["'abc'", "x'00'"])
-def test_a_journal_row_whose_number_is_none_is_found(place, number):
-    _edit(place, f"UPDATE journal SET sequence = {number} WHERE account = 2 AND sequence = 3")
-    with Ledger(place) as ledger:
+def test_a_journal_row_whose_sequence_is_not_an_integer_is_found(filled: Path, number: str) -> None:
+    edit(filled, f"UPDATE journal SET sequence = {number} WHERE account = 2 AND sequence = 3")
+    with Ledger(filled) as ledger:
         faults = ledger.verify().faults
     assert "Account 'patients': row 3 is missing." in faults
     assert any("was edited: a field has the wrong type" in fault for fault in faults)
 
 
-@pytest.mark.parametrize("detail", ["[]", "zz", "[[", "3", DEEP])
+@pytest.mark.parametrize("detail", ["[]", "zz", "[[", "3", DEEP_JSON])
 @pytest.mark.parametrize("row", [1, 2])
-def test_a_journal_row_with_unreadable_details_is_found(place, detail, row):
-    _edit(place, f"UPDATE journal SET detail = '{detail}' WHERE account = 2 AND sequence = {row}")
-    with Ledger(place) as ledger:
+def test_a_journal_row_with_an_unreadable_detail_is_found(filled: Path, detail: str, row: int) -> None:
+    edit(filled, f"UPDATE journal SET detail = '{detail}' WHERE account = 2 AND sequence = {row}")
+    with Ledger(filled) as ledger:
         faults = ledger.verify().faults
     assert f"Account 'patients': row {row} was edited or moved." in faults
     assert f"Account 'patients': row {row} cannot be read." in faults
 
 
-def test_an_unreadable_note_on_an_unproven_model_is_one_sentence(place):
-    _edit(place, "UPDATE journal SET detail = 'zz' WHERE kind = 'unproven'")
+def test_an_unreadable_row_of_an_unproven_model_is_an_error(filled: Path) -> None:
+    edit(filled, "UPDATE journal SET detail = 'zz' WHERE kind = 'unproven'")
     with (
-        Ledger(place) as ledger,
+        Ledger(filled) as ledger,
         pytest.raises(LedgerDamaged, match="A journal row of account 2 cannot be read"),
     ):
         ledger.unproven_models(ledger.account("patients"))
 
 
-def test_rows_of_accounts_that_do_not_exist_are_found_whatever_they_are_called(place):
-    _edit(place, "UPDATE journal SET account = 'abc' WHERE account = 2 AND sequence = 3")
-    _edit(place, "UPDATE journal SET account = 77 WHERE account = 2 AND sequence = 4")
-    with Ledger(place) as ledger:
+def test_an_unreadable_row_of_an_exclusive_model_is_an_error(tmp_path: Path) -> None:
+    filled = tmp_path / "ledger.sqlite"
+    with Ledger(filled) as ledger:
+        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+        ledger.charge_training(account, "m/1", "digest", "all")
+        assert ledger.verify().sound
+    edit(filled, "UPDATE journal SET detail = '[]' WHERE kind = 'exclusive'")
+    with (
+        Ledger(filled) as ledger,
+        pytest.raises(LedgerDamaged, match="A journal row of account 2 cannot be read"),
+    ):
+        ledger.grant("patients", Terms(2.0), "The board allows more.")
+
+
+def test_rows_of_accounts_that_do_not_exist_are_found(filled: Path) -> None:
+    edit(filled, "UPDATE journal SET account = 'abc' WHERE account = 2 AND sequence = 3")
+    edit(filled, "UPDATE journal SET account = 77 WHERE account = 2 AND sequence = 4")
+    with Ledger(filled) as ledger:
         faults = ledger.verify().faults
     assert "The journal has rows of account abc, which does not exist." in faults
     assert "The journal has rows of account 77, which does not exist." in faults
 
 
-def test_a_key_with_a_value_of_a_wrong_kind_is_found(place):
-    _edit(place, "UPDATE keys SET secret_hash = x'00'")
-    with Ledger(place) as ledger:
+def test_a_key_with_a_value_of_the_wrong_type_is_found(filled: Path) -> None:
+    edit(filled, "UPDATE keys SET secret_hash = x'00'")
+    with Ledger(filled) as ledger:
         assert any("is not as it was created" in fault for fault in ledger.verify().faults)
 
 
 @pytest.mark.parametrize(
     "change", ["secret_hash = x'00'", "created = 'abc'", "expires = 'abc'", "role = x'00'"]
 )
-def test_a_key_that_cannot_be_read_is_one_sentence(place, change):
-    _edit(place, f"UPDATE keys SET {change}")
-    with Ledger(place) as ledger, pytest.raises(LedgerDamaged, match=r"The key '.*' cannot be read"):
+def test_an_unreadable_key_is_an_error(filled: Path, change: str) -> None:
+    edit(filled, f"UPDATE keys SET {change}")
+    with Ledger(filled) as ledger, pytest.raises(LedgerDamaged, match=r"The key '.*' cannot be read"):
         ledger.keys()
 
 
-def test_an_unreadable_note_on_a_model_that_took_an_account_whole_is_one_sentence(tmp_path):
-    place = tmp_path / "ledger.sqlite"
-    with Ledger(place) as ledger:
-        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
-        ledger.charge_training(account, "m/1", "digest", "all")
-        assert ledger.verify().sound
-    _edit(place, "UPDATE journal SET detail = '[]' WHERE kind = 'exclusive'")
-    with (
-        Ledger(place) as ledger,
-        pytest.raises(LedgerDamaged, match="A journal row of account 2 cannot be read"),
-    ):
-        ledger.grant("patients", Terms(2.0), "The board allows more.")
-
-
-def test_a_missing_book_of_keys_is_found(place):
-    _edit(place, "DELETE FROM journal WHERE account = 1")
-    _edit(place, "DELETE FROM accounts WHERE id = 1")
-    with Ledger(place) as ledger:
+def test_a_missing_keys_account_is_found(filled: Path) -> None:
+    edit(filled, "DELETE FROM journal WHERE account = 1")
+    edit(filled, "DELETE FROM accounts WHERE id = 1")
+    with Ledger(filled) as ledger:
         assert ledger.verify().faults == ("The account of the API keys is missing.",)
-
-
-@pytest.mark.parametrize("name", ["query_salt", "session_secret"])
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "DELETE FROM meta WHERE name = '{}'",
-        "UPDATE meta SET value = 'zz' WHERE name = '{}'",
-        "UPDATE meta SET value = '' WHERE name = '{}'",
-        "UPDATE meta SET value = x'00' WHERE name = '{}'",
-    ],
-)
-def test_a_ledger_without_its_own_secrets_is_refused_in_a_sentence(place, name, statement):
-    _edit(place, statement.format(name))
-    with pytest.raises(LedgerDamaged, match=f"The ledger's {name} is missing or was changed. Stop serving"):
-        Ledger(place)

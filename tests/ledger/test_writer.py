@@ -1,5 +1,3 @@
-"""The writing thread at its limits: the very deadline, a group that is full, and the end."""
-
 from __future__ import annotations
 
 import queue
@@ -7,171 +5,171 @@ import sqlite3
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from sqlalchemy.pool import QueuePool
 
 from quietmax.accounting import LIMIT, PureCost
-from quietmax.errors import InvalidInput
-from quietmax.ledger import (
-    Charge,
-    Charged,
-    Failed,
-    Ledger,
-    LedgerUnavailable,
-    LimitExceeded,
-    NewAnswers,
-    Terms,
-)
+from quietmax.errors import LedgerUnavailable
+from quietmax.ledger import Charge, Charged, Failed, Ledger, LimitExceeded, NewAnswers, StoredAnswer, Terms
 from quietmax.ledger import writer as writer_module
-from quietmax.ledger.accounts import now
-from quietmax.ledger.database import FileGuard, open_engine
 from quietmax.ledger.transactions import ChargeBatch
 from quietmax.ledger.writer import LedgerWriter, _Conflict
-from tests.ledger.holding import held
+from tests.ledger.scenarios import charge_error, hold_writer, open_with_unit_cost, pay, wait_until
+
+CHARGE: Any = (Charge(1, 1, "m/1", 1, rows=1), print)
+ANSWERS: Any = (NewAnswers(1, (b"q" * 16,), b"answer"), print)
+REQUESTED: Any = (NewAnswers(request=b"request", answer=b"answer"), print)
+FLUSH_INTERVAL: Any = pytest.approx(writer_module._FLUSH_INTERVAL)
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "ledger.sqlite"
+def test_concurrent_charges_share_a_transaction(ledger: Ledger) -> None:
+    account, _ = open_with_unit_cost(ledger)
+    ann = ledger.client("ann")
+    gate = hold_writer(ledger)
+    before = ledger.writer.batches
+    results: list[Any] = []
+    for _ in range(500):
+        ledger.submit_charge(Charge(account.id, ann, "m/1", LIMIT // 400, rows=1), results.append)
+    gate.set()
+    wait_until(lambda: len(results) == 500)
+    assert Counter(type(result) for result in results) == {Charged: 400, LimitExceeded: 100}
+    assert ledger.writer.batches - before == 1
+    assert ledger.verify().sound
 
 
-def _stopped(monkeypatch, moment=100.0) -> LedgerWriter:
-    """A writer without a thread, at a moment that stands still."""
-    monkeypatch.setattr(writer_module, "time", SimpleNamespace(monotonic=lambda: moment))
-    writer = object.__new__(LedgerWriter)
-    writer._closing = False
-    writer._retries = []
-    writer.error = None
-    return writer
+def test_a_batch_is_written_when_it_is_as_large_as_the_last(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account, _ = open_with_unit_cost(ledger)
+    ann = ledger.client("ann")
+    results: list[Any] = []
+    gate = hold_writer(ledger)
+    for _ in range(3):
+        ledger.submit_charge(Charge(account.id, ann, "m/1", 1, rows=1), results.append)
+    gate.set()
+    wait_until(lambda: len(results) == 3)
+    monkeypatch.setattr(writer_module, "_BATCH_WINDOW", 600.0)
+    before = ledger.writer.batches
+    for _ in range(3):
+        ledger.submit_charge(Charge(account.id, ann, "m/1", 1, rows=1), results.append)
+    wait_until(lambda: len(results) == 6)
+    assert ledger.writer.batches - before == 1
 
 
-def _charge(deadline=float("inf")) -> Charge:
-    return Charge(1, 1, "m/1", 1, rows=1, deadline=deadline)
-
-
-def test_at_its_very_deadline_a_charge_is_told_so_once_and_not_written(monkeypatch):
-    writer, written, told = _stopped(monkeypatch), [], []
-    writer._write_batch = lambda charges, _: written.extend(charge for charge, _ in charges)
-    charges = [_charge(deadline) for deadline in (99.0, 100.0, 100.5)]
-    writer._write([(charge, told.append) for charge in charges], [])
-    assert written == charges[2:]
-    assert [type(outcome) for outcome in told] == [Failed, Failed]
-    assert "reached its deadline before the ledger" in str(told[0].error)
-
-
-def test_answers_that_could_not_be_stored_are_tried_again_until_their_very_deadline(monkeypatch):
-    writer, told = _stopped(monkeypatch), []
-
-    def fail(*_):
-        raise LedgerUnavailable("The disk is full.")
-
-    writer._commit = fail
-    stores = [
-        (NewAnswers(answer=b"%d" % number, deadline=deadline), told.append)
-        for number, deadline in enumerate((99.0, 100.0, 100.5))
-    ]
-    writer._write_batch([(_charge(), told.append)], stores)
-    assert writer._retries == stores[2:]
-    assert [str(outcome.error) for outcome in told] == ["The disk is full."] * 3
-    assert writer.error is told[0].error
-    writer._closing, writer._retries = True, []
-    writer._write_batch([], stores)
-    assert writer._retries == []
-    assert len(told) == 6
-
-
-def test_a_group_that_met_another_process_is_written_one_by_one(monkeypatch):
-    writer, groups = _stopped(monkeypatch), []
-
-    def collide(charges, stores):
-        groups.append((len(charges), len(stores)))
-        if len(charges) + len(stores) > 1:
-            raise _Conflict
-
-    writer._write_batch = collide
-    charges = [(_charge(), print)] * 2
-    writer._write(charges, [(NewAnswers(), print)] * 3)
-    assert groups == [(2, 3), (1, 0), (1, 0), (0, 1), (0, 1), (0, 1)]
-
-
-def test_a_closed_ledger_spends_nothing_and_says_so(path):
-    with Ledger(path) as ledger:
-        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
-        charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
-        assert isinstance(ledger.charge(charge), Charged)
-    assert "The ledger is closed" in str(ledger.charge(charge).error)
-    with pytest.raises(LedgerUnavailable, match="The ledger is closed"):
-        ledger.store_answers(NewAnswers(account.id, (b"q" * 16,), b"answer"))
-    with Ledger(path) as ledger:
-        assert ledger.account("patients").spent_units == 1
-
-
-def test_what_waits_when_the_ledger_is_closed_is_written(path):
-    told = []
+def test_a_full_batch_is_written_and_the_rest_comes_next(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "_MAX_BATCH", 4)
     with Ledger(path) as ledger:
         account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
         ann = ledger.client("ann")
-        gate = held(ledger)
-        for _ in range(50):
-            ledger.submit_charge(Charge(account.id, ann, "m/1", 1, rows=1), told.append)
-        ledger.submit_charge(Charge(account.id, ann, "m/1", LIMIT, rows=1), told.append)
+        gate, results = hold_writer(ledger), list[Any]()
+        before = ledger.writer.batches
+        for _ in range(9):
+            ledger.submit_charge(Charge(account.id, ann, "m/1", 1, rows=1), results.append)
         gate.set()
-    assert [type(outcome) for outcome in told] == [Charged] * 50 + [LimitExceeded]
+        wait_until(lambda: len(results) == 9, 60)
+        assert ledger.writer.batches - before == 3
+
+
+def test_answers_without_a_request_id_are_written_with_the_next_charge_or_soon(ledger: Ledger) -> None:
+    account, units = open_with_unit_cost(ledger)
+    query = ledger.query_key(b"model", b"query")
+    charge = Charge(account.id, ledger.client("ann"), "m/1", units, 1, queries=(query,))
+    before = ledger.writer.batches
+    ledger.submit_answers(NewAnswers(account.id, (query,), b"answer"), lambda _: None)
+    assert dict(pay(ledger, charge).cached) == {query: b"answer"}
+    assert ledger.writer.batches - before == 1
+    ledger.submit_answers(NewAnswers(account.id, (b"other" * 3 + b"!",), b"answer"), lambda _: None)
+    wait_until(lambda: ledger.writer.batches - before == 2, 2.0)
+
+
+def test_a_charge_past_its_deadline_is_not_charged(ledger: Ledger) -> None:
+    account, units = open_with_unit_cost(ledger)
+    late = Charge(account.id, ledger.client("ann"), "m/1", units, rows=1, deadline=time.monotonic() - 1)
+    assert isinstance(ledger.charge(late), Failed)
+    assert ledger.account("patients").spent_units == 0
+
+
+def test_refused_charges_are_counted_for_each_client(address: str) -> None:
+    with Ledger(address) as ledger:
+        account, _ = open_with_unit_cost(ledger)
+        ann = ledger.client("ann")
+        for _ in range(3):
+            ledger.charge(Charge(account.id, ann, "m/1", LIMIT + 1, rows=1))
+    with Ledger(address) as ledger:
+        assert [(part.client, part.refused) for part in ledger.subaccounts(ledger.account("patients"))] == [
+            ("ann", 3)
+        ]
+        assert ledger.verify().sound
+
+
+def test_refused_charges_are_counted_soon_even_if_nothing_else_is_written(ledger: Ledger) -> None:
+    account, _ = open_with_unit_cost(ledger)
+    ann = ledger.client("ann")
+    ledger.charge(Charge(account.id, ann, "m/1", LIMIT + 1, rows=1))
+    deadline = time.monotonic() + 60
+    while [part.refused for part in ledger.subaccounts(account)] != [1]:
+        assert time.monotonic() < deadline, "the refusal was never counted"
+        time.sleep(0.05)
+
+
+def test_a_flood_of_refused_charges_is_counted_while_it_lasts(ledger: Ledger) -> None:
+    account, _ = open_with_unit_cost(ledger)
+    ann = ledger.client("ann")
+    deadline = time.monotonic() + 60
+    while not [part for part in ledger.subaccounts(account) if part.refused]:
+        assert time.monotonic() < deadline, "the refusals were never counted"
+        ledger.charge(Charge(account.id, ann, "m/1", LIMIT + 1, rows=1))
+    assert ledger.verify().sound
+
+
+def test_what_waits_is_written_when_the_ledger_is_closed(path: Path) -> None:
+    results: list[Any] = []
+    with Ledger(path) as ledger:
+        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+        ann = ledger.client("ann")
+        gate = hold_writer(ledger)
+        for _ in range(50):
+            ledger.submit_charge(Charge(account.id, ann, "m/1", 1, rows=1), results.append)
+        ledger.submit_charge(Charge(account.id, ann, "m/1", LIMIT, rows=1), results.append)
+        gate.set()
+    assert [type(result) for result in results] == [Charged] * 50 + [LimitExceeded]
     with Ledger(path) as ledger:
         account = ledger.account("patients")
         assert account.spent_units == 50
         assert [part.refused for part in ledger.subaccounts(account)] == [1]
 
 
-def test_a_callback_that_fails_harms_nobody(path):
+def test_what_is_submitted_after_close_fails_at_once(path: Path) -> None:
     with Ledger(path) as ledger:
         account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
         charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
-        ledger.submit_charge(charge, lambda _: 1 / 0)
+        gate = hold_writer(ledger)
+        closing = threading.Thread(target=ledger.writer.close)
+        closing.start()
+        while not ledger.writer._ended:
+            time.sleep(0.001)
+        results: list[Any] = []
+        ledger.submit_charge(charge, results.append)  # behind the end, while the thread still writes
+        ledger.submit_answers(NewAnswers(), results.append)
+        assert [type(each) for each in results] == [Failed, Failed]
+        gate.set()
+        closing.join(20)
+        assert not closing.is_alive()
+
+
+def test_an_error_in_a_callback_does_not_stop_the_writer(path: Path) -> None:
+    with Ledger(path) as ledger:
+        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+        charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
+        ledger.submit_charge(charge, lambda _: [][0])
         assert isinstance(ledger.charge(charge), Charged)
 
 
-def test_a_full_group_is_written_and_the_rest_comes_next(path, monkeypatch):
-    monkeypatch.setattr(writer_module, "_MAX_BATCH", 4)
-    with Ledger(path) as ledger:
-        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
-        ann = ledger.client("ann")
-        reached, gate, told = threading.Event(), threading.Event(), []
-
-        def hold(_):
-            reached.set()
-            gate.wait(20)
-
-        ledger.submit_answers(NewAnswers(), hold)
-        assert reached.wait(20)
-        before = ledger.writer.batches
-        for _ in range(9):
-            ledger.submit_charge(Charge(account.id, ann, "m/1", 1, rows=1), told.append)
-        gate.set()
-        deadline = time.monotonic() + 60
-        while len(told) < 9:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        assert ledger.writer.batches - before == 3
-
-
-def test_a_ledger_is_in_its_place_until_it_is_moved_and_again_when_it_is_back(path):
-    engine = open_engine(path)
-    place = FileGuard(engine)
-    place.check()
-    path.rename(path.with_suffix(".away"))
-    with pytest.raises(LedgerUnavailable, match="was moved, deleted or replaced"):
-        place.check()
-    path.touch()
-    with pytest.raises(LedgerUnavailable, match="was moved, deleted or replaced"):
-        place.check()
-    path.with_suffix(".away").rename(path)
-    place.check()
-    engine.dispose()
-
-
-def test_a_failed_ledger_is_fit_again_after_the_next_write(path):
+def test_the_error_of_the_writer_is_cleared_by_the_next_write(path: Path) -> None:
     with Ledger(path) as ledger:
         account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
         charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
@@ -183,178 +181,243 @@ def test_a_failed_ledger_is_fit_again_after_the_next_write(path):
         assert ledger.writer.error is None
 
 
-# --- gathering, with a clock and a queue that stand still -----------------------------------------------------------
-
-
-class Waiting:
-    """A queue whose items come after given seconds of a clock of its own; what is asked of it is remembered."""
-
-    def __init__(self, *items):
-        self.now, self.items, self.timeouts, self.slept = 1000.0, list(items), [], []
-
-    def monotonic(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.slept.append(seconds)
-        self.now += seconds
-
-    def clear(self):
-        """As an event: nobody sets it."""
-
-    wait = sleep
-
-    def get(self, timeout):
-        self.timeouts.append(timeout)
-        if not self.items or (timeout is not None and self.items[0][0] > timeout):
-            assert timeout is not None, "it would wait for ever"
-            self.now += timeout
-            raise queue.Empty
-        after, item = self.items.pop(0)
-        self.now += after
-        return item
-
-    def get_nowait(self):
-        if not self.qsize():
-            raise queue.Empty
-        return self.items.pop(0)[1]
-
-    def qsize(self):
-        return next((place for place, (after, _) in enumerate(self.items) if after), len(self.items))
-
-
-def _gathering(monkeypatch, *items, last_batch_size=0, refusals=0, again=()):
-    waiting = Waiting(*items)
-    monkeypatch.setattr(writer_module, "time", waiting)
-    writer = object.__new__(LedgerWriter)
-    writer._queue, writer._closing, writer._last_batch_size = waiting, False, last_batch_size
-    writer._wake = waiting
-    writer._retries, writer._refused = list(again), Counter({(1, 1): refusals} if refusals else {})
-    batch = writer._next_batch()
-    return waiting, batch.charges, batch.answers, writer
-
-
-CHARGE = (Charge(1, 1, "m/1", 1, rows=1), print)
-ANSWERS = (NewAnswers(1, (b"q" * 16,), b"answer"), print)
-REQUESTED = (NewAnswers(request=b"request", answer=b"answer"), print)
-FLUSH_INTERVAL = pytest.approx(writer_module._FLUSH_INTERVAL)
-
-
-def test_charges_and_requested_answers_are_taken_at_once_with_all_that_waits(monkeypatch):
-    waiting, charges, stores, _ = _gathering(
-        monkeypatch, (3.0, CHARGE), (0.0, ANSWERS), (0.0, CHARGE), (0.1, CHARGE)
-    )
-    assert (charges, stores) == ([CHARGE, CHARGE], [ANSWERS])
-    assert (waiting.timeouts, waiting.slept) == ([None], [])
-    waiting, charges, stores, _ = _gathering(monkeypatch, (3.0, REQUESTED))
-    assert (charges, stores, waiting.timeouts) == ([], [REQUESTED], [None])
-
-
-def test_answers_nobody_waits_for_are_held_for_a_moment(monkeypatch):
-    waiting, charges, stores, _ = _gathering(monkeypatch, (3.0, ANSWERS))
-    assert (charges, stores) == ([], [ANSWERS])
-    assert waiting.timeouts == [None, FLUSH_INTERVAL]
-    waiting, charges, stores, _ = _gathering(monkeypatch, (3.0, ANSWERS), (0.01, CHARGE))
-    assert (charges, stores) == ([CHARGE], [ANSWERS])
-    waiting, charges, stores, _ = _gathering(monkeypatch, (3.0, ANSWERS), (0.015, ANSWERS), (0.015, ANSWERS))
-    assert (charges, stores) == ([], [ANSWERS, ANSWERS])  # a second one does not make the first wait longer
-    assert waiting.now == pytest.approx(1003.0 + writer_module._FLUSH_INTERVAL)
-
-
-def test_refusals_are_counted_after_their_seconds_or_with_what_comes_first(monkeypatch):
-    waiting, charges, stores, _ = _gathering(monkeypatch, refusals=2)
-    assert (charges, stores) == ([], [])
-    assert waiting.timeouts == [pytest.approx(writer_module._REFUSED_FLUSH_INTERVAL)]
-    waiting, _, stores, _ = _gathering(monkeypatch, (0.1, ANSWERS), refusals=2)
-    assert stores == [ANSWERS]
-    assert waiting.timeouts[1:] == [FLUSH_INTERVAL]
-
-
-def test_a_group_waits_for_as_many_as_the_last_had_but_only_so_long(monkeypatch):
-    waiting, charges, _, _ = _gathering(monkeypatch, (3.0, CHARGE), (0.0, CHARGE), last_batch_size=2)
-    assert (len(charges), waiting.slept) == (2, [])
-    waiting, charges, _, _ = _gathering(monkeypatch, (3.0, CHARGE), (9.0, CHARGE), last_batch_size=2)
-    assert (len(charges), sum(waiting.slept)) == (1, pytest.approx(writer_module._BATCH_WINDOW))
-    waiting, _, stores, _ = _gathering(monkeypatch, (3.0, REQUESTED), last_batch_size=2)
-    assert (len(stores), waiting.slept) == (1, [])
-
-
-def test_answers_that_failed_are_tried_again_after_a_pause(monkeypatch):
-    waiting, charges, stores, writer = _gathering(monkeypatch, again=[ANSWERS])
-    assert (charges, stores, writer._retries) == ([], [ANSWERS], [])
-    assert (waiting.slept, waiting.timeouts) == ([writer_module._RETRY_DELAY], [FLUSH_INTERVAL])
-
-
-def test_closing_takes_what_waits_before_it(monkeypatch):
-    _, charges, stores, writer = _gathering(monkeypatch, (3.0, ANSWERS), (0.0, CHARGE), (0.0, None))
-    assert (charges, stores, writer._closing) == ([CHARGE], [ANSWERS], True)
-
-
-def test_a_charge_is_journalled_with_its_time_in_microseconds(path):
+def test_answers_are_stored_as_soon_as_the_ledger_is_back(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    query = b"q" * 16
     with Ledger(path) as ledger:
         account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
-        before = now()
-        ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1))
-        assert before <= list(ledger.export("patients"))[-1].time <= now()
+        path.rename(tmp_path / "away")
+        results: list[Any] = []
+        ledger.submit_answers(NewAnswers(account.id, (query,), b"answer"), results.append)
+        (tmp_path / "away").rename(path)
+        asked = pay(ledger, Charge(account.id, ledger.client("ann"), "m/1", 1, 1, queries=(query,)))
+        while not results:
+            asked = pay(ledger, Charge(account.id, ledger.client("ann"), "m/1", 1, 1, queries=(query,)))
+        assert results == [StoredAnswer(b"", True)]
+        assert dict(asked.cached) == {query: b"answer"}
 
 
-def test_a_connection_that_failed_is_given_up_and_another_one_taken(path, monkeypatch):
-    def fail(_):
+def _checked_out(ledger: Ledger) -> int:
+    """The number of connections in use."""
+    pool = ledger._engine.pool
+    assert isinstance(pool, QueuePool)
+    return pool.checkedout()
+
+
+def test_a_failed_connection_is_replaced(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
         raise sqlite3.OperationalError("disk I/O error")
 
     with Ledger(path) as ledger:
         account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
         charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
         assert isinstance(ledger.charge(charge), Charged)
-        assert ledger._engine.pool.checkedout() == 1
+        assert _checked_out(ledger) == 1
         with monkeypatch.context() as patch:
             patch.setattr(ChargeBatch, "save", fail)
-            assert "disk I/O error" in str(ledger.charge(charge).error)
-        assert ledger._engine.pool.checkedout() == 0
+            assert "disk I/O error" in str(charge_error(ledger, charge))
+        assert _checked_out(ledger) == 0
         assert isinstance(ledger.charge(charge), Charged)
         assert ledger.account("patients").spent_units == 2
 
 
-def test_what_comes_after_the_end_is_told_so_and_nobody_waits(path):
-    with Ledger(path) as ledger:
-        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
-        charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
-        gate = held(ledger)
-        closing = threading.Thread(target=ledger.writer.close)
-        closing.start()
-        while not ledger.writer._ended:
-            time.sleep(0.001)
-        told = []
-        ledger.submit_charge(charge, told.append)  # behind the end, while the thread still writes
-        ledger.submit_answers(NewAnswers(), told.append)
-        assert [type(each) for each in told] == [Failed, Failed]
-        gate.set()
-        closing.join(20)
-        assert not closing.is_alive()
-
-
-def test_a_row_written_by_another_process_twice_is_told_in_the_database_s_words(path, monkeypatch):
+def test_a_repeated_conflict_is_reported_in_the_words_of_the_database(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Ledger(path) as ledger:
         account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
         charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
 
-        def collide(*_):
+        def conflict(_: object) -> None:
             raise sqlite3.IntegrityError("UNIQUE constraint failed: requests.request")
 
-        monkeypatch.setattr(ChargeBatch, "save", collide)
-        outcome = ledger.charge(charge)
-    told = str(outcome.error)
-    assert "UNIQUE constraint failed" in told
-    assert "_Conflict" not in told
+        monkeypatch.setattr(ChargeBatch, "save", conflict)
+        message = str(charge_error(ledger, charge))
+    assert "UNIQUE constraint failed" in message
+    assert "_Conflict" not in message
 
 
-def test_no_account_can_have_the_name_of_the_book_of_keys(path):
-    with Ledger(path) as ledger, pytest.raises(InvalidInput, match="account name"):
-        ledger.find_account("(keys)")
+# --- without a thread ---------------------------------------------------------------------------------------------
 
 
-def test_the_reason_for_a_new_account_is_a_sentence_too(path):
-    with Ledger(path) as ledger:
-        with pytest.raises(InvalidInput, match="must have at least 3 words"):
-            ledger.open_account("patients", PureCost(1.0), Terms(1.0), because="so")
-        assert ledger.accounts() == []
+def _stopped_writer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A writer without a thread, at the time 100."""
+    monkeypatch.setattr(writer_module, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    writer: Any = object.__new__(LedgerWriter)
+    writer._closing = False
+    writer._retries = []
+    writer.error = None
+    return writer
+
+
+def test_a_charge_at_its_deadline_fails_once_and_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = _stopped_writer(monkeypatch)
+    written: list[Charge] = []
+    results: list[Any] = []
+    writer._write_batch = lambda charges, _: written.extend(charge for charge, _ in charges)
+    charges = [Charge(1, 1, "m/1", 1, rows=1, deadline=deadline) for deadline in (99.0, 100.0, 100.5)]
+    writer._write([(charge, results.append) for charge in charges], [])
+    assert written == charges[2:]
+    assert [type(result) for result in results] == [Failed, Failed]
+    assert "reached its deadline before the ledger" in str(results[0].error)
+
+
+def test_answers_that_could_not_be_stored_are_retried_until_their_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writer = _stopped_writer(monkeypatch)
+    results: list[Any] = []
+
+    def fail(*_: object) -> None:
+        raise LedgerUnavailable("The disk is full.")
+
+    writer._commit = fail
+    answers = [
+        (NewAnswers(answer=b"%d" % number, deadline=deadline), results.append)
+        for number, deadline in enumerate((99.0, 100.0, 100.5))
+    ]
+    writer._write_batch([(CHARGE[0], results.append)], answers)
+    assert writer._retries == answers[2:]
+    assert [str(result.error) for result in results] == ["The disk is full."] * 3
+    assert writer.error is results[0].error
+    writer._closing, writer._retries = True, []
+    writer._write_batch([], answers)
+    assert writer._retries == []
+    assert len(results) == 6
+
+
+def test_a_batch_with_a_conflict_is_written_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = _stopped_writer(monkeypatch)
+    sizes = []
+
+    def conflict(charges: list[Any], answers: list[Any]) -> None:
+        sizes.append((len(charges), len(answers)))
+        if len(charges) + len(answers) > 1:
+            raise _Conflict
+
+    writer._write_batch = conflict
+    writer._write([CHARGE] * 2, [ANSWERS] * 3)
+    assert sizes == [(2, 3), (1, 0), (1, 0), (0, 1), (0, 1), (0, 1)]
+
+
+# --- collecting a batch, with a simulated clock and queue ---------------------------------------------------------
+
+Item = tuple[float, Any]
+"""An item of the queue, and the seconds after which it arrives."""
+
+
+class SimulatedQueue:
+    """A queue with a clock of its own. It stands for the module `time` and for the event of the writer as well."""
+
+    def __init__(self, *items: Item) -> None:
+        self.now = 1000.0
+        self.items = list(items)
+        self.timeouts: list[float | None] = []
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+    def clear(self) -> None:
+        """As an event: nobody sets it."""
+
+    wait = sleep
+
+    def get(self, timeout: float | None) -> Any:
+        self.timeouts.append(timeout)
+        if not self.items or (timeout is not None and self.items[0][0] > timeout):
+            assert timeout is not None, "the writer would wait for ever"
+            self.now += timeout
+            raise queue.Empty
+        after, item = self.items.pop(0)
+        self.now += after
+        return item
+
+    def get_nowait(self) -> Any:
+        if not self.qsize():
+            raise queue.Empty
+        return self.items.pop(0)[1]
+
+    def qsize(self) -> int:
+        return next((place for place, (after, _) in enumerate(self.items) if after), len(self.items))
+
+
+def _collect(
+    monkeypatch: pytest.MonkeyPatch,
+    *items: Item,
+    last_batch_size: int = 0,
+    refused: int = 0,
+    retries: tuple[Any, ...] = (),
+) -> tuple[SimulatedQueue, list[Any], list[Any], Any]:
+    """Let a writer collect one batch; return the queue, the charges, the answers and the writer."""
+    simulated = SimulatedQueue(*items)
+    monkeypatch.setattr(writer_module, "time", simulated)
+    writer: Any = object.__new__(LedgerWriter)
+    writer._queue = writer._wake = simulated
+    writer._closing, writer._last_batch_size = False, last_batch_size
+    writer._retries, writer._refused = list(retries), Counter({(1, 1): refused} if refused else {})
+    batch = writer._next_batch()
+    return simulated, batch.charges, batch.answers, writer
+
+
+def test_charges_and_answers_with_a_request_id_are_written_at_once_with_all_that_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    simulated, charges, answers, _ = _collect(
+        monkeypatch, (3.0, CHARGE), (0.0, ANSWERS), (0.0, CHARGE), (0.1, CHARGE)
+    )
+    assert (charges, answers) == ([CHARGE, CHARGE], [ANSWERS])
+    assert (simulated.timeouts, simulated.slept) == ([None], [])
+    simulated, charges, answers, _ = _collect(monkeypatch, (3.0, REQUESTED))
+    assert (charges, answers, simulated.timeouts) == ([], [REQUESTED], [None])
+
+
+def test_answers_without_a_request_id_are_held_for_the_flush_interval(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    simulated, charges, answers, _ = _collect(monkeypatch, (3.0, ANSWERS))
+    assert (charges, answers) == ([], [ANSWERS])
+    assert simulated.timeouts == [None, FLUSH_INTERVAL]
+    simulated, charges, answers, _ = _collect(monkeypatch, (3.0, ANSWERS), (0.01, CHARGE))
+    assert (charges, answers) == ([CHARGE], [ANSWERS])
+    simulated, charges, answers, _ = _collect(monkeypatch, (3.0, ANSWERS), (0.015, ANSWERS), (0.015, ANSWERS))
+    assert (charges, answers) == ([], [ANSWERS, ANSWERS])  # a second one does not make the first wait longer
+    assert simulated.now == pytest.approx(1003.0 + writer_module._FLUSH_INTERVAL)
+
+
+def test_refused_charges_are_counted_after_their_interval_or_with_what_comes_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    simulated, charges, answers, _ = _collect(monkeypatch, refused=2)
+    assert (charges, answers) == ([], [])
+    assert simulated.timeouts == [pytest.approx(writer_module._REFUSED_FLUSH_INTERVAL)]
+    simulated, _, answers, _ = _collect(monkeypatch, (0.1, ANSWERS), refused=2)
+    assert answers == [ANSWERS]
+    assert simulated.timeouts[1:] == [FLUSH_INTERVAL]
+
+
+def test_a_batch_waits_for_as_many_charges_as_the_last_had_within_the_batch_window(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    simulated, charges, _, _ = _collect(monkeypatch, (3.0, CHARGE), (0.0, CHARGE), last_batch_size=2)
+    assert (len(charges), simulated.slept) == (2, [])
+    simulated, charges, _, _ = _collect(monkeypatch, (3.0, CHARGE), (9.0, CHARGE), last_batch_size=2)
+    assert len(charges) == 1
+    assert sum(simulated.slept) == pytest.approx(writer_module._BATCH_WINDOW)
+    simulated, _, answers, _ = _collect(monkeypatch, (3.0, REQUESTED), last_batch_size=2)
+    assert (len(answers), simulated.slept) == (1, [])
+
+
+def test_answers_that_failed_are_retried_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated, charges, answers, writer = _collect(monkeypatch, retries=(ANSWERS,))
+    assert (charges, answers, writer._retries) == ([], [ANSWERS], [])
+    assert (simulated.slept, simulated.timeouts) == ([writer_module._RETRY_DELAY], [FLUSH_INTERVAL])
+
+
+def test_closing_writes_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, charges, answers, writer = _collect(monkeypatch, (3.0, ANSWERS), (0.0, CHARGE), (0.0, None))
+    assert (charges, answers, writer._closing) == ([CHARGE], [ANSWERS], True)

@@ -1,0 +1,105 @@
+"""Steps that several tests of the ledger share."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from quietmax.accounting import Budget, PureCost, per_query
+from quietmax.errors import QuietmaxError
+from quietmax.ledger import AccountState, Charge, Charged, Failed, Ledger, LimitExceeded, NewAnswers, Terms
+
+REASON = "three words suffice"
+
+
+def open_patients(ledger: Ledger) -> AccountState:
+    """Open the account `patients` with epsilon 1."""
+    return ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+
+
+def open_with_unit_cost(ledger: Ledger) -> tuple[AccountState, int]:
+    """Open the account `patients` and return it with the units of a tenth of its budget."""
+    account = open_patients(ledger)
+    return account, account.units(per_query(Budget(1.0, queries=10), "pure"))
+
+
+def charge_patients(ledger: Ledger) -> AccountState:
+    """Open the account `patients` and charge it three times 1000 units for ann."""
+    account = open_patients(ledger)
+    ann = ledger.client("ann")
+    for _ in range(3):
+        pay(ledger, Charge(account.id, ann, "m/1", 1000, rows=1))
+    return ledger.account("patients")
+
+
+def account_of(ledger: Ledger, digest: str, name: str = "other") -> str | None:
+    """The name of the account that is found for a training set."""
+    found = ledger.find_account(name, digest)
+    return None if found is None else found.name
+
+
+def writer_driver(ledger: Ledger) -> Any:
+    """The driver's own connection that the writer keeps."""
+    connection = ledger.writer._connection
+    assert connection is not None
+    return connection.connection.driver_connection
+
+
+def journal_kinds(ledger: Ledger) -> list[str]:
+    """The kinds of the journal rows of the account `patients`."""
+    return [entry.kind for entry in ledger.export("patients")]
+
+
+def pay(ledger: Ledger, charge: Charge) -> Charged:
+    """Make a charge that must succeed."""
+    result = ledger.charge(charge)
+    assert isinstance(result, Charged), result
+    return result
+
+
+def exceeded(ledger: Ledger, charge: Charge) -> LimitExceeded:
+    """Make a charge that must exceed a limit."""
+    result = ledger.charge(charge)
+    assert isinstance(result, LimitExceeded), result
+    return result
+
+
+def charge_error(ledger: Ledger, charge: Charge) -> QuietmaxError:
+    """Make a charge that must fail, and return the error."""
+    result = ledger.charge(charge)
+    assert isinstance(result, Failed), result
+    return result.error
+
+
+def hold_writer(ledger: Ledger) -> threading.Event:
+    """Keep the writer busy until the returned event is set, so that what is submitted meanwhile is one batch."""
+    release, held = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        held.set()
+        release.wait(20)
+
+    ledger.submit_answers(NewAnswers(), hold)
+    assert held.wait(10)
+    return release
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait until the condition holds, or fail."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not become true"
+        time.sleep(0.005)
+
+
+def edit(path: Path, statement: str) -> None:
+    """Edit a closed SQLite ledger behind its back."""
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute("PRAGMA foreign_keys = OFF")
+        assert connection.execute(statement).rowcount > 0
+    connection.close()

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from quietmax.ledger import Charge, Failed, Ledger, NewAnswers
+from quietmax.ledger import answer_cache as cache_module
+from quietmax.ledger.answer_cache import AnswerCache
+from quietmax.ledger.database import Cursor, read_transaction, write_transaction
+from quietmax.ledger.transactions import ChargeBatch, store_answers
+from tests.ledger.scenarios import charge_patients, hold_writer, open_with_unit_cost, pay, wait_until
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5])
+def test_answers_are_found_however_many_rows_are_read_at_once(
+    path: Path, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "_ROWS_PER_READ", 2)
+    keys = [bytes([number]) * 16 for number in range(rows)]
+    with Ledger(path) as ledger:
+        account = charge_patients(ledger)
+        for number, key in enumerate(keys):
+            ledger.store_answers(NewAnswers(account.id, (key,), b"%d" % number))
+        with write_transaction(ledger._engine) as connection:
+            found = AnswerCache().find(Cursor(connection), account.id, keys)
+            assert found == {key: b"%d" % number for number, key in enumerate(keys)}
+            for most in range(1, rows + 1):
+                latest = AnswerCache(most).find(Cursor(connection), account.id, keys)
+                assert list(latest) == keys[-most:]
+
+
+def test_the_index_holds_max_answers_and_drops_the_oldest(path: Path) -> None:
+    keys = [bytes([number]) * 16 for number in range(6)]
+    with Ledger(path) as ledger:
+        account = charge_patients(ledger)
+        with write_transaction(ledger._engine) as connection:
+            cursor, answer_cache = Cursor(connection), AnswerCache(max_answers=4)
+            for number, key in enumerate(keys):
+                cursor.execute(
+                    "INSERT INTO answers (account, keys, answers) VALUES (?, ?, ?)", (account.id, key, b"x")
+                )
+                assert (
+                    list(answer_cache.find(cursor, account.id, keys)) == keys[max(0, number - 3) : number + 1]
+                )
+
+
+def test_only_the_newest_answers_are_indexed_and_they_survive_a_restart(ledger: Ledger) -> None:
+    account, units = open_with_unit_cost(ledger)
+    queries = [ledger.query_key(b"model", b"%d" % number) for number in range(12)]
+    for start in range(0, 12, 2):
+        ledger.store_answers(
+            NewAnswers(account.id, tuple(queries[start : start + 2]), b"%02d%02d" % (start, start + 1))
+        )
+    with write_transaction(ledger._engine) as connection:
+        for _ in range(2):
+            answer_cache = AnswerCache(max_answers=5)
+            found = answer_cache.find(Cursor(connection), account.id, queries)
+            assert found == {queries[number]: b"%02d" % number for number in range(8, 12)}
+            everything = AnswerCache(max_answers=100)
+            assert len(everything.find(Cursor(connection), account.id, queries)) == 12
+        ten = AnswerCache(max_answers=12)
+        ten.find(Cursor(connection), account.id, [])
+        store_answers(Cursor(connection), [NewAnswers(account.id, (b"z" * 16,), b"zz")])
+        assert ten.find(Cursor(connection), account.id, [queries[0], b"z" * 16]) == {b"z" * 16: b"zz"}
+    assert pay(ledger, Charge(account.id, ledger.client("ann"), "m/1", units, 1)).units == units
+
+
+def test_keys_with_the_same_first_half_are_different_queries(ledger: Ledger) -> None:
+    account, units = open_with_unit_cost(ledger)
+    ledger.store_answers(NewAnswers(account.id, (b"12345678" * 2,), b"answer"))
+    other = Charge(account.id, ledger.client("ann"), "m/1", units, 1, queries=(b"12345678abcdefgh",))
+    assert pay(ledger, other).answers == 1
+
+
+def test_answers_stored_by_another_process_are_found(address: str) -> None:
+    with Ledger(address) as one, Ledger(address) as other:
+        account, units = open_with_unit_cost(one)
+        ann = one.client("ann")
+        query = one.query_key(b"model", b"query")
+        asked = Charge(account.id, ann, "m/1", units, 1, queries=(query,))
+        assert pay(other, asked).answers == 1
+        one.store_answers(NewAnswers(account.id, (query,), b"answer"))
+        assert dict(pay(other, asked).cached) == {query: b"answer"}
+
+
+def test_answers_of_a_rolled_back_transaction_are_not_found(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account, units = open_with_unit_cost(ledger)
+    query = ledger.query_key(b"model", b"query")
+    charge = Charge(account.id, ledger.client("ann"), "m/1", units, 1, queries=(query,))
+    gate, results = hold_writer(ledger), list[Any]()
+    with monkeypatch.context() as patch:
+        patch.setattr(ChargeBatch, "save", lambda _: 1 / 0)
+        ledger.submit_answers(NewAnswers(account.id, (query,), b"answer", deadline=0.0), results.append)
+        ledger.submit_charge(charge, results.append)
+        gate.set()
+        wait_until(lambda: len(results) == 2)
+        assert all(isinstance(result, Failed) for result in results)
+    assert pay(ledger, charge).answers == 1
+    assert ledger.account("patients").spent_units == units
+
+
+def test_the_id_of_a_deleted_answer_is_not_used_again(path: Path) -> None:
+    """The shelf remembers the last number it has seen, and would never look at a smaller one."""
+    with Ledger(path) as ledger:
+        account = charge_patients(ledger)
+        ledger.store_answers(NewAnswers(account.id, (b"a" * 16,), b"x"))
+        with write_transaction(ledger._engine) as connection:
+            connection.execute(text("DELETE FROM answers"))
+        ledger.store_answers(NewAnswers(account.id, (b"b" * 16,), b"y"))
+        asked = Charge(account.id, ledger.client("ann"), "m/1", 1, 1, queries=(b"b" * 16,))
+        assert dict(pay(ledger, asked).cached) == {b"b" * 16: b"y"}
+        with read_transaction(ledger._engine) as connection:
+            assert connection.execute(text("SELECT id FROM answers")).scalar_one() == 2
+
+
+def test_more_keys_than_one_statement_can_hold_are_looked_up(ledger: Ledger) -> None:
+    account, _ = open_with_unit_cost(ledger)
+    ann = ledger.client("ann")
+    queries = tuple(number.to_bytes(16, "little") for number in range(25_000))
+    for query in queries[::25]:
+        start = int.from_bytes(query, "little")
+        ledger.submit_answers(NewAnswers(account.id, queries[start : start + 25], b"x" * 25), lambda _: None)
+    charged = pay(ledger, Charge(account.id, ann, "m/1", 1, len(queries), queries=queries))
+    assert (charged.units, len(charged.cached)) == (0, 25_000)
