@@ -15,13 +15,16 @@ from quietmax.accounting.budget import LIMIT, Budget, Meter
 from quietmax.accounting.costs import Cost
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput, check_type
-from quietmax.mechanisms import PROVEN
 from quietmax.mechanisms.base import Answerer, Answers, Mechanism, releases_probabilities
+from quietmax.mechanisms.noisy_max import GaussianScores, NoisyMax
+from quietmax.mechanisms.sampled_neuron import SampledNeuron
 from quietmax.models.training import Classifier
 from quietmax.noise.sources import EXACT, ExactNoise, NoiseSource
 from quietmax.spending import Account, FileAccount, MemoryAccount, OwnProcess
 
 Features = NDArray[np.floating]
+_PROVEN = (GaussianScores, NoisyMax, SampledNeuron)
+"""The mechanisms that have a proof. Subclasses are the user's own code."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,7 @@ class Predictor:
             extra_delta=one.extra_delta * self._queries,
             parameters={**one.parameters, "queries": self._queries, "noise_source": noise.describe()},
         )
-        if total.status == "proven" and type(self.mechanism) not in PROVEN:
+        if total.status == "proven" and type(self.mechanism) not in _PROVEN:
             total = total.weakened(
                 "conditional",
                 f"{total.because} The mechanism is the user's own.",

@@ -232,9 +232,9 @@ def test_the_papers_epsilon_gdp_is_not_epsilon_delta_at_the_delta_used() -> None
 
 
 def test_bad_input_is_refused_with_a_sentence() -> None:
-    with pytest.raises(InvalidInput, match="open parameters"):
+    with pytest.raises(InvalidInput, match="cannot release"):
         Algorithm1().release(np.zeros((1, 3)), EXACT)
-    with pytest.raises(InvalidInput, match="'gaussian' and 'laplace'"):
+    with pytest.raises(InvalidInput, match="'gaussian' or 'laplace'"):
         Algorithm1("uniform")
     with pytest.raises(InvalidInput, match="positive"):
         Algorithm1(epsilon_neuron=0.0)
@@ -242,5 +242,5 @@ def test_bad_input_is_refused_with_a_sentence() -> None:
         _set().release(np.zeros(3), EXACT)
     with pytest.raises(InvalidInput, match="NaN"):
         _set().release(np.array([[0.0, np.nan]]), EXACT)
-    with pytest.raises(InvalidInput, match="multilayer perceptron"):
+    with pytest.raises(InvalidInput, match="logit_sensitivity and probability_sensitivity are required"):
         Algorithm1().prepared(TorchModel(torch.nn.Identity(), 3), GaussianCost(1.0))

@@ -76,11 +76,11 @@ def test_a_mechanism_needs_both_bounds_and_a_cost_to_say_or_do_anything(mechanis
         dataclasses.replace(mechanism, bounds=BOUNDS),
         dataclasses.replace(mechanism, per_query=own),
     ):
-        with pytest.raises(InvalidInput, match="open parameters"):
+        with pytest.raises(InvalidInput, match="cannot release"):
             half.cost(3)
-        with pytest.raises(InvalidInput, match="open parameters"):
+        with pytest.raises(InvalidInput, match="cannot release"):
             half.guarantee(3)
-        with pytest.raises(InvalidInput, match="open parameters"):
+        with pytest.raises(InvalidInput, match="cannot release"):
             half.release(np.zeros((1, 3)), EXACT)
     assert dataclasses.replace(mechanism, bounds=BOUNDS).prepared(SCORES, cost).cost(3) == cost
 
@@ -313,7 +313,7 @@ def test_what_is_given_to_algorithm_1_is_kept_and_only_the_rest_is_filled_in() -
     "name", ["epsilon_sampling", "epsilon_neuron", "logit_sensitivity", "probability_sensitivity"]
 )
 def test_every_number_of_algorithm_1_is_positive_and_finite(name, bad) -> None:
-    with pytest.raises(InvalidInput, match=f"{name} is"):
+    with pytest.raises(InvalidInput, match=f"{name} must be"):
         Algorithm1(**{name: bad})
 
 

@@ -274,7 +274,7 @@ def test_bounds_that_a_class_of_the_users_own_states_are_an_assumption_however_t
 
 
 def test_only_classes_of_the_library_prove_their_bounds() -> None:
-    with pytest.raises(InvalidInput, match="not a class of quietmax"):
+    with pytest.raises(InvalidInput, match="Only classes of quietmax"):
         proves_bounds(StatingModel, when=lambda model: True)  # noqa: ARG005
 
 
@@ -346,31 +346,34 @@ def test_bad_input_is_refused_with_a_sentence() -> None:
             ready.release(scores, EXACT)
     for make, match in (
         (lambda: NoisyMax("laplace"), "method"),
-        (lambda: NoisyMax("gaussian", count_in="pure"), "no pure epsilon"),
+        (lambda: NoisyMax("gaussian", count_in="pure"), "count_in must be"),
         (lambda: SampledNeuron("uniform"), "noise"),
         (lambda: SampledNeuron(selection="best"), "selection"),
         (lambda: SampledNeuron(sampling_share=1.0), "sampling_share"),
-        (lambda: NoisyMax().release(np.zeros((1, 2)), EXACT), "open parameters"),
-        (lambda: SampledNeuron().cost(3), "open parameters"),
-        (lambda: GaussianScores().cost(3), "open parameters"),
-        (lambda: GaussianScores(bounds=bounds()).prepared(None, PureCost(1.0)), "Gaussian measure"),
+        (lambda: NoisyMax().release(np.zeros((1, 2)), EXACT), "cannot release"),
+        (lambda: SampledNeuron().cost(3), "cannot release"),
+        (lambda: GaussianScores().cost(3), "cannot release"),
+        (lambda: GaussianScores(bounds=bounds()).prepared(None, PureCost(1.0)), "must be a GaussianCost"),
         (
             lambda: SampledNeuron("gaussian", bounds=bounds(), per_query=PureCost(1.0)).cost(3),
-            "gaussian measure",
+            "must be a GaussianCost",
         ),
         (
             lambda: NoisyMax("gaussian", bounds=bounds(), per_query=PureCost(1.0)).release(
                 np.zeros((1, 2)), EXACT
             ),
-            "Gaussian measure",
+            "must be a GaussianCost",
         ),
         (
             lambda: NoisyMax("gaussian", bounds=bounds(), per_query=PureCost(1.0)).guarantee(2),
-            "Gaussian measure",
+            "must be a GaussianCost",
         ),
-        (lambda: NoisyMax("gaussian", bounds=bounds()).prepared(None, PureCost(1.0)), "Gaussian measure"),
-        (lambda: GaussianScores(bounds=bounds(), per_query=PureCost(1.0)).cost(3), "Gaussian measure"),
-        (lambda: SampledNeuron(bounds=bounds()).prepared(None, GaussianCost(1.0)), "pure measure"),
+        (
+            lambda: NoisyMax("gaussian", bounds=bounds()).prepared(None, PureCost(1.0)),
+            "must be a GaussianCost",
+        ),
+        (lambda: GaussianScores(bounds=bounds(), per_query=PureCost(1.0)).cost(3), "must be a GaussianCost"),
+        (lambda: SampledNeuron(bounds=bounds()).prepared(None, GaussianCost(1.0)), "must be a PureCost"),
     ):
         with pytest.raises(InvalidInput, match=match):
             make()

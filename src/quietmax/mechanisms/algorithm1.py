@@ -1,9 +1,9 @@
-"""Algorithm 1 of the paper: noise on one sampled output neuron. As published, with what holds of it.
+"""Algorithm 1 of the paper: noise on one sampled output neuron, as published, with what holds of it.
 
-**No privacy is claimed for three or more classes.** Only one logit is noised, so the others' differences are
-released exactly and tell neighbours apart (THEORY 2.1): the guarantee says `refuted`. For two classes it is
-private if the sensitivity given is a true bound, which the published one is not, and then costs less than the
-paper says (THEORY 2.2): `conditional`.
+**No privacy is claimed for three or more classes.** Only one logit gets noise, so the differences of the others are
+released exactly and distinguish neighbours (THEORY 2.1): the guarantee is `refuted`. For two classes the mechanism is
+private if the given sensitivity is a true bound, which the published one is not, and then costs less than the paper
+says (THEORY 2.2): the guarantee is `conditional`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,24 @@ Noise = Literal["gaussian", "laplace"]
 
 
 def budget_split(epsilon: float, classes: int, noise: Noise) -> float:
-    """The paper's ``e_s = e_n``: ``eps/(2C+1)`` for Laplace noise, ``eps/sqrt(4C+1)`` for Gaussian.
+    """Return the paper's ``e_s = e_n``: ``eps/(2C+1)`` for Laplace noise, ``eps/sqrt(4C+1)`` for Gaussian.
 
+    Parameters
+    ----------
+    epsilon : float
+        The epsilon of one answer.
+    classes : int
+        The number of classes C.
+    noise : {"gaussian", "laplace"}
+        The noise.
+
+    Returns
+    -------
+    float
+        The share of each of the two steps.
+
+    Examples
+    --------
     >>> budget_split(1.0, 10, "laplace") == 1 / 21
     True
     """
@@ -38,8 +54,28 @@ def budget_split(epsilon: float, classes: int, noise: Noise) -> float:
 
 
 def claimed_epsilon(epsilon_sampling: float, epsilon_neuron: float, classes: int, noise: Noise) -> float:
-    """What the paper claims one answer costs: ``e_s + 2C*e_n`` (Laplace), ``sqrt(e_s^2 + 4C*e_n^2)`` (Gaussian).
+    """Return what one answer costs according to the paper.
 
+    ``e_s + 2C*e_n`` for Laplace noise, ``sqrt(e_s^2 + 4C*e_n^2)`` for Gaussian.
+
+    Parameters
+    ----------
+    epsilon_sampling : float
+        The epsilon ``e_s`` of sampling the neuron.
+    epsilon_neuron : float
+        The epsilon ``e_n`` of the noise.
+    classes : int
+        The number of classes C.
+    noise : {"gaussian", "laplace"}
+        The noise.
+
+    Returns
+    -------
+    float
+        The claimed epsilon, or mu for Gaussian noise.
+
+    Examples
+    --------
     >>> round(claimed_epsilon(1 / 21, 1 / 21, 10, "laplace"), 12)
     1.0
     """
@@ -50,9 +86,36 @@ def claimed_epsilon(epsilon_sampling: float, epsilon_neuron: float, classes: int
 
 @dataclass(frozen=True)
 class Algorithm1:
-    """The paper's mechanism; parameters left at None are set from the model and the budget.
+    """The paper's mechanism. Parameters that are None are set from the model and the budget.
 
-    ``logit_sensitivity`` is Delta z, ``probability_sensitivity`` Delta p; by default the published formulas.
+    Parameters
+    ----------
+    noise : {"gaussian", "laplace"}
+        The noise on the sampled logit.
+    epsilon_sampling : float or None
+        The epsilon ``e_s`` of sampling the neuron.
+    epsilon_neuron : float or None
+        The epsilon ``e_n`` of the noise.
+    logit_sensitivity : float or None
+        Delta z. By default the published formula.
+    probability_sensitivity : float or None
+        Delta p. By default the published formula.
+    analysis : {"published", "published-example", "proven"}
+        How a budget becomes a total; see `quietmax.accounting.Budget.total`.
+
+    Raises
+    ------
+    InvalidInput
+        If `noise` is unknown or a number is not positive.
+
+    Examples
+    --------
+    >>> from quietmax.noise import SeededNoise
+    >>> mechanism = Algorithm1("laplace", 1 / 21, 1 / 21, logit_sensitivity=0.358, probability_sensitivity=1.0)
+    >>> mechanism.guarantee(classes=10).status
+    'refuted'
+    >>> mechanism.release(np.zeros((2, 10)), SeededNoise(0)).probabilities.shape
+    (2, 10)
     """
 
     noise: Noise = "gaussian"
@@ -64,19 +127,15 @@ class Algorithm1:
 
     def __post_init__(self) -> None:
         if self.noise not in ("gaussian", "laplace"):
-            raise InvalidInput(
-                f"noise is {self.noise!r}, but Algorithm 1 knows 'gaussian' and 'laplace'; choose one."
-            )
+            raise InvalidInput(f"noise must be 'gaussian' or 'laplace', got {self.noise!r}.")
         for name in ("epsilon_sampling", "epsilon_neuron", "logit_sensitivity", "probability_sensitivity"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
-                raise InvalidInput(
-                    f"{name} is {value}, but it must be a positive number; leave it out for the default."
-                )
+                raise InvalidInput(f"{name} must be a positive number or None, got {value}.")
 
     @property
     def name(self) -> str:
-        """``algorithm1``."""
+        """``"algorithm1"``."""
         return "algorithm1"
 
     @property
@@ -85,7 +144,20 @@ class Algorithm1:
         return "pure" if self.noise == "laplace" else "gaussian"
 
     def prepared(self, model: Classifier, per_query: Cost) -> Algorithm1:
-        """Fill in the budget split and the published sensitivities."""
+        """Return the mechanism with the budget split and the published sensitivities filled in.
+
+        Parameters
+        ----------
+        model : Classifier
+            The model. The published sensitivities exist for a `Model` only.
+        per_query : PureCost or GaussianCost
+            The cost of one query, as the paper counts it.
+
+        Raises
+        ------
+        InvalidInput
+            If a sensitivity is None and the model is not a `Model`.
+        """
         epsilon = per_query.epsilon if isinstance(per_query, PureCost) else per_query.mu
         share = budget_split(epsilon, model.classes, self.noise)
         while claimed_epsilon(share, share, model.classes, self.noise) > epsilon:
@@ -98,8 +170,8 @@ class Algorithm1:
         if chosen.logit_sensitivity is None or chosen.probability_sensitivity is None:
             if not isinstance(model, Model):
                 raise InvalidInput(
-                    "The published sensitivities exist only for a multilayer perceptron trained here; "
-                    "give logit_sensitivity and probability_sensitivity for any other model."
+                    "logit_sensitivity and probability_sensitivity are required for a model of type "
+                    f"{type(model).__name__}. The published formulas apply to networks that quietmax.train returned."
                 )
             formulas = published_sensitivity(model)
             chosen = replace(
@@ -110,13 +182,25 @@ class Algorithm1:
         return chosen
 
     def cost(self, classes: int) -> Cost:
-        """For two classes the tight cost ``2*e_n`` (THEORY 2.2), otherwise what the paper claims."""
+        """Return the cost of one query: ``2*e_n`` for two classes (THEORY 2.2), otherwise what the paper claims.
+
+        Parameters
+        ----------
+        classes : int
+            The number of classes.
+        """
         sampling, neuron, _, _ = self._numbers()
         spent = 2 * neuron if classes == 2 else claimed_epsilon(sampling, neuron, classes, self.noise)
         return PureCost(spent) if self.noise == "laplace" else GaussianCost(spent)
 
     def guarantee(self, classes: int) -> Guarantee:
-        """`refuted` for three or more classes, `conditional` on a true bound of one logit for two."""
+        """Return a guarantee: refuted for three or more classes, conditional on a true logit bound for two.
+
+        Parameters
+        ----------
+        classes : int
+            The number of classes.
+        """
         sampling, neuron, logit, probability = self._numbers()
         parameters: dict[str, Any] = {
             "mechanism": self.name,
@@ -147,23 +231,27 @@ class Algorithm1:
         )
 
     def release(self, logits: Floats, source: NoiseSource) -> Answers:
-        """Lines 8 to 13 of Algorithm 1 for logits of shape (..., classes); lines 1 to 7 are the model's forward pass.
+        """Draw answers: lines 8 to 13 of Algorithm 1 (lines 1 to 7 are the model's forward pass).
 
-        All logits are rounded to the grid of the noise. Otherwise, with noise on a grid, a logit's digits below
-        the grid would be released exactly even for two classes.
+        All logits are rounded to the grid of the noise. Otherwise the digits of a logit below the grid would be
+        released exactly, even for two classes.
+
+        Parameters
+        ----------
+        logits : ndarray of shape (..., classes)
+            The logits of the queries.
+        source : NoiseSource
+            Where the noise comes from.
         """
         epsilon_sampling, epsilon_neuron, logit_sensitivity, probability_sensitivity = self._numbers()
         values = np.asarray(logits, dtype=np.float64)
         if values.ndim < 2 or values.shape[-1] < 2:
             raise InvalidInput(
-                f"Logits have shape {values.shape}, but expected (queries, classes) with 2 or more classes; "
-                "reshape them."
+                f"Logits must have shape (queries, classes) with 2 or more classes, got {values.shape}."
             )
         z = values.reshape(-1, values.shape[-1])
         if not np.isfinite(z).all():
-            raise InvalidInput(
-                "A logit is NaN or infinite; check the query and the model. Nothing was released."
-            )
+            raise InvalidInput("Logits must be finite, got NaN or infinity. Nothing was released.")
         query = np.arange(len(z))
         # Line 8: p <- Softmax(z)
         p = softmax(z)
@@ -188,6 +276,7 @@ class Algorithm1:
         return Answers(p.argmax(-1), p)
 
     def _numbers(self) -> tuple[float, float, float, float]:
+        """Return the four numbers, or raise `InvalidInput` if one is None."""
         numbers = (
             self.epsilon_sampling,
             self.epsilon_neuron,
@@ -196,6 +285,7 @@ class Algorithm1:
         )
         if any(number is None for number in numbers):
             raise InvalidInput(
-                "Algorithm 1 still has open parameters; give all four, or let a Predictor set them from its budget."
+                "Algorithm1 cannot release: epsilon_sampling, epsilon_neuron, logit_sensitivity and "
+                "probability_sensitivity must be set. A Predictor sets them."
             )
         return numbers  # type: ignore[return-value]

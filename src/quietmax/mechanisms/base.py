@@ -1,4 +1,4 @@
-"""What every mechanism is: a function from scores to randomised answers, with a cost and a guarantee per query."""
+"""Mechanisms turn a model's scores into randomised answers; `Answerer` is the whole path from features to answers."""
 
 from __future__ import annotations
 
@@ -24,48 +24,84 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Released answers: ``labels`` of shape (queries,), ``probabilities`` (queries, classes) or None."""
+    """Released answers.
+
+    Parameters
+    ----------
+    labels : ndarray of int, shape (queries,)
+        The released labels.
+    probabilities : ndarray of shape (queries, classes) or None
+        The released probabilities; None if the mechanism releases labels only.
+    """
 
     labels: NDArray[np.int64]
     probabilities: Floats | None
 
 
 class Mechanism(Protocol):
-    """Randomised release of one answer per query.
+    """The interface of a mechanism: it releases one randomised answer per query.
 
-    A mechanism may leave parameters open; `prepared` fills them for a model and a cost per query and returns a
-    mechanism that can release. Its parameters are public constants.
+    Parameters of a mechanism are public constants. They may be left open; `prepared` fills them for a model and a cost
+    per query and returns a mechanism that can release.
     """
 
     @property
     def name(self) -> str:
-        """The mechanism's word in commands and results."""
+        """The name of the mechanism in commands and results."""
         ...
 
     @property
     def measure(self) -> Measure:
-        """The measure its cost is counted in."""
+        """The privacy measure of its cost."""
         ...
 
     @property
     def analysis(self) -> Analysis:
-        """How a budget is read: ``proven``, or as the paper reads it."""
+        """How a budget becomes a total: ``"proven"``, or as the paper has it."""
         ...
 
     def prepared(self, model: Classifier, per_query: Cost) -> Mechanism:
-        """The mechanism with every open parameter set, so that one query costs at most ``per_query``."""
+        """Return the mechanism with every open parameter set.
+
+        Parameters
+        ----------
+        model : Classifier
+            The model whose scores will be released.
+        per_query : PureCost or GaussianCost
+            The largest cost of one query.
+        """
         ...
 
     def cost(self, classes: int) -> Cost:
-        """What one query costs."""
+        """Return the cost of one query.
+
+        Parameters
+        ----------
+        classes : int
+            The number of classes.
+        """
         ...
 
     def guarantee(self, classes: int) -> Guarantee:
-        """What is claimed of one query's answer."""
+        """Return what is claimed of one query's answer.
+
+        Parameters
+        ----------
+        classes : int
+            The number of classes.
+        """
         ...
 
     def release(self, scores: Floats, source: NoiseSource) -> Answers:
-        """Randomised answers for scores of shape (queries, classes)."""
+        """Draw answers.
+
+        Parameters
+        ----------
+        scores : ndarray of shape (queries, classes)
+            The scores of the queries.
+        source : NoiseSource
+            Where the noise comes from.
+        """
         ...
 
 
@@ -73,7 +109,13 @@ class PublicMap(Protocol):
     """A feature map that was chosen without the private records."""
 
     def transform(self, features: NDArray[np.float32]) -> NDArray[np.floating]:
-        """Map rows of features to the rows that the model takes."""
+        """Map rows of features to the rows that the model takes.
+
+        Parameters
+        ----------
+        features : ndarray of shape (queries, features)
+            Rows of features.
+        """
         ...
 
 
@@ -146,7 +188,18 @@ class Answerer:
         return self.mechanism.cost(self.model.classes)
 
     def scores(self, features: NDArray[np.float32]) -> Floats:
-        """Compute the scores that the mechanism sees, shape (queries, classes); all are finite."""
+        """Return the scores that the mechanism sees, shape (queries, classes); all are finite.
+
+        Parameters
+        ----------
+        features : ndarray of shape (queries, features)
+            Rows of features, before the public feature map.
+
+        Raises
+        ------
+        InvalidInput
+            If the model cannot take the features, or a score is not finite and `non_finite` is ``"error"``.
+        """
         mapped = features if self.features is None else self.features.transform(features)
         scores = self.model.scores(mapped)
         if self.non_finite == "undecided":
@@ -154,11 +207,23 @@ class Answerer:
         return checked_scores(scores)
 
     def release(self, scores: Floats) -> Answers:
-        """Draw answers for scores that `scores` returned."""
+        """Draw answers for scores.
+
+        Parameters
+        ----------
+        scores : ndarray of shape (queries, classes)
+            What `scores` returned.
+        """
         return self.mechanism.release(scores, self.noise)
 
     def answer(self, features: NDArray[np.float32]) -> Answers:
-        """Draw an answer for each row of features."""
+        """Draw an answer for each row of features.
+
+        Parameters
+        ----------
+        features : ndarray of shape (queries, features)
+            Rows of features, before the public feature map.
+        """
         return self.release(self.scores(features))
 
 
@@ -167,18 +232,54 @@ def digest_text(mechanism: Mechanism) -> str:
 
     It must not change between versions, or stored answers would be charged again: the field `analysis` keeps its name
     of version 0.1 here.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+        A prepared mechanism.
     """
     return repr(mechanism).replace(" analysis=", " reading=")
 
 
 def releases_probabilities(mechanism: Mechanism, classes: int) -> bool:
-    """Whether a prepared mechanism releases probabilities or labels only: a draw for scores of nobody tells."""
+    """Return whether a mechanism releases probabilities, or labels only; found by one draw for zero scores.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+        A prepared mechanism.
+    classes : int
+        The number of classes.
+    """
     return mechanism.release(np.zeros((1, classes)), EXACT).probabilities is not None
+
+
+def checked_scores(scores: Floats) -> Floats:
+    """Return scores as float64 of shape (queries, classes), all finite.
+
+    Parameters
+    ----------
+    scores : ndarray
+        The scores of the queries.
+
+    Raises
+    ------
+    InvalidInput
+        If the shape is different or a score is not finite.
+    """
+    values = np.asarray(scores, dtype=np.float64)
+    if values.ndim != 2 or values.shape[1] < 2:
+        raise InvalidInput(
+            f"Scores must have shape (queries, classes) with 2 or more classes, got {values.shape}."
+        )
+    if not np.isfinite(values).all():
+        raise InvalidInput("Scores must be finite, got NaN or infinity. Nothing was released.")
+    return values
 
 
 @runtime_checkable
 class Certified(Protocol):
-    """A classifier that states bounds on its scores; `proves_bounds` names those whose bounds are proven."""
+    """A classifier that states bounds on its scores; `proves_bounds` registers the classes whose bounds are proven."""
 
     @property
     def bounds(self) -> ScoreBounds:
@@ -189,49 +290,36 @@ class Certified(Protocol):
 _PROVES_BOUNDS: dict[type, Callable[[Any], bool]] = {}
 
 
-def proves_bounds(kind: type, when: Callable[[Any], bool]) -> None:
-    """Name a class of this library whose bounds are proven ``when`` that holds for the model.
+def proves_bounds(model_class: type, when: Callable[[Any], bool]) -> None:
+    """Register a class of this library whose bounds are proven.
 
-    Bounds that any other class states, a subclass included, are an assumption, as if they were passed as an argument.
+    Bounds that any other class states, including subclasses, are an assumption, as if they were passed as an argument.
+
+    Parameters
+    ----------
+    model_class : type
+        A class of quietmax.
+    when : callable
+        Takes a model of that class and returns whether its bounds are proven.
+
+    Raises
+    ------
+    InvalidInput
+        If the class is not part of quietmax.
     """
-    if not kind.__module__.startswith("quietmax."):
+    if not model_class.__module__.startswith("quietmax."):
         raise InvalidInput(
-            f"{kind.__name__} is not a class of quietmax; pass its bounds as an assumption instead."
+            f"Only classes of quietmax can prove bounds, got {model_class.__name__}. The bounds of other classes are "
+            "assumptions."
         )
-    _PROVES_BOUNDS[kind] = when
-
-
-def certified_bounds(given: ScoreBounds | None, model: Classifier) -> tuple[ScoreBounds, bool]:
-    """The bounds given, else the model's own; and whether this library proves them of the model."""
-    own = model.bounds if isinstance(model, Certified) else None
-    proves = _PROVES_BOUNDS.get(type(model))
-    proven = proves is not None and proves(model)
-    if given is not None:
-        return given, proven and given == own
-    if own is not None:
-        return own, proven
-    raise InvalidInput(
-        "This model has no certified bound on its scores, so nothing can be proven of its answers; "
-        "use a private head or teachers, or pass the bounds you can prove."
-    )
-
-
-def checked_scores(scores: Floats) -> Floats:
-    """Scores as float64 of shape (queries, classes), all finite."""
-    values = np.asarray(scores, dtype=np.float64)
-    if values.ndim != 2 or values.shape[1] < 2:
-        raise InvalidInput(
-            f"Scores have shape {values.shape}, but expected (queries, classes) with 2 or more classes; reshape them."
-        )
-    if not np.isfinite(values).all():
-        raise InvalidInput("A score is NaN or infinite; check the query and the model. Nothing was released.")
-    return values
+    _PROVES_BOUNDS[model_class] = when
 
 
 class ProvenMechanism:
-    """Base of the frozen dataclasses with a proof; both fields may be left open until `prepared` fills them.
+    """Base class of the mechanisms that have a proof.
 
-    Whether a model certifies the bounds is known only to what `prepared` returns for it.
+    Subclasses are frozen dataclasses with the fields `bounds` and `per_query`, which may be None until `prepared` fills
+    them. Only a mechanism that `prepared` returned knows whether the model certifies the bounds.
     """
 
     bounds: ScoreBounds | None
@@ -240,23 +328,42 @@ class ProvenMechanism:
 
     @property
     def analysis(self) -> Analysis:
-        """A budget means (epsilon, delta)."""
+        """``"proven"``."""
         return "proven"
 
     def prepared(self, model: Classifier, per_query: Cost) -> Self:
-        """Fill in the cost per query and the model's certified bounds."""
-        bounds, certified = certified_bounds(self.bounds, model)
+        """Return the mechanism with the cost per query and the model's bounds filled in.
+
+        Parameters
+        ----------
+        model : Classifier
+            A model with certified bounds; any model if `bounds` is set.
+        per_query : PureCost or GaussianCost
+            The cost of one query, unless the field `per_query` is set.
+
+        Raises
+        ------
+        InvalidInput
+            If there are no bounds, or the cost is in the wrong measure.
+        """
+        bounds, certified = _bounds_for(self.bounds, model)
         filled = replace(self, bounds=bounds, per_query=self.per_query or per_query)  # type: ignore[type-var]
         object.__setattr__(filled, "_certified", certified)
         filled._ready()
         return filled
 
     def cost(self, classes: int) -> Cost:  # noqa: ARG002
-        """The stated cost per query; it does not depend on the number of classes."""
+        """Return the cost per query; it does not depend on the number of classes.
+
+        Parameters
+        ----------
+        classes : int
+            The number of classes.
+        """
         return self._ready()[1]
 
-    def _claimed(self, because: str, parameters: Mapping[str, Any]) -> Guarantee:
-        """Proven if the model certifies the bounds on its scores; conditional on bounds that were merely stated."""
+    def _guarantee(self, because: str, parameters: Mapping[str, Any]) -> Guarantee:
+        """Return a proven guarantee if the model certifies the bounds, else one that is conditional on them."""
         bounds, cost = self._ready()
         proven = Guarantee.of(
             cost, status="proven", because=because, parameters={**parameters, **bounds.to_json()}
@@ -273,23 +380,52 @@ class ProvenMechanism:
         )
 
     def _ready(self) -> tuple[ScoreBounds, Cost]:
-        """Bounds and cost; a mechanism with one kind of noise refuses a cost in the other measure as well."""
+        """Return bounds and cost; subclasses also check the measure of the cost."""
         if self.bounds is None or self.per_query is None:
             raise InvalidInput(
-                f"{type(self).__name__} still has open parameters; give bounds and per_query, or use a Predictor."
+                f"{type(self).__name__} cannot release: bounds and per_query must be set. A Predictor sets them."
             )
         return self.bounds, self.per_query
+
+
+def _bounds_for(given: ScoreBounds | None, model: Classifier) -> tuple[ScoreBounds, bool]:
+    """Return the given bounds, else the model's own; and whether this library proves them for the model."""
+    own = model.bounds if isinstance(model, Certified) else None
+    proves = _PROVES_BOUNDS.get(type(model))
+    proven = proves is not None and proves(model)
+    if given is not None:
+        return given, proven and given == own
+    if own is not None:
+        return own, proven
+    raise InvalidInput(
+        f"A model of type {type(model).__name__} has no certified bounds on its scores. Private heads and teachers "
+        "have them; for any other model, bounds must be given."
+    )
 
 
 Selection = Literal["exponential", "permute-and-flip"]
 
 
 def selection_epsilon(cost: Cost, selection: Selection) -> float:
-    """The largest epsilon that ``cost`` pays for.
+    """Return the largest epsilon of a choice that a cost pays for.
 
-    Pure: epsilon itself. Gaussian: the inverse of the conversions of THEORY section 3, rounded down: the exponential
-    mechanism has bounded range, permute-and-flip is only epsilon-private.
+    Pure: epsilon itself. Gaussian: the inverse of the conversions of THEORY section 3, rounded down. The exponential
+    mechanism has bounded range; permute-and-flip is only epsilon-private.
 
+    Parameters
+    ----------
+    cost : PureCost or GaussianCost
+        The cost of the choice.
+    selection : {"exponential", "permute-and-flip"}
+        How the label is chosen.
+
+    Returns
+    -------
+    float
+        The epsilon.
+
+    Examples
+    --------
     >>> from quietmax.accounting import GaussianCost
     >>> round(selection_epsilon(GaussianCost(0.5), "exponential") / 0.5, 2)
     1.6

@@ -1,4 +1,7 @@
-"""Noisy max: the label with the largest score, after noise or by a randomised choice. Proven (THEORY 3.3, 3.4)."""
+"""Noisy max: the label of the largest score, after noise or by a randomised choice; and all scores with noise.
+
+Both mechanisms are proven (THEORY 3.3, 3.4).
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,35 @@ Method = Literal["gaussian", "exponential", "permute-and-flip"]
 
 @dataclass(frozen=True)
 class NoisyMax(ProvenMechanism):
-    """Release the label alone.
+    """Release a label alone.
 
-    ``gaussian``: the largest score after Gaussian noise on all of them, ``mu = D_2/sigma``. ``exponential``: label v
-    with probability proportional to ``exp(eps*z_v/spread)``. ``permute-and-flip``: never worse in expected score at
-    equal pure epsilon. ``count_in`` is the measure of the budget; Gaussian noise exists only in the Gaussian one.
+    Parameters
+    ----------
+    method : {"exponential", "gaussian", "permute-and-flip"}
+        ``"gaussian"``: the largest score after Gaussian noise on all of them, ``mu = D_2/sigma``. ``"exponential"``:
+        label v with probability proportional to ``exp(eps*z_v/spread)``. ``"permute-and-flip"``: never worse in
+        expected score at equal pure epsilon.
+    count_in : {"pure", "gaussian"} or None
+        The privacy measure of the cost. By default Gaussian for Gaussian noise and pure otherwise.
+    bounds : ScoreBounds or None
+        How far one record moves the scores. By default the model's own certified bounds.
+    per_query : PureCost or GaussianCost or None
+        The cost of one answer. By default set from the budget.
+
+    Raises
+    ------
+    InvalidInput
+        If `method` is unknown, or Gaussian noise is to be counted in the pure measure.
+
+    Examples
+    --------
+    >>> from quietmax.accounting import PureCost
+    >>> from quietmax.noise import SeededNoise
+    >>> from quietmax.sensitivity import ScoreBounds, Sensitivity
+    >>> one = Sensitivity(1.0, "certified", "One record changes one vote.")
+    >>> votes = NoisyMax(bounds=ScoreBounds(one, one), per_query=PureCost(1.0))
+    >>> votes.release(np.array([[0.0, 90.0, 10.0]]), SeededNoise(0)).labels
+    array([1])
     """
 
     method: Method = "exponential"
@@ -37,25 +64,29 @@ class NoisyMax(ProvenMechanism):
     def __post_init__(self) -> None:
         if self.method not in ("gaussian", "exponential", "permute-and-flip"):
             raise InvalidInput(
-                f"method is {self.method!r}, but must be 'gaussian', 'exponential' or 'permute-and-flip'; choose one."
+                f"method must be 'exponential', 'gaussian' or 'permute-and-flip', got {self.method!r}."
             )
         if self.method == "gaussian" and self.count_in == "pure":
-            raise InvalidInput(
-                "Gaussian noise has no pure epsilon; count in the gaussian measure or choose exponential."
-            )
+            raise InvalidInput("count_in must be 'gaussian' or None with method='gaussian', got 'pure'.")
 
     @property
     def name(self) -> str:
-        """``noisy-max``."""
+        """``"noisy-max"``."""
         return "noisy-max"
 
     @property
     def measure(self) -> Measure:
-        """As asked for; by default Gaussian for Gaussian noise, pure for a choice."""
+        """`count_in`; by default Gaussian for Gaussian noise and pure for a choice."""
         return self.count_in or ("gaussian" if self.method == "gaussian" else "pure")
 
     def guarantee(self, classes: int) -> Guarantee:
-        """Proven, given bounds certified by the model."""
+        """Return a proven guarantee if the model certifies the bounds, else a conditional one.
+
+        Parameters
+        ----------
+        classes : int
+            The number of classes.
+        """
         parameters: dict[str, Any] = {
             "mechanism": self.name,
             "method": self.method,
@@ -70,10 +101,18 @@ class NoisyMax(ProvenMechanism):
             because = (
                 "Permute-and-flip on the scores, whose differences move by at most the spread (THEORY 3.3)."
             )
-        return self._claimed(because, parameters)
+        return self._guarantee(because, parameters)
 
     def release(self, scores: Floats, source: NoiseSource) -> Answers:
-        """Labels for scores of shape (queries, classes)."""
+        """Draw labels.
+
+        Parameters
+        ----------
+        scores : ndarray of shape (queries, classes)
+            The scores of the queries.
+        source : NoiseSource
+            Where the noise comes from.
+        """
         bounds, cost = self._ready()
         values = checked_scores(scores)
         if self.method == "gaussian":
@@ -93,9 +132,10 @@ class NoisyMax(ProvenMechanism):
         )
 
     def _ready(self) -> tuple[ScoreBounds, Cost]:
+        """Return bounds and cost; Gaussian noise requires a Gaussian cost."""
         bounds, cost = super()._ready()
         if self.method == "gaussian" and not isinstance(cost, GaussianCost):
-            raise InvalidInput("Gaussian noise is paid in the Gaussian measure; give a cost in mu.")
+            raise InvalidInput("per_query must be a GaussianCost for Gaussian noise, got a PureCost.")
         return bounds, cost
 
 
@@ -103,8 +143,24 @@ class NoisyMax(ProvenMechanism):
 class GaussianScores(ProvenMechanism):
     """Release all scores with noise ``N(0, (D_2/mu)^2)`` each, as probabilities.
 
-    Logits go through the softmax. Votes (``votes`` is their known sum, the number of teachers) are divided by that sum
-    and projected onto the probability simplex.
+    Parameters
+    ----------
+    votes : int or None
+        None: the scores are logits and go through the softmax. Otherwise the scores are votes that add up to this
+        number; they are divided by it and projected onto the probability simplex.
+    bounds : ScoreBounds or None
+        How far one record moves the scores. By default the model's own certified bounds.
+    per_query : GaussianCost or None
+        The cost of one answer. By default set from the budget.
+
+    Examples
+    --------
+    >>> from quietmax.noise import SeededNoise
+    >>> from quietmax.sensitivity import ScoreBounds, Sensitivity
+    >>> one = Sensitivity(1.0, "certified", "One record changes one vote.")
+    >>> votes = GaussianScores(votes=100, bounds=ScoreBounds(one, one), per_query=GaussianCost(1e3))
+    >>> votes.release(np.array([[0.0, 90.0, 10.0]]), SeededNoise(0)).probabilities.round(2)
+    array([[0. , 0.9, 0.1]])
     """
 
     votes: int | None = None
@@ -113,23 +169,37 @@ class GaussianScores(ProvenMechanism):
 
     @property
     def name(self) -> str:
-        """``gaussian``."""
+        """``"gaussian"``."""
         return "gaussian"
 
     @property
     def measure(self) -> Measure:
-        """Gaussian."""
+        """``"gaussian"``."""
         return "gaussian"
 
     def guarantee(self, classes: int) -> Guarantee:
-        """Proven, given bounds certified by the model."""
-        return self._claimed(
+        """Return a proven guarantee if the model certifies the bounds, else a conditional one.
+
+        Parameters
+        ----------
+        classes : int
+            The number of classes.
+        """
+        return self._guarantee(
             "Gaussian mechanism on all scores, then post-processing (THEORY 3.4).",
             {"mechanism": self.name, "classes": classes, "releases": "probabilities"},
         )
 
     def release(self, scores: Floats, source: NoiseSource) -> Answers:
-        """Probabilities for scores of shape (queries, classes)."""
+        """Draw probabilities.
+
+        Parameters
+        ----------
+        scores : ndarray of shape (queries, classes)
+            The scores of the queries.
+        source : NoiseSource
+            Where the noise comes from.
+        """
         bounds, cost = self._ready()
         values = checked_scores(scores)
         noisy = release_gaussian(
@@ -139,15 +209,28 @@ class GaussianScores(ProvenMechanism):
         return Answers(noisy.argmax(-1), probabilities)
 
     def _ready(self) -> tuple[ScoreBounds, GaussianCost]:
+        """Return bounds and cost, which must be Gaussian."""
         bounds, cost = super()._ready()
         if not isinstance(cost, GaussianCost):
-            raise InvalidInput("Gaussian noise is paid in the Gaussian measure; give a cost in mu.")
+            raise InvalidInput("per_query must be a GaussianCost for Gaussian noise, got a PureCost.")
         return bounds, cost
 
 
 def onto_simplex(points: Floats) -> Floats:
-    """The nearest probability vectors in L2 (Held, Wolfe and Crowder 1974).
+    """Return the nearest probability vectors in L2 (Held, Wolfe and Crowder 1974).
 
+    Parameters
+    ----------
+    points : ndarray of shape (queries, classes)
+        Any vectors.
+
+    Returns
+    -------
+    ndarray of shape (queries, classes)
+        Rows that are at least 0 and add up to 1.
+
+    Examples
+    --------
     >>> onto_simplex(np.array([[0.5, 0.9, -3.0]])).round(6).tolist()
     [[0.3, 0.7, 0.0]]
     """

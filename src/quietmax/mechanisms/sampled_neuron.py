@@ -1,7 +1,7 @@
-"""The sampled neuron, repaired: the paper's idea with a proof, at a cost independent of the number of classes.
+"""The sampled neuron, repaired: the paper's idea with a proof, at a cost that does not depend on the number of classes.
 
-Choose a label by the exponential mechanism (or permute-and-flip) on the logits, then release how strongly it wins:
-its log-odds against all others together, with noise. Nothing else of the logits leaves (THEORY 3.3).
+A label is chosen by the exponential mechanism (or permute-and-flip) on the logits. Then its log-odds against all other
+labels together are released with noise. Nothing else about the logits is released (THEORY 3.3).
 """
 
 from __future__ import annotations
@@ -37,8 +37,34 @@ Noise = Literal["laplace", "gaussian"]
 class SampledNeuron(ProvenMechanism):
     """Release a label and its probability.
 
-    ``sampling_share`` of the budget (of epsilon, or of mu^2) pays for the choice of the label, the rest for its
-    log-odds. With two classes there is nothing to choose: the log-odds of class 1 get the whole budget.
+    With two classes there is no choice: the log-odds of class 1 get the whole budget.
+
+    Parameters
+    ----------
+    noise : {"laplace", "gaussian"}
+        The noise on the log-odds. Laplace noise is counted in the pure measure, Gaussian noise in the Gaussian one.
+    selection : {"exponential", "permute-and-flip"}
+        How the label is chosen.
+    sampling_share : float
+        The share of the budget (of epsilon, or of mu^2) that pays for the choice; between 0 and 1, exclusive.
+    bounds : ScoreBounds or None
+        How far one record moves the logits. By default the model's own certified bounds.
+    per_query : PureCost or GaussianCost or None
+        The cost of one answer. By default set from the budget.
+
+    Raises
+    ------
+    InvalidInput
+        If a name is unknown or `sampling_share` is out of range.
+
+    Examples
+    --------
+    >>> from quietmax.noise import SeededNoise
+    >>> from quietmax.sensitivity import ScoreBounds, Sensitivity
+    >>> one = Sensitivity(0.1, "certified", "THEORY 3.1")
+    >>> neuron = SampledNeuron(bounds=ScoreBounds(one, one), per_query=PureCost(10.0))
+    >>> neuron.release(np.array([[0.0, 9.0, 1.0]]), SeededNoise(0)).labels
+    array([1])
     """
 
     noise: Noise = "laplace"
@@ -49,19 +75,19 @@ class SampledNeuron(ProvenMechanism):
 
     def __post_init__(self) -> None:
         if self.noise not in ("laplace", "gaussian"):
-            raise InvalidInput(f"noise is {self.noise!r}, but must be 'laplace' or 'gaussian'; choose one.")
+            raise InvalidInput(f"noise must be 'laplace' or 'gaussian', got {self.noise!r}.")
         if self.selection not in ("exponential", "permute-and-flip"):
             raise InvalidInput(
-                f"selection is {self.selection!r}, but must be 'exponential' or 'permute-and-flip'; choose one."
+                f"selection must be 'exponential' or 'permute-and-flip', got {self.selection!r}."
             )
         if not 0 < self.sampling_share < 1:
             raise InvalidInput(
-                f"sampling_share is {self.sampling_share}, but must lie between 0 and 1; try 0.75."
+                f"sampling_share must be between 0 and 1, exclusive, got {self.sampling_share}."
             )
 
     @property
     def name(self) -> str:
-        """``sampled-neuron``."""
+        """``"sampled-neuron"``."""
         return "sampled-neuron"
 
     @property
@@ -70,7 +96,13 @@ class SampledNeuron(ProvenMechanism):
         return "pure" if self.noise == "laplace" else "gaussian"
 
     def guarantee(self, classes: int) -> Guarantee:
-        """Proven, given bounds certified by the model."""
+        """Return a proven guarantee if the model certifies the bounds, else a conditional one.
+
+        Parameters
+        ----------
+        classes : int
+            The number of classes.
+        """
         parameters: dict[str, Any] = {
             "mechanism": self.name,
             "noise": self.noise,
@@ -79,14 +111,22 @@ class SampledNeuron(ProvenMechanism):
             "classes": classes,
             "releases": "label and its probability",
         }
-        return self._claimed(
+        return self._guarantee(
             "A label chosen by the exponential mechanism or permute-and-flip, then its noised log-odds; "
             "both move by at most the spread of the certified bounds (THEORY 3.3).",
             parameters,
         )
 
     def release(self, scores: Floats, source: NoiseSource) -> Answers:
-        """Labels and probabilities for logits of shape (queries, classes)."""
+        """Draw labels and probabilities.
+
+        Parameters
+        ----------
+        scores : ndarray of shape (queries, classes)
+            The logits of the queries.
+        source : NoiseSource
+            Where the noise comes from.
+        """
         bounds, cost = self._ready()
         # The slack covers the rounding of the log-odds in float64, given that no logit exceeds 2^24 spreads.
         spread = bounds.spread * (1 + 2**-20)
@@ -104,7 +144,7 @@ class SampledNeuron(ProvenMechanism):
         others = logits.copy()
         others[query, chosen] = -np.inf
         odds = self._noised(logits[query, chosen] - logsumexp(others, axis=1), for_odds, spread, source)
-        # Post-processing: at least 1/C for the chosen label, so that noise cannot flip it; the rest shared evenly.
+        # Post-processing: the chosen label gets at least 1/C, so noise cannot flip it; the others share the rest.
         winning = np.maximum(expit(odds), 1 / classes)
         each_other = np.minimum((1 - winning) / (classes - 1), winning)
         probabilities = np.repeat(each_other[:, None], classes, axis=1)
@@ -112,6 +152,7 @@ class SampledNeuron(ProvenMechanism):
         return Answers(chosen, probabilities)
 
     def _noised(self, odds: Floats, cost: Cost, sensitivity: float, source: NoiseSource) -> Floats:
+        """Add Laplace or Gaussian noise to the log-odds."""
         if isinstance(cost, PureCost):
             return release_laplace(
                 odds, sensitivity=sensitivity, epsilon=cost.epsilon, source=source, coordinates=1
@@ -121,7 +162,7 @@ class SampledNeuron(ProvenMechanism):
         ).values
 
     def _shares(self, cost: Cost) -> tuple[Cost, Cost]:
-        """Parts of the cost that add up to no more than it: of epsilon, or of mu^2."""
+        """Divide the cost (epsilon, or mu^2) into two parts that add up to no more than it."""
         share = self.sampling_share
         if isinstance(cost, PureCost):
             first = PureCost(share * cost.epsilon)
@@ -130,8 +171,11 @@ class SampledNeuron(ProvenMechanism):
         return first_mu, GaussianCost(root_rounded_down(cost.amount - first_mu.amount))
 
     def _ready(self) -> tuple[ScoreBounds, Cost]:
+        """Return bounds and cost, which must be in the measure of the noise."""
         bounds, cost = super()._ready()
         wanted = PureCost if self.noise == "laplace" else GaussianCost
         if not isinstance(cost, wanted):
-            raise InvalidInput(f"{self.noise} noise is paid in the {self.measure} measure; give such a cost.")
+            raise InvalidInput(
+                f"per_query must be a {wanted.__name__} for {self.noise} noise, got a {type(cost).__name__}."
+            )
         return bounds, cost
