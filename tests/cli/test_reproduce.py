@@ -1,31 +1,112 @@
+"""`quietmax reproduce`: every command reads the same trials."""
+
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from tests.cli.conftest import Run, assert_error
+import pytest
+from typer.testing import CliRunner, Result
+
+from quietmax.cli import app
+from quietmax.experiments import estimate, grid, runner
+from quietmax.experiments.grid import Effort, Workload
+from tests.experiments.same_process import start_in_this_process
 
 
-def test_tables_show_the_paper_s_numbers_ours_and_the_difference(run: Run) -> None:
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def tiny_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile of one small repeat, run in this process."""
+    tiny = Workload(Effort(200, 2, epochs=2, attack_epochs=2), repeats=1, dpsgd_repeats=0, proven_repeats=1)
+    monkeypatch.setattr(grid, "workload", lambda *_: tiny)
+    monkeypatch.setattr(grid, "EPSILONS", (1.0, 10.0))
+    monkeypatch.setattr(grid, "LIKE_FOR_LIKE_EPSILONS", (1.0,))
+    monkeypatch.setattr(estimate, "estimated_seconds", lambda trials, **_: dict.fromkeys(trials, 3600.0))
+    monkeypatch.setattr(runner, "start_workers", start_in_this_process)
+
+
+def test_tables_show_the_papers_number_ours_and_the_difference() -> None:
     for table in ("sensitivity-table", "correlations"):
-        code, out, _ = run("reproduce", table, "--json")
-        assert code == 0
-        assert {"paper", "ours", "difference", "agrees"} <= set(json.loads(out)[0])
-        code, out, _ = run("reproduce", table)
-        assert code == 0
-        assert "difference" in out
-    code, out, _ = run("reproduce", "sensitivity-table", "--datasets", "mnist", "adult", "--json")
-    assert {row["dataset"] for row in json.loads(out)} == {"mnist", "adult"}
+        rows = json.loads(run("reproduce", table, "--json").stdout)
+        assert {"paper", "ours", "difference", "agrees"} <= set(rows[0])
+        done = run("reproduce", table)
+        assert done.exit_code == 0
+        assert "difference" in done.stdout
+    rows = json.loads(run("reproduce", "sensitivity-table", "--datasets", "mnist,adult", "--json").stdout)
+    assert {row["dataset"] for row in rows} == {"mnist", "adult"}
 
 
-def test_the_accuracy_table_runs_on_real_data(run: Run, real_data: Path) -> None:
-    options = ("--datasets", "location", "--repeats", 1, "--data-dir", real_data, "--json")
-    code, out, _ = run("reproduce", "accuracy-table", *options)
-    assert code == 0
-    assert [row["quantity"] for row in json.loads(out)][-1] == "convexified test accuracy"
+@pytest.mark.usefixtures("tiny_profile")
+def test_all_runs_every_trial_and_the_other_commands_compute_nothing_more(tmp_path: Path) -> None:
+    options = ("--datasets", "mnist-5k", "--output", tmp_path / "out")
+    done = run("reproduce", "all", *options)
+    assert done.exit_code == 0, done.output
+    for words in (
+        "core hours",
+        "Finding 5: CONFIRMED",
+        "Many answers",
+        "Sensitivities",
+        "report.html",
+        "0 failed",
+    ):
+        assert words in done.stdout, words
+    found = json.loads(run("reproduce", "all", *options, "--json").stdout)
+    assert found["computed"] == 0
+    assert len(found["findings"]) == 5
+    assert {row["analysis"] for row in found["multi_query"]} == {
+        "published",
+        "published-example",
+        "any number",
+    }
+    stored = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "trials").rglob("*.json")}
+    for part in ("accuracy-table", "figures", "findings", "multi-query"):
+        done = run("reproduce", part, *options)
+        assert done.exit_code == 0, done.output
+        assert "0 trials computed" in done.stdout
+        json.loads(run("reproduce", part, *options, "--json").stdout)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "trials").rglob("*.json")} == stored
+    assert json.loads(run("reproduce", "all", *options, "--estimate", "--json").stdout)["quick"] > 0
 
 
-def test_unknown_data_sets_and_no_repeats_are_errors(run: Run) -> None:
-    assert_error(run("reproduce", "sensitivity-table", "--datasets", "mnits"), 2, "mnits")
-    table = ("reproduce", "accuracy-table", "--datasets", "mnist", "--data-dir", ".")
-    assert_error(run(*table, "--repeats", 0), 2, "repeats")
+@pytest.mark.usefixtures("tiny_profile")
+def test_the_accuracy_table_compares_both_losses_and_the_leakage(tmp_path: Path, real_data: Path) -> None:
+    options = ("--datasets", "location", "--data-dir", real_data, "--output", tmp_path, "--json")
+    done = run("reproduce", "accuracy-table", *options)
+    assert done.exit_code == 0, done.output
+    assert [row["quantity"] for row in json.loads(done.stdout)] == [
+        "convexified train accuracy",
+        "convexified test accuracy",
+        "leakage, plain network",
+        "original train accuracy",
+        "original test accuracy",
+    ]
+
+
+@pytest.mark.usefixtures("tiny_profile")
+def test_an_interrupt_exits_with_130_and_says_that_results_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "run_trials", interrupted)
+    done = run("reproduce", "figures", "--datasets", "mnist-5k", "--output", tmp_path / "out")
+    assert done.exit_code == 130
+    assert "the same command continues from there" in " ".join(done.stderr.split())
+
+
+def test_without_any_data_set_of_the_paper_the_error_says_where_to_look(tmp_path: Path) -> None:
+    done = run("reproduce", "figures", "--data-dir", tmp_path)
+    assert done.exit_code == 1
+    assert "No data set of the paper is present" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("command", ["accuracy-table", "figures", "findings", "multi-query", "all"])
+def test_the_help_of_ray_names_the_extra_to_install(command: str) -> None:
+    """Brackets in a help text are not markup."""
+    shown = " ".join(run("reproduce", command, "--help").output.replace("│", " ").split())
+    assert "Requires quietmax[ray]." in shown

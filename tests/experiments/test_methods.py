@@ -1,141 +1,103 @@
-"""Every method of the table answers, claims what its estimator claims, and is measured."""
+"""Every method answers and claims what its estimator claims; the trials of a comparison follow from the methods."""
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 
-from quietmax.accounting import PureCost, mu_of
+from quietmax.accounting.conversions import mu_of
+from quietmax.accounting.costs import GaussianCost, PureCost
 from quietmax.errors import InvalidInput
-from quietmax.experiments import shared as shared_module
-from quietmax.experiments.evaluate import measure
-from quietmax.experiments.grid import Effort, Group, Source, Trial
-from quietmax.experiments.methods import method, methods
-from quietmax.experiments.results import Store
-from quietmax.experiments.shared import Shared
+from quietmax.experiments.grid import Group, Trial
+from quietmax.experiments.inputs import SharedInputs
+from quietmax.experiments.methods import Method, PreparedMethod, method, method_trials, methods
+
+PUBLIC_SETTINGS = "The feature map and all settings were chosen without looking at the private records."
+UNKNOWN_SEED = "Nobody knows the seed, and nobody looks at the low digits of the weights."
+PROVEN = [name for name, each in methods().items() if each.status == "proven"]
 
 
-@pytest.fixture(scope="module")
-def table(tmp_path_factory):
-    path = tmp_path_factory.mktemp("table") / "points.csv"
-    generator = np.random.default_rng(0)
-    rows = [f"{a:.4f},{b:.4f},{int(a + b > 1)}" for a, b in generator.random((600, 2))]
-    path.write_text("a,b,above\n" + "\n".join(rows) + "\n")
-    return Source.of(
-        str(path), {"label": "above", "classes": ["0", "1"], "bounds": {"a": [0.0, 1.0], "b": [0.0, 1.0]}}
-    )
-
-
-@pytest.fixture(scope="module")
-def group(table):
-    return Group(table, Effort(200, 2, epochs=5, attack_epochs=3, attacks=("shadow", "threshold")))
-
-
-@pytest.fixture(scope="module")
-def shared(group, tmp_path_factory):
-    return Shared(group, Store(tmp_path_factory.mktemp("store")))
-
-
-CHOSEN_BLINDLY = "The feature map and all settings were chosen without looking at the private records."
-SEEDED = "Nobody knows the seed, and nobody looks at the low digits of the weights."
-PRIVATE = [name for name, each in methods().items() if each.status == "proven"]
-
-
-@pytest.mark.parametrize("name", PRIVATE)
-def test_a_proven_methods_claim_is_weakened_by_nothing_but_the_seed(name, group, shared):
-    release = method(name).prepare(Trial(group, name, 2.0, 3), shared)
-    claim = release.claim
-    whole = mu_of(2.0, 1 / (10 * group.effort.records))
-    if release.mechanism is None:
-        assert claim.assumptions == (CHOSEN_BLINDLY, SEEDED)
-        assert claim.cost.mu <= whole * (1 + 1e-9)
+@pytest.mark.parametrize("name", PROVEN)
+def test_a_proven_methods_claim_is_weakened_by_nothing_but_the_seed(
+    name: str, group: Group, shared: SharedInputs
+) -> None:
+    prepared = method(name).prepare(Trial(group, name, 2.0, 3), shared)
+    claim = prepared.claim
+    assert claim is not None
+    total = mu_of(2.0, 1 / (10 * group.effort.records))
+    if prepared.mechanism is None:
+        assert isinstance(claim.cost, GaussianCost)
+        assert claim.assumptions == (PUBLIC_SETTINGS, UNKNOWN_SEED)
+        assert claim.cost.mu <= total * (1 + 1e-9)
         return
-    # A mechanism's claim says nothing of its noise; one answer costs a third of what three may cost.
+    # A mechanism's claim does not depend on its noise source; one answer costs a third of what three may cost.
     assert (claim.status, claim.assumptions) == ("proven", ())
     if isinstance(claim.cost, PureCost):
         assert claim.cost.epsilon == pytest.approx(2 / 3)
     else:
-        assert claim.cost.mu == pytest.approx(whole / math.sqrt(3))
+        assert claim.cost.mu == pytest.approx(total / math.sqrt(3))
 
 
-@pytest.mark.parametrize("name", ["plain", "original", "algorithm1-laplace", "head", "teachers"])
-def test_a_cell_reports_accuracy_leakage_by_every_attack_and_times(name, group, shared):
-    epsilon = None if method(name).status == "none" else 5.0
-    trial = Trial(group, name, epsilon, None if epsilon is None else 1)
-    found = measure(trial, shared)
-    rows = np.sort(np.concatenate([shared.data.train_rows, shared.data.test_rows]))
-    right = method(name).prepare(trial, shared).answer(rows).labels == shared.data.records.labels[rows]
-    assert found["test_accuracy"] == right[np.isin(rows, shared.data.test_rows)].mean()
-    assert found["accuracy_loss"] == pytest.approx(1 - found["test_accuracy"] / found["baseline_accuracy"])
-    assert set(found["attacks"]) == (set() if name == "original" else {"shadow", "threshold"})
-    assert (found["fit_seconds"] == 0) == (name == "algorithm1-laplace")  # which asks the plain network
-    assert 0 < found["answer_seconds"] < found["processor_seconds"]
-    assert found["status"] == {"plain": "none", "original": "none", "algorithm1-laplace": "conditional"}.get(
-        name, "proven"
-    )
-    if method(name).per_answer:
-        assert found["audited"] == "one answer, in epsilon"
-        assert found["audited_claim"] == {"algorithm1-laplace": 2.0, "teachers": 5.0}[name]
-        assert 1 < found["audited_epsilon"] <= found["audited_claim"]
-    else:
-        # Attacks on networks that hardly learned guess like a coin; the original network is not attacked.
-        assert (found["audited"], found["audited_epsilon"]) == (
-            ("", None) if name == "original" else ("the attacks' guesses", 0.0)
-        )
-
-
-def test_a_mechanism_is_audited_once_and_an_audit_of_a_true_claim_stays_below_it(group, shared, table):
-    first = measure(Trial(group, "sampled-neuron", 1.0, 1), shared)
-    assert 0 <= first["audited_epsilon"] <= first["audited_claim"] == 1.0
-    other = Group(table, group.effort, repeat=1)
-    second = measure(Trial(other, "sampled-neuron", 1.0, 1), Shared(other, shared._store))
-    assert second["audited_epsilon"] is None
-
-
-def test_shared_networks_are_read_back_rather_than_trained_again(group, shared, monkeypatch):
-    before = measure(Trial(group, "plain"), shared)
-    for name in ("train", "train_sweep"):
-        monkeypatch.setattr(shared_module, name, lambda *_, **__: pytest.fail("trained again"))
-    monkeypatch.setattr(shared_module.ShadowPool, "outside", lambda *_, **__: pytest.fail("trained again"))
-    again = measure(Trial(group, "plain"), Shared(group, shared._store))
-    assert again["test_accuracy"] == pytest.approx(before["test_accuracy"])
-    assert again["attacks"]["shadow"]["leakage"]["value"] == pytest.approx(
-        before["attacks"]["shadow"]["leakage"]["value"]
-    )
-
-
-def test_published_dpsgd_exists_at_the_papers_epsilons_only(group, shared):
-    with pytest.raises(InvalidInput, match="choose among"):
+def test_published_dpsgd_exists_only_at_the_papers_epsilons(group: Group, shared: SharedInputs) -> None:
+    with pytest.raises(InvalidInput, match="only at the paper's values of epsilon"):
         method("published-rdp").prepare(Trial(group, "published-rdp", 3.0), shared)
+    with pytest.raises(InvalidInput, match="got 3, 4"):
+        method_trials(group, ["published-rdp"], [1.0, 3.0, 4.0], [1])
 
 
-def test_a_private_method_without_epsilon_is_refused(group, shared):
-    with pytest.raises(InvalidInput, match="needs an epsilon"):
+def test_a_private_method_requires_an_epsilon(group: Group, shared: SharedInputs) -> None:
+    with pytest.raises(InvalidInput, match="requires an epsilon"):
         method("head").prepare(Trial(group, "head"), shared)
 
 
-def test_attacks_that_ask_for_other_records_are_refused_for_proven_methods(group, shared):
-    release = method("head").prepare(Trial(group, "head", 1.0), shared)
-    with pytest.raises(InvalidInput, match="neither members nor non-members"):
-        release.answer(shared.data.pool_rows[:2])
+def test_proven_methods_answer_members_and_non_members_only(group: Group, shared: SharedInputs) -> None:
+    prepared = method("head").prepare(Trial(group, "head", 1.0), shared)
+    with pytest.raises(InvalidInput, match="only members and non-members"):
+        prepared.answer(shared.data.pool_rows[:2])
 
 
-def test_published_sweep_networks_answer(group, shared, monkeypatch):
-    monkeypatch.setattr(shared_module, "EPSILONS", (1.0,))
-    short = {"train_sweep": shared_module.train_sweep}
+def test_trials_have_numbers_of_answers_only_where_answers_are_charged(group: Group) -> None:
+    trials = method_trials(group, ["plain", "head", "teachers"], [1.0, 2.0], [1, 10])
+    assert [(each.method, each.epsilon, each.queries) for each in trials] == [
+        ("plain", None, None),
+        ("head", 1.0, None),
+        ("head", 2.0, None),
+        ("teachers", 1.0, 1),
+        ("teachers", 2.0, 1),
+        ("teachers", 1.0, 10),
+        ("teachers", 2.0, 10),
+    ]
 
-    def tiny_sweep(splits, *, epsilons, accountants):
-        from quietmax.estimators.dpsgd import training as dpsgd_sweep
 
-        plan = dpsgd_sweep.plan
-        monkeypatch.setattr(
-            dpsgd_sweep, "plan", lambda size, **options: plan(size, **options, sampling_rate=0.5, steps=4)
-        )
-        return short["train_sweep"](splits, epsilons=epsilons, accountants=accountants)
+def test_an_unknown_method_is_an_error_that_suggests_the_nearest_name() -> None:
+    with pytest.raises(InvalidInput, match="did you mean 'teachers'"):
+        method("teacher")
+    with pytest.raises(InvalidInput, match="Valid: "):
+        method("zzzzz")
 
-    monkeypatch.setattr(shared_module, "train_sweep", tiny_sweep)
-    found = measure(Trial(group, "published-zcdp", 1.0), shared)
-    assert 0 <= found["test_accuracy"] <= 1
-    assert found["status"] == "conditional"
+
+class _Entry:
+    def __init__(self, name: str, value: object) -> None:
+        self.name, self._value = name, value
+
+    def load(self) -> object:
+        if isinstance(self._value, Exception):
+            raise self._value
+        return self._value
+
+
+def _prepare(*_: object) -> PreparedMethod:
+    raise NotImplementedError
+
+
+def test_another_package_adds_a_method_by_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = Method("mine", "my method", "proven", _prepare)
+    entries = [_Entry("mine", mine), _Entry("taken", methods()["head"]), _Entry("broken", ImportError("no"))]
+    monkeypatch.setattr("quietmax._plugins.entry_points", lambda **_: entries)
+    methods.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="already in use"):
+            assert methods()["mine"] is mine
+    finally:
+        methods.cache_clear()

@@ -1,30 +1,49 @@
-"""The same cells on a real local Ray, with a worker killed in mid-run."""
+"""Workers: local processes and Ray actors, with one killed while it computes."""
 
 from __future__ import annotations
 
 import builtins
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from quietmax.errors import QuietmaxError
-from quietmax.experiments.results import Store
+from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.experiments import workers as workers_module
+from quietmax.experiments.grid import Trial
+from quietmax.experiments.results import Result, ResultStore
 from quietmax.experiments.runner import run
-from quietmax.experiments.workers import RayWorkers
-from tests.experiments.toy_grid import tiny_cells
+from quietmax.experiments.workers import (
+    Compute,
+    LocalWorkers,
+    RayWorkers,
+    Workers,
+    compute_trial,
+    start_workers,
+)
+from tests.experiments.toy_grid import tiny_trials
 
 
 @dataclass(frozen=True)
-class MakeFatal:
-    """The worker that computes the third cell kills itself, once; every cell leaves a mark of its own."""
+class NumberFactory:
+    """Computes a number without any work."""
+
+    def __call__(self) -> Compute:
+        return lambda trial: {"number": float(trial.epsilon or 0)}
+
+
+@dataclass(frozen=True)
+class FatalFactory:
+    """The worker that computes the first trial at epsilon 10 kills itself, once; every trial leaves a mark."""
 
     folder: Path
 
-    def __call__(self):
-        def compute(trial):
+    def __call__(self) -> Compute:
+        def compute(trial: Trial) -> Result:
             with (self.folder / "computed").open("a") as file:
                 file.write(trial.key + "\n")
             mark = self.folder / "died"
@@ -36,115 +55,139 @@ class MakeFatal:
         return compute
 
 
-@pytest.mark.slow
-def test_a_ray_worker_killed_in_mid_run_costs_one_cell_a_second_try_and_nothing_else(tmp_path, monkeypatch):
-    pytest.importorskip("ray", reason="the optional package Ray is not installed")
-    # Ray's workers must find this module, which pytest imported from its own folder.
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    store, trials = Store(tmp_path / "store"), tiny_cells()
-    done = run(trials, store, lambda: RayWorkers(MakeFatal(tmp_path), workers=2))
+def _check_one_death_costs_one_try(start: Callable[[], Workers], folder: Path) -> None:
+    store, trials = ResultStore(folder / "store"), tiny_trials()
+    done = run(trials, store, start)
     assert done.failures == {}
-    assert (tmp_path / "died").exists()
+    assert (folder / "died").exists()
     assert {trial: found["number"] for trial, found in done.results.items()} == {
         trial: float(trial.epsilon or 0) for trial in trials
     }
-    computed = (tmp_path / "computed").read_text().split()
-    assert len(computed) == len(trials) + 1
-    again = run(trials, store, lambda: pytest.fail("hired"))
+    assert len((folder / "computed").read_text().split()) == len(trials) + 1
+    again = run(trials, store, lambda: pytest.fail("started"))
     assert again.results == done.results
 
 
-def test_without_ray_the_option_is_refused_in_a_sentence(monkeypatch, tmp_path):
+def test_a_killed_process_is_replaced_and_its_trial_tried_again(tmp_path: Path) -> None:
+    _check_one_death_costs_one_try(lambda: LocalWorkers(FatalFactory(tmp_path), count=1), tmp_path)
+
+
+@pytest.mark.slow
+def test_a_killed_ray_actor_is_replaced_and_its_trial_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray", reason="the optional package Ray is not installed")
+    # Ray's workers must find this module.
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    _check_one_death_costs_one_try(lambda: RayWorkers(FatalFactory(tmp_path), count=2), tmp_path)
+
+
+def test_an_error_of_quietmax_is_its_message_and_any_other_has_its_type_and_place() -> None:
+    def fail(_: Trial) -> Result:
+        raise InvalidInput("records must be at least 10, got 1.")
+
+    assert compute_trial(fail, tiny_trials()[0]) == (None, "records must be at least 10, got 1.")
+    _, failure = compute_trial(lambda _: {"number": 1 / 0}, tiny_trials()[0])
+    assert "ZeroDivisionError" in failure
+    assert "test_workers.py" in failure
+
+
+def test_workers_are_local_processes_unless_ray_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(workers_module, "LocalWorkers", lambda _, count: started.append(("local", count)))
+    monkeypatch.setattr(workers_module, "RayWorkers", lambda _, **options: started.append(("ray", options)))
+    start_workers(NumberFactory(), 3)
+    start_workers(NumberFactory(), 2, "local")
+    start_workers(NumberFactory(), None, "host:1")
+    assert started == [
+        ("local", 3),
+        ("ray", {"address": None, "count": 2}),
+        ("ray", {"address": "host:1", "count": None}),
+    ]
+
+
+def test_without_the_package_the_error_says_how_to_install_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
-    def absent(name, *arguments, **keywords):
+    def absent(name: str, *arguments: Any, **keywords: Any) -> Any:
         if name == "ray":
             raise ImportError(name)
         return real(name, *arguments, **keywords)
 
     monkeypatch.setattr(builtins, "__import__", absent)
-    with pytest.raises(QuietmaxError, match=r"install quietmax\[ray\]"):
-        RayWorkers(MakeFatal(tmp_path))
+    with pytest.raises(QuietmaxError, match=r"pip install 'quietmax\[ray\]'"):
+        RayWorkers(NumberFactory())
 
 
 class _FakeRay:
-    """Just enough of Ray to test the crew's bookkeeping quickly; the real one is tested above."""
+    """Enough of Ray to test the bookkeeping quickly; the real one is tested above."""
 
     class exceptions:
         class RayError(Exception):
             pass
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.shut, self.killed = False, 0
 
-    def is_initialized(self):
+    def is_initialized(self) -> bool:
         return False
 
-    def init(self, address=None, **_):
+    def init(self, address: str | None = None, **_: Any) -> None:
         if address == "nowhere:1":
             raise ConnectionError("no answer")
 
-    def cluster_resources(self):
+    def cluster_resources(self) -> dict[str, float]:
         return {"CPU": 3.0}
 
-    def remote(self, kind):
-        ray = self
-
+    def remote(self, kind: Any) -> Any:
         class Bound:
-            def __init__(self, call):
+            def __init__(self, call: Any) -> None:
                 self.remote = lambda *arguments: (call, arguments)
 
         class Actor:
-            def __init__(self, *arguments):
-                made = kind(*arguments)
-                self.compute, self.process_id = Bound(made.compute), Bound(made.process_id)
+            def __init__(self, *arguments: Any) -> None:
+                self.compute = Bound(kind(*arguments).compute)
 
         class Factory:
-            def options(self, **_):
+            def options(self, **_: Any) -> Factory:
                 return self
 
-            def remote(self, *arguments):
+            def remote(self, *arguments: Any) -> Actor:
                 return Actor(*arguments)
 
-        assert ray is self
         return Factory()
 
-    def wait(self, waiting, **_):
+    def wait(self, waiting: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
         return waiting[:1], waiting[1:]
 
-    def get(self, asked):
-        call, arguments = asked
-        if arguments and arguments[0].epsilon == 10.0 and not self.killed:
+    def get(self, submitted: Any) -> Any:
+        call, arguments = submitted
+        if arguments[0].epsilon == 10.0 and not self.killed:
             self.killed += 1
             raise self.exceptions.RayError
         return call(*arguments)
 
-    def kill(self, _):
+    def kill(self, _: Any) -> None:
         pass
 
-    def shutdown(self):
+    def shutdown(self) -> None:
         self.shut = True
 
 
-@dataclass(frozen=True)
-class MakeNumber:
-    def __call__(self):
-        return lambda trial: {"number": float(trial.epsilon or 0)}
-
-
-def test_the_crew_takes_all_cores_of_a_cluster_and_replaces_a_lost_worker(monkeypatch, tmp_path):
+def test_ray_workers_use_all_cores_of_a_cluster_and_replace_a_lost_actor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     fake = _FakeRay()
-    monkeypatch.setattr("quietmax.experiments.workers._imported", lambda: fake)
-    crew = RayWorkers(MakeNumber())
-    assert crew.workers == 3
-    assert crew.process_id(0) == os.getpid()
-    done = run(tiny_cells(), Store(tmp_path), lambda: crew)
+    monkeypatch.setattr(workers_module, "_import_ray", lambda: fake)
+    workers = RayWorkers(NumberFactory())
+    assert workers.count == 3
+    done = run(tiny_trials(), ResultStore(tmp_path), lambda: workers)
     assert fake.killed == 1
-    assert len(done.results) == len(tiny_cells())
+    assert len(done.results) == len(tiny_trials())
     assert fake.shut
 
 
-def test_a_cluster_that_does_not_answer_is_a_sentence(monkeypatch):
-    monkeypatch.setattr("quietmax.experiments.workers._imported", _FakeRay)
+def test_a_cluster_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "_import_ray", _FakeRay)
     with pytest.raises(QuietmaxError, match="could not be reached at nowhere:1"):
-        RayWorkers(MakeNumber(), address="nowhere:1")
+        RayWorkers(NumberFactory(), address="nowhere:1")

@@ -1,4 +1,4 @@
-"""A tiny real grid on the embedded digits, run as its own process so that tests can kill it."""
+"""A tiny real grid on the embedded digits, which can be run as a process of its own and killed."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from quietmax.experiments.evaluate import MakeMeasure
-from quietmax.experiments.grid import Effort, Group, Source, Trial
-from quietmax.experiments.results import Store
+from quietmax.experiments.evaluate import MeasureFactory
+from quietmax.experiments.grid import DataSource, Effort, Group, Trial
+from quietmax.experiments.results import Result, ResultStore
 from quietmax.experiments.runner import run
-from quietmax.experiments.workers import LocalWorkers
+from quietmax.experiments.workers import Compute, LocalWorkers
 
 EFFORT = Effort(records=300, shadows=2, epochs=3, attack_epochs=3)
-GROUPS = [Group(Source("mnist-5k"), EFFORT, repeat) for repeat in range(2)]
+GROUPS = [Group(DataSource("mnist-5k"), EFFORT, repeat) for repeat in range(2)]
 
 
-def tiny_cells() -> list[Trial]:
+def tiny_trials() -> list[Trial]:
+    """Five trials in each of two groups."""
     return [
         Trial(group, name, epsilon, None if epsilon is None else 1)
         for group in GROUPS
@@ -33,15 +34,15 @@ def tiny_cells() -> list[Trial]:
 
 
 @dataclass(frozen=True)
-class MakeSlow:
-    """The real measurement, slowed down after each cell so that a kill finds the grid half done."""
+class SlowMeasureFactory:
+    """The real measurement with a pause after each trial, so that a kill finds the grid half finished."""
 
     folder: Path
 
-    def __call__(self):
-        compute = MakeMeasure(self.folder)()
+    def __call__(self) -> Compute:
+        compute = MeasureFactory(self.folder)()
 
-        def slowly(trial):
+        def slowly(trial: Trial) -> Result:
             result = compute(trial)
             time.sleep(0.5)
             return result
@@ -51,5 +52,5 @@ class MakeSlow:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    run(tiny_cells(), Store(folder), lambda: LocalWorkers(MakeSlow(folder), workers=1))
+    run(tiny_trials(), ResultStore(folder), lambda: LocalWorkers(SlowMeasureFactory(folder), count=1))
     print("finished")

@@ -1,76 +1,111 @@
-"""What the commands that run a grid share: options, progress with the time left, failures, the report."""
+"""What the commands that run trials share: options, the run with its progress, failures, the files it wrote."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as ProgressBar
 
 from quietmax.cli._output import console, errors
 from quietmax.errors import InvalidInput
-from quietmax.experiments import runner
-from quietmax.experiments.grid import Trial
-from quietmax.experiments.runner import Where, run_cells
 
-Output = Annotated[Path, typer.Option(help="Folder of results; what it holds already is not computed again.")]
-Workers = Annotated[
-    int | None, typer.Option(min=1, help="Processes of one thread each; default: one per core.")
+if TYPE_CHECKING:
+    from quietmax.experiments.grid import Trial
+    from quietmax.experiments.runner import Progress, Run
+
+Output = Annotated[Path, typer.Option(help="Folder of results. Trials that it contains are not run again.")]
+WorkerCount = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, help="Worker processes of one thread each. Default: one per core."),
 ]
 Ray = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESS",
-        help="Compute on a Ray cluster at this address; 'local' starts one here. Needs quietmax[ray].",
+        help="Run on the Ray cluster at this address; 'local' starts one here. Requires quietmax[ray].",
     ),
 ]
 
 
-def where(workers: int | None, ray: str | None) -> Where:
-    """Where the cells are computed."""
-    return Where(workers, "" if ray == "local" else ray)
+def run_with_progress(
+    trials: Sequence[Trial],
+    output: Path,
+    *,
+    workers: int | None = None,
+    ray: str | None = None,
+    data_dir: Path | None = None,
+    quiet: bool = False,
+) -> Run:
+    """Run trials with a progress bar, and print those that failed.
 
+    Parameters
+    ----------
+    trials : sequence of Trial
+        The trials.
+    output : pathlib.Path
+        Folder of results.
+    workers : int, optional
+        Number of workers; by default one per core.
+    ray : str, optional
+        Address of a Ray cluster.
+    data_dir : pathlib.Path, optional
+        Folder of the data sets' files.
+    quiet : bool
+        Whether to show no progress.
 
-def compute(
-    trials: Sequence[Trial], output: Path, place: Where, data_dir: Path | None, *, quiet: bool
-) -> runner.Run:
-    """Run the cells with a progress bar; Ctrl-C ends with a sentence, as everything finished is stored."""
+    Returns
+    -------
+    Run
+
+    Raises
+    ------
+    KeyboardInterrupt
+        With a message that says how to continue.
+    """
+    from quietmax.experiments.runner import run_trials
+
     with _progress(len(set(trials)), quiet) as advance:
         try:
-            done = run_cells(trials, output, where=place, data_dir=data_dir, progress=advance)
+            done = run_trials(trials, output, workers=workers, ray=ray, data_dir=data_dir, progress=advance)
         except KeyboardInterrupt:
-            errors.print(
-                f"Stopped. Finished cells are in {output}; the same command goes on from there.",
-                soft_wrap=True,
-            )
-            raise typer.Exit(1) from None
+            raise KeyboardInterrupt(
+                f"Interrupted. Finished trials are stored in {output}; the same command continues from there."
+            ) from None
     for trial, failure in done.failures.items():
-        errors.print(
-            f"failed: {trial}: {failure}", style="red", markup=False, highlight=False, soft_wrap=True
-        )
+        errors.print(f"failed: {trial}: {failure}", style="red", soft_wrap=True)
     return done
 
 
-def finish(done: runner.Run, written: Sequence[Path], *, quiet: bool) -> None:
-    """Name what was written; exit code 1 if any cell failed."""
+def finish(done: Run, written: Sequence[Path], *, quiet: bool) -> None:
+    """Print the written files and the counts of a run; exit with code 1 if a trial failed.
+
+    Parameters
+    ----------
+    done : Run
+        The run.
+    written : sequence of pathlib.Path
+        The written files.
+    quiet : bool
+        Whether to print nothing.
+    """
     if not quiet:
         for path in written:
-            console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"wrote {path}", soft_wrap=True)
         found = len(done.results) - done.computed
         console.print(
-            f"{done.computed} cells computed in {done.seconds:.0f} s, {found} found, {len(done.failures)} failed.",
-            markup=False,
-            highlight=False,
+            f"{done.computed} trials computed in {done.seconds:.0f} s, {found} found, {len(done.failures)} failed."
         )
     if done.failures:
         raise typer.Exit(1)
 
 
 @contextmanager
-def _progress(total: int, quiet: bool) -> Iterator[Any]:
+def _progress(total: int, quiet: bool) -> Iterator[Callable[[Progress], None]]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -78,10 +113,12 @@ def _progress(total: int, quiet: bool) -> Iterator[Any]:
         TimeElapsedColumn(),
         TextColumn("{task.fields[left]}"),
     )
-    with Progress(*columns, console=errors, transient=True, disable=quiet or not errors.is_terminal) as bar:
-        task = bar.add_task("cells", total=total, left="")
+    with ProgressBar(
+        *columns, console=errors, transient=True, disable=quiet or not errors.is_terminal
+    ) as bar:
+        task = bar.add_task("trials", total=total, left="")
 
-        def advance(progress: runner.Progress) -> None:
+        def advance(progress: Progress) -> None:
             left = "" if progress.seconds_left is None else f"about {duration(progress.seconds_left)} left"
             failed = f", {progress.failed} failed" if progress.failed else ""
             bar.update(task, completed=progress.done, total=progress.total, left=left + failed)
@@ -90,8 +127,19 @@ def _progress(total: int, quiet: bool) -> Iterator[Any]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words.
+    """Format a duration.
 
+    Parameters
+    ----------
+    seconds : float
+        The duration.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
     >>> duration(7500)
     '2 h 5 min'
     """
@@ -102,28 +150,51 @@ def duration(seconds: float) -> str:
 
 
 def listed(values: list[str] | None) -> list[str]:
-    """Values given one by one, several in a row, or separated by commas.
+    """Split the values of a list option, each of which may contain several separated by commas.
 
+    Parameters
+    ----------
+    values : list of str or None
+        The values; None if the option was not used.
+
+    Returns
+    -------
+    list of str
+
+    Examples
+    --------
     >>> listed(["a,b", "c"])
     ['a', 'b', 'c']
     """
     return [part for value in values or [] for part in value.split(",") if part]
 
 
-def numbers(values: list[str] | None, what: str) -> list[float]:
-    """Positive numbers, each once, in order.
+def numbers(values: list[str] | None, option: str) -> list[float]:
+    """Parse the positive numbers of a list option.
 
+    Parameters
+    ----------
+    values : list of str or None
+        The values; None if the option was not used.
+    option : str
+        Name of the option, for messages.
+
+    Returns
+    -------
+    list of float
+        Each number once, in increasing order.
+
+    Examples
+    --------
     >>> numbers(["0.1,1", "10"], "--epsilons")
     [0.1, 1.0, 10.0]
     """
     try:
         found = [float(value) for value in listed(values)]
     except ValueError:
+        found = [float("nan")]
+    if not all(0 < value < float("inf") for value in found):
         raise InvalidInput(
-            f"{what} is {' '.join(values or [])!r}, but must be numbers; write them as in 0.1 1 10."
-        ) from None
-    if any(not 0 < value < float("inf") for value in found):
-        raise InvalidInput(
-            f"{what} is {' '.join(values or [])!r}, but must be positive numbers; give such ones."
+            f"{option} must be positive numbers, as in 0.1 1 10, got {' '.join(values or [])!r}."
         )
     return sorted(set(found))

@@ -263,22 +263,20 @@ def _print_service(service: dict[str, Any]) -> None:
 
 def _attack(name: str, output: Path, *, quiet: bool) -> dict[str, Any]:
     """Attack ordinary and private models of one split; trials that ``output`` holds already are not run again."""
-    from quietmax.cli._grids import compute, where
-    from quietmax.cli.compare import method_cells
-    from quietmax.experiments.grid import Effort, Group, Source
-    from quietmax.experiments.report import write_report
-    from quietmax.experiments.report.page import SEEDED_NOISE, About
-    from quietmax.experiments.summary import summarise
+    from quietmax.cli._grids import run_with_progress
+    from quietmax.experiments.grid import DataSource, Effort, Group
+    from quietmax.experiments.methods import method_trials
+    from quietmax.experiments.report import SEEDED_NOISE, ReportInfo, write_report
+    from quietmax.experiments.summary import summarize
 
     effort = Effort(ATTACKED_RECORDS, SHADOWS, 1.0, 100, 20, ("shadow",))
-    group = Group(Source.of(name), effort, 0, 0)
-    trials = [trial for method in METHODS for trial in method_cells(group, method, EPSILONS, [1])]
-    done = compute(trials, output, where(None, None), None, quiet=quiet)
+    trials = method_trials(Group(DataSource.of(name), effort), METHODS, EPSILONS, [1])
+    done = run_with_progress(trials, output, quiet=quiet)
     if done.failures:
         trial, failure = next(iter(done.failures.items()))
         raise QuietmaxError(f"The demo's comparison failed at {trial}: {failure}")
-    summaries = summarise(done.results)
-    about = About(
+    summaries = summarize(done.results)
+    info = ReportInfo(
         f"Privacy and utility on {name}",
         f"{effort.records:,} training records, {effort.shadows} shadow networks, one split: a demonstration",
         0,
@@ -287,7 +285,7 @@ def _attack(name: str, output: Path, *, quiet: bool) -> dict[str, Any]:
     return {
         "about": SEEDED_NOISE,
         "results": [{"title": each.title, **each.flat()} for each in summaries],
-        "report": str(write_report(summaries, output, about)[0]),
+        "report": str(write_report(summaries, output, info)[0]),
     }
 
 

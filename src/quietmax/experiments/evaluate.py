@@ -1,9 +1,9 @@
-"""What is measured in a cell: accuracy, leakage by every attack, claimed and audited epsilon, times."""
+"""The measurement of a trial: accuracy, leakage under every attack, claimed and audited epsilon, times."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,55 +18,76 @@ from quietmax.attacks.report import AttackReport
 from quietmax.attacks.targets import QueryResult
 from quietmax.audit import training as guessing
 from quietmax.experiments.grid import Trial
-from quietmax.experiments.methods import Method, Release, declared_delta, method
-from quietmax.experiments.results import Result, Store
-from quietmax.experiments.shared import Shared
+from quietmax.experiments.inputs import SharedInputs
+from quietmax.experiments.methods import Method, PreparedMethod, declared_delta, method
+from quietmax.experiments.results import Result, ResultStore
 from quietmax.mechanisms.base import Answers
 from quietmax.models.training import accuracy_loss
 
-AUDIT_DRAWS = 4_000
+AUDIT_SAMPLES = 4_000
 AUDIT_CONFIDENCE = 0.99
-_FIGURES = ("leakage", "advantage", "auc", "tpr_at_0_1_percent_fpr", "tpr_at_1_percent_fpr")
+_ATTACK_FIGURES = ("leakage", "advantage", "auc", "tpr_at_0_1_percent_fpr", "tpr_at_1_percent_fpr")
 
 
 @dataclass(frozen=True)
-class MakeMeasure:
-    """Makes the function that workers call; picklable, so that it can travel to them."""
+class MeasureFactory:
+    """Makes the function with which a worker measures trials. It is picklable, so it can be sent to workers.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        Folder of the result store, where shared networks are found and stored.
+    data_dir : str, optional
+        Folder of the data sets' files.
+    """
 
     folder: Path
     data_dir: str | None = None
 
     def __call__(self) -> Callable[[Trial], Result]:
-        """A function that measures cells and remembers the last group."""
-        store = Store(self.folder)
-        last: list[Shared] = []
+        """Return a function that measures trials and keeps the inputs of the last group in memory."""
+        store = ResultStore(self.folder)
+        last: list[SharedInputs] = []
 
         def compute(trial: Trial) -> Result:
             if not last or last[0].group != trial.group:
-                last[:] = [Shared(trial.group, store, self.data_dir)]
+                last[:] = [SharedInputs(trial.group, store, self.data_dir)]
             return measure(trial, last[0])
 
         return compute
 
 
-def measure(trial: Trial, shared: Shared) -> Result:
-    """Let the cell's method answer every member and non-member once; look at the answers."""
+def measure(trial: Trial, shared: SharedInputs) -> Result:
+    """Let the method of a trial answer every member and non-member once, and evaluate the answers.
+
+    Parameters
+    ----------
+    trial : Trial
+        The trial.
+    shared : SharedInputs
+        The inputs of the trial's group.
+
+    Returns
+    -------
+    dict
+        The result, valid as JSON.
+    """
     begun = time.process_time()
     chosen = method(trial.method)
-    release = chosen.prepare(trial, shared)
+    prepared = chosen.prepare(trial, shared)
     data = shared.data
-    attacks = shared.attacks if chosen.attacked else []
-    wanted = [attack.queried_rows(data) for attack in attacks]
-    rows = np.unique(np.concatenate([data.train_rows, data.test_rows, *wanted]))
+    attacks = dict(zip(shared.group.effort.attacks, shared.attacks, strict=True)) if chosen.attacked else {}
+    queried = {name: attack.queried_rows(data) for name, attack in attacks.items()}
+    rows = np.unique(np.concatenate([data.train_rows, data.test_rows, *queried.values()]))
     started = time.perf_counter()
-    answers = release.answer(rows)
+    answers = prepared.answer(rows)
     answer_seconds = time.perf_counter() - started
     right = answers.labels == data.records.labels[rows]
     test_accuracy = float(right[np.searchsorted(rows, data.test_rows)].mean())
     baseline = float((shared.model.predict(data.test.features) == data.test.labels).mean())
     reports = {
-        name: _attacked(attack, shared, _part(answers, np.searchsorted(rows, own)), len(rows))
-        for name, attack, own in zip(shared.group.effort.attacks, attacks, wanted, strict=False)
+        name: _attack(attack, shared, _part(answers, np.searchsorted(rows, queried[name])), len(rows))
+        for name, attack in attacks.items()
     }
     return {
         "classes": data.classes,
@@ -76,20 +97,20 @@ def measure(trial: Trial, shared: Shared) -> Result:
         "baseline_accuracy": baseline,
         "accuracy_loss": accuracy_loss(test_accuracy, baseline),
         "attacks": {
-            name: {figure: getattr(report, figure).to_json() for figure in _FIGURES}
+            name: {figure: getattr(report, figure).to_json() for figure in _ATTACK_FIGURES}
             for name, report in reports.items()
         },
-        **_claimed(trial, chosen, release, shared),
-        **_audited(trial, chosen, release, data.classes, reports, len(data.train_rows)),
-        "fit_seconds": release.fit_seconds,
+        **_claim(trial, chosen, prepared, shared),
+        **_audit(trial, chosen, prepared, shared, reports),
+        "fit_seconds": prepared.fit_seconds,
         "answer_seconds": answer_seconds / len(rows),
         "processor_seconds": time.process_time() - begun,
     }
 
 
-def _attacked(attack: Attack, shared: Shared, answers: Answers, queries: int) -> AttackReport:
+def _attack(attack: Attack, shared: SharedInputs, answers: Answers, queries: int) -> AttackReport:
     fitted = shared.fitted(attack, released_by(answers))
-    return attack.report(fitted, QueryResult(answers, queries, None, "cell"), shared.pool_for(attack))
+    return attack.report(fitted, QueryResult(answers, queries, None, "trial"), shared.pool_for(attack))
 
 
 def _part(answers: Answers, places: NDArray[np.intp]) -> Answers:
@@ -97,8 +118,8 @@ def _part(answers: Answers, places: NDArray[np.intp]) -> Answers:
     return Answers(answers.labels[places], None if probabilities is None else probabilities[places])
 
 
-def _claimed(trial: Trial, chosen: Method, release: Release, shared: Shared) -> dict[str, Any]:
-    """What the label says: epsilon as published, or (epsilon, delta) for all the stated answers."""
+def _claim(trial: Trial, chosen: Method, prepared: PreparedMethod, shared: SharedInputs) -> dict[str, Any]:
+    """What is claimed: epsilon as published, or (epsilon, delta) for all the stated answers."""
     status = chosen.status_for(shared.data.classes)
     if status == "proven" and shared.encoding_measured:
         status = "conditional"
@@ -107,33 +128,33 @@ def _claimed(trial: Trial, chosen: Method, release: Release, shared: Shared) -> 
         "status": status,
         "claimed_epsilon": trial.epsilon,
         "claimed_delta": delta if trial.epsilon is not None else None,
-        "because": "" if release.claim is None else release.claim.because,
+        "because": "" if prepared.claim is None else prepared.claim.because,
     }
 
 
-def _audited(
+def _audit(
     trial: Trial,
     chosen: Method,
-    release: Release,
-    classes: int,
-    reports: dict[str, AttackReport],
-    records: int,
+    prepared: PreparedMethod,
+    shared: SharedInputs,
+    reports: Mapping[str, AttackReport],
 ) -> dict[str, Any]:
     """A lower bound on epsilon: of one answer of a mechanism, or of a trained model from the attacks' guesses.
 
-    A mechanism is audited once, at repeat 0; the bound is on the claim of *one* answer. A model's bound takes the
-    division into members and non-members as fair coins (`quietmax.audit.training`), each attack with its share of the
-    permitted error; it is 0 where the attacks hardly guess better than a coin.
+    A mechanism is audited once, at repeat 0, against the claim for *one* answer. The bound of a model takes the
+    division into members and non-members as fair coins (`quietmax.audit.training`) and gives each attack its share of
+    the permitted error; it is 0 where the attacks hardly guess better than a coin.
     """
-    if release.mechanism is not None:
+    delta = declared_delta(len(shared.data.train_rows))
+    if prepared.mechanism is not None:
         if trial.group.repeat:
             return {"audited_epsilon": None, "audited": ""}
         report = audit.mechanism(
-            release.mechanism,
-            classes,
-            samples=AUDIT_DRAWS,
+            prepared.mechanism,
+            shared.data.classes,
+            samples=AUDIT_SAMPLES,
             confidence=AUDIT_CONFIDENCE,
-            delta=declared_delta(records),
+            delta=delta,
             seed=trial.group.seed,
         )
         return {
@@ -148,7 +169,7 @@ def _audited(
             report.members + report.nonmembers,
             report.members + report.nonmembers,
             round(report.tpr.value * report.members + (1 - report.fpr.value) * report.nonmembers),
-            delta=0.0 if chosen.status == "none" else declared_delta(records),
+            delta=0.0 if chosen.status == "none" else delta,
             confidence=1 - (1 - AUDIT_CONFIDENCE) / len(reports),
         )
         for report in reports.values()

@@ -1,37 +1,77 @@
-"""Cell: one point of an evaluation, named by everything its result depends on."""
+"""Trials, the points of an evaluation, and the profiles that say which trials an evaluation consists of.
+
+A trial is one method at one epsilon on one random split of one data set. Trials on the same split form a group; they
+share the networks that are trained on that split and the attacks that are fitted to them.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from quietmax.accounting.dpsgd import PUBLISHED_ACCOUNTANTS
 from quietmax.data.registry import dataset
 from quietmax.data.tables import is_table_path
+from quietmax.errors import InvalidInput
+from quietmax.experiments.paper import EPSILONS
 
 _FORMAT = 1
-"""Raised whenever the meaning of a stored result changes, so that old results are not taken for new ones."""
+"""Increased whenever the meaning of a stored result changes, so that old results are not read as new ones."""
+
+_DECLARED_IN_KEYS = {"person": "identifier", "infer": "measure"}
+"""Declarations whose names in keys differ from their names today, so that results of version 0.1 are found."""
+
+Experiment = Literal["accuracy", "algorithm1", "dpsgd", "like-for-like"]
+EXPERIMENTS: tuple[Experiment, ...] = ("accuracy", "algorithm1", "dpsgd", "like-for-like")
+LIKE_FOR_LIKE_EPSILONS = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
+LIKE_FOR_LIKE_DATASETS = ("location", "mnist", "adult", "mnist-5k")
+PAPER_REPEATS = 10
 
 
 @dataclass(frozen=True)
-class Source:
-    """Which records: a registered data set, or the user's own file with its declarations as JSON text."""
+class DataSource:
+    """A registered data set, or a table file with its declarations.
+
+    Parameters
+    ----------
+    name : str
+        Name of the data set, or path of the table.
+    declared : str
+        What is declared about the table's columns, as JSON.
+    digest : str
+        SHA-256 of the table and its schema file; empty for a registered data set.
+    """
 
     name: str
     declared: str = "{}"
     digest: str = ""
 
     @classmethod
-    def of(cls, name: str, declared: dict[str, Any] | None = None) -> Source:
-        """The source of that name; a file is known by its contents, so a changed one is another source.
+    def of(cls, name: str, declared: dict[str, Any] | None = None) -> DataSource:
+        """Return the source of that name, with the digest of the file's present contents.
 
-        So is the file that declares it, named or beside it (`quietmax.load`).
+        A changed table is another source, and so is a table whose schema file changed.
 
-        >>> Source.of("mnist").title
+        Parameters
+        ----------
+        name : str
+            Name of a registered data set, or path of a table.
+        declared : dict, optional
+            Declarations about the table, as `quietmax.load` takes them.
+
+        Returns
+        -------
+        DataSource
+
+        Examples
+        --------
+        >>> DataSource.of("mnist").title
         'mnist'
         """
         text = json.dumps(declared or {}, sort_keys=True, default=str)
@@ -52,10 +92,33 @@ class Source:
         """A short name for tables and file names."""
         return Path(self.name).stem if self.digest else self.name
 
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields, with the names of declarations that version 0.1 used."""
+        declared = {
+            _DECLARED_IN_KEYS.get(name, name): value for name, value in json.loads(self.declared).items()
+        }
+        return {"name": self.name, "declared": json.dumps(declared, sort_keys=True), "digest": self.digest}
+
 
 @dataclass(frozen=True)
 class Effort:
-    """How much work goes into the networks and attacks of one repeat. The defaults are the paper's."""
+    """How much work goes into the networks and attacks of one repeat. The defaults are the paper's.
+
+    Parameters
+    ----------
+    records : int
+        Training records.
+    shadows : int
+        Shadow networks.
+    alpha : float
+        Parameter of the convexified loss.
+    epochs : int
+        Epochs of the network and of its shadow networks.
+    attack_epochs : int
+        Epochs of the attack networks.
+    attacks : tuple of str
+        Names of the attacks. Without any, no shadow network is trained.
+    """
 
     records: int
     shadows: int
@@ -64,29 +127,72 @@ class Effort:
     attack_epochs: int = 100
     attacks: tuple[str, ...] = ("shadow",)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields."""
+        return {
+            "records": self.records,
+            "shadows": self.shadows,
+            "alpha": self.alpha,
+            "epochs": self.epochs,
+            "attack_epochs": self.attack_epochs,
+            "attacks": list(self.attacks),
+        }
+
 
 @dataclass(frozen=True)
 class Group:
-    """The cells that share a split of the records, the networks trained on it and the attacks fitted to them."""
+    """The trials that share a split of the records, the networks trained on it and the attacks fitted to them.
 
-    source: Source
+    Parameters
+    ----------
+    source : DataSource
+        Where the records come from.
+    effort : Effort
+        How much work goes into networks and attacks.
+    repeat : int
+        Number of the repeat, from 0.
+    seed : int
+        Seed of the evaluation; a repeat adds its own number.
+    """
+
+    source: DataSource
     effort: Effort
     repeat: int = 0
     seed: int = 0
 
     @cached_property
     def key(self) -> str:
-        """A stable name, usable as a folder's."""
-        return f"{_plain(self.source.title)}-{self.repeat}-{_digest(asdict(self))}"
+        """A stable name that is valid as a folder name."""
+        return f"{_file_name(self.source.title)}-{self.repeat}-{_digest(self.to_json())}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields."""
+        return {
+            "source": self.source.to_json(),
+            "effort": self.effort.to_json(),
+            "repeat": self.repeat,
+            "seed": self.seed,
+        }
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One method at one epsilon on one repeat; ``queries`` is the number of answers the epsilon pays for.
+    """One method at one epsilon on one repeat.
 
-    ``epsilon`` is None for methods without privacy, ``queries`` for methods that answer any number.
+    Parameters
+    ----------
+    group : Group
+        The records, networks and attacks that the trial uses.
+    method : str
+        Name of the method (`quietmax.experiments.methods`).
+    epsilon : float, optional
+        None for methods without privacy.
+    queries : int, optional
+        Number of answers that epsilon pays for; None for methods that answer any number.
 
-    >>> trial = Trial(Group(Source("mnist"), Effort(records=100, shadows=2)), "head", 1.0)
+    Examples
+    --------
+    >>> trial = Trial(Group(DataSource("mnist"), Effort(records=100, shadows=2)), "head", 1.0)
     >>> trial.key.split("/")[1].startswith("head-1-any")
     True
     """
@@ -101,16 +207,26 @@ class Trial:
         """A stable name: the group's folder and a file in it."""
         words = [self.method, *([] if self.epsilon is None else [f"{self.epsilon:g}"])]
         words.append("any" if self.queries is None else str(self.queries))
-        return f"{self.group.key}/{_plain('-'.join(words))}-{_digest(self.to_json())}"
+        return f"{self.group.key}/{_file_name('-'.join(words))}-{_digest(self.to_json())}"
 
     @property
     def noise_seed(self) -> int:
-        """A seed of its own for the cell's noise."""
+        """The seed of the trial's noise, which no other trial has."""
         return int(hashlib.sha256(self.key.encode()).hexdigest()[:12], 16)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything the result depends on."""
-        return {"format": _FORMAT, **asdict(self)}
+        """Return everything the result depends on.
+
+        Keys of stored results and seeds of noise are hashes of this dictionary and of the group's. Another name in
+        it would lose all stored results and change all figures; that is why the names are written out.
+        """
+        return {
+            "format": _FORMAT,
+            "group": self.group.to_json(),
+            "method": self.method,
+            "epsilon": self.epsilon,
+            "queries": self.queries,
+        }
 
     def __str__(self) -> str:
         epsilon = "" if self.epsilon is None else f", epsilon {self.epsilon:g}"
@@ -122,5 +238,158 @@ def _digest(value: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _plain(text: str) -> str:
+def _file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.+-]", "_", text)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a profile does with one data set.
+
+    Parameters
+    ----------
+    effort : Effort
+        The work of one repeat.
+    repeats : int
+        Number of repeats.
+    dpsgd_repeats : int
+        How many of them also train DP-SGD as published.
+    proven_repeats : int
+        How many of them also train the methods with a proven guarantee.
+    queries : tuple of int
+        Numbers of answers for the methods that charge for every answer.
+    """
+
+    effort: Effort
+    repeats: int
+    dpsgd_repeats: int
+    proven_repeats: int
+    queries: tuple[int, ...] = (1,)
+
+
+@dataclass(frozen=True)
+class _Quick:
+    """The quick profile of one data set."""
+
+    shadows: int
+    repeats: int
+    epochs: int = 100
+    attack_epochs: int = 20
+    dpsgd_repeats: int = 0
+    proven_repeats: int = 0
+
+
+_QUICK = {
+    "location": _Quick(shadows=20, repeats=3, attack_epochs=50, dpsgd_repeats=1, proven_repeats=3),
+    "adult": _Quick(shadows=5, repeats=3, attack_epochs=10, proven_repeats=3),
+    "mnist": _Quick(shadows=8, repeats=2, proven_repeats=1),
+    "mnist-5k": _Quick(shadows=4, repeats=1, epochs=30, proven_repeats=1),
+}
+_QUICK_OTHERWISE = _Quick(shadows=2, repeats=1, epochs=30, attack_epochs=10)
+
+
+def workload(name: str, profile: str) -> Workload:
+    """Return what a profile does with a data set.
+
+    The profile ``paper`` has the paper's numbers of repeats, shadow networks and epochs. The profile ``quick`` takes
+    minutes on two cores: it runs the same code with fewer repeats and shadow networks (and fewer epochs on
+    photographs), so its figures vary more and its attacks are weaker.
+
+    Parameters
+    ----------
+    name : str
+        Name of a registered data set.
+    profile : str
+        "quick" or "paper".
+
+    Returns
+    -------
+    Workload
+
+    Raises
+    ------
+    InvalidInput
+        If there is no such profile or data set.
+
+    Examples
+    --------
+    >>> workload("mnist", "paper").effort.shadows
+    50
+    """
+    if profile not in ("quick", "paper"):
+        raise InvalidInput(f"profile must be quick or paper, got {profile!r}.")
+    registered = dataset(name)
+    if profile == "paper":
+        effort = Effort(registered.records, registered.shadow_models, registered.alpha)
+        proven = PAPER_REPEATS if name in LIKE_FOR_LIKE_DATASETS else 0
+        return Workload(effort, PAPER_REPEATS, PAPER_REPEATS, proven, (1, 100))
+    quick = _QUICK.get(name, _QUICK_OTHERWISE)
+    effort = Effort(registered.records, quick.shadows, registered.alpha, quick.epochs, quick.attack_epochs)
+    return Workload(effort, quick.repeats, quick.dpsgd_repeats, quick.proven_repeats)
+
+
+def reproduction_trials(
+    names: Sequence[str],
+    profile: str,
+    *,
+    experiments: Sequence[Experiment] = EXPERIMENTS,
+    repeats: int | None = None,
+    seed: int = 0,
+) -> list[Trial]:
+    """Return the trials of the paper's evaluation and of the like-for-like comparison.
+
+    Every group has a trial of the plain network, and that is its first.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Names of registered data sets.
+    profile : str
+        "quick" or "paper", see `workload`.
+    experiments : sequence of str
+        Which parts of the evaluation.
+    repeats : int, optional
+        Number of repeats; by default the profile's.
+    seed : int
+        Seed of the evaluation.
+
+    Returns
+    -------
+    list of Trial
+    """
+    trials = []
+    for name in names:
+        work = workload(name, profile)
+        source = DataSource.of(name)
+        for repeat in range(work.repeats if repeats is None else repeats):
+            trials += _group_trials(Group(source, work.effort, repeat, seed), work, experiments)
+    return trials
+
+
+def _group_trials(group: Group, work: Workload, experiments: Sequence[Experiment]) -> list[Trial]:
+    trials = [Trial(group, "plain")]
+    if "accuracy" in experiments:
+        trials.append(Trial(group, "original"))
+    if "algorithm1" in experiments:
+        trials += [
+            Trial(group, f"algorithm1-{noise}", epsilon, 1)
+            for noise in ("gaussian", "laplace")
+            for epsilon in EPSILONS
+        ]
+    if "dpsgd" in experiments and group.repeat < work.dpsgd_repeats:
+        trials += [
+            Trial(group, f"published-{accountant}", epsilon)
+            for accountant in PUBLISHED_ACCOUNTANTS
+            for epsilon in EPSILONS
+        ]
+    if "like-for-like" in experiments and group.repeat < work.proven_repeats:
+        trials += [
+            Trial(group, name, epsilon) for name in ("head", "dpsgd") for epsilon in LIKE_FOR_LIKE_EPSILONS
+        ]
+        trials += [
+            Trial(group, name, epsilon, queries)
+            for name in ("teachers", "sampled-neuron")
+            for queries in work.queries
+            for epsilon in LIKE_FOR_LIKE_EPSILONS
+        ]
+    return trials

@@ -1,19 +1,19 @@
-"""The methods that are compared: how each answers, and what holds of its guarantee. One entry each.
+"""The compared methods: how each one answers, and the status of its guarantee.
 
-Another package adds a method by naming a `Method` as an entry point in the group `quietmax.methods`.
+Another package adds a method by naming a `Method` as an entry point in the group ``quietmax.methods``.
 
-Noise is seeded here, so that a run can be repeated; ``status`` is what holds of the method with exact noise, and
-settings follow from public numbers only. THEORY section 4: *as published* means the paper's own labels, *like for
-like* (epsilon, delta) with delta = 1/(10 N) for the stated number of answers.
+Noise is seeded here, so that a run can be repeated; the status is that of the method with exact noise, and settings
+follow from public numbers only. THEORY section 4: *as published* means the paper's own labels, *like for like* means
+(epsilon, delta) with delta = 1/(10 N) for the stated number of answers.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +22,15 @@ from quietmax._plugins import with_plugins
 from quietmax.accounting.budget import Budget
 from quietmax.accounting.dpsgd import ACCOUNTANTS, PUBLISHED_ACCOUNTANTS, Accountant
 from quietmax.accounting.guarantee import Guarantee
+from quietmax.attacks.base import Attack, make_attack
 from quietmax.attacks.shadow_models import candidate_rows
 from quietmax.errors import InvalidInput, unknown_name
 from quietmax.estimators.dpsgd.estimator import DPSGD
 from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.teachers import Teachers
-from quietmax.experiments.grid import Trial
+from quietmax.experiments.grid import Group, Trial
+from quietmax.experiments.inputs import SharedInputs
 from quietmax.experiments.paper import EPSILONS
-from quietmax.experiments.shared import Shared
 from quietmax.mechanisms.algorithm1 import Algorithm1
 from quietmax.mechanisms.base import Answerer, Answers, Mechanism
 from quietmax.mechanisms.sampled_neuron import SampledNeuron
@@ -38,14 +39,27 @@ from quietmax.models.training import softmax
 from quietmax.noise.sources import SeededNoise
 
 ENTRY_POINT_GROUP = "quietmax.methods"
-Status = Literal["none", "refuted", "conditional", "proven"]
+MethodStatus = Literal["none", "refuted", "conditional", "proven"]
 Axis = Literal["published", "like-for-like"]
 Rows = NDArray[np.int64]
+Fitted = TypeVar("Fitted")
 
 
 @dataclass(frozen=True, eq=False)
-class Release:
-    """A method ready to answer the rows of the group's records; ``mechanism`` is what an audit can draw from."""
+class PreparedMethod:
+    """A method that is ready to answer.
+
+    Parameters
+    ----------
+    answer : callable
+        Takes row numbers of the group's records and returns `Answers`.
+    fit_seconds : float
+        Time of training.
+    claim : Guarantee, optional
+        What is claimed; None for methods without a guarantee.
+    mechanism : Mechanism, optional
+        The mechanism that an audit can sample from, if every answer is charged.
+    """
 
     answer: Callable[[Rows], Answers]
     fit_seconds: float
@@ -55,114 +69,107 @@ class Release:
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """One method. ``status`` is that of its guarantee; ``per_answer`` tells whether every answer costs.
+    """A method of the comparison.
 
-    ``candidates_only``: it answers members and non-members, and not the records that the split leaves over.
+    Parameters
+    ----------
+    name : str
+        Name on the command line.
+    title : str
+        Name in figures.
+    status : str
+        Status of its guarantee: "none", "refuted", "conditional" or "proven".
+    prepare : callable
+        Takes a `Trial` and the `SharedInputs` of its group and returns a `PreparedMethod`.
+    axis : str
+        "published" if epsilon is the paper's own label, "like-for-like" if it is (epsilon, delta).
+    per_answer : bool
+        Whether every answer is charged.
+    attacked : bool
+        Whether attacks are run on its answers.
+    candidates_only : bool
+        Whether it answers only members and non-members, not the other records of the data set.
     """
 
     name: str
     title: str
-    status: Status
-    prepare: Callable[[Trial, Shared], Release]
+    status: MethodStatus
+    prepare: Callable[[Trial, SharedInputs], PreparedMethod]
     axis: Axis = "like-for-like"
     per_answer: bool = False
     attacked: bool = True
     candidates_only: bool = False
 
-    def status_for(self, classes: int) -> Status:
-        """Algorithm 1 is refuted for three or more classes; for two it is private given a true bound (THEORY 2)."""
+    def status_for(self, classes: int) -> MethodStatus:
+        """Return the status for a number of classes.
+
+        Algorithm 1 is refuted for three or more classes; for two it is private if the bound is true (THEORY 2).
+
+        Parameters
+        ----------
+        classes : int
+            Number of classes.
+
+        Returns
+        -------
+        str
+        """
         return "conditional" if self.status == "refuted" and classes == 2 else self.status
 
 
 def declared_delta(records: int) -> float:
-    """``1/(10 N)`` of THEORY section 4.
+    """Return the delta of the like-for-like comparison, ``1/(10 N)`` (THEORY section 4).
 
+    Parameters
+    ----------
+    records : int
+        Number of training records.
+
+    Returns
+    -------
+    float
+
+    Examples
+    --------
     >>> declared_delta(10_000)
     1e-05
     """
     return 1 / (10 * records)
 
 
-def _epsilon(trial: Trial) -> float:
-    if trial.epsilon is None:
-        raise InvalidInput(f"The method '{trial.method}' needs an epsilon; give at least one.")
-    return trial.epsilon
-
-
-def _plain(trial: Trial, shared: Shared, *, original: bool = False) -> Release:  # noqa: ARG001
-    started = time.perf_counter()
-    model = shared.original if original else shared.model
-    seconds = time.perf_counter() - started
+def _plain(trial: Trial, shared: SharedInputs, *, original: bool = False) -> PreparedMethod:  # noqa: ARG001
+    model, seconds = _timed(lambda: shared.original if original else shared.model)
 
     def answer(rows: Rows) -> Answers:
         logits = model.logits(shared.data.records.features[rows])
         return Answers(logits.argmax(-1), softmax(logits))
 
-    return Release(answer, seconds)
+    return PreparedMethod(answer, seconds)
 
 
-def _paid_per_answer(
-    noisy: Answerer, features: Callable[[Rows], NDArray[np.float32]], seconds: float
-) -> Release:
-    """A method whose answers each cost something: ``features`` looks up what the model takes for the rows."""
-    claim = noisy.mechanism.guarantee(noisy.model.classes)
-    return Release(lambda rows: noisy.answer(features(rows)), seconds, claim, noisy.mechanism)
-
-
-def _algorithm1(trial: Trial, shared: Shared, *, noise: Literal["gaussian", "laplace"]) -> Release:
+def _algorithm1(
+    trial: Trial, shared: SharedInputs, *, noise: Literal["gaussian", "laplace"]
+) -> PreparedMethod:
     budget = Budget(_epsilon(trial), queries=trial.queries or 1)
-    noisy = Answerer.prepare(shared.model, Algorithm1(noise), budget, noise=SeededNoise(trial.noise_seed))
-    return _paid_per_answer(noisy, lambda rows: shared.data.records.features[rows], 0.0)
+    source = SeededNoise(trial.noise_seed)
+    answerer = Answerer.prepare(shared.model, Algorithm1(noise), budget, noise=source)
+    return _charged(answerer, lambda rows: shared.data.records.features[rows], 0.0)
 
 
-def _public(trial: Trial, shared: Shared) -> dict[str, Any]:
-    return {
-        "classes": range(shared.data.classes),
-        "declared_size": shared.group.effort.records,
-        "random_state": trial.noise_seed % 2**31,
-    }
-
-
-def _training_part(shared: Shared) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    return shared.public_features[: len(shared.train_labels)], shared.train_labels
-
-
-def _places(shared: Shared, rows: Rows) -> NDArray[np.int64]:
-    """Where rows stand among the candidates, in whose order public features are kept."""
-    order = candidate_rows(shared.data)
-    place = np.full(len(shared.data.records), -1)
-    place[order] = np.arange(len(order))
-    if (place[rows] < 0).any():
-        raise InvalidInput(
-            "This attack asks for records that are neither members nor non-members, which the proven methods of a "
-            "comparison do not answer; choose shadow, threshold or lira."
-        )
-    return np.asarray(place[rows])
-
-
-def _head(trial: Trial, shared: Shared) -> Release:
-    features, labels = _training_part(shared)
-    started = time.perf_counter()
-    head = PrivateHead(
-        _epsilon(trial),
-        declared_delta(shared.group.effort.records),
-        features=Identity(),
-        **_public(trial, shared),
-    ).fit(features, labels)
-    seconds = time.perf_counter() - started
+def _published_dpsgd(trial: Trial, shared: SharedInputs, *, accountant: Accountant) -> PreparedMethod:
+    _check_paper_epsilons(trial.method, [_epsilon(trial)])
+    network, seconds = _timed(lambda: shared.published_dpsgd(accountant, _epsilon(trial)))
 
     def answer(rows: Rows) -> Answers:
-        probabilities = head.predict_proba(shared.public_features[_places(shared, rows)])
-        return Answers(probabilities.argmax(-1), probabilities)
+        logits = network.logits(shared.data.records.features[rows]).double().numpy()
+        return Answers(logits.argmax(-1), softmax(logits))
 
-    return Release(answer, seconds, head.guarantee_)
+    return PreparedMethod(answer, seconds)
 
 
-def _sampled_neuron(trial: Trial, shared: Shared) -> Release:
-    """The repaired neuron on the logits of a head whose weights stay inside: pure epsilon per answer."""
-    features, labels = _training_part(shared)
+def _sampled_neuron(trial: Trial, shared: SharedInputs) -> PreparedMethod:
+    """The repaired neuron on the logits of a head whose weights are not released: pure epsilon per answer."""
     queries = trial.queries or 1
-    started = time.perf_counter()
     head = PrivateHead(
         _epsilon(trial),
         features=Identity(),
@@ -170,64 +177,107 @@ def _sampled_neuron(trial: Trial, shared: Shared) -> Release:
         release="query",
         queries=queries,
         **_public(trial, shared),
-    ).fit(features, labels)
-    seconds = time.perf_counter() - started
-    budget = Budget(_epsilon(trial), queries=queries)
-    model, source = head.predictor_.model, SeededNoise(trial.noise_seed)
-    noisy = Answerer.prepare(model, SampledNeuron("laplace"), budget, noise=source)
-    return _paid_per_answer(noisy, lambda rows: shared.public_features[_places(shared, rows)], seconds)
+    )
+    features, labels = _training_part(shared, shared.public_features)
+    _, seconds = _timed(lambda: head.fit(features, labels))
+    budget, source = Budget(_epsilon(trial), queries=queries), SeededNoise(trial.noise_seed)
+    answerer = Answerer.prepare(head.predictor_.model, SampledNeuron("laplace"), budget, noise=source)
+    return _charged(answerer, lambda rows: shared.public_features[_places(shared, rows)], seconds)
 
 
-def _teachers(trial: Trial, shared: Shared) -> Release:
-    features, labels = _training_part(shared)
-    started = time.perf_counter()
-    crowd = Teachers(
+def _teachers(trial: Trial, shared: SharedInputs) -> PreparedMethod:
+    teachers = Teachers(
         _epsilon(trial),
         declared_delta(shared.group.effort.records),
         trial.queries or 1,
         features=Identity(),
         **_public(trial, shared),
-    ).fit(features, labels)
-    seconds = time.perf_counter() - started
-    noisy = Answerer(crowd.ensemble_, crowd.predictor_.mechanism, SeededNoise(trial.noise_seed))
-    return _paid_per_answer(noisy, lambda rows: shared.public_features[_places(shared, rows)], seconds)
+    )
+    features, labels = _training_part(shared, shared.public_features)
+    _, seconds = _timed(lambda: teachers.fit(features, labels))
+    answerer = Answerer(teachers.ensemble_, teachers.predictor_.mechanism, SeededNoise(trial.noise_seed))
+    return _charged(answerer, lambda rows: shared.public_features[_places(shared, rows)], seconds)
 
 
-def _dpsgd(trial: Trial, shared: Shared, *, accountant: Accountant) -> Release:
-    inputs, labels = shared.public_inputs, shared.train_labels
+def _charged(
+    answerer: Answerer, features: Callable[[Rows], NDArray[np.float32]], seconds: float
+) -> PreparedMethod:
+    """A method that is charged for every answer; ``features`` looks up the model's inputs for the rows."""
+    claim = answerer.mechanism.guarantee(answerer.model.classes)
+    return PreparedMethod(lambda rows: answerer.answer(features(rows)), seconds, claim, answerer.mechanism)
+
+
+def _head(trial: Trial, shared: SharedInputs) -> PreparedMethod:
+    delta = declared_delta(shared.group.effort.records)
+    head = PrivateHead(_epsilon(trial), delta, features=Identity(), **_public(trial, shared))
+    return _released(head, shared, shared.public_features)
+
+
+def _dpsgd(trial: Trial, shared: SharedInputs, *, accountant: Accountant) -> PreparedMethod:
     image = shared.data.records.image_shape is not None
-    started = time.perf_counter()
     private = DPSGD(
         _epsilon(trial),
         declared_delta(shared.group.effort.records),
         accountant=accountant,
         length=1.0 if image else None,  # features of images have length 1
         **_public(trial, shared),
-    ).fit(inputs[: len(labels)], labels)
-    seconds = time.perf_counter() - started
+    )
+    return _released(private, shared, shared.public_inputs)
+
+
+def _released(
+    estimator: PrivateHead | DPSGD, shared: SharedInputs, inputs: NDArray[np.float32]
+) -> PreparedMethod:
+    """A method whose model may be released, so that it answers any number of queries."""
+    training, labels = _training_part(shared, inputs)
+    _, seconds = _timed(lambda: estimator.fit(training, labels))
 
     def answer(rows: Rows) -> Answers:
-        probabilities = private.predict_proba(inputs[_places(shared, rows)])
+        probabilities = estimator.predict_proba(inputs[_places(shared, rows)])
         return Answers(probabilities.argmax(-1), probabilities)
 
-    return Release(answer, seconds, private.guarantee_)
+    return PreparedMethod(answer, seconds, estimator.guarantee_)
 
 
-def _published_dpsgd(trial: Trial, shared: Shared, *, accountant: Accountant) -> Release:
-    if trial.epsilon not in EPSILONS:
-        raise InvalidInput(
-            f"DP-SGD as published was asked for at epsilon {trial.epsilon}, but is trained at the paper's only; choose "
-            f"among {', '.join(f'{epsilon:g}' for epsilon in EPSILONS)}."
-        )
+def _timed(fit: Callable[[], Fitted]) -> tuple[Fitted, float]:
     started = time.perf_counter()
-    network = shared.sweep(accountant, _epsilon(trial))
-    seconds = time.perf_counter() - started
+    return fit(), time.perf_counter() - started
 
-    def answer(rows: Rows) -> Answers:
-        logits = network.logits(shared.data.records.features[rows]).double().numpy()
-        return Answers(logits.argmax(-1), softmax(logits))
 
-    return Release(answer, seconds)
+def _epsilon(trial: Trial) -> float:
+    if trial.epsilon is None:
+        raise InvalidInput(f"The method '{trial.method}' requires an epsilon.")
+    return trial.epsilon
+
+
+def _public(trial: Trial, shared: SharedInputs) -> dict[str, Any]:
+    """What is public about the records, and the seed."""
+    return {
+        "classes": range(shared.data.classes),
+        "declared_size": shared.group.effort.records,
+        "random_state": trial.noise_seed % 2**31,
+    }
+
+
+def _training_part(
+    shared: SharedInputs, inputs: NDArray[np.float32]
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Inputs and labels of the training records, which come first among the candidates."""
+    labels = shared.data.records.labels[shared.data.train_rows]
+    return inputs[: len(labels)], labels
+
+
+def _places(shared: SharedInputs, rows: Rows) -> NDArray[np.int64]:
+    """Positions of rows among the candidates, the order in which public features are stored."""
+    order = candidate_rows(shared.data)
+    place = np.full(len(shared.data.records), -1)
+    place[order] = np.arange(len(order))
+    if (place[rows] < 0).any():
+        raise InvalidInput(
+            "Methods with a proven guarantee answer only members and non-members in a comparison. Attacks that query "
+            "no other records: shadow, threshold, lira."
+        )
+    return np.asarray(place[rows])
 
 
 _BUILT_IN = (
@@ -286,12 +336,18 @@ _BUILT_IN = (
 
 @cache
 def methods() -> Mapping[str, Method]:
-    """All methods by name: the built-in ones first, then those of installed plug-ins.
+    """Return all methods by name: the built-in ones first, then those of installed plug-ins.
 
+    Returns
+    -------
+    mapping of str to Method
+
+    Examples
+    --------
     >>> methods()["head"].status
     'proven'
     """
-    return with_plugins({method.name: method for method in _BUILT_IN}, ENTRY_POINT_GROUP, _read_plugin)
+    return with_plugins({each.name: each for each in _BUILT_IN}, ENTRY_POINT_GROUP, _read_plugin)
 
 
 def _read_plugin(_: str, loaded: Any) -> tuple[str, Method]:
@@ -302,8 +358,99 @@ def _read_plugin(_: str, loaded: Any) -> tuple[str, Method]:
 
 
 def method(name: str) -> Method:
-    """The method of that name, or a refusal that suggests the nearest one."""
+    """Return the method of that name.
+
+    Parameters
+    ----------
+    name : str
+        Name of a built-in method or of a plug-in.
+
+    Returns
+    -------
+    Method
+
+    Raises
+    ------
+    InvalidInput
+        If there is none; the message suggests the nearest name.
+    """
     known = methods()
     if name in known:
         return known[name]
     raise unknown_name("method", name, known)
+
+
+def method_trials(
+    group: Group, names: Sequence[str], epsilons: Sequence[float], queries: Sequence[int]
+) -> list[Trial]:
+    """Return the trials of some methods in a group.
+
+    Parameters
+    ----------
+    group : Group
+        The records, networks and attacks of the trials.
+    names : sequence of str
+        Names of methods.
+    epsilons : sequence of float
+        Values of epsilon, for methods with a guarantee. DP-SGD as published exists only at the paper's values.
+    queries : sequence of int
+        Numbers of answers, for methods that are charged for every answer.
+
+    Returns
+    -------
+    list of Trial
+
+    Raises
+    ------
+    InvalidInput
+        If a method does not exist, or not at some epsilon.
+    """
+    trials = []
+    for name in names:
+        chosen = method(name)
+        if chosen.status == "none":
+            trials.append(Trial(group, name))
+            continue
+        if name.startswith("published-"):
+            _check_paper_epsilons(name, epsilons)
+        counts: Sequence[int | None] = queries if chosen.per_answer else [None]
+        trials += [Trial(group, name, epsilon, count) for count in counts for epsilon in epsilons]
+    return trials
+
+
+def _check_paper_epsilons(name: str, epsilons: Sequence[float]) -> None:
+    other = [f"{epsilon:g}" for epsilon in epsilons if epsilon not in EPSILONS]
+    if other:
+        raise InvalidInput(
+            f"The method {name} is trained only at the paper's values of epsilon "
+            f"({', '.join(f'{epsilon:g}' for epsilon in EPSILONS)}), got {', '.join(other)}."
+        )
+
+
+def check_attacks(names: Sequence[str], shared: SharedInputs) -> None:
+    """Check that the methods answer every record that the attacks of a group query.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Names of methods.
+    shared : SharedInputs
+        The inputs of the group.
+
+    Raises
+    ------
+    InvalidInput
+        If an attack queries records that a method does not answer.
+    """
+    unable = [name for name in names if method(name).candidates_only and method(name).attacked]
+    querying = [
+        name
+        for name in shared.group.effort.attacks
+        if type(make_attack(name, models=shared.group.effort.shadows)).queried_rows is not Attack.queried_rows
+    ]
+    if unable and querying and len(shared.data.pool_rows):
+        raise InvalidInput(
+            f"The attack {querying[0]} also queries records that are neither members nor non-members, which "
+            f"{', '.join(unable)} do not answer in a comparison. Attacks that query no other records: shadow, "
+            "threshold, lira."
+        )

@@ -1,7 +1,8 @@
-"""Store: results and shared networks on disk, each file whole or absent, so that a killed run loses nothing.
+"""The result store: finished trials and shared networks on disk.
 
-Every file is written beside its place, flushed to the disk and renamed. A cell's result is one JSON file; a group's
-networks are one safetensors file each. One run at a time uses a store; the lock goes away with its process.
+Every file is written atomically, so an interrupted run loses only the trials in flight. The result of a trial is one
+JSON file; the networks of a group are one safetensors file each. One run at a time uses a store; the lock ends with
+its process.
 """
 
 from __future__ import annotations
@@ -28,32 +29,76 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Store:
-    """Results under ``folder/cells``, networks under ``folder/networks``."""
+class ResultStore:
+    """Results under ``folder/trials`` and networks under ``folder/networks``.
+
+    Version 0.1 wrote results under ``folder/cells``; they are read from there.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        Created when something is stored.
+    """
 
     folder: Path
 
     def result(self, trial: Trial) -> Result | None:
-        """The stored result of a cell, or None."""
-        try:
-            stored = json.loads(self._result_path(trial).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        return stored["result"] if isinstance(stored, dict) and "result" in stored else None
+        """Return the stored result of a trial.
 
-    def keep_result(self, trial: Trial, result: Result) -> None:
-        """Store a cell's result."""
-        text = json.dumps({"cell": trial.to_json(), "result": result}, indent=1, allow_nan=False)
-        path = self._result_path(trial)
+        Parameters
+        ----------
+        trial : Trial
+            Which trial.
+
+        Returns
+        -------
+        dict or None
+            None if there is no result, or its file is damaged.
+        """
+        for folder in ("trials", "cells"):
+            try:
+                stored = json.loads(self._result_path(trial, folder).read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                continue
+            if isinstance(stored, dict) and isinstance(stored.get("result"), dict):
+                found: Result = stored["result"]
+                return found
+        return None
+
+    def store_result(self, trial: Trial, result: Result) -> None:
+        """Store the result of a trial.
+
+        Parameters
+        ----------
+        trial : Trial
+            Which trial.
+        result : dict
+            Its result, which must be valid JSON without NaN and infinities.
+        """
+        text = json.dumps({"trial": trial.to_json(), "result": result}, indent=1, allow_nan=False)
+        path = self._result_path(trial, "trials")
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, lambda staging: staging.write_text(text, encoding="utf-8"))
 
     def arrays(self, group: Group, name: str, make: Callable[[], Arrays]) -> Arrays:
-        """Arrays kept for a group under ``name``; made and kept if there are none.
+        """Return stored arrays of a group; make and store them if there are none.
 
-        Of several workers that want the same, one makes them and the others wait.
+        If several workers want the same arrays, one makes them and the others wait.
+
+        Parameters
+        ----------
+        group : Group
+            Which group.
+        name : str
+            What the arrays are, as a file name.
+        make : callable
+            Makes the arrays.
+
+        Returns
+        -------
+        mapping of str to numpy.ndarray
         """
-        path = self._arrays_path(group, name)
+        path = self.folder / "networks" / group.key / f"{name}.safetensors"
         if (stored := _read_arrays(path)) is not None:
             return stored
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,33 +107,34 @@ class Store:
             if (stored := _read_arrays(path)) is not None:
                 return stored
             made = make()
-            whole = {key: np.ascontiguousarray(value) for key, value in made.items()}
-            atomic_write(path, lambda staging: save_file(whole, staging))
+            contiguous = {key: np.ascontiguousarray(value) for key, value in made.items()}
+            atomic_write(path, lambda staging: save_file(contiguous, staging))
             return made
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the store for one run; refuse while another run holds it."""
+        """Lock the store for one run.
+
+        Raises
+        ------
+        QuietmaxError
+            If another run holds the lock, or the folder is not writable.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with (self.folder / "lock").open("w") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    raise QuietmaxError(
-                        f"Another run is using {self.folder}; wait for it, or give another --output."
-                    ) from None
+                    raise QuietmaxError(f"Another run is using the folder {self.folder}.") from None
                 yield
         except OSError as problem:
             raise QuietmaxError(
-                f"Results cannot be written to {self.folder} ({problem.strerror}); give another --output."
+                f"Results cannot be written to the folder {self.folder}: {problem.strerror}."
             ) from problem
 
-    def _result_path(self, trial: Trial) -> Path:
-        return self.folder / "cells" / f"{trial.key}.json"
-
-    def _arrays_path(self, group: Group, name: str) -> Path:
-        return self.folder / "networks" / group.key / f"{name}.safetensors"
+    def _result_path(self, trial: Trial, folder: str) -> Path:
+        return self.folder / folder / f"{trial.key}.json"
 
 
 def _read_arrays(path: Path) -> Arrays | None:

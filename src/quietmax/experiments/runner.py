@@ -1,36 +1,43 @@
-"""The runner: computes the cells of a grid that the store does not hold yet, and stores each as it finishes.
+"""The runner: computes the trials of a grid that the store does not have, and stores each as it finishes.
 
-Ctrl-C, a crash or SIGKILL therefore lose at most the cells being computed at that moment. A cell that fails is
-reported and the others go on; a cell whose worker died is tried again a few times.
+Ctrl-C, a crash or SIGKILL therefore lose at most the trials in flight. A trial that fails is reported, and the others
+continue. A trial whose worker died is tried again.
 """
 
 from __future__ import annotations
 
-import os
-import platform
-import sys
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from quietmax.errors import InvalidInput
 from quietmax.experiments.estimate import estimated_seconds
-from quietmax.experiments.evaluate import MakeMeasure
+from quietmax.experiments.evaluate import MeasureFactory
 from quietmax.experiments.grid import Group, Trial
-from quietmax.experiments.results import Result, Store
-from quietmax.experiments.workers import LocalWorkers, Workers
+from quietmax.experiments.results import Result, ResultStore
+from quietmax.experiments.workers import Workers, start_workers
 
-TRIES = 3
-"""How often a cell is given out when workers die over it."""
+MAX_TRIES = 3
+"""How often a trial is started when workers die while computing it."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is: cells ``done`` of ``total`` (those found in the store included), and seconds left."""
+    """How far a run is.
+
+    Parameters
+    ----------
+    done : int
+        Finished trials, including those found in the store.
+    total : int
+        All trials.
+    failed : int
+        Failed trials.
+    seconds_left : float, optional
+        Expected time until the end; None before the first trial is finished.
+    """
 
     done: int
     total: int
@@ -38,9 +45,24 @@ class Progress:
     seconds_left: float | None
 
 
+ReportProgress = Callable[[Progress], None]
+
+
 @dataclass(frozen=True)
 class Run:
-    """What a run gave: results by cell, failures by cell, and how many cells were computed rather than found."""
+    """The result of a run.
+
+    Parameters
+    ----------
+    results : dict
+        Result of each trial, in the order of the trials.
+    failures : dict
+        What went wrong, for each trial that failed.
+    computed : int
+        Number of trials that were computed rather than found in the store.
+    seconds : float
+        Duration of the run.
+    """
 
     results: dict[Trial, Result]
     failures: dict[Trial, str] = field(default_factory=dict)
@@ -48,85 +70,138 @@ class Run:
     seconds: float = 0.0
 
 
+def run_trials(
+    trials: Sequence[Trial],
+    folder: Path,
+    *,
+    workers: int | None = None,
+    ray: str | None = None,
+    data_dir: Path | None = None,
+    progress: ReportProgress | None = None,
+) -> Run:
+    """Measure the trials whose results are not yet in a folder.
+
+    Parameters
+    ----------
+    trials : sequence of Trial
+        At least one trial.
+    folder : pathlib.Path
+        Where results are stored.
+    workers : int, optional
+        Number of workers; by default one per core.
+    ray : str, optional
+        Address of a Ray cluster; "local" starts one on this machine. By default local processes are started.
+    data_dir : pathlib.Path, optional
+        Folder of the data sets' files.
+    progress : callable, optional
+        Called with a `Progress` whenever a trial has finished.
+
+    Returns
+    -------
+    Run
+    """
+    if not trials:
+        raise InvalidInput("There are no trials to run. At least one data set and one method are required.")
+    factory = MeasureFactory(folder.resolve(), None if data_dir is None else str(data_dir.resolve()))
+    weights = estimated_seconds(trials, measured=False)
+    return run(
+        trials,
+        ResultStore(folder),
+        lambda: start_workers(factory, workers, ray),
+        weight=lambda trial: weights[trial],
+        progress=progress,
+    )
+
+
 def run(
     trials: Sequence[Trial],
-    store: Store,
-    hire: Callable[[], Workers],
+    store: ResultStore,
+    start: Callable[[], Workers],
     *,
     weight: Callable[[Trial], float] = lambda _: 1.0,
-    progress: Callable[[Progress], None] | None = None,
+    progress: ReportProgress | None = None,
 ) -> Run:
-    """Compute what is missing; ``weight`` is a cell's expected share of the time (the longest groups start first).
+    """Compute the trials that a store does not have.
 
-    ``hire`` is called only if there is anything to compute.
+    Parameters
+    ----------
+    trials : sequence of Trial
+        Trials; a repeated one counts once.
+    store : ResultStore
+        Where results are found and stored.
+    start : callable
+        Starts the workers. Not called if there is nothing to compute.
+    weight : callable
+        Expected time of a trial, in any unit. The group with the largest total starts first.
+    progress : callable, optional
+        Called with a `Progress` whenever a trial has finished.
+
+    Returns
+    -------
+    Run
     """
     started = time.monotonic()
     with store.locked():
-        results: dict[Trial, Result] = {}
-        missing = []
-        for trial in dict.fromkeys(trials):
-            stored = store.result(trial)
-            if stored is None:
-                missing.append(trial)
-            else:
-                results[trial] = stored
+        stored = {trial: store.result(trial) for trial in dict.fromkeys(trials)}
+        results = {trial: result for trial, result in stored.items() if result is not None}
+        missing = [trial for trial, result in stored.items() if result is None]
         failures: dict[Trial, str] = {}
         if missing:
             queue = _Queue(missing, weight)
-            crew = hire()
+            workers = start()
             try:
-                _drive(queue, crew, store, results, failures, len(missing) + len(results), progress)
+                _compute(queue, workers, store, results, failures, progress)
             finally:
-                crew.stop()
+                workers.stop()
     ordered = {trial: results[trial] for trial in trials if trial in results}
     return Run(ordered, failures, len(missing) - len(failures), time.monotonic() - started)
 
 
-def _drive(
+def _compute(
     queue: _Queue,
-    crew: Workers,
-    store: Store,
+    workers: Workers,
+    store: ResultStore,
     results: dict[Trial, Result],
     failures: dict[Trial, str],
-    total: int,
-    progress: Callable[[Progress], None] | None,
+    progress: ReportProgress | None,
 ) -> None:
-    given: dict[int, Trial] = {}
-    tried: Counter[Trial] = Counter()
+    """Keep all workers busy until the queue is empty; add to ``results`` and ``failures``."""
+    total = len(results) + len(queue)
+    in_flight: dict[int, Trial] = {}
+    tries: Counter[Trial] = Counter()
     started = time.monotonic()
-
-    def report() -> None:
+    while True:
+        for worker in range(workers.count):
+            if worker not in in_flight and (trial := queue.take(worker)) is not None:
+                in_flight[worker] = trial
+                tries[trial] += 1
+                workers.submit(worker, trial)
         if progress is not None:
             share = queue.share_done
             left = (time.monotonic() - started) * (1 - share) / share if share > 0 else None
             progress(Progress(len(results), total, len(failures), left))
-
-    while True:
-        for worker in range(crew.workers):
-            if worker not in given and (trial := queue.take(worker)) is not None:
-                given[worker] = trial
-                tried[trial] += 1
-                crew.give(worker, trial)
-        report()
-        if not given:
+        if not in_flight:
             return
-        outcome = crew.next()
-        cell_given = given.pop(outcome.worker, None)
-        if cell_given is None:
+        outcome = workers.next_outcome()
+        finished = in_flight.pop(outcome.worker, None)
+        if finished is None:
+            continue  # an idle worker died
+        if outcome.died and tries[finished] < MAX_TRIES:
+            queue.put_back(finished)
             continue
         if outcome.result is not None:
-            store.keep_result(cell_given, outcome.result)
-            results[cell_given] = outcome.result
-        elif outcome.died and tried[cell_given] < TRIES:
-            queue.put_back(cell_given)
-            continue
+            store.store_result(finished, outcome.result)
+            results[finished] = outcome.result
         else:
-            failures[cell_given] = outcome.failure
-        queue.finish(cell_given)
+            failures[finished] = outcome.failure
+        queue.finish(finished)
 
 
 class _Queue:
-    """Cells by group. A group's first cell trains what the others need, so until it is done nobody else joins in."""
+    """The waiting trials by group.
+
+    The first trial of a group trains what the others need, so no second worker joins a group before it is finished.
+    """
 
     def __init__(self, trials: Sequence[Trial], weight: Callable[[Trial], float]) -> None:
         self._weights = {trial: max(weight(trial), 1e-9) for trial in trials}
@@ -136,26 +211,27 @@ class _Queue:
         for trial in trials:
             groups.setdefault(trial.group, []).append(trial)
         heaviest = sorted(groups, key=lambda group: -sum(self._weights[trial] for trial in groups[group]))
-        self._waiting: OrderedDict[Group, list[Trial]] = OrderedDict(
-            (group, groups[group]) for group in heaviest
-        )
+        self._waiting = OrderedDict((group, groups[group]) for group in heaviest)
         self._held_by: dict[Group, int] = {}
         self._ready: set[Group] = set()
 
+    def __len__(self) -> int:
+        return sum(len(trials) for trials in self._waiting.values())
+
     @property
     def share_done(self) -> float:
-        """The share of the expected time that lies behind."""
+        """The finished share of the expected time."""
         return self._done / self._total
 
     def take(self, worker: int) -> Trial | None:
-        """The next cell for a worker: of its own group, of one nobody holds, or of one whose networks exist.
+        """Return the next trial for a worker: of its own group, of a free group, or of one whose networks exist.
 
-        Who joins another's group begins at its far end: neighbouring cells need the same networks and attacks.
+        A worker that joins another's group begins at its end, since neighbouring trials need the same networks.
         """
-        mine = [group for group in self._waiting if self._held_by.get(group) == worker]
+        own = [group for group in self._waiting if self._held_by.get(group) == worker]
         free = [group for group in self._waiting if group not in self._held_by]
         joinable = [group for group in self._waiting if group in self._ready]
-        for group in (*mine, *free, *joinable):
+        for group in (*own, *free, *joinable):
             self._held_by.setdefault(group, worker)
             trials = self._waiting[group]
             trial = trials.pop(0 if self._held_by[group] == worker else -1)
@@ -165,74 +241,11 @@ class _Queue:
         return None
 
     def put_back(self, trial: Trial) -> None:
-        """Return a cell whose worker died; anybody may take its group up."""
+        """Return a trial whose worker died; any worker may take its group."""
         self._waiting.setdefault(trial.group, []).insert(0, trial)
         self._held_by.pop(trial.group, None)
 
     def finish(self, trial: Trial) -> None:
-        """Note that a cell needs no more work."""
+        """Note that a trial needs no more work."""
         self._done += self._weights[trial]
         self._ready.add(trial.group)
-
-
-_PACKAGES = ("quietmax", "torch", "numpy", "scipy", "scikit-learn", "dp-accounting")
-
-
-@dataclass(frozen=True)
-class Where:
-    """Where cells are computed: ``workers`` local processes, or a Ray cluster at ``ray`` ("" starts a local one)."""
-
-    workers: int | None = None
-    ray: str | None = None
-
-    def crew(self, make: MakeMeasure) -> Workers:
-        """Hire the workers."""
-        if self.ray is not None:
-            from quietmax.experiments.workers import RayWorkers
-
-            return RayWorkers(make, address=self.ray or None, workers=self.workers)
-        return LocalWorkers(make, self.workers or usable_cores())
-
-
-def usable_cores() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def run_cells(
-    trials: Sequence[Trial],
-    folder: Path,
-    *,
-    where: Where | None = None,
-    data_dir: Path | None = None,
-    progress: Callable[[Progress], None] | None = None,
-) -> Run:
-    """Compute the cells that ``folder`` does not hold yet."""
-    if not trials:
-        raise InvalidInput("There is nothing to compute; name at least one data set and one method.")
-    weights = estimated_seconds(trials, measured=False)
-    make = MakeMeasure(folder.resolve(), None if data_dir is None else str(Path(data_dir).resolve()))
-    chosen = where or Where()
-    return run(
-        trials,
-        Store(folder),
-        lambda: chosen.crew(make),
-        weight=lambda trial: weights[trial],
-        progress=progress,
-    )
-
-
-def environment() -> dict[str, Any]:
-    """Versions and machine, for the report."""
-    return {
-        "python": sys.version.split()[0],
-        "machine": f"{platform.system()} {platform.machine()}, {usable_cores()} cores",
-        **{name: _version(name) for name in _PACKAGES},
-    }
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed as a package"

@@ -1,19 +1,20 @@
-"""Summaries: the repeats of a cell averaged, the paper's number beside ours where it has one."""
+"""Summaries: the mean over the repeats of a trial, with the paper's number where it has one."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 
-from quietmax.experiments import paper as reference
+from quietmax.experiments import paper
 from quietmax.experiments.grid import Trial
-from quietmax.experiments.methods import method, methods
-from quietmax.experiments.paper import Comparison
+from quietmax.experiments.methods import methods
 from quietmax.experiments.results import Result
 
 PAPER_SERIES = {
@@ -24,21 +25,46 @@ PAPER_SERIES = {
     "published-ac": "ac",
     "published-nc": "nc",
 }
-LOSS_TOLERANCE = 0.04
-ACCURACY_TOLERANCE = 0.02
+"""Method -> series of the paper's figures."""
+
+STATUS_WORDS = {
+    "none": "no guarantee",
+    "refuted": "no guarantee",
+    "conditional": "guarantee conditional",
+    "proven": "proven",
+}
 
 
 @dataclass(frozen=True)
 class Mean:
-    """Mean of the repeats, and their standard deviation where there are several."""
+    """Mean over the repeats.
+
+    Parameters
+    ----------
+    value : float
+        The mean.
+    spread : float, optional
+        Standard deviation, if there are several repeats.
+    """
 
     value: float
     spread: float | None = None
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Mean:
-        """The mean of some numbers.
+        """Return the mean of some numbers.
 
+        Parameters
+        ----------
+        values : sequence of float
+            At least one number.
+
+        Returns
+        -------
+        Mean
+
+        Examples
+        --------
         >>> Mean.of([1.0, 3.0]).value
         2.0
         """
@@ -48,7 +74,43 @@ class Mean:
 
 @dataclass(frozen=True)
 class Summary:
-    """One method at one epsilon on one data set."""
+    """One method at one epsilon on one data set.
+
+    Parameters
+    ----------
+    dataset : str
+        Name of the data set or table.
+    method : str
+        Name of the method.
+    epsilon : float or None
+        None for methods without privacy.
+    queries : int or None
+        Number of answers that epsilon pays for; None for any number.
+    repeats : int
+        Number of repeats.
+    classes, records : int
+        Classes and training records.
+    status : str
+        Status of the guarantee: "none", "refuted", "conditional" or "proven".
+    train_accuracy, test_accuracy, accuracy_loss : Mean
+        Accuracy of the answers, and ``1 - test accuracy / test accuracy of the plain network``.
+    leakage, auc : mapping of str to Mean
+        TPR - FPR and area under the ROC curve of each attack.
+    delta : float or None
+        The claimed delta.
+    audited_epsilon : float or None
+        Largest lower bound on epsilon that the audits found.
+    audited : str
+        What was audited.
+    audited_claim : float or None
+        The claim against which a mechanism was audited.
+    fit_seconds, answer_seconds : float
+        Median time of training, and of one answer.
+    paper_accuracy_loss, paper_leakage : float, optional
+        The paper's numbers.
+    attacks : tuple of str
+        Names of the attacks.
+    """
 
     dataset: str
     method: str
@@ -71,11 +133,11 @@ class Summary:
     answer_seconds: float
     paper_accuracy_loss: float | None = None
     paper_leakage: float | None = None
-    attacks: tuple[str, ...] = field(default=())
+    attacks: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
-        """The method's name, the number of answers and, where there is no guarantee, that there is none."""
+        """The method's title, the number of answers, and the status of a guarantee that is not proven."""
         known = methods().get(self.method)
         words = self.method if known is None else known.title
         if self.queries is not None and (known is None or known.axis == "like-for-like" or self.queries > 1):
@@ -83,146 +145,116 @@ class Summary:
         return words if self.status == "proven" else f"{words} ({STATUS_WORDS[self.status]})"
 
     def flat(self) -> dict[str, Any]:
-        """One line of a table; a column per attack."""
-        line: dict[str, Any] = {}
+        """Return one row of a table, with columns of its own for each attack."""
+        row: dict[str, Any] = {}
         for name, value in asdict(self).items():
             if name in ("leakage", "auc"):
                 for attack, mean in value.items():
-                    line[f"{name}_{attack}"] = mean["value"]
-                    line[f"{name}_{attack}_spread"] = mean["spread"]
+                    row[f"{name}_{attack}"] = mean["value"]
+                    row[f"{name}_{attack}_spread"] = mean["spread"]
             elif isinstance(value, dict):
-                line[name], line[f"{name}_spread"] = value["value"], value["spread"]
+                row[name], row[f"{name}_spread"] = value["value"], value["spread"]
             elif name != "attacks":
-                line[name] = value
-        return line
+                row[name] = value
+        return row
 
 
-STATUS_WORDS = {
-    "none": "no guarantee",
-    "refuted": "no guarantee",
-    "conditional": "guarantee conditional",
-    "proven": "proven",
-}
+def summarize(results: Mapping[Trial, Result]) -> list[Summary]:
+    """Average the results over the repeats.
 
+    Parameters
+    ----------
+    results : mapping of Trial to dict
+        Results, as `quietmax.experiments.runner.run_trials` returns them.
 
-def summarise(results: Mapping[Trial, Result]) -> list[Summary]:
-    """Average over repeats, in the order in which the cells came."""
-    groups: dict[tuple[str, str, float | None, int | None], list[Result]] = {}
+    Returns
+    -------
+    list of Summary
+        In the order of the trials.
+    """
+    repeats: dict[tuple[str, str, float | None, int | None], list[Result]] = {}
     for trial, result in results.items():
         key = (trial.group.source.title, trial.method, trial.epsilon, trial.queries)
-        groups.setdefault(key, []).append(result)
-    return [_summary(*key, found) for key, found in groups.items()]
+        repeats.setdefault(key, []).append(result)
+    return [_summary(*key, found) for key, found in repeats.items()]
 
 
 def _summary(
-    name: str, method_name: str, epsilon: float | None, queries: int | None, found: Sequence[Result]
+    dataset: str, method: str, epsilon: float | None, queries: int | None, repeats: Sequence[Result]
 ) -> Summary:
-    def mean(field_name: str) -> Mean:
-        return Mean.of([result[field_name] for result in found])
+    def mean(field: str) -> Mean:
+        return Mean.of([result[field] for result in repeats])
 
-    def attack_mean(figure: str) -> dict[str, Mean]:
+    def attack_means(figure: str) -> dict[str, Mean]:
         return {
-            attack: Mean.of([result["attacks"][attack][figure]["value"] for result in found])
-            for attack in found[0]["attacks"]
+            attack: Mean.of([result["attacks"][attack][figure]["value"] for result in repeats])
+            for attack in first["attacks"]
         }
 
-    audits = [result for result in found if result["audited_epsilon"] is not None]
-    best = max(audits, key=lambda result: result["audited_epsilon"], default=None)
+    first = repeats[0]
+    audits = [result for result in repeats if result["audited_epsilon"] is not None]
+    best: Result = max(audits, key=lambda result: result["audited_epsilon"], default={})
     return Summary(
-        name,
-        method_name,
-        epsilon,
-        queries,
-        len(found),
-        found[0]["classes"],
-        found[0]["records"],
-        found[0]["status"],
-        mean("train_accuracy"),
-        mean("test_accuracy"),
-        mean("accuracy_loss"),
-        attack_mean("leakage"),
-        attack_mean("auc"),
-        found[0]["claimed_delta"],
-        None if best is None else best["audited_epsilon"],
-        "" if best is None else best["audited"],
-        None if best is None else best.get("audited_claim"),
-        float(np.median([result["fit_seconds"] for result in found])),
-        float(np.median([result["answer_seconds"] for result in found])),
-        _paper(name, "acc_loss", method_name, epsilon),
-        _paper(name, "priv_leak", method_name, epsilon),
-        tuple(found[0]["attacks"]),
+        dataset=dataset,
+        method=method,
+        epsilon=epsilon,
+        queries=queries,
+        repeats=len(repeats),
+        classes=first["classes"],
+        records=first["records"],
+        status=first["status"],
+        train_accuracy=mean("train_accuracy"),
+        test_accuracy=mean("test_accuracy"),
+        accuracy_loss=mean("accuracy_loss"),
+        leakage=attack_means("leakage"),
+        auc=attack_means("auc"),
+        delta=first["claimed_delta"],
+        audited_epsilon=best.get("audited_epsilon"),
+        audited=best.get("audited", ""),
+        audited_claim=best.get("audited_claim"),
+        fit_seconds=float(np.median([result["fit_seconds"] for result in repeats])),
+        answer_seconds=float(np.median([result["answer_seconds"] for result in repeats])),
+        paper_accuracy_loss=_paper_number(dataset, "acc_loss", method, epsilon),
+        paper_leakage=_paper_number(dataset, "priv_leak", method, epsilon),
+        attacks=tuple(first["attacks"]),
     )
 
 
-def _paper(name: str, metric: str, method_name: str, epsilon: float | None) -> float | None:
-    if method_name == "plain" and metric == "priv_leak":
-        row = reference.accuracy_table().get(name)
-        return None if row is None else row["privacy_leakage"]
-    series = PAPER_SERIES.get(method_name)
+def _paper_number(dataset: str, metric: str, method: str, epsilon: float | None) -> float | None:
+    if method == "plain" and metric == "priv_leak":
+        return paper.accuracy_table().get(dataset, {}).get("privacy_leakage")
+    series = PAPER_SERIES.get(method)
     if series is None or epsilon is None:
         return None
-    return reference.curve(name, metric, series).get(epsilon)
-
-
-def accuracy_comparisons(summaries: Iterable[Summary]) -> list[Comparison]:
-    """The paper's accuracy table: both losses, training and test accuracy, and the plain network's leakage."""
-    rows = []
-    for each in summaries:
-        paper = reference.accuracy_table().get(each.dataset)
-        loss = {"plain": "convexified", "original": "original"}.get(each.method)
-        if paper is None or loss is None:
-            continue
-        for part, mean in (("train", each.train_accuracy), ("test", each.test_accuracy)):
-            printed = paper[f"{loss}_{part}_acc"]
-            rows.append(_compared(each.dataset, f"{loss} {part} accuracy", printed, mean, ACCURACY_TOLERANCE))
-        if loss == "convexified" and "shadow" in each.leakage:
-            leakage = each.leakage["shadow"]
-            rows.append(
-                _compared(
-                    each.dataset, "leakage, plain network", paper["privacy_leakage"], leakage, LOSS_TOLERANCE
-                )
-            )
-    return rows
-
-
-def curve_comparisons(summaries: Iterable[Summary]) -> list[Comparison]:
-    """The paper's figures point by point: accuracy loss and leakage of Algorithm 1 and of DP-SGD."""
-    rows = []
-    for each in summaries:
-        title = method(each.method).title if each.method in methods() else each.method
-        if each.paper_accuracy_loss is not None:
-            what = f"accuracy loss, {title}, eps {each.epsilon:g}"
-            rows.append(
-                _compared(each.dataset, what, each.paper_accuracy_loss, each.accuracy_loss, LOSS_TOLERANCE)
-            )
-        if each.paper_leakage is not None and each.epsilon is not None and "shadow" in each.leakage:
-            what = f"leakage, {title}, eps {each.epsilon:g}"
-            rows.append(
-                _compared(each.dataset, what, each.paper_leakage, each.leakage["shadow"], LOSS_TOLERANCE)
-            )
-    return rows
-
-
-def _compared(name: str, what: str, paper: float, ours: Mean, tolerance: float) -> Comparison:
-    agrees = abs(ours.value - paper) <= tolerance
-    return Comparison(name, what, paper, ours.value, agrees, spread=ours.spread)
+    return paper.curve(dataset, metric, series).get(epsilon)
 
 
 def write_tables(summaries: Sequence[Summary], folder: Path) -> list[Path]:
-    """Write ``results.csv`` and ``results.parquet``: one line per data set, method, epsilon and number of answers."""
-    import pyarrow
-    import pyarrow.parquet
+    """Write ``results.csv`` and ``results.parquet``, one row per summary.
 
-    lines = [each.flat() for each in summaries]
-    columns = list(dict.fromkeys(name for line in lines for name in line))
+    Parameters
+    ----------
+    summaries : sequence of Summary
+        The rows.
+    folder : pathlib.Path
+        Folder of the files; created if it does not exist.
+
+    Returns
+    -------
+    list of pathlib.Path
+        The two files.
+    """
+
+    rows = [each.flat() for each in summaries]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
     folder.mkdir(parents=True, exist_ok=True)
     text, table = folder / "results.csv", folder / "results.parquet"
     with text.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, restval="")
         writer.writeheader()
-        writer.writerows({name: _short(value) for name, value in line.items()} for line in lines)
+        writer.writerows({name: _short(value) for name, value in row.items()} for row in rows)
     pyarrow.parquet.write_table(
-        pyarrow.Table.from_pylist([{name: line.get(name) for name in columns} for line in lines]), table
+        pyarrow.Table.from_pylist([{name: row.get(name) for name in columns} for row in rows]), table
     )
     return [text, table]
 

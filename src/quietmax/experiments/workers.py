@@ -1,7 +1,7 @@
-"""Crew: workers that compute cells one at a time. Local processes here; Ray actors in `ray_crew`.
+"""Workers that compute one trial at a time: processes on this machine, or Ray actors on a cluster.
 
-Each worker keeps what it loaded and trained for the last group, so cells of one group are best given to one worker.
-A local worker is a fresh Python process: it computes with one thread, so that two workers fill two cores.
+A worker keeps what it loaded and trained for its last group, so the trials of one group are best given to one worker.
+Each worker computes with one thread, so that two workers use two cores.
 """
 
 from __future__ import annotations
@@ -10,24 +10,41 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, Protocol
+
+import torch
 
 from quietmax.errors import QuietmaxError
 from quietmax.experiments.grid import Trial
 from quietmax.experiments.results import Result
 
 Compute = Callable[[Trial], Result]
-MakeCompute = Callable[[], Compute]
-"""Called once in every worker; what it returns is called for every cell. It must be picklable."""
+ComputeFactory = Callable[[], Compute]
+"""Called once in every worker; what it returns is called for every trial. It must be picklable."""
+
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of a cell: its ``result``, or a ``failure``; ``died`` if the worker itself was lost."""
+class TrialOutcome:
+    """What became of a trial.
+
+    Parameters
+    ----------
+    worker : int
+        Number of the worker.
+    result : dict, optional
+        The result, if the trial succeeded.
+    failure : str
+        What went wrong, if it failed.
+    died : bool
+        Whether the worker itself was lost.
+    """
 
     worker: int
     result: Result | None = None
@@ -36,19 +53,27 @@ class Outcome:
 
 
 class Workers(Protocol):
-    """Workers numbered from 0; each computes at most one cell at a time."""
+    """Workers numbered from 0. Each computes at most one trial at a time."""
 
     @property
-    def workers(self) -> int:
-        """How many there are."""
+    def count(self) -> int:
+        """Number of workers."""
         ...
 
-    def give(self, worker: int, trial: Trial) -> None:
-        """Hand a cell to an idle worker."""
+    def submit(self, worker: int, trial: Trial) -> None:
+        """Send a trial to an idle worker.
+
+        Parameters
+        ----------
+        worker : int
+            Number of the worker.
+        trial : Trial
+            What to compute.
+        """
         ...
 
-    def next(self) -> Outcome:
-        """Wait for the next outcome; a worker that died has been replaced by then."""
+    def next_outcome(self) -> TrialOutcome:
+        """Wait for the next outcome. A worker that died has been replaced by then."""
         ...
 
     def stop(self) -> None:
@@ -56,78 +81,132 @@ class Workers(Protocol):
         ...
 
 
-def outcome_of(compute: Compute, trial: Trial) -> tuple[Result | None, str]:
-    """A cell's result, or what went wrong: a sentence for our own refusals, else the end of the traceback."""
+def start_workers(factory: ComputeFactory, count: int | None = None, ray: str | None = None) -> Workers:
+    """Start workers.
+
+    Parameters
+    ----------
+    factory : callable
+        Makes the function that computes trials, once in each worker. Must be picklable.
+    count : int, optional
+        Number of workers; by default one per core.
+    ray : str, optional
+        Address of a Ray cluster; "local" starts one on this machine. By default local processes are started.
+
+    Returns
+    -------
+    Workers
+    """
+    if ray is not None:
+        return RayWorkers(factory, address=None if ray == "local" else ray, count=count)
+    return LocalWorkers(factory, count or usable_cores())
+
+
+def usable_cores() -> int:
+    """Return the number of cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def compute_trial(compute: Compute, trial: Trial) -> tuple[Result | None, str]:
+    """Compute a trial and catch what goes wrong.
+
+    Parameters
+    ----------
+    compute : callable
+        Computes the trial.
+    trial : Trial
+        Which trial.
+
+    Returns
+    -------
+    result : dict or None
+        None if the computation failed.
+    failure : str
+        The message of an error of Quietmax; of any other error also its type and where it was raised.
+    """
     try:
         return compute(trial), ""
-    except QuietmaxError as refusal:
-        return None, str(refusal)
-    except Exception as problem:
-        place = traceback.extract_tb(problem.__traceback__)[-1]
-        return (
-            None,
-            f"{type(problem).__name__}: {problem} ({os.path.basename(place.filename)}:{place.lineno})",
-        )
+    except QuietmaxError as error:
+        return None, str(error)
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{os.path.basename(place.filename)}:{place.lineno}"
+        return None, f"{type(error).__name__}: {error} ({where})"
 
 
 class LocalWorkers:
-    """Processes on this machine."""
+    """Processes on this machine.
 
-    def __init__(self, make_compute: MakeCompute, workers: int, *, threads: int = 1) -> None:
-        self._make, self._threads = make_compute, threads
+    Parameters
+    ----------
+    factory : callable
+        Makes the function that computes trials, once in each process.
+    count : int
+        Number of processes.
+    """
+
+    def __init__(self, factory: ComputeFactory, count: int) -> None:
+        self._factory = factory
         self._context = multiprocessing.get_context("spawn")
-        self._members = [self._hire() for _ in range(workers)]
+        self._processes = [self._start() for _ in range(count)]
 
     @property
-    def workers(self) -> int:
-        """How many processes there are."""
-        return len(self._members)
+    def count(self) -> int:
+        """Number of processes."""
+        return len(self._processes)
 
-    def give(self, worker: int, trial: Trial) -> None:
-        """Send a cell to a process; if it is gone, `next` will say so."""
+    def submit(self, worker: int, trial: Trial) -> None:
+        """Send a trial to an idle process. If the process is gone, `next_outcome` says so.
+
+        Parameters
+        ----------
+        worker : int
+            Number of the process.
+        trial : Trial
+            What to compute.
+        """
         try:
-            self._members[worker][1].send(trial)
+            self._processes[worker][1].send(trial)
         except OSError:
             return
 
-    def next(self) -> Outcome:
-        """Wait for the next answer or death."""
-        connections = [connection for _, connection in self._members]
+    def next_outcome(self) -> TrialOutcome:
+        """Wait until a process returns a result or dies; replace a dead one."""
+        connections = [connection for _, connection in self._processes]
         worker = connections.index(wait(connections)[0])  # type: ignore[arg-type]
-        process, connection = self._members[worker]
+        process, connection = self._processes[worker]
         try:
             result, failure = connection.recv()
         except (EOFError, OSError):
             process.join()
             connection.close()
-            self._members[worker] = self._hire()
-            return Outcome(
-                worker, failure=f"the worker process ended with code {process.exitcode}", died=True
-            )
-        return Outcome(worker, result, failure)
+            self._processes[worker] = self._start()
+            failure = f"the worker process ended with code {process.exitcode}"
+            return TrialOutcome(worker, failure=failure, died=True)
+        return TrialOutcome(worker, result, failure)
 
     def stop(self) -> None:
-        """Kill all processes; nothing is lost, as results are stored by whoever asked for them."""
-        for process, connection in self._members:
+        """Kill all processes. No finished result is lost, since the runner stores results, not the workers."""
+        for process, connection in self._processes:
             process.kill()
             process.join()
             connection.close()
 
-    def _hire(self) -> tuple[SpawnProcess, Connection]:
+    def _start(self) -> tuple[SpawnProcess, Connection]:
         ours, theirs = self._context.Pipe()
-        with _environment(_threads(self._threads)):
+        with _environment(_ONE_THREAD):
             process = self._context.Process(
-                target=_work, args=(theirs, self._make, self._threads, os.getpid()), daemon=True
+                target=_work, args=(theirs, self._factory, os.getpid()), daemon=True
             )
             process.start()
         theirs.close()
         return process, ours
 
 
-def _work(connection: Connection, make_compute: MakeCompute, threads: int, parent: int) -> None:
-    """A worker's life: compute what arrives until the other end closes. Ctrl-C is the driver's business."""
+def _work(connection: Connection, factory: ComputeFactory, parent: int) -> None:
+    """Compute what arrives until the other end closes. Ctrl-C is handled by the parent process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    limit_threads(threads)
+    torch.set_num_threads(1)
     compute: Compute | None = None
     while os.getppid() == parent:
         try:
@@ -135,127 +214,129 @@ def _work(connection: Connection, make_compute: MakeCompute, threads: int, paren
         except (EOFError, OSError):
             return
         if compute is None:
-            compute = make_compute()
+            compute = factory()
         try:
-            connection.send(outcome_of(compute, trial))
+            connection.send(compute_trial(compute, trial))
         except OSError:
             return
 
 
-def limit_threads(threads: int) -> None:
-    """Let torch compute with this many threads."""
-    import torch
-
-    torch.set_num_threads(threads)
-
-
-def _threads(threads: int) -> Mapping[str, str]:
-    return {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-
-
-class _environment:
-    """Environment variables for processes started meanwhile."""
-
-    def __init__(self, values: Mapping[str, str]) -> None:
-        self._values = values
-        self._before: dict[str, str | None] = {}
-
-    def __enter__(self) -> None:
-        self._before = {name: os.environ.get(name) for name in self._values}
-        os.environ.update(self._values)
-
-    def __exit__(self, *_: Any) -> None:
-        for name, value in self._before.items():
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the processes that are started meanwhile."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
             if value is None:
-                os.environ.pop(name, None)
+                del os.environ[name]
             else:
                 os.environ[name] = value
 
 
-class _Worker:
-    """What an actor is."""
+class _Actor:
+    """What runs in a Ray actor."""
 
-    def __init__(self, make_compute: MakeCompute) -> None:
-        limit_threads(1)
-        self._make = make_compute
+    def __init__(self, factory: ComputeFactory) -> None:
+        torch.set_num_threads(1)
+        self._factory = factory
         self._compute: Compute | None = None
 
     def compute(self, trial: Trial) -> tuple[Result | None, str]:
-        """A cell's result, or what went wrong."""
         if self._compute is None:
-            self._compute = self._make()
-        return outcome_of(self._compute, trial)
-
-    def process_id(self) -> int:
-        """The actor's process."""
-        import os
-
-        return os.getpid()
+            self._compute = self._factory()
+        return compute_trial(self._compute, trial)
 
 
 class RayWorkers:
-    """Actors of one core each; an actor that dies is replaced, and the runner gives its cell out again."""
+    """Ray actors of one core each.
+
+    Parameters
+    ----------
+    factory : callable
+        Makes the function that computes trials, once in each actor.
+    address : str, optional
+        Address of a cluster; by default one is started on this machine.
+    count : int, optional
+        Number of actors; by default one for each core of the cluster.
+
+    Raises
+    ------
+    QuietmaxError
+        If Ray is not installed, or the cluster does not answer.
+    """
 
     def __init__(
-        self, make_compute: MakeCompute, *, address: str | None = None, workers: int | None = None
+        self, factory: ComputeFactory, *, address: str | None = None, count: int | None = None
     ) -> None:
-        self._ray = _imported()
-        self._make = make_compute
-        # A cluster someone else started stays; one started here ends with the crew.
+        self._ray = _import_ray()
+        self._factory = factory
+        # A cluster that someone else started keeps running; one started here ends with the workers.
         self._started_here = not self._ray.is_initialized()
         if self._started_here:
             try:
                 self._ray.init(
                     address=address, include_dashboard=False, log_to_driver=False, configure_logging=False
                 )
-            except (ConnectionError, RuntimeError, ValueError) as problem:
+            except (ConnectionError, RuntimeError, ValueError) as error:
                 raise QuietmaxError(
-                    f"Ray could not be reached at {address or 'this machine'} ({problem}); start a cluster with 'ray "
-                    "start --head', or leave --ray out."
-                ) from problem
-        count = workers or int(self._ray.cluster_resources().get("CPU", 1))
-        environment = {"env_vars": {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}}
-        self._actor = self._ray.remote(_Worker).options(num_cpus=1, max_restarts=0, runtime_env=environment)
-        self._members = [self._actor.remote(make_compute) for _ in range(max(count, 1))]
-        self._asked: dict[Any, int] = {}
+                    f"Ray could not be reached at {address or 'this machine'}: {error}. "
+                    "`ray start --head` starts a cluster."
+                ) from error
+        cores = int(self._ray.cluster_resources().get("CPU", 1))
+        self._actor_class = self._ray.remote(_Actor).options(
+            num_cpus=1, max_restarts=0, runtime_env={"env_vars": _ONE_THREAD}
+        )
+        self._actors = [self._start() for _ in range(max(count or cores, 1))]
+        self._in_flight: dict[Any, int] = {}
 
     @property
-    def workers(self) -> int:
-        """How many actors there are."""
-        return len(self._members)
+    def count(self) -> int:
+        """Number of actors."""
+        return len(self._actors)
 
-    def process_id(self, worker: int) -> int:
-        """An actor's process number, for whoever wants to watch it; waits for the actor to be idle."""
-        return int(self._ray.get(self._members[worker].process_id.remote()))
+    def submit(self, worker: int, trial: Trial) -> None:
+        """Send a trial to an idle actor.
 
-    def give(self, worker: int, trial: Trial) -> None:
-        """Send a cell to an actor."""
-        self._asked[self._members[worker].compute.remote(trial)] = worker
+        Parameters
+        ----------
+        worker : int
+            Number of the actor.
+        trial : Trial
+            What to compute.
+        """
+        self._in_flight[self._actors[worker].compute.remote(trial)] = worker
 
-    def next(self) -> Outcome:
-        """Wait for the next answer or death."""
-        (finished, *_), _ = self._ray.wait(list(self._asked), num_returns=1)
-        worker = self._asked.pop(finished)
+    def next_outcome(self) -> TrialOutcome:
+        """Wait until an actor returns a result or dies; replace a dead one."""
+        (finished, *_), _ = self._ray.wait(list(self._in_flight), num_returns=1)
+        worker = self._in_flight.pop(finished)
         try:
             result, failure = self._ray.get(finished)
-        except self._ray.exceptions.RayError as problem:
-            self._members[worker] = self._actor.remote(self._make)
-            return Outcome(worker, failure=f"the Ray worker was lost ({type(problem).__name__})", died=True)
-        return Outcome(worker, result, failure)
+        except self._ray.exceptions.RayError as error:
+            self._actors[worker] = self._start()
+            failure = f"the Ray worker was lost ({type(error).__name__})"
+            return TrialOutcome(worker, failure=failure, died=True)
+        return TrialOutcome(worker, result, failure)
 
     def stop(self) -> None:
         """End all actors, and the cluster if it was started here."""
-        for member in self._members:
-            self._ray.kill(member)
+        for actor in self._actors:
+            self._ray.kill(actor)
         if self._started_here:
             self._ray.shutdown()
 
+    def _start(self) -> Any:
+        return self._actor_class.remote(self._factory)
 
-def _imported() -> Any:
+
+def _import_ray() -> Any:
     try:
         import ray
     except ImportError:
         raise QuietmaxError(
-            "--ray needs the package Ray, which is not installed; install quietmax[ray], or leave --ray out."
+            "Ray is not installed. To compute on a cluster: pip install 'quietmax[ray]'."
         ) from None
     return ray

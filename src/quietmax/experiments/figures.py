@@ -1,17 +1,17 @@
-"""Panels: the plots of a report as data, drawn by the page's own script and by matplotlib alike."""
+"""The figures of a report as data, which the page's script and matplotlib both draw."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from quietmax.experiments import paper as reference
+from quietmax.experiments import paper
 from quietmax.experiments.methods import methods
 from quietmax.experiments.summary import PAPER_SERIES, Summary
 
-COLOURS = {
+_COLOURS = {
     "algorithm1-gaussian": "#b4431f",
     "algorithm1-laplace": "#d98a2b",
     "published-rdp": "#3d5a80",
@@ -24,12 +24,26 @@ COLOURS = {
     "dpsgd": "#00838f",
     "plain": "#222222",
 }
-_OTHER = ("#5d4037", "#ad1457", "#33691e", "#283593", "#827717")
+_OTHER_COLOURS = ("#5d4037", "#ad1457", "#33691e", "#283593", "#827717")
 
 
 @dataclass(frozen=True)
 class Line:
-    """One curve: points of (epsilon, value, spread or None). Without a proven guarantee it is dashed."""
+    """One curve of a figure.
+
+    Parameters
+    ----------
+    name : str
+        Entry of the legend.
+    colour : str
+        Colour as #rrggbb.
+    dashed : bool
+        True for methods without a proven guarantee.
+    thin : bool
+        True for the paper's own curves.
+    points : tuple of tuple
+        (epsilon, value, spread or None) by increasing epsilon.
+    """
 
     name: str
     colour: str
@@ -39,11 +53,31 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Panel:
-    """One plot; ``level`` is a horizontal line, such as the plain network's value."""
+class Figure:
+    """One figure: curves over epsilon on a logarithmic axis.
+
+    Parameters
+    ----------
+    dataset : str
+        Name of the data set.
+    kind : str
+        What the figure shows, as part of a file name.
+    title : str
+        Title.
+    axis : str
+        Label of the vertical axis.
+    lines : tuple of Line
+        The curves.
+    level : float, optional
+        Height of a horizontal line, such as the plain network's value.
+    level_name : str
+        Entry of the legend for the horizontal line.
+    note : str
+        Text below the figure.
+    """
 
     dataset: str
-    figure: str
+    kind: str
     title: str
     axis: str
     lines: tuple[Line, ...]
@@ -53,17 +87,29 @@ class Panel:
 
     @property
     def file_name(self) -> str:
-        """A name for picture files."""
-        return f"{self.dataset}-{self.figure}"
+        """Name of the figure's files, without the format."""
+        return f"{self.dataset}-{self.kind}"
 
     def to_json(self) -> dict[str, Any]:
-        """For the page's script."""
+        """Return all fields, for the page's script."""
         return asdict(self)
 
 
-def panels(summaries: Sequence[Summary]) -> list[Panel]:
-    """For every data set: accuracy loss and leakage as published, then accuracy and leakage like for like."""
-    found = []
+def figures(summaries: Sequence[Summary]) -> list[Figure]:
+    """Return the figures of each data set.
+
+    Accuracy loss and leakage as published come first, then accuracy and leakage like for like.
+
+    Parameters
+    ----------
+    summaries : sequence of Summary
+        Summaries of any data sets and methods.
+
+    Returns
+    -------
+    list of Figure
+    """
+    drawn = []
     for name in dict.fromkeys(each.dataset for each in summaries):
         mine = [each for each in summaries if each.dataset == name]
         published = [each for each in mine if _axis(each) == "published" and each.epsilon is not None]
@@ -71,12 +117,12 @@ def panels(summaries: Sequence[Summary]) -> list[Panel]:
         plain = next((each for each in mine if each.method == "plain"), None)
         attacks = plain.attacks if plain is not None else ()
         if published:
-            found.append(_loss_panel(name, published))
-            found += [_leakage_panel(name, published, plain, attack, True) for attack in attacks]
+            drawn.append(_loss_figure(name, published))
+            drawn += [_leakage_figure(name, published, plain, attack, True) for attack in attacks]
         if alike:
-            found.append(_accuracy_panel(name, alike, mine, plain))
-            found += [_leakage_panel(name, alike, plain, attack, False) for attack in attacks]
-    return found
+            drawn.append(_accuracy_figure(name, alike, mine, plain))
+            drawn += [_leakage_figure(name, alike, plain, attack, False) for attack in attacks]
+    return drawn
 
 
 def _axis(each: Summary) -> str:
@@ -84,27 +130,27 @@ def _axis(each: Summary) -> str:
     return "like-for-like" if known is None else known.axis
 
 
-def _loss_panel(name: str, published: Sequence[Summary]) -> Panel:
+def _loss_figure(name: str, published: Sequence[Summary]) -> Figure:
     lines = _lines(published, lambda each: (each.accuracy_loss.value, each.accuracy_loss.spread))
-    return Panel(
+    return Figure(
         name,
         "accuracy-loss",
         f"{name}: accuracy loss, as published",
         "accuracy loss",
         (*_paper_lines(name, "acc_loss", published), *lines),
-        note="epsilon is the paper's own label: for Algorithm 1 it buys one answer, for DP-SGD all of them.",
+        note="epsilon is the paper's own label: for Algorithm 1 it pays for one answer, for DP-SGD for all answers.",
     )
 
 
-def _leakage_panel(
+def _leakage_figure(
     name: str, chosen: Sequence[Summary], plain: Summary | None, attack: str, published: bool
-) -> Panel:
+) -> Figure:
     with_attack = [each for each in chosen if attack in each.leakage]
     lines = _lines(with_attack, lambda each: (each.leakage[attack].value, each.leakage[attack].spread))
     paper = _paper_lines(name, "priv_leak", with_attack) if published and attack == "shadow" else ()
     level = plain.leakage[attack].value if plain is not None and attack in plain.leakage else None
     which = "as published" if published else "like for like"
-    return Panel(
+    return Figure(
         name,
         f"leakage-{attack}" if published else f"like-for-like-leakage-{attack}",
         f"{name}: leakage under {attack}, {which}",
@@ -115,10 +161,10 @@ def _leakage_panel(
     )
 
 
-def _accuracy_panel(
+def _accuracy_figure(
     name: str, alike: Sequence[Summary], everything: Sequence[Summary], plain: Summary | None
-) -> Panel:
-    """Proven methods at equal (epsilon, delta), and Algorithm 1's own labels, dashed."""
+) -> Figure:
+    """Proven methods at equal (epsilon, delta), and Algorithm 1 at its own labels, dashed."""
     low, high = min(each.epsilon or 0 for each in alike), max(each.epsilon or 0 for each in alike)
     unproven = [
         each
@@ -126,7 +172,7 @@ def _accuracy_panel(
         if each.method.startswith("algorithm1") and each.epsilon is not None and low <= each.epsilon <= high
     ]
     delta = next((each.delta for each in alike if each.delta), None)
-    return Panel(
+    return Figure(
         name,
         "like-for-like",
         f"{name}: accuracy like for like",
@@ -138,21 +184,24 @@ def _accuracy_panel(
         "plain network",
         "Equal (epsilon, delta)"
         + ("" if delta is None else f", delta = {delta:.3g}")
-        + " for the number of answers named; head and DP-SGD answer any number. Settings were chosen on public data"
+        + " for the stated number of answers; head and DP-SGD answer any number. Settings were chosen on public data"
         " sets beforehand, which is not charged. Algorithm 1: its own label, one answer, no guarantee.",
     )
 
 
-def _lines(summaries: Sequence[Summary], value: Any) -> list[Line]:
+def _lines(
+    summaries: Sequence[Summary], value: Callable[[Summary], tuple[float, float | None]]
+) -> list[Line]:
+    """One curve per method and number of answers."""
     series: dict[tuple[str, int | None], list[Summary]] = {}
     for each in summaries:
         series.setdefault((each.method, each.queries), []).append(each)
     lines = []
     fewest = {method: min((q or 0) for other, q in series if other == method) for method, _ in series}
-    others = [method for method, _ in series if method not in COLOURS]
+    others = [method for method, _ in series if method not in _COLOURS]
     for (method, queries), found in series.items():
         ordered = sorted(found, key=lambda each: each.epsilon or 0.0)
-        colour = COLOURS.get(method) or _OTHER[others.index(method) % len(_OTHER)]
+        colour = _COLOURS.get(method) or _OTHER_COLOURS[others.index(method) % len(_OTHER_COLOURS)]
         lines.append(
             Line(
                 ordered[0].title,
@@ -166,43 +215,60 @@ def _lines(summaries: Sequence[Summary], value: Any) -> list[Line]:
 
 
 def _paper_lines(name: str, metric: str, measured: Sequence[Summary]) -> list[Line]:
-    """The paper's curve of every method measured, under the method's name after "paper: "."""
+    """The paper's curve of every measured method, named "paper: " and the method's title."""
     lines = []
     for each in {one.method: one for one in measured}.values():
         series = PAPER_SERIES.get(each.method)
-        curve = {} if series is None else reference.curve(name, metric, series)
+        curve = {} if series is None else paper.curve(name, metric, series)
         if curve:
             points = tuple((epsilon, value, None) for epsilon, value in sorted(curve.items()))
-            lines.append(Line(f"paper: {each.title}", COLOURS[each.method], True, True, points))
+            lines.append(Line(f"paper: {each.title}", _COLOURS[each.method], True, True, points))
     return lines
 
 
 def _paler(colour: str) -> str:
-    """Half way to white."""
+    """Mix a colour with white in equal parts."""
     return "#" + "".join(f"{(int(colour[at : at + 2], 16) + 255) // 2:02x}" for at in (1, 3, 5))
 
 
-def draw(found: Sequence[Panel], folder: Path, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
-    """Write each panel to ``folder`` in each format."""
-    from matplotlib.figure import Figure
+def write_figures(
+    drawn: Sequence[Figure], folder: Path, formats: Sequence[str] = ("png", "pdf")
+) -> list[Path]:
+    """Draw figures with matplotlib and write them to a folder.
+
+    Parameters
+    ----------
+    drawn : sequence of Figure
+        The figures.
+    folder : pathlib.Path
+        Created if it does not exist.
+    formats : sequence of str
+        File formats.
+
+    Returns
+    -------
+    list of pathlib.Path
+        The files, one per figure and format.
+    """
+    from matplotlib.figure import Figure as MatplotlibFigure
 
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for panel in found:
-        figure = Figure(figsize=(7.6, 3.9))
-        axes = figure.add_axes((0.09, 0.13, 0.55, 0.79))
-        draw_panel(axes, panel)
+    for each in drawn:
+        canvas = MatplotlibFigure(figsize=(7.6, 3.9))
+        axes = canvas.add_axes((0.09, 0.13, 0.55, 0.79))
+        _draw(axes, each)
         axes.legend(fontsize=6.5, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
-        for each in formats:
-            path = folder / f"{panel.file_name}.{each}"
-            figure.savefig(path, dpi=150)
+        for extension in formats:
+            path = folder / f"{each.file_name}.{extension}"
+            canvas.savefig(path, dpi=150)
             written.append(path)
     return written
 
 
-def draw_panel(axes: Any, panel: Panel) -> None:
-    """One panel on matplotlib axes."""
-    for line in panel.lines:
+def _draw(axes: Any, figure: Figure) -> None:
+    """Draw a figure on matplotlib axes."""
+    for line in figure.lines:
         epsilons = [point[0] for point in line.points]
         values = [point[1] for point in line.points]
         spreads = [point[2] or 0.0 for point in line.points]
@@ -220,14 +286,14 @@ def draw_panel(axes: Any, panel: Panel) -> None:
             low = [value - spread for value, spread in zip(values, spreads, strict=True)]
             high = [value + spread for value, spread in zip(values, spreads, strict=True)]
             axes.fill_between(epsilons, low, high, color=line.colour, alpha=0.15, linewidth=0)
-    if panel.level is not None:
+    if figure.level is not None:
         axes.axhline(
-            panel.level,
+            figure.level,
             color="#222222",
             linewidth=0.8,
             linestyle=":",
-            label=f"{panel.level_name} (no guarantee)",
+            label=f"{figure.level_name} (no guarantee)",
         )
-    axes.set(xscale="log", xlabel="epsilon", ylabel=panel.axis)
-    axes.set_title(panel.title, fontsize=9)
+    axes.set(xscale="log", xlabel="epsilon", ylabel=figure.axis)
+    axes.set_title(figure.title, fontsize=9)
     axes.grid(alpha=0.25)

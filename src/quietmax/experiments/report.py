@@ -1,0 +1,359 @@
+"""The report of an evaluation: an HTML page, figures for a paper, and tables for further work.
+
+The page is one file that fetches nothing. Its tables are made here, its plots by a small script inside the page.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from html import escape
+from importlib import resources
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from string import Template
+
+from quietmax.errors import QuietmaxError
+from quietmax.experiments.figures import figures, write_figures
+from quietmax.experiments.findings import (
+    ACCURACY_TOLERANCE,
+    CURVE_TOLERANCE,
+    MultiQuery,
+    accuracy_comparisons,
+    curve_comparisons,
+    findings,
+    multi_query,
+)
+from quietmax.experiments.paper import (
+    Comparison,
+    accuracy_table,
+    reproduce_correlations,
+    reproduce_sensitivity_table,
+)
+from quietmax.experiments.summary import STATUS_WORDS, Mean, Summary, write_tables
+from quietmax.experiments.workers import usable_cores
+
+SEEDED_NOISE = (
+    "All figures are experiments with seeded noise, so that the run can be repeated; the status of a guarantee is that "
+    "of the method when it is served with fresh noise."
+)
+OWNER_ONLY = (
+    "For the owner of the records only: accuracies and leakages were computed from them without noise, networks "
+    "without privacy were trained on them, and the number of records is taken as public. If the records are private, "
+    "do not publish any of it."
+)
+MULTI_QUERY_COLUMNS = (
+    "data set",
+    "method",
+    "analysis",
+    "total eps",
+    "answers",
+    "each",
+    "accuracy loss",
+    "leakage",
+)
+_PACKAGES = ("quietmax", "torch", "numpy", "scipy", "scikit-learn", "dp-accounting")
+
+
+@dataclass(frozen=True)
+class ReportInfo:
+    """What a report says about itself.
+
+    Parameters
+    ----------
+    title : str
+        Title of the page.
+    settings : str
+        How much work was done.
+    seed : int
+        Seed of the evaluation.
+    failures : tuple of str
+        Trials that failed, with the reason.
+    paper : bool
+        True if the report compares with the paper, False if it is about an owner's own records.
+    """
+
+    title: str
+    settings: str
+    seed: int
+    failures: tuple[str, ...] = ()
+    paper: bool = True
+
+
+def write_report(summaries: Sequence[Summary], folder: Path, info: ReportInfo) -> list[Path]:
+    """Write ``report.html``, ``results.csv``, ``results.parquet`` and the figures as PNG and PDF.
+
+    With a report on an owner's records, ``NOT-FOR-PUBLICATION.txt`` says that the folder must not be published.
+
+    Parameters
+    ----------
+    summaries : sequence of Summary
+        The results. Without any, nothing is written.
+    folder : pathlib.Path
+        Created if it does not exist.
+    info : ReportInfo
+        What the report says about itself.
+
+    Returns
+    -------
+    list of pathlib.Path
+        The written files.
+
+    Raises
+    ------
+    QuietmaxError
+        If the folder is not writable.
+    """
+    if not summaries:
+        return []
+    page = folder / "report.html"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        page.write_text(html(summaries, info), encoding="utf-8")
+        if not info.paper:
+            (folder / "NOT-FOR-PUBLICATION.txt").write_text(f"{OWNER_ONLY}\n", encoding="utf-8")
+        tables = write_tables(summaries, folder)
+        return [page, *tables, *write_figures(figures(summaries), folder / "figures")]
+    except OSError as problem:
+        raise QuietmaxError(f"The report could not be written to {folder}: {problem.strerror}.") from problem
+
+
+def html(summaries: Sequence[Summary], info: ReportInfo) -> str:
+    """Return the page.
+
+    Parameters
+    ----------
+    summaries : sequence of Summary
+        The results.
+    info : ReportInfo
+        What the report says about itself.
+
+    Returns
+    -------
+    str
+    """
+    files = resources.files("quietmax.experiments").joinpath("report")
+    drawn = [figure.to_json() for figure in figures(summaries)]
+    sections = [_plots(summaries)]
+    if info.paper:
+        sections += [_findings(summaries), _multi_query(summaries), _paper(summaries)]
+    sections += [_results(summaries), _settings(info)]
+    return Template(files.joinpath("page.html").read_text(encoding="utf-8")).substitute(
+        title=escape(info.title),
+        lead=_lead(summaries) + ("" if info.paper else f" <strong>{escape(OWNER_ONLY)}</strong>"),
+        style=files.joinpath("page.css").read_text(encoding="utf-8"),
+        script=files.joinpath("plots.js").read_text(encoding="utf-8"),
+        # "<" is escaped so that no text can end the script element
+        data=json.dumps(drawn).replace("<", "\\u003c"),
+        sections="\n".join(sections),
+        failures=_failures(info),
+    )
+
+
+def _lead(summaries: Sequence[Summary]) -> str:
+    names = ", ".join(dict.fromkeys(escape(each.dataset) for each in summaries))
+    return f"{names}. Solid lines have a proven guarantee; dashed lines have none or a conditional one. {SEEDED_NOISE}"
+
+
+def _plots(summaries: Sequence[Summary]) -> str:
+    names = list(dict.fromkeys(each.dataset for each in summaries))
+    buttons = "".join(
+        f'<button type="button" data-set="{escape(name)}">{escape(name)}</button>' for name in names
+    )
+    return (
+        f'<section id="plots"><h2>Privacy and utility</h2><div class="tabs" role="tablist">{buttons}</div>'
+        '<div id="panels"></div><p class="hint">Point at a plot to read values; click a name in its legend to hide or '
+        "show a curve. Bands are one standard deviation over the repeats; a single repeat has none.</p></section>"
+    )
+
+
+def _findings(summaries: Sequence[Summary]) -> str:
+    items = "".join(
+        f'<li><span class="verdict {each.verdict.replace(" ", "-")}">{each.verdict}</span> '
+        f"<strong>{escape(each.claim)}</strong><br>{escape(each.evidence)}</li>"
+        for each in findings(summaries)
+    )
+    return f'<section id="findings"><h2>The five findings, with our numbers</h2><ol>{items}</ol></section>'
+
+
+def _multi_query(summaries: Sequence[Summary]) -> str:
+    rows = multi_query(summaries)
+    if not rows:
+        return ""
+    table = _table(MULTI_QUERY_COLUMNS, multi_query_lines(rows))
+    return (
+        '<section id="many"><h2>Many answers from one budget</h2><p>The paper reads k answers off its curves for one '
+        "answer. Its composition theorem leaves eps/√k for each (published), its worked example eps/k "
+        "(published-example). Head and DP-SGD answer any number. Algorithm 1 has no guarantee under either analysis. "
+        "* below the smallest measured eps: the value there.</p>"
+        f"<details><summary>{len(rows)} rows</summary>{table}</details></section>"
+    )
+
+
+def multi_query_lines(rows: Iterable[MultiQuery]) -> list[tuple[str, ...]]:
+    """Format the multi-query analysis as lines of a table under `MULTI_QUERY_COLUMNS`.
+
+    Parameters
+    ----------
+    rows : iterable of MultiQuery
+        The analysis.
+
+    Returns
+    -------
+    list of tuple of str
+    """
+    return [
+        (
+            row.dataset,
+            row.method,
+            row.analysis,
+            f"{row.total:g}",
+            f"{row.queries:,}",
+            "" if row.per_answer is None else f"{row.per_answer:.3g}",
+            f"{row.accuracy_loss:.3f}" + ("*" if row.extrapolated else ""),
+            "" if row.leakage is None else f"{row.leakage:.3f}",
+        )
+        for row in rows
+    ]
+
+
+def _paper(summaries: Sequence[Summary]) -> str:
+    measured = {each.dataset for each in summaries}
+    parts = [
+        (
+            f"Plain networks (tolerance {ACCURACY_TOLERANCE:g}; leakage {CURVE_TOLERANCE:g})",
+            accuracy_comparisons(summaries),
+        ),
+        (f"Curves of the figures (tolerance {CURVE_TOLERANCE:g})", curve_comparisons(summaries)),
+        ("Sensitivities (to the printed digits)", reproduce_sensitivity_table()),
+        ("Correlations (to the printed digits)", reproduce_correlations()),
+    ]
+    blocks = "".join(
+        f"<details><summary>{escape(title)}: {sum(row.agrees for row in rows)} of {len(rows)} agree</summary>"
+        f"{_table(*comparison_table(rows))}</details>"
+        for title, rows in parts
+        if rows
+    )
+    absent = [name for name in accuracy_table() if name not in measured]
+    missing = f"<p>Not measured here: {escape(', '.join(absent))}.</p>" if absent else ""
+    return f'<section id="paper"><h2>The paper\'s numbers and ours</h2>{blocks}{missing}</section>'
+
+
+def comparison_table(rows: Sequence[Comparison]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Format comparisons with the paper as a table.
+
+    Parameters
+    ----------
+    rows : sequence of Comparison
+        The comparisons.
+
+    Returns
+    -------
+    columns : tuple of str
+        Headings; "spread" is left out if no comparison has one.
+    lines : list of tuple of str
+        One line per comparison.
+    """
+    spread = any(row.spread is not None for row in rows)
+    columns = ("of", "quantity", "paper", "ours", *(["spread"] if spread else []), "difference", "agrees")
+    lines = [
+        (
+            row.dataset,
+            row.quantity,
+            f"{row.paper:.4f}",
+            f"{row.ours:.4f}",
+            *(["" if row.spread is None else f"{row.spread:.4f}"] if spread else []),
+            f"{row.difference:+.4f}",
+            "yes" if row.agrees else "no" + (f" ({row.note})" if row.note else ""),
+        )
+        for row in rows
+    ]
+    return columns, lines
+
+
+def _results(summaries: Sequence[Summary]) -> str:
+    attacks = list(dict.fromkeys(attack for each in summaries for attack in each.attacks))
+    table = _table(
+        (
+            "data set",
+            "method",
+            "guarantee",
+            "eps",
+            "delta",
+            "answers",
+            "accuracy",
+            "accuracy loss",
+            *(f"leakage, {attack}" for attack in attacks),
+            "audited eps (lower bound)",
+            "fit, s",
+            "answer, µs",
+            "repeats",
+        ),
+        (
+            (
+                each.dataset,
+                each.method,
+                STATUS_WORDS[each.status],
+                "" if each.epsilon is None else f"{each.epsilon:g}",
+                "" if not each.delta else f"{each.delta:.2g}",
+                "any" if each.queries is None else f"{each.queries:,}",
+                _mean(each.test_accuracy),
+                _mean(each.accuracy_loss),
+                *(_mean(each.leakage[attack]) if attack in each.leakage else "" for attack in attacks),
+                "" if each.audited_epsilon is None else f"{each.audited_epsilon:.2f} ({each.audited})",
+                f"{each.fit_seconds:.1f}",
+                f"{1e6 * each.answer_seconds:.0f}",
+                str(each.repeats),
+            )
+            for each in summaries
+        ),
+    )
+    return (
+        f'<section id="results"><h2>All results</h2><details><summary>{len(summaries)} rows</summary>{table}</details>'
+        f"<p class='hint'>{SEEDED_NOISE} "
+        "Audits at confidence 0.99: of a mechanism, one answer against its own claim (epsilon or mu); of a model, "
+        "from the attacks' guesses, taking the split as fair coins.</p></section>"
+    )
+
+
+def _settings(info: ReportInfo) -> str:
+    rows = [("settings", info.settings), ("seed", str(info.seed)), *_environment()]
+    rows.append(("written", datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")))
+    return f'<section id="settings"><h2>Settings and versions</h2>{_table(("", ""), rows)}</section>'
+
+
+def _environment() -> list[tuple[str, str]]:
+    """The machine and the versions of the packages that figures depend on."""
+    rows = [
+        ("python", sys.version.split()[0]),
+        ("machine", f"{platform.system()} {platform.machine()}, {usable_cores()} cores"),
+    ]
+    for name in _PACKAGES:
+        try:
+            rows.append((name, version(name)))
+        except PackageNotFoundError:
+            rows.append((name, "not installed as a package"))
+    return rows
+
+
+def _failures(info: ReportInfo) -> str:
+    if not info.failures:
+        return ""
+    items = "".join(f"<li>{escape(failure)}</li>" for failure in info.failures)
+    return f'<section class="failures"><h2>Failed trials: {len(info.failures)}</h2><ul>{items}</ul></section>'
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(str(value))}</td>" for value in row) + "</tr>" for row in rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _mean(mean: Mean) -> str:
+    return f"{mean.value:.3f}" if mean.spread is None else f"{mean.value:.3f} ± {mean.spread:.3f}"

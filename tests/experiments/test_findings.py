@@ -1,0 +1,211 @@
+"""Our trials against the paper: comparisons, findings, many answers; on made-up results and on real data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quietmax.experiments import paper
+from quietmax.experiments.evaluate import MeasureFactory
+from quietmax.experiments.findings import (
+    accuracy_comparisons,
+    curve_comparisons,
+    findings,
+    interpolate,
+    multi_query,
+)
+from quietmax.experiments.grid import Experiment, Trial, reproduction_trials
+from quietmax.experiments.paper import EPSILONS
+from quietmax.experiments.results import Result
+from quietmax.experiments.summary import Summary, summarize
+from tests.experiments.made_up import result, the_papers_own, trial
+
+
+def test_the_papers_own_curves_agree_with_the_paper_and_shifted_ones_do_not() -> None:
+    summaries = summarize(the_papers_own())
+    rows = curve_comparisons(summaries) + accuracy_comparisons(summaries)
+    assert len(rows) == 4 * len(EPSILONS) + 3
+    assert all(row.agrees for row in rows)
+    shifted = [
+        replace(each, accuracy_loss=replace(each.accuracy_loss, value=each.accuracy_loss.value + 0.05))
+        for each in summaries
+    ]
+    disagreeing = [row for row in curve_comparisons(shifted) if not row.agrees]
+    assert len(disagreeing) == 2 * len(EPSILONS)
+
+
+def test_accuracies_are_compared_within_the_stated_tolerance() -> None:
+    summaries = summarize(
+        {
+            trial("original"): result(train_accuracy=1.0, test_accuracy=0.61),
+            trial("plain", repeat=0): result(train_accuracy=0.99, test_accuracy=0.60, leakage=0.2),
+            trial("plain", repeat=1): result(train_accuracy=0.99, test_accuracy=0.61, leakage=0.2),
+        }
+    )
+    rows = {each.quantity: each for each in accuracy_comparisons(summaries)}
+    assert {quantity: row.agrees for quantity, row in rows.items()} == {
+        "original train accuracy": True,
+        "original test accuracy": True,
+        "convexified train accuracy": True,
+        "convexified test accuracy": False,
+        "leakage, plain network": False,
+    }
+    assert rows["convexified test accuracy"].spread == pytest.approx(0.01 / np.sqrt(2))
+    assert rows["original test accuracy"].spread is None
+
+
+def test_a_curve_is_compared_at_the_papers_epsilons_only() -> None:
+    losses = {1.0: 0.455, 5.0: 0.36, 3.0: 0.1}
+    summaries = summarize(
+        {
+            trial("algorithm1-gaussian", epsilon, queries=1): result(accuracy_loss=loss, attacks={})
+            for epsilon, loss in losses.items()
+        }
+    )
+    rows = curve_comparisons(summaries)
+    assert [row.agrees for row in rows] == [True, False]  # 3.0 is not in the paper
+    assert rows[1].difference == pytest.approx(0.36 - 0.3053)
+
+
+def measured(
+    name: str, experiments: Sequence[Experiment], repeats: Sequence[int], data_dir: Path, store: Path
+) -> list[Summary]:
+    """Run trials of the paper profile without attacks. Repeat 0, in which mechanisms are audited, may be left out."""
+    compute = MeasureFactory(store, str(data_dir))()
+    trials = reproduction_trials([name], "paper", experiments=experiments, repeats=max(repeats) + 1)
+    alone = [
+        replace(each, group=replace(each.group, effort=replace(each.group.effort, attacks=())))
+        for each in trials
+        if each.group.repeat in repeats
+    ]
+    return summarize({each: compute(each) for each in alone})
+
+
+@pytest.fixture(scope="module")
+def location(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Summary]:
+    """Three repeats on Location; the ten of the paper are in the slow test below."""
+    return measured("location", ["algorithm1"], range(1, 4), real_data, tmp_path_factory.mktemp("location"))
+
+
+def test_location_reproduces_the_papers_accuracies(location: list[Summary]) -> None:
+    rows = accuracy_comparisons(location)
+    assert [(row.quantity, row.agrees) for row in rows] == [
+        ("convexified train accuracy", True),
+        ("convexified test accuracy", True),
+    ]
+
+
+def test_location_reproduces_the_papers_curves_of_algorithm_1(location: list[Summary]) -> None:
+    rows = curve_comparisons(location)
+    assert len(rows) == 2 * len(EPSILONS)
+    assert [(row.quantity, row.difference) for row in rows if not row.agrees] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["location", "mnist", "adult"])
+def test_ten_repeats_reproduce_the_papers_accuracies_and_curves_of_algorithm_1(
+    name: str, real_data: Path, tmp_path: Path
+) -> None:
+    summaries = measured(name, ["accuracy", "algorithm1"], range(1, 11), real_data, tmp_path)
+    rows = accuracy_comparisons(summaries) + curve_comparisons(summaries)
+    assert len(rows) == 4 + 2 * len(EPSILONS)
+    assert [(row.quantity, row.difference) for row in rows if not row.agrees] == []
+
+
+@pytest.mark.slow
+def test_location_reproduces_the_order_and_shape_of_the_papers_curves_of_dpsgd(
+    real_data: Path, tmp_path: Path
+) -> None:
+    """One split instead of ten: a test accuracy of 0.6 on 1200 records has a deviation of 0.014, a loss 0.022."""
+    summaries = measured("location", ["dpsgd"], [0], real_data, tmp_path)
+    losses = {(each.method, each.epsilon): each.accuracy_loss.value for each in summaries}
+    rows = curve_comparisons(summaries)
+    assert len(rows) == 4 * len(EPSILONS)
+    assert all(abs(row.difference) < 0.11 for row in rows)
+    rdp, zcdp, ac, nc = (
+        np.array([losses[f"published-{accountant}", epsilon] for epsilon in EPSILONS])
+        for accountant in ("rdp", "zcdp", "ac", "nc")
+    )
+    for curve in (rdp, zcdp, ac, nc):
+        assert (np.diff(curve) < 0.03).all()
+    assert (rdp <= zcdp + 0.02).all()  # RDP loses least,
+    assert (zcdp <= nc + 0.02).all()  # then zCDP,
+    assert (
+        nc[-1] < ac[-1]
+    )  # and at epsilon 1000 naive composition beats advanced composition, as in the paper
+
+
+def test_findings_follow_the_numbers() -> None:
+    everything: dict[Trial, Result] = {}
+    for name in ("location", "mnist", "adult", "purchase-100"):
+        everything |= the_papers_own(name)
+    verdicts = {each.number: each for each in findings(summarize(everything))}
+    assert verdicts[1].verdict == "confirmed"
+    assert verdicts[5].verdict == "confirmed"
+    # At epsilon 0.01 the claim permits 0.004; the paper's own curve shows 0.19.
+    assert verdicts[3].verdict == "not confirmed"
+    assert "permits 0.004" in verdicts[3].evidence
+    rising = [
+        replace(each, accuracy_loss=replace(each.accuracy_loss, value=0.9))
+        if each.method == "algorithm1-gaussian" and each.epsilon == 1000.0
+        else each
+        for each in summarize(everything)
+    ]
+    assert {each.number: each.verdict for each in findings(rising)}[2] == "not confirmed"
+    assert {each.number: each.verdict for each in findings([])} == {
+        1: "does not apply", 2: "does not apply", 3: "does not apply", 4: "does not apply", 5: "confirmed",
+    }  # fmt: skip
+
+
+def test_a_proven_method_that_loses_less_contradicts_the_third_finding() -> None:
+    found = the_papers_own() | {trial("head", 1.0): result(accuracy_loss=0.1, status="proven")}
+    third = findings(summarize(found))[2]
+    assert "head on location at epsilon 1" in third.evidence
+
+
+def test_findings_do_not_need_the_plain_network() -> None:
+    found = {each: result for each, result in the_papers_own().items() if each.method != "plain"}
+    by_number = {each.number: each for each in findings(summarize(found))}
+    assert by_number[3].verdict == "does not apply"
+    assert by_number[2].evidence.startswith("largest loss of Algorithm 1")
+
+
+def test_findings_need_both_noises_only_where_they_are_compared_and_include_published_dpsgd() -> None:
+    only_gaussian = {
+        each: found for each, found in the_papers_own().items() if each.method != "algorithm1-laplace"
+    }
+    with_dpsgd = only_gaussian | {
+        trial("published-rdp", 1.0): result(accuracy_loss=0.9, status="conditional")
+    }
+    by_number = {each.number: each for each in findings(summarize(with_dpsgd))}
+    assert "DP-SGD as published 0.900" in by_number[2].evidence
+    assert by_number[4].verdict == "does not apply"
+
+
+def test_many_answers_are_read_off_the_curves_under_both_analyses() -> None:
+    rows = multi_query(summarize(the_papers_own()), totals=(10.0,), queries=(100, 10_000_000))
+    by_analysis = {(row.method, row.analysis, row.queries): row for row in rows}
+    published = by_analysis["algorithm1-gaussian", "published", 100]
+    example = by_analysis["algorithm1-gaussian", "published-example", 100]
+    assert published.per_answer == pytest.approx(1.0)
+    assert example.per_answer == pytest.approx(0.1)
+    curve = paper.curve("location", "acc_loss", "alg1_gauss")
+    assert published.accuracy_loss == pytest.approx(curve[1.0])
+    assert example.accuracy_loss == pytest.approx(curve[0.1])
+    far = by_analysis["algorithm1-laplace", "published", 10_000_000]
+    assert far.extrapolated
+    assert not published.extrapolated
+
+
+@given(st.floats(0.001, 5000), st.lists(st.floats(0, 1), min_size=11, max_size=11))
+def test_an_interpolated_value_lies_within_the_values_of_the_curve(
+    epsilon: float, values: list[float]
+) -> None:
+    found = interpolate(dict(zip(EPSILONS, values, strict=True)), epsilon)
+    assert min(values) - 1e-12 <= found <= max(values) + 1e-12
