@@ -62,7 +62,7 @@ def test_each_network_may_have_its_own_alpha():
         torch.testing.assert_close(found[k : k + 1], expected)
 
 
-def test_the_two_readings_are_the_papers_formula_and_the_authors_program():
+def test_the_two_averages_are_the_papers_formula_and_the_authors_program():
     logits, labels = _batch(networks=1)
     losses = torch.nn.functional.cross_entropy(logits[0], labels[0], reduction="none")
     n, classes, alpha = *logits.shape[1:], 2.0
@@ -96,7 +96,7 @@ def test_alpha_must_be_a_positive_number(alpha):
         Convexified(alpha)
 
 
-def test_an_unknown_reading_is_refused():
+def test_an_unknown_average_is_rejected():
     with pytest.raises(InvalidInput, match="averaged_over"):
         Convexified(1.0, "classes")
 

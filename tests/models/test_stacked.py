@@ -145,12 +145,12 @@ def test_records_are_shared_not_copied():
     assert grown_kilobytes < 300_000
 
 
-def test_bad_input_is_one_sentence(records):
+def test_bad_input_is_an_error_of_one_line(records):
     features, labels = records
     settings = TrainingSettings(epochs=1)
 
     def attempt(match, features=features, labels=labels, rows=None, kind=InvalidInput, **more):
-        with pytest.raises(kind, match=match) as refusal:
+        with pytest.raises(kind, match=match) as caught:
             train_stack(
                 features,
                 labels,
@@ -158,18 +158,18 @@ def test_bad_input_is_one_sentence(records):
                 [np.arange(10)] if rows is None else rows,
                 **({"settings": settings, "seeds": [0]} | more),
             )
-        assert "\n" not in str(refusal.value)
+        assert "\n" not in str(caught.value)
 
-    attempt("do not fit", labels=labels[:-1])
-    attempt("one per network", seeds=[0, 1])
-    attempt("one per network", alphas=[1.0, 2.0])
+    attempt(r"shapes \(n, m\) and \(n,\)", labels=labels[:-1])
+    attempt("seeds must have one entry", seeds=[0, 1])
+    attempt("alphas must have one entry", alphas=[1.0, 2.0])
     attempt("at least one training record", rows=[np.arange(0)])
-    attempt("no network to train", rows=[], seeds=[])
-    attempt("row index", rows=[np.array([400])])
-    attempt("label", labels=labels + 1)
+    attempt("at least one network", rows=[], seeds=[])
+    attempt("Row numbers must be from 0 to 399", rows=[np.array([400])])
+    attempt("Labels must be integers from 0 to 2", labels=labels + 1)
     attempt("NaN", features=np.full_like(features, np.nan))
-    attempt("alphas only", settings=TrainingSettings(loss=CrossEntropy()), alphas=[1.0])
-    attempt("alpha is 0", alphas=[0.0])
+    attempt("alphas requires the convexified loss", settings=TrainingSettings(loss=CrossEntropy()), alphas=[1.0])
+    attempt("alpha must be a positive number, got 0", alphas=[0.0])
     attempt(
         "diverged",
         features=features * 1e30,

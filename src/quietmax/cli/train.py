@@ -190,7 +190,7 @@ def network(
     from quietmax.models.losses import Convexified
     from quietmax.models.serialization import save_model
     from quietmax.models.stacked import TrainingSettings
-    from quietmax.models.training import accuracy, search_alpha, train, with_alpha
+    from quietmax.models.training import accuracy, search_alpha, train
     from quietmax.sensitivity.published import published_sensitivity
 
     output.check()
@@ -203,9 +203,10 @@ def network(
     if alpha == "search":
         with progress_bar("searching alpha", quiet=output.as_json) as progress:
             search = search_alpha(split, settings=chosen, seed=source.seed, progress=progress)
-        chosen = with_alpha(chosen, search.alpha)
     with progress_bar("training", quiet=output.as_json) as progress:
-        model = train(split, settings=chosen, progress=progress)
+        model = train(
+            split, alpha=None if search is None else search.alpha, settings=chosen, progress=progress
+        )
     if output.output is not None:
         save_model(model, output.output, overwrite=output.overwrite)
     result: dict[str, Any] = {
@@ -214,7 +215,7 @@ def network(
         "features": model.features,
         "classes": model.classes,
         "loss": loss,
-        "alpha": chosen.loss.alpha if isinstance(chosen.loss, Convexified) else None,
+        "alpha": model.settings.loss.alpha if isinstance(model.settings.loss, Convexified) else None,
         "train_accuracy": accuracy(model, split.train),
         "test_accuracy": accuracy(model, split.test),
         "model": None if output.output is None else str(output.output),

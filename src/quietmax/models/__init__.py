@@ -1,4 +1,4 @@
-"""Train: multilayer perceptrons, one or K at once, with the paper's losses; model files."""
+"""Models: multilayer perceptrons, trained one or many at once with the paper's losses; model folders; feature maps."""
 
 from quietmax.models.losses import Convexified, CrossEntropy, Loss, Quadratic
 from quietmax.models.mlp import MLP

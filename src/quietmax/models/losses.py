@@ -1,8 +1,8 @@
-"""Loss functions: cross-entropy, quadratic, and the convexified ("risk-averting") loss in both its readings.
+"""Loss functions: cross-entropy, quadratic, and the convexified ("risk-averting") loss in both its versions.
 
 A loss sees logits of shape ``(..., batch, classes)`` and averages over the batch. `value` is written for
-automatic differentiation; `logit_gradient` is the hand-derived gradient the stacked trainer uses. The tests
-hold one against the other.
+automatic differentiation; `logit_gradient` is the hand-derived gradient that the stacked trainer uses. The tests
+compare the two.
 
 THEORY section 1: the paper prints ``(1/a) ln[(1/n) sum_i exp(a*l_i)]``; the authors' program averages over
 samples *and classes*, where every class but the true one has loss 0 and so contributes ``exp(0) = 1``.
@@ -35,7 +35,27 @@ class Quadratic:
 
 @dataclass(frozen=True)
 class Convexified:
-    """``(1/alpha) ln mean exp(alpha * loss)``, the mean taken over samples, or over samples and classes."""
+    """``(1/alpha) ln mean exp(alpha * loss)``, the convexified loss.
+
+    Parameters
+    ----------
+    alpha : float
+        Constant of the convexification, positive; the paper uses 1 to 5.
+    averaged_over : {"samples and classes", "samples"}
+        Over what the mean is taken: as in the authors' program, or as printed in the paper.
+    base : CrossEntropy or Quadratic
+        The loss of one record.
+
+    Raises
+    ------
+    InvalidInput
+        If `alpha` is not positive or `averaged_over` is not valid.
+
+    Examples
+    --------
+    >>> Convexified(alpha=2.0).base
+    CrossEntropy()
+    """
 
     alpha: float = 1.0
     averaged_over: AveragedOver = "samples and classes"
@@ -43,13 +63,10 @@ class Convexified:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.alpha) and self.alpha > 0):
-            raise InvalidInput(
-                f"alpha is {self.alpha}, but it must be a positive number; try 1 to 5, as the paper does."
-            )
+            raise InvalidInput(f"alpha must be a positive number, got {self.alpha}; the paper uses 1 to 5.")
         if self.averaged_over not in ("samples and classes", "samples"):
             raise InvalidInput(
-                f"averaged_over is {self.averaged_over!r}, but it must be 'samples and classes' or 'samples'; "
-                "choose one."
+                f"averaged_over must be 'samples and classes' or 'samples', got {self.averaged_over!r}."
             )
 
 
@@ -57,8 +74,24 @@ Loss = CrossEntropy | Quadratic | Convexified
 
 
 def value(loss: Loss, logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the loss of one batch (``logits`` of shape (batch, classes)), differentiable.
+    """Return the loss of one batch, for automatic differentiation.
 
+    Parameters
+    ----------
+    loss : CrossEntropy, Quadratic or Convexified
+        The loss function.
+    logits : Tensor, shape (batch, classes)
+        Logits of the records.
+    labels : Tensor of int64, shape (batch,)
+        Class numbers.
+
+    Returns
+    -------
+    Tensor
+        A scalar.
+
+    Examples
+    --------
     >>> logits = torch.zeros(3, 2)
     >>> round(float(value(CrossEntropy(), logits, torch.tensor([0, 1, 1]))), 4)
     0.6931
@@ -73,7 +106,7 @@ def value(loss: Loss, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _terms(base: CrossEntropy | Quadratic, logits: Tensor, labels: Tensor) -> Tensor:
-    """The base loss split by class: its sum over the last axis is ``l_i``."""
+    """Return the base loss by class; the sum over the last axis is ``l_i``."""
     truth = torch.nn.functional.one_hot(labels, logits.shape[-1]).to(logits.dtype)
     if isinstance(base, CrossEntropy):
         return -torch.log_softmax(logits, -1) * truth
@@ -83,10 +116,24 @@ def _terms(base: CrossEntropy | Quadratic, logits: Tensor, labels: Tensor) -> Te
 def logit_gradient(
     loss: Loss, logits: Tensor, labels: Tensor, alphas: Tensor | None = None, kept: Tensor | None = None
 ) -> Tensor:
-    """Return d loss / d logits for stacked batches, shape (networks, batch, classes).
+    """Return d loss / d logits for stacked batches.
 
-    ``alphas`` of shape (networks, 1) overrides the loss's own alpha per network. ``kept`` of shape
-    (networks, batch) is 1 for records that count and 0 for those left out; the mean runs over the former.
+    Parameters
+    ----------
+    loss : CrossEntropy, Quadratic or Convexified
+        The loss function.
+    logits : Tensor, shape (networks, batch, classes)
+        Logits of every network for its own batch.
+    labels : Tensor of int64, shape (networks, batch)
+        Class numbers.
+    alphas : Tensor, shape (networks, 1), optional
+        Constants of the convexified loss per network, instead of the loss's own.
+    kept : Tensor, shape (networks, batch), optional
+        1 for records that count and 0 for those that do not; the mean is over the former.
+
+    Returns
+    -------
+    Tensor, shape (networks, batch, classes)
     """
     base = loss.base if isinstance(loss, Convexified) else loss
     picked = labels.unsqueeze(-1)
@@ -102,7 +149,7 @@ def logit_gradient(
         losses = log_probabilities.gather(-1, picked).squeeze(-1).neg_()
         gradient = log_probabilities.exp_()
         gradient.scatter_add_(-1, picked, gradient.new_full((), -1.0).expand(picked.shape))
-        weights = _record_weights(losses, alpha, averaged_over, kept, silent_classes=logits.shape[-1] - 1)
+        weights = _record_weights(losses, alpha, averaged_over, kept, zero_terms=logits.shape[-1] - 1)
         return gradient.mul_(weights.unsqueeze(-1))
 
     probabilities = torch.softmax(logits, -1)
@@ -121,11 +168,11 @@ def _record_weights(
     alpha: Tensor | float,
     averaged_over: AveragedOver | None,
     kept: Tensor | None,
-    silent_classes: int,
+    zero_terms: int,
 ) -> Tensor:
-    """``d loss / d l_i``: 1/n for a plain mean, the tilted weight ``exp(a*l_i)/sum`` for the convexified one.
+    """Return ``d loss / d l_i``: 1/n for a plain mean, ``exp(a*l_i)/sum`` for the convexified loss.
 
-    ``silent_classes`` terms of ``exp(0)`` per record join the sum in the reading over samples and classes.
+    In the mean over samples and classes the sum includes ``zero_terms`` terms of ``exp(0)`` per record.
     """
     count = losses.shape[-1] if kept is None else kept.sum(-1, keepdim=True).clamp_(min=1)
     if averaged_over is None:
@@ -138,13 +185,13 @@ def _record_weights(
     if kept is not None:
         weights.mul_(kept)
     total = weights.sum(-1, keepdim=True)
-    if averaged_over == "samples and classes" and silent_classes:
-        total.add_(largest.neg_().exp_().mul_(count * silent_classes))
+    if averaged_over == "samples and classes" and zero_terms:
+        total.add_(largest.neg_().exp_().mul_(count * zero_terms))
     return weights.div_(total.clamp_(min=torch.finfo(total.dtype).tiny))
 
 
 def _entry_weights(terms: Tensor, alpha: Tensor | float, kept: Tensor | None) -> Tensor:
-    """The tilted weight of every (record, class) entry when each class has a loss of its own."""
+    """Return the tilted weight of every (record, class) entry when each class has a loss of its own."""
     exponents = terms * (alpha.unsqueeze(-1) if isinstance(alpha, Tensor) else alpha)
     if kept is not None:
         exponents = exponents * kept.unsqueeze(-1)

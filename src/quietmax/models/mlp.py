@@ -1,4 +1,4 @@
-"""Hidden-layer activations, each with its derivative written in terms of its own output."""
+"""Multilayer perceptrons, K of one shape stacked in one tensor per layer, and their activations."""
 
 from __future__ import annotations
 
@@ -13,13 +13,24 @@ from torch import Tensor
 
 from quietmax.errors import InvalidInput
 
+_ROWS_AT_ONCE = 2048
+_MINUS_ONE = torch.tensor(-1.0)
+
 
 @dataclass(frozen=True)
 class Activation:
-    """``bound`` is the largest absolute output (the paper's a_u), None where there is none.
+    """An activation of hidden neurons, with its derivative in terms of its own output.
 
-    ``apply_`` overwrites pre-activations with outputs; ``backward`` turns d loss / d output into
-    d loss / d pre-activation, given the output.
+    Parameters
+    ----------
+    name : str
+        Name in settings and files.
+    bound : float or None
+        Largest absolute output (the paper's a_u); None if there is no bound.
+    apply_ : callable
+        Overwrites pre-activations with outputs.
+    backward : callable
+        Turns d loss / d output and the output into d loss / d pre-activation.
     """
 
     name: str
@@ -28,15 +39,14 @@ class Activation:
     backward: Callable[[Tensor, Tensor], Tensor]
 
 
-_MINUS_ONE = torch.tensor(-1.0)
-
-
 def _tanh_(values: Tensor) -> Tensor:
+    """Overwrite values with their hyperbolic tangent."""
     # tanh(x) = 2*sigmoid(2x) - 1: the same to 2e-7 in float32 and over twice as fast as torch.tanh on a CPU.
     return torch.add(_MINUS_ONE.to(values.dtype), values.mul_(2).sigmoid_(), alpha=2, out=values)
 
 
 def _relu_backward(slope: Tensor, output: Tensor) -> Tensor:
+    """Zero the gradient where the output is zero."""
     return torch.ops.aten.threshold_backward(slope, output, 0)  # type: ignore[no-any-return]
 
 
@@ -49,22 +59,54 @@ ACTIVATIONS: dict[str, Activation] = {each.name: each for each in _ALL}
 
 
 def activation(name: str) -> Activation:
-    """Look an activation up by its name.
+    """Return the activation of a name.
 
+    Parameters
+    ----------
+    name : str
+        "tanh", "sigmoid" or "relu".
+
+    Returns
+    -------
+    Activation
+
+    Raises
+    ------
+    InvalidInput
+        If there is no such activation.
+
+    Examples
+    --------
     >>> activation("tanh").bound
     1.0
     """
     if name not in ACTIVATIONS:
-        raise InvalidInput(f"There is no activation {name!r}; choose one of {', '.join(ACTIVATIONS)}.")
+        raise InvalidInput(f"The activation must be one of {', '.join(ACTIVATIONS)}, got {name!r}.")
     return ACTIVATIONS[name]
-
-
-_ROWS_AT_ONCE = 2048
 
 
 @dataclass(frozen=True, eq=False)
 class MLP:
-    """K stacked networks of one shape; ``widths`` is (features, hidden..., classes)."""
+    """K stacked multilayer perceptrons of one shape.
+
+    Parameters
+    ----------
+    widths : tuple of int
+        Number of features, of neurons in each hidden layer, and of classes.
+    activation : str
+        Activation of the hidden layers.
+    kernels : tuple of Tensor
+        Weights of each layer, shape (networks, inputs, outputs); of the last layer (networks, classes, inputs).
+    biases : tuple of Tensor
+        Biases of each layer, shape (networks, 1, outputs).
+
+    Attributes
+    ----------
+    networks : int
+        Number of stacked networks.
+    classes : int
+        Number of classes.
+    """
 
     widths: tuple[int, ...]
     activation: str
@@ -73,16 +115,27 @@ class MLP:
 
     @property
     def networks(self) -> int:
-        """How many networks are stacked."""
+        """Number of stacked networks."""
         return self.kernels[0].shape[0]
 
     @property
     def classes(self) -> int:
-        """The number of output neurons."""
+        """Number of classes."""
         return self.widths[-1]
 
     def network(self, index: int) -> MLP:
-        """Return one of the stacked networks as a stack of one (sharing memory)."""
+        """Return one of the stacked networks.
+
+        Parameters
+        ----------
+        index : int
+            Its place in the stack.
+
+        Returns
+        -------
+        MLP
+            A stack of one network that shares memory with this stack.
+        """
         chosen = slice(index, index + 1)
         return MLP(
             self.widths,
@@ -92,39 +145,80 @@ class MLP:
         )
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every tensor with its name in model files."""
+        """Yield every weight tensor with its name in model files.
+
+        Yields
+        ------
+        (str, Tensor)
+        """
         for depth, (kernel, bias) in enumerate(zip(self.kernels, self.biases, strict=True)):
             yield f"kernel.{depth}", kernel
             yield f"bias.{depth}", bias
 
     def weight_vectors(self) -> Tensor:
-        """All kernels and biases of each network as one vector, shape (networks, parameters)."""
+        """Return all weights and biases of each network as one vector.
+
+        Returns
+        -------
+        Tensor, shape (networks, parameters)
+        """
         return torch.cat([tensor.flatten(1) for _, tensor in self.parameters()], 1)
 
     def stacked_logits(self, features: NDArray[np.floating] | Tensor) -> Tensor:
-        """Logits of all networks for the same records, shape (networks, records, classes)."""
-        inputs = self._checked(features)
+        """Return the logits of all networks for the same records.
+
+        Parameters
+        ----------
+        features : array, shape (records, features)
+            The records.
+
+        Returns
+        -------
+        Tensor, shape (networks, records, classes)
+
+        Raises
+        ------
+        InvalidInput
+            If the features have the wrong shape or are not finite.
+        """
+        inputs = self._inputs(features)
         parts = [self._forward(checked_finite(part)) for part in torch.split(inputs, _ROWS_AT_ONCE)]
         return torch.cat(parts, 1) if parts else inputs.new_empty(self.networks, 0, self.classes)
 
     def logits(self, features: NDArray[np.floating] | Tensor) -> Tensor:
-        """Logits of a single network, shape (records, classes)."""
+        """Return the logits of a single network.
+
+        Parameters
+        ----------
+        features : array, shape (records, features)
+            The records.
+
+        Returns
+        -------
+        Tensor, shape (records, classes)
+
+        Raises
+        ------
+        InvalidInput
+            If this is a stack of several networks, or the features are not valid.
+        """
         if self.networks != 1:
             raise InvalidInput(
-                f"This stack holds {self.networks} networks, but logits() needs one; pick it with network(index)."
+                f"logits() needs a single network, but this is a stack of {self.networks}; network(index) returns one."
             )
         return self.stacked_logits(features)[0]
 
-    def _checked(self, features: NDArray[np.floating] | Tensor) -> Tensor:
+    def _inputs(self, features: NDArray[np.floating] | Tensor) -> Tensor:
+        """Return the features as a matrix of the weights' type."""
         inputs = torch.as_tensor(features).to(self.kernels[0].dtype)
         if inputs.ndim != 2 or inputs.shape[1] != self.widths[0]:
             raise InvalidInput(
-                f"The records have shape {tuple(inputs.shape)}, but this network takes rows of "
-                f"{self.widths[0]} features; pass an array of shape (records, {self.widths[0]})."
+                f"The records must be an array of shape (n, {self.widths[0]}), got shape {tuple(inputs.shape)}."
             )
         return inputs
 
     def _forward(self, inputs: Tensor) -> Tensor:
+        """Return the logits of one batch."""
         apply_ = activation(self.activation).apply_
         signal = inputs.expand(self.networks, *inputs.shape)
         for kernel, bias in zip(self.kernels[:-1], self.biases[:-1], strict=True):
@@ -133,22 +227,59 @@ class MLP:
 
 
 def checked_finite(features: Tensor) -> Tensor:
-    """The features, unless one is NaN or infinite; a sum of squares settles it in one pass unless it overflows."""
+    """Return the features if all are finite.
+
+    Parameters
+    ----------
+    features : Tensor
+        Any shape.
+
+    Returns
+    -------
+    Tensor
+        The same tensor.
+
+    Raises
+    ------
+    InvalidInput
+        If a feature is NaN or infinite.
+    """
+    # The sum of squares decides in one pass, unless it overflows.
     flat = features.reshape(-1)
     if torch.isfinite(torch.dot(flat, flat)) or torch.isfinite(flat).all():
         return features
-    raise InvalidInput("A query holds NaN or infinity; correct it. Nothing was answered and nothing spent.")
+    raise InvalidInput("Features must be finite, but a query holds NaN or infinity. Nothing was charged.")
 
 
 def initial_mlp(
     widths: tuple[int, ...], activation_name: str, seeds: tuple[int, ...], dtype: torch.dtype = torch.float32
 ) -> MLP:
-    """Draw Glorot-uniform kernels and zero biases, each network from its own seed."""
+    """Return networks with Glorot-uniform kernels and zero biases.
+
+    Parameters
+    ----------
+    widths : tuple of int
+        Number of features, of neurons in each hidden layer, and of classes.
+    activation_name : str
+        Activation of the hidden layers.
+    seeds : tuple of int
+        Seed of each network.
+    dtype : torch.dtype
+        Type of the weights.
+
+    Returns
+    -------
+    MLP
+
+    Raises
+    ------
+    InvalidInput
+        If the activation is unknown or a layer has no neuron.
+    """
     activation(activation_name)
     if len(widths) < 2 or min(widths) < 1:
         raise InvalidInput(
-            f"Layer widths {widths} are not a network; every layer needs at least one neuron; give "
-            "such widths."
+            f"A network must have at least one neuron in every layer, got layers of the widths {widths}."
         )
     drawn = [_glorot(widths, np.random.default_rng((0x1417, seed))) for seed in seeds]
     kernels = [torch.from_numpy(np.stack(layer)).to(dtype) for layer in zip(*drawn, strict=True)]
@@ -158,6 +289,7 @@ def initial_mlp(
 
 
 def _glorot(widths: tuple[int, ...], generator: np.random.Generator) -> list[NDArray[np.float64]]:
+    """Draw the kernels of one network."""
     limits = [(6 / (fan_in + fan_out)) ** 0.5 for fan_in, fan_out in itertools.pairwise(widths)]
     return [
         generator.uniform(-limit, limit, shape)

@@ -1,7 +1,8 @@
-"""Model files: a folder with ``weights.safetensors`` and ``model.json``; never pickle, so loading runs no code.
+"""Model folders: ``weights.safetensors`` and ``model.json``. Nothing is pickled, so loading a model runs no code.
 
-A folder appears whole or not at all: it is written beside its place and renamed. The description holds the digest of
-the weights, so that files of two folders are not mixed up (format version 2; version 1, of Quietmax 0.1, has none).
+A folder is written atomically: under another name first, then renamed. The description holds the SHA-256 of the
+weights, so that files of two folders are not mixed up. Format versions: 1 is that of Quietmax 0.1, 2 added the SHA-256
+of the weights, 3 renamed keys; all are read, the last is written.
 """
 
 from __future__ import annotations
@@ -38,7 +39,29 @@ _BASES: dict[str, CrossEntropy | Quadratic] = {"cross-entropy": CrossEntropy(), 
 
 
 def save_model(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
-    """Write a trained network to ``folder``."""
+    """Write a trained network to a folder.
+
+    Parameters
+    ----------
+    model : Model
+        The network.
+    folder : str or Path
+        The folder to write.
+    overwrite : bool
+        Whether to replace a model that is there.
+
+    Returns
+    -------
+    Path
+        The folder.
+
+    Raises
+    ------
+    InvalidInput
+        If something is there that must not be replaced.
+    QuietmaxError
+        If the folder cannot be written.
+    """
     description = {
         "kind": "mlp",
         "widths": list(model.network.widths),
@@ -53,13 +76,30 @@ def save_model(model: Model, folder: str | Path, *, overwrite: bool = False) -> 
 
 
 def load_model(folder: str | Path) -> Model:
-    """Read a trained network from ``folder``."""
+    """Read a trained network from a folder.
+
+    Parameters
+    ----------
+    folder : str or Path
+        A folder that `save_model` wrote, in this version or an earlier one.
+
+    Returns
+    -------
+    Model
+
+    Raises
+    ------
+    DataUnavailable
+        If there is no model, or it is damaged.
+    InvalidInput
+        If it is a model of another kind.
+    """
     description, tensors = read_folder(folder, "mlp")
     try:
-        settings = settings_from_json(description["settings"])
+        settings = _settings_from_json(description["settings"])
         network = mlp_from(tensors, description["widths"], settings.activation)
         if network.networks != 1:
-            raise ValueError(f"it holds {network.networks} networks instead of one")
+            raise ValueError(f"it has {network.networks} networks instead of one")
         if tuple(network.widths[1:-1]) != settings.hidden:
             raise ValueError(f"its layers are {network.widths}, but its settings name {settings.hidden}")
         if "guarantee" in description:
@@ -80,15 +120,32 @@ def load_model(folder: str | Path) -> Model:
             None if shape is None else tuple(shape),
         )
     except (KeyError, TypeError, ValueError) as problem:
-        raise DataUnavailable(
-            f"The model in {folder} is damaged ({short_message(problem)}); train it again or restore a copy."
-        ) from problem
+        raise DataUnavailable(f"The model in {folder} is damaged: {short_message(problem)}.") from problem
 
 
 def mlp_from(tensors: Mapping[str, Tensor], widths: Sequence[int], activation: str) -> MLP:
-    """The networks that `MLP.parameters` named; raises ValueError, TypeError or KeyError if they are not those."""
+    """Return the networks whose tensors `MLP.parameters` named.
+
+    Parameters
+    ----------
+    tensors : mapping of str to Tensor
+        The tensors by name.
+    widths : sequence of int
+        Number of features, of neurons in each hidden layer, and of classes.
+    activation : str
+        Activation of the hidden layers.
+
+    Returns
+    -------
+    MLP
+
+    Raises
+    ------
+    ValueError, TypeError, KeyError
+        If the tensors are not those of such networks.
+    """
     if len(widths) < 2:
-        raise ValueError(f"widths {list(widths)} are not a network")
+        raise ValueError(f"the layer widths {list(widths)} are not those of a network")
     networks = len(tensors["kernel.0"])
     kernel_shapes = [(networks, *shape) for shape in itertools.pairwise(widths)]
     kernel_shapes[-1] = (networks, widths[-1], widths[-2])
@@ -111,66 +168,120 @@ def write_folder(
 ) -> Path:
     """Write a description and its tensors as one model folder, atomically.
 
-    ``answered`` opens the folder's account with so many answers paid for already.
+    Parameters
+    ----------
+    folder : str or Path
+        The folder to write.
+    description : mapping
+        JSON values; the format and its version are added.
+    tensors : mapping of str to Tensor
+        The weights by name.
+    overwrite : bool
+        Whether to replace a model that is there.
+    answered : int, optional
+        Opens an account in the folder, with so many answers already paid for.
+
+    Returns
+    -------
+    Path
+        The folder.
+
+    Raises
+    ------
+    InvalidInput
+        If something is there that must not be replaced.
+    QuietmaxError
+        If the folder cannot be written.
     """
     target = check_target(folder, overwrite=overwrite)
-    header = {"format": FORMAT, "format_version": FORMAT_VERSION, "quietmax": __version__}
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}-", dir=target.parent))
         try:
-            safetensors.torch.save_file(
-                {name: tensor.contiguous() for name, tensor in tensors.items()}, staging / _WEIGHTS
-            )
-            header[_DIGEST] = hashlib.sha256((staging / _WEIGHTS).read_bytes()).hexdigest()
-            text = json.dumps(header | dict(description), indent=2, allow_nan=False) + "\n"
-            (staging / _DESCRIPTION).write_text(text, encoding="utf-8")
-            if answered is not None:
-                FileAccount.create(staging / ACCOUNT_FILE, answered)
-            for written in staging.iterdir():
-                with written.open("rb") as file:
-                    os.fsync(file.fileno())
-            staging.chmod(0o755)
-            replaced = staging.with_name(staging.name + "-replaced")
-            if target.exists():
-                target.rename(replaced)
-            try:
-                staging.rename(target)
-            except OSError:
-                if replaced.exists():
-                    replaced.rename(target)
-                raise
-            shutil.rmtree(replaced, ignore_errors=True)
+            _fill(staging, description, tensors, answered)
+            _replace(target, staging)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     except OSError as problem:
         raise QuietmaxError(
-            f"The model could not be written to {target} ({problem.strerror}); choose a folder you may write to."
+            f"The model cannot be written to {target}: {problem.strerror or problem}."
         ) from problem
     return target
 
 
+def _fill(
+    folder: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor], answered: int | None
+) -> None:
+    """Write the files of a model into an empty folder and flush them to disk."""
+    safetensors.torch.save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / _WEIGHTS
+    )
+    header = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "quietmax": __version__,
+        _DIGEST: hashlib.sha256((folder / _WEIGHTS).read_bytes()).hexdigest(),
+    }
+    text = json.dumps(header | dict(description), indent=2, allow_nan=False) + "\n"
+    (folder / _DESCRIPTION).write_text(text, encoding="utf-8")
+    if answered is not None:
+        FileAccount.create(folder / ACCOUNT_FILE, answered)
+    for written in folder.iterdir():
+        with written.open("rb") as file:
+            os.fsync(file.fileno())
+    folder.chmod(0o755)
+
+
+def _replace(target: Path, staging: Path) -> None:
+    """Rename a folder to its target; what was there is removed, or restored if the renaming fails."""
+    replaced = staging.with_name(staging.name + "-replaced")
+    if target.exists():
+        target.rename(replaced)
+    try:
+        staging.rename(target)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(target)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
 def check_target(folder: str | Path, *, overwrite: bool) -> Path:
-    """The folder as a path, unless something is there that must not be replaced."""
+    """Check that a model may be written to a folder.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The folder.
+    overwrite : bool
+        Whether a model that is there may be replaced.
+
+    Returns
+    -------
+    Path
+        The folder.
+
+    Raises
+    ------
+    InvalidInput
+        If something is there that must not be replaced: anything without `overwrite`, and always anything but a
+        model, or a model whose account counts paid answers.
+    """
     target = Path(folder)
     if target.exists() and not overwrite:
-        raise InvalidInput(
-            f"{target} exists already; choose another folder, or overwrite it (--overwrite, or overwrite=True)."
-        )
+        raise InvalidInput(f"'{target}' already exists; `overwrite` replaces it.")
     if target.exists() and not (target / _DESCRIPTION).is_file():
-        raise InvalidInput(
-            f"{target} exists and is not a Quietmax model; it is left alone, choose another folder."
-        )
+        raise InvalidInput(f"'{target}' already exists and is not a Quietmax model, so it is not replaced.")
     account = target / ACCOUNT_FILE
     if (account.exists() or _is_paid_per_answer(target)) and (spent := FileAccount(account).answered):
         raise InvalidInput(
-            f"The account in {target} counts {spent} answers paid for, which must not be forgotten; choose another "
-            "folder, or remove this one if the owner of the records allows it."
+            f"'{target}' is not replaced, because its account counts {spent} paid answers; they must not be forgotten."
         )
     return target
 
 
 def _is_paid_per_answer(folder: Path) -> bool:
+    """Return whether a folder holds a model with a budget of answers."""
     try:
         return read_description(folder).get("queries") is not None
     except DataUnavailable:
@@ -178,50 +289,79 @@ def _is_paid_per_answer(folder: Path) -> bool:
 
 
 def read_folder(folder: str | Path, kind: str | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read a model folder's description and tensors; with ``kind``, refuse any other kind of model."""
+    """Read the description and the tensors of a model folder.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The folder.
+    kind : str, optional
+        The kind of model that is expected.
+
+    Returns
+    -------
+    description : dict
+        JSON values, in the words of this version.
+    tensors : dict of str to Tensor
+
+    Raises
+    ------
+    DataUnavailable
+        If there is no model, or it is damaged.
+    InvalidInput
+        If it is of another kind.
+    """
     source = Path(folder)
     description = read_description(source)
     if kind is not None and description.get("kind") != kind:
         raise InvalidInput(
-            f"The model in {source} is of kind {description.get('kind')!r}, but {kind!r} is needed here; name "
-            "another folder."
+            f"The model in {source} must be of kind {kind!r}, got {description.get('kind')!r}."
         )
     try:
         stored = (source / _WEIGHTS).read_bytes()
         tensors = safetensors.torch.load(stored)
     except (OSError, safetensors.SafetensorError) as problem:
         raise DataUnavailable(
-            f"The weights {source / _WEIGHTS} cannot be read ({short_message(problem)}); train again or restore a copy."
+            f"The weights {source / _WEIGHTS} cannot be read: {short_message(problem)}."
         ) from problem
     if description["format_version"] > 1 and description.get(_DIGEST) != hashlib.sha256(stored).hexdigest():
         raise DataUnavailable(
-            f"The weights in {source} are not those that {_DESCRIPTION} describes; train again or restore a copy."
+            f"The weights in {source} are not those that {_DESCRIPTION} describes: their SHA-256 differs."
         )
     return description, tensors
 
 
 def read_description(folder: str | Path) -> dict[str, Any]:
-    """Read and check the JSON part of a model folder."""
+    """Read the description of a model folder.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The folder.
+
+    Returns
+    -------
+    dict
+        JSON values, in the words of this version.
+
+    Raises
+    ------
+    DataUnavailable
+        If there is no model, or its description cannot be read.
+    """
     path = Path(folder) / _DESCRIPTION
     if not path.is_file():
-        raise DataUnavailable(
-            f"There is no model in {folder} ({_DESCRIPTION} is missing); train one with 'quietmax train'."
-        )
+        raise DataUnavailable(f"There is no model in {folder}: {_DESCRIPTION} is missing.")
     try:
         description = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
-        raise DataUnavailable(
-            f"{path} cannot be read ({short_message(problem)}); train again or restore a copy."
-        ) from problem
+        raise DataUnavailable(f"{path} cannot be read: {short_message(problem)}.") from problem
     if not isinstance(description, dict) or description.get("format") != FORMAT:
-        raise DataUnavailable(
-            f"{path} is not a Quietmax model file; point to a folder written by 'quietmax train'."
-        )
+        raise DataUnavailable(f"{path} does not describe a Quietmax model.")
     if description.get("format_version") not in _READABLE:
-        readable = ", ".join(str(each) for each in _READABLE)
         raise DataUnavailable(
-            f"{path} has format version {description.get('format_version')}, but this Quietmax reads version "
-            f"{readable}; install the Quietmax that wrote it ({description.get('quietmax')})."
+            f"The format version of {path} must be one of {', '.join(map(str, _READABLE))}, got "
+            f"{description.get('format_version')}; Quietmax {description.get('quietmax')} wrote it."
         )
     return _upgraded(description)
 
@@ -249,31 +389,41 @@ def _upgraded(description: dict[str, Any]) -> dict[str, Any]:
 
 
 def settings_to_json(settings: TrainingSettings) -> dict[str, Any]:
-    """Training settings as JSON values."""
-    return {**asdict(settings), "hidden": list(settings.hidden), "loss": loss_to_json(settings.loss)}
+    """Return training settings as JSON values.
+
+    Parameters
+    ----------
+    settings : TrainingSettings
+        The settings.
+
+    Returns
+    -------
+    dict
+    """
+    return {**asdict(settings), "hidden": list(settings.hidden), "loss": _loss_to_json(settings.loss)}
 
 
-def settings_from_json(values: Mapping[str, Any]) -> TrainingSettings:
-    """The inverse of `settings_to_json`."""
+def _settings_from_json(values: Mapping[str, Any]) -> TrainingSettings:
+    """Return the settings that `settings_to_json` described."""
     return TrainingSettings(
-        **{**values, "hidden": tuple(values["hidden"]), "loss": loss_from_json(values["loss"])}
+        **{**values, "hidden": tuple(values["hidden"]), "loss": _loss_from_json(values["loss"])}
     )
 
 
-def loss_to_json(loss: Loss) -> dict[str, Any]:
-    """A loss by its name and constants."""
+def _loss_to_json(loss: Loss) -> dict[str, Any]:
+    """Return a loss by its name and constants."""
     if isinstance(loss, Convexified):
         return {
             "name": "convexified",
             "alpha": loss.alpha,
             "averaged_over": loss.averaged_over,
-            "base": loss_to_json(loss.base)["name"],
+            "base": _loss_to_json(loss.base)["name"],
         }
     return {"name": "cross-entropy" if isinstance(loss, CrossEntropy) else "quadratic"}
 
 
-def loss_from_json(values: Mapping[str, Any]) -> Loss:
-    """The inverse of `loss_to_json`."""
+def _loss_from_json(values: Mapping[str, Any]) -> Loss:
+    """Return the loss that `_loss_to_json` described."""
     if values["name"] == "convexified":
         return Convexified(float(values["alpha"]), values["averaged_over"], _BASES[values["base"]])
     return _BASES[values["name"]]

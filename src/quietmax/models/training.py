@@ -1,4 +1,4 @@
-"""A trained classifier together with what is known about its training."""
+"""Training of networks on a split: the trained model, its accuracy, and the search for alpha."""
 
 from __future__ import annotations
 
@@ -20,15 +20,36 @@ from quietmax.models.stacked import Progress, TrainingSettings, train_stack
 
 @runtime_checkable
 class Classifier(Protocol):
-    """Anything that gives one row of scores per record: logits of a network, or votes of several."""
+    """Anything that returns one row of scores per record: logits of a network, or votes of several.
+
+    Attributes
+    ----------
+    classes : int
+        Number of classes.
+    """
 
     @property
     def classes(self) -> int:
-        """The number of classes."""
+        """Number of classes."""
         ...
 
     def scores(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
-        """What a mechanism sees, in float64, shape (records, classes); `InvalidInput` for features it cannot take."""
+        """Return what a mechanism sees of records.
+
+        Parameters
+        ----------
+        features : ndarray, shape (records, features)
+            The records.
+
+        Returns
+        -------
+        ndarray of float64, shape (records, classes)
+
+        Raises
+        ------
+        InvalidInput
+            If the features are not valid.
+        """
         ...
 
 
@@ -36,7 +57,29 @@ class Classifier(Protocol):
 class Model:
     """A trained multilayer perceptron. Its answers are *not* private; a `Predictor` makes private ones.
 
-    ``records`` is the number of training records, ``dataset`` and ``seed`` say which ones they were.
+    Parameters
+    ----------
+    network : MLP
+        A single network.
+    settings : TrainingSettings
+        How it was trained.
+    records : int
+        Number of training records.
+    dataset : str
+        Name of the data set.
+    seed : int
+        Seed of the initial weights and of the order of records.
+    encoding : Encoding, optional
+        How the columns of a table became features.
+    image_shape : (int, int, int), optional
+        Channels, height and width, where the features are pixels.
+
+    Attributes
+    ----------
+    classes : int
+        Number of classes.
+    features : int
+        Number of features of a record.
     """
 
     network: MLP
@@ -49,100 +92,407 @@ class Model:
 
     @property
     def classes(self) -> int:
-        """The number of classes."""
+        """Number of classes."""
         return self.network.classes
 
     @property
     def features(self) -> int:
-        """The number of features of a record."""
+        """Number of features of a record."""
         return self.network.widths[0]
 
     def logits(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Logits in float64, shape (records, classes)."""
+        """Return the logits of records.
+
+        Parameters
+        ----------
+        features : ndarray, shape (records, features)
+            The records.
+
+        Returns
+        -------
+        ndarray of float64, shape (records, classes)
+        """
         return self.network.logits(features).double().numpy()
 
     scores = logits
 
     def predict_proba(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Plain class probabilities, with no privacy at all."""
+        """Return class probabilities, without any privacy.
+
+        Parameters
+        ----------
+        features : ndarray, shape (records, features)
+            The records.
+
+        Returns
+        -------
+        ndarray of float64, shape (records, classes)
+        """
         return softmax(self.logits(features))
 
     def predict(self, features: NDArray[np.floating]) -> NDArray[np.int64]:
-        """The most probable class, with no privacy at all."""
+        """Return the most probable class, without any privacy.
+
+        Parameters
+        ----------
+        features : ndarray, shape (records, features)
+            The records.
+
+        Returns
+        -------
+        ndarray of int64, shape (records,)
+        """
         return np.asarray(self.logits(features).argmax(-1))
 
 
 @dataclass(frozen=True, eq=False)
 class TorchModel:
-    """Any torch module that maps a batch of records to logits, seen as a classifier.
+    """A torch module that maps a batch of records to logits, as a classifier.
 
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Takes a float32 batch of shape (records, features) and returns logits.
+    classes : int
+        Number of classes.
+    batch_size : int
+        Records per call of the module.
+
+    Examples
+    --------
     >>> TorchModel(torch.nn.Linear(4, 3), classes=3).logits(np.zeros((2, 4), np.float32)).shape
     (2, 3)
     """
 
     module: torch.nn.Module
     classes: int
-    rows_at_once: int = field(default=1024, kw_only=True)
+    batch_size: int = field(default=1024, kw_only=True)
 
     def logits(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Logits in float64; the module runs in evaluation mode and is left as it was."""
+        """Return the logits of records; the module runs in evaluation mode and is left as it was.
+
+        Parameters
+        ----------
+        features : ndarray, shape (records, features)
+            The records.
+
+        Returns
+        -------
+        ndarray of float64, shape (records, classes)
+
+        Raises
+        ------
+        InvalidInput
+            If the features are not finite or the module returns another shape.
+        """
         training = self.module.training
         self.module.eval()
         try:
             with torch.no_grad():
-                parts = torch.split(torch.as_tensor(features, dtype=torch.float32), self.rows_at_once)
+                parts = torch.split(torch.as_tensor(features, dtype=torch.float32), self.batch_size)
                 answers = [self.module(checked_finite(part)) for part in parts]
         finally:
             self.module.train(training)
         logits = torch.cat(answers).double().numpy() if answers else np.empty((0, self.classes))
         if logits.ndim != 2 or logits.shape[1] != self.classes:
             raise InvalidInput(
-                f"The module returned values of shape {logits.shape}, but expected one row of {self.classes} logits "
-                "per record; check its last layer and the number of classes."
+                f"The module must return one row of {self.classes} logits per record, got values of shape "
+                f"{logits.shape}."
             )
         return logits
 
     scores = logits
 
     def predict(self, features: NDArray[np.floating]) -> NDArray[np.int64]:
-        """The most probable class, with no privacy at all."""
+        """Return the most probable class, without any privacy.
+
+        Parameters
+        ----------
+        features : ndarray, shape (records, features)
+            The records.
+
+        Returns
+        -------
+        ndarray of int64, shape (records,)
+        """
         return np.asarray(self.logits(features).argmax(-1))
 
 
 def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """``exp(z - max) / sum exp(z - max)`` along the last axis: only differences of logits matter, nothing overflows."""
+    """Return ``exp(z - max) / sum exp(z - max)`` along the last axis, which never overflows.
+
+    Parameters
+    ----------
+    logits : ndarray of float64
+        Logits, any shape.
+
+    Returns
+    -------
+    ndarray of float64
+        Probabilities of the same shape.
+    """
     return torch.softmax(torch.from_numpy(np.ascontiguousarray(logits, dtype=np.float64)), -1).numpy()
 
 
 class _Predicts(Protocol):
+    """Anything with a `predict` method."""
+
     def predict(self, features: NDArray[np.floating]) -> NDArray[np.int64]: ...
 
 
 def accuracy(model: _Predicts, records: Records) -> float:
-    """The share of records whose label the model predicts."""
+    """Return the share of records whose label the model predicts.
+
+    Parameters
+    ----------
+    model : object with a `predict` method
+        The classifier.
+    records : Records
+        The records.
+
+    Returns
+    -------
+    float
+    """
     return float((model.predict(records.features) == records.labels).mean())
 
 
 def accuracy_loss(private: float, baseline: float) -> float:
-    """``1 - acc_private / acc_baseline``, the paper's accuracy loss on the same test set.
+    """Return ``1 - private / baseline``, the paper's accuracy loss.
 
+    Parameters
+    ----------
+    private : float
+        Accuracy of the private model.
+    baseline : float
+        Accuracy of the model without privacy on the same test set.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    InvalidInput
+        If the baseline's accuracy is not positive.
+
+    Examples
+    --------
     >>> accuracy_loss(0.45, 0.9)
     0.5
     """
     if baseline <= 0:
-        raise InvalidInput(
-            f"The baseline's accuracy is {baseline}, but a loss relative to it needs a positive one; give "
-            "such a baseline."
-        )
+        raise InvalidInput(f"The accuracy of the baseline must be positive, got {baseline}.")
     return 1 - private / baseline
 
 
+def train(
+    data: Split,
+    *,
+    alpha: float | None = None,
+    settings: TrainingSettings | None = None,
+    seed: int | None = None,
+    progress: Progress | None = None,
+) -> Model:
+    """Train one network on the training set of a split.
+
+    Parameters
+    ----------
+    data : Split
+        The data; see `load`.
+    alpha : float, optional
+        Constant of the convexified loss, instead of the one in `settings`.
+    settings : TrainingSettings, optional
+        How the network is trained; by default as in the paper.
+    seed : int, optional
+        Seed of the initial weights and of the order of records; by default the split's.
+    progress : callable, optional
+        Called with the number of steps done and of all steps.
+
+    Returns
+    -------
+    Model
+
+    Raises
+    ------
+    InvalidInput
+        If an argument is not valid.
+    QuietmaxError
+        If training diverges.
+
+    Examples
+    --------
+    >>> from quietmax.data import load
+    >>> data = load("mnist-5k", records=200)
+    >>> model = train(data, alpha=1.0, settings=TrainingSettings(hidden=(16,), epochs=5))
+    >>> model.predict_proba(data.test.features).shape
+    (200, 10)
+    """
+    seeds = None if seed is None else [seed]
+    return train_many([data], alpha=alpha, settings=settings, seeds=seeds, progress=progress)[0]
+
+
+def train_many(
+    data: Sequence[Split],
+    *,
+    alpha: float | None = None,
+    settings: TrainingSettings | None = None,
+    seeds: Sequence[int] | None = None,
+    progress: Progress | None = None,
+) -> list[Model]:
+    """Train one network per split, all at once.
+
+    Parameters
+    ----------
+    data : sequence of Split
+        Splits of the same records.
+    alpha : float, optional
+        Constant of the convexified loss, instead of the one in `settings`.
+    settings : TrainingSettings, optional
+        How the networks are trained; by default as in the paper.
+    seeds : sequence of int, optional
+        Seed of each network; by default the seeds of the splits.
+    progress : callable, optional
+        Called with the number of steps done and of all steps.
+
+    Returns
+    -------
+    list of Model
+        In the order of the splits.
+
+    Raises
+    ------
+    InvalidInput
+        If an argument is not valid.
+    QuietmaxError
+        If training diverges.
+    """
+    for each in data:
+        check_type(each, Split, "data", "a Split, as quietmax.load returns it")
+    if not data or any(each.records is not data[0].records for each in data):
+        raise InvalidInput(
+            "data must be splits of the same Records object: load the records once, then split them repeatedly."
+        )
+    records = data[0].records
+    chosen = _with_alpha(settings or TrainingSettings(), alpha)
+    used = [each.seed for each in data] if seeds is None else list(seeds)
+    stack = train_stack(
+        records.features,
+        records.labels,
+        records.classes,
+        [each.train_rows for each in data],
+        settings=chosen,
+        seeds=used,
+        progress=progress,
+    )
+    return [
+        Model(
+            stack.network(index),
+            chosen,
+            len(each.train_rows),
+            records.name,
+            used[index],
+            records.encoding,
+            records.image_shape,
+        )
+        for index, each in enumerate(data)
+    ]
+
+
+def _with_alpha(settings: TrainingSettings, alpha: float | None) -> TrainingSettings:
+    """Return the settings with another constant of the convexified loss; None changes nothing."""
+    if alpha is None:
+        return settings
+    if not isinstance(settings.loss, Convexified):
+        raise InvalidInput("alpha requires the convexified loss.")
+    return replace(settings, loss=replace(settings.loss, alpha=alpha))
+
+
+def train_module(
+    module: torch.nn.Module,
+    records: Records,
+    *,
+    settings: TrainingSettings | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> TorchModel:
+    """Train a torch module that returns logits, with the same losses.
+
+    The L2 penalty applies to every parameter of two or more dimensions (kernels, not biases).
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Takes a float32 batch of shape (records, features) and returns logits; trained in place.
+    records : Records
+        The training set.
+    settings : TrainingSettings, optional
+        How the module is trained; `hidden` and `activation` are not used.
+    seed : int
+        Seed of the order of records.
+    progress : callable, optional
+        Called with the number of epochs done and of all epochs.
+
+    Returns
+    -------
+    TorchModel
+
+    Raises
+    ------
+    InvalidInput
+        If the module returns another shape.
+    QuietmaxError
+        If training diverges.
+    """
+    chosen = settings or TrainingSettings()
+    features, labels = torch.from_numpy(records.features), torch.from_numpy(records.labels)
+    kernels = [parameter for parameter in module.parameters() if parameter.ndim >= 2]
+    others = [parameter for parameter in module.parameters() if parameter.ndim < 2]
+    groups = [{"params": kernels, "weight_decay": 2 * chosen.l2}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.Adam(
+        [group for group in groups if group["params"]], lr=chosen.learning_rate, eps=1e-7
+    )
+    generator = np.random.default_rng((0x0DE5, seed))
+    module.train()
+    for epoch in range(chosen.epochs):
+        order = torch.from_numpy(generator.permutation(len(records)))
+        for batch in torch.split(order, chosen.batch_size):
+            optimizer.zero_grad()
+            logits = module(features[batch])
+            if logits.ndim != 2 or logits.shape[1] != records.classes:
+                raise InvalidInput(
+                    f"The module must return one row of {records.classes} logits per record, got values of shape "
+                    f"{tuple(logits.shape)}."
+                )
+            loss = value(chosen.loss, logits, labels[batch])
+            if not torch.isfinite(loss):
+                raise QuietmaxError(
+                    "Training diverged: the loss is not finite. A lower `learning_rate` may help."
+                )
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        if progress is not None:
+            progress(epoch + 1, chosen.epochs)
+    return TorchModel(module.eval(), records.classes)
+
+
 PAPER_GRID = tuple(0.5 * step for step in range(1, 21))
+"""The values of alpha that the paper compares: 0.5 to 10."""
 
 
 @dataclass(frozen=True)
 class AlphaTrial:
-    """Accuracy with one alpha; ``distance`` is the summed difference to the original loss's accuracies."""
+    """Accuracy with one alpha.
+
+    Parameters
+    ----------
+    alpha : float
+        Constant of the convexified loss.
+    train_accuracy, validation_accuracy : float
+        Accuracy on the records trained on and on those held out.
+    distance : float
+        Sum of the two differences to the accuracies of the original loss.
+    """
 
     alpha: float
     train_accuracy: float
@@ -152,7 +502,17 @@ class AlphaTrial:
 
 @dataclass(frozen=True)
 class AlphaSearch:
-    """All trials, the original loss's accuracies, and the alpha that came closest to them."""
+    """Result of `search_alpha`.
+
+    Parameters
+    ----------
+    alpha : float
+        The alpha that came closest to the original loss.
+    original_train_accuracy, original_validation_accuracy : float
+        Accuracies of the original loss.
+    trials : tuple of AlphaTrial
+        One trial per alpha.
+    """
 
     alpha: float
     original_train_accuracy: float
@@ -169,27 +529,47 @@ def search_alpha(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> AlphaSearch:
-    """Train one network per alpha, all at once, and pick the one closest to the original loss.
+    """Train one network per alpha, all at once, and choose the one closest to the original loss.
 
-    The choice looks at private records: a model trained with it afterwards carries no proven guarantee unless the
-    choice is charged for.
+    The choice depends on private records: a model trained with it has no proven guarantee unless the choice is
+    charged for.
+
+    Parameters
+    ----------
+    data : Split
+        Its training set is divided into records to train on and records to validate on.
+    grid : sequence of float
+        The values of alpha to compare.
+    validation_share : float
+        Share of the training set to validate on, between 0 and 1.
+    settings : TrainingSettings, optional
+        How the networks are trained; its loss must be convexified.
+    seed : int
+        Seed of the division and of the networks.
+    progress : callable, optional
+        Called with the number of steps done and of all steps.
+
+    Returns
+    -------
+    AlphaSearch
+
+    Raises
+    ------
+    InvalidInput
+        If an argument is not valid or there are too few records.
     """
     chosen = settings or TrainingSettings()
     if not isinstance(chosen.loss, Convexified):
-        raise InvalidInput("A search for alpha needs the convexified loss; set settings.loss=Convexified().")
+        raise InvalidInput("The search for alpha requires the convexified loss in `settings`.")
     if not grid or min(grid) <= 0:
-        raise InvalidInput(
-            f"The grid {tuple(grid)} must hold positive values of alpha; try the paper's, 0.5 to 10."
-        )
+        raise InvalidInput(f"grid must hold positive values of alpha, got {tuple(grid)}.")
     if not 0 < validation_share < 1:
-        raise InvalidInput(
-            f"The validation share is {validation_share}, but must lie between 0 and 1; try 0.2."
-        )
+        raise InvalidInput(f"validation_share must be between 0 and 1, got {validation_share}.")
     held = int(len(data.train_rows) * validation_share)
     if not 0 < held < len(data.train_rows):
         raise InvalidInput(
-            f"{len(data.train_rows)} training records are too few to hold out a validation part; take more, "
-            "or give alpha."
+            f"{len(data.train_rows)} training records are too few for a validation set with `validation_share` "
+            f"{validation_share}."
         )
     order = np.random.default_rng((0xA1FA, seed)).permutation(data.train_rows)
     validation, rest = order[:held], order[held:]
@@ -221,117 +601,3 @@ def search_alpha(
     )
     best = min(trials, key=lambda trial: (trial.distance, trial.alpha))
     return AlphaSearch(best.alpha, target_train, target_validation, trials)
-
-
-def train(
-    data: Split,
-    *,
-    alpha: float | None = None,
-    settings: TrainingSettings | None = None,
-    seed: int | None = None,
-    progress: Progress | None = None,
-) -> Model:
-    """Train one network on the training part of ``data``.
-
-    ``alpha`` sets the constant of the convexified loss; without it the settings' own loss is used. ``seed``
-    (default: the split's) fixes initial weights and order.
-    """
-    seeds = None if seed is None else [seed]
-    return train_many([data], alpha=alpha, settings=settings, seeds=seeds, progress=progress)[0]
-
-
-def train_many(
-    data: Sequence[Split],
-    *,
-    alpha: float | None = None,
-    settings: TrainingSettings | None = None,
-    seeds: Sequence[int] | None = None,
-    progress: Progress | None = None,
-) -> list[Model]:
-    """Train one network per split, all at once; the splits must divide the same records."""
-    for each in data:
-        check_type(each, Split, "data", "a Split, as quietmax.load returns it")
-    if not data or any(each.records is not data[0].records for each in data):
-        raise InvalidInput(
-            "The splits must divide one and the same records; load them once, then split repeatedly."
-        )
-    records = data[0].records
-    chosen = with_alpha(settings or TrainingSettings(), alpha)
-    used = [each.seed for each in data] if seeds is None else list(seeds)
-    stack = train_stack(
-        records.features,
-        records.labels,
-        records.classes,
-        [each.train_rows for each in data],
-        settings=chosen,
-        seeds=used,
-        progress=progress,
-    )
-    return [
-        Model(
-            stack.network(index),
-            chosen,
-            len(each.train_rows),
-            records.name,
-            used[index],
-            records.encoding,
-            records.image_shape,
-        )
-        for index, each in enumerate(data)
-    ]
-
-
-def with_alpha(settings: TrainingSettings, alpha: float | None) -> TrainingSettings:
-    """The settings with another convexification constant; None changes nothing."""
-    if alpha is None:
-        return settings
-    if not isinstance(settings.loss, Convexified):
-        raise InvalidInput(
-            "alpha only makes sense with the convexified loss; leave it out or change the loss."
-        )
-    return replace(settings, loss=replace(settings.loss, alpha=alpha))
-
-
-def train_module(
-    module: torch.nn.Module,
-    records: Records,
-    *,
-    settings: TrainingSettings | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> TorchModel:
-    """Train any torch module that returns logits with the same losses, in an ordinary loop; it is changed in place.
-
-    The L2 penalty falls on every parameter of two or more dimensions (kernels, not biases). The settings'
-    ``hidden`` and ``activation`` play no part.
-    """
-    chosen = settings or TrainingSettings()
-    features, labels = torch.from_numpy(records.features), torch.from_numpy(records.labels)
-    kernels = [parameter for parameter in module.parameters() if parameter.ndim >= 2]
-    others = [parameter for parameter in module.parameters() if parameter.ndim < 2]
-    groups = [{"params": kernels, "weight_decay": 2 * chosen.l2}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.Adam(
-        [group for group in groups if group["params"]], lr=chosen.learning_rate, eps=1e-7
-    )
-    generator = np.random.default_rng((0x0DE5, seed))
-    module.train()
-    for epoch in range(chosen.epochs):
-        order = torch.from_numpy(generator.permutation(len(records)))
-        for batch in torch.split(order, chosen.batch_size):
-            optimizer.zero_grad()
-            logits = module(features[batch])
-            if logits.ndim != 2 or logits.shape[1] != records.classes:
-                raise InvalidInput(
-                    f"The module returned values of shape {tuple(logits.shape)}, but expected one row of "
-                    f"{records.classes} logits per record; check its last layer."
-                )
-            loss = value(chosen.loss, logits, labels[batch])
-            if not torch.isfinite(loss):
-                raise QuietmaxError(
-                    "Training diverged: the loss is no longer finite; lower the learning rate."
-                )
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-        if progress is not None:
-            progress(epoch + 1, chosen.epochs)
-    return TorchModel(module.eval(), records.classes)

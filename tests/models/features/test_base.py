@@ -7,8 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from quietmax.models.features import Scattering, dead_leaves
+from quietmax.errors import InvalidInput
+from quietmax.models.features import (
+    FrozenModule,
+    Identity,
+    OneHot,
+    Scaling,
+    Scattering,
+    dead_leaves,
+)
 from quietmax.models.features.base import parallel_map
+from tests.models.features.maps import COLUMNS, MAPS, named, records
 
 
 @pytest.fixture
@@ -51,3 +60,51 @@ def test_scattering_is_the_same_on_one_thread_and_on_three():
     several = feature_map.transform(images)
     torch.set_num_threads(1)
     np.testing.assert_array_equal(feature_map.transform(images), several)
+
+
+@pytest.mark.parametrize("feature_map", MAPS, ids=named)
+def test_features_are_float32_of_the_stated_dimension(feature_map):
+    features = feature_map.transform(records(3))
+    assert features.dtype == np.float32
+    assert features.shape == (3, feature_map.dimension(COLUMNS))
+    assert np.isfinite(features).all()
+
+
+@pytest.mark.parametrize("feature_map", MAPS, ids=named)
+def test_a_records_features_do_not_depend_on_the_other_records_bit_for_bit(feature_map):
+    table = records(150)
+    features = feature_map.transform(table)
+    for removed in (0, 1, 63, 64, 149):
+        kept = np.delete(np.arange(150), removed)
+        np.testing.assert_array_equal(feature_map.transform(table[kept]), features[kept])
+    order = np.random.default_rng(1).permutation(150)
+    np.testing.assert_array_equal(feature_map.transform(table[order]), features[order])
+    np.testing.assert_array_equal(feature_map.transform(table[7:8]), features[7:8])
+
+
+@pytest.mark.parametrize("feature_map", MAPS, ids=named)
+def test_no_records_give_no_features(feature_map):
+    assert feature_map.transform(np.empty((0, COLUMNS))).shape == (0, feature_map.dimension(COLUMNS))
+
+
+@pytest.mark.parametrize(
+    "table", [[[np.nan, 1.0]], [[np.inf, 1.0]], [[1e300, 1.0]], [1.0, 2.0], [["a", "b"]], 3.0], ids=str
+)
+def test_anything_but_a_finite_matrix_is_rejected(table):
+    with pytest.raises(InvalidInput, match="The records"):
+        Identity().transform(table)
+
+
+@pytest.mark.parametrize(
+    "feature_map",
+    [
+        Scaling(low=(0.0,), high=(1.0,)),
+        OneHot((None,)),
+        Scattering((1, 28, 28)),
+        FrozenModule(torch.nn.ReLU(), 5, (5,)),
+    ],
+    ids=named,
+)
+def test_records_of_another_width_are_rejected(feature_map):
+    with pytest.raises(InvalidInput, match=r"(have|got) 2"):
+        feature_map.transform([[0.0, 1.0]])

@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from quietmax.models.features import Scattering, dead_leaves, scatter
+from quietmax.errors import InvalidInput
+from quietmax.models.features import (
+    FeatureMap,
+    Scattering,
+    dead_leaves,
+    scatter,
+)
 
 REFERENCE = Path(__file__).parent / "reference" / "kymatio.npz"
 
@@ -92,3 +99,29 @@ def test_dead_leaves_are_images_in_the_unit_interval_and_the_same_for_the_same_s
     np.testing.assert_array_equal(images, dead_leaves(5, (3, 20, 16), seed=4))
     assert (images != dead_leaves(5, (3, 20, 16), seed=5)).any()
     assert images.std() > 0.1
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 17, 23), (1, 9, 13)])
+def test_scattering_does_not_depend_on_the_position_in_the_batch_for_usual_image_sizes(shape):
+    feature_map = Scattering(shape)
+    table = np.random.default_rng(2).random((150, int(np.prod(shape)))).astype(np.float32)
+    features = feature_map.transform(table)
+    order = np.random.default_rng(3).permutation(150)
+    np.testing.assert_array_equal(feature_map.transform(table[order]), features[order])
+    np.testing.assert_array_equal(feature_map.transform(table[1:]), features[1:])
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Scattering((1, 4, 4)), "more than 4 pixels in height and width, got 4 x 4"),
+        (lambda: Scattering((28, 28)), "image shape"),  # type: ignore[arg-type]
+        (lambda: Scattering((1, 28, 28), groups=10), "divide the 81 scattering paths, got 10"),
+        (lambda: Scattering((1, 28, 28), whitening=-0.1), "between 0 and 2, got -0.1"),
+    ],
+)
+def test_wrong_constants_are_rejected_when_the_map_is_made(
+    build: Callable[[], FeatureMap], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        build()

@@ -1,9 +1,4 @@
-"""Independent pieces of work side by side, each on one thread.
-
-Torch splits every operation among its threads. For many small operations that costs more than it gains, and on a busy
-machine, where threads wait for one another, far more. Here torch is held to one thread per operation and its number
-of threads is used for whole pieces instead.
-"""
+"""The feature-map interface, and how maps are computed so that no record depends on another, bit for bit."""
 
 from __future__ import annotations
 
@@ -21,11 +16,294 @@ from numpy.typing import ArrayLike, NDArray
 
 from quietmax.errors import InvalidInput
 
+Floats = NDArray[np.float32]
 Result = TypeVar("Result")
 
+WIDTH = 16
+"""Matrices that maps multiply by have a multiple of this many columns: products with fewer often round by position."""
+_PUBLIC_SEED = 3008
+_ADDED_AT_ONCE = 256
+_NUMBERS_IN_CACHE = 2**18
+"""About this many numbers are squared at once."""
 
-class _Threads:
-    """Counts who holds torch to one thread, and restores its number of threads when the last one is done."""
+
+class FeatureMap(ABC):
+    """A public function that turns each record (m numbers) into d features (THEORY 3.1).
+
+    A subclass implements `dimension`, `_features`, `to_json` and `from_json`. The features of a record must be a
+    function of that record alone.
+
+    Attributes
+    ----------
+    kind : str
+        Name of the map in files.
+    """
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def dimension(self, columns: int) -> int:
+        """Return the number of features of a record.
+
+        Parameters
+        ----------
+        columns : int
+            Numbers per record.
+
+        Returns
+        -------
+        int
+
+        Raises
+        ------
+        InvalidInput
+            If the map cannot take that many numbers.
+        """
+
+    @abstractmethod
+    def _features(self, records: Floats) -> Floats:
+        """Return the features of records, already checked to be a finite (n, m) array."""
+
+    def transform(self, records: ArrayLike) -> Floats:
+        """Return the features of records.
+
+        Parameters
+        ----------
+        records : array, shape (n, m)
+            Finite numbers.
+
+        Returns
+        -------
+        ndarray of float32, shape (n, d)
+
+        Raises
+        ------
+        InvalidInput
+            If the records are not valid.
+        """
+        checked = as_matrix(records)
+        expected = (len(checked), self.dimension(checked.shape[1]))
+        features = np.ascontiguousarray(self._features(checked), dtype=np.float32)
+        if features.shape != expected:
+            raise InvalidInput(
+                f"The feature map '{self.kind}' must return an array of shape {expected}, got {features.shape}."
+            )
+        return features
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """Return the map's public parameters as JSON values, with its `kind`.
+
+        Returns
+        -------
+        dict
+            Read by `feature_map_from_json`.
+        """
+
+    @classmethod
+    @abstractmethod
+    def from_json(cls, values: Mapping[str, Any]) -> FeatureMap:
+        """Return the map that `to_json` described.
+
+        Parameters
+        ----------
+        values : mapping
+            What `to_json` returned.
+
+        Returns
+        -------
+        FeatureMap
+        """
+
+
+def as_matrix(records: ArrayLike) -> Floats:
+    """Return records as a finite float32 matrix.
+
+    Parameters
+    ----------
+    records : array, shape (n, m)
+        Numbers.
+
+    Returns
+    -------
+    ndarray of float32, shape (n, m)
+
+    Raises
+    ------
+    InvalidInput
+        If they are not a matrix of finite numbers.
+    """
+    try:
+        with np.errstate(over="ignore"):
+            matrix = np.ascontiguousarray(records, dtype=np.float32)
+    except (TypeError, ValueError):
+        matrix = np.empty(0, np.float32)
+    if matrix.ndim != 2:
+        raise InvalidInput("The records must be an array of numbers of shape (n, m), one row per record.")
+    if not np.isfinite(matrix).all():
+        raise InvalidInput(
+            "The records must be finite numbers in the range of float32; one is NaN, infinite or too large."
+        )
+    return matrix
+
+
+class BatchedMap(FeatureMap):
+    """A map that the numerical library computes on batches of records.
+
+    Every batch has the same shape and starts at the same alignment (torch aligns its memory to 64 bytes). What may
+    still differ is the position of a record in its batch. So each map is first checked, once per process, number of
+    columns and number of threads, on public random records: the features of a record must be the same, bit for bit,
+    at every position and beside other records. A map that fails is computed one record at a time: then all records
+    have the same position. The choice depends on public numbers alone.
+
+    Attributes
+    ----------
+    parallel : bool
+        Whether several batches may be computed at once, each on one thread.
+    """
+
+    parallel: ClassVar[bool] = False
+
+    @abstractmethod
+    def _batch_rows(self) -> int:
+        """Return the number of records in a batch."""
+
+    @abstractmethod
+    def _batch(self, batch: torch.Tensor) -> torch.Tensor:
+        """Return the features of a batch of records, float32 of shape (rows, columns)."""
+
+    def checked_rows(self, columns: int) -> int:
+        """Return how many records are computed together: a batch, or 1 where the check failed.
+
+        Parameters
+        ----------
+        columns : int
+            Numbers per record.
+
+        Returns
+        -------
+        int
+
+        Raises
+        ------
+        InvalidInput
+            If the map gives one record different features in two calls.
+        """
+        return _checked_rows(self, columns, torch.get_num_threads())
+
+    def _features(self, records: Floats) -> Floats:
+        return _in_batches(self, records, self.checked_rows(records.shape[1]))
+
+
+def _in_batches(feature_map: BatchedMap, records: Floats, rows_at_once: int) -> Floats:
+    """Return the features of all records from batches of exactly `rows_at_once` rows, the last padded with zeros."""
+    columns = records.shape[1]
+    features = np.empty((len(records), feature_map.dimension(columns)), np.float32)
+
+    def fill(number: int) -> None:
+        part = records[number * rows_at_once : (number + 1) * rows_at_once]
+        batch = torch.zeros(rows_at_once, columns, dtype=torch.float32, device="cpu")
+        batch.numpy()[: len(part)] = part
+        with torch.no_grad():
+            computed = feature_map._batch(batch)
+        features[number * rows_at_once :][: len(part)] = computed[: len(part)].numpy()
+
+    batches = -(-len(records) // rows_at_once)
+    if feature_map.parallel:
+        parallel_map(fill, batches)
+    else:
+        for number in range(batches):
+            fill(number)
+    return features
+
+
+@lru_cache(maxsize=64)
+def _checked_rows(feature_map: BatchedMap, columns: int, threads: int) -> int:  # noqa: ARG001
+    """Return the rows of a batch if every position in it gives the same features, else 1."""
+    rows = feature_map._batch_rows()
+    if rows > 1 and _positions_agree(feature_map, columns, rows):
+        return rows
+    if not _positions_agree(feature_map, columns, 1):
+        raise InvalidInput(
+            f"The feature map '{feature_map.kind}' must be a function of the record alone, but it gave one record "
+            "different features in two calls; it may be random or keep state."
+        )
+    return 1
+
+
+def _positions_agree(feature_map: BatchedMap, columns: int, rows: int) -> bool:
+    """Return whether public records have the same features at all positions of a batch and beside other records."""
+    mixed = np.random.default_rng(_PUBLIC_SEED).random((rows, columns), np.float32)
+    disturbed = mixed.copy()
+    disturbed[1::4], disturbed[3::4] = 0.0, 1.0
+    order = np.arange(rows)
+    first, last = np.zeros_like(order), np.full_like(order, rows - 1)
+    positions = ((mixed, order), (mixed[::-1], order[::-1]), (np.roll(mixed, 1, 0), np.roll(order, 1)))
+    copies = ((mixed[first], first), (mixed[last], last), (disturbed, order))
+    expected = _in_batches(feature_map, mixed, rows)
+    for table, source in (*positions, *copies):
+        same = bits(_in_batches(feature_map, table, rows)) == bits(expected[source])
+        if not same[(table == mixed[source]).all(axis=1)].all():
+            return False
+    return True
+
+
+def bits(values: Floats) -> NDArray[np.uint32]:
+    """Return the bit patterns of float32 numbers, which tell -0 from 0 and compare NaN.
+
+    Parameters
+    ----------
+    values : ndarray of float32
+        Any shape.
+
+    Returns
+    -------
+    ndarray of uint32
+
+    Examples
+    --------
+    >>> bits(np.float32([0.0, -0.0]))
+    array([         0, 2147483648], dtype=uint32)
+    """
+    return np.ascontiguousarray(values).view(np.uint32)
+
+
+def square_sums(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the sum of squares of every row, by single additions in an order that depends on the width alone.
+
+    Parameters
+    ----------
+    rows : ndarray of float64, shape (n, m)
+        The rows.
+
+    Returns
+    -------
+    ndarray of float64, shape (n, 1)
+
+    Examples
+    --------
+    >>> square_sums(np.array([[3.0, 4.0, 0.0]]))
+    array([[25.]])
+    """
+    width = rows.shape[1]
+    lanes = min(_ADDED_AT_ONCE, 1 << max(0, width - 1).bit_length())
+    sums = np.empty((len(rows), 1))
+    height = max(1, _NUMBERS_IN_CACHE // max(1, width))
+    for top in range(0, len(rows), height):
+        squares = np.square(rows[top : top + height])
+        total = np.zeros((len(squares), lanes))
+        for start in range(0, width, lanes):
+            part = squares[:, start : start + lanes]
+            total[:, : part.shape[1]] += part
+        while total.shape[1] > 1:
+            half = total.shape[1] // 2
+            total = total[:, :half] + total[:, half:]
+        sums[top : top + height] = total
+    return sums
+
+
+class _SingleThreadedTorch:
+    """Sets torch to one thread per operation, and restores its number of threads when the last user is done."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -33,8 +311,8 @@ class _Threads:
         self._before = 1
 
     @contextmanager
-    def held(self) -> Iterator[int]:
-        """Torch with one thread per operation; yields the number of threads it had."""
+    def active(self) -> Iterator[int]:
+        """Use torch with one thread per operation; yields the number of threads it had."""
         with self._lock:
             if self._users == 0:
                 self._before = torch.get_num_threads()
@@ -50,194 +328,34 @@ class _Threads:
                     torch.set_num_threads(self._before)
 
 
-_THREADS = _Threads()
+_SINGLE_THREADED = _SingleThreadedTorch()
 
 
-def parallel_map(work: Callable[[int], Result], pieces: int) -> list[Result]:
-    """`[work(0), ..., work(pieces - 1)]`, as many at once as torch has threads.
+def parallel_map(work: Callable[[int], Result], count: int) -> list[Result]:
+    """Return `[work(0), ..., work(count - 1)]`, computing as many at once as torch has threads.
 
+    Torch splits every operation among its threads. For many small operations that costs more than it gains. Here
+    torch uses one thread per operation, and its number of threads is used for whole calls of `work` instead.
+
+    Parameters
+    ----------
+    work : callable
+        Takes the number of a piece; the pieces are independent.
+    count : int
+        Number of pieces.
+
+    Returns
+    -------
+    list
+        The results in order.
+
+    Examples
+    --------
     >>> parallel_map(lambda piece: piece * piece, 4)
     [0, 1, 4, 9]
     """
-    with _THREADS.held() as threads:
-        if threads == 1 or pieces <= 1:
-            return [work(piece) for piece in range(pieces)]
-        with ThreadPoolExecutor(min(threads, pieces)) as pool:
-            return list(pool.map(work, range(pieces)))
-
-
-Floats = NDArray[np.float32]
-
-WIDTH = 16
-"""Matrices that maps multiply by have a multiple of this many columns: products with fewer often round by place."""
-_PUBLIC_SEED = 3008
-_ADDED_AT_ONCE = 256
-_IN_CACHE = 2**18
-"""About this many numbers are squared at once."""
-
-
-class FeatureMap(ABC):
-    """A public function that turns each record (m numbers) into d features; `kind` names it in files."""
-
-    kind: ClassVar[str]
-
-    @abstractmethod
-    def dimension(self, columns: int) -> int:
-        """The number of features a record of `columns` numbers becomes; refuses a number it cannot take."""
-
-    @abstractmethod
-    def _features(self, records: Floats) -> Floats:
-        """The features of records already checked to be a finite (n, m) array."""
-
-    def transform(self, records: ArrayLike) -> Floats:
-        """The features of every record, in float32, shape (n, d)."""
-        checked = as_matrix(records)
-        expected = (len(checked), self.dimension(checked.shape[1]))
-        features = np.ascontiguousarray(self._features(checked), dtype=np.float32)
-        if features.shape != expected:
-            raise InvalidInput(
-                f"The feature map '{self.kind}' returned values of shape {features.shape}, but {expected} was "
-                "expected; check what it computes."
-            )
-        return features
-
-    @abstractmethod
-    def to_json(self) -> dict[str, Any]:
-        """The map's public parameters as JSON values, with its `kind`; read by `feature_map_from_json`."""
-
-    @classmethod
-    @abstractmethod
-    def from_json(cls, values: Mapping[str, Any]) -> FeatureMap:
-        """The inverse of `to_json`."""
-
-
-def as_matrix(records: ArrayLike) -> Floats:
-    """Return the records as a finite float32 table, refusing anything else."""
-    try:
-        with np.errstate(over="ignore"):
-            matrix = np.ascontiguousarray(records, dtype=np.float32)
-    except (TypeError, ValueError):
-        matrix = np.empty(0, np.float32)
-    if matrix.ndim != 2:
-        raise InvalidInput(
-            "The records must be a table of numbers, one row per record; give an array of shape (n, m)."
-        )
-    if not np.isfinite(matrix).all():
-        raise InvalidInput(
-            "The records contain NaN, infinity or a number beyond float32; give finite numbers for every record."
-        )
-    return matrix
-
-
-class BatchedMap(FeatureMap):
-    """A map that the numerical library computes on batches of records.
-
-    Every batch has the same shape and starts at the same alignment (torch aligns its memory to 64 bytes). What may
-    still differ is the place of a record in its batch. So each map is first checked, once per process, number of
-    columns and number of threads, on public random records: the features of a record must be the same, bit for bit,
-    at every place and beside other records. A map that fails is computed one record at a time: then all records
-    have the same place. The choice depends on public numbers alone.
-    """
-
-    beside_each_other: ClassVar[bool] = False
-    """Whether several batches may be computed at once, each on one thread."""
-
-    @abstractmethod
-    def _batch_rows(self) -> int:
-        """The number of records in a batch."""
-
-    @abstractmethod
-    def _batch(self, batch: torch.Tensor) -> torch.Tensor:
-        """The features of a batch of records, float32 of shape (rows, columns)."""
-
-    def checked_rows(self, columns: int) -> int:
-        """How many records are computed together: a batch, or 1 where the check failed."""
-        return _checked_rows(self, columns, torch.get_num_threads())
-
-    def _features(self, records: Floats) -> Floats:
-        return _in_batches(self, records, self.checked_rows(records.shape[1]))
-
-
-def _in_batches(feature_map: BatchedMap, records: Floats, rows_at_once: int) -> Floats:
-    """The features of all records from batches of exactly `rows_at_once` rows, the last one filled up with zeros."""
-    columns = records.shape[1]
-    features = np.empty((len(records), feature_map.dimension(columns)), np.float32)
-
-    def fill(number: int) -> None:
-        part = records[number * rows_at_once : (number + 1) * rows_at_once]
-        batch = torch.zeros(rows_at_once, columns, dtype=torch.float32, device="cpu")
-        batch.numpy()[: len(part)] = part
-        with torch.no_grad():
-            computed = feature_map._batch(batch)
-        features[number * rows_at_once :][: len(part)] = computed[: len(part)].numpy()
-
-    batches = -(-len(records) // rows_at_once)
-    if feature_map.beside_each_other:
-        parallel_map(fill, batches)
-    else:
-        for number in range(batches):
-            fill(number)
-    return features
-
-
-@lru_cache(maxsize=64)
-def _checked_rows(feature_map: BatchedMap, columns: int, threads: int) -> int:  # noqa: ARG001
-    """The rows of a batch in which every place gives the same features; 1 if a whole batch does not."""
-    rows = feature_map._batch_rows()
-    if rows > 1 and _places_agree(feature_map, columns, rows):
-        return rows
-    if not _places_agree(feature_map, columns, 1):
-        raise InvalidInput(
-            f"The feature map '{feature_map.kind}' gave one record different features in two calls, but must be a "
-            "function of the record alone; remove its randomness or state."
-        )
-    return 1
-
-
-def _places_agree(feature_map: BatchedMap, columns: int, rows: int) -> bool:
-    """Whether public records have the same features at all places of a batch and beside all other records."""
-    mixed = np.random.default_rng(_PUBLIC_SEED).random((rows, columns), np.float32)
-    disturbed = mixed.copy()
-    disturbed[1::4], disturbed[3::4] = 0.0, 1.0
-    order = np.arange(rows)
-    first, last = np.zeros_like(order), np.full_like(order, rows - 1)
-    places = ((mixed, order), (mixed[::-1], order[::-1]), (np.roll(mixed, 1, 0), np.roll(order, 1)))
-    copies = ((mixed[first], first), (mixed[last], last), (disturbed, order))
-    expected = _in_batches(feature_map, mixed, rows)
-    for table, source in (*places, *copies):
-        same = bits(_in_batches(feature_map, table, rows)) == bits(expected[source])
-        if not same[(table == mixed[source]).all(axis=1)].all():
-            return False
-    return True
-
-
-def bits(values: Floats) -> NDArray[np.uint32]:
-    """The bit patterns of float32 numbers, which tell -0 from 0 and compare NaN.
-
-    >>> bits(np.float32([0.0, -0.0]))
-    array([         0, 2147483648], dtype=uint32)
-    """
-    return np.ascontiguousarray(values).view(np.uint32)
-
-
-def square_sums(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The sum of squares of every row, shape (n, 1), by single additions in an order that depends on the width alone.
-
-    >>> square_sums(np.array([[3.0, 4.0, 0.0]]))
-    array([[25.]])
-    """
-    width = rows.shape[1]
-    lanes = min(_ADDED_AT_ONCE, 1 << max(0, width - 1).bit_length())
-    sums = np.empty((len(rows), 1))
-    height = max(1, _IN_CACHE // max(1, width))
-    for top in range(0, len(rows), height):
-        squares = np.square(rows[top : top + height])
-        total = np.zeros((len(squares), lanes))
-        for start in range(0, width, lanes):
-            part = squares[:, start : start + lanes]
-            total[:, : part.shape[1]] += part
-        while total.shape[1] > 1:
-            half = total.shape[1] // 2
-            total = total[:, :half] + total[:, half:]
-        sums[top : top + height] = total
-    return sums
+    with _SINGLE_THREADED.active() as threads:
+        if threads == 1 or count <= 1:
+            return [work(piece) for piece in range(count)]
+        with ThreadPoolExecutor(min(threads, count)) as pool:
+            return list(pool.map(work, range(count)))

@@ -1,4 +1,4 @@
-"""Random Fourier features: a public random map whose inner products approximate a Gaussian kernel."""
+"""Feature maps for any records: random Fourier features, frozen torch modules, pipelines; maps in files."""
 
 from __future__ import annotations
 
@@ -21,18 +21,36 @@ _ROWS_AT_ONCE = 256
 
 @lru_cache(maxsize=4)
 def _frequencies(columns: int, pairs: int, bandwidth: float, seed: int) -> torch.Tensor:
+    """Draw the frequencies, padded with zeros to a multiple of WIDTH columns."""
     drawn = np.random.default_rng(seed).standard_normal((columns, pairs)) / bandwidth
     return torch.from_numpy(np.pad(drawn, ((0, 0), (0, -pairs % WIDTH))))
 
 
 @dataclass(frozen=True)
 class RandomFourier(BatchedMap):
-    """`(cos(w_k.x), sin(w_k.x)) / sqrt(K)` for K = count/2 frequencies `w_k ~ N(0, 1/bandwidth^2)`, from a public seed.
+    """Random Fourier features: a public random map whose inner products approximate a Gaussian kernel.
 
-    Every record's features have length exactly 1, and their inner products approximate `exp(-||x - y||^2 /
-    (2 bandwidth^2))` (Rahimi & Recht, 2007). The default bandwidth `sqrt(m)/4` suits m columns in [0, 1]:
-    two unrelated uniform records are about `0.41 sqrt(m)` apart.
+    The features are `(cos(w_k.x), sin(w_k.x)) / sqrt(K)` for K = count/2 frequencies `w_k ~ N(0, 1/bandwidth^2)`.
+    They have length exactly 1, and their inner products approximate `exp(-||x - y||^2 / (2 bandwidth^2))` (Rahimi &
+    Recht, 2007).
 
+    Parameters
+    ----------
+    count : int
+        Number of features, even.
+    bandwidth : float, optional
+        Bandwidth of the kernel. The default `sqrt(m)/4` suits m columns in [0, 1]: two unrelated uniform records
+        are about `0.41 sqrt(m)` apart.
+    seed : int
+        Public seed of the frequencies.
+
+    Raises
+    ------
+    InvalidInput
+        If a parameter is not valid.
+
+    Examples
+    --------
     >>> RandomFourier(count=6).transform([[0.0, 0.0]]).round(3)
     array([[0.577, 0.577, 0.577, 0.   , 0.   , 0.   ]], dtype=float32)
     """
@@ -45,21 +63,27 @@ class RandomFourier(BatchedMap):
     def __post_init__(self) -> None:
         if self.count < 2 or self.count % 2:
             raise InvalidInput(
-                f"The number of random Fourier features is {self.count}, but must be even and at least 2; give one."
+                f"The number of random Fourier features must be even and at least 2, got {self.count}."
             )
         if self.bandwidth is not None and not 0.0 < self.bandwidth < math.inf:
-            raise InvalidInput(f"The bandwidth is {self.bandwidth}, but must be a positive number; give one.")
+            raise InvalidInput(f"The bandwidth must be a positive number, got {self.bandwidth}.")
         if self.seed < 0:
-            raise InvalidInput(
-                f"The public seed is {self.seed}, but must be a whole number from 0 up; give one."
-            )
+            raise InvalidInput(f"The public seed must be an integer of at least 0, got {self.seed}.")
 
     def dimension(self, columns: int) -> int:
-        """The number asked for."""
+        """Return the number of features: `count`.
+
+        Parameters
+        ----------
+        columns : int
+            Numbers per record.
+
+        Returns
+        -------
+        int
+        """
         if columns < 1:
-            raise InvalidInput(
-                "The records have no columns, but at least one is needed; give records with features."
-            )
+            raise InvalidInput("The records must have at least one column.")
         return self.count
 
     def _batch_rows(self) -> int:
@@ -72,23 +96,51 @@ class RandomFourier(BatchedMap):
         return (torch.cat([angles.cos(), angles.sin()], dim=1) / math.sqrt(pairs)).float()
 
     def to_json(self) -> dict[str, Any]:
-        """Count, bandwidth and seed."""
+        """Return count, bandwidth and seed as JSON values.
+
+        Returns
+        -------
+        dict
+        """
         return {"kind": self.kind, "count": self.count, "bandwidth": self.bandwidth, "seed": self.seed}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RandomFourier:
-        """The inverse of `to_json`."""
+        """Return the map that `to_json` described.
+
+        Parameters
+        ----------
+        values : mapping
+            What `to_json` returned.
+
+        Returns
+        -------
+        RandomFourier
+        """
         bandwidth = values["bandwidth"]
         return cls(int(values["count"]), None if bandwidth is None else float(bandwidth), int(values["seed"]))
 
 
 @dataclass(frozen=True, eq=False)
 class FrozenModule(BatchedMap):
-    """The outputs of a torch module whose weights owe nothing to the private records, flattened per record.
+    """The outputs of a torch module whose weights do not depend on the private records.
 
-    The module gets batches of `rows_at_once` records shaped `(rows, *input_shape)` (`(rows, m)` without
-    one), in evaluation mode and without gradients. A module that mixes the rows of a batch gets one record at a time.
+    The module runs in evaluation mode and without gradients. A module that mixes the rows of a batch gets one record
+    at a time.
 
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Takes a batch of records and returns outputs, which are flattened per record.
+    outputs : int
+        Number of outputs per record.
+    input_shape : tuple of int, optional
+        Shape of a record as the module takes it; by default (m,).
+    batch_size : int
+        Records per call of the module.
+
+    Examples
+    --------
     >>> FrozenModule(torch.nn.ReLU(), outputs=2).transform([[-1.0, 2.0]])
     array([[0., 2.]], dtype=float32)
     """
@@ -96,28 +148,37 @@ class FrozenModule(BatchedMap):
     module: torch.nn.Module
     outputs: int
     input_shape: tuple[int, ...] | None = None
-    rows_at_once: int = field(default=64, kw_only=True)
+    batch_size: int = field(default=64, kw_only=True)
     kind: ClassVar[str] = "frozen-module"
 
     def dimension(self, columns: int) -> int:
-        """The declared number of outputs."""
+        """Return the number of features: `outputs`.
+
+        Parameters
+        ----------
+        columns : int
+            Numbers per record.
+
+        Returns
+        -------
+        int
+        """
         if self.input_shape is not None and int(np.prod(self.input_shape)) != columns:
             raise InvalidInput(
-                f"The records have {columns} numbers, which do not make an input of shape {self.input_shape}; correct "
-                "the shape or the records."
+                f"The records have {columns} numbers, which do not form an input of shape {self.input_shape}."
             )
         return self.outputs
 
     def _batch_rows(self) -> int:
-        return self.rows_at_once
+        return self.batch_size
 
     def _batch(self, batch: torch.Tensor) -> torch.Tensor:
         shape = (-1,) if self.input_shape is None else self.input_shape
         outputs: torch.Tensor = self.module(batch.reshape(len(batch), *shape))
         if outputs.shape[0] != len(batch) or outputs[0].numel() != self.outputs:
             raise InvalidInput(
-                f"The module returned values of shape {tuple(outputs.shape)} for {len(batch)} records, but "
-                f"{self.outputs} per record were declared; correct the number of outputs."
+                f"The module must return {self.outputs} outputs per record, got values of shape "
+                f"{tuple(outputs.shape)} for {len(batch)} records."
             )
         return outputs.reshape(len(batch), -1).to(torch.float32)
 
@@ -130,24 +191,50 @@ class FrozenModule(BatchedMap):
             self.module.train(training)
 
     def to_json(self) -> NoReturn:
-        """Refused: a module's code cannot be written to a file that is safe to load."""
+        """Raise an error: a module's code cannot be written to a file that is safe to load.
+
+        Raises
+        ------
+        InvalidInput
+            Always.
+        """
         raise InvalidInput(
-            "A head on a frozen torch module cannot be saved, because its code cannot be stored safely; save the "
-            "module yourself and build the head's features from it again."
+            "A model on a frozen torch module cannot be saved, because the module's code cannot be stored safely."
         )
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> NoReturn:  # noqa: ARG003
-        """Refused, as `to_json` is."""
-        raise InvalidInput(
-            "A frozen torch module cannot be read from a file; build the feature map in Python."
-        )
+        """Raise an error, as `to_json` does.
+
+        Parameters
+        ----------
+        values : mapping
+            Not used.
+
+        Raises
+        ------
+        InvalidInput
+            Always.
+        """
+        raise InvalidInput("A frozen torch module cannot be read from a file.")
 
 
 @dataclass(frozen=True)
 class Pipeline(FeatureMap):
     """Maps applied one after the other.
 
+    Parameters
+    ----------
+    maps : tuple of FeatureMap
+        At least one map.
+
+    Raises
+    ------
+    InvalidInput
+        If there is no map, or something else than a map.
+
+    Examples
+    --------
     >>> Pipeline((Scaling(low=(0.0,), high=(10.0,)), UnitNorm(constant=1.0))).transform([[20.0]]).round(3)
     array([[0.707, 0.707]], dtype=float32)
     """
@@ -158,12 +245,20 @@ class Pipeline(FeatureMap):
     def __post_init__(self) -> None:
         object.__setattr__(self, "maps", tuple(self.maps))
         if not self.maps or not all(isinstance(step, FeatureMap) for step in self.maps):
-            raise InvalidInput(
-                "A pipeline needs at least one feature map and nothing else; give a tuple of maps."
-            )
+            raise InvalidInput("A pipeline must be a tuple of at least one feature map and nothing else.")
 
     def dimension(self, columns: int) -> int:
-        """What the last map returns."""
+        """Return the number of features: those of the last map.
+
+        Parameters
+        ----------
+        columns : int
+            Numbers per record.
+
+        Returns
+        -------
+        int
+        """
         for step in self.maps:
             columns = step.dimension(columns)
         return columns
@@ -174,18 +269,44 @@ class Pipeline(FeatureMap):
         return records
 
     def to_json(self) -> dict[str, Any]:
-        """The maps in order."""
+        """Return the maps in order as JSON values.
+
+        Returns
+        -------
+        dict
+        """
         return {"kind": self.kind, "maps": [step.to_json() for step in self.maps]}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Pipeline:
-        """The inverse of `to_json`."""
+        """Return the map that `to_json` described.
+
+        Parameters
+        ----------
+        values : mapping
+            What `to_json` returned.
+
+        Returns
+        -------
+        Pipeline
+        """
         return cls(tuple(feature_map_from_json(step) for step in values["maps"]))
 
 
 def runs_user_code(feature_map: FeatureMap) -> bool:
-    """Whether the map runs the user's code: a frozen torch module or a class of their own, perhaps in a pipeline.
+    """Return whether a map runs the user's code: a frozen torch module or a class of their own, also in a pipeline.
 
+    Parameters
+    ----------
+    feature_map : FeatureMap
+        The map.
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
     >>> runs_user_code(Pipeline((UnitNorm(), Identity())))
     False
     """
@@ -195,8 +316,19 @@ def runs_user_code(feature_map: FeatureMap) -> bool:
 
 
 def describe_map(feature_map: FeatureMap) -> dict[str, Any]:
-    """The map's public parameters; of one that runs the user's code, its kind alone.
+    """Return a map's public parameters; only the kind of a map that runs the user's code.
 
+    Parameters
+    ----------
+    feature_map : FeatureMap
+        The map.
+
+    Returns
+    -------
+    dict
+
+    Examples
+    --------
     >>> describe_map(UnitNorm(constant=0.5))["kind"]
     'unit-norm'
     """
@@ -206,8 +338,19 @@ def describe_map(feature_map: FeatureMap) -> dict[str, Any]:
 
 
 def is_batched(description: Mapping[str, Any]) -> bool:
-    """Whether a map, as `describe_map` gives it, is a `BatchedMap` or a pipeline with one.
+    """Return whether a map is a `BatchedMap` or a pipeline with one.
 
+    Parameters
+    ----------
+    description : mapping
+        The map as `describe_map` returns it.
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
     >>> is_batched(describe_map(Pipeline((UnitNorm(), RandomFourier(count=2)))))
     True
     """
@@ -223,8 +366,24 @@ _KINDS: dict[str, type[FeatureMap]] = {
 
 
 def feature_map_from_json(values: Mapping[str, Any]) -> FeatureMap:
-    """The map that `to_json` described.
+    """Return the map that `to_json` described.
 
+    Parameters
+    ----------
+    values : mapping
+        What `to_json` returned.
+
+    Returns
+    -------
+    FeatureMap
+
+    Raises
+    ------
+    InvalidInput
+        If the values do not describe a map.
+
+    Examples
+    --------
     >>> feature_map_from_json(UnitNorm(constant=0.5).to_json())
     UnitNorm(constant=0.5)
     """
@@ -233,6 +392,4 @@ def feature_map_from_json(values: Mapping[str, Any]) -> FeatureMap:
     except InvalidInput:
         raise
     except (KeyError, TypeError, ValueError) as problem:
-        raise InvalidInput(
-            "This is not the description of a feature map; give what a map's to_json returned."
-        ) from problem
+        raise InvalidInput("These values do not describe a feature map.") from problem

@@ -17,6 +17,8 @@ from quietmax.models.features.base import FeatureMap, Floats, square_sums
 class Identity(FeatureMap):
     """The record itself.
 
+    Examples
+    --------
     >>> Identity().transform([[1.0, 2.0]])
     array([[1., 2.]], dtype=float32)
     """
@@ -24,26 +26,63 @@ class Identity(FeatureMap):
     kind: ClassVar[str] = "identity"
 
     def dimension(self, columns: int) -> int:
-        """As many features as numbers."""
+        """Return the number of features: as many as numbers.
+
+        Parameters
+        ----------
+        columns : int
+            Numbers per record.
+
+        Returns
+        -------
+        int
+        """
         return columns
 
     def _features(self, records: Floats) -> Floats:
         return records
 
     def to_json(self) -> dict[str, Any]:
-        """`{"kind": "identity"}`."""
+        """Return the kind as JSON values.
+
+        Returns
+        -------
+        dict
+        """
         return {"kind": self.kind}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Identity:  # noqa: ARG003
-        """The inverse of `to_json`."""
+        """Return the map that `to_json` described.
+
+        Parameters
+        ----------
+        values : mapping
+            What `to_json` returned.
+
+        Returns
+        -------
+        Identity
+        """
         return cls()
 
 
 @dataclass(frozen=True)
 class Scaling(FeatureMap):
-    """Clip column j to `[low_j, high_j]` and stretch it to [0, 1]; the bounds are given, never measured.
+    """Clip each column to public bounds and scale it to [0, 1].
 
+    Parameters
+    ----------
+    low, high : tuple of float
+        Finite bounds of each column, `low < high`.
+
+    Raises
+    ------
+    InvalidInput
+        If the bounds are not valid.
+
+    Examples
+    --------
     >>> Scaling(low=(0.0, 10.0), high=(100.0, 20.0)).transform([[25.0, 30.0]])
     array([[0.25, 1.  ]], dtype=float32)
     """
@@ -62,15 +101,24 @@ class Scaling(FeatureMap):
             or not all(math.isfinite(low) and math.isfinite(high) and low < high for low, high in pairs)
         ):
             raise InvalidInput(
-                "Scaling needs one finite lower and one higher finite upper bound per column; correct the bounds."
+                "Scaling needs two finite bounds for each column, the lower one in `low` and the upper one in `high`."
             )
 
     def dimension(self, columns: int) -> int:
-        """As many features as columns."""
+        """Return the number of features: as many as columns.
+
+        Parameters
+        ----------
+        columns : int
+            Numbers per record.
+
+        Returns
+        -------
+        int
+        """
         if columns != len(self.low):
             raise InvalidInput(
-                f"The records have {columns} columns, but bounds were given for {len(self.low)}; give one pair "
-                "per column."
+                f"The records must have {len(self.low)} columns, one for each pair of bounds; got {columns}."
             )
         return columns
 
@@ -79,21 +127,46 @@ class Scaling(FeatureMap):
         return np.asarray((np.clip(records, low, high) - low) / (high - low), dtype=np.float32)
 
     def to_json(self) -> dict[str, Any]:
-        """The bounds."""
+        """Return the bounds as JSON values.
+
+        Returns
+        -------
+        dict
+        """
         return {"kind": self.kind, "low": list(self.low), "high": list(self.high)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Scaling:
-        """The inverse of `to_json`."""
+        """Return the map that `to_json` described.
+
+        Parameters
+        ----------
+        values : mapping
+            What `to_json` returned.
+
+        Returns
+        -------
+        Scaling
+        """
         return cls(tuple(values["low"]), tuple(values["high"]))
 
 
 @dataclass(frozen=True)
 class OneHot(FeatureMap):
-    """One feature per listed category of each column; `None` instead of a list keeps the column as it is.
+    """One feature per category of each column; a value that is not listed becomes all zeros.
 
-    A value that is not listed becomes all zeros.
+    Parameters
+    ----------
+    categories : tuple of (tuple of float, or None)
+        The categories of each column, all different; None keeps the column as it is.
 
+    Raises
+    ------
+    InvalidInput
+        If the categories are not valid.
+
+    Examples
+    --------
     >>> OneHot((None, (1.0, 2.0, 3.0))).transform([[0.5, 2.0], [0.25, 7.0]])
     array([[0.5 , 0.  , 1.  , 0.  ],
            [0.25, 0.  , 0.  , 0.  ]], dtype=float32)
@@ -111,15 +184,25 @@ class OneHot(FeatureMap):
             column is not None and (not column or len(set(column)) < len(column)) for column in columns
         ):
             raise InvalidInput(
-                "One-hot encoding needs, for every column, None or a list of different categories; correct the lists."
+                "One-hot encoding needs None or a list of different categories for every column."
             )
 
     def dimension(self, columns: int) -> int:
-        """One feature per category, one per column kept."""
+        """Return the number of features: one per category, and one per column kept.
+
+        Parameters
+        ----------
+        columns : int
+            Numbers per record.
+
+        Returns
+        -------
+        int
+        """
         if columns != len(self.categories):
             raise InvalidInput(
-                f"The records have {columns} columns, but categories were given for {len(self.categories)}; give "
-                "a list or None per column."
+                f"The records must have {len(self.categories)} columns, one for each entry of `categories`; got "
+                f"{columns}."
             )
         return sum(1 if column is None else len(column) for column in self.categories)
 
@@ -131,13 +214,28 @@ class OneHot(FeatureMap):
         return np.concatenate(parts, axis=1).astype(np.float32)
 
     def to_json(self) -> dict[str, Any]:
-        """The categories."""
+        """Return the categories as JSON values.
+
+        Returns
+        -------
+        dict
+        """
         columns = [None if column is None else list(column) for column in self.categories]
         return {"kind": self.kind, "categories": columns}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> OneHot:
-        """The inverse of `to_json`."""
+        """Return the map that `to_json` described.
+
+        Parameters
+        ----------
+        values : mapping
+            What `to_json` returned.
+
+        Returns
+        -------
+        OneHot
+        """
         return cls(tuple(None if column is None else tuple(column) for column in values["categories"]))
 
 
@@ -148,6 +246,18 @@ class UnitNorm(FeatureMap):
     With the constant nothing is lost to a linear classifier: `w.x + b > 0` and `(w.x + (b/c) c) / ||(x,
     c)|| > 0` are the same statement. A record of zeros stays zero if there is no constant.
 
+    Parameters
+    ----------
+    constant : float
+        A number of at least 0 that is appended to every record; 0 appends nothing.
+
+    Raises
+    ------
+    InvalidInput
+        If the constant is not valid.
+
+    Examples
+    --------
     >>> UnitNorm().transform([[3.0, 4.0]])
     array([[0.6, 0.8]], dtype=float32)
     >>> UnitNorm(constant=1.0).transform([[0.0, 0.0]])
@@ -161,11 +271,21 @@ class UnitNorm(FeatureMap):
         object.__setattr__(self, "constant", float(self.constant))
         if not 0.0 <= self.constant < math.inf:
             raise InvalidInput(
-                f"The constant of a normalisation is {self.constant}, but must be at least 0; give such a number."
+                f"The constant of a normalisation must be a number of at least 0, got {self.constant}."
             )
 
     def dimension(self, columns: int) -> int:
-        """One feature more if there is a constant."""
+        """Return the number of features: one more than numbers if there is a constant.
+
+        Parameters
+        ----------
+        columns : int
+            Numbers per record.
+
+        Returns
+        -------
+        int
+        """
         return columns + (self.constant > 0.0)
 
     def _features(self, records: Floats) -> Floats:
@@ -177,10 +297,25 @@ class UnitNorm(FeatureMap):
         return np.asarray(unit, dtype=np.float32)
 
     def to_json(self) -> dict[str, Any]:
-        """The constant."""
+        """Return the constant as JSON values.
+
+        Returns
+        -------
+        dict
+        """
         return {"kind": self.kind, "constant": self.constant}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> UnitNorm:
-        """The inverse of `to_json`."""
+        """Return the map that `to_json` described.
+
+        Parameters
+        ----------
+        values : mapping
+            What `to_json` returned.
+
+        Returns
+        -------
+        UnitNorm
+        """
         return cls(float(values["constant"]))

@@ -1,0 +1,49 @@
+"""One feature map of every kind, and records for them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from quietmax.models.features import (
+    FeatureMap,
+    FrozenModule,
+    Identity,
+    OneHot,
+    Pipeline,
+    RandomFourier,
+    Scaling,
+    Scattering,
+    UnitNorm,
+)
+
+COLUMNS = 3 * 12 * 10
+
+
+SAVEABLE: list[FeatureMap] = [
+    Identity(),
+    Scaling(low=(-1.0,) * COLUMNS, high=(2.0,) * COLUMNS),
+    OneHot((None,) * (COLUMNS - 1) + ((0.0, 0.5, 1.0),)),
+    UnitNorm(),
+    UnitNorm(constant=0.7),
+    RandomFourier(count=50, seed=3),
+    RandomFourier(count=50, bandwidth=2.0),
+    RandomFourier(count=2),
+    Scattering((3, 12, 10), scales=1, angles=4, groups=5),
+    Scattering((3, 12, 10), whitening=0.0),
+    Pipeline((Scaling(low=(0.0,) * COLUMNS, high=(2.0,) * COLUMNS), RandomFourier(count=20), UnitNorm(0.1))),
+]
+
+
+MAPS = [
+    *SAVEABLE,
+    FrozenModule(torch.nn.Sequential(torch.nn.Linear(COLUMNS, 17), torch.nn.Tanh()), outputs=17),
+]
+
+
+def named(feature_map: FeatureMap) -> str:
+    return feature_map.kind
+
+
+def records(rows: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).random((rows, COLUMNS)).astype(np.float32)
