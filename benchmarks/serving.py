@@ -1,7 +1,7 @@
 """Measure the service: private answers per second, beside MLServer and the same server without privacy.
 
 Run `python benchmarks/serving.py`: under five minutes, a Markdown table on standard output. The load comes from
-separate processes over loopback: 16 connections, each with one request in flight. All queries differ, so every answer is
+separate processes over loopback: 16 connections, each with one request in flight. All queries differ, so each answer is
 new, is charged durably and draws exact noise. Three servers run, but only one at a time is loaded, in turns, so that a
 busy machine slows down all of them. The table shows medians over the turns, and the median of the ratios within a turn.
 

@@ -54,10 +54,10 @@ def test_what_is_served_is_announced_with_its_warning_and_the_missing_key(
 def test_what_is_served_is_announced_as_json(serve: Serve) -> None:
     code, out, err, served = serve(*ORDINARY, "--anonymous", "--json")
     assert (code, err, served) == (0, "", 1)
-    told = json.loads(out)
-    assert told["url"].startswith("http://127.0.0.1:")
-    assert told["keys"] == 0
-    (model,) = told["models"]
+    body = json.loads(out)
+    assert body["url"].startswith("http://127.0.0.1:")
+    assert body["keys"] == 0
+    (model,) = body["models"]
     assert (model["name"], model["account"], model["status"]) == ("plain", "people", "refuted")
 
 

@@ -63,9 +63,9 @@ def test_the_triton_client_shows_the_error_of_an_exhausted_budget(plain: Running
     with pytest.raises(
         InferenceServerException,
         match=r"Privacy budget exhausted: 1 answer requested, 0 left\. Nothing was charged\.",
-    ) as refusal:
+    ) as error:
         client.infer("plain", [_triton_input(some_rows(1, 1))], headers=headers)
-    assert refusal.value.status() == "403"
+    assert error.value.status() == "403"
     with pytest.raises(InferenceServerException, match="An API key is required"):
         client.infer("plain", [_triton_input(some_rows(1, 1))])
 

@@ -21,7 +21,7 @@ from tests.server.running_service import (
 )
 
 
-def test_without_a_key_only_health_the_server_and_the_login_page_are_open(plain: Running) -> None:
+def test_only_health_metadata_of_the_server_and_the_login_page_need_no_key(plain: Running) -> None:
     with httpx.Client(base_url=plain.url) as nobody:
         for path in ("/v2", "/v2/health/live", "/v2/health/ready", "/", "/openapi.json"):
             assert nobody.get(path).status_code == 200, path
@@ -42,14 +42,14 @@ def test_without_a_key_only_health_the_server_and_the_login_page_are_open(plain:
 
 
 @pytest.mark.parametrize("header", ["Bearer", "Bearer x", "Basic {key}", "{key}", "Bearer {key}x", "bearer"])
-def test_a_wrong_key_is_401_with_a_sentence(plain: Running, header: str) -> None:
-    told = plain.http.get("/v2/models", headers={"authorization": header.format(key=plain.key)})
-    assert told.status_code == 401
-    assert told.headers["www-authenticate"] == "Bearer"
-    assert told.json()["error"].endswith(".")
+def test_a_wrong_key_is_401(plain: Running, header: str) -> None:
+    response = plain.http.get("/v2/models", headers={"authorization": header.format(key=plain.key)})
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"] == "Bearer"
+    assert response.json()["error"].endswith(".")
 
 
-def test_a_revoked_key_asks_nothing_more_even_before_the_server_has_noticed(plain: Running) -> None:
+def test_a_revoked_key_is_refused_even_before_the_server_reads_keys_again(plain: Running) -> None:
     assert plain.infer(some_rows(1)).status_code == 200
     key = next(key for key in plain.ledger.keys() if key.client == "ann")  # noqa: SIM118
     plain.ledger.revoke_key(key.id)

@@ -132,8 +132,8 @@ def test_cached_answers_follow_their_rows_in_any_order_with_copies_and_signs_of_
     with start("asked") as service:
 
         def labels(asked: Any) -> tuple[list[int], int]:
-            told = service.infer(asked, "asked").json()
-            return told["outputs"][0]["data"], told["parameters"]["new_answers"]
+            body = service.infer(asked, "asked").json()
+            return body["outputs"][0]["data"], body["parameters"]["new_answers"]
 
         first, new = labels(rows)
         assert new == 4

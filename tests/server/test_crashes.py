@@ -392,25 +392,25 @@ def test_the_command_serves_restarts_after_a_kill_and_stops_on_request(models: P
     )
     try:
         assert process.stdout is not None
-        told = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
-        _ready_after(told["url"])
+        body = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
+        _ready_after(body["url"])
         for _ in range(2):
             question = inference(np.zeros((1, FEATURES)))
             assert (
-                httpx.post(f"{told['url']}/v2/models/head/infer", json=question, timeout=60).status_code
+                httpx.post(f"{body['url']}/v2/models/head/infer", json=question, timeout=60).status_code
                 == 200
             )
             (service,) = psutil.Process(process.pid).children()
             service.kill()
             service.wait(60)
-            _ready_after(told["url"])
+            _ready_after(body["url"])
         process.terminate()
         _, logged = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait()
     assert process.returncode == 0
-    assert told["models"] == [{"name": "head", "version": "1", "account": "visitors", "status": "proven"}]
+    assert body["models"] == [{"name": "head", "version": "1", "account": "visitors", "status": "proven"}]
     events = [json.loads(line)["event"] for line in logged.splitlines()]
     expected = ["started", "died"] * 2 + ["started", "stopped"]
     assert [event for event in events if event != "request"] == expected

@@ -53,8 +53,8 @@ def test_records_are_counted_in_a_second_account_only_with_a_reason_in_words(
     assert second.account.name == "fresh"
     (third,) = deploy(ledger, loaded)
     assert third.account.id == second.account.id != first.account.id
-    told = [json.loads(row.detail) for row in ledger.export() if row.kind in ("open", "reassign")]
-    assert sum("New records came in" in detail.get("because", "") for detail in told) == 2
+    body = [json.loads(row.detail) for row in ledger.export() if row.kind in ("open", "reassign")]
+    assert sum("New records came in" in detail.get("because", "") for detail in body) == 2
     assert ledger.verify().sound
 
 

@@ -69,9 +69,9 @@ def test_a_connection_can_be_used_again_after_an_error(plain: Running) -> None:
 
 
 def test_an_answer_carries_its_tensors_its_cost_and_what_is_left(plain: Running) -> None:
-    told = plain.infer(some_rows(2)).json()
-    assert (told["model_name"], told["model_version"]) == ("plain", "1")
-    label, probabilities = told["outputs"]
+    body = plain.infer(some_rows(2)).json()
+    assert (body["model_name"], body["model_version"]) == ("plain", "1")
+    label, probabilities = body["outputs"]
     assert (label["name"], label["datatype"], label["shape"]) == ("label", "INT64", [2])
     assert (probabilities["name"], probabilities["datatype"], probabilities["shape"]) == (
         "probabilities",
@@ -81,16 +81,16 @@ def test_an_answer_carries_its_tensors_its_cost_and_what_is_left(plain: Running)
     table = np.array(probabilities["data"]).reshape(2, CLASSES)
     np.testing.assert_allclose(table.sum(1), 1, atol=1e-5)
     assert label["data"] == table.argmax(1).tolist()
-    assert told["parameters"]["remaining_answers"] == 18
-    assert told["parameters"]["new_answers"] == 2
-    assert told["parameters"]["cost"] == pytest.approx(10 * (2 / 20) ** 0.5)
-    assert told["parameters"]["remaining"] == pytest.approx(10 * (18 / 20) ** 0.5)
+    assert body["parameters"]["remaining_answers"] == 18
+    assert body["parameters"]["new_answers"] == 2
+    assert body["parameters"]["cost"] == pytest.approx(10 * (2 / 20) ** 0.5)
+    assert body["parameters"]["remaining"] == pytest.approx(10 * (18 / 20) ** 0.5)
 
 
 def test_outputs_can_be_chosen_and_nested_lists_and_integers_are_accepted(plain: Running) -> None:
     request = inference(some_rows(1), outputs=[{"name": "label"}])
-    told = plain.http.post("/v2/models/plain/infer", json=request).json()
-    assert [output["name"] for output in told["outputs"]] == ["label"]
+    body = plain.http.post("/v2/models/plain/infer", json=request).json()
+    assert [output["name"] for output in body["outputs"]] == ["label"]
     nested = inference(some_rows(2, 1))
     nested["inputs"][0]["data"] = np.array(nested["inputs"][0]["data"]).reshape(2, FEATURES).tolist()
     assert plain.http.post("/v2/models/plain/infer", json=nested).status_code == 200

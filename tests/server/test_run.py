@@ -70,9 +70,9 @@ def test_with_a_certificate_the_service_speaks_tls_and_nothing_else(models: Path
 
 @pytest.fixture
 def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
-    """Supervise services that behave as told, one after the other; the number of services that were started.
+    """Supervise services with the given behaviours, one after the other; returns how many were started.
 
-    A service runs in a process of its own, so that what it did is read off a file.
+    Services run in processes of their own, so they write to a file that they were started.
     """
     monkeypatch.setattr(supervisor, "run", lambda *_: None)
     monkeypatch.setattr(supervisor, "_stop_with_parent", lambda _: None)

@@ -31,7 +31,7 @@ from tests.server.running_service import (
 )
 
 
-def test_a_client_sees_its_own_spending_and_an_administrator_everyones(plain: Running) -> None:
+def test_a_client_sees_its_own_spending_and_an_administrator_that_of_all(plain: Running) -> None:
     plain.infer(some_rows(2))
     admin = {"authorization": f"Bearer {plain.admin}"}
     plain.http.post("/v2/models/plain/infer", json=inference(some_rows(1, 1)), headers=admin)
@@ -45,7 +45,7 @@ def test_a_client_sees_its_own_spending_and_an_administrator_everyones(plain: Ru
     }
 
 
-def test_an_unproven_guarantee_is_said_in_every_answer_in_the_metadata_and_on_the_page(
+def test_answers_metadata_and_page_warn_of_an_unproven_guarantee(
     plain: Running,
 ) -> None:
     assert "refuted" in plain.infer(some_rows(1)).json()["parameters"]["warning"]
@@ -59,7 +59,7 @@ def test_an_unproven_guarantee_is_said_in_every_answer_in_the_metadata_and_on_th
     assert plain.http.get("/v2/models/plain/budget").json()["unproven_models"] == ["plain/1 (refuted)"]
 
 
-def test_the_budget_is_spent_to_the_last_answer_and_then_refused_with_what_remains(plain: Running) -> None:
+def test_the_budget_pays_for_exactly_its_answers_and_then_the_error_says_what_remains(plain: Running) -> None:
     for number in range(4):
         assert plain.infer(some_rows(5, number)).status_code == 200
     refused = plain.infer(some_rows(1, 99))
@@ -99,11 +99,11 @@ def test_a_quota_refuses_one_client_and_not_another(plain: Running) -> None:
 
 def test_teachers_answer_as_often_as_their_own_budget_pays_for(start: Start) -> None:
     with start("teachers") as service:
-        told = service.infer(some_rows(30), "teachers").json()
-        assert [output["name"] for output in told["outputs"]] == ["label"]
-        assert told["parameters"]["guarantee_status"] == "proven"
-        assert "warning" not in told["parameters"]
-        assert told["parameters"]["remaining_answers"] == 10
+        body = service.infer(some_rows(30), "teachers").json()
+        assert [output["name"] for output in body["outputs"]] == ["label"]
+        assert body["parameters"]["guarantee_status"] == "proven"
+        assert "warning" not in body["parameters"]
+        assert body["parameters"]["remaining_answers"] == 10
         assert service.infer(some_rows(11, 1), "teachers").status_code == 403
         assert service.infer(some_rows(10, 1), "teachers").status_code == 200
         assert service.http.get("/v2/models/teachers/budget").json()["remaining_answers"] == 0
@@ -112,9 +112,9 @@ def test_teachers_answer_as_often_as_their_own_budget_pays_for(start: Start) -> 
 def test_a_head_of_released_weights_answers_any_number_of_queries_at_no_further_cost(start: Start) -> None:
     with start("head") as service:
         for seed in range(5):
-            told = service.infer(some_rows(100, seed), "head").json()
-            assert told["parameters"]["cost"] == 0
-            assert told["parameters"]["paid_at_training"] is True
+            body = service.infer(some_rows(100, seed), "head").json()
+            assert body["parameters"]["cost"] == 0
+            assert body["parameters"]["paid_at_training"] is True
         budget = service.http.get("/v2/models/head/budget").json()
         assert budget["spent_fraction"] == 1.0
         assert budget["remaining"] == 0
@@ -127,23 +127,23 @@ def test_a_head_gives_the_same_answer_as_the_estimator(start: Start, models: Pat
 
     rows = some_rows(7)
     with start("head") as service:
-        told = service.infer(rows, "head").json()
+        body = service.infer(rows, "head").json()
     expected = open_private(models / "head").predict_proba(rows.astype(np.float32))
-    np.testing.assert_allclose(np.array(told["outputs"][1]["data"]).reshape(7, CLASSES), expected, atol=1e-6)
+    np.testing.assert_allclose(np.array(body["outputs"][1]["data"]).reshape(7, CLASSES), expected, atol=1e-6)
 
 
 def test_a_head_that_answers_per_query_releases_labels_or_with_sampled_neuron_probabilities(
     start: Start,
 ) -> None:
     with start("asked") as service:
-        told = service.infer(some_rows(1), "asked").json()
-        assert [output["name"] for output in told["outputs"]] == ["label"]
-        assert told["parameters"]["remaining_answers"] == 39
+        body = service.infer(some_rows(1), "asked").json()
+        assert [output["name"] for output in body["outputs"]] == ["label"]
+        assert body["parameters"]["remaining_answers"] == 39
     with start("asked", mechanism="sampled-neuron") as service:
-        told = service.infer(some_rows(1), "asked").json()
-        assert [output["name"] for output in told["outputs"]] == ["label", "probabilities"]
-        assert told["parameters"]["guarantee_status"] == "proven"
-        assert told["parameters"]["remaining_answers"] == 38
+        body = service.infer(some_rows(1), "asked").json()
+        assert [output["name"] for output in body["outputs"]] == ["label", "probabilities"]
+        assert body["parameters"]["guarantee_status"] == "proven"
+        assert body["parameters"]["remaining_answers"] == 38
 
 
 def test_several_models_and_versions_are_served_and_the_highest_version_by_default(
@@ -190,9 +190,9 @@ def test_versions_are_ordered_as_numbers(ledger: Ledger, folder: Path) -> None:
 
 def test_a_service_that_has_not_started_refuses_and_says_so(idle: Service) -> None:
     deployment = idle.deployment("plain", None)
-    with pytest.raises(HttpError) as refusal:
+    with pytest.raises(HttpError) as error:
         run_async(idle.infer(deployment, decoded(), caller(idle)))
-    assert refusal.value.status == 503
+    assert error.value.status == 503
     assert "starting or stopping" in str(run_async(idle.readiness_error()))
     assert idle.ledger.account(deployment.account.name).spent_units == 0
     run_async(idle.stop())
@@ -232,10 +232,10 @@ def test_a_ledger_that_is_down_makes_the_service_not_ready(
         raise LEDGER_DOWN
 
     monkeypatch.setattr(plain.ledger, "ping", fail)
-    told = plain.http.get("/v2/health/ready")
-    assert told.status_code == 503
-    assert told.json()["error"] == str(LEDGER_DOWN)
-    assert told.headers["retry-after"] == "1"
+    response = plain.http.get("/v2/health/ready")
+    assert response.status_code == 503
+    assert response.json()["error"] == str(LEDGER_DOWN)
+    assert response.headers["retry-after"] == "1"
 
 
 def test_the_budget_a_client_sees_is_that_of_its_quota(plain: Running) -> None:
