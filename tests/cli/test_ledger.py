@@ -1,22 +1,25 @@
-"""The ledger commands, as an administrator types them."""
-
 from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quietmax.accounting import PureCost
 from quietmax.cli._output import console
 from quietmax.ledger import Charge, Ledger, Terms
+from tests.cli.conftest import Run, assert_error
 
 WHY = ("--because", "The board has allowed it.")
+RunJson = Callable[..., Any]
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    """A ledger with the account `patients` of epsilon 1, of which ann spent a quarter; wide lines."""
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A ledger with the account `patients` of epsilon 1, of which ann spent a quarter. Printed lines are wide."""
     monkeypatch.setattr(console, "_width", 200)
     path = tmp_path / "ledger.sqlite"
     with Ledger(path) as ledger:
@@ -27,159 +30,202 @@ def place(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def told(run, place):
-    """What a ledger command says in JSON."""
+def run_json(run: Run, path: Path) -> RunJson:
+    """Run a ledger command with --json and return the document."""
 
-    def ask(*arguments):
-        code, out, err = run("ledger", *arguments, "--ledger", place, "--json")
+    def call(*arguments: object) -> Any:
+        code, out, err = run("ledger", *arguments, "--ledger", path, "--json")
         assert (code, err) == (0, "")
         return json.loads(out)
 
-    return ask
+    return call
 
 
-def test_status_shows_what_is_spent_and_by_whom(run, place, told):
-    (account,) = told("status")["accounts"]
+# --- budgets ------------------------------------------------------------------------------------------------------
+
+
+def test_status_shows_what_is_spent_and_by_whom(run: Run, path: Path, run_json: RunJson) -> None:
+    (account,) = run_json("status")["accounts"]
     assert account["spent"]["epsilon"] == pytest.approx(0.25)
-    assert [part["client"] for part in account["clients"]] == ["ann"]
-    code, out, _ = run("ledger", "status", "--ledger", place)
+    assert [each["client"] for each in account["clients"]] == ["ann"]
+    code, out, _ = run("ledger", "status", "--ledger", path)
     assert code == 0
     assert f"patients:{account['rows']}:{account['head']}" in out
     assert "25.00%" in out
+    assert "Clients of patients" in out
 
 
-def test_a_ledger_without_accounts_says_what_opens_them(run, tmp_path):
+def test_a_ledger_without_accounts_says_what_opens_them(run: Run, tmp_path: Path) -> None:
     Ledger(tmp_path / "new.sqlite").close()
     code, out, _ = run("ledger", "status", "--ledger", tmp_path / "new.sqlite")
     assert code == 0
     assert "no accounts yet" in out
 
 
-def test_an_account_nobody_has_asked_yet_shows_no_spenders(run, tmp_path):
+def test_an_unused_account_shows_no_clients(run: Run, tmp_path: Path) -> None:
     with Ledger(tmp_path / "new.sqlite") as ledger:
         ledger.open_account("patients", PureCost(1.0), Terms(1.0))
     _, out, _ = run("ledger", "status", "--ledger", tmp_path / "new.sqlite")
     assert "Account patients" in out
-    assert "Who spent" not in out
+    assert "Clients of" not in out
 
 
-def test_a_ledger_that_is_not_there_is_not_created_by_looking(run, tmp_path):
-    code, _, err = run("ledger", "status", "--ledger", tmp_path / "none.sqlite")
-    assert code == 1
-    assert "There is no ledger" in err
+def test_status_does_not_create_a_missing_ledger(run: Run, tmp_path: Path) -> None:
+    assert_error(run("ledger", "status", "--ledger", tmp_path / "none.sqlite"), 2, "does not exist")
     assert not (tmp_path / "none.sqlite").exists()
 
 
-def test_grant_raises_the_budget_and_keeps_the_delta(told):
-    granted = told("grant", "patients", "--epsilon", 2, *WHY)
+def test_grant_raises_the_budget_and_keeps_the_delta(run_json: RunJson) -> None:
+    granted = run_json("grant", "patients", "--epsilon", 2, *WHY)
     assert granted["budget"]["epsilon"] == pytest.approx(2)
     assert granted["terms"]["delta"] == 0
     assert granted["spent"]["epsilon"] == pytest.approx(0.25)
 
 
-def test_grant_to_a_client_sets_a_quota(run, place, told):
-    told("grant", "patients", "--client", "ann", "--share", 0.5, *WHY)
-    _, out, _ = run("ledger", "status", "--ledger", place)
+def test_grant_to_a_client_sets_a_quota(run: Run, path: Path, run_json: RunJson) -> None:
+    run_json("grant", "patients", "--client", "ann", "--share", 0.5, *WHY)
+    _, out, _ = run("ledger", "status", "--ledger", path)
     assert "50.00%" in out
 
 
-@pytest.mark.parametrize("both", [(), ("--epsilon", 2, "--client", "ann")])
-def test_grant_wants_a_budget_or_a_client_and_not_both(run, place, told, both):
-    before = told("status")
-    code, _, err = run("ledger", "grant", "patients", *both, *WHY, "--ledger", place)
-    assert code == 1
-    assert "one of them" in err
-    assert told("status") == before
+@pytest.mark.parametrize("options", [(), ("--epsilon", 2, "--client", "ann")])
+def test_grant_requires_either_a_budget_or_a_client(
+    run: Run, path: Path, run_json: RunJson, options: tuple[object, ...]
+) -> None:
+    before = run_json("status")
+    result = run("ledger", "grant", "patients", *options, *WHY, "--ledger", path)
+    assert_error(result, 2, "Either --epsilon (a budget) or --client (a quota) is required")
+    assert run_json("status") == before
 
 
-def test_revoke_takes_back_what_is_unspent(run, place, told):
-    code, out, _ = run("ledger", "revoke", "patients", *WHY, "--ledger", place)
+def test_share_requires_client_and_delta_requires_epsilon(run: Run, path: Path) -> None:
+    grant = ("ledger", "grant", "patients", *WHY, "--ledger", path)
+    assert_error(run(*grant, "--epsilon", 2, "--share", 0.5), 2, "--share requires --client")
+    assert_error(run(*grant, "--client", "ann", "--delta", 1e-5), 2, "--delta requires --epsilon")
+
+
+def test_an_invalid_share_is_reported_with_its_flag(run: Run, path: Path) -> None:
+    result = run("ledger", "grant", "patients", "--client", "ann", "--share", 2, *WHY, "--ledger", path)
+    assert_error(result, 2, "--share must be between 0 and 1, got 2.0")
+
+
+def test_revoke_takes_back_what_is_unspent(run: Run, path: Path, run_json: RunJson) -> None:
+    code, out, _ = run("ledger", "revoke", "patients", *WHY, "--ledger", path)
     assert code == 0
     assert "100.00%" in out
-    (account,) = told("status")["accounts"]
+    (account,) = run_json("status")["accounts"]
     assert account["limit_units"] == account["spent_units"]
 
 
-def test_export_writes_every_row_as_lines_or_as_one_document(run, place, told, tmp_path):
-    _, out, _ = run("ledger", "export", "--ledger", place)
+# --- audit log ----------------------------------------------------------------------------------------------------
+
+
+def test_export_writes_every_row_as_lines_or_as_one_document(
+    run: Run, path: Path, run_json: RunJson, tmp_path: Path
+) -> None:
+    _, out, _ = run("ledger", "export", "--ledger", path)
     lines = [json.loads(line) for line in out.splitlines()]
     assert [row["kind"] for row in lines if row["account"] == lines[-1]["account"]] == ["open", "charge"]
-    assert told("export") == lines
-    file = tmp_path / "journal.jsonl"
-    code, _, _ = run("ledger", "export", "--ledger", place, "--output", file)
+    assert run_json("export") == lines
+    file = tmp_path / "audit-log.jsonl"
+    code, _, _ = run("ledger", "export", "--ledger", path, "--output", file)
     assert code == 0
     assert file.read_text() == out
 
 
-def test_an_export_that_fails_leaves_the_earlier_file_and_nothing_else(run, place, tmp_path):
+def test_a_failed_export_keeps_the_earlier_file_and_leaves_no_other(
+    run: Run, path: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "exports"
     folder.mkdir()
-    file = folder / "journal.jsonl"
+    file = folder / "audit-log.jsonl"
     file.write_text("the earlier one")
-    code, _, err = run("ledger", "export", "--account", "nobody", "-o", file, "--ledger", place)
-    assert code == 1
-    assert "no account 'nobody'" in err
-    assert [path.name for path in folder.iterdir()] == ["journal.jsonl"]
+    result = run("ledger", "export", "--account", "nobody", "-o", file, "--ledger", path)
+    assert_error(result, 2, "no account 'nobody'")
+    assert [each.name for each in folder.iterdir()] == ["audit-log.jsonl"]
     assert file.read_text() == "the earlier one"
 
 
-def test_an_export_to_a_folder_that_is_not_there_is_refused_in_a_sentence(run, place, tmp_path):
-    code, _, err = run("ledger", "export", "-o", tmp_path / "no" / "journal.jsonl", "--ledger", place)
-    assert code == 1
-    assert "choose another file" in err
+def test_an_export_to_a_missing_folder_is_an_error(run: Run, path: Path, tmp_path: Path) -> None:
+    result = run("ledger", "export", "-o", tmp_path / "no" / "audit-log.jsonl", "--ledger", path)
+    assert_error(result, 1, "Cannot write the audit log")
 
 
-def test_verify_finds_an_edited_row_and_an_anchor_that_is_gone(run, place, told):
-    (account,) = told("status")["accounts"]
+def test_verify_finds_an_edited_row_and_a_missing_anchor(run: Run, path: Path, run_json: RunJson) -> None:
+    (account,) = run_json("status")["accounts"]
     anchor = f"patients:{account['rows']}:{account['head']}"
-    assert told("verify", "--anchor", anchor)["sound"] is True
-    code, out, _ = run("ledger", "verify", "--ledger", place)
+    assert run_json("verify", "--anchor", anchor)["sound"] is True
+    code, out, _ = run("ledger", "verify", "--ledger", path)
     assert code == 0
-    assert "Sound" in out
-    code, _, err = run("ledger", "verify", "--anchor", f"patients:1:{account['head']}", "--ledger", place)
-    assert code == 1
-    assert "patients" in err
-    with sqlite3.connect(place) as database:
+    assert "No faults found in 2 rows of 1 accounts." in out
+    wrong = f"patients:1:{account['head']}"
+    assert_error(run("ledger", "verify", "--anchor", wrong, "--ledger", path), 1, "'patients': row 1 is not")
+    with sqlite3.connect(path) as database:
         database.execute("UPDATE journal SET units = units - 1 WHERE kind = 'charge'")
-    code, out, err = run("ledger", "verify", "--json", "--ledger", place)
+    code, out, err = run("ledger", "verify", "--json", "--ledger", path)
     assert code == 1
     assert json.loads(out)["sound"] is False
-    assert "tampered with" in err
+    assert "was edited or is damaged" in err
+
+
+def test_the_last_row_at_row_100_is_printed_as_an_anchor(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "_width", 200)
+    path = tmp_path / "ledger.sqlite"
+    with Ledger(path) as ledger:
+        account = ledger.open_account("acc", PureCost(1.0), Terms(1.0))
+        ann = ledger.client("ann")
+        for _ in range(99):
+            ledger.charge(Charge(account.id, ann, "m/1", 1, rows=1))
+        head = ledger.account("acc").head
+    code, out, _ = run("ledger", "status", "--ledger", path)
+    assert code == 0
+    assert f"acc:100:{head}" in out
+    code, _, _ = run("ledger", "verify", "--ledger", path, "--anchor", f"acc:100:{head}")
+    assert code == 0
 
 
 @pytest.mark.parametrize("text", ["patients", "patients:one:" + "0" * 64, "patients:1:short"])
-def test_an_anchor_of_another_form_is_refused(run, place, text):
-    code, _, err = run("ledger", "verify", "--anchor", text, "--ledger", place)
-    assert code == 1
-    assert "ACCOUNT:ROW:HASH" in err
+def test_an_anchor_of_another_form_is_an_error(run: Run, path: Path, text: str) -> None:
+    result = run("ledger", "verify", "--anchor", text, "--ledger", path)
+    assert_error(result, 2, "--anchor must be ACCOUNT:ROW:HASH", repr(text))
 
 
-def test_keys_are_created_listed_and_revoked(run, place, told):
-    made = told("key", "create", "bob", "--days", 30)
-    code, out, _ = run("ledger", "key", "create", "eve", "--ledger", place)
+# --- API keys and addresses ---------------------------------------------------------------------------------------
+
+
+def test_keys_are_created_listed_and_revoked(run: Run, path: Path, run_json: RunJson) -> None:
+    made = run_json("key", "create", "bob", "--days", 30)
+    code, out, _ = run("ledger", "key", "create", "eve", "--ledger", path)
     assert code == 0
     shown = out.splitlines()[-1]
-    listed = told("key", "list")["keys"]
+    listed = run_json("key", "list")["keys"]
     assert [key["client"] for key in listed] == ["bob", "eve"]
     assert shown not in json.dumps(listed)
     assert made["key"] not in json.dumps(listed)
-    code, out, _ = run("ledger", "key", "revoke", made["id"], "--ledger", place)
+    code, out, _ = run("ledger", "key", "revoke", made["id"], "--ledger", path)
     assert code == 0
     assert "of bob is revoked" in out
-    assert told("key", "revoke", listed[1]["id"])["revoked"] is not None
-    _, out, _ = run("ledger", "key", "list", "--ledger", place)
+    assert run_json("key", "revoke", listed[1]["id"])["revoked"] is not None
+    _, out, _ = run("ledger", "key", "list", "--ledger", path)
     assert out.count("revoked 20") == 2
 
 
-def test_a_share_goes_with_a_client_and_a_delta_with_an_epsilon(run, place):
-    for options in (("--epsilon", 2, "--share", 0.5), ("--client", "ann", "--delta", 1e-5)):
-        code, _, err = run("ledger", "grant", "patients", *options, *WHY, "--ledger", place)
-        assert code == 1
-        assert "--share belongs to --client" in err
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--role", "owner"), "--role must be admin or client, got 'owner'"),
+        (("--days", 0), "--days must be greater than 0"),
+    ],
+)
+def test_invalid_options_of_a_key_are_reported_with_their_flags(
+    run: Run, path: Path, options: tuple[object, ...], message: str
+) -> None:
+    assert_error(run("ledger", "key", "create", "ann", *options, "--ledger", path), 2, message)
 
 
 @pytest.mark.parametrize("address", [":memory:", "sqlite://", "postgresql://host:abc/db", "mysql://host/db"])
-def test_an_address_that_keeps_nothing_or_names_nothing_is_refused(run, address):
-    code, _, err = run("ledger", "key", "create", "ann", "--ledger", address)
-    assert code == 1
-    assert "give one of these" in err
+def test_an_invalid_address_is_an_error(run: Run, address: str) -> None:
+    result = run("ledger", "key", "create", "ann", "--ledger", address)
+    assert_error(result, 2, "address must be a file, sqlite:///FILE or postgresql://USER@HOST/DATABASE")

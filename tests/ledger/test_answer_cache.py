@@ -105,7 +105,7 @@ def test_answers_of_a_rolled_back_transaction_are_not_found(
 
 
 def test_the_id_of_a_deleted_answer_is_not_used_again(path: Path) -> None:
-    """The shelf remembers the last number it has seen, and would never look at a smaller one."""
+    """The index remembers the last id that it has read, and would never look at a smaller one."""
     with Ledger(path) as ledger:
         account = charge_patients(ledger)
         ledger.store_answers(NewAnswers(account.id, (b"a" * 16,), b"x"))
