@@ -53,9 +53,9 @@ def test_a_file_is_read_in_every_form_from_the_folder_or_the_data_directory(
     tmp_path: Path, form: str, place: str
 ) -> None:
     path = write_form(tmp_path / place, form)
-    source = DataDirectory.of(tmp_path, ["set"])
-    assert source.find(FILE) == path
-    assert source.read_bytes([FILE]) == {"numbers": CONTENT}
+    directory = DataDirectory.of(tmp_path, ["set"])
+    assert directory.find(FILE) == path
+    assert directory.read_bytes([FILE]) == {"numbers": CONTENT}
 
 
 def test_a_plain_file_is_preferred_to_the_archive(tmp_path: Path) -> None:

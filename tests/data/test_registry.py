@@ -39,8 +39,8 @@ texas,10000,6169,100,10,4
 """
 
 
-def read_points(source: DataDirectory) -> Records:
-    content = source.read_bytes([DataFile("points.txt")])["points.txt"]
+def read_points(directory: DataDirectory) -> Records:
+    content = directory.read_bytes([DataFile("points.txt")])["points.txt"]
     numbers = np.array(content.split(), dtype=np.float32)
     return Records("points", numbers[:, None], (numbers > 5).astype(np.int64), 2)
 
@@ -54,7 +54,6 @@ POINTS = DataSet(
     shadow_models=2,
     alpha=1,
     read=read_points,
-    available=10,
     needs=((DataFile("points.txt"),),),
 )
 
@@ -98,7 +97,7 @@ def test_every_needed_file_can_be_downloaded_or_comes_with_a_package() -> None:
     for known in datasets().values():
         offered = {download.name for download in known.downloads}
         for alternatives in known.needs:
-            names = {name for part in alternatives for name in (part.name, f"{part.name}.gz", part.archive)}
+            names = {name for file in alternatives for name in (file.name, f"{file.name}.gz", file.archive)}
             assert names & offered, known.name
 
 

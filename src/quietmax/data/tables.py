@@ -290,7 +290,7 @@ def read_records(
     if label is None and Path(path).suffix.lower() == ".npz":
         label = "labels"
     if label is None:
-        raise InvalidInput(f"`label` must name the label column of {path}, here or in the schema file.")
+        raise InvalidInput(f"label must name the label column of {path}, here or in the schema file.")
     table = read_table(path, features=features, label=label)
     encoding = _encoding(table, schema, label, infer=infer)
     encoded, labels = encoding.encode(table.frame, label)
