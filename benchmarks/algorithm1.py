@@ -37,7 +37,7 @@ def main() -> None:
 
     def answer(source, stored: int) -> Callable[[], object]:
         mechanism, budget = Algorithm1("gaussian"), Budget(1.0, queries=10**9)
-        quiet = Predictor(model, mechanism, budget, noise=source, stored_answers=stored)
+        quiet = Predictor(model, mechanism, budget, noise=source, cache_size=stored)
         return lambda: quiet.predict_proba(queries)
 
     def unstored() -> object:

@@ -42,7 +42,8 @@ def test_a_budget_for_ten_answers_gives_exactly_ten() -> None:
         assert quiet.remaining.queries == 10 - index
         assert quiet.predict_proba(_queries(1, index)).shape == (1, 4)
     with pytest.raises(
-        BudgetExhausted, match="1 answers were asked for, but 10 of 10 are spent and 0 are left"
+        BudgetExhausted,
+        match="Privacy budget exhausted: 1 answer requested, 0 of 10 left",
     ):
         quiet.predict_proba(_queries(1, 99))
     assert quiet.answered == 10
@@ -94,15 +95,15 @@ def test_minus_zero_is_the_same_query_as_zero() -> None:
     assert quiet.answered == 1
 
 
-def test_without_stored_answers_every_query_costs_and_is_drawn_anew() -> None:
-    quiet = _predictor(10, stored_answers=0)
+def test_without_a_cache_every_query_costs_and_is_drawn_anew() -> None:
+    quiet = _predictor(10, cache_size=0)
     first, again = quiet.predict_proba(_queries(1)), quiet.predict_proba(_queries(1))
     assert quiet.answered == 2
     assert (first != again).any()
 
 
 def test_the_store_is_bounded() -> None:
-    quiet = _predictor(100, stored_answers=3)
+    quiet = _predictor(100, cache_size=3)
     quiet.predict(_queries(5))
     quiet.predict(_queries(5)[2:])
     assert quiet.answered == 5  # the last three are still stored
@@ -154,11 +155,11 @@ def test_a_mechanism_that_releases_labels_only_has_no_probabilities() -> None:
         quiet.predict_proba(_queries(1))
 
 
-@pytest.mark.parametrize("stored_answers", [0, 100])
+@pytest.mark.parametrize("cache_size", [0, 100])
 @pytest.mark.parametrize("durable", [False, True])
-def test_sixteen_threads_never_get_more_than_the_budget(stored_answers, durable, tmp_path) -> None:
+def test_sixteen_threads_never_get_more_than_the_budget(cache_size, durable, tmp_path) -> None:
     account = FileAccount.create(tmp_path / "account") if durable else None
-    quiet = _predictor(200, stored_answers=stored_answers, account=account)
+    quiet = _predictor(200, cache_size=cache_size, account=account)
     answered, refused = [], []
     start = threading.Barrier(16)
 
@@ -240,7 +241,7 @@ def test_any_torch_module_can_be_answered_for() -> None:
 
 def test_an_answer_dearer_than_the_whole_budget_is_refused_at_once() -> None:
     mechanism = Algorithm1("laplace", epsilon_sampling=1.0, epsilon_neuron=1.0)
-    with pytest.raises(InvalidInput, match="more than the whole budget"):
+    with pytest.raises(InvalidInput, match="must be at most the budget"):
         Predictor(_model(), mechanism, Budget(epsilon=1.0, queries=1))
 
 
@@ -290,7 +291,7 @@ def test_an_account_that_holds_no_whole_number_from_zero_up_answers_nothing(tmp_
     path = tmp_path / "account"
     path.write_text(content)
     for ask in (lambda: FileAccount(path).answered, lambda: FileAccount(path).charge(1, 10)):
-        with pytest.raises(DataUnavailable, match="damaged, so nobody knows"):
+        with pytest.raises(DataUnavailable, match=r"is damaged\. The number of charged answers is unknown"):
             ask()
     assert path.read_text() == content
 
@@ -298,9 +299,7 @@ def test_an_account_that_holds_no_whole_number_from_zero_up_answers_nothing(tmp_
 def test_a_missing_account_is_an_unknown_balance_and_not_a_new_one(tmp_path) -> None:
     account = FileAccount(tmp_path / "account")
     for ask in (lambda: account.answered, lambda: account.charge(1, 10)):
-        with pytest.raises(
-            DataUnavailable, match="is missing, so it is unknown how many answers were paid for"
-        ):
+        with pytest.raises(DataUnavailable, match=r"is missing\. The number of charged answers is unknown"):
             ask()
     assert not list(tmp_path.iterdir())
 
@@ -321,9 +320,9 @@ def test_the_owner_states_the_balance_of_a_new_account_once(tmp_path) -> None:
         FileAccount.create(tmp_path / "absent" / "account")
 
 
-def test_a_negative_store_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="stored_answers"):
-        _predictor(1, stored_answers=-1)
+def test_a_negative_cache_size_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="cache_size"):
+        _predictor(1, cache_size=-1)
 
 
 def test_probabilities_asked_of_a_labels_only_mechanism_cost_nothing() -> None:

@@ -379,7 +379,7 @@ def algorithm1():
         model = network(classes)
         for noise in ("gaussian", "laplace"):
             quiet = Predictor(
-                model, Algorithm1(noise), Budget(2000.0, queries=100), noise=SeededNoise(3), stored_answers=0
+                model, Algorithm1(noise), Budget(2000.0, queries=100), noise=SeededNoise(3), cache_size=0
             )
             told[f"{noise}, {classes} classes"] = {
                 "probabilities": quiet.predict_proba(asked(classes)),
@@ -489,7 +489,9 @@ def paper_network():
             train(points(), settings=replace(SMALL, hidden=(8, 5), activation="sigmoid", epochs=2))
         ),
         "published": {
-            name: each for name, each in published_sensitivity(single).to_json().items() if type(each) is float
+            name: each
+            for name, each in published_sensitivity(single).to_json().items()
+            if type(each) is float
         },
         "alpha": [search.alpha, [trial.validation_accuracy for trial in search.trials]],
     }

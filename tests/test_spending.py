@@ -16,7 +16,7 @@ import joblib
 import numpy as np
 import pytest
 
-from quietmax import spending as accounts
+from quietmax import spending
 from quietmax.accounting import Budget
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.estimators import PrivateHead, Teachers, open_private, save_private
@@ -84,14 +84,14 @@ def test_a_budget_for_one_answer_gives_one_answer_in_five_forks_and_the_parent_t
     assert answers[5] in ([0], [1])
 
 
-def test_a_fork_is_refused_in_one_sentence_that_says_what_to_do() -> None:
+def test_a_fork_is_refused_with_a_message_that_says_what_works() -> None:
     quiet = predictor()
     sentence = in_fork(lambda: quiet.predict(FEATURES[:1]).tolist())
     assert sentence.startswith(f"This is a fork of process {os.getpid()}, which holds the privacy budget")
-    assert "open its folder" in sentence
+    assert "opened from its folder" in sentence
 
 
-def test_stored_answers_and_the_balance_are_refused_in_a_fork_too() -> None:
+def test_cached_answers_and_the_balance_are_refused_in_a_fork_too() -> None:
     quiet = predictor()
     quiet.predict(FEATURES[:1])
     assert REFUSED in in_fork(lambda: quiet.predict(FEATURES[:1]).tolist())
@@ -206,6 +206,6 @@ def test_exact_noise_differs_between_parent_and_fork() -> None:
 
 
 def test_the_mark_of_this_process_stays() -> None:
-    mark = accounts._fork_mark
+    mark = spending._fork_mark
     in_fork(lambda: 0)
-    assert accounts._fork_mark is mark
+    assert spending._fork_mark is mark

@@ -29,13 +29,16 @@ def _model():
             "learning_rate must be a number, got a value of type str",
         ),
         (lambda: qm.TrainingSettings(epochs=None), "epochs must be a number, got a value of type NoneType"),
-        (lambda: qm.Predictor(_model(), "algorithm1", qm.Budget(1.0)), "is no mechanism"),
+        (lambda: qm.Predictor(_model(), "algorithm1", qm.Budget(1.0)), "mechanism must be a mechanism"),
         (lambda: qm.Predictor(_model(), qm.Algorithm1("gaussian"), 1.0), "budget must be a Budget"),
         (
             lambda: qm.Predictor(ROWS, qm.Algorithm1("gaussian"), qm.Budget(1.0)),
             "model must be a trained model",
         ),
-        (lambda: qm.PrivateHead(classes=3, declared_size=8).fit(ROWS, LABELS), "classes are no list"),
+        (
+            lambda: qm.PrivateHead(classes=3, declared_size=8).fit(ROWS, LABELS),
+            "classes must be a flat sequence",
+        ),
     ],
 )
 def test_a_thing_of_another_type_is_refused_with_what_to_give(wrong, sentence) -> None:

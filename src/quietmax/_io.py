@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever ends the writing."""
+"""Atomic file writes, and writing figures."""
 
 from __future__ import annotations
 
@@ -15,9 +15,17 @@ if TYPE_CHECKING:
 
 
 def atomic_write(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let `write` fill a file beside the path, flush it and put it in place in one step.
+    """Write a file so that it is replaced completely or not at all, whatever ends the writing.
 
-    A pipe or a device cannot be replaced and is written to directly.
+    `write` fills a temporary file in the same folder, which is flushed to the disk and then renamed. A pipe or a device
+    cannot be replaced and is written to directly.
+
+    Parameters
+    ----------
+    path : Path
+        The file to write.
+    write : callable
+        Takes a path and writes the content there.
     """
     place = Path(os.path.realpath(path))
     if place.exists() and not place.is_file():
@@ -39,31 +47,58 @@ def atomic_write(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def check_figure(path: str | Path | None) -> None:
-    """Refuse a file that `write_picture` could not write, before the work whose result it shows; None asks for none."""
+    """Raise `QuietmaxError` for a path that `write_figure` could not write to, before the figure is computed.
+
+    Parameters
+    ----------
+    path : str, Path or None
+        The file; None if no figure is wanted.
+
+    Raises
+    ------
+    QuietmaxError
+        If the format is unknown or the file cannot be written.
+    """
     if path is None:
         return
     from matplotlib.figure import Figure
 
     file = Path(path)
     if file.suffix.lower().removeprefix(".") not in Figure().canvas.get_supported_filetypes():
-        problem = f"a picture cannot end in '{file.suffix}'" if file.suffix else "its name has no ending"
+        problem = f"the format '{file.suffix}' is not supported" if file.suffix else "it has no extension"
     elif not file.parent.is_dir():
-        problem = f"there is no folder {file.parent}"
+        problem = f"the folder {file.parent} does not exist"
     elif file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-        problem = "it is a folder, or not writable"
+        problem = "it is a folder or not writable"
     else:
         return
     raise QuietmaxError(
-        f"The plot cannot be written to {path}, as {problem}; choose a writable .png, .pdf or .svg file."
+        f"The figure cannot be written to {path}: {problem}. A writable .png, .pdf or .svg file is required."
     )
 
 
 def write_figure(figure: Figure, path: str | Path) -> Path:
-    """Write the figure in the format that the file's ending names."""
+    """Write a figure in the format that the file's extension names.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+        The figure.
+    path : str or Path
+        The file to write.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    QuietmaxError
+        If it cannot be written.
+    """
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as problem:
-        raise QuietmaxError(
-            f"The plot could not be written to {path} ({problem}); choose a writable .png, .pdf or .svg file."
-        ) from problem
+        raise QuietmaxError(f"The figure could not be written to {path} ({problem}).") from problem
     return Path(path)

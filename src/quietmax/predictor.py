@@ -1,4 +1,4 @@
-"""Predictor: a model, a mechanism and a budget. It spends before it draws, and refuses when the budget is gone."""
+"""Predictor: a model, a mechanism and a budget. It charges before it draws, and stops when the budget is spent."""
 
 from __future__ import annotations
 
@@ -29,19 +29,70 @@ _PROVEN = (GaussianScores, NoisyMax, SampledNeuron)
 
 @dataclass(frozen=True)
 class Remaining:
-    """What is left: a cost in the mechanism's measure, and the number of further queries it pays for."""
+    """What is left of a budget.
+
+    Parameters
+    ----------
+    cost : PureCost or GaussianCost
+        The remaining cost, in the mechanism's measure.
+    queries : int
+        The number of further queries that it pays for.
+    """
 
     cost: Cost
     queries: int
 
 
 class Predictor:
-    """Answers queries with a mechanism under a budget shared by everyone who asks.
+    """Answers queries with a mechanism, under a budget that all callers share.
 
-    A batch is answered whole or not at all. The same query asked again gets the stored answer at no cost, as long
-    as it is among the last ``stored_answers`` ones (0 turns this off). Safe to share between threads. What was spent
-    is kept by ``account``: in memory, or in a `FileAccount` that outlives the process. A predictor answers only in the
-    process that made it: a forked process must open the model's folder itself.
+    A batch is answered completely or not at all. An identical query is answered from the cache at no cost. A predictor
+    is safe to share between threads. It answers only in the process that made it: a forked process must open the
+    model's folder itself.
+
+    Parameters
+    ----------
+    model : Classifier
+        A trained model, as `quietmax.train` returns it.
+    mechanism : Mechanism
+        The mechanism; parameters that it leaves open are set from the model and the budget.
+    budget : Budget
+        The total of all answers, and the number of queries that share it.
+    noise : NoiseSource
+        Where the mechanism draws its noise from. Exact noise by default.
+    cache_size : int
+        The number of answers that the cache keeps; 0 turns it off.
+    account : Account or None
+        Counts the answers that were charged. In memory by default; a `FileAccount` outlives the process.
+
+    Attributes
+    ----------
+    model : Classifier
+        The model.
+    mechanism : Mechanism
+        The mechanism with every parameter set.
+    budget : Budget
+        The budget.
+    noise : NoiseSource
+        The noise source.
+    cost : PureCost or GaussianCost
+        The cost of one answer.
+
+    Raises
+    ------
+    InvalidInput
+        If an argument has the wrong type, or the budget does not pay for one answer.
+
+    Examples
+    --------
+    >>> import quietmax as qm
+    >>> data = qm.load("mnist-5k", records=500)
+    >>> model = qm.train(data, settings=qm.TrainingSettings(epochs=1))
+    >>> quiet = qm.Predictor(model, qm.Algorithm1("laplace"), qm.Budget(epsilon=1.0, queries=10))
+    >>> quiet.predict(data.test.features[:4]).shape
+    (4,)
+    >>> quiet.remaining.queries
+    6
     """
 
     def __init__(
@@ -51,19 +102,17 @@ class Predictor:
         budget: Budget,
         *,
         noise: NoiseSource = EXACT,
-        stored_answers: int = 10_000,
+        cache_size: int = 10_000,
         account: Account | None = None,
     ) -> None:
-        if stored_answers < 0:
-            raise InvalidInput(
-                f"stored_answers is {stored_answers}, but must be 0 (none are kept) or more; give such a number."
-            )
         check_type(model, Classifier, "model", "a trained model, as quietmax.train returns it")
         check_type(budget, Budget, "budget", "a Budget, as in Budget(epsilon=1.0, queries=100)")
         if not hasattr(mechanism, "prepared"):
             raise InvalidInput(
-                f"{mechanism!r} is no mechanism; give one, as in Algorithm1(noise='gaussian')."
+                f"mechanism must be a mechanism, as in Algorithm1(noise='gaussian'), got {mechanism!r}."
             )
+        if cache_size < 0:
+            raise InvalidInput(f"cache_size must be at least 0, got {cache_size}.")
         self.model = model
         self.budget = budget
         self.noise = noise
@@ -76,12 +125,11 @@ class Predictor:
         self._queries = affordable if budget.queries is None else min(affordable, budget.queries)
         if self._queries < 1:
             raise InvalidInput(
-                f"One answer costs {self.cost}, more than the whole budget of {self._meter.total}; "
-                "raise the budget or lower the mechanism's epsilons."
+                f"The cost of one answer must be at most the budget of {self._meter.total}, got {self.cost}."
             )
         self._account: Account = MemoryAccount() if account is None else account
-        self._stored: OrderedDict[bytes, Answers] = OrderedDict()
-        self._stored_answers = stored_answers
+        self._cache: OrderedDict[bytes, Answers] = OrderedDict()
+        self._cache_size = cache_size
         self._process = OwnProcess()
         self._lock = threading.Lock()
 
@@ -93,30 +141,46 @@ class Predictor:
 
     @property
     def answered(self) -> int:
-        """How many answers were paid for."""
+        """The number of answers that were charged."""
         return self._account.answered
 
     def move_account(self, moved: Callable[[int], Account]) -> None:
-        """Go on with the account that ``moved`` makes for the answers paid so far; nothing is answered meanwhile.
+        """Continue with another account; nothing is answered meanwhile.
 
-        A budget lives in one place: once it has left this process's memory it cannot be moved again.
+        A budget lives in one place: once it is in a file it cannot be moved again.
+
+        Parameters
+        ----------
+        moved : callable
+            Takes the number of answers charged so far and returns the new account.
+
+        Raises
+        ------
+        InvalidInput
+            If the account is a `FileAccount` already.
         """
         self._process.check()
         with self._lock:
             if isinstance(self._account, FileAccount):
                 raise InvalidInput(
-                    f"The budget of this model moved to {self._account.path.parent} when it was saved, and lives there "
-                    "alone; open that folder, or fit again."
+                    f"The budget of this model is in {self._account.path.parent} since the model was saved. Only a "
+                    "model opened from that folder can spend it."
                 )
             self._account = moved(self.answered)
 
     @property
     def guarantee(self) -> Guarantee:
-        """What is claimed of all answers together, once the whole budget is spent."""
+        """What is claimed of all answers together, when the whole budget is spent."""
         return self.guarantee_with(self.noise)
 
     def guarantee_with(self, noise: NoiseSource) -> Guarantee:
-        """What would be claimed if the noise came from this source."""
+        """Return what is claimed if the noise comes from a source.
+
+        Parameters
+        ----------
+        noise : NoiseSource
+            The noise source.
+        """
         one = self.mechanism.guarantee(self.model.classes)
         total = Guarantee.of(
             one.cost.times(self._queries),
@@ -147,59 +211,88 @@ class Predictor:
         )
 
     def predict_proba(self, features: Features) -> NDArray[np.float64]:
-        """Randomised class probabilities, shape (queries, classes)."""
+        """Return randomised class probabilities, shape (queries, classes).
+
+        Parameters
+        ----------
+        features : ndarray of shape (queries, features)
+            The queries.
+
+        Raises
+        ------
+        InvalidInput
+            If the queries are invalid, or the mechanism releases labels only. Nothing is charged.
+        BudgetExhausted
+            If the budget does not pay for all new queries. None is answered and nothing is charged.
+        """
         if not releases_probabilities(self.mechanism, self.model.classes):
-            raise InvalidInput(f"{self.mechanism.name} releases labels only; ask predict() instead.")
+            raise InvalidInput(
+                f"The mechanism {self.mechanism.name} releases labels only; predict() returns them."
+            )
         probabilities = self._answer(features).probabilities
         assert probabilities is not None
         return probabilities
 
     def predict(self, features: Features) -> NDArray[np.int64]:
-        """Randomised labels, shape (queries,)."""
+        """Return randomised labels, shape (queries,).
+
+        Parameters
+        ----------
+        features : ndarray of shape (queries, features)
+            The queries.
+
+        Raises
+        ------
+        InvalidInput
+            If the queries are invalid. Nothing is charged.
+        BudgetExhausted
+            If the budget does not pay for all new queries. None is answered and nothing is charged.
+        """
         return self._answer(features).labels
 
     def __getstate__(self) -> dict[str, Any]:
         raise InvalidInput(
-            "A predictor cannot be pickled or copied: the copy would carry the budget too, to be spent twice; "
-            "save the model and open one predictor."
+            "A predictor cannot be pickled or copied, because the budget could then be spent twice. A saved model can "
+            "be opened again."
         )
 
     def _answer(self, features: Features) -> Answers:
+        """Answer identical queries from the cache and charge for the others."""
         self._process.check()
         queries = np.ascontiguousarray(features, dtype=np.float32)
         if queries.ndim != 2:
-            raise InvalidInput(
-                f"Queries have shape {queries.shape}, but expected (queries, features); add an axis."
-            )
+            raise InvalidInput(f"Queries must have shape (queries, features), got {queries.shape}.")
         with self._lock:
-            if not self._stored_answers:
+            if not self._cache_size:
                 return self._draw(queries)
             keys = [row.tobytes() for row in queries + np.float32(0)]  # -0.0 becomes 0.0
-            stored = {key: self._stored[key] for key in keys if key in self._stored}
-            new = {key: index for index, key in enumerate(keys) if key not in stored}
+            known = {key: self._cache[key] for key in keys if key in self._cache}
+            new = {key: index for index, key in enumerate(keys) if key not in known}
             if new:
                 drawn = self._draw(queries[list(new.values())])
                 for index, key in enumerate(new):
                     probabilities = None if drawn.probabilities is None else drawn.probabilities[index]
-                    stored[key] = Answers(drawn.labels[index], probabilities)
-            self._keep(stored)
-            return _joined([stored[key] for key in keys], self.model.classes)
+                    known[key] = Answers(drawn.labels[index], probabilities)
+            self._keep(known)
+            return _joined([known[key] for key in keys], self.model.classes)
 
     def _draw(self, queries: NDArray[np.float32]) -> Answers:
-        """Charge for the queries, then draw their answers."""
+        """Charge for the queries, then draw their answers. Invalid queries raise before the charge."""
         scores = self._answerer.scores(queries)
         self._account.charge(len(queries), self._queries)
         return self._answerer.release(scores)
 
     def _keep(self, answers: dict[bytes, Answers]) -> None:
+        """Put answers into the cache and drop the ones that were not used for longest."""
         for key, answer in answers.items():
-            self._stored[key] = answer
-            self._stored.move_to_end(key)
-        while len(self._stored) > self._stored_answers:
-            self._stored.popitem(last=False)
+            self._cache[key] = answer
+            self._cache.move_to_end(key)
+        while len(self._cache) > self._cache_size:
+            self._cache.popitem(last=False)
 
 
 def _joined(answers: list[Answers], classes: int) -> Answers:
+    """Join the answers to single queries."""
     labels = np.array([answer.labels for answer in answers], dtype=np.int64)
     if any(answer.probabilities is None for answer in answers):
         return Answers(labels, None)

@@ -1,4 +1,4 @@
-"""Account: how many answers were paid for. In memory, or in a file that outlives the process."""
+"""Accounts: they count the answers that were charged, in memory or in a file that outlives the process."""
 
 from __future__ import annotations
 
@@ -15,26 +15,41 @@ from typing import Any, Protocol
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
 
 ACCOUNT_FILE = "account.json"
-"""Where a model folder counts the answers paid for."""
+"""The file of a model folder that counts the charged answers."""
 
 
 class Account(Protocol):
-    """Counts paid answers. `charge` returns only after the charge is as durable as the account can make it."""
+    """The interface of an account, which counts charged answers."""
 
     @property
     def answered(self) -> int:
-        """How many answers were paid for."""
+        """The number of answers that were charged."""
         ...
 
     def charge(self, queries: int, limit: int) -> None:
-        """Pay for ``queries`` answers, or raise `BudgetExhausted` if more than ``limit`` would be paid for in all."""
+        """Charge for answers. The charge is as durable as the account can make it when this returns.
+
+        Parameters
+        ----------
+        queries : int
+            The number of answers to charge.
+        limit : int
+            The number of answers that the budget pays for in all.
+
+        Raises
+        ------
+        BudgetExhausted
+            If more than `limit` answers would be charged in all. Nothing is charged.
+        """
         ...
 
 
 _fork_mark = object()
+"""Replaced in the child of every fork."""
 
 
 def _mark_fork() -> None:
+    """Replace the mark."""
     global _fork_mark
     _fork_mark = object()
 
@@ -46,7 +61,7 @@ class OwnProcess:
     """The process in which this object was made; `check` raises in every other one (THEORY 3.12).
 
     A fork copies what is in memory. Every fork by Python replaces a mark in the child, so a process id that is used
-    again does not help; the process id detects a fork by C code, which does not replace the mark.
+    again does not matter. The process id detects a fork by C code, which does not replace the mark.
     """
 
     def __init__(self) -> None:
@@ -54,16 +69,19 @@ class OwnProcess:
         self._id = os.getpid()
 
     def check(self) -> None:
-        """Raise `QuietmaxError` in any other process. Call it before waiting for a lock: a fork copies locks too."""
+        """Raise `QuietmaxError` in any other process.
+
+        Call this before waiting for a lock, because a fork copies locks too.
+        """
         if self._mark is not _fork_mark or self._id != os.getpid():
             raise QuietmaxError(
-                f"This is a fork of process {self._id}, which holds the privacy budget; a copy of the budget in memory "
-                "pays for nothing. Ask in that process, or save the model there and open its folder in this process."
+                f"This is a fork of process {self._id}, which holds the privacy budget. A copy of the budget pays for "
+                "nothing. A model that was saved by that process can be opened from its folder here."
             )
 
 
 class MemoryAccount:
-    """An account that ends with the process. Safe to share between threads; a forked process is refused."""
+    """An account in memory. It is safe to share between threads, and raises in a forked process."""
 
     def __init__(self) -> None:
         self._answered = 0
@@ -72,26 +90,56 @@ class MemoryAccount:
 
     @property
     def answered(self) -> int:
-        """How many answers were paid for."""
+        """The number of answers that were charged."""
         self._process.check()
         return self._answered
 
     def charge(self, queries: int, limit: int) -> None:
-        """Pay for ``queries`` answers or refuse."""
+        """Charge for answers.
+
+        Parameters
+        ----------
+        queries : int
+            The number of answers to charge.
+        limit : int
+            The number of answers that the budget pays for in all.
+
+        Raises
+        ------
+        BudgetExhausted
+            If more than `limit` answers would be charged in all. Nothing is charged.
+        """
         self._process.check()
         with self._lock:
             self._answered = _charged(self._answered, queries, limit)
 
     def __getstate__(self) -> dict[str, Any]:
-        raise InvalidInput("An account in memory cannot be copied or pickled: the copy would be spent again.")
+        raise InvalidInput(
+            "An account in memory cannot be copied or pickled, because the copy could be spent again."
+        )
 
 
 class FileAccount:
-    """An account in a small file, safe to share between processes of one machine.
+    """An account in a small file that the processes of one machine can share.
 
     A charge holds the file's lock and is flushed to the disk before `charge` returns: a crash may cost budget, but
-    never gives an answer that was not paid for. The file must exist (see `create`): if it is missing, the balance is
+    never gives an answer that was not charged. The file must exist (see `create`): if it is missing, the balance is
     unknown and nothing is answered.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> account = FileAccount.create(Path(folder.name) / "account.json")
+    >>> account.charge(3, limit=10)
+    >>> FileAccount(account.path).answered
+    3
+    >>> folder.cleanup()
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -99,45 +147,70 @@ class FileAccount:
 
     @classmethod
     def create(cls, path: str | Path, answered: int = 0) -> FileAccount:
-        """Create the file of a new account, or of one whose file was lost; an existing file is left alone.
+        """Create the file of a new account, or of one whose file was lost.
 
         Parameters
         ----------
-        path : where the file is created.
-        answered : how many answers were paid for already. For a lost file: at least as many as were given.
+        path : str or Path
+            The file to create; an existing file is left alone.
+        answered : int
+            The number of answers that were charged already. For a lost file: at least as many as were given.
+
+        Returns
+        -------
+        FileAccount
+            The account.
+
+        Raises
+        ------
+        InvalidInput
+            If the file exists, or `answered` is not an integer of at least 0.
+        QuietmaxError
+            If the file cannot be created.
         """
         account = cls(path)
         if isinstance(answered, bool) or not isinstance(answered, int) or answered < 0:
-            raise InvalidInput(
-                f"answered must be an integer from 0 up, got {answered!r}; give the number of answers paid for."
-            )
+            raise InvalidInput(f"answered must be an integer of at least 0, got {answered!r}.")
         try:
-            number, made = tempfile.mkstemp(prefix=f".{account.path.name}-", dir=account.path.parent)
+            descriptor, staging = tempfile.mkstemp(prefix=f".{account.path.name}-", dir=account.path.parent)
             try:
-                os.write(number, account_text(answered).encode())
-                os.fsync(number)
-                os.link(made, account.path)
+                os.write(descriptor, account_text(answered).encode())
+                os.fsync(descriptor)
+                os.link(staging, account.path)
             finally:
-                os.close(number)
-                os.unlink(made)
+                os.close(descriptor)
+                os.unlink(staging)
         except FileExistsError as problem:
             raise InvalidInput(
-                f"There is an account {account.path} already; open it with FileAccount instead."
+                f"The account {account.path} already exists; FileAccount(path) opens it."
             ) from problem
         except OSError as problem:
             raise QuietmaxError(
-                f"The account {account.path} cannot be created ({problem.strerror}); make its folder writable."
+                f"The account {account.path} cannot be created ({problem.strerror})."
             ) from problem
         return account
 
     @property
     def answered(self) -> int:
-        """How many answers were paid for."""
+        """The number of answers that were charged."""
         with self._locked(os.O_RDONLY) as file:
             return self._read(file)
 
     def charge(self, queries: int, limit: int) -> None:
-        """Pay for ``queries`` answers or refuse."""
+        """Charge for answers.
+
+        Parameters
+        ----------
+        queries : int
+            The number of answers to charge.
+        limit : int
+            The number of answers that the budget pays for in all.
+
+        Raises
+        ------
+        BudgetExhausted
+            If more than `limit` answers would be charged in all. Nothing is charged.
+        """
         with self._locked(os.O_RDWR) as file:
             total = _charged(self._read(file), queries, limit)
             # One short write in place, always of the same length: far below a disk sector, so never torn.
@@ -146,25 +219,24 @@ class FileAccount:
 
     @contextmanager
     def _locked(self, access: int) -> Iterator[int]:
+        """Open and lock the file."""
         try:
             file = os.open(self.path, access)
         except FileNotFoundError as problem:
             raise DataUnavailable(
-                f"The account {self.path} is missing, so it is unknown how many answers were paid for and nothing is "
-                "answered. Restore it from a copy, or state the number: FileAccount.create(path, answered=...)."
+                f"The account {self.path} is missing. The number of charged answers is unknown, so nothing is "
+                "answered. Restore the file from a backup, or state the number: FileAccount.create(path, answered=...)."
             ) from problem
         except OSError as problem:
             raise QuietmaxError(
-                f"The account {self.path} cannot be opened ({problem.strerror}), so nothing can be charged and nothing "
-                "is answered; make its folder writable."
+                f"The account {self.path} cannot be opened ({problem.strerror}). Nothing was charged or answered."
             ) from problem
         try:
             fcntl.flock(file, fcntl.LOCK_SH if access == os.O_RDONLY else fcntl.LOCK_EX)
             yield file
         except OSError as problem:
             raise QuietmaxError(
-                f"The account {self.path} cannot be written ({problem.strerror}), so nothing was answered; "
-                "make room or give the right to write."
+                f"The account {self.path} cannot be read or written ({problem.strerror}). Nothing was answered."
             ) from problem
         finally:
             # A process forked meanwhile holds a copy of the open file, so closing it here would keep the lock.
@@ -172,6 +244,7 @@ class FileAccount:
             os.close(file)
 
     def _read(self, file: int) -> int:
+        """Return the number of charged answers."""
         try:
             answered = json.loads(os.pread(file, 1024, 0))["answered"]
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -179,14 +252,21 @@ class FileAccount:
         if isinstance(answered, str) and answered.isascii() and answered.isdigit():
             return int(answered)
         raise DataUnavailable(
-            f"The account {self.path} is damaged, so nobody knows what was spent and nothing is answered; restore it "
-            "from a copy."
+            f"The account {self.path} is damaged. The number of charged answers is unknown, so nothing is answered. "
+            "Restore the file from a backup."
         )
 
 
 def account_text(answered: int) -> str:
-    """What the file of a `FileAccount` holds, always of the same length.
+    """Return the content of an account file, always of the same length.
 
+    Parameters
+    ----------
+    answered : int
+        The number of charged answers.
+
+    Examples
+    --------
     >>> account_text(7)
     '{"answered": "00000000000000000007"}'
     """
@@ -194,10 +274,11 @@ def account_text(answered: int) -> str:
 
 
 def _charged(answered: int, queries: int, limit: int) -> int:
+    """Return the number of charged answers after a charge, or raise `BudgetExhausted`."""
     left = max(limit - answered, 0)
     if queries > left:
+        answers = "1 answer" if queries == 1 else f"{queries} answers"
         raise BudgetExhausted(
-            f"{queries} answers were asked for, but {answered} of {limit} are spent and {left} are left; "
-            f"ask at most {left}, or open a new budget if the owner of the records allows it."
+            f"Privacy budget exhausted: {answers} requested, {left} of {limit} left. Nothing was charged."
         )
     return answered + queries

@@ -85,7 +85,7 @@ def test_a_picture_that_cannot_be_written_is_refused_before_the_target_is_asked(
     run, folder, table, tmp_path, monkeypatch, name
 ):
     monkeypatch.setattr("quietmax.attacks.base.run_together", lambda *_, **__: pytest.fail("queried"))
-    with pytest.raises(QuietmaxError, match="The plot cannot be written to"):
+    with pytest.raises(QuietmaxError, match="The figure cannot be written to"):
         run(folder, "--data", table, *OWN, "--plot", tmp_path / name)
 
 

@@ -70,7 +70,7 @@ def test_a_picture_is_written_on_request(tmp_path):
 def test_a_picture_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch, arguments):
     for name in ("load", "_prepared"):
         monkeypatch.setattr(command, name, lambda *_, **__: pytest.fail("began"))
-    with pytest.raises(QuietmaxError, match="there is no folder"):
+    with pytest.raises(QuietmaxError, match="does not exist"):
         run(*arguments, "--plot", tmp_path / "missing" / "audit.svg")
 
 
