@@ -168,10 +168,10 @@ def test_verify_finds_an_edited_row_and_a_missing_anchor(run: Run, path: Path, r
     assert "was edited or is damaged" in err
 
 
-def test_the_last_row_at_row_100_is_printed_as_an_anchor(
+def test_the_last_row_is_printed_in_one_line_as_an_anchor(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(console, "_width", 200)
+    monkeypatch.setattr(console, "_width", 40)
     path = tmp_path / "ledger.sqlite"
     with Ledger(path) as ledger:
         account = ledger.open_account("acc", PureCost(1.0), Terms(1.0))

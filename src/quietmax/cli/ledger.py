@@ -166,9 +166,9 @@ def _print_account(account: AccountState) -> None:
             ("budget", f"{_cost(account.limit)} ({account.limit.measure})"),
             ("spent", f"{_cost(account.spent)} ({spent})"),
             ("remaining", _cost(account.remaining)),
-            ("audit log", f"{account.name}:{account.sequence}:{account.head}"),
         ),
     )
+    console.print(f"Audit log: {account.name}:{account.sequence}:{account.head}", soft_wrap=True)
 
 
 def _print_clients(account: AccountState, subaccounts: list[Subaccount]) -> None:
