@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -324,3 +325,26 @@ def test_a_copy_made_before_is_charged_for_its_own_answers(tmp_path: Path, model
         for name in ("one", "two"):
             (deployment,) = deploy(ledger, load_models([str(tmp_path / name)]))
         assert ledger.account("patients").spent_units == 8 * deployment.unit_cost
+
+
+def test_a_model_has_no_account_before_it_is_deployed(folder: Path) -> None:
+    (model,) = load_models([str(folder / "head")])
+    with pytest.raises(QuietmaxError, match="The model head/1 is not bound to an account"):
+        _ = model.account
+
+
+def test_a_model_without_a_budget_requires_one_for_a_new_account(folder: Path, ledger: Ledger) -> None:
+    (model,) = load_models([str(folder / "head")])
+    unbudgeted = replace(model, terms=None)
+    with pytest.raises(InvalidInput, match=r"'visitors' does not exist and .* `budget` is required"):
+        deploy(ledger, [unbudgeted])
+    assert ledger.accounts() == []
+    deploy(ledger, [model])
+    assert deploy(ledger, [unbudgeted])[0].account.name == "visitors"
+
+
+def test_a_cost_per_answer_of_zero_is_refused(folder: Path, ledger: Ledger) -> None:
+    (model,) = load_models([str(folder / "asked")])
+    with pytest.raises(InvalidInput, match="must be greater than 0"):
+        deploy(ledger, [replace(model, cost=PureCost(0.0))])
+    assert ledger.accounts() == []

@@ -124,3 +124,18 @@ def test_a_connection_that_ends_within_the_body_charges_nothing(idle: Service) -
     run_async(infer())
     assert sent[0]["status"] == 400
     assert idle.ledger.account(idle.deployment("plain", None).account.name).spent_units == 0
+
+
+def test_an_internal_error_is_500_and_reveals_nothing(
+    plain: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("secret inner detail")
+
+    monkeypatch.setattr(plain.service, "deployment", broken)
+    response = plain.infer(some_rows(1))
+    assert response.status_code == 500
+    check_message(response)
+    assert "secret" not in response.text
+    assert b'"event":"failed","kind":"RuntimeError"' in plain.log.getvalue()
+    assert b"secret" not in plain.log.getvalue()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import httpx
 import pytest
 
 from quietmax.server import Settings
+from quietmax.server.metrics import Log
 from tests.server.running_service import (
     LEDGER_DOWN,
     Running,
@@ -73,3 +75,11 @@ def test_metrics_say_that_the_ledger_is_down(plain: Running, monkeypatch: pytest
     assert "quietmax_ledger_up 0.0" in plain.http.get("/metrics").text
     assert httpx.get(f"{plain.url}/metrics", headers={"authorization": "Bearer qm_wrong"}).status_code == 401
     assert plain.http.get("/v2/models").status_code == 503
+
+
+def test_a_log_that_cannot_be_written_stops_nothing() -> None:
+    stream = io.BytesIO()
+    stream.close()
+    log = Log(stream)
+    log.event("started")
+    assert log._lines == [], "lines that cannot be written are dropped, not kept in memory"

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +181,16 @@ def test_a_folder_with_an_equals_sign_in_its_name_is_a_folder(
     assert deployment.label == "head/1"
     with pytest.raises(QuietmaxError):
         load_models(["eps=2"])
+
+
+def test_a_mechanism_that_spends_a_delta_per_answer_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guarantee = Algorithm1.guarantee
+
+    def with_delta(self: Algorithm1, classes: int) -> Guarantee:
+        return replace(guarantee(self, classes), extra_delta=1e-9)
+
+    monkeypatch.setattr(Algorithm1, "guarantee", with_delta)
+    with pytest.raises(InvalidInput, match="spends a delta with every answer"):
+        load_models([str(folder / "plain")], budget=Terms(1.0), accept_unproven=True)
