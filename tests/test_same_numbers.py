@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -284,7 +285,7 @@ def budgets():
 def dpsgd_noise():
     """A root search over a numerical privacy loss distribution (FFT) or Renyi divergences: close, not exact."""
     runs = [(1.0, 1e-5, Schedule(0.1, 100)), (4.0, 1e-6, Schedule(1.0, 40))]
-    told = {}
+    told: dict[str, Any] = {}
     for accountant in ("pld", "rdp", "zcdp", "ac", "nc"):
         told[f"proven {accountant}"] = [noise_multiplier(*run, accountant=accountant) for run in runs]
         if accountant != "pld":
@@ -319,7 +320,7 @@ def sources():
 @case(exact=True)
 def noise():
     """Whole numbers of grid steps: the same everywhere. The exact source reads its entropy from a seed here."""
-    told = {}
+    told: dict[str, Any] = {}
     for name, source in sources().items():
         told[name] = {
             "gaussian": source.gaussian(1000.0, 200),
@@ -350,7 +351,7 @@ def answers_of(mechanism, values, source):
 @case()
 def proven_mechanisms():
     pure, gaussian = PureCost(1.5), GaussianCost(1.2)
-    mechanisms = {
+    mechanisms: dict[str, Any] = {
         f"sampled neuron {noise} {selection}": SampledNeuron(
             noise, selection, bounds=bounds(), per_query=pure if noise == "laplace" else gaussian
         )
@@ -374,7 +375,7 @@ def proven_mechanisms():
 
 @case()
 def algorithm1():
-    told = {}
+    told: dict[str, Any] = {}
     for classes in (2, 3):
         model = network(classes)
         for noise in ("gaussian", "laplace"):
@@ -406,7 +407,7 @@ def algorithm1():
 def table_and_split():
     """Parsing, scaling and hashing of single rows. The column on a logarithmic scale is compared in `encoding`."""
     declared = load_records(TABLE)
-    told = {
+    told: dict[str, Any] = {
         "labels": declared.labels,
         "classes": declared.classes,
         "names": list(declared.encoding.feature_names),
@@ -471,7 +472,7 @@ def paper_network():
     single = network()
     parts = [split(points().records, size=60 + 10 * seed, seed=seed) for seed in range(3)]
     stacked = train_many(parts, alpha=0.5, settings=SMALL)
-    losses = {
+    losses: dict[str, Any] = {
         "cross-entropy": CrossEntropy(),
         "quadratic": Quadratic(),
         "convexified over samples": Convexified(2.0, "samples"),
@@ -532,8 +533,8 @@ def guarantee_numbers(estimator) -> dict:
 def heads():
     features, labels = blobs()
     others = blobs(30, seed=1)[0]
-    public = {"classes": range(3), "declared_size": 300, "random_state": 5}
-    kinds = {
+    public: dict[str, Any] = {"classes": range(3), "declared_size": 300, "random_state": 5}
+    kinds: dict[str, Any] = {
         "gradient": PrivateHead(2.0, 1e-5, **public),
         "gradient, noisy size": PrivateHead(2.0, 1e-5, **(public | {"declared_size": None})),
         "gradient, no centring": PrivateHead(2.0, 1e-5, centring=0.0, steps=10, **public),
@@ -541,7 +542,7 @@ def heads():
         "output": PrivateHead(2.0, 1e-5, method="output", **public),
         "convexified": PrivateHead(2.0, 1e-5, method="output", loss="convexified", alpha=0.5, **public),
     }
-    told = {}
+    told: dict[str, Any] = {}
     for name, head in kinds.items():
         head.fit(features, labels)
         told[name] = {
@@ -573,16 +574,22 @@ def teachers():
     features, labels = blobs()
     others = blobs(30, seed=1)[0]
     small = TrainingSettings(hidden=(8,), loss=CrossEntropy(), learning_rate=0.02, epochs=4, batch_size=16)
-    public = {"classes": range(3), "declared_size": 300, "random_state": 5, "queries": 60, "teachers": 5}
+    public: dict[str, Any] = {
+        "classes": range(3),
+        "declared_size": 300,
+        "random_state": 5,
+        "queries": 60,
+        "teachers": 5,
+    }
     build = lambda width, classes: torch.nn.Linear(width, classes)  # noqa: E731
-    kinds = {
+    kinds: dict[str, Any] = {
         "label": Teachers(30.0, network=small, **public),
         "label, gaussian": Teachers(30.0, method="gaussian", network=small, **public),
         "label, exponential": Teachers(30.0, method="exponential", features=UnitNorm(1.0), **public),
         "probabilities": Teachers(30.0, release="probabilities", network=small, **public),
         "modules": Teachers(30.0, network=build, **(public | {"teachers": 3})),
     }
-    told = {}
+    told: dict[str, Any] = {}
     for name, crowd in kinds.items():
         crowd.fit(features, labels)
         told[name] = {
@@ -618,9 +625,9 @@ def _convolution(_features, classes):
 def dpsgd():
     features, labels = blobs()
     others = blobs(30, seed=1)[0]
-    public = {"classes": range(3), "declared_size": 300, "random_state": 5, "steps": 15}
+    public: dict[str, Any] = {"classes": range(3), "declared_size": 300, "random_state": 5, "steps": 15}
     fixed = public | {"accountant": "zcdp"}
-    kinds = {
+    kinds: dict[str, Any] = {
         "full batch, pld": DPSGD(4.0, 1e-5, sampling_rate=1.0, **public),
         "poisson, pld": DPSGD(4.0, 1e-5, sampling_rate=0.3, hidden=(8,), activation="tanh", **public),
         "full batch": DPSGD(4.0, 1e-5, sampling_rate=1.0, **fixed),
@@ -633,7 +640,7 @@ def dpsgd():
         "paper": DPSGD(4.0, 1e-5, analysis="published", preset="paper", **(fixed | {"accountant": "rdp"})),
         "module": DPSGD(4.0, 1e-5, network=_convolution, sampling_rate=0.3, **fixed),
     }  # fmt: skip
-    told = {}
+    told: dict[str, Any] = {}
     for name, private in kinds.items():
         private.fit(features, labels)
         plan = private.plan_
@@ -695,7 +702,7 @@ def attacks():
     judge = TrainingSettings(hidden=(16,), loss=CrossEntropy(), learning_rate=0.01, l2=1e-6, epochs=10)
     noisy = Answerer.prepare(model, Algorithm1("gaussian"), Budget(20.0), noise=SeededNoise(2))
     labels_only = lambda rows: model.predict(rows)  # noqa: E731
-    told = {}
+    told: dict[str, Any] = {}
     for name, attack, pool in (
         ("shadow", Shadow(network=judge), disjoint),
         ("threshold", Threshold(), disjoint),
@@ -734,7 +741,7 @@ def shadow_networks():
 @case(within=0.02)
 def audits():
     """Events are counted in samples of seeded noise, some of which may cross a border on another processor."""
-    told = {}
+    told: dict[str, Any] = {}
     for name, subject in (
         ("noisy max", NoisyMax("exponential", bounds=bounds(), per_query=PureCost(1.0))),
         ("sampled neuron", SampledNeuron("gaussian", bounds=bounds(), per_query=GaussianCost(1.0))),
