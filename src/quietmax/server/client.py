@@ -57,10 +57,9 @@ class Client:
     timeout : float
         Seconds to wait for a response.
 
-    Examples
+    See Also
     --------
-    >>> with Client("http://127.0.0.1:8080", key="qm_...") as client:  # doctest: +SKIP
-    ...     client.infer("income", [{"age": 30, "hours": 20, "sex": "female"}]).labels
+    quietmax.server.Service : has an example that starts a service and sends queries.
     """
 
     def __init__(

@@ -57,6 +57,33 @@ class Service:
         Finds out who sends a request.
     metrics : Metrics
         Counters of this process.
+
+    Examples
+    --------
+    Train a head, save it, serve it and send two queries:
+
+    >>> import io, tempfile
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> from quietmax import PrivateHead
+    >>> from quietmax.estimators import save_private
+    >>> from quietmax.ledger import Ledger
+    >>> from quietmax.models.features import Identity
+    >>> from quietmax.server import Client, Settings, deploy, load_models
+    >>> from quietmax.server.metrics import Log
+    >>> from quietmax.server.run import run_in_thread
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(300, 2))
+    >>> head = PrivateHead(1.0, 1e-5, features=Identity(), declared_size=300, classes=[0, 1])
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     folder = save_private(head.fit(X, X[:, 0] > 0), Path(place) / "sign", dataset="points")
+    ...     ledger = Ledger(Path(place) / "ledger.sqlite")
+    ...     deployments = deploy(ledger, load_models([str(folder)]))
+    ...     service = Service(ledger, deployments, Settings(anonymous=True), Log(io.BytesIO()))
+    ...     with run_in_thread(service) as url, Client(url) as client:
+    ...         response = client.infer("sign", [[-1.0, 0.0], [1.0, 0.0]])
+    >>> response.labels.shape, response.parameters["cost"]
+    ((2,), 0.0)
     """
 
     def __init__(
