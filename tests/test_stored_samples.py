@@ -14,11 +14,13 @@ from pathlib import Path
 import numpy as np
 import psycopg
 import pytest
+from sqlalchemy import text
 
 # All names of the package that this file uses, so that a renamed one is changed in one place.
 from quietmax import BudgetExhausted, load_model
 from quietmax.accounting import PureCost
 from quietmax.cli import main
+from quietmax.errors import InvalidInput
 from quietmax.estimators import open_private
 from quietmax.ledger import Charge, Charged, Ledger, LimitExceeded, Replayed, Terms, find_key
 from quietmax.privacy_card import read_card
@@ -384,6 +386,25 @@ def test_records_and_models_that_a_ledger_knows_are_not_counted_anew(name, ledge
         ledger.charge_training(whole, "approximate/1", "d" * 64, "all")
         assert ledger.account("visitors").spent_units == visitors.spent_units
         assert ledger.account("whole").spent_units == whole.spent_units
+        with pytest.raises(InvalidInput, match="reserved for the model approximate/1"):
+            ledger.grant("whole", Terms(9.0, 1e-3), "The board allows more.")
+
+
+@pytest.mark.parametrize("name", ["filled", "postgresql"])
+def test_a_migrated_ledger_keeps_its_rows_and_adds_rows_in_new_words(name, ledger_at):
+    with Ledger(ledger_at(name)) as ledger:
+        with ledger._engine.connect() as connection:
+            version = connection.execute(text("SELECT value FROM meta WHERE name = 'version'")).scalar_one()
+        assert version == "2"
+        old = [entry.hash for entry in ledger.export()]
+        moved = ledger.open_account(
+            "third", PureCost(1.0), Terms(1.0), digest="a" * 64, because="The board allows a third study."
+        )
+        ledger.charge_training(moved, "approximate/2", "e" * 64, "all")
+        kinds = {entry.kind for entry in ledger.export()}
+        assert {"alone", "bind", "carried over", "exclusive", "reassign"} <= kinds
+        assert set(old) < {entry.hash for entry in ledger.export()}
+        assert ledger.verify().sound
 
 
 def test_a_damaged_row_of_a_stored_ledger_is_found(ledger_at):
