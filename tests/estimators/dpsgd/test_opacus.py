@@ -47,7 +47,7 @@ def _convolution(_features=16, classes=3):
 
 
 @pytest.mark.parametrize("build", [_convolution, Tied])
-def test_the_clipped_sum_of_a_module_equals_a_loop_over_its_records(build):
+def test_the_clipped_sum_of_a_module_equals_a_loop_over_its_records(build) -> None:
     torch.manual_seed(0)
     module = build()
     features, labels = _blobs(20)
@@ -66,7 +66,7 @@ def test_the_clipped_sum_of_a_module_equals_a_loop_over_its_records(build):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_a_record_that_overflows_counts_nothing():
+def test_a_record_that_overflows_counts_nothing() -> None:
     module = torch.nn.Linear(16, 3)
     features, labels = _blobs(8)
     inputs, targets = torch.from_numpy(features), torch.from_numpy(labels)
@@ -80,7 +80,7 @@ def test_a_record_that_overflows_counts_nothing():
         torch.testing.assert_close(ours, theirs)
 
 
-def test_the_noise_on_a_module_has_the_stated_spread():
+def test_the_noise_on_a_module_has_the_stated_spread() -> None:
     """20,100 exact draws: their mean square is off by 6% with probability < 1e-8."""
     module = torch.nn.Linear(200, 100)
     before = [parameter.detach().clone() for parameter in module.parameters()]
@@ -97,7 +97,7 @@ def test_the_noise_on_a_module_has_the_stated_spread():
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_a_module_of_ones_own_learns_and_its_guarantee_names_what_is_assumed(optimizer):
+def test_a_module_of_ones_own_learns_and_its_guarantee_names_what_is_assumed(optimizer) -> None:
     features, labels = _blobs()
     others, truth = _blobs(seed=1)
     fitted = DPSGD(
@@ -119,7 +119,7 @@ def test_a_module_of_ones_own_learns_and_its_guarantee_names_what_is_assumed(opt
     )
 
 
-def test_a_seeded_run_of_a_module_repeats():
+def test_a_seeded_run_of_a_module_repeats() -> None:
     features, labels = _blobs(60)
     outputs = []
     for _ in range(2):
@@ -131,7 +131,7 @@ def test_a_seeded_run_of_a_module_repeats():
     torch.testing.assert_close(outputs[0], outputs[1])
 
 
-def test_modules_that_mix_records_or_cannot_be_trained_are_refused():
+def test_modules_that_mix_records_or_cannot_be_trained_are_refused() -> None:
     features, labels = _blobs(20)
     mixing = torch.nn.Sequential(torch.nn.Linear(16, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
     frozen = torch.nn.Linear(16, 3).requires_grad_(False)

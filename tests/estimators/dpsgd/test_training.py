@@ -35,7 +35,7 @@ def _blobs(count=90, classes=3, columns=5, seed=0):
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("sampling", ["poisson", "shuffled"])
 @pytest.mark.parametrize("hidden", [(), (7,), (6, 5)])
-def test_a_stack_equals_single_runs_with_own_noise_clip_seed_and_records(optimizer, sampling, hidden):
+def test_a_stack_equals_single_runs_with_own_noise_clip_seed_and_records(optimizer, sampling, hidden) -> None:
     features, labels = _blobs()
     settings = PrivateSettings(
         hidden=hidden,
@@ -75,7 +75,7 @@ def test_a_stack_equals_single_runs_with_own_noise_clip_seed_and_records(optimiz
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_without_noise_and_clipping_it_is_torchs_own_optimiser(optimizer):
+def test_without_noise_and_clipping_it_is_torchs_own_optimiser(optimizer) -> None:
     features, labels = _blobs(40)
     settings = PrivateSettings(
         hidden=(6,),
@@ -123,7 +123,7 @@ def test_without_noise_and_clipping_it_is_torchs_own_optimiser(optimizer):
     torch.testing.assert_close(ours.biases[1][0, 0], module[2].bias.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_the_noise_has_the_stated_spread_and_networks_of_one_seed_share_it():
+def test_the_noise_has_the_stated_spread_and_networks_of_one_seed_share_it() -> None:
     """Without records a step is noise alone. 20,100 draws: their mean square is off by 6% with probability < 1e-8."""
     features, labels = np.zeros((3, 200), np.float32), np.zeros(3, np.int64)
     settings = PrivateSettings(sampling_rate=0.1, steps=1, learning_rate=1.0)
@@ -149,7 +149,7 @@ def test_the_noise_has_the_stated_spread_and_networks_of_one_seed_share_it():
     assert abs(correlation) < 0.05  # seven standard deviations
 
 
-def test_steps_are_scaled_by_the_declared_size_not_the_true_one():
+def test_steps_are_scaled_by_the_declared_size_not_the_true_one() -> None:
     features, labels = _blobs(30)
     settings = PrivateSettings(sampling_rate=1.0, steps=1, learning_rate=1.0)
     start = initial_mlp((5, 3), "tanh", (0, 0)).weight_vectors()
@@ -168,7 +168,7 @@ def test_steps_are_scaled_by_the_declared_size_not_the_true_one():
 
 
 @pytest.mark.parametrize("source", ["seeded", "operating system"])
-def test_poisson_batches_take_every_record_independently_at_the_stated_rate(source):
+def test_poisson_batches_take_every_record_independently_at_the_stated_rate(source) -> None:
     """4,000 steps: a count of mean 1200 and deviation 29 is off by more than 6.5 deviations with p < 1e-10."""
     settings = PrivateSettings(sampling_rate=0.3, steps=1)
     records, steps = 40, 4000
@@ -188,7 +188,7 @@ def test_poisson_batches_take_every_record_independently_at_the_stated_rate(sour
 
 
 @pytest.mark.parametrize("source", ["seeded", "operating system"])
-def test_shuffled_batches_take_every_record_once_an_epoch(source):
+def test_shuffled_batches_take_every_record_once_an_epoch(source) -> None:
     settings = PrivateSettings(sampling_rate=0.25, steps=1, sampling="shuffled")
     rows = np.arange(10)
     batches = seeded_batches(rows, 0, 8, settings) if source == "seeded" else secret_batches(10, 8, settings)
@@ -201,7 +201,7 @@ def test_shuffled_batches_take_every_record_once_an_epoch(source):
     assert len(set(orders)) == 3
 
 
-def test_alpha_convexifies_the_loss_of_each_record_by_itself():
+def test_alpha_convexifies_the_loss_of_each_record_by_itself() -> None:
     features, labels = _blobs(12, classes=4)
     network = initial_mlp((5, 6, 4), "tanh", (0,))
     padded = torch.cat([torch.from_numpy(features), torch.zeros(1, 5)])
@@ -219,7 +219,7 @@ def test_alpha_convexifies_the_loss_of_each_record_by_itself():
         torch.testing.assert_close(gradients.kernels[0][0], kernel.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_progress_is_told_and_divergence_is_an_error():
+def test_progress_is_told_and_divergence_is_an_error() -> None:
     features, labels = _blobs()
     seen = []
     options = {"noise_multipliers": [1.0], "seeds": [0]}
@@ -241,20 +241,20 @@ def test_progress_is_told_and_divergence_is_an_error():
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"rows": []}, "no network"),
-        ({"rows": [np.array([0, 95])]}, "outside"),
+        ({"rows": []}, "at least one network"),
+        ({"rows": [np.array([0, 95])]}, "Row numbers must be from 0 to 89"),
         ({"seeds": [0, 1]}, "seeds"),
-        ({"noise_multipliers": [-1.0]}, "negative"),
+        ({"noise_multipliers": [-1.0]}, "at least 0"),
         ({"noise_multipliers": [np.inf]}, "finite"),
         ({"max_grad_norms": [0.0]}, "positive"),
         ({"sizes": [0]}, "positive"),
-        ({"labels": np.full(90, 3)}, "label"),
+        ({"labels": np.full(90, 3)}, "Labels must be"),
         ({"labels": np.zeros(5, np.int64)}, "shape"),
         ({"features": np.full((90, 5), np.nan)}, "NaN"),
         ({"alpha": -1.0}, "alpha"),
     ],
 )
-def test_bad_input_is_refused_with_a_sentence(changes, match):
+def test_bad_input_is_refused_with_a_sentence(changes, match) -> None:
     features, labels = _blobs()
     options = {"features": features, "labels": labels, "classes": 3, "rows": [np.arange(90)], "seeds": [0]}
     options |= {"noise_multipliers": [1.0], "settings": SETTINGS} | changes
@@ -262,34 +262,14 @@ def test_bad_input_is_refused_with_a_sentence(changes, match):
         train_private_stack(**options)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"hidden": (0,)},
-        {"activation": "cube"},
-        {"sampling_rate": 0.0},
-        {"sampling_rate": 1.5},
-        {"steps": 0},
-        {"max_grad_norm": 0.0},
-        {"learning_rate": float("nan")},
-        {"optimizer": "newton"},
-        {"sampling": "sorted"},
-        {"l2": -1.0},
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(fields):
-    with pytest.raises(InvalidInput):
-        PrivateSettings(**fields)
-
-
-def _blobs_of_private_release(count=600, seed=0):
+def _clusters(count=600, seed=0):
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, 3, count)
     centres = 3 * np.random.default_rng(99).normal(size=(3, 5))
     return (centres[labels] + generator.normal(size=(count, 5))).astype(np.float32), labels
 
 
-def test_without_records_the_weights_move_by_noise_of_the_stated_spread():
+def test_without_records_the_weights_move_by_noise_of_the_stated_spread() -> None:
     """20,100 exact draws: their mean square is off by 6% with probability < 1e-8."""
     settings = PrivateSettings(sampling_rate=0.1, steps=1, learning_rate=1.0, max_grad_norm=0.5)
     empty = np.zeros((0, 200), np.float32)
@@ -302,8 +282,8 @@ def test_without_records_the_weights_move_by_noise_of_the_stated_spread():
 
 
 @pytest.mark.parametrize("hidden", [(), (8,), (8, 6)])
-def test_it_trains_what_the_stacked_engine_trains_when_there_is_hardly_any_noise(hidden):
-    features, labels = _blobs_of_private_release()
+def test_it_trains_what_the_stacked_engine_trains_when_there_is_hardly_any_noise(hidden) -> None:
+    features, labels = _clusters()
     settings = PrivateSettings(
         hidden=hidden,
         sampling_rate=1.0,
@@ -323,8 +303,8 @@ def test_it_trains_what_the_stacked_engine_trains_when_there_is_hardly_any_noise
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "shuffled"])
-def test_it_learns_and_no_two_runs_are_alike(sampling):
-    features, labels = _blobs_of_private_release()
+def test_it_learns_and_no_two_runs_are_alike(sampling) -> None:
+    features, labels = _clusters()
     settings = PrivateSettings(
         sampling_rate=0.3, steps=60, max_grad_norm=1.0, learning_rate=0.5, sampling=sampling
     )
@@ -342,7 +322,7 @@ def test_it_learns_and_no_two_runs_are_alike(sampling):
         )
         for _ in range(2)
     ]
-    others, truth = _blobs_of_private_release(seed=1)
+    others, truth = _clusters(seed=1)
     assert (runs[0].logits(others).argmax(1).numpy() == truth).mean() > 0.9
     assert not torch.equal(runs[0].weight_vectors(), runs[1].weight_vectors())
     assert told[-1] == (60, 60)
@@ -357,8 +337,8 @@ def test_it_learns_and_no_two_runs_are_alike(sampling):
         ({"settings": PrivateSettings(steps=2, learning_rate=1e308), "noise_multiplier": 1e9}, QuietmaxError),
     ],
 )
-def test_bad_input_and_divergence_are_refused(changes, error):
-    features, labels = _blobs_of_private_release()
+def test_bad_input_and_divergence_are_refused(changes, error) -> None:
+    features, labels = _clusters()
     options = {"features": features, "labels": labels, "classes": 3, "settings": PrivateSettings(steps=2)}
     options |= {"noise_multiplier": 1.0, "size": 600, "seed": 0} | changes
     with pytest.raises(error):
@@ -372,7 +352,7 @@ def _records(count=500, seed=0):
     return Records("blobs", features.astype(np.float32), labels, 2)
 
 
-def test_a_sweep_trains_every_network_as_if_alone():
+def test_a_sweep_trains_every_network_as_if_alone() -> None:
     splits = [split(_records(), size=200, seed=0)]
     splits.append(split(splits[0].records, size=200, seed=1))
     sweep = train_sweep(splits, epsilons=[5.0, 500.0], accountants=["zcdp", "nc"])
@@ -393,18 +373,18 @@ def test_a_sweep_trains_every_network_as_if_alone():
     assert sweep.accuracies()[1, 1, 1] == (answers == splits[1].test.labels).mean() > 0.8
 
 
-def test_splits_of_different_records_and_differing_settings_are_refused():
+def test_splits_of_different_records_and_differing_settings_are_refused() -> None:
     one, two = split(_records(), size=100, seed=0), split(_records(seed=1), size=100, seed=0)
     with pytest.raises(InvalidInput, match="same records"):
         train_sweep([one, two], epsilons=[1.0], accountants=["nc"])
-    with pytest.raises(InvalidInput, match="equal ones"):
+    with pytest.raises(InvalidInput, match="same size"):
         train_sweep([one, split(one.records, size=90, seed=1)], epsilons=[1.0], accountants=["nc"])
-    with pytest.raises(InvalidInput, match="one learning rate"):
+    with pytest.raises(InvalidInput, match="same settings"):
         train_sweep([one], epsilons=[1.0, 8.0], accountants=["rdp"], analysis="proven", preset="default")
 
 
 @pytest.mark.slow
-def test_published_dpsgd_on_location_reproduces_the_order_and_shape_of_the_papers_curves(real_data):
+def test_published_dpsgd_on_location_reproduces_the_order_and_shape_of_the_papers_curves(real_data) -> None:
     """One split instead of ten: a test accuracy of 0.6 on 1200 records has a deviation of 0.014, a loss 0.022."""
     accountants, epsilons = ("rdp", "zcdp", "ac", "nc"), (1.0, 10.0, 100.0, 1000.0)
     data = split(load_records("location", data_dir=real_data), size=1200, seed=0)

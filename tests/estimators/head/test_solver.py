@@ -60,7 +60,7 @@ OBJECTIVES: list[Objective] = [
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 @pytest.mark.parametrize("fast_iterations", [500, 3, 0])
-def test_the_tolerance_is_reached_with_and_without_the_fast_solver(objective, fast_iterations):
+def test_the_tolerance_is_reached_with_and_without_the_fast_solver(objective, fast_iterations) -> None:
     table = random_table(0)
     solution = minimise(table, objective, 1e-7, fast_iterations=fast_iterations)
     assert solution.gradient_bound <= 1e-7
@@ -70,7 +70,7 @@ def test_the_tolerance_is_reached_with_and_without_the_fast_solver(objective, fa
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
-def test_the_computed_gradient_is_within_its_rounding_bound(objective):
+def test_the_computed_gradient_is_within_its_rounding_bound(objective) -> None:
     rng = np.random.default_rng(1)
     for seed in range(20):
         table = random_table(seed)
@@ -80,7 +80,7 @@ def test_the_computed_gradient_is_within_its_rounding_bound(objective):
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
-def test_the_smoothness_bound_holds_along_random_directions(objective):
+def test_the_smoothness_bound_holds_along_random_directions(objective) -> None:
     rng = np.random.default_rng(2)
     table = random_table(3)
     for _ in range(200):
@@ -92,7 +92,7 @@ def test_the_smoothness_bound_holds_along_random_directions(objective):
         assert objective.regularisation * (1 - 1e-3) <= curvature <= objective.smoothness(table) * (1 + 1e-3)
 
 
-def test_the_minimiser_equals_scikit_learns_logistic_regression():
+def test_the_minimiser_equals_scikit_learns_logistic_regression() -> None:
     table = random_table(4, records=200)
     size, regularisation = 200.0, 0.01
     solution = minimise(table, MeanCrossEntropy(size, regularisation), 1e-9)
@@ -102,7 +102,7 @@ def test_the_minimiser_equals_scikit_learns_logistic_regression():
     np.testing.assert_allclose(solution.weights, reference.coef_, atol=1e-5)
 
 
-def test_the_minimiser_equals_the_reference_solver():
+def test_the_minimiser_equals_the_reference_solver() -> None:
     table = random_table(5, records=10)
     for objective in (MeanCrossEntropy(7.0, 0.02), Tilted(0.7, 3.0, 0.02)):
         problem = Problem(
@@ -148,7 +148,7 @@ def difficult(name: str) -> Table:
 )
 @pytest.mark.parametrize("regularisation", [1e-4, 1.0])
 @pytest.mark.parametrize("fast_iterations", [500, 0])
-def test_difficult_data_are_solved_to_the_tolerance_too(name, regularisation, fast_iterations):
+def test_difficult_data_are_solved_to_the_tolerance_too(name, regularisation, fast_iterations) -> None:
     table = difficult(name)
     size = 20.0
     tolerance = 0.005 * math.sqrt(2) / size
@@ -173,7 +173,7 @@ def test_difficult_data_are_solved_to_the_tolerance_too(name, regularisation, fa
 )
 def test_the_rounding_error_stays_below_the_tolerance_wherever_a_certified_minimiser_may_lie(
     objective, features
-):
+) -> None:
     tolerance = certifiable_tolerance(objective, features, 10, at_least=1e-9)
     farthest = objective.max_weight_norm(10) + tolerance / objective.regularisation
     for records in (1, objective.max_records):
@@ -182,7 +182,7 @@ def test_the_rounding_error_stays_below_the_tolerance_wherever_a_certified_minim
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
-def test_the_public_bounds_on_length_and_steepness_hold(objective):
+def test_the_public_bounds_on_length_and_steepness_hold(objective) -> None:
     for seed in range(5):
         table = random_table(seed, records=min(objective.max_records, 80))
         solution = minimise(table, objective, 1e-7)
@@ -190,13 +190,13 @@ def test_the_public_bounds_on_length_and_steepness_hold(objective):
         assert objective.smoothness(table) <= objective.max_smoothness
 
 
-def test_settings_too_steep_to_be_minimised_are_refused_from_public_numbers():
+def test_settings_too_steep_to_be_minimised_are_refused_from_public_numbers() -> None:
     for objective in (MeanCrossEntropy(100.0, 1e-9), Tilted(1e5, 60.0, 1e-4)):
         with pytest.raises(InvalidInput, match="condition number"):
             certifiable_tolerance(objective, 5, 3, at_least=1e-6)
 
 
-def test_a_tolerance_below_the_rounding_error_is_refused_at_once():
+def test_a_tolerance_below_the_rounding_error_is_refused_at_once() -> None:
     with pytest.raises(InvalidInput, match="Float64 cannot certify"):
         minimise(random_table(7), MeanCrossEntropy(1e-9, 0.1), 1e-9)
 
@@ -226,7 +226,7 @@ def against_a_crowd(
 @pytest.mark.parametrize(("records", "columns", "classes", "regularisation", "size"), SETTINGS)
 def test_removing_one_record_moves_the_minimiser_by_at_most_the_bound(
     records, columns, classes, regularisation, size
-):
+) -> None:
     problem = random_problems(
         torch.Generator().manual_seed(records),
         2000,
@@ -247,7 +247,7 @@ def test_removing_one_record_moves_the_minimiser_by_at_most_the_bound(
     assert logits.norm(dim=1).max() <= certified.logits(bound).value
 
 
-def test_the_bounds_on_weights_and_logits_are_reached_to_more_than_ninety_percent():
+def test_the_bounds_on_weights_and_logits_are_reached_to_more_than_ninety_percent() -> None:
     regularisation, size = 0.01, 100.0
     moved = movement(against_a_crowd(0.002, 20_000.0, regularisation, size))[0]
     bound = certified.head_output(regularisation=regularisation, declared_size=size)
@@ -258,7 +258,7 @@ def test_the_bounds_on_weights_and_logits_are_reached_to_more_than_ninety_percen
     assert 0.9 * together.value < (moved @ torch.ones(1, dtype=torch.float64)).norm() <= together.value
 
 
-def test_climbing_towards_the_worst_record_does_not_pass_the_bound():
+def test_climbing_towards_the_worst_record_does_not_pass_the_bound() -> None:
     """Survival of the furthest: the record's place and label, its company's places, labels and numbers evolve."""
     generator = torch.Generator().manual_seed(1)
     regularisation, size, batch = 0.01, 50.0, 128
@@ -296,7 +296,7 @@ def test_climbing_towards_the_worst_record_does_not_pass_the_bound():
     assert lengths.max() > max(start, 0.8 * bound)
 
 
-def test_replacing_a_record_moves_the_minimiser_by_at_most_twice_the_bound():
+def test_replacing_a_record_moves_the_minimiser_by_at_most_twice_the_bound() -> None:
     problem = random_problems(torch.Generator().manual_seed(3), 400, 6, 2, 3, regularisation=0.01, size=6.0)
     rows, labels = problem.rows.clone(), problem.labels.clone()
     rows[:, 0], labels[:, 0] = -rows[:, 0], (labels[:, 0] + 1) % 3
@@ -312,7 +312,7 @@ def test_replacing_a_record_moves_the_minimiser_by_at_most_twice_the_bound():
 )
 def test_removing_one_record_moves_the_tilted_minimiser_by_at_most_the_bound(
     alpha, classes, regularisation, mass
-):
+) -> None:
     problem = random_problems(
         torch.Generator().manual_seed(7),
         120,
@@ -333,14 +333,14 @@ def test_removing_one_record_moves_the_tilted_minimiser_by_at_most_the_bound(
     assert losses.max() <= math.log(classes) + math.sqrt(2) * longest
 
 
-def test_the_tilted_bound_is_reached_to_more_than_ninety_percent_where_tilting_is_slight():
+def test_the_tilted_bound_is_reached_to_more_than_ninety_percent_where_tilting_is_slight() -> None:
     constants = {"regularisation": 3e-6, "alpha": 1e-5, "mass": 4e5}
     moved = movement(against_a_crowd(0.0015, 2e4, **constants))[0].norm()
     bound = certified.head_tilted(classes=2, **constants)
     assert 0.9 * bound.value < moved <= bound.value
 
 
-def test_the_number_shows_when_tilting_makes_the_sensitivity_useless():
+def test_the_number_shows_when_tilting_makes_the_sensitivity_useless() -> None:
     settings = {"regularisation": 0.01, "classes": 10}
     tilted = certified.head_tilted(alpha=1.0, mass=10_000.0, **settings)
     untilted = certified.head_output(regularisation=0.01, declared_size=10_000)
@@ -351,7 +351,7 @@ def test_the_number_shows_when_tilting_makes_the_sensitivity_useless():
     assert slight.value == pytest.approx(0.0226, abs=5e-5)
 
 
-def test_tolerance_and_rounding_are_added_to_the_bounds():
+def test_tolerance_and_rounding_are_added_to_the_bounds() -> None:
     exact = certified.head_output(regularisation=0.1, declared_size=50)
     loose = certified.head_output(regularisation=0.1, declared_size=50, tolerance=0.01)
     assert loose.value == pytest.approx(exact.value + 0.2, rel=1e-9)
@@ -362,7 +362,7 @@ def test_tolerance_and_rounding_are_added_to_the_bounds():
     assert certified.head_gradient(0.5, coordinates=100, grid=0.01).value == pytest.approx(0.6, rel=1e-9)
 
 
-def test_every_certified_sensitivity_says_that_it_is_and_where_it_comes_from():
+def test_every_certified_sensitivity_says_that_it_is_and_where_it_comes_from() -> None:
     weights = certified.head_output(regularisation=0.1, declared_size=50)
     bounds = certified.score_bounds(weights, classes=4, length=2.0)
     for entry in (weights, bounds.one, bounds.vector, certified.head_gradient(1.0)):
@@ -387,12 +387,12 @@ def test_every_certified_sensitivity_says_that_it_is_and_where_it_comes_from():
         lambda: certified.logits(Sensitivity(1.0, "empirical", "retraining")),
     ],
 )
-def test_constants_without_meaning_are_refused(make):
+def test_constants_without_meaning_are_refused(make) -> None:
     with pytest.raises(InvalidInput):
         make()
 
 
-def test_the_reference_solver_finds_a_known_minimiser():
+def test_the_reference_solver_finds_a_known_minimiser() -> None:
     """One record, two classes: by symmetry W = (t, -t) with lam t = sigma(-2t) / N."""
     problem = Problem(
         torch.ones(1, 1, 1, dtype=torch.float64),

@@ -1,0 +1,87 @@
+"""The noisy size and centre, the settings, and the gradient method."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+from sklearn.datasets import make_blobs
+
+from quietmax.errors import InvalidInput
+from quietmax.estimators.head import training as head_plan
+from quietmax.estimators.head.estimator import PrivateHead
+from quietmax.estimators.head.exact_sums import Table, clipped_rows, unit_rows
+from quietmax.estimators.head.training import Allowance, descend, released_centre, released_size
+from quietmax.noise import SeededNoise
+
+TABLE, LABELS = make_blobs(400, centers=3, n_features=4, cluster_std=1.0, random_state=0)
+TABLE = (TABLE - TABLE.min(0)) / (TABLE.max(0) - TABLE.min(0))
+PUBLIC = {"classes": (0, 1, 2), "declared_size": 400}
+
+
+def test_the_count_and_the_centre_get_the_stated_noise() -> None:
+    counts = np.array([released_size(1000, 0.1, SeededNoise(seed)) for seed in range(400)])
+    assert abs((np.square((counts - 1000) * 0.1).sum() - 400) / math.sqrt(800)) < 6
+    assert released_size(0, 0.1, SeededNoise(1)) >= 1.0
+    rows = np.zeros((10, 5001), np.float32)
+    centre = released_centre(rows, 1e4, 0.5, SeededNoise(0))
+    assert abs((np.square(centre * 1e4 * 0.5).sum() - 5000) / math.sqrt(10_000)) < 6
+    assert np.linalg.norm(released_centre(rows, 1.0, 1e-3, SeededNoise(0))) <= 1.0
+
+
+def test_the_plan_depends_on_public_numbers_only_and_keeps_the_noise_on_a_logit() -> None:
+    for size, features, classes, mu in (
+        (1200, 447, 30, 0.26),
+        (10_000, 3970, 10, 0.26),
+        (10_000, 138, 2, 1.0),
+    ):
+        plan = head_plan.gradient_plan(size, features, classes, mu)
+        assert head_plan.FEWEST_STEPS <= plan.steps <= head_plan.MOST_STEPS
+        assert plan.learning_rate * plan.max_grad_norm * plan.steps / (mu * size) == pytest.approx(
+            head_plan.GRADIENT_NOISE
+        )
+    assert (
+        head_plan.gradient_plan(1e6, 10, 2, 100.0).learning_rate * head_plan.MAX_GRAD_NORM
+        == head_plan.LONGEST_STEP
+    )
+
+
+def test_a_learning_rate_that_makes_the_weights_explode_is_an_error() -> None:
+    with pytest.raises(InvalidInput, match="Training diverged"):
+        PrivateHead(learning_rate=1e300, random_state=0, **PUBLIC).fit(TABLE, LABELS)
+
+
+def test_weights_of_any_reasonable_size_keep_the_sums_exact() -> None:
+    head = PrivateHead(learning_rate=1e40, random_state=0, **PUBLIC).fit(TABLE, LABELS)
+    assert np.isfinite(head.coef_).all()
+
+
+def test_shares_of_the_budget_add_up_to_it() -> None:
+    parts = Allowance.of(0.8, 0.01, 0.05)
+    assert math.hypot(parts.size or 0, parts.centre or 0, parts.training) == pytest.approx(0.8, rel=1e-9)
+    assert (parts.size or 0) ** 2 + (parts.centre or 0) ** 2 + parts.training**2 <= 0.64
+
+
+def test_a_thousand_releases_on_neighbours_cannot_be_told_apart_better_than_the_claim_allows() -> None:
+    """The best test for one step: the projection on the true difference, whose two laws lie at most mu apart."""
+    mu, releases = 2.0, 1000
+    plan = head_plan.GradientPlan(steps=1, learning_rate=1.0, max_grad_norm=0.3)
+    rows = unit_rows(clipped_rows(TABLE[:3].astype(np.float32), 1.0), np.zeros(4), 0.2).astype(np.float32)
+    tables = [Table(rows[:kept], LABELS[:kept], 3) for kept in (3, 2)]
+    clean = [descend(table, plan, 3.0, 1e9, SeededNoise(0)) for table in tables]
+    direction = clean[0] - clean[1]
+    seen = [
+        np.array(
+            [
+                (descend(table, plan, 3.0, mu, SeededNoise(start + seed)) * direction).sum()
+                for seed in range(releases)
+            ]
+        )
+        for table, start in zip(tables, (0, releases), strict=True)
+    ]
+    best = max(np.mean(seen[0] > cut) - np.mean(seen[1] > cut) for cut in np.concatenate(seen))
+    # the true advantage is at most 2 Phi(mu/2) - 1; by DKW each empirical law is off by more with probability 1e-8
+    margin = 2 * math.sqrt(math.log(2e8) / (2 * releases))
+    assert 0.5 < best <= 2 * norm.cdf(mu / 2) - 1 + margin < 0.9

@@ -1,0 +1,59 @@
+"""Scores of fitted weights, and the bounds on them."""
+
+from __future__ import annotations
+
+import numpy as np
+from sklearn.datasets import make_blobs
+
+from quietmax.accounting import Budget
+from quietmax.estimators.head.estimator import PrivateHead
+from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
+from quietmax.mechanisms import SampledNeuron
+from quietmax.models.features import UnitNorm
+from quietmax.noise import SeededNoise
+from quietmax.predictor import Predictor
+from quietmax.sensitivity import Sensitivity
+
+TABLE, LABELS = make_blobs(400, centers=3, n_features=4, cluster_std=1.0, random_state=0)
+TABLE = (TABLE - TABLE.min(0)) / (TABLE.max(0) - TABLE.min(0))
+PUBLIC = {"classes": (0, 1, 2), "declared_size": 400}
+
+
+def test_long_weights_are_scaled_to_the_public_length_instead_of_refused() -> None:
+    """Before, weights this long beside a sensitivity this small were a reason to refuse."""
+    head = HeadWeights(np.array([[3e6, 4e6], [0.0, 0.0]]), np.zeros(1), 0.2, 1.0)
+    certain = Sensitivity(1e-6, "certified", "made up")
+    kept = PrivateHeadWeights.certified(head, certain, max_norm=1e7)
+    cut = PrivateHeadWeights.certified(head, certain, max_norm=1.0)
+    np.testing.assert_array_equal(kept.weights, head.weights)
+    np.testing.assert_allclose(cut.weights, [[0.6, 0.8], [0.0, 0.0]])
+    # A computed score is off by up to 4 * 2^-53 * 5e6 here, twice that between neighbours.
+    assert kept.bounds.vector.value - 1e-6 > 8 * 2.0**-53 * 5e6
+    assert cut.bounds.vector.value < 1.001e-6
+
+
+def test_scores_of_unreleased_weights_stay_within_their_bounds_for_neighbours() -> None:
+    settings = {
+        "epsilon": 1.0,
+        "method": "output",
+        "release": "query",
+        "classes": (0, 1, 2),
+        "declared_size": 25,
+    }
+    queries = UnitNorm(0.6).transform(np.random.default_rng(4).normal(size=(200, 4)) * 5)
+    whole = PrivateHead(**settings).fit(TABLE[:25], LABELS[:25]).predictor_.model
+    for removed in range(25):
+        kept = np.delete(np.arange(25), removed)
+        other = PrivateHead(**settings).fit(TABLE[kept], LABELS[kept]).predictor_.model
+        moved = whole.scores(queries) - other.scores(queries)
+        assert np.abs(moved).max() <= whole.bounds.one.value
+        assert np.linalg.norm(moved, axis=1).max() <= whole.bounds.vector.value
+
+
+def test_unreleased_weights_answer_through_any_predictor() -> None:
+    head = PrivateHead(epsilon=50.0, method="output", release="query", **PUBLIC).fit(TABLE, LABELS)
+    budget = Budget(1e4, queries=400)
+    answers = Predictor(head.predictor_.model, SampledNeuron(), budget, noise=SeededNoise(0))
+    mapped = head.feature_map_.transform(TABLE)
+    assert (answers.predict(mapped) == LABELS).mean() > 0.8
+    assert answers.guarantee.status == "conditional"  # seeded noise only

@@ -1,0 +1,276 @@
+"""Folders that were edited: whatever is changed in them, they are not opened with a better guarantee."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from quietmax.data import Encoding, NumericColumn
+from quietmax.errors import DataUnavailable, InvalidInput
+from quietmax.estimators import DPSGD, PrivateHead, Teachers, open_private, save_private
+from quietmax.ledger import Terms
+from quietmax.models import CrossEntropy, TrainingSettings
+from quietmax.models.features import UnitNorm
+from quietmax.predictor import Predictor
+from quietmax.privacy_card import read_card
+from quietmax.server import load_models
+from quietmax.spending import FileAccount
+
+GENERATOR = np.random.default_rng(0)
+LABELS = GENERATOR.integers(0, 2, 60)
+FEATURES = np.abs(GENERATOR.normal(size=(60, 2)) + LABELS[:, None]).astype(np.float32)
+LINEAR = TrainingSettings(hidden=(), loss=CrossEntropy(), learning_rate=0.05, epochs=2, batch_size=8)
+PUBLIC = {"declared_size": 60, "classes": (0, 1), "features": UnitNorm(1.0)}
+QUERY = {"method": "output", "release": "query", "queries": 5}
+VOTE = {"queries": 5, "teachers": 3, "network": LINEAR}
+MEASURED = Encoding(
+    (NumericColumn("a", 0, 4), NumericColumn("b", 0, 4)), "y", ("0", "1"), inferred=("bounds",)
+)
+ESTIMATORS = {
+    "head, gradient": PrivateHead(**PUBLIC),
+    "head, noisy size": PrivateHead(**(PUBLIC | {"declared_size": None})),
+    "head, output": PrivateHead(**PUBLIC, method="output"),
+    "head, convexified": PrivateHead(**PUBLIC, method="output", loss="convexified", regularisation=0.1),
+    "head, mu": PrivateHead(**PUBLIC, mu=0.5, centring=0.0),
+    "head, seeded": PrivateHead(**PUBLIC, random_state=0),
+    "head, classes not declared": PrivateHead(**(PUBLIC | {"classes": None})),
+    "head asked": PrivateHead(**PUBLIC, **QUERY),
+    "head asked, convexified": PrivateHead(**PUBLIC, **QUERY, loss="convexified", regularisation=0.1),
+    "head asked, seeded": PrivateHead(**PUBLIC, **QUERY, random_state=0),
+    "teachers": Teachers(**PUBLIC, **VOTE),
+    "teachers, gaussian": Teachers(**PUBLIC, **VOTE, method="gaussian"),
+    "teachers, probabilities": Teachers(**PUBLIC, **VOTE, release="probabilities"),
+    "teachers, seeded": Teachers(**PUBLIC, **VOTE, random_state=0),
+    "teachers, size not declared": Teachers(**(PUBLIC | {"declared_size": None}), **VOTE),
+    "dpsgd": DPSGD(**PUBLIC, delta=1e-5, steps=2, sampling_rate=1.0),
+    "dpsgd, hidden layer": DPSGD(**PUBLIC, delta=1e-5, steps=2, hidden=(3,), sampling_rate=1.0),
+    "dpsgd, samples": DPSGD(**PUBLIC, delta=1e-5, steps=2, sampling_rate=0.5, accountant="zcdp"),
+    "dpsgd, samples, pld": DPSGD(**PUBLIC, delta=1e-5, steps=2, sampling_rate=0.5),
+    "dpsgd, samples, rdp": DPSGD(**PUBLIC, delta=1e-5, steps=2, sampling_rate=0.5, accountant="rdp"),
+    "dpsgd, published": DPSGD(**PUBLIC, delta=1e-5, steps=2, accountant="zcdp", analysis="published"),
+    "dpsgd, seeded": DPSGD(**PUBLIC, delta=1e-5, steps=2, sampling_rate=1.0, random_state=0),
+}  # fmt: skip
+PAID = [kind for kind in ESTIMATORS if "asked" in kind or "teachers" in kind]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder for each kind of private model."""
+    place = tmp_path_factory.mktemp("models")
+    return {
+        kind: save_private(
+            estimator.fit(FEATURES, LABELS),
+            place / kind,
+            dataset="made up",
+        )
+        for kind, estimator in ESTIMATORS.items()
+    }
+
+
+def _copied(folder, target):
+    shutil.copytree(folder, target)
+    return target
+
+
+def _edit(folder, change):
+    path = folder / "model.json"
+    description = json.loads(path.read_text())
+    change(description)
+    path.write_text(json.dumps(description))
+    return folder
+
+
+def _refused(folder, match="is damaged"):
+    """The folder is refused wherever its guarantee could be shown or used."""
+    for use in (open_private, read_card, lambda place: load_models([f"m={place}"], accept_unproven=True)):
+        with pytest.raises(DataUnavailable, match=match) as refusal:
+            use(folder)
+        assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_a_folder_as_it_was_written_claims_what_the_estimator_did(saved, kind) -> None:
+    opened = open_private(saved[kind])
+    assert opened.guarantee == ESTIMATORS[kind].guarantee_
+    assert read_card(saved[kind]).guarantee == opened.guarantee
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ESTIMATORS if "seeded" in kind])
+def test_seeded_noise_with_a_proven_status_is_refused(saved, kind, tmp_path) -> None:
+    assert open_private(saved[kind]).guarantee.status == "conditional"
+    folder = _copied(saved[kind], tmp_path / "model")
+    _refused(
+        _edit(folder, lambda found: found["guarantee"].update(status="proven", assumptions=[])),
+        "states status 'proven', but the rest of it implies 'conditional'",
+    )
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ESTIMATORS if "not declared" in kind])
+def test_what_was_read_off_the_records_with_a_proven_status_is_refused(saved, kind, tmp_path) -> None:
+    folder = _copied(saved[kind], tmp_path / "model")
+    _refused(_edit(folder, lambda found: found["guarantee"].update(status="proven", assumptions=[])))
+
+
+@pytest.mark.parametrize("kind", ["head asked", "head asked, convexified"])
+def test_bounds_that_do_not_follow_from_the_training_are_refused(saved, kind, tmp_path) -> None:
+    def smaller(found):
+        for bound in found["bounds"].values():
+            bound["value"] = 1e-9
+
+    def smaller_everywhere(found):
+        smaller(found)
+        found["guarantee"]["parameters"].update(one_score=1e-9, score_vector_l2=1e-9, sensitivity=1e-9)
+
+    for number, change in enumerate((smaller, smaller_everywhere)):
+        _refused(_edit(_copied(saved[kind], tmp_path / str(number)), change))
+
+
+@pytest.mark.parametrize("kind", ["head asked", "head asked, convexified"])
+def test_weights_that_were_not_released_and_are_marked_so_are_refused(saved, kind, tmp_path) -> None:
+    def mark(found):
+        found.update(released=True, bounds=None, delta=1e-5, queries=None)
+
+    folder = _edit(_copied(saved[kind], tmp_path / "model"), mark)
+    _refused(folder)
+    (folder / "account.json").unlink()
+    _refused(folder)
+    released = json.loads((saved["head, output"] / "model.json").read_text())
+    _edit(folder, lambda found: found.update(guarantee=released["guarantee"]))
+    FileAccount.create(folder / "account.json")
+    _refused(folder, "has an account of answers paid for, but its weights are marked as released")
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_weights_of_another_folder_are_refused(saved, kind, tmp_path) -> None:
+    other = save_private(
+        copy.copy(ESTIMATORS[kind]).fit(FEATURES[::-1] / 2, LABELS),
+        tmp_path / "other",
+        dataset="made up",
+    )
+    shutil.copy(saved[kind] / "weights.safetensors", other)
+    _refused(other, "are not those that model.json describes")
+
+
+def test_an_encoding_that_was_measured_and_is_marked_as_declared_is_refused(tmp_path) -> None:
+    head = PrivateHead(**PUBLIC).fit(FEATURES, LABELS)
+    folder = save_private(head, tmp_path / "model", dataset="made up", encoding=MEASURED)
+    assert open_private(folder).guarantee.status == "conditional"
+    declared = json.loads(Encoding(MEASURED.columns, MEASURED.label, MEASURED.classes).to_json())
+    _refused(_edit(folder, lambda found: found.update(encoding=declared)))
+
+
+def _leaves(value, path=()):
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from _leaves(part, (*path, name))
+    else:
+        yield path, value
+
+
+def _others(value):
+    """Other values of the same type, and None."""
+    if isinstance(value, bool):
+        return [not value, None]
+    if isinstance(value, int | float):
+        return [type(value)(value * 2), type(value)(value / 2), 0, 10**9, None]
+    words = ("proven", "conditional", "exact", "seeded", "weights", "query", "output", "gradient", "gaussian")
+    words += (
+        "published",
+        "pure",
+        "cross-entropy",
+        "convexified",
+        "permute-and-flip",
+        "exponential",
+        "declared",
+    )
+    return [*(word for word in words if word != value), None] if isinstance(value, str) else [1e-9, True, "x"]
+
+
+def _promise(model):
+    """All that an asker is promised and that answers are drawn with."""
+    asked = model.classifier
+    claim = model.guarantee
+    drawn = ()
+    if isinstance(asked, Predictor):
+        bounds = asked.mechanism.bounds
+        drawn = (
+            asked.mechanism.name,
+            asked.cost,
+            asked.budget,
+            asked.remaining,
+            float(bounds.one),
+            float(bounds.vector),
+        )
+    amounts = [f"{each or 0:.12g}" for each in (claim.epsilon, claim.mu, claim.delta)]
+    return (claim.status, claim.definition, *amounts, *drawn)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.slow) if "rdp" in kind else kind for kind in ESTIMATORS],
+)
+def test_no_single_edit_of_a_description_changes_what_is_promised(saved, kind, tmp_path) -> None:
+    """Every value of model.json is replaced by others: the folder is refused, or promises and draws as before.
+
+    It may then list a further assumption, which promises less.
+    """
+    folder = _copied(saved[kind], tmp_path / "model")
+    description = json.loads((folder / "model.json").read_text())
+    first = open_private(folder)
+    refused = 0
+    for path, value in _leaves(description):
+        for other in _others(value):
+            edited = copy.deepcopy(description)
+            place = edited
+            for name in path[:-1]:
+                place = place[name]
+            place[path[-1]] = other
+            (folder / "model.json").write_text(json.dumps(edited))
+            try:
+                opened = open_private(folder)
+            except (DataUnavailable, InvalidInput):
+                refused += 1
+                continue
+            assert _promise(opened) == _promise(first), (path, value, other)
+            assert set(opened.guarantee.assumptions) >= set(first.guarantee.assumptions), (path, value, other)
+    assert refused > 50
+
+
+@pytest.mark.parametrize("kind", PAID)
+def test_a_model_that_is_paid_per_answer_and_has_no_account_is_refused(saved, kind, tmp_path) -> None:
+    folder = _copied(saved[kind], tmp_path / "model")
+    open_private(folder).predict(FEATURES[:2])
+    (folder / "account.json").unlink()
+    _refused(folder, r"account\.json is missing. The number of charged answers is unknown")
+    assert not (folder / "account.json").exists()
+    with pytest.raises(DataUnavailable, match="is missing"):
+        load_models([f"m={folder}"], budget=Terms(1.0, 1e-5), accept_unproven=True)
+    with pytest.raises(DataUnavailable, match="is missing"):
+        save_private(
+            copy.copy(ESTIMATORS[kind]).fit(FEATURES, LABELS),
+            folder,
+            dataset="d",
+            overwrite=True,
+        )
+    FileAccount.create(folder / "account.json", answered=2)
+    assert open_private(folder).remaining == 3
+
+
+@pytest.mark.parametrize("kind", PAID)
+def test_the_account_is_there_as_soon_as_the_model_is_saved(saved, kind) -> None:
+    assert FileAccount(saved[kind] / "account.json").answered == 0
+
+
+@pytest.mark.parametrize("kind", PAID)
+def test_an_account_that_counts_more_than_the_budget_or_nothing_is_refused(saved, kind, tmp_path) -> None:
+    folder = _copied(saved[kind], tmp_path / "model")
+    account = (folder / "account.json").read_text()
+    (folder / "account.json").write_text(account.replace("00000000000000000000", "00000000000000000006"))
+    _refused(folder, "its account counts 6 answers, but its budget is for 5")
+    for broken in ("", account[:-4], "{}"):
+        (folder / "account.json").write_text(broken)
+        _refused(folder, "is damaged. The number of charged answers is unknown")
