@@ -1,4 +1,4 @@
-"""A private classifier beside an ordinary one, and what an attacker learns from each.
+"""A private classifier beside an ordinary one, and an attack on both.
 
 python examples/1-quickstart/quickstart.py [--quick]
 """
@@ -15,15 +15,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="Few records and epochs.")
     quick = parser.parse_args().quick
 
-    # Real digits that come with a dependency: as many for training as for testing.
+    # MNIST digits that come with a dependency; training and test part have equal size.
     size = 300 if quick else 2000
     data = qm.load("mnist-5k", records=size, seed=0)
 
-    # The ordinary network of the paper. Its answers are plain: nothing is promised.
+    # The paper's ordinary network, without any guarantee.
     settings = qm.TrainingSettings(epochs=10 if quick else 100)
     ordinary = qm.train(data, alpha=1.0, settings=settings)
 
-    # A private head. Classes and size are public facts that we state, not read off the records.
+    # A private head. Classes and size are public facts that we declare, not computed from the records.
     head = qm.PrivateHead(
         epsilon=1.0,
         delta=1e-5,
@@ -33,13 +33,11 @@ def main() -> None:
     ).fit(data.train.features, data.train.labels)
 
     truth = data.test.labels
-    print(
-        f"ordinary network: {(ordinary.predict(data.test.features) == truth).mean():.3f} right on test digits"
-    )
-    print(f"private head:     {(head.predict(data.test.features) == truth).mean():.3f}")
+    for name, model in (("ordinary network", ordinary), ("private head", head)):
+        print(f"{name}: test accuracy {(model.predict(data.test.features) == truth).mean():.3f}")
     print(head.guarantee_)
 
-    # The same attack on both: shadow networks teach it what answers to members look like.
+    # The same attack on both. It learns from shadow networks what answers to members look like.
     attack = qm.attacks.Threshold(models=2 if quick else 10)
     for name, target in (("ordinary network", None), ("private head", head)):
         report = attack.run(ordinary, data, target=target)

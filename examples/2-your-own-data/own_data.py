@@ -1,8 +1,8 @@
-"""From a table to a private service: declare, train, look at the card, answer over HTTP until the budget refuses.
+"""From a table to a private service: declare, train, show the card, answer over HTTP until the budget is spent.
 
     python examples/2-your-own-data/own_data.py [--quick]
 
-The table is made up here; put your own in its place, with what is publicly known of its columns.
+The table is fictitious. Replace it with your own, and declare what is publicly known about its columns.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="Fewer records.")
     quick = parser.parse_args().quick
 
-    table = made_up_table(Path("people.csv"), 1000 if quick else 20_000)
-    Path("people.toml").write_text(FACTS, encoding="utf-8")  # found by itself, beside the table
+    table = write_table(Path("people.csv"), 1000 if quick else 20_000)
+    Path("people.toml").write_text(
+        FACTS, encoding="utf-8"
+    )  # read by default, because it has the table's name
     data = load(table)
     print(f"{len(data.train)} training records of {data.records.features.shape[1]} features")
 
-    # Teachers pay for every answer, so that the budget can be seen to end.
-    crowd = qm.Teachers(
+    # Teachers charge every answer, so the budget runs out.
+    teachers = qm.Teachers(
         epsilon=1.0,
         delta=1e-5,
         queries=QUERIES,
@@ -48,14 +50,16 @@ def main() -> None:
         classes=range(2),
         declared_size=400 if quick else 8_000,  # a public round number near two fifths of the table
     ).fit(data.train.features, data.train.labels)
-    save_private(crowd, "income", dataset=data.name, encoding=data.records.encoding, overwrite=True)
+    save_private(teachers, "income", dataset=data.name, encoding=data.records.encoding, overwrite=True)
     for what, value in read_card("income").rows()[:6]:
         print(f"  {what}: {value}")
 
-    ask_over_http([{"age": 30 + 10 * number, "hours": 40, "sex": "female"} for number in range(QUERIES + 1)])
+    query_over_http(
+        [{"age": 30 + 10 * number, "hours": 40, "sex": "female"} for number in range(QUERIES + 1)]
+    )
 
 
-def made_up_table(path: Path, people: int) -> Path:
+def write_table(path: Path, people: int) -> Path:
     generator = np.random.default_rng(0)
     age, hours = generator.integers(18, 90, people), generator.integers(5, 70, people)
     sex = generator.choice(["female", "male"], people)
@@ -66,7 +70,7 @@ def made_up_table(path: Path, people: int) -> Path:
     return path
 
 
-def ask_over_http(people: list[dict[str, object]]) -> None:
+def query_over_http(people: list[dict[str, object]]) -> None:
     """What `quietmax serve income --anonymous` does, in a thread of this script."""
     ledger = Ledger("ledger.sqlite")
     deployments = deploy(ledger, load_models(["income"]))

@@ -2,7 +2,7 @@
 
     python examples/3-paper/paper.py [--quick] [--dataset mnist --data-dir FOLDER]
 
-The embedded digits need no files; with the official ones the figures are those of the paper's setting.
+The embedded digits need no files. With the official MNIST files the setting is the paper's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quietmax.mechanisms import Answerer
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="Few records, epochs and draws.")
+    parser.add_argument("--quick", action="store_true", help="Few records, epochs and samples.")
     parser.add_argument("--dataset", default="mnist-5k")
     parser.add_argument("--data-dir")
     options = parser.parse_args()
@@ -37,7 +37,7 @@ def main() -> None:
         print(f"{type(loss).__name__}: train {train:.3f}, test {test:.3f}")
 
     published = qm.sensitivity.published_sensitivity(model)
-    print(f"one logit moves, as published, by at most {published.logit.value:.3f}; this is not a bound")
+    print(f"published sensitivity of a logit: {published.logit.value:.3f} (a formula, not an upper bound)")
 
     asked = 200 if quick else 2000
     queries, truth = data.test.features[:asked], data.test.labels[:asked]
@@ -50,8 +50,10 @@ def main() -> None:
     print(qm.attacks.Shadow(models=2 if quick else 20).run(model, data))
 
     claimed = qm.Algorithm1("laplace", 1 / 21, 1 / 21, logit_sensitivity=0.358, probability_sensitivity=1.0)
-    report = qm.audit.mechanism(claimed, classes=10, samples=4000 if quick else 100_000)
-    print(f"epsilon = 1 claimed of one answer, at least {report.lower_bound:.2f} shown: {report.verdict}")
+    report = qm.audit.audit_mechanism(claimed, classes=10, samples=4000 if quick else 100_000)
+    print(
+        f"claimed epsilon of one answer: 1; lower bound: {report.lower_bound:.2f}; verdict: {report.verdict}"
+    )
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from quietmax.cli.demo import run_steps
 from tests.cli.conftest import Run
 
 
@@ -13,7 +14,9 @@ def test_the_demo_trains_queries_serves_and_attacks(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("QUIETMAX_DATA", "")
-    code, out, _ = run("demo", "--json", "--output", tmp_path / "demo")
+    found_once = run_steps(tmp_path / "demo", quiet=True)
+    monkeypatch.setattr("quietmax.cli.demo.run_steps", lambda *_, **__: found_once)
+    code, out, _ = run("demo", "--json")
     assert code == 0
     found = json.loads(out)
     assert found["accuracy"]["convexified_test_acc"] > 0.85
@@ -34,9 +37,8 @@ def test_the_demo_trains_queries_serves_and_attacks(
     page = Path(found["attack"]["report"])
     assert page.parent == tmp_path / "demo"
     assert "Privacy and utility on mnist-5k" in page.read_text(encoding="utf-8")
-    # Printed as tables the second time; the attack's trials are stored.
-    code, out, err = run("demo", "--output", tmp_path / "demo")
+    code, out, err = run("demo")
     assert code == 0, err
     for number in range(1, 7):
         assert f"{number}. " in out
-    assert "HTTP 403" in out
+    assert f"HTTP 403: {service['refusal']}" in " ".join(out.split())

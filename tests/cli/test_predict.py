@@ -39,7 +39,7 @@ def test_the_guarantee_and_its_status_are_always_printed(run: Run, tmp_path: Pat
         code, out, _ = run(*predict, "--noise", noise)
         assert code == 0
         assert "Guarantee: refuted" in out
-    assert_error(run(*predict, "--queries", 3), 1, "5", "3")
+    assert_error(run(*predict, "--queries", 3), 1, "Privacy budget exhausted: 5", "3 left")
 
 
 def test_only_the_first_answers_are_printed_as_a_table_and_all_as_json(
@@ -95,7 +95,9 @@ def test_teachers_answer_until_the_budget_is_spent_also_in_a_new_process(
     code, out, _ = run("predict", "--model", folder, "--input", queries, "--json")
     assert code == 0
     assert json.loads(out)["remaining"]["queries"] == 1
-    assert_error(run("predict", "--model", folder, "--input", queries), 1, "2", "3")
+    assert_error(
+        run("predict", "--model", folder, "--input", queries), 1, "Privacy budget exhausted: 2", "1 left"
+    )
 
 
 def test_a_model_folder_that_was_changed_by_hand_is_an_error(

@@ -16,7 +16,7 @@ PROMISED = {
     "2-your-own-data/own_data.py": (
         "status: proven",
         "query 5: class ",
-        "the budget of these records pays for 0 more",
+        "query 6: Privacy budget exhausted",
     ),
     "3-paper/paper.py": ("62 of 66 numbers", "accuracy loss", "refuted"),
 }

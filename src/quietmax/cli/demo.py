@@ -47,17 +47,46 @@ def command(
 
     Example: quietmax demo
     """
+    found = run_steps(output, quiet=as_json)
+    if as_json:
+        print_json(found)
+        return
+    console.print(
+        f"{found['dataset']}: {RECORDS:,} training and as many test digits. The paper's MNIST has 10,000 of each."
+    )
+    _print_networks(found)
+    _print_answer(found["answer"])
+    _print_head(found)
+    _print_service(found["service"])
+    _print_attack(found["attack"])
+
+
+def run_steps(output: Path, *, quiet: bool) -> dict[str, Any]:
+    """Run all steps of the demo.
+
+    Parameters
+    ----------
+    output : Path
+        Folder for the report; trials that it holds already are not run again.
+    quiet : bool
+        Show no progress.
+
+    Returns
+    -------
+    dict
+        What each step found, by name.
+    """
     from quietmax.data.load import load
     from quietmax.models.training import accuracy
     from quietmax.sensitivity.published import published_sensitivity
 
     data = load("mnist-5k", records=RECORDS)
-    networks = _train_networks(data, quiet=as_json)
-    with progress_bar("training a private head", quiet=as_json):
+    networks = _train_networks(data, quiet=quiet)
+    with progress_bar("training a private head", quiet=quiet):
         head = _fit_head(data, epsilon=1.0)
-    with progress_bar("serving a head that charges every answer", quiet=as_json):
+    with progress_bar("serving a head that charges every answer", quiet=quiet):
         service = _query_until_exhausted(data)
-    found: dict[str, Any] = {
+    return {
         "dataset": data.name,
         "accuracy": {
             f"{loss}_{part}_acc": accuracy(model, getattr(data, part))
@@ -68,20 +97,8 @@ def command(
         "answer": _one_answer(networks["convexified"], data),
         "private_head": {"test_acc": accuracy(head, data.test), "guarantee": head.guarantee_},
         "service": service,
-        "attack": _attack(data.name, output, quiet=as_json),
+        "attack": _attack(data.name, output, quiet=quiet),
     }
-    if as_json:
-        print_json(found)
-        return
-    console.print(
-        f"{data.name}: {len(data.train):,} training and {len(data.test):,} test digits. "
-        "The paper's MNIST has 10,000 of each."
-    )
-    _print_networks(found)
-    _print_answer(found["answer"])
-    _print_head(found)
-    _print_service(found["service"])
-    _print_attack(found["attack"])
 
 
 # 1 and 2. Ordinary networks: accuracy and published sensitivity.
