@@ -1,8 +1,7 @@
-"""The privacy card: one page that says what is promised of a model, why, and what was seen.
+"""The privacy card of a model: one page with its guarantee, status, assumptions, spending and observed leakage.
 
-It is made from the model folder (the description, and the account of answers paid for) and from the attack results
-that `quietmax attack` left beside the folder. Those are computed from private records and have no guarantee, so they
-are not kept inside a folder that may be published.
+It is made from the model folder and from the attack results that `quietmax attack` writes beside the folder. Attack
+results are computed from private records and have no guarantee, so they are not kept in a folder that may be published.
 """
 
 from __future__ import annotations
@@ -30,14 +29,38 @@ OBSERVED = (
     "answers, but not these numbers."
 )
 _PLAIN = (
-    "No guarantee: this is an ordinary model. Its answers, and the file itself, may tell who was in the training data; "
-    "keep both private, or answer through a mechanism."
+    "No guarantee: this is an ordinary model. Its answers and its files may reveal who was in the training data. Keep "
+    "both private, or answer through a mechanism."
 )
 
 
 @dataclass(frozen=True)
 class PrivacyCard:
-    """What a reviewer needs to know of one model."""
+    """What a reviewer needs to know about one model.
+
+    Parameters
+    ----------
+    model : str
+        The model folder.
+    kind : str
+        The kind of model.
+    dataset : str
+        What it was trained on.
+    declared_size : int or None
+        The number of training records that the folder states.
+    guarantee : Guarantee or None
+        What is guaranteed; None for an ordinary model.
+    delta : float or None
+        delta of the budget.
+    epsilon_at_delta : float or None
+        epsilon of the guarantee at this delta.
+    queries : str
+        Number of answers that the budget pays for, in words.
+    answered : int or None
+        Answers charged so far; None if answers are free.
+    leakage : tuple of dict
+        Results of attacks.
+    """
 
     model: str
     kind: str
@@ -56,51 +79,56 @@ class PrivacyCard:
         return "none" if self.guarantee is None else self.guarantee.status
 
     def rows(self) -> list[tuple[str, str]]:
-        """The card line by line: (what, value)."""
+        """Return the card as a list of (name, value)."""
         rows = [("model", self.model), ("kind", self.kind), ("trained on", self.dataset)]
         if self.declared_size is not None:
             rows.append((self._size_name, f"{self.declared_size:,}"))
         rows.append(("status", self.status))
-        if self.guarantee is None:
-            rows.append(("guarantee", _PLAIN))
-        else:
-            rows.append(("guarantee", str(self.guarantee)))
-            if self.delta is not None and self.epsilon_at_delta is not None:
-                rows.append(("in (epsilon, delta)", f"({self.epsilon_at_delta:.4g}, {self.delta:g})"))
-            rows.append(
-                ("neighbours", f"{self.guarantee.neighbours}: training sets that differ by one record")
-            )
-            rows.append(("for a source table", _of_source_table(self.guarantee)))
-            rows += [
-                ("assumes", assumption) for assumption in self.guarantee.assumptions or ("nothing further",)
-            ]
+        rows += self._guarantee_rows()
         rows.append(("queries", self.queries))
         if self.answered is not None:
             rows.append(("answers paid for so far", f"{self.answered:,}"))
+        rows += self._leakage_rows()
+        if self.guarantee is not None:
+            rows += [(f"parameter {name}", f"{value}") for name, value in self.guarantee.parameters.items()]
+        return rows
+
+    def _guarantee_rows(self) -> list[tuple[str, str]]:
+        """Return what is guaranteed and what it assumes."""
+        guarantee = self.guarantee
+        if guarantee is None:
+            return [("guarantee", _PLAIN)]
+        rows = [("guarantee", str(guarantee))]
+        if self.delta is not None and self.epsilon_at_delta is not None:
+            rows.append(("in (epsilon, delta)", f"({self.epsilon_at_delta:.4g}, {self.delta:g})"))
+        rows.append(("neighbours", f"{guarantee.neighbours}: training sets that differ by one record"))
+        rows.append(("for a source table", _of_source_table(guarantee)))
+        assumptions = guarantee.assumptions or ("nothing further",)
+        return rows + [("assumes", assumption) for assumption in assumptions]
+
+    def _leakage_rows(self) -> list[tuple[str, str]]:
+        """Return what attacks observed."""
+        if not self.leakage:
+            return [("observed leakage", "not measured; run 'quietmax attack'")]
+        rows = []
         for report in self.leakage:
             seen, area = report["leakage"], report["auc"]
             value = f"{seen['value']:.4f} [{seen['low']:.4f}, {seen['high']:.4f}], AUC {area['value']:.4f}"
             rows.append(
                 (f"observed leakage, {report['attack']}", f"{value}; answers by {report['released_by']}")
             )
-        if self.leakage:
-            rows.append(("observed leakage", OBSERVED))
-        else:
-            rows.append(("observed leakage", "not measured; run 'quietmax attack'"))
-        if self.guarantee is not None:
-            rows += [(f"parameter {name}", f"{value}") for name, value in self.guarantee.parameters.items()]
-        return rows
+        return [*rows, ("observed leakage", OBSERVED)]
 
     @property
     def _size_name(self) -> str:
-        """Where the number of records comes from: it is declared, released with noise, or the true one."""
+        """Where the number of records comes from: declared, released with noise, or counted."""
         if self.guarantee is None or SIZE.assumptions[0] in self.guarantee.assumptions:
             return "true number of records, assumed to be public"
         noisy = self.guarantee.parameters.get("size_from") == "noisy count"
         return "noisy number of records" if noisy else "declared number of records"
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as JSON values."""
+        """Return the card as JSON values."""
         return {
             **{name: getattr(self, name) for name in ("model", "kind", "dataset", "declared_size", "status")},
             "guarantee": None if self.guarantee is None else self.guarantee.to_json(),
@@ -113,7 +141,7 @@ class PrivacyCard:
         }
 
     def to_html(self) -> str:
-        """One self-contained page."""
+        """Return the card as one self-contained HTML page."""
         colour = {"proven": "#1a7f37", "conditional": "#9a6700", "refuted": "#cf222e", "none": "#cf222e"}[
             self.status
         ]
@@ -145,7 +173,7 @@ tr {{ display: block; border-bottom: 1px solid #d0d7de; padding: .4rem 0; }} }}
 
 
 def _of_source_table(guarantee: Guarantee) -> str:
-    """What holds for a record of the table that a split took the training part from (`data.splits`)."""
+    """Return what holds for a record of the table from which a split took the training part."""
     twice = {
         "pure": "epsilon doubles",
         "gaussian": "mu doubles",
@@ -153,16 +181,31 @@ def _of_source_table(guarantee: Guarantee) -> str:
     }[guarantee.definition]
     return (
         "if the training set is the training part of a split, as 'quietmax train' makes it, and no two records of the "
-        "table have the same features (with an identifier column: the same identifier), one record more or less in the "
-        f"table may replace one training record, which counts as a removal and an addition: {twice}; if such copies "
-        "occur, one record may move many others, and nothing is claimed for the table"
+        "table have the same features (with a person column: the same person), one record more or less in the table "
+        f"may replace one training record, which counts as a removal and an addition: {twice}; if such copies occur, "
+        "one record may move many others, and nothing is claimed for the table"
     )
 
 
 def leakage_file(folder: str | Path) -> Path:
-    """Where the attack results of a model are kept: beside its folder, so that they are not published with it.
+    """Return the file with the attack results of a model: beside its folder, so that they are not published with it.
 
-    The name is that of the weights, so that another model in the same folder has other results.
+    The name contains a digest of the weights, so that another model in the same folder has other results.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The model folder.
+
+    Returns
+    -------
+    Path
+        The file; it need not exist.
+
+    Raises
+    ------
+    DataUnavailable
+        If the weights cannot be read.
     """
     try:
         digest = hashlib.sha256((Path(folder) / _WEIGHTS).read_bytes()).hexdigest()
@@ -172,7 +215,23 @@ def leakage_file(folder: str | Path) -> Path:
 
 
 def record_leakage(folder: str | Path, reports: Sequence[Mapping[str, Any]]) -> None:
-    """Keep what attacks saw beside the model's folder for its card; a newer run of an attack replaces the older one."""
+    """Store attack results beside the model's folder, for its card.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The model folder.
+    reports : sequence of mapping
+        Reports of attacks with ``attack``, ``released_by``, ``leakage`` and ``auc``. A newer run of an attack replaces
+        the older one.
+
+    Raises
+    ------
+    DataUnavailable
+        If the results stored so far cannot be read.
+    QuietmaxError
+        If the file cannot be written.
+    """
     path = leakage_file(folder)
     kept = {(entry["attack"], entry["released_by"]): entry for entry in _recorded(path)}
     for report in reports:
@@ -182,23 +241,24 @@ def record_leakage(folder: str | Path, reports: Sequence[Mapping[str, Any]]) -> 
         text = json.dumps({"caveat": OBSERVED, "attacks": list(kept.values())}, indent=2) + "\n"
         atomic_write(path, lambda staging: staging.write_text(text, encoding="utf-8"))
     except OSError as problem:
-        raise QuietmaxError(
-            f"The attack's result could not be kept in {path} ({problem.strerror}); make the folder writable."
-        ) from problem
+        raise QuietmaxError(f"Cannot write the attack results to {path} ({problem.strerror}).") from problem
 
 
 def _recorded(path: Path) -> list[dict[str, Any]]:
+    """Return the stored attack results; none if there is no file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["attacks"] if path.exists() else []
-        if not isinstance(found, list) or not all(_is_seen(entry) for entry in found):
-            raise ValueError("not what an attack leaves")
+        if not isinstance(found, list) or not all(_is_report(entry) for entry in found):
+            raise ValueError("not attack results")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as problem:
-        raise DataUnavailable(f"{path} cannot be read; delete it and run the attack again.") from problem
+        raise DataUnavailable(
+            f"The attack results in {path} cannot be read. Delete the file and run the attack again."
+        ) from problem
     return found
 
 
-def _is_seen(entry: Any) -> bool:
-    """Whether this is what `record_leakage` keeps of one attack."""
+def _is_report(entry: Any) -> bool:
+    """Return whether an entry is one that `record_leakage` writes."""
     return (
         isinstance(entry, dict)
         and all(isinstance(entry.get(name), str) for name in ("attack", "released_by"))
@@ -211,7 +271,23 @@ def _is_seen(entry: Any) -> bool:
 
 
 def read_card(folder: str | Path) -> PrivacyCard:
-    """Read the card of the model in ``folder``."""
+    """Read the privacy card of a model.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The model folder.
+
+    Returns
+    -------
+    PrivacyCard
+        The card.
+
+    Raises
+    ------
+    DataUnavailable
+        If the folder or its attack results are missing or damaged.
+    """
     place = Path(folder)
     description = read_description(place)
     account = place / ACCOUNT_FILE
@@ -234,16 +310,17 @@ def read_card(folder: str | Path) -> PrivacyCard:
             answered=answered,
             leakage=leakage,
         )
-        card.rows()  # so that a value of a wrong kind is noticed here, and not when the card is shown
+        card.rows()  # a value of a wrong type is noticed here, and not when the card is shown
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
         raise DataUnavailable(
-            f"The model in {place} is damaged ({short_message(problem)}); train it again or restore a copy."
+            f"The model in {place} is damaged ({short_message(problem)}). Train it again or restore a copy."
         ) from problem
     return card
 
 
 def _number(description: Mapping[str, Any], name: str) -> float | None:
+    """Return a number that is not negative, or None if there is none."""
     value = description.get(name)
     if value is None or (type(value) in (int, float) and 0 <= value < math.inf):
         return value
-    raise ValueError(f"{name} is not a number from 0 up")
+    raise ValueError(f"{name} must be a number, at least 0")
