@@ -40,15 +40,15 @@ class Objective(Protocol):
         ...
 
     def smoothness(self, table: Table) -> float:
-        """Return an upper bound on the largest eigenvalue of the Hessian, the regulariser included."""
+        """Bound the largest eigenvalue of the Hessian for a ``table``, the regulariser included."""
         ...
 
     def value_and_gradient(self, table: Table, weights: Floats) -> tuple[float, Floats]:
-        """Return the objective and its gradient, computed in float64."""
+        """Return the objective for a ``table`` at some ``weights``, and its gradient, computed in float64."""
         ...
 
     def rounding(self, table: Table | TableShape, weights: Floats) -> float:
-        """Return a bound on the L2 error of the computed gradient; it grows with the length of the weights."""
+        """Bound the L2 error of the computed gradient for a ``table`` (or its shape) at some ``weights``."""
         ...
 
     @property
@@ -57,7 +57,7 @@ class Objective(Protocol):
         ...
 
     def max_weight_norm(self, classes: int) -> float:
-        """Return a public bound on the length of the minimiser."""
+        """Return a public bound on the length of the minimiser for a number of ``classes``."""
         ...
 
     @property
@@ -164,11 +164,11 @@ class MeanCrossEntropy:
     regularisation: float
 
     def smoothness(self, table: Table) -> float:
-        """Return `n / (2 N) + lam`: the Hessian of l in the logits is at most 1/2, and rows have length at most 1."""
+        """Return `n / (2 N) + lam` for a ``table`` of n rows: the Hessian of l in the logits is at most 1/2."""
         return len(table) / (2 * self.size) + self.regularisation
 
     def value_and_gradient(self, table: Table, weights: Floats) -> tuple[float, Floats]:
-        """Return the objective and its gradient."""
+        """Return the objective for a ``table`` at some ``weights``, and its gradient."""
         matrix, pieces = torch.from_numpy(weights), table.pieces
 
         def piece_sum(number: int) -> tuple[float, torch.Tensor]:
@@ -191,7 +191,7 @@ class MeanCrossEntropy:
         return min(math.ceil(_MORE_THAN_DECLARED * self.size), LARGEST_TABLE)
 
     def max_weight_norm(self, classes: int) -> float:
-        """Return `min(sqrt(2 r ln(C) / lam), sqrt(2) r / lam)`, `r = n / N` at most 2 (`certified.weight_bound`)."""
+        """Return `min(sqrt(2 r ln(C) / lam), sqrt(2) r / lam)` for C ``classes``, with `r = n / N` at most 2."""
         loss = _MORE_THAN_DECLARED * math.log(classes)
         gradient = _MORE_THAN_DECLARED * math.sqrt(2)
         return min(math.sqrt(2 * loss / self.regularisation), gradient / self.regularisation)
@@ -202,7 +202,7 @@ class MeanCrossEntropy:
         return _MORE_THAN_DECLARED / 2 + self.regularisation
 
     def rounding(self, table: Table | TableShape, weights: Floats) -> float:
-        """Add the errors of n residuals, of their sum and of the regulariser."""
+        """Add the errors of the residuals of a ``table`` at ``weights``, of their sum and of the regulariser."""
         records = len(table) / self.size
         regulariser = _regulariser_rounding(self.regularisation, weights)
         return (
@@ -229,11 +229,14 @@ class Tilted:
     regularisation: float
 
     def smoothness(self, table: Table) -> float:  # noqa: ARG002
-        """Return `1/2 + 2 a + lam`: weights add up to at most 1, and `a grad l grad l^T` is at most 2 a."""
+        """Return `1/2 + 2 a + lam` for every ``table``: shares sum to at most 1, `a grad l grad l^T` is at most 2 a."""
         return self.max_smoothness
 
     def value_and_gradient(self, table: Table, weights: Floats) -> tuple[float, Floats]:
-        """Return both; the gradient is `sum_i pi_i grad l_i + lam W`, `pi_i = e^(a l_i) / (M + sum_k e^(a l_k))`."""
+        """Return the objective for a ``table`` at some ``weights``, and its gradient.
+
+        The gradient is `sum_i pi_i grad l_i + lam W` with shares `pi_i = e^(a l_i) / (M + sum_k e^(a l_k))`.
+        """
         matrix = torch.from_numpy(weights)
         shift = math.log(self.mass)
         total, gradient = 1.0, torch.zeros_like(matrix)  # both in units of e^shift
@@ -255,7 +258,7 @@ class Tilted:
         return LARGEST_TABLE
 
     def max_weight_norm(self, classes: int) -> float:
-        """Return the bound w of THEORY 3.2."""
+        """Return the bound w of THEORY 3.2 for a number of ``classes``."""
         return certified.weight_bound(self.regularisation, classes)
 
     @property
@@ -264,7 +267,7 @@ class Tilted:
         return 0.5 + 2 * self.alpha + self.regularisation
 
     def rounding(self, table: Table | TableShape, weights: Floats) -> float:
-        """Add the errors as for the mean; the weights add up to at most 1 and have the error of `a l_i` themselves."""
+        """Add the errors for a ``table`` at ``weights`` as for the mean; the shares have the error of `a l_i`."""
         residual = _residual_rounding(table, weights)
         exponent = 4 * self.alpha * residual + 8 * _ROUNDING * (len(table) / table.rows_at_once + 8)
         exponent += (
