@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import math
 from decimal import Decimal
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +18,7 @@ from quietmax.errors import InvalidInput
 from tests.data.conftest import ErrorMessage
 
 
-def encoded(column: Column, values: object) -> list[list[float]]:
+def encoded(column: Column, values: object) -> Any:
     series = values if isinstance(values, pd.Series) else pd.Series(values)
     features = np.zeros((len(series), len(column.feature_names)), dtype=np.float32)
     column.encode(series, features)
@@ -30,7 +32,7 @@ def test_numbers_are_scaled_by_the_public_bounds_and_clipped_to_them() -> None:
 
 def test_logarithmic_scale_is_the_logarithm_of_the_distance_from_the_lower_bound() -> None:
     column = NumericColumn("gain", 10, 109, scale="log", missing=False)
-    expected = [[0], [math.log(10) / math.log(100)], [1]]
+    expected = [[0.0], [math.log(10) / math.log(100)], [1.0]]
     np.testing.assert_allclose(encoded(column, [10, 19, 109]), expected, rtol=1e-6)
 
 
@@ -94,7 +96,7 @@ def test_infinity_is_clipped_and_nan_is_missing_as_text_and_as_number(
 
 def test_minus_zero_has_the_bits_of_zero() -> None:
     for scale in ("linear", "log"):
-        column = NumericColumn("x", 0, 10, scale=scale, missing=False)  # type: ignore[arg-type]
+        column = NumericColumn("x", 0, 10, scale=scale, missing=False)
         for values in ([-0.0, 5.0], ["-0.0", "5"], ["-1e-400", "5"]):
             assert not np.signbit(encoded(column, values)).any()
             assert encoded(column, values)[0] == [0]
@@ -384,7 +386,6 @@ def test_an_encoding_needs_two_classes_and_different_columns(error_message: Erro
     age = NumericColumn("age", 0, 1)
     assert "two classes" in error_message(lambda: Encoding((age,), "ill", ("yes",)), InvalidInput)
     assert "two classes" in error_message(lambda: Encoding((age,), "ill", ("yes", "yes")), InvalidInput)
-    for columns, label in (((), "ill"), ((age, age), "ill"), ((age,), "age")):
-        assert "different" in error_message(
-            lambda c=columns, n=label: Encoding(c, n, ("a", "b")), InvalidInput
-        )
+    cases: list[tuple[tuple[Column, ...], str]] = [((), "ill"), ((age, age), "ill"), ((age,), "age")]
+    for columns, label in cases:
+        assert "different" in error_message(partial(Encoding, columns, label, ("a", "b")), InvalidInput)

@@ -8,6 +8,7 @@ import lzma
 import struct
 import tarfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,8 @@ def write_form(folder: Path, form: str) -> Path:
         write_archive(path, {"README": b"read me", "some/folder/numbers": CONTENT, "numbers2": b"other"})
         return path
     path = folder / f"numbers{form}"
-    path.write_bytes({"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[form](CONTENT))
+    compressed = {"": CONTENT, ".gz": gzip.compress(CONTENT), ".xz": lzma.compress(CONTENT)}
+    path.write_bytes(compressed[form])
     return path
 
 
@@ -491,7 +493,7 @@ def test_a_missing_texas_or_purchase_file_is_named_with_its_origin_and_its_place
     tmp_path: Path, error_message: ErrorMessage
 ) -> None:
     for name, file in (("texas", "dataset_texas.tgz"), ("purchase-20", "dataset_purchase.tgz")):
-        message = error_message(lambda n=name: load(n, data_dir=tmp_path), DataUnavailable)
+        message = error_message(partial(load, name, data_dir=tmp_path), DataUnavailable)
         assert file in message
         assert "https://" in message
         assert str(tmp_path / name.split("-")[0]) in message
@@ -580,10 +582,10 @@ def test_one_hot_features_are_one_per_category_and_interval(tmp_path: Path) -> N
 
 def test_the_encoding_of_adult_infers_nothing_and_encodes_new_tables() -> None:
     table = pd.read_csv(
-        pd.io.common.StringIO(TEST), skiprows=1, names=[*_ADULT_COLUMNS, "income"], skipinitialspace=True
+        io.StringIO(TEST), skiprows=1, names=[*_ADULT_COLUMNS, "income"], skipinitialspace=True
     )
     for style in ("codes", "one-hot"):
-        encoding = adult_encoding(style)  # type: ignore[arg-type]
+        encoding = adult_encoding(style)
         assert not encoding.inferred
         assert encoding.encode(table[list(_ADULT_COLUMNS)]).shape == (1, len(encoding.feature_names))
 
@@ -637,7 +639,7 @@ def test_both_encodings_of_adult_give_the_same_split_without_copies_on_both_side
 def test_a_linear_model_on_the_one_hot_features_of_adult_reaches_85_percent(real_data: Path) -> None:
     data = load("adult", data_dir=real_data, encoding="one-hot", seed=0)
 
-    def clipped(features: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    def clipped(features: np.ndarray) -> np.ndarray:
         with_bias = np.hstack([features, np.ones((len(features), 1), dtype=np.float32)])
         return with_bias / np.maximum(np.linalg.norm(with_bias, axis=1, keepdims=True), 1)
 

@@ -86,7 +86,7 @@ def test_digest_does_not_depend_on_the_name() -> None:
 def test_equal_rows_have_equal_identities_and_different_rows_different_ones(
     seed: int, levels: tuple[float, ...]
 ) -> None:
-    features = np.random.default_rng(seed).choice(np.float32(levels), size=(200, 8))
+    features = np.random.default_rng(seed).choice(np.array(levels, dtype=np.float32), size=(200, 8))
     identities = hash_rows(features)
     rows = [tuple(row) for row in features.tolist()]
     assert len(set(identities.tolist())) == len(set(rows))
@@ -136,13 +136,15 @@ def test_a_label_outside_the_classes_is_rejected(label: int, error_message: Erro
 def test_shapes_that_do_not_fit_are_rejected(error_message: ErrorMessage) -> None:
     features, labels = np.zeros((3, 2), dtype=np.float32), np.zeros(2, dtype=np.int64)
     assert "(3, 2)" in error_message(lambda: Records("some", features, labels, 2), InvalidInput)
-    assert "(6,)" in error_message(lambda: Records("some", features.ravel(), np.zeros(6), 2), InvalidInput)
+    assert "(6,)" in error_message(
+        lambda: Records("some", features.ravel(), np.zeros(6, dtype=np.int64), 2), InvalidInput
+    )
     few = np.zeros(2, dtype=np.uint64)
     assert "identity" in error_message(
-        lambda: Records("some", features, np.zeros(3), 2, identities=few), InvalidInput
+        lambda: Records("some", features, np.zeros(3, dtype=np.int64), 2, identities=few), InvalidInput
     )
     assert "(1, 2, 2)" in error_message(
-        lambda: Records("some", features, np.zeros(3), 2, image_shape=(1, 2, 2)), InvalidInput
+        lambda: Records("some", features, np.zeros(3, dtype=np.int64), 2, image_shape=(1, 2, 2)), InvalidInput
     )
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -137,7 +138,7 @@ def test_loading_needs_the_file_and_never_fetches_it_unasked(
 ) -> None:
     monkeypatch.setattr("urllib.request.urlopen", lambda *_args, **_more: pytest.fail("asked the network"))
     for name in ("adult", "mnist", "location", "texas", "cifar-10"):
-        assert "`download`" in error_message(lambda n=name: load(n, data_dir=tmp_path), DataUnavailable)
+        assert "`download`" in error_message(partial(load, name, data_dir=tmp_path), DataUnavailable)
     plug_in("tests.data.test_registry:POINTS")
     assert "needs points.txt" in error_message(lambda: load("points", data_dir=tmp_path), DataUnavailable)
     assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quietmax import DPSGD, PrivateHead, Teachers
-from quietmax.audit import invariant
+from quietmax.audit import audit_invariant
 from quietmax.estimators.dpsgd.gradients import exact_clipped_sum
 from quietmax.estimators.head.exact_sums import (
     BITS,
@@ -23,7 +23,7 @@ from quietmax.estimators.head.exact_sums import (
 from quietmax.estimators.head.training import centred, clipped_features
 from quietmax.estimators.teachers import LINEAR, NETWORK, TeacherEnsemble
 from quietmax.estimators.validation import LIBRARY_ROUNDING, LIBRARY_STACK
-from quietmax.models import MLP, train_independent
+from quietmax.models import MLP, TrainingSettings, train_independent
 from quietmax.models.features import FeatureMap, RandomFourier, Scattering, UnitNorm
 from quietmax.models.mlp import initial_mlp
 from quietmax.sensitivity import certified
@@ -73,7 +73,7 @@ def adversarial() -> np.ndarray:
     return np.concatenate([first, np.roll(others, -1, axis=0)])
 
 
-def test_removing_a_record_moves_the_centring_sum_by_its_own_row_and_no_more(adversarial):
+def test_removing_a_record_moves_the_centring_sum_by_its_own_row_and_no_more(adversarial: np.ndarray) -> None:
     rows = clipped_features(SMALL_IMAGES, adversarial, 1.0)
     others = clipped_features(SMALL_IMAGES, adversarial[1:], 1.0)
     moved = row_sum(rows) - row_sum(others)
@@ -81,7 +81,7 @@ def test_removing_a_record_moves_the_centring_sum_by_its_own_row_and_no_more(adv
     np.testing.assert_array_equal(moved, rows[0].astype(np.float64))
 
 
-def test_removing_a_record_moves_the_gradient_sum_within_its_bound(adversarial):
+def test_removing_a_record_moves_the_gradient_sum_within_its_bound(adversarial: np.ndarray) -> None:
     classes, clip = 3, 0.2
     rows = clipped_features(SMALL_IMAGES, adversarial, 1.0)
     others = clipped_features(SMALL_IMAGES, adversarial[1:], 1.0)
@@ -98,7 +98,7 @@ def test_removing_a_record_moves_the_gradient_sum_within_its_bound(adversarial):
 
 @pytest.mark.parametrize("features", [SMALL_IMAGES, RandomFourier(count=30), UnitNorm(0.4)])
 @THREADS
-def test_the_rows_of_a_head_depend_on_their_own_records_alone(features, threads):
+def test_the_rows_of_a_head_depend_on_their_own_records_alone(features: FeatureMap, threads: int) -> None:
     torch.set_num_threads(threads)
     records = digits(150)
     records[3], records[4] = 0.0, 2.0**100
@@ -115,7 +115,7 @@ def test_the_rows_of_a_head_depend_on_their_own_records_alone(features, threads)
 
 
 @THREADS
-def test_a_gradient_sum_is_the_sum_of_what_each_record_adds_alone(threads):
+def test_a_gradient_sum_is_the_sum_of_what_each_record_adds_alone(threads: int) -> None:
     torch.set_num_threads(threads)
     generator = np.random.default_rng(1)
     rows = unit_rows(clipped_rows(digits(1100, 60), 3.0), np.zeros(60), 0.3).astype(np.float32)
@@ -138,7 +138,9 @@ def test_a_gradient_sum_is_the_sum_of_what_each_record_adds_alone(threads):
 
 @pytest.mark.parametrize("activation", ["tanh", "sigmoid", "relu"])
 @THREADS
-def test_a_dpsgd_sum_changes_by_exactly_what_the_removed_record_adds_alone(activation, threads):
+def test_a_dpsgd_sum_changes_by_exactly_what_the_removed_record_adds_alone(
+    activation: str, threads: int
+) -> None:
     torch.set_num_threads(threads)
     network = initial_mlp((30, 17, 5, 3), activation, (2,), torch.float64)
     inputs = torch.from_numpy(digits(700, 30))
@@ -155,22 +157,24 @@ def test_a_dpsgd_sum_changes_by_exactly_what_the_removed_record_adds_alone(activ
         assert sum(float(each.square().sum()) for each in alone) <= 0.8**2
 
 
-def weights_of(crowd: TeacherEnsemble) -> np.ndarray:
-    assert isinstance(crowd.teachers, MLP)
-    return crowd.teachers.weight_vectors().numpy().view(np.uint32)
+def weights_of(ensemble: TeacherEnsemble) -> np.ndarray:
+    assert isinstance(ensemble.teachers, MLP)
+    return ensemble.teachers.weight_vectors().numpy().view(np.uint32)
 
 
 @THREADS
-def test_removing_a_record_changes_one_teacher_and_one_vote(threads):
+def test_removing_a_record_changes_one_teacher_and_one_vote(threads: int) -> None:
     torch.set_num_threads(threads)
     records, labels = digits(501, seed=3), np.arange(501) % 3
     queries = SMALL_IMAGES.transform(digits(300, seed=5))
 
-    def crowd(first: int) -> TeacherEnsemble:
-        settings = {"teachers": 25, "features": SMALL_IMAGES, "classes": (0, 1, 2), "declared_size": 500}
-        return Teachers(random_state=0, **settings).fit(records[first:], labels[first:]).ensemble_
+    def ensemble(first: int) -> TeacherEnsemble:
+        teachers = Teachers(
+            teachers=25, features=SMALL_IMAGES, classes=(0, 1, 2), declared_size=500, random_state=0
+        )
+        return teachers.fit(records[first:], labels[first:]).ensemble_
 
-    whole, without = crowd(0), crowd(1)
+    whole, without = ensemble(0), ensemble(1)
     assert (weights_of(whole) != weights_of(without)).any(axis=1).sum() == 1
     moved = np.abs(whole.scores(queries) - without.scores(queries))
     assert moved.max() <= 1.0
@@ -180,7 +184,9 @@ def test_removing_a_record_changes_one_teacher_and_one_vote(threads):
 @pytest.mark.parametrize("settings", [LINEAR, NETWORK], ids=["linear", "hidden"])
 @pytest.mark.parametrize("networks", [2, 25])
 @THREADS
-def test_networks_trained_apart_do_not_change_each_other(settings, networks, threads):
+def test_networks_trained_independently_do_not_change_each_other(
+    settings: TrainingSettings, networks: int, threads: int
+) -> None:
     torch.set_num_threads(threads)
     records, labels = digits(networks * 12, 33), np.arange(networks * 12) % 4
     shards = np.arange(len(records)) % networks
@@ -207,7 +213,7 @@ def test_networks_trained_apart_do_not_change_each_other(settings, networks, thr
         assert not changed[1:].any()
 
 
-def test_the_guarantee_names_what_it_assumes_of_the_numerical_library():
+def test_the_guarantee_names_what_it_assumes_of_the_numerical_library() -> None:
     records, labels = digits(120), np.arange(120) % 2
     stated = {"classes": (0, 1), "declared_size": 120}
 
@@ -231,22 +237,22 @@ def test_the_guarantee_names_what_it_assumes_of_the_numerical_library():
     assert needed == (LIBRARY_STACK,)
 
 
-def test_the_audit_catches_networks_and_sums_that_are_not_apart(monkeypatch):
+def test_the_audit_catches_networks_and_sums_that_are_not_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     stack = initial_mlp((6, 4, 3), "tanh", tuple(range(5)))
 
     def together(features: np.ndarray, *arguments: object, **settings: object) -> MLP:
         return train_independent(features - features.mean(axis=0), *arguments, **settings)  # type: ignore[arg-type]
 
-    report = invariant(None, 6, networks=stack, classes=3)
+    report = audit_invariant(None, 6, networks=stack, classes=3)
     assert report.verdict == "consistent"
     assert [check.part for check in report.checks] == ["networks", "sums"]
     module = sys.modules["quietmax.audit.invariant"]
     monkeypatch.setattr(module, "train_independent", together)
-    assert "other networks changed" in str(invariant(None, 6, networks=stack).broken)
+    assert "other networks changed" in str(audit_invariant(None, 6, networks=stack).broken)
 
     def rounded(table: Table, weights: np.ndarray, clip: float) -> np.ndarray:
         places = np.arange(len(table))
         return gradient_sum(table, weights, clip) + places @ table.rows.sum(axis=1)
 
     monkeypatch.setattr(module, "gradient_sum", rounded)
-    assert "order of the records" in str(invariant(None, 6, classes=3).broken)
+    assert "order of the records" in str(audit_invariant(None, 6, classes=3).broken)

@@ -377,7 +377,7 @@ def generate_frame(rng: random.Random) -> Generated:
         ):
             series = pd.Series(column.to_pylist(), dtype=object)
         elif way == 3 and pa.types.is_string(column.type):
-            series = series.astype(rng.choice(["str", "category", object]))
+            series = series.astype(rng.choice(["str", "category", "object"]))
         elif way >= 2 and pa.types.is_timestamp(column.type) and column.type.unit == "us":
             series = series.astype("datetime64[us]" if column.type.tz is None else "datetime64[us, UTC]")
         frame[name] = series
@@ -389,7 +389,8 @@ def read_frame(table: Generated, rows: list[int], _folder: Path) -> list[bytes]:
     columns = tuple(
         NumericColumn(
             name,
-            *declared["bounds"][name],
+            low=declared["bounds"][name][0],
+            high=declared["bounds"][name][1],
             scale=declared["scales"].get(name, "linear"),
             edges=tuple(declared["edges"].get(name, ())),
         )
@@ -523,7 +524,7 @@ def test_the_generator_makes_columns_of_every_type() -> None:
 def _codes(folder: Path, name: str, with_null: bool) -> Path:
     """3,000 people, one column with two codes of 18 digits, the label equal to the code; maybe one row without code."""
     rng = random.Random(7)
-    codes = [rng.choice([123456789012345678, 123456789012345679]) for _ in range(3_000)]
+    codes: list[int | None] = [rng.choice([123456789012345678, 123456789012345679]) for _ in range(3_000)]
     people = list(range(3_000))
     labels = [str(code) for code in codes]
     if with_null:

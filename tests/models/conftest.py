@@ -24,5 +24,5 @@ def records() -> Records:
 
 
 @pytest.fixture
-def model(records) -> Model:
+def model(records: Records) -> Model:
     return train(split(records, size=100, seed=1), settings=FAST)

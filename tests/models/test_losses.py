@@ -7,9 +7,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from quietmax.errors import InvalidInput
-from quietmax.models.losses import Convexified, CrossEntropy, Quadratic, logit_gradient, value
+from quietmax.models.losses import (
+    AveragedOver,
+    Convexified,
+    CrossEntropy,
+    Loss,
+    Quadratic,
+    logit_gradient,
+    value,
+)
 
 LOSSES = [
     CrossEntropy(),
@@ -23,26 +32,29 @@ LOSSES = [
 ]
 
 
-def _batch(networks: int = 3, records: int = 7, classes: int = 4, scale: float = 3.0):
+def _batch(
+    networks: int = 3, records: int = 7, classes: int = 4, scale: float = 3.0
+) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(5)
     logits = scale * torch.randn(networks, records, classes, generator=generator, dtype=torch.float64)
     return logits, torch.randint(0, classes, (networks, records), generator=generator)
 
 
-def _by_autograd(loss, logits, labels):
+def _by_autograd(loss: Loss, logits: Tensor, labels: Tensor) -> Tensor:
     leaf = logits.clone().requires_grad_()
-    sum(value(loss, leaf[k], labels[k]) for k in range(len(leaf))).backward()
+    torch.stack([value(loss, leaf[k], labels[k]) for k in range(len(leaf))]).sum().backward()
+    assert leaf.grad is not None
     return leaf.grad
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=str)
-def test_the_hand_derived_gradient_equals_automatic_differentiation(loss):
+def test_the_hand_derived_gradient_equals_automatic_differentiation(loss: Loss) -> None:
     logits, labels = _batch()
     torch.testing.assert_close(logit_gradient(loss, logits, labels), _by_autograd(loss, logits, labels))
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=str)
-def test_a_left_out_record_counts_as_if_it_were_not_in_the_batch(loss):
+def test_a_left_out_record_counts_as_if_it_were_not_in_the_batch(loss: Loss) -> None:
     logits, labels = _batch()
     kept = torch.ones(logits.shape[:2], dtype=logits.dtype)
     kept[:, 2] = 0
@@ -53,7 +65,7 @@ def test_a_left_out_record_counts_as_if_it_were_not_in_the_batch(loss):
     torch.testing.assert_close(found[:, others], logit_gradient(loss, logits[:, others], labels[:, others]))
 
 
-def test_each_network_may_have_its_own_alpha():
+def test_each_network_may_have_its_own_alpha() -> None:
     logits, labels = _batch()
     alphas = torch.tensor([[0.5], [1.0], [7.0]], dtype=logits.dtype)
     found = logit_gradient(Convexified(), logits, labels, alphas)
@@ -62,10 +74,11 @@ def test_each_network_may_have_its_own_alpha():
         torch.testing.assert_close(found[k : k + 1], expected)
 
 
-def test_the_two_averages_are_the_papers_formula_and_the_authors_program():
+def test_the_two_averages_are_the_papers_formula_and_the_authors_program() -> None:
     logits, labels = _batch(networks=1)
     losses = torch.nn.functional.cross_entropy(logits[0], labels[0], reduction="none")
-    n, classes, alpha = *logits.shape[1:], 2.0
+    n, classes = logits.shape[1:]
+    alpha = 2.0
     printed = math.log(float(torch.exp(alpha * losses).sum()) / n) / alpha
     program = math.log(float((torch.exp(alpha * losses) + classes - 1).sum()) / (n * classes)) / alpha
     assert float(value(Convexified(alpha, "samples"), logits[0], labels[0])) == pytest.approx(printed)
@@ -77,31 +90,33 @@ def test_the_two_averages_are_the_papers_formula_and_the_authors_program():
     scale=st.floats(0, 1e4),
     averaged_over=st.sampled_from(["samples", "samples and classes"]),
 )
-def test_nothing_overflows_however_large_alpha_times_loss_is(alpha, scale, averaged_over):
+def test_nothing_overflows_however_large_alpha_times_loss_is(
+    alpha: float, scale: float, averaged_over: AveragedOver
+) -> None:
     logits, labels = _batch(scale=scale)
     loss = Convexified(alpha, averaged_over)
     assert torch.isfinite(logit_gradient(loss, logits.float(), labels)).all()
     assert torch.isfinite(value(loss, logits[0].float(), labels[0]))
 
 
-def test_small_alpha_gives_the_ordinary_mean_loss():
+def test_small_alpha_gives_the_ordinary_mean_loss() -> None:
     logits, labels = _batch()
     found = logit_gradient(Convexified(1e-9, "samples"), logits, labels)
     torch.testing.assert_close(found, logit_gradient(CrossEntropy(), logits, labels))
 
 
 @pytest.mark.parametrize("alpha", [0, -1, math.nan, math.inf])
-def test_alpha_must_be_a_positive_number(alpha):
+def test_alpha_must_be_a_positive_number(alpha: float) -> None:
     with pytest.raises(InvalidInput, match="alpha"):
         Convexified(alpha)
 
 
-def test_an_unknown_average_is_rejected():
+def test_an_unknown_average_is_rejected() -> None:
     with pytest.raises(InvalidInput, match="averaged_over"):
-        Convexified(1.0, "classes")
+        Convexified(1.0, "classes")  # type: ignore[arg-type]
 
 
-def test_the_convexified_loss_of_a_hidden_layer_network_is_not_convex():
+def test_the_convexified_loss_of_a_hidden_layer_network_is_not_convex() -> None:
     """THEORY 2.3d: negating a tanh unit's weights changes nothing, so a convex loss could not beat the midpoint."""
     generator = np.random.default_rng(1)
     inputs = torch.tensor(generator.normal(size=(40, 2)))

@@ -8,7 +8,7 @@ from quietmax.errors import InvalidInput
 from quietmax.models.mlp import initial_mlp
 
 
-def test_logits_of_a_stack_are_asked_network_by_network():
+def test_logits_of_a_stack_are_asked_network_by_network() -> None:
     stack = initial_mlp((6, 4, 3), "tanh", (0, 1))
     inputs = np.ones((2, 6), np.float32)
     with pytest.raises(InvalidInput, match="stack of 2"):

@@ -3,17 +3,22 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
 
-from quietmax.data import Encoding, NumericColumn, load, split
+from quietmax.data import Encoding, NumericColumn, Records, load, split
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.models import (
     Convexified,
     CrossEntropy,
+    Loss,
+    Model,
     Quadratic,
     TrainingSettings,
     load_model,
@@ -26,7 +31,7 @@ from tests.models.conftest import FAST
 @pytest.mark.parametrize(
     "loss", [CrossEntropy(), Quadratic(), Convexified(2.5, "samples", Quadratic())], ids=str
 )
-def test_a_saved_model_answers_as_before(records, tmp_path, loss):
+def test_a_saved_model_answers_as_before(records: Records, tmp_path: Path, loss: Loss) -> None:
     settings = TrainingSettings((8, 5), "sigmoid", loss, epochs=2)
     model = train(split(records, size=100, seed=3), settings=settings)
     loaded = load_model(save_model(model, tmp_path / "model"))
@@ -34,12 +39,12 @@ def test_a_saved_model_answers_as_before(records, tmp_path, loss):
     assert (loaded.settings, loaded.records, loaded.dataset, loaded.seed) == (settings, 100, "made up", 3)
 
 
-def test_an_image_model_keeps_its_shape(tmp_path):
+def test_an_image_model_keeps_its_shape(tmp_path: Path) -> None:
     model = train(load("mnist-5k", records=200), settings=FAST)
     assert load_model(save_model(model, tmp_path / "model")).image_shape == (1, 28, 28)
 
 
-def test_a_model_file_holds_no_pickle(model, tmp_path):
+def test_a_model_file_holds_no_pickle(model: Model, tmp_path: Path) -> None:
     folder = save_model(model, tmp_path / "model")
     assert sorted(path.name for path in folder.iterdir()) == ["model.json", "weights.safetensors"]
     for path in folder.iterdir():
@@ -47,8 +52,8 @@ def test_a_model_file_holds_no_pickle(model, tmp_path):
 
 
 def test_an_existing_folder_is_not_touched_unless_it_is_a_model_and_overwriting_was_asked_for(
-    model, tmp_path
-):
+    model: Model, tmp_path: Path
+) -> None:
     folder = save_model(model, tmp_path / "model")
     before = (folder / "weights.safetensors").read_bytes()
     with pytest.raises(InvalidInput, match="already exists"):
@@ -62,8 +67,10 @@ def test_an_existing_folder_is_not_touched_unless_it_is_a_model_and_overwriting_
     assert (precious / "file").read_text() == "keep"
 
 
-def test_nothing_is_left_behind_when_writing_fails(model, tmp_path, monkeypatch):
-    def full(*_, **__):
+def test_nothing_is_left_behind_when_writing_fails(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> NoReturn:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
@@ -75,24 +82,24 @@ def test_nothing_is_left_behind_when_writing_fails(model, tmp_path, monkeypatch)
 TWO_CLASSES = json.loads(Encoding((NumericColumn("a", 0, 4),), "y", ("no", "yes")).to_json())
 
 
-def _truncate(folder, name, keep):
+def _truncate(folder: Path, name: str, keep: int) -> None:
     path = folder / name
     path.write_bytes(path.read_bytes()[:keep])
 
 
-def _edit(folder, **changes):
+def _edit(folder: Path, **changes: Any) -> None:
     path = folder / "model.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def _store_twice(folder):
+def _store_twice(folder: Path) -> None:
     path = folder / "weights.safetensors"
     tensors = safetensors.torch.load_file(path)
     safetensors.torch.save_file({name: torch.cat([each, each]) for name, each in tensors.items()}, path)
     _edit(folder, weights_sha256=hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-def _flip_a_bit(folder):
+def _flip_a_bit(folder: Path) -> None:
     path = folder / "weights.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
 
@@ -122,7 +129,9 @@ def _flip_a_bit(folder):
         (lambda folder: _edit(folder, settings={}), "damaged"),
     ],
 )
-def test_a_damaged_or_foreign_file_is_an_error(model, tmp_path, damage, match):
+def test_a_damaged_or_foreign_file_is_an_error(
+    model: Model, tmp_path: Path, damage: Callable[[Path], object], match: str
+) -> None:
     folder = save_model(model, tmp_path / "model")
     damage(folder)
     with pytest.raises((DataUnavailable, InvalidInput), match=match) as caught:

@@ -1,21 +1,23 @@
 from __future__ import annotations
 
 import resource
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from quietmax.errors import InvalidInput, QuietmaxError
-from quietmax.models.losses import Convexified, CrossEntropy, Quadratic, value
+from quietmax.models.losses import Convexified, CrossEntropy, Loss, Quadratic, value
 from quietmax.models.mlp import initial_mlp
 from quietmax.models.stacked import TrainingSettings, train_stack
 
 FEATURES, CLASSES = 12, 3
+Blobs = tuple[np.ndarray, np.ndarray]
 
 
 @pytest.fixture(scope="module")
-def records():
+def records() -> Blobs:
     generator = np.random.default_rng(0)
     centres = generator.normal(size=(CLASSES, FEATURES))
     labels = generator.integers(0, CLASSES, 400)
@@ -26,13 +28,15 @@ def _rows(networks: int, sizes: list[int]) -> list[np.ndarray]:
     return [np.random.default_rng(k).permutation(400)[: sizes[k % len(sizes)]] for k in range(networks)]
 
 
-def _naive(features, labels, rows, settings, seed):
+def _naive(
+    features: np.ndarray, labels: np.ndarray, rows: np.ndarray, settings: TrainingSettings, seed: int
+) -> list[torch.Tensor]:
     """One network, record by record in torch's own words: autograd and torch.optim.Adam, the same order."""
     start = initial_mlp((FEATURES, *settings.hidden, CLASSES), settings.activation, (seed,))
     activation = {"tanh": torch.tanh, "sigmoid": torch.sigmoid, "relu": torch.relu}[settings.activation]
     kernels = [kernel[0].clone().requires_grad_() for kernel in start.kernels]
     biases = [bias[0].clone().requires_grad_() for bias in start.biases]
-    groups = [{"params": kernels, "weight_decay": 2 * settings.l2}, {"params": biases}]
+    groups: list[dict[str, Any]] = [{"params": kernels, "weight_decay": 2 * settings.l2}, {"params": biases}]
     optimizer = torch.optim.Adam(groups, lr=settings.learning_rate, eps=1e-7)
     generator = np.random.default_rng((0x0DE5, seed))
     width = min(settings.batch_size, len(rows))
@@ -54,7 +58,9 @@ def _naive(features, labels, rows, settings, seed):
 @pytest.mark.parametrize(
     ("hidden", "activation"), [((8,), "tanh"), ((9, 6), "sigmoid"), ((7, 5, 6), "relu"), ((), "tanh")]
 )
-def test_the_stacked_trainer_equals_a_plain_autograd_loop(records, loss, hidden, activation):
+def test_the_stacked_trainer_equals_a_plain_autograd_loop(
+    records: Blobs, loss: Loss, hidden: tuple[int, ...], activation: str
+) -> None:
     settings = TrainingSettings(hidden, activation, loss, learning_rate=0.01, batch_size=32, epochs=4)
     (rows,) = _rows(1, [150])
     stack = train_stack(*records, CLASSES, [rows], settings=settings, seeds=[7])
@@ -64,7 +70,7 @@ def test_the_stacked_trainer_equals_a_plain_autograd_loop(records, loss, hidden,
 
 
 @pytest.mark.parametrize("sizes", [[200], [200, 130, 57, 300]], ids=["equal sizes", "different sizes"])
-def test_k_networks_at_once_equal_k_single_runs(records, sizes):
+def test_k_networks_at_once_equal_k_single_runs(records: Blobs, sizes: list[int]) -> None:
     settings = TrainingSettings((16,), batch_size=50, epochs=20)
     rows, seeds = _rows(6, sizes), [3, 1, 4, 1, 5, 9]
     together = train_stack(*records, CLASSES, rows, settings=settings, seeds=seeds)
@@ -74,7 +80,7 @@ def test_k_networks_at_once_equal_k_single_runs(records, sizes):
             torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
 
-def test_leaving_out_a_record_equals_training_without_its_influence(records):
+def test_leaving_out_a_record_equals_training_without_its_influence(records: Blobs) -> None:
     """The order of the others and the initial weights stay; only the record's gradient is gone."""
     features, labels = records
     settings = TrainingSettings((8,), batch_size=20, epochs=3, loss=CrossEntropy(), learning_rate=0.01)
@@ -93,7 +99,7 @@ def test_leaving_out_a_record_equals_training_without_its_influence(records):
     torch.testing.assert_close(other.weight_vectors()[0], found.weight_vectors()[1], atol=1e-6, rtol=0)
 
 
-def test_leaving_out_the_only_record_of_a_batch_is_harmless(records):
+def test_leaving_out_the_only_record_of_a_batch_is_harmless(records: Blobs) -> None:
     settings = TrainingSettings((4,), batch_size=20, epochs=2)
     (rows,) = _rows(1, [21])
     stacks = [
@@ -103,7 +109,7 @@ def test_leaving_out_the_only_record_of_a_batch_is_harmless(records):
     assert all(torch.isfinite(stack.weight_vectors()).all() for stack in stacks)
 
 
-def test_a_network_learns(records):
+def test_a_network_learns(records: Blobs) -> None:
     features, labels = records
     rows = np.arange(300)
     stack = train_stack(
@@ -118,8 +124,8 @@ def test_a_network_learns(records):
     assert (answers == labels[300:]).mean() > 0.9
 
 
-def test_progress_counts_up_to_the_last_step(records):
-    seen = []
+def test_progress_counts_up_to_the_last_step(records: Blobs) -> None:
+    seen: list[tuple[int, int]] = []
     settings = TrainingSettings((4,), batch_size=10, epochs=9)
     train_stack(
         *records,
@@ -127,13 +133,13 @@ def test_progress_counts_up_to_the_last_step(records):
         _rows(2, [100, 50]),
         settings=settings,
         seeds=[0, 1],
-        progress=lambda *at: seen.append(at),
+        progress=lambda done, steps: seen.append((done, steps)),
     )
     assert seen[-1] == (90, 90)
     assert [step for step, _ in seen] == sorted({step for step, _ in seen})
 
 
-def test_records_are_shared_not_copied():
+def test_records_are_shared_not_copied() -> None:
     """A copy of these 20 MB of records for each of 60 networks would take 1.2 GB."""
     features = np.zeros((20_000, 256), np.float32)
     labels = np.arange(20_000) % CLASSES
@@ -145,18 +151,25 @@ def test_records_are_shared_not_copied():
     assert grown_kilobytes < 300_000
 
 
-def test_bad_input_is_an_error_of_one_line(records):
+def test_bad_input_is_an_error_of_one_line(records: Blobs) -> None:
     features, labels = records
     settings = TrainingSettings(epochs=1)
 
-    def attempt(match, features=features, labels=labels, rows=None, kind=InvalidInput, **more):
+    def attempt(
+        match: str,
+        features: np.ndarray = features,
+        labels: np.ndarray = labels,
+        rows: list[np.ndarray] | None = None,
+        kind: type[QuietmaxError] = InvalidInput,
+        **more: Any,
+    ) -> None:
         with pytest.raises(kind, match=match) as caught:
             train_stack(
                 features,
                 labels,
                 CLASSES,
                 [np.arange(10)] if rows is None else rows,
-                **({"settings": settings, "seeds": [0]} | more),
+                **{"settings": settings, "seeds": [0], **more},
             )
         assert "\n" not in str(caught.value)
 
@@ -168,7 +181,9 @@ def test_bad_input_is_an_error_of_one_line(records):
     attempt("Row numbers must be from 0 to 399", rows=[np.array([400])])
     attempt("Labels must be integers from 0 to 2", labels=labels + 1)
     attempt("NaN", features=np.full_like(features, np.nan))
-    attempt("alphas requires the convexified loss", settings=TrainingSettings(loss=CrossEntropy()), alphas=[1.0])
+    attempt(
+        "alphas requires the convexified loss", settings=TrainingSettings(loss=CrossEntropy()), alphas=[1.0]
+    )
     attempt("alpha must be a positive number, got 0", alphas=[0.0])
     attempt(
         "diverged",
@@ -190,6 +205,6 @@ def test_bad_input_is_an_error_of_one_line(records):
         {"activation": "step"},
     ],
 )
-def test_settings_are_checked_when_made(wrong):
+def test_settings_are_checked_when_made(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         TrainingSettings(**wrong)

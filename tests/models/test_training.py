@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,8 @@ from quietmax.models import (
     Classifier,
     Convexified,
     CrossEntropy,
+    Loss,
+    Model,
     Quadratic,
     TorchModel,
     TrainingSettings,
@@ -21,12 +25,13 @@ from quietmax.models import (
     train_many,
     train_module,
 )
+from quietmax.models.training import PAPER_GRID
 from tests.models.conftest import FAST
 
 # --- training -----------------------------------------------------------------------------------------------------
 
 
-def test_training_is_repeatable_and_many_at_once_equal_one_by_one(records):
+def test_training_is_repeatable_and_many_at_once_equal_one_by_one(records: Records) -> None:
     splits = [split(records, size=100, seed=seed) for seed in range(3)]
     together = train_many(splits, settings=FAST)
     for each, alone in zip(together, [train(part, settings=FAST) for part in splits], strict=True):
@@ -34,14 +39,14 @@ def test_training_is_repeatable_and_many_at_once_equal_one_by_one(records):
         assert (each.records, each.dataset, each.seed) == (100, "made up", alone.seed)
 
 
-def test_alpha_sets_the_loss(records):
+def test_alpha_sets_the_loss(records: Records) -> None:
     data = split(records, size=50, seed=0)
     assert train(data, alpha=3.0, settings=FAST).settings.loss == Convexified(3.0)
     with pytest.raises(InvalidInput, match="convexified"):
         train(data, alpha=3.0, settings=TrainingSettings(loss=CrossEntropy()))
 
 
-def test_splits_of_different_records_are_rejected(records):
+def test_splits_of_different_records_are_rejected(records: Records) -> None:
     other = Records("other", records.features, records.labels, 3)
     with pytest.raises(InvalidInput, match="same Records object"):
         train_many([split(records, size=50, seed=0), split(other, size=50, seed=0)], settings=FAST)
@@ -50,32 +55,35 @@ def test_splits_of_different_records_are_rejected(records):
 
 
 @pytest.mark.parametrize("loss", [CrossEntropy(), Quadratic(), Convexified(1.0), Convexified(2.0, "samples")])
-def test_any_torch_module_learns_with_the_same_losses(records, loss):
+def test_any_torch_module_learns_with_the_same_losses(records: Records, loss: Loss) -> None:
     torch.manual_seed(0)
     data = split(records, size=150, seed=0)
     settings = TrainingSettings(loss=loss, epochs=40, batch_size=20, learning_rate=0.01)
-    seen = []
+    seen: list[tuple[int, int]] = []
     trained = train_module(
-        torch.nn.Linear(6, 3), data.train, settings=settings, progress=lambda *at: seen.append(at)
+        torch.nn.Linear(6, 3),
+        data.train,
+        settings=settings,
+        progress=lambda done, epochs: seen.append((done, epochs)),
     )
     assert accuracy(trained, data.test) > 0.85
     assert seen[-1] == (40, 40)
     assert isinstance(trained, Classifier)
 
 
-def test_a_module_with_the_wrong_number_of_outputs_is_rejected(records):
+def test_a_module_with_the_wrong_number_of_outputs_is_rejected(records: Records) -> None:
     with pytest.raises(InvalidInput, match="3 logits"):
         train_module(torch.nn.Linear(6, 4), records, settings=FAST)
     with pytest.raises(InvalidInput, match="3 logits"):
         TorchModel(torch.nn.Linear(6, 4), 3).logits(records.features)
 
 
-def test_a_diverging_module_is_rejected(records):
+def test_a_diverging_module_is_rejected(records: Records) -> None:
     with pytest.raises(QuietmaxError, match="diverged"):
         train_module(torch.nn.Linear(6, 3), records, settings=TrainingSettings(learning_rate=1e25, epochs=9))
 
 
-def test_a_wrapped_module_is_asked_in_evaluation_mode_and_left_as_it_was(records):
+def test_a_wrapped_module_is_asked_in_evaluation_mode_and_left_as_it_was(records: Records) -> None:
     module = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.Dropout(0.9)).train()
     wrapped = TorchModel(module, 3)
     np.testing.assert_array_equal(wrapped.logits(records.features), wrapped.logits(records.features))
@@ -83,14 +91,14 @@ def test_a_wrapped_module_is_asked_in_evaluation_mode_and_left_as_it_was(records
     assert wrapped.logits(np.empty((0, 6), np.float32)).shape == (0, 3)
 
 
-def test_plain_answers_are_softmax_and_argmax_of_the_logits(model, records):
+def test_plain_answers_are_softmax_and_argmax_of_the_logits(model: Model, records: Records) -> None:
     logits = model.logits(records.features)
     assert logits.dtype == np.float64
     np.testing.assert_allclose(model.predict_proba(records.features), softmax(logits))
     np.testing.assert_array_equal(model.predict(records.features), logits.argmax(1))
 
 
-def test_the_paper_measures_accuracy_loss_relative_to_the_baseline():
+def test_the_paper_measures_accuracy_loss_relative_to_the_baseline() -> None:
     assert accuracy_loss(0.6, 0.8) == pytest.approx(0.25)
     assert accuracy_loss(0.9, 0.8) < 0
     with pytest.raises(InvalidInput, match="baseline"):
@@ -100,7 +108,9 @@ def test_the_paper_measures_accuracy_loss_relative_to_the_baseline():
 # --- the search for alpha -----------------------------------------------------------------------------------------
 
 
-def test_the_search_picks_the_alpha_closest_to_the_original_loss_without_looking_at_the_test_part(records):
+def test_the_search_picks_the_alpha_closest_to_the_original_loss_without_looking_at_the_test_part(
+    records: Records,
+) -> None:
     data = split(records, size=120, seed=0)
     settings = TrainingSettings(hidden=(8,), epochs=20, learning_rate=0.01)
     found = search_alpha(data, grid=(0.5, 1.0, 5.0), settings=settings)
@@ -122,9 +132,7 @@ def test_the_search_picks_the_alpha_closest_to_the_original_loss_without_looking
     assert again == found
 
 
-def test_the_papers_grid_has_twenty_steps_up_to_ten():
-    from quietmax.models.training import PAPER_GRID
-
+def test_the_papers_grid_has_twenty_steps_up_to_ten() -> None:
     assert len(PAPER_GRID) == 20
     assert (PAPER_GRID[0], PAPER_GRID[-1]) == (0.5, 10.0)
 
@@ -140,7 +148,7 @@ def test_the_papers_grid_has_twenty_steps_up_to_ten():
     ],
     ids=str,
 )
-def test_impossible_searches_are_rejected(records, wrong):
+def test_impossible_searches_are_rejected(records: Records, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         search_alpha(split(records, size=100, seed=0), **({"settings": FAST} | wrong))
 

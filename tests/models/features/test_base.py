@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from quietmax.errors import InvalidInput
 from quietmax.models.features import (
+    FeatureMap,
     FrozenModule,
     Identity,
     OneHot,
@@ -29,20 +31,20 @@ def three_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("three_threads")
-def test_results_come_in_order_and_torch_has_one_thread_meanwhile():
+def test_results_come_in_order_and_torch_has_one_thread_meanwhile() -> None:
     seen = parallel_map(lambda piece: (piece, torch.get_num_threads()), 7)
     assert seen == [(piece, 1) for piece in range(7)]
     assert torch.get_num_threads() == 3
 
 
 @pytest.mark.usefixtures("three_threads")
-def test_as_many_pieces_run_at_once_as_torch_had_threads():
+def test_as_many_pieces_run_at_once_as_torch_had_threads() -> None:
     together = threading.Barrier(3, timeout=30)
     parallel_map(lambda _piece: together.wait(), 3)  # would break if fewer than three ran at once
 
 
 @pytest.mark.usefixtures("three_threads")
-def test_the_number_of_threads_is_restored_after_nested_and_failed_work():
+def test_the_number_of_threads_is_restored_after_nested_and_failed_work() -> None:
     def fails(piece: int) -> None:
         parallel_map(lambda inner: inner, 2)
         if piece == 1:
@@ -54,7 +56,7 @@ def test_the_number_of_threads_is_restored_after_nested_and_failed_work():
 
 
 @pytest.mark.usefixtures("three_threads")
-def test_scattering_is_the_same_on_one_thread_and_on_three():
+def test_scattering_is_the_same_on_one_thread_and_on_three() -> None:
     images = dead_leaves(200, (1, 16, 16), seed=0).reshape(200, -1)
     feature_map = Scattering((1, 16, 16))
     several = feature_map.transform(images)
@@ -63,7 +65,7 @@ def test_scattering_is_the_same_on_one_thread_and_on_three():
 
 
 @pytest.mark.parametrize("feature_map", MAPS, ids=named)
-def test_features_are_float32_of_the_stated_dimension(feature_map):
+def test_features_are_float32_of_the_stated_dimension(feature_map: FeatureMap) -> None:
     features = feature_map.transform(records(3))
     assert features.dtype == np.float32
     assert features.shape == (3, feature_map.dimension(COLUMNS))
@@ -71,7 +73,7 @@ def test_features_are_float32_of_the_stated_dimension(feature_map):
 
 
 @pytest.mark.parametrize("feature_map", MAPS, ids=named)
-def test_a_records_features_do_not_depend_on_the_other_records_bit_for_bit(feature_map):
+def test_a_records_features_do_not_depend_on_the_other_records_bit_for_bit(feature_map: FeatureMap) -> None:
     table = records(150)
     features = feature_map.transform(table)
     for removed in (0, 1, 63, 64, 149):
@@ -83,14 +85,14 @@ def test_a_records_features_do_not_depend_on_the_other_records_bit_for_bit(featu
 
 
 @pytest.mark.parametrize("feature_map", MAPS, ids=named)
-def test_no_records_give_no_features(feature_map):
+def test_no_records_give_no_features(feature_map: FeatureMap) -> None:
     assert feature_map.transform(np.empty((0, COLUMNS))).shape == (0, feature_map.dimension(COLUMNS))
 
 
 @pytest.mark.parametrize(
     "table", [[[np.nan, 1.0]], [[np.inf, 1.0]], [[1e300, 1.0]], [1.0, 2.0], [["a", "b"]], 3.0], ids=str
 )
-def test_anything_but_a_finite_matrix_is_rejected(table):
+def test_anything_but_a_finite_matrix_is_rejected(table: Any) -> None:
     with pytest.raises(InvalidInput, match="The records"):
         Identity().transform(table)
 
@@ -105,6 +107,6 @@ def test_anything_but_a_finite_matrix_is_rejected(table):
     ],
     ids=named,
 )
-def test_records_of_another_width_are_rejected(feature_map):
+def test_records_of_another_width_are_rejected(feature_map: FeatureMap) -> None:
     with pytest.raises(InvalidInput, match=r"(have|got) 2"):
         feature_map.transform([[0.0, 1.0]])

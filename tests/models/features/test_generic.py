@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,13 +20,13 @@ from tests.models.features.maps import MAPS, SAVEABLE, named, records
 
 
 @pytest.mark.parametrize("feature_map", SAVEABLE, ids=named)
-def test_a_map_read_from_json_is_equal_and_computes_the_same(feature_map):
+def test_a_map_read_from_json_is_equal_and_computes_the_same(feature_map: FeatureMap) -> None:
     again = feature_map_from_json(json.loads(json.dumps(feature_map.to_json())))
     assert again == feature_map
     np.testing.assert_array_equal(again.transform(records(2)), feature_map.transform(records(2)))
 
 
-def test_a_frozen_module_cannot_be_saved():
+def test_a_frozen_module_cannot_be_saved() -> None:
     with pytest.raises(InvalidInput, match="cannot be saved"):
         MAPS[-1].to_json()
     with pytest.raises(InvalidInput, match="cannot be read from a file"):
@@ -35,7 +36,7 @@ def test_a_frozen_module_cannot_be_saved():
 @pytest.mark.parametrize(
     "description", [{}, {"kind": "unknown"}, {"kind": "scaling"}, {"kind": "pipeline", "maps": 3}]
 )
-def test_values_that_describe_no_map_are_rejected(description):
+def test_values_that_describe_no_map_are_rejected(description: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="do not describe a feature map"):
         feature_map_from_json(description)
 
@@ -57,18 +58,18 @@ def test_wrong_constants_are_rejected_when_the_map_is_made(
         build()
 
 
-def test_a_module_with_other_outputs_than_declared_is_rejected():
+def test_a_module_with_other_outputs_than_declared_is_rejected() -> None:
     with pytest.raises(InvalidInput, match="must return 4 outputs per record"):
         FrozenModule(torch.nn.Linear(2, 3), outputs=4).transform([[0.0, 1.0]])
 
 
-def test_a_frozen_module_runs_in_evaluation_mode_and_is_left_as_it_was():
+def test_a_frozen_module_runs_in_evaluation_mode_and_is_left_as_it_was() -> None:
     module = torch.nn.Dropout(0.5).train()
     np.testing.assert_array_equal(FrozenModule(module, outputs=2).transform([[1.0, 2.0]]), [[1.0, 2.0]])
     assert module.training
 
 
-def test_random_fourier_features_have_length_one_and_approximate_the_gaussian_kernel():
+def test_random_fourier_features_have_length_one_and_approximate_the_gaussian_kernel() -> None:
     table = records(2)
     features = RandomFourier(count=20_000, bandwidth=5.0).transform(table).astype(float)
     np.testing.assert_allclose(np.linalg.norm(features, axis=1), 1.0, rtol=1e-6)

@@ -23,7 +23,7 @@ def relative_difference(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize(("name", "scales", "angles"), [("mnist", 2, 8), ("oblong", 3, 6)])
-def test_scattering_equals_the_stored_output_of_kymatio(name, scales, angles):
+def test_scattering_equals_the_stored_output_of_kymatio(name: str, scales: int, angles: int) -> None:
     stored = np.load(REFERENCE)
     ours = scatter(torch.from_numpy(stored[f"{name}_image"]), scales, angles).numpy()
     theirs = stored[f"{name}_scattering"]
@@ -44,7 +44,9 @@ def test_scattering_equals_the_stored_output_of_kymatio(name, scales, angles):
         (4, 8, (64, 64)),
     ],
 )
-def test_scattering_equals_kymatio_where_it_can_be_imported(scales, angles, shape):
+def test_scattering_equals_kymatio_where_it_can_be_imported(
+    scales: int, angles: int, shape: tuple[int, ...]
+) -> None:
     kymatio = pytest.importorskip(
         "kymatio.scattering2d.frontend.torch_frontend",
         reason="kymatio is not installed (no dependency of Quietmax)",
@@ -54,13 +56,13 @@ def test_scattering_equals_kymatio_where_it_can_be_imported(scales, angles, shap
     assert relative_difference(scatter(images, scales, angles).numpy(), theirs) < 1e-4
 
 
-def test_a_constant_image_has_its_value_at_order_zero_and_nothing_above():
+def test_a_constant_image_has_its_value_at_order_zero_and_nothing_above() -> None:
     paths = scatter(torch.full((1, 28, 28), 3.0))
     torch.testing.assert_close(paths[:, 0], torch.full((1, 7, 7), 3.0), rtol=1e-4, atol=1e-4)
     assert paths[:, 1:].abs().max() < 1e-4
 
 
-def test_the_strongest_first_order_path_points_across_the_stripes():
+def test_the_strongest_first_order_path_points_across_the_stripes() -> None:
     rows, columns = torch.meshgrid(torch.arange(28.0), torch.arange(28.0), indexing="ij")
     down, across = torch.cos(0.75 * torch.pi * rows), torch.cos(0.75 * torch.pi * columns)
     energies = scatter(torch.stack([down, across]))[:, 1:9].sum(dim=(2, 3))
@@ -69,18 +71,18 @@ def test_the_strongest_first_order_path_points_across_the_stripes():
     assert strongest.tolist() == [3, 7]
 
 
-def test_scattering_features_have_length_one_and_ignore_brightness_scale():
+def test_scattering_features_have_length_one_and_ignore_brightness_scale() -> None:
     images = dead_leaves(3, (1, 28, 28), seed=1).reshape(3, -1)
     features = Scattering((1, 28, 28)).transform(images)
     np.testing.assert_allclose(np.linalg.norm(features, axis=1), 1.0, rtol=1e-5)
     np.testing.assert_allclose(Scattering((1, 28, 28)).transform(images * 255), features, atol=1e-5)
 
 
-def test_an_empty_image_has_finite_features():
+def test_an_empty_image_has_finite_features() -> None:
     assert np.isfinite(Scattering((1, 28, 28)).transform(np.zeros((1, 784)))).all()
 
 
-def test_whitening_flattens_the_spectrum_of_images_it_has_not_seen():
+def test_whitening_flattens_the_spectrum_of_images_it_has_not_seen() -> None:
     images = dead_leaves(200, (1, 28, 28), seed=99).reshape(200, -1)
 
     def largest_share(whitening: float) -> float:
@@ -91,7 +93,7 @@ def test_whitening_flattens_the_spectrum_of_images_it_has_not_seen():
     assert largest_share(0.5) < 0.75 * largest_share(0.0)
 
 
-def test_dead_leaves_are_images_in_the_unit_interval_and_the_same_for_the_same_seed():
+def test_dead_leaves_are_images_in_the_unit_interval_and_the_same_for_the_same_seed() -> None:
     images = dead_leaves(5, (3, 20, 16), seed=4)
     assert images.shape == (5, 3, 20, 16)
     assert images.min() >= 0.0
@@ -102,7 +104,9 @@ def test_dead_leaves_are_images_in_the_unit_interval_and_the_same_for_the_same_s
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 17, 23), (1, 9, 13)])
-def test_scattering_does_not_depend_on_the_position_in_the_batch_for_usual_image_sizes(shape):
+def test_scattering_does_not_depend_on_the_position_in_the_batch_for_usual_image_sizes(
+    shape: tuple[int, int, int],
+) -> None:
     feature_map = Scattering(shape)
     table = np.random.default_rng(2).random((150, int(np.prod(shape)))).astype(np.float32)
     features = feature_map.transform(table)

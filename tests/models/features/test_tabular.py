@@ -21,13 +21,15 @@ from quietmax.models.features import (
     st.lists(st.floats(-1e6, 1e6, width=32), min_size=2, max_size=6),
     st.floats(0.01, 100.0),
 )
-def test_normalising_with_a_constant_keeps_every_affine_decision(values, constant):
+def test_normalising_with_a_constant_keeps_every_affine_decision(
+    values: list[float], constant: float
+) -> None:
     x = np.array([values], np.float32)
     weights = np.random.default_rng(0).normal(size=x.shape[1])
     before = float(x[0].astype(float) @ weights + constant)
     after = float(UnitNorm(constant).transform(x)[0].astype(float) @ np.append(weights, 1.0))
     length = float(np.sqrt(np.square(x.astype(float)).sum() + constant**2))
-    assert after == pytest.approx(before / length, abs=1e-5 * np.linalg.norm(np.append(weights, 1.0)))
+    assert after == pytest.approx(before / length, abs=1e-5 * float(np.linalg.norm(np.append(weights, 1.0))))
 
 
 @pytest.mark.parametrize(
