@@ -9,7 +9,9 @@ import sqlite3
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psycopg
@@ -19,6 +21,7 @@ from sqlalchemy import text
 # All names of the package that this file uses, so that a renamed one is changed in one place.
 from quietmax import BudgetExhausted, load_model
 from quietmax.accounting import PureCost
+from quietmax.accounting.costs import Cost
 from quietmax.cli import main
 from quietmax.errors import InvalidInput
 from quietmax.estimators import open_private
@@ -44,35 +47,39 @@ LEDGER_OF = {"filled": "ledger sqlite", "postgresql": "ledger postgresql", "serv
 # matrix products whose rounding may differ between processors: hence a tolerance, far below any difference in meaning.
 CLOSE = {"rtol": 1e-5, "atol": 1e-7}
 
+Copy = Callable[..., Path]
+Run = Callable[..., str]
+LedgerAt = Callable[[str], str]
 
-def status_of(name):
+
+def status_of(name: str) -> str:
     """The status that an opened sample must have: the stored one, except where it was refuted since."""
     if name == "head-scattering":
         return "conditional"
     return "none" if EXPECTED[name]["kind"] == "mlp" else EXPECTED[name]["guarantee"]["status"]
 
 
-def scores_behind(private, queries):
+def scores_behind(private: Any, queries: Any) -> Any:
     """The scores that an opened private model draws its answers from."""
     mapped = queries if private.features is None else private.features.transform(queries)
     return private.classifier.model.scores(mapped)
 
 
 @pytest.fixture
-def copied(tmp_path):
+def copied(tmp_path: Path) -> Copy:
     """Copy a model of the samples, since asking a model changes its folder."""
 
-    def copy(name, parent="models"):
+    def copy(name: str, parent: str = "models") -> Path:
         return Path(shutil.copytree(SAMPLES / parent / name, tmp_path / parent / name))
 
     return copy
 
 
 @pytest.fixture
-def run(capsys, monkeypatch):
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a command line in this process and return what it printed."""
 
-    def call(*arguments):
+    def call(*arguments: object) -> str:
         monkeypatch.setattr(sys, "argv", ["quietmax", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
@@ -86,7 +93,7 @@ def run(capsys, monkeypatch):
 # --- models -------------------------------------------------------------------------------------------------------
 
 
-def test_the_samples_hold_every_kind_of_model_and_stay_small():
+def test_the_samples_hold_every_kind_of_model_and_stay_small() -> None:
     kinds = {json.loads((SAMPLES / "models" / name / "model.json").read_text())["kind"] for name in MODELS}
     assert kinds == {"mlp", "head", "teachers", "dpsgd"}
     assert {EXPECTED[name]["guarantee"]["status"] for name in PRIVATE} == {"proven", "conditional"}
@@ -94,7 +101,7 @@ def test_the_samples_hold_every_kind_of_model_and_stay_small():
     assert sum(path.stat().st_size for path in SAMPLES.rglob("*") if path.is_file()) < 1_000_000
 
 
-def test_a_network_answers_as_before():
+def test_a_network_answers_as_before() -> None:
     stored, model = EXPECTED["network"], load_model(SAMPLES / "models" / "network")
     assert (model.records, model.seed, list(model.image_shape)) == (200, 0, [1, 28, 28])
     assert model.settings.loss.alpha == stored["alpha"]
@@ -104,7 +111,7 @@ def test_a_network_answers_as_before():
 
 
 @pytest.mark.parametrize("name", PRIVATE)
-def test_the_guarantee_of_a_private_model_is_the_one_it_was_saved_with(name):
+def test_the_guarantee_of_a_private_model_is_the_one_it_was_saved_with(name: str) -> None:
     stored, opened = EXPECTED[name]["guarantee"], open_private(SAMPLES / "models" / name).guarantee
     told = opened.to_json()
     numbers = ("definition", "epsilon", "mu", "extra_delta", "neighbours")
@@ -112,7 +119,7 @@ def test_the_guarantee_of_a_private_model_is_the_one_it_was_saved_with(name):
     assert opened.status == status_of(name)
 
 
-def test_what_was_proven_of_scattering_features_by_version_0_1_is_conditional_now():
+def test_what_was_proven_of_scattering_features_by_version_0_1_is_conditional_now() -> None:
     """Their whitening rounded with a record's place in memory, so one record could change the features of others."""
     opened = open_private(SAMPLES / "models" / "head-scattering").guarantee
     assert EXPECTED["head-scattering"]["guarantee"]["status"] == "proven"
@@ -121,7 +128,7 @@ def test_what_was_proven_of_scattering_features_by_version_0_1_is_conditional_no
 
 
 @pytest.mark.parametrize("name", RELEASED)
-def test_released_weights_answer_as_before_without_end(name, copied):
+def test_released_weights_answer_as_before_without_end(name: str, copied: Copy) -> None:
     stored, model = EXPECTED[name], open_private(copied(name))
     assert (model.kind, list(model.classes), model.remaining) == (stored["kind"], stored["classes"], None)
     np.testing.assert_allclose(model.predict_proba(QUERIES[name]), stored["probabilities"], **CLOSE)
@@ -130,7 +137,7 @@ def test_released_weights_answer_as_before_without_end(name, copied):
 
 
 @pytest.mark.parametrize("name", PAID)
-def test_a_model_that_pays_for_answers_goes_on_with_what_is_left(name, copied):
+def test_a_model_that_pays_for_answers_goes_on_with_what_is_left(name: str, copied: Copy) -> None:
     """A budget of 500 per answer makes each of these labels certain up to exp(-100)."""
     stored, folder = EXPECTED[name], copied(name)
     model = open_private(folder)
@@ -154,7 +161,7 @@ def test_a_model_that_pays_for_answers_goes_on_with_what_is_left(name, copied):
 
 
 @pytest.mark.parametrize("name", ["table-head", "table-head-measured"])
-def test_a_head_of_a_table_takes_the_columns_of_a_file(name, run):
+def test_a_head_of_a_table_takes_the_columns_of_a_file(name: str, run: Run) -> None:
     told = json.loads(
         run("predict", "--model", SAMPLES / "models" / name, "--input", SAMPLES / "asked.csv", "--json")
     )
@@ -167,7 +174,7 @@ def test_a_head_of_a_table_takes_the_columns_of_a_file(name, run):
     np.testing.assert_allclose(told["probabilities"], EXPECTED[name]["probabilities"], **CLOSE)
 
 
-def test_a_network_of_a_table_takes_the_columns_of_a_file(run):
+def test_a_network_of_a_table_takes_the_columns_of_a_file(run: Run) -> None:
     told = json.loads(
         run(
             "predict", "--model", SAMPLES / "models" / "table-network", "--input", SAMPLES / "asked.csv",
@@ -182,7 +189,7 @@ def test_a_network_of_a_table_takes_the_columns_of_a_file(run):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_privacy_card_of_every_model_is_built(name):
+def test_the_privacy_card_of_every_model_is_built(name: str) -> None:
     card = read_card(SAMPLES / "models" / name)
     status = status_of(name)
     assert card.status == status
@@ -191,7 +198,7 @@ def test_the_privacy_card_of_every_model_is_built(name):
 
 
 @pytest.mark.parametrize("name", ["network", "head-gradient", "teachers-labels", "table-head-measured"])
-def test_a_card_states_the_same_numbers_as_before(name):
+def test_a_card_states_the_same_numbers_as_before(name: str) -> None:
     stored = json.loads((SAMPLES / "output" / f"card-{name}.json").read_text())
     card = read_card(SAMPLES / "models" / name).to_json()
     for key in ("kind", "dataset", "declared_size", "status", "delta", "queries", "answered"):
@@ -204,7 +211,7 @@ def test_a_card_states_the_same_numbers_as_before(name):
     assert card["leakage"] == []
 
 
-def test_an_attack_on_the_stored_network_reports_the_same_figures(copied, run):
+def test_an_attack_on_the_stored_network_reports_the_same_figures(copied: Copy, run: Run) -> None:
     """Shadow networks are trained again: their last digits may differ between processors, the figures hardly."""
     stored = json.loads((SAMPLES / "output" / "attack.json").read_text())
     folder = copied("network")
@@ -217,7 +224,7 @@ def test_an_attack_on_the_stored_network_reports_the_same_figures(copied, run):
             assert ours[figure]["value"] == pytest.approx(theirs[figure]["value"], abs=0.011), figure
 
 
-def test_a_comparison_goes_on_from_stored_results(run, tmp_path):
+def test_a_comparison_goes_on_from_stored_results(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "comparison"
     shutil.copytree(SAMPLES / "output" / "comparison", folder)
     kept = {path: path.read_bytes() for path in folder.rglob("*.json")}
@@ -250,10 +257,10 @@ def test_a_comparison_goes_on_from_stored_results(run, tmp_path):
 
 
 @pytest.fixture
-def ledger_at(tmp_path, request):
+def ledger_at(tmp_path: Path, request: pytest.FixtureRequest) -> LedgerAt:
     """The address of a copy of a stored ledger."""
 
-    def address(name):
+    def address(name: str) -> str:
         if name != "postgresql":
             shutil.copy(SAMPLES / "ledgers" / f"{name}.sqlite", tmp_path / f"{name}.sqlite")
             return str(tmp_path / f"{name}.sqlite")
@@ -265,14 +272,20 @@ def ledger_at(tmp_path, request):
     return address
 
 
-def number_of(cost):
+def account_of(ledger: Ledger, digest: str) -> str | None:
+    """The name of the account of a training set."""
+    found = ledger.find_account("other", digest)
+    return None if found is None else found.name
+
+
+def number_of(cost: Cost) -> float:
     """The one number of a cost's JSON form."""
     (number,) = [value for value in cost.to_json().values() if isinstance(value, float)]
     return number
 
 
 @pytest.mark.parametrize("name", LEDGER_OF)
-def test_a_ledger_verifies_and_states_the_same_balances(name, ledger_at):
+def test_a_ledger_verifies_and_states_the_same_balances(name: str, ledger_at: LedgerAt) -> None:
     stored = EXPECTED[LEDGER_OF[name]]
     with Ledger(ledger_at(name)) as ledger:
         anchors = {each["account"]: (each["rows"], each["head"]) for each in stored["accounts"]}
@@ -314,7 +327,7 @@ def test_a_ledger_verifies_and_states_the_same_balances(name, ledger_at):
 
 
 @pytest.mark.parametrize("name", ["filled", "postgresql"])
-def test_api_keys_open_a_stored_ledger_unless_revoked(name, ledger_at):
+def test_api_keys_open_a_stored_ledger_unless_revoked(name: str, ledger_at: LedgerAt) -> None:
     stored = EXPECTED[LEDGER_OF[name]]
     with Ledger(ledger_at(name)) as ledger:
         known = {key.id: key for key in ledger.keys()}  # noqa: SIM118
@@ -332,7 +345,7 @@ def test_api_keys_open_a_stored_ledger_unless_revoked(name, ledger_at):
 
 
 @pytest.mark.parametrize("name", ["filled", "postgresql"])
-def test_stored_answers_are_free_and_new_ones_are_charged(name, ledger_at):
+def test_stored_answers_are_free_and_new_ones_are_charged(name: str, ledger_at: LedgerAt) -> None:
     noted = EXPECTED[LEDGER_OF[name]]["stored"]
     address = ledger_at(name)
     with Ledger(address) as ledger:
@@ -377,10 +390,10 @@ def test_stored_answers_are_free_and_new_ones_are_charged(name, ledger_at):
 
 
 @pytest.mark.parametrize("name", ["filled", "postgresql"])
-def test_records_and_models_that_a_ledger_knows_are_not_counted_anew(name, ledger_at):
+def test_records_and_models_that_a_ledger_knows_are_not_counted_anew(name: str, ledger_at: LedgerAt) -> None:
     with Ledger(ledger_at(name)) as ledger:
-        assert ledger.find_account("other", "a" * 64).name == "second", "these records were moved by a reason"
-        assert ledger.find_account("other", "b" * 64).name == "visitors"
+        assert account_of(ledger, "a" * 64) == "second", "these records were moved by a reason"
+        assert account_of(ledger, "b" * 64) == "visitors"
         visitors, whole = ledger.account("visitors"), ledger.account("whole")
         ledger.charge_training(visitors, "head/1", "c" * 64, visitors.total)
         ledger.charge_training(whole, "approximate/1", "d" * 64, "all")
@@ -391,7 +404,7 @@ def test_records_and_models_that_a_ledger_knows_are_not_counted_anew(name, ledge
 
 
 @pytest.mark.parametrize("name", ["filled", "postgresql"])
-def test_a_migrated_ledger_keeps_its_rows_and_adds_rows_in_new_words(name, ledger_at):
+def test_a_migrated_ledger_keeps_its_rows_and_adds_rows_in_new_words(name: str, ledger_at: LedgerAt) -> None:
     with Ledger(ledger_at(name)) as ledger:
         with ledger._engine.connect() as connection:
             version = connection.execute(text("SELECT value FROM meta WHERE name = 'version'")).scalar_one()
@@ -407,7 +420,7 @@ def test_a_migrated_ledger_keeps_its_rows_and_adds_rows_in_new_words(name, ledge
         assert ledger.verify().sound
 
 
-def test_a_damaged_row_of_a_stored_ledger_is_found(ledger_at):
+def test_a_damaged_row_of_a_stored_ledger_is_found(ledger_at: LedgerAt) -> None:
     address = ledger_at("filled")
     with sqlite3.connect(address) as database:
         database.execute("UPDATE journal SET units = units - 1 WHERE kind = 'carried over'")
@@ -415,7 +428,7 @@ def test_a_damaged_row_of_a_stored_ledger_is_found(ledger_at):
         assert not ledger.verify().sound
 
 
-def test_a_service_goes_on_with_stored_models_and_their_ledger(copied, ledger_at):
+def test_a_service_goes_on_with_stored_models_and_their_ledger(copied: Copy, ledger_at: LedgerAt) -> None:
     """Nothing is charged again: not training, not the budget that moved into the ledger, not stored answers."""
     stored = EXPECTED["ledger served"]
     folders = {name: copied(name, "served") for name in stored["models"]}

@@ -72,7 +72,7 @@ def test_invalid_names_are_errors(ledger: Ledger, name: str) -> None:
 
 
 def test_the_error_for_an_unknown_account_lists_the_accounts(ledger: Ledger) -> None:
-    ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+    open_patients(ledger)
     with pytest.raises(InvalidInput, match=r"no account 'nobody'\. Its accounts: patients"):
         ledger.account("nobody")
     with pytest.raises(InvalidInput, match="no account"):
@@ -133,12 +133,12 @@ def test_opening_an_account_again_writes_nothing(sqlite_ledger: Ledger) -> None:
 
 
 def test_an_account_keeps_its_budget_until_a_grant(ledger: Ledger) -> None:
-    account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+    account = open_patients(ledger)
     with pytest.raises(InvalidInput, match="was opened with epsilon = 1"):
         ledger.open_account("patients", PureCost(2.0), Terms(2.0))
     granted = ledger.grant("patients", Terms(2.0), "The board allows twice as much.")
     assert (granted.limit_units, granted.limit) == (2 * LIMIT, PureCost(2.0))
-    assert ledger.open_account("patients", PureCost(1.0), Terms(1.0)).limit_units == 2 * LIMIT
+    assert open_patients(ledger).limit_units == 2 * LIMIT
     ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", 3 * LIMIT // 2, rows=1))
     with pytest.raises(InvalidInput, match="cannot become epsilon = 1"):
         ledger.grant("patients", Terms(1.0), "This would be too little.")
@@ -197,9 +197,9 @@ def test_a_quota_is_at_least_what_was_spent_and_changes_no_other_client(sqlite_l
         sqlite_ledger.set_quota("patients", "ann", 0.2, REASON)
     sqlite_ledger.set_quota("patients", "ann", 0.25, REASON)
     limits = {
-        (name, part.client): part.limit_units
+        (name, each.client): each.limit_units
         for name in ("patients", "others")
-        for part in sqlite_ledger.subaccounts(sqlite_ledger.account(name))
+        for each in sqlite_ledger.subaccounts(sqlite_ledger.account(name))
     }
     assert limits.pop(("patients", "ann")) == LIMIT // 4
     assert set(limits.values()) == {None}
@@ -207,7 +207,7 @@ def test_a_quota_is_at_least_what_was_spent_and_changes_no_other_client(sqlite_l
 
 
 def test_revoking_takes_back_what_is_unspent(ledger: Ledger) -> None:
-    account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+    account = open_patients(ledger)
     ann, bob = ledger.client("ann"), ledger.client("bob")
     ledger.charge(Charge(account.id, ann, "m/1", 100, rows=1))
     ledger.revoke("patients", "ann", "ann has left us")

@@ -10,9 +10,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from quietmax.accounting import PureCost
 from quietmax.errors import InvalidInput, LedgerDamaged, LedgerUnavailable
-from quietmax.ledger import Charge, Ledger, Terms, database
+from quietmax.ledger import Charge, Ledger, database
 from quietmax.ledger.accounts import now
 from quietmax.ledger.database import (
     MIGRATIONS,
@@ -32,7 +31,7 @@ from quietmax.ledger.database import (
     unavailable,
     write_transaction,
 )
-from tests.ledger.scenarios import charge_patients, open_with_unit_cost, writer_driver
+from tests.ledger.scenarios import charge_patients, open_patients, open_with_unit_cost, writer_driver
 
 # A quota, an expiry or a revocation can be missing, and an answer while it is drawn; nothing else.
 NULLABLE = {"keys.expires", "keys.revoked", "requests.answer", "subaccounts.limit_units"}
@@ -266,7 +265,7 @@ def test_a_new_migration_runs_once_and_keeps_the_balances(address: str) -> None:
 
     steps = (*MIGRATIONS, Migration(MIGRATIONS[-1].version + 1, "a note on clients", widen))
     with Ledger(address) as ledger:
-        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+        account = open_patients(ledger)
         ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", 5, rows=1))
     engine = open_engine(address)
     for _ in range(2):

@@ -151,7 +151,7 @@ def test_the_export_has_every_row_and_its_hashes_can_be_recomputed(charged_ledge
 def test_a_moved_sqlite_ledger_is_not_charged(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     with Ledger(path) as ledger:
-        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+        account = open_patients(ledger)
         ann = ledger.client("ann")
         charge = Charge(account.id, ann, "m/1", 1, rows=1)
         path.rename(tmp_path / "elsewhere.sqlite")
@@ -165,7 +165,7 @@ def test_a_moved_sqlite_ledger_is_not_charged(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_an_error_and_the_ledger_recovers(tmp_path: Path) -> None:
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+        account = open_patients(ledger)
         ann = ledger.client("ann")
         charge = Charge(account.id, ann, "m/1", 1, rows=1)
         ledger.charge(charge)
@@ -186,7 +186,7 @@ def test_a_full_disk_is_an_error_and_the_ledger_recovers(tmp_path: Path) -> None
 
 def test_a_closed_ledger_charges_nothing(path: Path) -> None:
     with Ledger(path) as ledger:
-        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+        account = open_patients(ledger)
         charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
         assert isinstance(ledger.charge(charge), Charged)
     assert "The ledger is closed" in str(charge_error(ledger, charge))

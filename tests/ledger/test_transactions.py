@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quietmax.accounting import LIMIT, Budget, PureCost, per_query
+from quietmax.accounting import LIMIT, Budget, per_query
 from quietmax.errors import InvalidInput, LedgerDamaged
 from quietmax.ledger import (
     Charge,
@@ -22,7 +22,6 @@ from quietmax.ledger import (
     Replayed,
     RequestIdReused,
     Subaccount,
-    Terms,
 )
 from quietmax.ledger.accounts import now
 from quietmax.ledger.answer_cache import AnswerCache
@@ -132,7 +131,7 @@ def test_a_charge_to_a_missing_account_is_reported_as_damage(sqlite_ledger: Ledg
 
 def test_a_journal_row_has_its_time_in_microseconds(path: Path) -> None:
     with Ledger(path) as ledger:
-        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+        account = open_patients(ledger)
         before = now()
         ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1))
         assert before <= list(ledger.export("patients"))[-1].time <= now()

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from quietmax.accounting import LIMIT, PureCost
+from quietmax.accounting import LIMIT
 from quietmax.errors import LedgerDamaged
 from quietmax.ledger import Charge, Charged, Ledger, Subaccount, Terms
 from quietmax.ledger import verify as verify_module
 from quietmax.ledger.database import write_transaction
 from quietmax.ledger.journal import START
 from quietmax.ledger.verify import verify
-from tests.ledger.scenarios import charge_patients, edit
+from tests.ledger.scenarios import charge_patients, edit, open_patients
 
 DEEP_JSON = "[" * 100_000
 
@@ -193,12 +193,12 @@ def test_a_forged_last_row_is_found_even_if_its_hash_and_the_account_fit(
 
 
 def test_a_rewritten_chain_is_found_by_an_anchor(ledger: Ledger, tmp_path: Path) -> None:
-    account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+    account = open_patients(ledger)
     ann = ledger.client("ann")
     ledger.charge(Charge(account.id, ann, "m/1", 1000, rows=1))
     before = ledger.account("patients")
     with Ledger(tmp_path / "rewritten.sqlite") as other:
-        other.open_account("patients", PureCost(1.0), Terms(1.0))
+        open_patients(other)
         for _ in range(3):
             other.charge(Charge(account.id, other.client("ann"), "m/1", 1, rows=1))
         assert other.verify().sound
@@ -314,7 +314,7 @@ def test_an_unreadable_row_of_an_unproven_model_is_an_error(filled: Path) -> Non
 def test_an_unreadable_row_of_an_exclusive_model_is_an_error(tmp_path: Path) -> None:
     filled = tmp_path / "ledger.sqlite"
     with Ledger(filled) as ledger:
-        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+        account = open_patients(ledger)
         ledger.charge_training(account, "m/1", "digest", "all")
         assert ledger.verify().sound
     edit(filled, "UPDATE journal SET detail = '[]' WHERE kind = 'exclusive'")

@@ -12,13 +12,20 @@ from typing import Any
 import pytest
 from sqlalchemy.pool import QueuePool
 
-from quietmax.accounting import LIMIT, PureCost
+from quietmax.accounting import LIMIT
 from quietmax.errors import LedgerUnavailable
-from quietmax.ledger import Charge, Charged, Failed, Ledger, LimitExceeded, NewAnswers, StoredAnswer, Terms
+from quietmax.ledger import Charge, Charged, Failed, Ledger, LimitExceeded, NewAnswers, StoredAnswer
 from quietmax.ledger import writer as writer_module
 from quietmax.ledger.transactions import ChargeBatch
 from quietmax.ledger.writer import LedgerWriter, _Conflict
-from tests.ledger.scenarios import charge_error, hold_writer, open_with_unit_cost, pay, wait_until
+from tests.ledger.scenarios import (
+    charge_error,
+    hold_writer,
+    open_patients,
+    open_with_unit_cost,
+    pay,
+    wait_until,
+)
 
 CHARGE: Any = (Charge(1, 1, "m/1", 1, rows=1), print)
 ANSWERS: Any = (NewAnswers(1, (b"q" * 16,), b"answer"), print)
@@ -63,7 +70,7 @@ def test_a_batch_is_written_when_it_is_as_large_as_the_last(
 def test_a_full_batch_is_written_and_the_rest_comes_next(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "_MAX_BATCH", 4)
     with Ledger(path) as ledger:
-        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+        account = open_patients(ledger)
         ann = ledger.client("ann")
         gate, results = hold_writer(ledger), list[Any]()
         before = ledger.writer.batches
@@ -100,7 +107,7 @@ def test_refused_charges_are_counted_for_each_client(address: str) -> None:
         for _ in range(3):
             ledger.charge(Charge(account.id, ann, "m/1", LIMIT + 1, rows=1))
     with Ledger(address) as ledger:
-        assert [(part.client, part.refused) for part in ledger.subaccounts(ledger.account("patients"))] == [
+        assert [(each.client, each.refused) for each in ledger.subaccounts(ledger.account("patients"))] == [
             ("ann", 3)
         ]
         assert ledger.verify().sound
@@ -111,7 +118,7 @@ def test_refused_charges_are_counted_soon_even_if_nothing_else_is_written(ledger
     ann = ledger.client("ann")
     ledger.charge(Charge(account.id, ann, "m/1", LIMIT + 1, rows=1))
     deadline = time.monotonic() + 60
-    while [part.refused for part in ledger.subaccounts(account)] != [1]:
+    while [each.refused for each in ledger.subaccounts(account)] != [1]:
         assert time.monotonic() < deadline, "the refusal was never counted"
         time.sleep(0.05)
 
@@ -120,7 +127,7 @@ def test_a_flood_of_refused_charges_is_counted_while_it_lasts(ledger: Ledger) ->
     account, _ = open_with_unit_cost(ledger)
     ann = ledger.client("ann")
     deadline = time.monotonic() + 60
-    while not [part for part in ledger.subaccounts(account) if part.refused]:
+    while not any(each.refused for each in ledger.subaccounts(account)):
         assert time.monotonic() < deadline, "the refusals were never counted"
         ledger.charge(Charge(account.id, ann, "m/1", LIMIT + 1, rows=1))
     assert ledger.verify().sound
@@ -129,7 +136,7 @@ def test_a_flood_of_refused_charges_is_counted_while_it_lasts(ledger: Ledger) ->
 def test_what_waits_is_written_when_the_ledger_is_closed(path: Path) -> None:
     results: list[Any] = []
     with Ledger(path) as ledger:
-        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+        account = open_patients(ledger)
         ann = ledger.client("ann")
         gate = hold_writer(ledger)
         for _ in range(50):
@@ -140,12 +147,12 @@ def test_what_waits_is_written_when_the_ledger_is_closed(path: Path) -> None:
     with Ledger(path) as ledger:
         account = ledger.account("patients")
         assert account.spent_units == 50
-        assert [part.refused for part in ledger.subaccounts(account)] == [1]
+        assert [each.refused for each in ledger.subaccounts(account)] == [1]
 
 
 def test_what_is_submitted_after_close_fails_at_once(path: Path) -> None:
     with Ledger(path) as ledger:
-        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+        account = open_patients(ledger)
         charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
         gate = hold_writer(ledger)
         closing = threading.Thread(target=ledger.writer.close)
@@ -163,7 +170,7 @@ def test_what_is_submitted_after_close_fails_at_once(path: Path) -> None:
 
 def test_an_error_in_a_callback_does_not_stop_the_writer(path: Path) -> None:
     with Ledger(path) as ledger:
-        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+        account = open_patients(ledger)
         charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
         ledger.submit_charge(charge, lambda _: [][0])
         assert isinstance(ledger.charge(charge), Charged)
@@ -171,7 +178,7 @@ def test_an_error_in_a_callback_does_not_stop_the_writer(path: Path) -> None:
 
 def test_the_error_of_the_writer_is_cleared_by_the_next_write(path: Path) -> None:
     with Ledger(path) as ledger:
-        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+        account = open_patients(ledger)
         charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
         path.rename(path.with_suffix(".away"))
         assert isinstance(ledger.charge(charge), Failed)
@@ -185,7 +192,7 @@ def test_answers_are_stored_as_soon_as_the_ledger_is_back(tmp_path: Path) -> Non
     path = tmp_path / "ledger.sqlite"
     query = b"q" * 16
     with Ledger(path) as ledger:
-        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+        account = open_patients(ledger)
         path.rename(tmp_path / "away")
         results: list[Any] = []
         ledger.submit_answers(NewAnswers(account.id, (query,), b"answer"), results.append)
@@ -209,7 +216,7 @@ def test_a_failed_connection_is_replaced(path: Path, monkeypatch: pytest.MonkeyP
         raise sqlite3.OperationalError("disk I/O error")
 
     with Ledger(path) as ledger:
-        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+        account = open_patients(ledger)
         charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
         assert isinstance(ledger.charge(charge), Charged)
         assert _checked_out(ledger) == 1
@@ -225,7 +232,7 @@ def test_a_repeated_conflict_is_reported_in_the_words_of_the_database(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Ledger(path) as ledger:
-        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0))
+        account = open_patients(ledger)
         charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
 
         def conflict(_: object) -> None:
