@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+from fractions import Fraction
 
 import mpmath
 import numpy as np
@@ -13,8 +15,29 @@ from hypothesis import strategies as st
 from scipy.special import ndtri
 from scipy.stats import norm
 
-from quietmax.accounting import bounded_range_as_gaussian, delta_of, epsilon_of, mu_of, pure_as_gaussian
+from quietmax.accounting import (
+    bounded_range_as_gaussian,
+    delta_of,
+    epsilon_of,
+    mu_of,
+    pure_as_gaussian,
+)
+from quietmax.accounting.conversions import (
+    as_number,
+    decimal,
+    root_rounded_down,
+    root_rounded_up,
+    rounded_down,
+    rounded_up,
+)
 from quietmax.errors import InvalidInput
+
+
+def one_up(value: float, times: int = 1) -> float:
+    for _ in range(times):
+        value = math.nextafter(value, math.inf)
+    return value
+
 
 powers_of_ten = st.floats(-6, 2).map(lambda power: 10.0**power)
 deltas = st.floats(-300, math.log10(0.5)).map(lambda power: 10.0**power)
@@ -295,3 +318,39 @@ def test_a_pure_step_is_converted_to_thirteen_digits_rounded_up(epsilon) -> None
         corner = 1 / (1 + mpmath.exp(mpmath.mpf(epsilon)))
         mu = mpmath.mpf(pure_as_gaussian(epsilon))
         assert mpmath.ncdf(-mu / 2) < corner < mpmath.ncdf(-mu * (1 - mpmath.mpf("1e-13")) / 2)
+
+
+def test_what_is_exact_is_not_rounded_at_all() -> None:
+    for value in (0.0, 0.1, 1.0, 3.5, 1e-50, 123456.789):
+        assert rounded_up(decimal(value)) == rounded_down(decimal(value)) == value
+        assert root_rounded_up(decimal(value) ** 2) == root_rounded_down(decimal(value) ** 2) == value
+
+
+@given(st.fractions(min_value=Fraction(1, 10**12), max_value=10**12))
+def test_roots_are_rounded_to_the_very_next_float(value) -> None:
+    up, down = root_rounded_up(value), root_rounded_down(value)
+    assert decimal(math.nextafter(up, 0.0)) ** 2 < value <= decimal(up) ** 2
+    assert decimal(down) ** 2 <= value < decimal(math.nextafter(down, math.inf)) ** 2
+
+
+def test_a_root_a_hair_below_or_above_a_decimal_is_still_rounded_to_the_very_next_float() -> None:
+    hair, generator = Fraction(1, 10**18), random.Random(0)
+    for _ in range(500):
+        root = generator.uniform(0.01, 10.0)
+        square = decimal(root) ** 2
+        assert root_rounded_up(square * (1 - hair)) == root_rounded_down(square * (1 + hair)) == root
+        assert root_rounded_up(square * (1 + hair)) == math.nextafter(root, math.inf)
+        assert root_rounded_down(square * (1 - hair)) == math.nextafter(root, 0.0)
+
+
+@pytest.mark.parametrize("value", [10**400, "x", None, []])
+def test_what_no_float_can_be_is_no_number(value) -> None:
+    assert math.isnan(as_number(value))
+
+
+@given(st.fractions(min_value=Fraction(1, 10**9), max_value=10**9))
+def test_outward_rounding_goes_outwards_by_at_most_one_float(value) -> None:
+    assert decimal(rounded_down(value)) <= value <= decimal(rounded_up(value))
+    assert rounded_up(value) <= one_up(rounded_down(value))
+    assert decimal(root_rounded_down(value)) ** 2 <= value <= decimal(root_rounded_up(value)) ** 2
+    assert root_rounded_up(value) <= one_up(root_rounded_down(value))

@@ -72,7 +72,7 @@ def test_epsilon_is_from_1e_4_to_1e6_and_delta_from_1e_9_to_below_one(accountant
     for epsilon, delta in ((1e-4, 1e-5), (1e6, 1e-5), (1.0, 1e-9), (1.0, 0.999)):
         assert published(accountant, epsilon, delta, schedule) > 0.0
     for epsilon, delta in ((0.999e-4, 1e-5), (1.001e6, 1e-5), (1.0, 0.999e-9), (1.0, 1.0)):
-        with pytest.raises(InvalidInput, match="must be (between|at least)"):
+        with pytest.raises(InvalidInput, match=r"must be (between|at least)"):
             published(accountant, epsilon, delta, schedule)
 
 

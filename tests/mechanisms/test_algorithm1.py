@@ -7,16 +7,21 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from quietmax.accounting import GaussianCost, PureCost, delta_of, epsilon_of, mu_of
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms import Algorithm1
-from quietmax.mechanisms.algorithm1 import budget_split
+from quietmax.mechanisms.algorithm1 import budget_split, claimed_epsilon
 from quietmax.models import Model, TorchModel, TrainingSettings, softmax
 from quietmax.models.mlp import initial_mlp
 from quietmax.noise import EXACT, SeededNoise, release_gaussian
 from quietmax.sensitivity import published_sensitivity
+
+MODEL = Model(initial_mlp((4, 128, 3), "tanh", (0,)), TrainingSettings(), 10_000, "made up", 0)
+
 
 FALSE_ALARM = 1e-7
 SOURCES = [EXACT, SeededNoise(11)]
@@ -231,7 +236,7 @@ def test_the_papers_epsilon_gdp_is_not_epsilon_delta_at_the_delta_used() -> None
 # --- bad input ----------------------------------------------------------------------------------------------------
 
 
-def test_bad_input_is_refused_with_a_sentence() -> None:
+def test_invalid_arguments_and_scores_are_refused() -> None:
     with pytest.raises(InvalidInput, match="cannot release"):
         Algorithm1().release(np.zeros((1, 3)), EXACT)
     with pytest.raises(InvalidInput, match="'gaussian' or 'laplace'"):
@@ -244,3 +249,63 @@ def test_bad_input_is_refused_with_a_sentence() -> None:
         _set().release(np.array([[0.0, np.nan]]), EXACT)
     with pytest.raises(InvalidInput, match="logit_sensitivity and probability_sensitivity are required"):
         Algorithm1().prepared(TorchModel(torch.nn.Identity(), 3), GaussianCost(1.0))
+
+
+@pytest.mark.parametrize("noise", ["laplace", "gaussian"])
+@pytest.mark.parametrize("epsilon", [1e6, 1e8, 1e10])
+def test_without_noise_worth_speaking_of_algorithm_1_gives_the_plain_answer(noise, epsilon) -> None:
+    logits = np.random.default_rng(0).normal(0, 2, (200, 5))
+    answers = Algorithm1(noise, epsilon, epsilon, 0.36, 1.0).release(logits, SeededNoise(0))
+    np.testing.assert_allclose(answers.probabilities, softmax(logits), atol=1e-5)
+
+
+@pytest.mark.parametrize("noise", ["laplace", "gaussian"])
+def test_algorithm_1_answers_even_for_logits_at_the_end_of_the_floats(noise) -> None:
+    logits = np.array([[1e308, -1e308, 0.0], [0.0, 1e308, 1e308]])
+    released = Algorithm1(noise, 0.5, 0.5, 0.3, 0.8).release(logits, SeededNoise(0)).probabilities
+    assert np.isfinite(released).all()
+    np.testing.assert_allclose(released.sum(1), 1.0)
+
+
+def test_the_papers_claim_weighs_both_epsilons_as_printed() -> None:
+    assert claimed_epsilon(0.25, 0.5, 3, "laplace") == pytest.approx(0.25 + 6 * 0.5, rel=1e-15)
+    assert claimed_epsilon(0.25, 0.5, 3, "gaussian") == pytest.approx(
+        math.hypot(0.25, math.sqrt(12) * 0.5), rel=1e-15
+    )
+    mechanism = Algorithm1("gaussian", 0.25, 0.5, 0.3, 0.8)
+    assert mechanism.cost(3).mu == mechanism.guarantee(3).parameters["claimed_by_the_paper"]
+    assert mechanism.guarantee(2).parameters["claimed_by_the_paper"] > mechanism.cost(2).mu
+
+
+@given(st.floats(1e-3, 1e3), st.integers(3, 40))
+def test_a_split_budget_is_never_exceeded_by_the_claim(epsilon, classes) -> None:
+    model = TorchModel(torch.nn.Identity(), classes)
+    for noise, kind in (("laplace", PureCost), ("gaussian", GaussianCost)):
+        open_ = Algorithm1(noise, logit_sensitivity=0.3, probability_sensitivity=0.8)
+        spent = open_.prepared(model, kind(epsilon)).cost(classes)
+        assert spent.amount <= kind(epsilon).amount
+        assert float(spent.amount / kind(epsilon).amount) > 1 - 1e-14
+
+
+def test_what_is_given_to_algorithm_1_is_kept_and_only_the_rest_is_filled_in() -> None:
+    formulas = published_sensitivity(MODEL)
+    logit = Algorithm1(logit_sensitivity=0.9).prepared(MODEL, GaussianCost(1.0))
+    assert (logit.logit_sensitivity, logit.probability_sensitivity) == (0.9, formulas.probability.value)
+    probability = Algorithm1(probability_sensitivity=0.7).prepared(MODEL, GaussianCost(1.0))
+    assert (probability.logit_sensitivity, probability.probability_sensitivity) == (formulas.logit.value, 0.7)
+    neuron = Algorithm1("laplace", epsilon_neuron=0.25).prepared(MODEL, PureCost(7.0))
+    assert (neuron.epsilon_sampling, neuron.epsilon_neuron) == (pytest.approx(1.0), 0.25)
+
+
+@pytest.mark.parametrize("bad", [-1.0, 0.0, math.inf, math.nan])
+@pytest.mark.parametrize(
+    "name", ["epsilon_sampling", "epsilon_neuron", "logit_sensitivity", "probability_sensitivity"]
+)
+def test_every_number_of_algorithm_1_is_positive_and_finite(name, bad) -> None:
+    with pytest.raises(InvalidInput, match=f"{name} must be"):
+        Algorithm1(**{name: bad})
+
+
+def test_one_class_is_nothing_to_predict() -> None:
+    with pytest.raises(InvalidInput, match="2 or more classes"):
+        Algorithm1("gaussian", 0.5, 0.5, 0.3, 0.8).release(np.zeros((3, 1)), EXACT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -11,21 +10,41 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quietmax.accounting import GaussianCost, PureCost, compose
+from quietmax.accounting import GaussianCost, PureCost, bounded_range_as_gaussian, pure_as_gaussian
 from quietmax.errors import InvalidInput
+from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
+from quietmax.estimators.teachers import TeacherEnsemble
 from quietmax.mechanisms import Algorithm1, Answers, GaussianScores, NoisyMax, SampledNeuron
 from quietmax.mechanisms import algorithm1 as algorithm1_module
 from quietmax.mechanisms import sampled_neuron as sampled_neuron_module
-from quietmax.mechanisms.algorithm1 import claimed_epsilon
-from quietmax.mechanisms.base import selection_epsilon
-from quietmax.mechanisms.noisy_max import onto_simplex
-from quietmax.models import Model, TorchModel, TrainingSettings, softmax
-from quietmax.models.mlp import initial_mlp
-from quietmax.noise import EXACT, SeededNoise
-from quietmax.sensitivity import ScoreBounds, Sensitivity, published_sensitivity
+from quietmax.mechanisms.base import proves_bounds, selection_epsilon
+from quietmax.models import TorchModel
+from quietmax.noise import EXACT
+from quietmax.sensitivity import ScoreBounds, Sensitivity
+from tests.mechanisms.made_up import bounds, spied
 
-BOUNDS = ScoreBounds(Sensitivity(0.5, "certified", "made up"), Sensitivity(0.6, "certified", "made up"))
-MODEL = Model(initial_mlp((4, 128, 3), "tanh", (0,)), TrainingSettings(), 10_000, "made up", 0)
+
+class StatingModel(TorchModel):
+    bounds = bounds()
+
+
+def certified_model(classes: int = 3) -> PrivateHeadWeights:
+    """Weights of which this library proves the bounds, if the sensitivity is one."""
+    weights = HeadWeights(np.zeros((classes, 4)), np.zeros(3), 0.2, 1.0)
+    return PrivateHeadWeights.certified(weights, Sensitivity(0.5, "certified", "made up"), max_norm=1.0)
+
+
+PROVEN_AND_COST = [
+    (NoisyMax("exponential"), PureCost(1.0)),
+    (NoisyMax("permute-and-flip"), PureCost(1.0)),
+    (NoisyMax("gaussian"), GaussianCost(1.0)),
+    (SampledNeuron("laplace"), PureCost(1.0)),
+    (SampledNeuron("gaussian"), GaussianCost(1.0)),
+    (GaussianScores(), GaussianCost(1.0)),
+]
+
+
+BOUNDS = bounds()
 SCORES = TorchModel(torch.nn.Identity(), 3)
 PROVEN = [
     (NoisyMax("exponential"), PureCost(1.0), PureCost(0.25)),
@@ -34,26 +53,6 @@ PROVEN = [
     (SampledNeuron("gaussian"), GaussianCost(1.0), GaussianCost(0.25)),
     (GaussianScores(), GaussianCost(1.0), GaussianCost(0.25)),
 ]
-
-
-class Spy:
-    """Passes a call on and remembers what was given and what came back."""
-
-    def __init__(self, function):
-        self._function = function
-        self.given: list[dict] = []
-        self.values: list[np.ndarray] = []
-
-    def __call__(self, values, **options):
-        self.given.append(options)
-        self.values.append(np.asarray(values))
-        return self._function(values, **options)
-
-
-def spied(monkeypatch, module, name) -> Spy:
-    spy = Spy(getattr(module, name))
-    monkeypatch.setattr(module, name, spy)
-    return spy
 
 
 def test_a_mechanism_cannot_be_changed_after_it_was_made() -> None:
@@ -65,9 +64,6 @@ def test_a_mechanism_cannot_be_changed_after_it_was_made() -> None:
 def test_answers_are_told_apart_as_objects_so_that_they_can_be_kept_in_a_set() -> None:
     one, other = (Answers(np.zeros(3, np.int64), np.ones((3, 2)) / 2) for _ in range(2))
     assert len({one, other, one}) == 2
-
-
-# --- what is open and what is given -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("mechanism", "cost", "own"), PROVEN)
@@ -102,62 +98,6 @@ def test_a_model_with_certified_bounds_gives_them_unless_others_are_given() -> N
     assert NoisyMax(bounds=other).prepared(model, PureCost(1.0)).bounds == other
 
 
-def test_a_label_is_counted_in_the_measure_asked_for() -> None:
-    assert NoisyMax("exponential").measure == NoisyMax("permute-and-flip").measure == "pure"
-    assert NoisyMax("exponential", count_in="pure").measure == "pure"
-    assert NoisyMax("exponential", count_in="gaussian").measure == "gaussian"
-    assert NoisyMax("gaussian").measure == NoisyMax("gaussian", count_in="gaussian").measure == "gaussian"
-    assert GaussianScores().measure == SampledNeuron("gaussian").measure == "gaussian"
-    assert SampledNeuron("laplace").measure == "pure"
-
-
-def test_the_reason_names_the_mechanism() -> None:
-    for method, reason in (
-        ("gaussian", "Gaussian mechanism"),
-        ("exponential", "Exponential mechanism"),
-        ("permute-and-flip", "Permute-and-flip"),
-    ):
-        cost = GaussianCost(1.0) if method == "gaussian" else PureCost(1.0)
-        guarantee = NoisyMax(method, bounds=BOUNDS, per_query=cost).guarantee(3)
-        assert guarantee.because.startswith(reason)
-        assert guarantee.parameters["method"] == method
-
-
-@pytest.mark.parametrize("selection", ["exponential", "permute-and-flip"])
-def test_the_neuron_is_chosen_as_asked_for(selection, monkeypatch) -> None:
-    spies = {
-        "exponential": spied(monkeypatch, sampled_neuron_module, "choose"),
-        "permute-and-flip": spied(monkeypatch, sampled_neuron_module, "permute_and_flip"),
-    }
-    SampledNeuron(selection=selection, bounds=BOUNDS, per_query=PureCost(1.0)).release(
-        np.zeros((4, 3)), EXACT
-    )
-    assert [name for name, spy in spies.items() if spy.given] == [selection]
-
-
-@pytest.mark.parametrize("share", [-0.1, 0.0, 1.0, math.nan])
-def test_a_part_of_the_budget_goes_to_the_choice_but_never_all_or_nothing(share) -> None:
-    with pytest.raises(InvalidInput, match="sampling_share"):
-        SampledNeuron(sampling_share=share)
-    assert SampledNeuron(sampling_share=0.999).sampling_share == 0.999
-
-
-def test_the_guarantee_says_how_the_budget_is_shared() -> None:
-    mechanism = SampledNeuron(bounds=BOUNDS, per_query=PureCost(1.0), sampling_share=0.6)
-    shares = {classes: mechanism.guarantee(classes).parameters["sampling_share"] for classes in (2, 3, 4)}
-    assert shares == {2: 0.0, 3: 0.6, 4: 0.6}
-    assert mechanism.guarantee(3).parameters["selection"] == "exponential"
-
-
-@given(st.floats(1e-6, 1e3), st.floats(0.01, 0.99))
-def test_both_parts_together_never_cost_more_than_the_whole_and_hardly_less(whole, share) -> None:
-    for noise, kind in (("laplace", PureCost), ("gaussian", GaussianCost)):
-        choice, odds = SampledNeuron(noise, sampling_share=share)._shares(kind(whole))
-        assert compose([choice, odds]).amount <= kind(whole).amount
-        assert float(compose([choice, odds]).amount / kind(whole).amount) > 1 - 1e-12
-        assert float(choice.amount / kind(whole).amount) == pytest.approx(share, rel=1e-12)
-
-
 @settings(max_examples=30)
 @given(st.floats(1e-6, 30.0))
 def test_a_choice_spends_its_gaussian_cost_to_twelve_digits(mu) -> None:
@@ -165,9 +105,6 @@ def test_a_choice_spends_its_gaussian_cost_to_twelve_digits(mu) -> None:
     for selection in ("exponential", "permute-and-flip"):
         epsilon = selection_epsilon(GaussianCost(mu), selection)
         assert epsilon < selection_epsilon(GaussianCost(mu * (1 + 1e-12)), selection)
-
-
-# --- scores -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 1), (2, 3, 4)])
@@ -190,32 +127,6 @@ def test_every_mechanism_answers_each_query_of_two_and_of_three_classes() -> Non
                 assert answers.probabilities.argmax(1).tolist() == answers.labels.tolist()
 
 
-def test_votes_are_projected_and_logits_go_through_the_softmax() -> None:
-    sure = GaussianCost(1e6)
-    votes = GaussianScores(votes=10, bounds=BOUNDS, per_query=sure).release(
-        np.array([[7.0, 3.0, 0.0]]), EXACT
-    )
-    np.testing.assert_allclose(votes.probabilities, [[0.7, 0.3, 0.0]], atol=1e-5)
-    logits = GaussianScores(bounds=BOUNDS, per_query=sure).release(np.array([[7.0, 3.0, 0.0]]), EXACT)
-    np.testing.assert_allclose(logits.probabilities, softmax(np.array([[7.0, 3.0, 0.0]])), atol=1e-5)
-
-
-def test_probabilities_are_left_as_they_are_by_the_projection() -> None:
-    points = np.array([[0.2, 0.3, 0.5], [1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
-    np.testing.assert_allclose(onto_simplex(points), points, atol=1e-15)
-    np.testing.assert_allclose(onto_simplex(points + 4.0), points, atol=1e-15)
-
-
-def test_the_other_labels_share_what_the_chosen_one_leaves() -> None:
-    ready = SampledNeuron("laplace", bounds=BOUNDS, per_query=PureCost(1e6))
-    answers = ready.release(np.array([[2.0, 1.0, 0.0, 0.5]]), EXACT)
-    winning = 1 / (1 + math.exp(np.logaddexp.reduce([1.0, 0.0, 0.5]) - 2.0))
-    np.testing.assert_allclose(answers.probabilities, [[winning, *[(1 - winning) / 3] * 3]], atol=1e-5)
-
-
-# --- noise --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
 @pytest.mark.parametrize("classes", [2, 4])
 def test_one_number_of_each_query_is_noised_and_rounded(noise, classes, monkeypatch) -> None:
@@ -231,92 +142,138 @@ def test_one_number_of_each_query_is_noised_and_rounded(noise, classes, monkeypa
         assert [options["coordinates"] for options in spy.given] == [1]
 
 
-def test_all_scores_of_a_query_are_noised_and_rounded_together(monkeypatch) -> None:
-    from quietmax.mechanisms import noisy_max
-    from quietmax.mechanisms import noisy_max as gaussian
-
-    for module, mechanism in ((gaussian, GaussianScores()), (noisy_max, NoisyMax("gaussian"))):
-        spy = spied(monkeypatch, module, "release_gaussian")
-        dataclasses.replace(mechanism, bounds=BOUNDS, per_query=GaussianCost(1.0)).release(
-            np.zeros((5, 4)), EXACT
+@pytest.mark.parametrize(("mechanism", "cost"), PROVEN_AND_COST)
+def test_bounds_that_are_merely_stated_make_the_guarantee_conditional(mechanism, cost) -> None:
+    model = certified_model()
+    smaller = dataclasses.replace(mechanism, bounds=bounds(0.001, 0.001))
+    for stated in (
+        smaller.prepared(model, cost),
+        smaller.prepared(TorchModel(torch.nn.Identity(), 3), cost),
+        dataclasses.replace(smaller, per_query=cost),
+        dataclasses.replace(mechanism.prepared(model, cost), bounds=bounds(0.001, 0.001)),
+    ):
+        claimed = stated.guarantee(3)
+        assert claimed.status == "conditional"
+        assert claimed.assumptions == (
+            "One record moves the scores of any query by at most 0.001 each and 0.001 together in L2.",
         )
-        assert spy.given[0]["coordinates"] == 4
-        assert spy.given[0]["sensitivity"] == BOUNDS.vector.value
+        assert claimed.cost == cost
+    same = dataclasses.replace(mechanism, bounds=model.bounds).prepared(model, cost)
+    assert (same.guarantee(3).status, same.guarantee(3).assumptions) == ("proven", ())
 
 
-@pytest.mark.parametrize("classes", [2, 3])
-def test_enormous_logits_are_clipped_where_their_rounding_would_exceed_the_slack(
-    classes, monkeypatch
+@pytest.mark.parametrize(("mechanism", "cost"), PROVEN_AND_COST)
+def test_bounds_that_a_class_of_the_users_own_states_are_an_assumption_however_they_are_handed_in(
+    mechanism, cost
 ) -> None:
-    spy = spied(monkeypatch, sampled_neuron_module, "release_laplace")
-    ready = SampledNeuron("laplace", bounds=BOUNDS, per_query=PureCost(1.0))
-    scores = np.zeros((2, classes))
-    scores[0, :2] = -1e300, 1e300
-    scores[1, :2] = -BOUNDS.spread * 2**22, BOUNDS.spread * 2**22
-    ready.release(scores, EXACT)
-    odds = np.abs(spy.values[0])
-    assert 4 * np.spacing(odds).max() < BOUNDS.spread * 2**-20
-    assert odds[1] >= BOUNDS.spread * 2**22  # what is merely large is not clipped
+    certified = certified_model()
+
+    class Subclass(PrivateHeadWeights):
+        def scores(self, features):
+            return 1000 * super().scores(features)
+
+    class Duck:
+        classes = 3
+        bounds = certified.bounds
+
+        def scores(self, features):
+            return np.zeros((len(features), 3))
+
+    parts = [getattr(certified, name) for name in ("weights", "centre", "bias", "radius")]
+    models = [
+        StatingModel(torch.nn.Identity(), 3),
+        Duck(),
+        Subclass.certified(certified, Sensitivity(0.5, "certified", "made up"), max_norm=1.0),
+        PrivateHeadWeights(*parts, bounds(1e-9, 1e-9)),
+        dataclasses.replace(certified, bounds=bounds(1e-9, 1e-9)),
+        TeacherEnsemble([torch.nn.Linear(2, 3)] * 4, np.zeros(4, dtype=bool), 3, False),
+    ]
+    for model in models:
+        assert mechanism.prepared(model, cost).guarantee(3).status == "conditional"
+        handed_in = dataclasses.replace(mechanism, bounds=model.bounds).prepared(model, cost).guarantee(3)
+        assert handed_in == mechanism.prepared(model, cost).guarantee(3)
+    assert mechanism.prepared(certified, cost).guarantee(3).status == "proven"
 
 
-@pytest.mark.parametrize("noise", ["laplace", "gaussian"])
-@pytest.mark.parametrize("epsilon", [1e6, 1e8, 1e10])
-def test_without_noise_worth_speaking_of_algorithm_1_gives_the_plain_answer(noise, epsilon) -> None:
-    logits = np.random.default_rng(0).normal(0, 2, (200, 5))
-    answers = Algorithm1(noise, epsilon, epsilon, 0.36, 1.0).release(logits, SeededNoise(0))
-    np.testing.assert_allclose(answers.probabilities, softmax(logits), atol=1e-5)
+def test_only_classes_of_the_library_prove_their_bounds() -> None:
+    with pytest.raises(InvalidInput, match="Only classes of quietmax"):
+        proves_bounds(StatingModel, when=lambda model: True)  # noqa: ARG005
 
 
-@pytest.mark.parametrize("noise", ["laplace", "gaussian"])
-def test_algorithm_1_answers_even_for_logits_at_the_end_of_the_floats(noise) -> None:
-    logits = np.array([[1e308, -1e308, 0.0], [0.0, 1e308, 1e308]])
-    released = Algorithm1(noise, 0.5, 0.5, 0.3, 0.8).release(logits, SeededNoise(0)).probabilities
-    assert np.isfinite(released).all()
-    np.testing.assert_allclose(released.sum(1), 1.0)
+def test_every_proven_guarantee_lists_its_public_parameters() -> None:
+    model = certified_model()
+    for mechanism, cost in PROVEN_AND_COST:
+        guarantee = mechanism.prepared(model, cost).guarantee(3)
+        assert guarantee.status == "proven"
+        assert guarantee.cost == cost
+        assert guarantee.neighbours == "add-remove"
+        assert {"mechanism", "classes", "one_score", "score_vector_l2", "basis", "releases"} <= set(
+            guarantee.parameters
+        )
+        assert "THEORY 3" in guarantee.because
 
 
-# --- Algorithm 1 --------------------------------------------------------------------------------------------------
+def test_a_model_without_certified_bounds_is_refused() -> None:
+    model = TorchModel(torch.nn.Identity(), 3)
+    for mechanism, cost in (
+        (NoisyMax(), PureCost(1.0)),
+        (SampledNeuron(), PureCost(1.0)),
+        (GaussianScores(), GaussianCost(1.0)),
+    ):
+        with pytest.raises(InvalidInput, match="no certified bound"):
+            mechanism.prepared(model, cost)
 
 
-def test_the_papers_claim_weighs_both_epsilons_as_printed() -> None:
-    assert claimed_epsilon(0.25, 0.5, 3, "laplace") == pytest.approx(0.25 + 6 * 0.5, rel=1e-15)
-    assert claimed_epsilon(0.25, 0.5, 3, "gaussian") == pytest.approx(
-        math.hypot(0.25, math.sqrt(12) * 0.5), rel=1e-15
-    )
-    mechanism = Algorithm1("gaussian", 0.25, 0.5, 0.3, 0.8)
-    assert mechanism.cost(3).mu == mechanism.guarantee(3).parameters["claimed_by_the_paper"]
-    assert mechanism.guarantee(2).parameters["claimed_by_the_paper"] > mechanism.cost(2).mu
+@given(mu=st.floats(1e-4, 8))
+def test_a_gaussian_cost_pays_for_exactly_the_epsilon_that_converts_back(mu) -> None:
+    for selection, convert in (
+        ("exponential", bounded_range_as_gaussian),
+        ("permute-and-flip", pure_as_gaussian),
+    ):
+        epsilon = selection_epsilon(GaussianCost(mu), selection)
+        assert convert(epsilon) <= mu
+        assert convert(epsilon * (1 + 1e-9)) > mu * (1 - 1e-9)
 
 
-@given(st.floats(1e-3, 1e3), st.integers(3, 40))
-def test_a_split_budget_is_never_exceeded_by_the_claim(epsilon, classes) -> None:
-    model = TorchModel(torch.nn.Identity(), classes)
-    for noise, kind in (("laplace", PureCost), ("gaussian", GaussianCost)):
-        open_ = Algorithm1(noise, logit_sensitivity=0.3, probability_sensitivity=0.8)
-        spent = open_.prepared(model, kind(epsilon)).cost(classes)
-        assert spent.amount <= kind(epsilon).amount
-        assert float(spent.amount / kind(epsilon).amount) > 1 - 1e-14
-
-
-def test_what_is_given_to_algorithm_1_is_kept_and_only_the_rest_is_filled_in() -> None:
-    formulas = published_sensitivity(MODEL)
-    logit = Algorithm1(logit_sensitivity=0.9).prepared(MODEL, GaussianCost(1.0))
-    assert (logit.logit_sensitivity, logit.probability_sensitivity) == (0.9, formulas.probability.value)
-    probability = Algorithm1(probability_sensitivity=0.7).prepared(MODEL, GaussianCost(1.0))
-    assert (probability.logit_sensitivity, probability.probability_sensitivity) == (formulas.logit.value, 0.7)
-    neuron = Algorithm1("laplace", epsilon_neuron=0.25).prepared(MODEL, PureCost(7.0))
-    assert (neuron.epsilon_sampling, neuron.epsilon_neuron) == (pytest.approx(1.0), 0.25)
-
-
-@pytest.mark.parametrize("bad", [-1.0, 0.0, math.inf, math.nan])
-@pytest.mark.parametrize(
-    "name", ["epsilon_sampling", "epsilon_neuron", "logit_sensitivity", "probability_sensitivity"]
-)
-def test_every_number_of_algorithm_1_is_positive_and_finite(name, bad) -> None:
-    with pytest.raises(InvalidInput, match=f"{name} must be"):
-        Algorithm1(**{name: bad})
-
-
-def test_one_class_is_nothing_to_predict() -> None:
-    with pytest.raises(InvalidInput, match="2 or more classes"):
-        Algorithm1("gaussian", 0.5, 0.5, 0.3, 0.8).release(np.zeros((3, 1)), EXACT)
+def test_invalid_arguments_and_scores_are_refused() -> None:
+    ready = NoisyMax(bounds=bounds(), per_query=PureCost(1.0))
+    for scores, match in (
+        (np.zeros(3), "shape"),
+        (np.zeros((2, 1)), "shape"),
+        (np.array([[np.nan, 0.0]]), "NaN"),
+    ):
+        with pytest.raises(InvalidInput, match=match):
+            ready.release(scores, EXACT)
+    for make, match in (
+        (lambda: NoisyMax("laplace"), "method"),
+        (lambda: NoisyMax("gaussian", count_in="pure"), "count_in must be"),
+        (lambda: SampledNeuron("uniform"), "noise"),
+        (lambda: SampledNeuron(selection="best"), "selection"),
+        (lambda: SampledNeuron(sampling_share=1.0), "sampling_share"),
+        (lambda: NoisyMax().release(np.zeros((1, 2)), EXACT), "cannot release"),
+        (lambda: SampledNeuron().cost(3), "cannot release"),
+        (lambda: GaussianScores().cost(3), "cannot release"),
+        (lambda: GaussianScores(bounds=bounds()).prepared(None, PureCost(1.0)), "must be a GaussianCost"),
+        (
+            lambda: SampledNeuron("gaussian", bounds=bounds(), per_query=PureCost(1.0)).cost(3),
+            "must be a GaussianCost",
+        ),
+        (
+            lambda: NoisyMax("gaussian", bounds=bounds(), per_query=PureCost(1.0)).release(
+                np.zeros((1, 2)), EXACT
+            ),
+            "must be a GaussianCost",
+        ),
+        (
+            lambda: NoisyMax("gaussian", bounds=bounds(), per_query=PureCost(1.0)).guarantee(2),
+            "must be a GaussianCost",
+        ),
+        (
+            lambda: NoisyMax("gaussian", bounds=bounds()).prepared(None, PureCost(1.0)),
+            "must be a GaussianCost",
+        ),
+        (lambda: GaussianScores(bounds=bounds(), per_query=PureCost(1.0)).cost(3), "must be a GaussianCost"),
+        (lambda: SampledNeuron(bounds=bounds()).prepared(None, GaussianCost(1.0)), "must be a PureCost"),
+    ):
+        with pytest.raises(InvalidInput, match=match):
+            make()

@@ -1,0 +1,171 @@
+"""The repaired sampled neuron: its distribution, its shares of the budget, and what it releases (THEORY 3.3)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from quietmax.accounting import GaussianCost, PureCost, compose
+from quietmax.errors import InvalidInput
+from quietmax.mechanisms import SampledNeuron
+from quietmax.mechanisms import sampled_neuron as sampled_neuron_module
+from quietmax.noise import EXACT, SeededNoise
+from tests.mechanisms.made_up import bounds, spied
+
+BOUNDS = bounds()
+
+
+FALSE_ALARM = 1e-7
+
+
+@pytest.mark.parametrize("noise", ["laplace", "gaussian"])
+def test_the_sampled_neurons_log_odds_have_the_stated_distribution(noise) -> None:
+    limits, scores = bounds(), np.array([8.0, 0.0, 0.5])  # far ahead: label 0 is practically always chosen
+    cost = PureCost(4.0) if noise == "laplace" else GaussianCost(3.0)
+    mechanism = SampledNeuron(noise, sampling_share=0.75, bounds=limits, per_query=cost)
+    answers = mechanism.release(np.tile(scores, (20_000, 1)), SeededNoise(3))
+    sure = answers.labels == 0
+    assert sure.mean() > 0.999
+    winning = answers.probabilities[sure, 0]
+    odds = np.log(winning) - np.log1p(-winning)
+    true_odds = 8.0 - np.logaddexp(0.0, 0.5)
+    distribution = (
+        stats.laplace(true_odds, limits.spread / 1.0)
+        if noise == "laplace"
+        else stats.norm(true_odds, limits.spread / 1.5)
+    )
+    # Compare below the region where 1 - p rounds to 0 and above where p >= 1/C clips.
+    kept = (odds > 0) & (odds < 20)
+
+    def clipped(x):
+        return (distribution.cdf(x) - distribution.cdf(0)) / (distribution.cdf(20) - distribution.cdf(0))
+
+    assert stats.kstest(odds[kept], clipped).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("noise", ["laplace", "gaussian"])
+def test_the_shares_of_the_budget_add_up_to_no_more_than_it(noise) -> None:
+    cost = PureCost(1.3) if noise == "laplace" else GaussianCost(1.3)
+    mechanism = SampledNeuron(noise, bounds=bounds(), per_query=cost)
+    choice, odds = mechanism._shares(cost)
+    total = compose([choice, odds])
+    value = total.epsilon if noise == "laplace" else total.mu
+    assert 1.3 * (1 - 1e-12) < value <= 1.3
+
+
+def test_with_two_classes_nothing_is_sampled_and_all_goes_to_the_log_odds() -> None:
+    limits = bounds()
+    mechanism = SampledNeuron("laplace", bounds=limits, per_query=PureCost(1.0))
+    answers = mechanism.release(np.tile([0.2, 0.9], (20_000, 1)), EXACT)
+    odds = np.log(answers.probabilities[:, 1]) - np.log(answers.probabilities[:, 0])
+    kept = np.abs(odds) < 15
+    distribution = stats.laplace(0.7, limits.spread)
+
+    def inside(x):
+        return (distribution.cdf(x) - distribution.cdf(-15)) / (distribution.cdf(15) - distribution.cdf(-15))
+
+    assert stats.kstest(odds[kept], inside).pvalue > FALSE_ALARM
+    assert (answers.labels == (odds > 0)).all()
+    assert mechanism.guarantee(2).parameters["selection"] == "none"
+
+
+def test_noise_cannot_flip_the_chosen_label() -> None:
+    scores = np.random.default_rng(0).normal(size=(2000, 7))
+    answers = SampledNeuron("laplace", bounds=bounds(), per_query=PureCost(0.01)).release(scores, EXACT)
+    assert (answers.probabilities.max(1) >= 1 / 7).all()
+    ties = answers.probabilities.max(1) == answers.probabilities.min(1)
+    assert (answers.probabilities.argmax(1) == answers.labels)[~ties].all()
+    np.testing.assert_allclose(answers.probabilities.sum(1), 1.0)
+
+
+def test_the_cost_does_not_depend_on_the_number_of_classes() -> None:
+    mechanism = SampledNeuron("laplace", bounds=bounds(), per_query=PureCost(0.7))
+    assert {mechanism.cost(classes) for classes in (2, 10, 1000)} == {PureCost(0.7)}
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_the_noise_of_the_sampled_neuron_covers_the_rounding_of_its_log_odds(classes, monkeypatch) -> None:
+    from quietmax.mechanisms import sampled_neuron
+
+    used: dict[str, list[float]] = {"noise": [], "choice": []}
+    release, pick = sampled_neuron.release_laplace, sampled_neuron.choose
+
+    def noised(values, *, sensitivity, **rest):
+        used["noise"].append(sensitivity)
+        return release(values, sensitivity=sensitivity, **rest)
+
+    def chosen(values, *, range_sensitivity, **rest):
+        used["choice"].append(range_sensitivity)
+        return pick(values, range_sensitivity=range_sensitivity, **rest)
+
+    monkeypatch.setattr(sampled_neuron, "release_laplace", noised)
+    monkeypatch.setattr(sampled_neuron, "choose", chosen)
+    mechanism = SampledNeuron("laplace", "exponential", bounds=bounds(), per_query=PureCost(1.0))
+    mechanism.release(np.zeros((3, classes)), EXACT)
+    stated = bounds().spread
+    assert len(used["noise"]) == 1
+    assert len(used["choice"]) == (classes > 2)
+    for sensitivity in used["noise"] + used["choice"]:
+        assert stated * (1 + 2**-24) < sensitivity < stated * (1 + 2**-16)
+
+
+@pytest.mark.parametrize("selection", ["exponential", "permute-and-flip"])
+def test_the_neuron_is_chosen_as_asked_for(selection, monkeypatch) -> None:
+    spies = {
+        "exponential": spied(monkeypatch, sampled_neuron_module, "choose"),
+        "permute-and-flip": spied(monkeypatch, sampled_neuron_module, "permute_and_flip"),
+    }
+    SampledNeuron(selection=selection, bounds=BOUNDS, per_query=PureCost(1.0)).release(
+        np.zeros((4, 3)), EXACT
+    )
+    assert [name for name, spy in spies.items() if spy.given] == [selection]
+
+
+@pytest.mark.parametrize("share", [-0.1, 0.0, 1.0, math.nan])
+def test_a_part_of_the_budget_goes_to_the_choice_but_never_all_or_nothing(share) -> None:
+    with pytest.raises(InvalidInput, match="sampling_share"):
+        SampledNeuron(sampling_share=share)
+    assert SampledNeuron(sampling_share=0.999).sampling_share == 0.999
+
+
+def test_the_guarantee_says_how_the_budget_is_shared() -> None:
+    mechanism = SampledNeuron(bounds=BOUNDS, per_query=PureCost(1.0), sampling_share=0.6)
+    shares = {classes: mechanism.guarantee(classes).parameters["sampling_share"] for classes in (2, 3, 4)}
+    assert shares == {2: 0.0, 3: 0.6, 4: 0.6}
+    assert mechanism.guarantee(3).parameters["selection"] == "exponential"
+
+
+@given(st.floats(1e-6, 1e3), st.floats(0.01, 0.99))
+def test_both_parts_together_never_cost_more_than_the_whole_and_hardly_less(whole, share) -> None:
+    for noise, kind in (("laplace", PureCost), ("gaussian", GaussianCost)):
+        choice, odds = SampledNeuron(noise, sampling_share=share)._shares(kind(whole))
+        assert compose([choice, odds]).amount <= kind(whole).amount
+        assert float(compose([choice, odds]).amount / kind(whole).amount) > 1 - 1e-12
+        assert float(choice.amount / kind(whole).amount) == pytest.approx(share, rel=1e-12)
+
+
+def test_the_other_labels_share_what_the_chosen_one_leaves() -> None:
+    ready = SampledNeuron("laplace", bounds=BOUNDS, per_query=PureCost(1e6))
+    answers = ready.release(np.array([[2.0, 1.0, 0.0, 0.5]]), EXACT)
+    winning = 1 / (1 + math.exp(np.logaddexp.reduce([1.0, 0.0, 0.5]) - 2.0))
+    np.testing.assert_allclose(answers.probabilities, [[winning, *[(1 - winning) / 3] * 3]], atol=1e-5)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_enormous_logits_are_clipped_where_their_rounding_would_exceed_the_slack(
+    classes, monkeypatch
+) -> None:
+    spy = spied(monkeypatch, sampled_neuron_module, "release_laplace")
+    ready = SampledNeuron("laplace", bounds=BOUNDS, per_query=PureCost(1.0))
+    scores = np.zeros((2, classes))
+    scores[0, :2] = -1e300, 1e300
+    scores[1, :2] = -BOUNDS.spread * 2**22, BOUNDS.spread * 2**22
+    ready.release(scores, EXACT)
+    odds = np.abs(spy.values[0])
+    assert 4 * np.spacing(odds).max() < BOUNDS.spread * 2**-20
+    assert odds[1] >= BOUNDS.spread * 2**22  # what is merely large is not clipped
