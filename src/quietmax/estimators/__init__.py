@@ -1,4 +1,4 @@
-"""Private training with a scikit-learn face, and the models it leaves behind."""
+"""Differentially private scikit-learn estimators, and the model folders they are saved to."""
 
 from quietmax.estimators.dpsgd.estimator import DPSGD
 from quietmax.estimators.head.estimator import PrivateHead

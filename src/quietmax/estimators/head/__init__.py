@@ -1,1 +1,1 @@
-"""."""
+"""The private head. Read estimator first, then training (gradient method), solver (output method) and exact_sums."""

@@ -489,9 +489,11 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _check_query_settings(self) -> None:
         """Raise `InvalidInput` for settings that ``release="query"`` cannot use."""
         if self._training_method != "output":
-            raise InvalidInput(f"release='query' requires method='output', got {self.method!r}.")
+            raise InvalidInput(
+                f"Releasing a number of labels (release='query') requires `method` 'output', got {self.method!r}."
+            )
         if self.declared_size is None:
-            raise InvalidInput("release='query' requires declared_size.")
+            raise InvalidInput("Releasing a number of labels (release='query') requires `declared_size`.")
         if self.mu is not None:
             raise InvalidInput(
                 "release='query' has a pure guarantee: state its budget as epsilon, not as mu."
