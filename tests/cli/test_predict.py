@@ -96,7 +96,9 @@ def test_teachers_answer_until_the_budget_is_spent_also_in_a_new_process(
     assert code == 0
     assert json.loads(out)["remaining"]["queries"] == 1
     assert_error(
-        run("predict", "--model", folder, "--input", queries), 1, "Privacy budget exhausted: 2", "1 left"
+        run("predict", "--model", folder, "--input", queries),
+        1,
+        "Privacy budget exhausted: 2 answers requested, 1 of 3 left",
     )
 
 

@@ -304,7 +304,11 @@ def test_the_report_of_dpsgd_names_the_accountant_and_the_noise(run: Run, people
         (["head", "--epsilon", "-1"], "epsilon"),
         (["head", "--features", "sift"], "sift"),
         (["head", "--method", "scenic"], "method"),
-        (["head", "--queries", "5", "--method", "gradient", "--declared-size", "480"], "method"),
+        (
+            ["head", "--queries", "5", "--method", "gradient", "--declared-size", "480"],
+            "--method 'output', got 'gradient'",
+        ),
+        (["head", "--queries", "5"], "requires --declared-size"),
         (["dpsgd", "--accountant", "moments"], "pld"),
         (["dpsgd", "--analysis", "published"], "published"),
         (["dpsgd", "--analysis", "hoped"], "analysis"),

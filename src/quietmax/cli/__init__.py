@@ -116,7 +116,7 @@ def name_flags(message: str, flags: Mapping[str, str]) -> str:
     Parameters
     ----------
     message : str
-        A message that names arguments in backticks or as its first word.
+        A message that names arguments in backticks, as its first word, or as words with underscores.
     flags : mapping of str to str
         The flag of each argument. Other names stay as they are.
 
@@ -130,7 +130,8 @@ def name_flags(message: str, flags: Mapping[str, str]) -> str:
     >>> name_flags("declared_size must be positive, or set `infer`.", {"declared_size": "--declared-size"})
     '--declared-size must be positive, or set `infer`.'
     """
-    return re.sub(r"`(\w+)`|^([a-z]\w*)\b", lambda found: flags.get(found[1] or found[2], found[0]), message)
+    names = r"`(\w+)`|^([a-z]\w*)\b|\b([a-z]+_\w+)\b"
+    return re.sub(names, lambda found: flags.get(found[1] or found[2] or found[3], found[0]), message)
 
 
 app = typer.Typer(

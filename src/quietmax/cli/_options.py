@@ -128,7 +128,20 @@ class DataOptions(TableOptions):
     download: Download = False
 
     def load(self, name: str, *, quiet: bool) -> Split:
-        """Load a data set or table and split it, with a progress bar unless ``quiet``."""
+        """Load and split a data set or table, with a progress bar.
+
+        Parameters
+        ----------
+        name : str
+            Name of a data set, or path of a table.
+        quiet : bool
+            Show no progress.
+
+        Returns
+        -------
+        Split
+            Training part, test part and pool.
+        """
         from quietmax.data.load import load
 
         facts = self.given()
