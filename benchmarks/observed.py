@@ -38,7 +38,7 @@ from quietmax.sensitivity import (
     empirical_sensitivity_by,
     published_sensitivity_for,
 )
-from quietmax.sensitivity.empirical import EmpiricalSensitivity, Quantity, Trained
+from quietmax.sensitivity.empirical import EmpiricalSensitivity, Quantity, Retraining
 from quietmax.sensitivity.published import PublishedSensitivity
 
 EPSILON, DELTA, QUERIES = 1.0, 1e-5, 500
@@ -76,9 +76,9 @@ def main() -> None:
             )
 
     def solved(objective: Objective, tolerance: float) -> EmpiricalSensitivity:
-        def retrain(kept: Records) -> Trained:
+        def retrain(kept: Records) -> Retraining:
             weights = minimise(table_of(kept), objective, tolerance).weights
-            return Trained(weights.ravel(), queries @ weights.T)
+            return Retraining(weights.ravel(), queries @ weights.T)
 
         return empirical_sensitivity_by(retrain, mapped, removals=options.removals)
 
@@ -107,10 +107,10 @@ def main() -> None:
     )
     steps = gradient_plan(size, mapped.features.shape[1] + 1, classes, mu)
 
-    def one_gradient(kept: Records) -> Trained:
+    def one_gradient(kept: Records) -> Retraining:
         table = table_of(kept)
         total = gradient_sum(table, np.zeros((classes, table.features)), steps.max_grad_norm)
-        return Trained(total.ravel(), np.zeros((1, classes)))
+        return Retraining(total.ravel(), np.zeros((1, classes)))
 
     show(
         "head, gradient method, one sum",
@@ -118,12 +118,12 @@ def main() -> None:
         {"weights_l2": gradient_sensitivity(steps.max_grad_norm, classes, mapped.features.shape[1] + 1)},
     )
 
-    def votes(kept: Records) -> Trained:
+    def votes(kept: Records) -> Retraining:
         crowd = Teachers(
             EPSILON, DELTA, 100, classes=range(classes), declared_size=options.records, random_state=0
         )
         crowd.fit(kept.features, kept.labels)
-        return Trained(np.zeros(1), crowd.ensemble_.scores(data.test.features[:QUERIES]))
+        return Retraining(np.zeros(1), crowd.ensemble_.scores(data.test.features[:QUERIES]))
 
     one_vote = Sensitivity(1.0, "certified", "A record is in one teacher's shard (THEORY 3.4).")
     show(

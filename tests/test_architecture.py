@@ -82,37 +82,3 @@ def test_importing_quietmax_or_its_command_line_imports_no_heavy_library() -> No
     program = f"import sys, quietmax, quietmax.cli; print([name for name in {HEAVY} if name in sys.modules])"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"
-
-
-def test_type_checkers_see_the_same_public_names_as_users() -> None:
-    """The imports under TYPE_CHECKING name the module that `__getattr__` takes each name from."""
-    (checked,) = (
-        node
-        for node in ast.parse((ROOT / "__init__.py").read_text(encoding="utf-8")).body
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-    )
-    seen = {}
-    for node in checked.body:
-        assert isinstance(node, ast.ImportFrom)
-        assert node.module is not None
-        for alias in node.names:
-            seen[alias.name] = node.module.removeprefix("quietmax").removeprefix(".")
-    packages = {
-        name: "" for name in quietmax.__all__ if name not in quietmax._MODULES and name != "__version__"
-    }
-    assert seen == {**quietmax._MODULES, **packages}
-
-
-@pytest.mark.parametrize("name", quietmax.__all__)
-def test_every_public_name_can_be_imported(name: str) -> None:
-    assert getattr(quietmax, name) is not None
-    assert name in dir(quietmax)
-
-
-def test_a_star_import_gives_the_public_names_and_an_unknown_name_is_an_error() -> None:
-    names: dict[str, object] = {}
-    exec("from quietmax import *", names)
-    assert set(quietmax.__all__) <= set(names)
-    assert quietmax.noise.SeededNoise is quietmax.SeededNoise
-    with pytest.raises(AttributeError, match="no attribute 'Bugdet'"):
-        quietmax.Bugdet  # noqa: B018

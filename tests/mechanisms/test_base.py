@@ -10,16 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quietmax.accounting import GaussianCost, PureCost, bounded_range_as_gaussian, pure_as_gaussian
+from quietmax.accounting import Budget, GaussianCost, PureCost, bounded_range_as_gaussian, pure_as_gaussian
 from quietmax.errors import InvalidInput
 from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
 from quietmax.estimators.teachers import TeacherEnsemble
-from quietmax.mechanisms import Algorithm1, Answers, GaussianScores, NoisyMax, SampledNeuron
+from quietmax.mechanisms import Algorithm1, Answerer, Answers, GaussianScores, NoisyMax, SampledNeuron
 from quietmax.mechanisms import algorithm1 as algorithm1_module
 from quietmax.mechanisms import sampled_neuron as sampled_neuron_module
-from quietmax.mechanisms.base import proves_bounds, selection_epsilon
+from quietmax.mechanisms.base import digest_text, proves_bounds, selection_epsilon
 from quietmax.models import TorchModel
-from quietmax.noise import EXACT
+from quietmax.noise import EXACT, ExactNoise, SeededNoise
 from quietmax.sensitivity import ScoreBounds, Sensitivity
 from tests.mechanisms.made_up import bounds, spied
 
@@ -277,3 +277,62 @@ def test_invalid_arguments_and_scores_are_refused() -> None:
     ):
         with pytest.raises(InvalidInput, match=match):
             make()
+
+
+class Doubling:
+    """A public feature map."""
+
+    def transform(self, features: np.ndarray) -> np.ndarray:
+        return 2 * features
+
+
+def test_an_answerer_applies_the_feature_map_the_model_and_the_mechanism_in_turn() -> None:
+    mechanism = GaussianScores(bounds=BOUNDS, per_query=GaussianCost(1e6))
+    rows = np.array([[1.0, 0.0, -1.0], [0.0, 3.0, 0.5]], np.float32)
+    answerer = Answerer(SCORES, mechanism, SeededNoise(1), Doubling())
+    np.testing.assert_allclose(answerer.scores(rows), 2 * rows)
+    answers = answerer.answer(rows)
+    again = mechanism.release(2.0 * rows, SeededNoise(1))
+    np.testing.assert_array_equal(answers.probabilities, again.probabilities)
+    np.testing.assert_array_equal(answers.labels, again.labels)
+
+
+@pytest.mark.parametrize(("queries", "epsilon"), [(None, 2.0), (8, 0.25)])
+def test_an_answerer_is_prepared_for_the_share_of_one_query(queries: int | None, epsilon: float) -> None:
+    mechanism = NoisyMax(bounds=BOUNDS)
+    answerer = Answerer.prepare(SCORES, mechanism, Budget(2.0, queries=queries))
+    assert answerer.cost == PureCost(epsilon)
+    assert answerer.noise is EXACT
+
+
+def test_scores_that_are_not_finite_are_an_error_before_anything_is_drawn_or_count_as_undecided() -> None:
+    mechanism = NoisyMax(bounds=BOUNDS, per_query=PureCost(1e6))
+    rows = np.array([[np.nan, 0, 0], [np.inf, 0, 0], [9, 0, 0]], np.float32)
+
+    class Overflowing:
+        classes = 3
+
+        def scores(self, features: np.ndarray) -> np.ndarray:
+            return features.astype(np.float64)
+
+    def no_bytes(_count: int) -> bytes:
+        raise AssertionError("entropy was read")
+
+    with pytest.raises(InvalidInput, match="must be finite"):
+        Answerer(Overflowing(), mechanism, ExactNoise(_bytes=no_bytes)).answer(rows)
+    undecided = Answerer(Overflowing(), mechanism, non_finite="undecided")
+    np.testing.assert_array_equal(undecided.scores(rows), [[0, 0, 0], [0, 0, 0], [9, 0, 0]])
+    assert undecided.answer(rows).labels[2] == 0
+
+
+def test_the_text_that_stored_answers_are_found_by_is_that_of_version_0_1() -> None:
+    """A change would charge stored answers again."""
+    assert digest_text(Algorithm1("laplace", 0.5, 0.25, 0.3, 0.8)) == (
+        "Algorithm1(noise='laplace', epsilon_sampling=0.5, epsilon_neuron=0.25, logit_sensitivity=0.3, "
+        "probability_sensitivity=0.8, reading='published')"
+    )
+    assert digest_text(NoisyMax(bounds=BOUNDS, per_query=PureCost(0.5))) == (
+        "NoisyMax(method='exponential', count_in=None, bounds=ScoreBounds(one=Sensitivity(value=0.5, "
+        "basis='certified', because='made up'), vector=Sensitivity(value=0.6, basis='certified', "
+        "because='made up')), per_query=PureCost(epsilon=0.5))"
+    )

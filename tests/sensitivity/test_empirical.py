@@ -15,7 +15,7 @@ from quietmax.sensitivity import Sensitivity, published_sensitivity_for
 from quietmax.sensitivity.empirical import (
     EmpiricalSensitivity,
     Removal,
-    Trained,
+    Retraining,
     empirical_sensitivity,
     empirical_sensitivity_by,
     plant,
@@ -119,7 +119,7 @@ def test_a_certified_bound_of_a_convex_model_holds_and_is_approached() -> None:
     def retrain(kept):
         model = LogisticRegression(C=1 / (lam * 40), fit_intercept=False, tol=1e-10, max_iter=10_000)
         model.fit(kept.features, kept.labels)
-        return Trained(model.coef_.ravel(), kept.features[:1] @ model.coef_.T)
+        return Retraining(model.coef_.ravel(), kept.features[:1] @ model.coef_.T)
 
     found = empirical_sensitivity_by(retrain, records, removals=12, kinds=["mislabelled", "ordinary"])
     bound = Sensitivity(math.sqrt(2) / (lam * 40), "certified", "THEORY 3.1")

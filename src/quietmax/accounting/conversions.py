@@ -134,9 +134,9 @@ def root_rounded_down(value: Fraction) -> float:
     return root if decimal(root) ** 2 <= value else math.nextafter(root, 0.0)
 
 
-SMALLEST_DELTA = 1e-300
+_SMALLEST_DELTA = 1e-300
 """No smaller positive delta is ever claimed."""
-SLACK = 2.0**-36
+_SLACK = 2.0**-36
 """Relative slack added to every computed delta; mu/64 times as much for larger mu, where x cancels."""
 _FINE = 2.0**-44
 _SMALL_MU = 0.5
@@ -202,7 +202,7 @@ def delta_of(mu: float, epsilon: float) -> float:
     if mu == 0.0:
         return 0.0
     log_delta = _log_delta(mu, epsilon / mu - 0.5 * mu)
-    return min(1.0, max(SMALLEST_DELTA, math.exp(log_delta) * (1.0 + SLACK * max(1.0, mu / 64.0))))
+    return min(1.0, max(_SMALLEST_DELTA, math.exp(log_delta) * (1.0 + _SLACK * max(1.0, mu / 64.0))))
 
 
 def epsilon_of(mu: float, delta: float) -> float:
@@ -228,7 +228,7 @@ def epsilon_of(mu: float, delta: float) -> float:
     4.38
     """
     mu = _checked(mu, "mu", 0.0, math.inf)
-    delta = _checked(delta, "delta", SMALLEST_DELTA, 1.0)
+    delta = _checked(delta, "delta", _SMALLEST_DELTA, 1.0)
     if delta_of(mu, 0.0) <= delta:
         return 0.0
 
@@ -266,7 +266,7 @@ def mu_of(epsilon: float, delta: float) -> float:
     0.268
     """
     epsilon = _checked(epsilon, "epsilon", 0.0, math.inf)
-    delta = _checked(delta, "delta", SMALLEST_DELTA, 1.0)
+    delta = _checked(delta, "delta", _SMALLEST_DELTA, 1.0)
     # delta <= mu/sqrt(2 pi) and delta <= Phi(-x), which is below 1e-300 for x > 38, give two mu that certainly suffice.
     low, width = math.log(max(delta, min(1.0, epsilon / 40.0))), 1.0
 

@@ -57,7 +57,7 @@ ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp", "zcdp", "ac", "nc")
 """The accountants of the proven analysis."""
 PUBLISHED_ACCOUNTANTS: tuple[Accountant, ...] = ("rdp", "zcdp", "ac", "nc")
 
-SMALLEST_DELTA = 1e-9
+_SMALLEST_DELTA = 1e-9
 """No smaller delta is accepted; the noise samplers and `rdp` are not calibrated below it."""
 _TOLERANCE = 1e-5
 _UP = 1.0 + 1e-12
@@ -145,7 +145,7 @@ def noise_multiplier(
     """
     if not 1e-4 <= as_number(epsilon) <= 1e6:
         raise InvalidInput(f"epsilon must be between 0.0001 and 1000000 for DP-SGD, got {epsilon!r}.")
-    if not SMALLEST_DELTA <= as_number(delta) < 1.0:
+    if not _SMALLEST_DELTA <= as_number(delta) < 1.0:
         raise InvalidInput(f"delta must be at least 1e-9 and below 1 for DP-SGD, got {delta!r}.")
     if analysis == "published":
         return _published(float(epsilon), float(delta), schedule, accountant)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -18,14 +18,12 @@ from quietmax.accounting.budget import Analysis
 from quietmax.accounting.costs import Cost, GaussianCost, Measure, PureCost
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput
-from quietmax.mechanisms.base import Answers, Floats
+from quietmax.mechanisms.base import Answers, Floats, Noise
 from quietmax.models.training import Classifier, Model, softmax
 from quietmax.noise.release import CLIP_STEPS, release_gaussian, release_laplace
 from quietmax.noise.selection import choose
 from quietmax.noise.sources import NoiseSource
 from quietmax.sensitivity.published import published_sensitivity
-
-Noise = Literal["gaussian", "laplace"]
 
 
 def budget_split(epsilon: float, classes: int, noise: Noise) -> float:

@@ -20,6 +20,8 @@ from quietmax.noise.sources import EXACT, NoiseSource
 from quietmax.sensitivity.base import ScoreBounds
 
 Floats = NDArray[np.float64]
+Noise = Literal["gaussian", "laplace"]
+Selection = Literal["exponential", "permute-and-flip"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -401,9 +403,6 @@ def _bounds_for(given: ScoreBounds | None, model: Classifier) -> tuple[ScoreBoun
         f"A model of type {type(model).__name__} has no certified bounds on its scores. Private heads and teachers "
         "have them; for any other model, bounds must be given."
     )
-
-
-Selection = Literal["exponential", "permute-and-flip"]
 
 
 def selection_epsilon(cost: Cost, selection: Selection) -> float:

@@ -20,8 +20,6 @@ from quietmax.noise.selection import choose, permute_and_flip
 from quietmax.noise.sources import NoiseSource
 from quietmax.sensitivity.base import ScoreBounds
 
-Method = Literal["gaussian", "exponential", "permute-and-flip"]
-
 
 @dataclass(frozen=True)
 class NoisyMax(ProvenMechanism):
@@ -56,7 +54,7 @@ class NoisyMax(ProvenMechanism):
     array([1])
     """
 
-    method: Method = "exponential"
+    method: Literal["gaussian", "exponential", "permute-and-flip"] = "exponential"
     count_in: Measure | None = None
     bounds: ScoreBounds | None = None
     per_query: Cost | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from scipy.special import expit, logsumexp
@@ -20,6 +20,7 @@ from quietmax.errors import InvalidInput
 from quietmax.mechanisms.base import (
     Answers,
     Floats,
+    Noise,
     ProvenMechanism,
     Selection,
     checked_scores,
@@ -29,8 +30,6 @@ from quietmax.noise.release import release_gaussian, release_laplace
 from quietmax.noise.selection import choose, permute_and_flip
 from quietmax.noise.sources import NoiseSource
 from quietmax.sensitivity.base import ScoreBounds
-
-Noise = Literal["laplace", "gaussian"]
 
 
 @dataclass(frozen=True)

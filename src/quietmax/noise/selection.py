@@ -25,8 +25,8 @@ from quietmax.errors import InvalidInput
 from quietmax.noise.release import DECIMAL_SLACK, Grid, checked_positive, checked_values, power_of_two_below
 from quietmax.noise.sources import EXACT, NoiseSource
 
-STEPS_PER_RANGE = 2.0**20
-CLIP_STEPS = 2.0**45
+_STEPS_PER_RANGE = 2.0**20
+_CLIP_STEPS = 2.0**45
 ROUNDING_STEPS = 3
 _CELLS = 1 << 16
 
@@ -137,7 +137,7 @@ def permute_and_flip(
 @lru_cache(maxsize=1024)
 def _grid(spread: float, epsilon: float) -> Grid:
     """Return the step and the exponent per step, rounded down."""
-    step = power_of_two_below(spread / STEPS_PER_RANGE)
+    step = power_of_two_below(spread / _STEPS_PER_RANGE)
     rate = Fraction(epsilon) / (Fraction(spread) / Fraction(step) + ROUNDING_STEPS) / DECIMAL_SLACK
     nearest = float(rate)
     return Grid(step, nearest if nearest <= rate else math.nextafter(nearest, 0.0))
@@ -180,6 +180,6 @@ def _gaps(rows: NDArray[np.float64], step: float) -> NDArray[np.float64]:
     columns = np.ascontiguousarray(rows.T)
     with np.errstate(over="ignore"):  # an infinite gap is clipped like any other
         gaps: NDArray[np.float64] = columns.max(axis=0) - columns
-    np.minimum(gaps, CLIP_STEPS * step, out=gaps)
+    np.minimum(gaps, _CLIP_STEPS * step, out=gaps)
     gaps /= step
     return np.rint(gaps, out=gaps)

@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 
 from quietmax.data.records import Records
 from quietmax.errors import InvalidInput
-from quietmax.models.stacked import TrainingSettings, train_stack
+from quietmax.models.stacked import Progress, TrainingSettings, train_stack
 from quietmax.sensitivity.base import Basis, Sensitivity
 from quietmax.sensitivity.published import PublishedSensitivity
 
 Floats = NDArray[np.float64]
 Kind = Literal["mislabelled", "extreme", "ordinary"]
 Quantity = Literal["weight", "weights_l2", "logit"]
-Progress = Callable[[int, int], None]
 
 KINDS: tuple[Kind, ...] = ("mislabelled", "extreme", "ordinary")
 QUANTITIES: tuple[Quantity, ...] = ("weight", "weights_l2", "logit")
@@ -163,7 +162,7 @@ class EmpiricalSensitivity:
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class Retraining:
     """The result of one training.
 
     Parameters
@@ -240,12 +239,12 @@ def empirical_sensitivity(
         asked = np.concatenate([np.asarray(queries, dtype=np.float32), asked])
     weights = torch.cat([kernel.flatten(1) for kernel in stack.kernels], 1).double().numpy()
     logits = stack.stacked_logits(asked).double().numpy()
-    first, *others = (Trained(*each) for each in zip(weights, logits, strict=True))
+    first, *others = (Retraining(*each) for each in zip(weights, logits, strict=True))
     return _compared(first, others, rows, kind_of, len(records))
 
 
 def empirical_sensitivity_by(
-    retrain: Callable[[Records], Trained],
+    retrain: Callable[[Records], Retraining],
     records: Records,
     *,
     removals: int = 6,
@@ -332,7 +331,7 @@ def plant(
 
 
 def _compared(
-    first: Trained, others: Sequence[Trained], rows: Sequence[int], kinds: Sequence[Kind], records: int
+    first: Retraining, others: Sequence[Retraining], rows: Sequence[int], kinds: Sequence[Kind], records: int
 ) -> EmpiricalSensitivity:
     """Compare each retraining with the first training."""
     removals = []
