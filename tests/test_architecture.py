@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,45 @@ def test_importing_quietmax_or_its_command_line_imports_no_heavy_library() -> No
     program = f"import sys, quietmax, quietmax.cli; print([name for name in {HEAVY} if name in sys.modules])"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"
+
+
+def _modules() -> dict[str, Path]:
+    """Return all modules of ours by name."""
+    return {
+        ".".join(("quietmax", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
+        for path in ROOT.rglob("*.py")
+    }
+
+
+def _imported_modules(path: Path, modules: dict[str, Path]) -> Iterator[tuple[str, str]]:
+    """Yield the module and the name of each import of ours at the top level of a file."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "quietmax":
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield (full if full in modules else node.module), alias.name
+
+
+def test_imports_name_the_module_that_defines_a_thing() -> None:
+    """A package's `__init__` gathers names for users; our own modules do not import through it."""
+    modules = _modules()
+    through = [
+        f"{name} imports {thing} from {module}"
+        for name, path in modules.items()
+        for module, thing in _imported_modules(path, modules)
+        if modules[module].name == "__init__.py"
+        and module != "quietmax"
+        and not name.startswith(module)
+        and not module.endswith(f".{thing}")
+    ]
+    assert not through, "\n".join(through)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    modules = _modules()
+    graph = {
+        name: {module for module, _ in _imported_modules(path, modules)} - {name, "quietmax"}
+        for name, path in modules.items()
+        if path.name != "__init__.py"
+    }
+    list(TopologicalSorter(graph).static_order())
