@@ -57,4 +57,6 @@ def test_a_misspelt_option_is_rejected() -> None:
 
 
 def test_options_for_own_files_are_rejected_for_registered_data_sets(error_message: ErrorMessage) -> None:
-    assert "`label`" in error_message(lambda: load("mnist-5k", label="digit"), InvalidInput)
+    assert "label applies only to files" in error_message(
+        lambda: load("mnist-5k", label="digit"), InvalidInput
+    )

@@ -145,7 +145,7 @@ def load_records(name: str | Path, **options: Unpack[Options]) -> Records:
     wrong = sorted(key for key, value in options.items() if key in foreign and value)
     if wrong:
         kind = "registered data sets" if is_table else "files (.csv, .tsv, .parquet, .npz)"
-        raise InvalidInput(f"The option `{wrong[0]}` applies only to {kind}, not to '{name}'.")
+        raise InvalidInput(f"{wrong[0]} applies only to {kind}, not to '{name}'.")
     return _load_table(name, options) if is_table else _load_registered(str(name), options)
 
 
@@ -177,5 +177,6 @@ def _load_registered(name: str, options: Options) -> Records:
             fetch(download, directory.folders[0], progress=options.get("progress"))
         missing = chosen.missing(directory)
     if missing:
-        raise DataUnavailable(chosen.missing_message(missing, directory))
+        hint = " The option `download` fetches official files." if chosen.downloads else ""
+        raise DataUnavailable(chosen.missing_message(missing, directory) + hint)
     return chosen.read(directory) if encoding is None else chosen.read(directory, encoding=encoding)

@@ -147,13 +147,8 @@ class DataSet:
         str
         """
         names, folder = " and ".join(file.name for file in missing), directory.folders[0]
-        if not self.downloads:
-            return f"The data set '{self.name}' needs {names} in {folder}; its page is {self.page}."
-        addresses = " and ".join(download.url for download in self.downloads_of(missing))
-        return (
-            f"The data set '{self.name}' needs {names} in {folder}. The official file is {addresses}; `download` "
-            "fetches it."
-        )
+        addresses = " and ".join(download.url for download in self.downloads_of(missing)) or self.page
+        return f"The data set '{self.name}' needs {names} in {folder}, from {addresses}."
 
 
 @dataclass(frozen=True)
@@ -381,7 +376,7 @@ def dataset(name: str) -> DataSet:
     known = datasets()
     if name in known:
         return known[name]
-    raise unknown_name("data set", name, known, " or give the path of a .csv, .parquet or .npz file")
+    raise unknown_name("data set", name, known, ", or the path of a .csv, .tsv, .parquet or .npz file")
 
 
 def dataset_status(name: str, data_dir: str | os.PathLike[str] | None = None) -> DataSetStatus:

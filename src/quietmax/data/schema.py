@@ -75,7 +75,7 @@ class Schema:
     person: str | None = None
 
     @classmethod
-    def from_dict(cls, declarations: Mapping[str, Any], origin: str = "the schema") -> Schema:
+    def from_dict(cls, declarations: Mapping[str, Any], origin: str | None = None) -> Schema:
         """Return the schema with these declarations.
 
         Parameters
@@ -83,8 +83,8 @@ class Schema:
         declarations : mapping
             Values by the names of the parameters of `Schema`; `classes` may also be their number, if the labels
             are 0, 1, ...
-        origin : str
-            Where the declarations come from, for errors.
+        origin : str, optional
+            The file that the declarations come from, for errors.
 
         Returns
         -------
@@ -103,16 +103,15 @@ class Schema:
         renamed = {_OLD_KEYS.get(key, key): value for key, value in declarations.items()}
         known = {entry.name for entry in fields(cls)}
         unknown = sorted(set(renamed) - known)
+        where = "" if origin is None else f"In {origin}: "
         if unknown:
-            raise InvalidInput(
-                f"Unknown key '{unknown[0]}' in {origin}; the keys are {', '.join(sorted(known))}."
-            )
+            raise InvalidInput(f"{where}Unknown key '{unknown[0]}'; the keys are {', '.join(sorted(known))}.")
         values = {}
         for key, value in renamed.items():
             try:
                 values[key] = _PARSERS[key](value)
             except (TypeError, ValueError, AttributeError) as error:
-                raise InvalidInput(f"In {origin}, '{key}' must be {_EXPECTED[key]}.") from error
+                raise InvalidInput(f"{where}{key} must be {_EXPECTED[key]}.") from error
         return cls(**values)
 
     @classmethod
@@ -147,7 +146,7 @@ class Schema:
             raise InvalidInput(f"The schema file {file} is not valid TOML or JSON: {error}.") from error
         if not isinstance(content, dict):
             raise InvalidInput(f"The schema file {file} must hold one object with keys such as 'label'.")
-        return cls.from_dict(content, f"the schema file {file}")
+        return cls.from_dict(content, str(file))
 
     def updated(self, arguments: Mapping[str, Any]) -> Schema:
         """Return the schema with further declarations, which replace those of the same key and column.
@@ -167,7 +166,7 @@ class Schema:
             If a key is unknown or a value has the wrong type.
         """
         given = {key: value for key, value in arguments.items() if value is not None}
-        added = Schema.from_dict(given, "the arguments")
+        added = Schema.from_dict(given)
         values: dict[str, Any] = {}
         for key in given:
             before, value = getattr(self, key), getattr(added, key)

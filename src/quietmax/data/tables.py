@@ -356,7 +356,7 @@ def _undeclared_message(columns: list[str], label: str | None) -> str:
     if label is not None:
         needed.append(f"`classes` for the label '{label}'")
     return (
-        f"The table needs {', and '.join(needed)}, as arguments or in a schema file (by default the .toml file of "
+        f"The table needs {', and '.join(needed)}, given here or in a schema file (by default the .toml file of "
         "the same name beside the table). `infer` reads them from the records instead, which reveals something about "
         "the records: guarantees are then conditional."
     )
