@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from quietmax.cli import app
 from quietmax.cli import compare as compare_module
 from quietmax.experiments import methods as methods_module
-from quietmax.experiments import runner
+from quietmax.experiments import report, runner
 from quietmax.experiments.grid import Trial
 from quietmax.experiments.report import OWNER_ONLY, SEEDED_NOISE
 from tests.experiments.same_process import start_in_this_process
@@ -45,8 +45,9 @@ def people(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_comparison_of_a_table_is_complete_and_a_second_run_computes_nothing(
-    people: Path, tmp_path: Path
+    people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(report, "write_figures", lambda *_: [])  # slow, and tested below
     arguments = (
         "compare", people, "--label", "income", "--classes", "no,yes", "--bounds", "age=0:100",
         "--shadows", 2, "--epochs", 3, "--attack-epochs", 3, "--epsilons", "1", "--queries", "1,10",

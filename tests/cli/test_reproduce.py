@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from quietmax.cli import app
-from quietmax.experiments import estimate, grid, runner
+from quietmax.experiments import estimate, grid, report, runner
 from quietmax.experiments.grid import Effort, Workload
 from tests.experiments.same_process import start_in_this_process
 
@@ -27,6 +27,7 @@ def tiny_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid, "LIKE_FOR_LIKE_EPSILONS", (1.0,))
     monkeypatch.setattr(estimate, "estimated_seconds", lambda trials, **_: dict.fromkeys(trials, 3600.0))
     monkeypatch.setattr(runner, "start_workers", start_in_this_process)
+    monkeypatch.setattr(report, "write_figures", lambda *_: [])  # slow, and tested with `compare`
 
 
 def test_tables_show_the_papers_number_ours_and_the_difference() -> None:
@@ -110,3 +111,18 @@ def test_the_help_of_ray_names_the_extra_to_install(command: str) -> None:
     """Brackets in a help text are not markup."""
     shown = " ".join(run("reproduce", command, "--help").output.replace("│", " ").split())
     assert "Requires quietmax[ray]." in shown
+
+
+def test_unknown_data_sets_profiles_and_no_repeats_are_errors(tmp_path: Path) -> None:
+    for arguments, words in (
+        (("sensitivity-table", "--datasets", "mnits"), "mnits"),
+        (("figures", "--datasets", "mnits", "--data-dir", tmp_path), "mnits"),
+        (("accuracy-table", "--datasets", "mnist-5k", "--repeats", 0), "repeats"),
+        (
+            ("figures", "--datasets", "mnist-5k", "--profile", "fast"),
+            "profile must be quick or paper, got 'fast'",
+        ),
+    ):
+        done = run("reproduce", *arguments)
+        assert done.exit_code == 2
+        assert words in " ".join(done.output.split())
