@@ -486,7 +486,7 @@ def read_purchase(directory: DataDirectory, classes: int) -> Records:
     records = _binary_records("purchase-100", bits, labels, 100)
     if classes == 100:
         return records
-    clusters = cluster(records.features, classes)
+    clusters = _cluster(records.features, classes)
     encoding = Encoding(
         columns=tuple(NumericColumn(f"feature_{i}", 0, 1, missing=False) for i in range(PURCHASE_WIDTH)),
         label="cluster",
@@ -496,20 +496,8 @@ def read_purchase(directory: DataDirectory, classes: int) -> Records:
     return Records(f"purchase-{classes}", records.features, clusters, classes, encoding=encoding)
 
 
-def cluster(features: NDArray[np.float32], clusters: int) -> NDArray[np.int64]:
-    """Return the k-means cluster of every record; the same for the same records in the same order.
-
-    Parameters
-    ----------
-    features : ndarray of float32, shape (records, features)
-        The records.
-    clusters : int
-        Number of clusters.
-
-    Returns
-    -------
-    ndarray of int64, shape (records,)
-    """
+def _cluster(features: NDArray[np.float32], clusters: int) -> NDArray[np.int64]:
+    """Return the k-means cluster of every record; the same for the same records in the same order."""
     from sklearn.cluster import KMeans
 
     if len(features) < clusters:
@@ -603,6 +591,7 @@ def _integers(file: DataFile, strings: list[bytes], read: int) -> NDArray[np.int
 
 
 def _binary_records(name: str, bits: NDArray[np.generic], labels: NDArray[np.int64], classes: int) -> Records:
+    """Return records whose labels are counted from 1 in the file."""
     if not len(labels) or labels.min() < 1 or labels.max() > classes:
         raise DataUnavailable(
             f"The file of '{name}' is empty or has labels outside 1 to {classes}; it is not the official file."
