@@ -63,8 +63,7 @@ from quietmax.accounting import (
 )
 from quietmax.accounting.dpsgd import Schedule, noise_multiplier
 from quietmax.attacks import RMIA, LiRA, Shadow, ShadowPool, Threshold, leakage_curve
-from quietmax.audit import mechanism as audit_mechanism
-from quietmax.audit import stability
+from quietmax.audit import audit_mechanism, audit_stability
 from quietmax.cli import main
 from quietmax.data import Records, load_records, split
 from quietmax.estimators.dpsgd.training import train_sweep
@@ -510,7 +509,9 @@ def module():
 def observed_changes():
     """Differences of two trainings: small numbers from larger ones, so fewer digits are the same elsewhere."""
     seen = empirical_sensitivity(points().train, removals=3, settings=replace(PLAIN, epochs=3))
-    report = stability(points().train, removed=5, settings=replace(PLAIN, epochs=2), noise=(0.1,), draws=4)
+    report = audit_stability(
+        points().train, removed=5, settings=replace(PLAIN, epochs=2), noise=(0.1,), draws=4
+    )
     return {
         "removals": [
             [removal.row, removal.kind, round(removal.weights_l2, 3), round(removal.logit, 3)]
@@ -746,7 +747,7 @@ def audits():
         ("noisy max", NoisyMax("exponential", bounds=bounds(), per_query=PureCost(1.0))),
         ("sampled neuron", SampledNeuron("gaussian", bounds=bounds(), per_query=GaussianCost(1.0))),
     ):
-        report = audit_mechanism(subject, 3, samples=2000, seed=3, source=SeededNoise(1)).to_json()
+        report = audit_mechanism(subject, 3, samples=2000, seed=3, noise=SeededNoise(1)).to_json()
         told[name] = numbers(report)
         assert len(told[name]) >= 3
     return told

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from quietmax import audit
+from quietmax.audit import audit_stability
 from quietmax.audit.stability import Mean, NoisyStability
 from quietmax.data import Records, load
 from quietmax.errors import InvalidInput
@@ -21,14 +23,14 @@ def strangers(count: int = 24) -> Records:
     return Records("strangers", np.eye(count, dtype=np.float32), labels, classes=2)
 
 
-def test_the_quantity_is_the_mean_loss_gained_by_leaving_the_record_out():
+def test_the_quantity_is_the_mean_increase_of_the_loss_without_the_record() -> None:
     """Against a plain loop: one network per removed record, trained by itself."""
     records = strangers()
-    report = audit.stability(records, removed=5, settings=SETTINGS, seed=2)
+    report = audit_stability(records, removed=5, settings=SETTINGS, seed=2)
     rows = np.sort(np.random.default_rng((0x0A20, 2)).choice(24, 5, replace=False))
     everything = [np.arange(24)]
 
-    def loss(left_out, row):
+    def loss(left_out: int | None, row: int) -> float:
         network = train_stack(
             records.features,
             records.labels,
@@ -47,10 +49,10 @@ def test_the_quantity_is_the_mean_loss_gained_by_leaving_the_record_out():
     assert report.records == 24
 
 
-def test_the_paper_s_bound_is_far_above_what_is_measured():
+def test_the_bound_of_the_paper_is_far_above_the_measured_value() -> None:
     """`consistent` with it is no proof: the formula's rho is not a Lipschitz constant (THEORY 2.3)."""
     data = load("mnist-5k", records=100, seed=0)
-    report = audit.stability(
+    report = audit_stability(
         data.train, removed=9, settings=TrainingSettings(hidden=(16,), loss=CrossEntropy(), epochs=15)
     )
     assert report.verdict == "consistent"
@@ -58,13 +60,13 @@ def test_the_paper_s_bound_is_far_above_what_is_measured():
     assert report.bound.basis == "published"
 
 
-def test_the_corollary_that_noise_makes_training_more_stable_is_refuted():
+def test_the_corollary_that_noise_makes_training_more_stable_is_refuted() -> None:
     """Among strangers a network is sure of its own records and undecided about others, where noise costs more.
 
     The interval holds with probability 1 - 1e-6 per noise. As written in the proof, with noise on one network only, the
     quantity falls; with noise on both, as a noisy algorithm has it, it rises. And noise moves W away from W_-i.
     """
-    report = audit.stability(
+    report = audit_stability(
         strangers(40),
         removed=39,
         settings=TrainingSettings(
@@ -82,34 +84,42 @@ def test_the_corollary_that_noise_makes_training_more_stable_is_refuted():
     assert noisy.proof_verdict == "refuted"
 
 
-def test_no_noise_to_speak_of_changes_nothing():
-    report = audit.stability(strangers(), removed=5, settings=SETTINGS, noise=(1e-7,), draws=2)
+def test_very_small_noise_changes_nothing() -> None:
+    report = audit_stability(strangers(), removed=5, settings=SETTINGS, noise=(1e-7,), draws=2)
     (noisy,) = report.noisy
     assert noisy.both_noisy.value == pytest.approx(report.plain.value, abs=1e-4)
     assert noisy.as_written.value == pytest.approx(report.plain.value, abs=1e-4)
 
 
-def test_the_verdict_follows_the_interval():
+def test_the_verdict_follows_the_interval() -> None:
     level, above, below = Mean(0.0, -1.0, 1.0), Mean(2.0, 1.0, 3.0), Mean(-2.0, -3.0, -1.0)
     assert NoisyStability(0.1, level, level, above, closer=0.0).verdict == "refuted"
     assert NoisyStability(0.1, level, level, level, closer=1.0).verdict == "consistent"
     assert NoisyStability(0.1, level, level, below, closer=1.0).proof_verdict == "consistent"
 
 
-def test_the_report_is_json():
-    record = audit.stability(strangers(), removed=4, settings=SETTINGS, noise=(0.1,), draws=2).to_json()
+def test_the_report_is_json() -> None:
+    record = audit_stability(strangers(), removed=4, settings=SETTINGS, noise=(0.1,), draws=2).to_json()
     assert record["verdict"] == "consistent"
     assert record["measured"]["low"] <= record["measured"]["value"] <= record["measured"]["high"]
     assert record["noisy"][0]["noise"] == 0.1
     assert set(record["noisy"][0]) >= {"verdict", "proof_verdict", "as_written", "both_noisy", "change"}
 
 
-def test_a_seed_of_any_size_serves():
-    report = audit.stability(strangers(), removed=2, settings=SETTINGS, noise=(0.1,), draws=2, seed=2**70 + 1)
+def test_a_seed_may_have_any_size() -> None:
+    report = audit_stability(strangers(), removed=2, settings=SETTINGS, noise=(0.1,), draws=2, seed=2**70 + 1)
     assert report.noisy[0].noise == 0.1
 
 
-@pytest.mark.parametrize("arguments", [{"removed": 1}, {"removed": 99}, {"noise": (0.0,)}, {"draws": 0}])
-def test_what_measures_nothing_is_refused(arguments):
-    with pytest.raises(InvalidInput, match="measures nothing"):
-        audit.stability(strangers(), settings=SETTINGS, **arguments)
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"removed": 1}, "removed must be from 2"),
+        ({"removed": 99}, "removed must be from 2"),
+        ({"noise": (0.0,)}, "noise must be positive"),
+        ({"draws": 0}, "draws must be at least 1"),
+    ],
+)
+def test_invalid_arguments_are_errors(arguments: Any, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        audit_stability(strangers(), settings=SETTINGS, **({"removed": 5} | arguments))

@@ -7,7 +7,6 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from quietmax.cli import audit as command
 from quietmax.cli.audit import app
 from quietmax.errors import InvalidInput, QuietmaxError
 
@@ -68,8 +67,8 @@ def test_a_picture_is_written_on_request(tmp_path):
     "arguments", [("mechanism",), ("sensitivity", "mnist-5k"), ("training", "mnist-5k")], ids=str
 )
 def test_a_picture_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch, arguments):
-    for name in ("load", "_prepared"):
-        monkeypatch.setattr(command, name, lambda *_, **__: pytest.fail("began"))
+    for name in ("quietmax.data.load.load", "quietmax.cli.audit._prepared"):
+        monkeypatch.setattr(name, lambda *_, **__: pytest.fail("began"))
     with pytest.raises(QuietmaxError, match="does not exist"):
         run(*arguments, "--plot", tmp_path / "missing" / "audit.svg")
 
@@ -86,7 +85,7 @@ def test_a_picture_that_fails_after_all_does_not_lose_the_verdict(tmp_path, monk
     def fails(*_, **__):
         raise QuietmaxError("The disk is full.")
 
-    monkeypatch.setattr(command, "plot_findings", fails)
+    monkeypatch.setattr("quietmax.audit.report.plot_findings", fails)
     chosen = [*arguments, "--json", "--plot", tmp_path / "audit.svg"]
     result = CliRunner().invoke(app, [str(argument) for argument in chosen])
     assert isinstance(result.exception, QuietmaxError)
@@ -105,7 +104,7 @@ def test_sensitivity_is_observed_beside_the_published_bounds():
     assert report["records"] == 200
     assert report["queries"] == 23
     shown = run("sensitivity", *options)
-    assert "Beside the paper's bounds" in shown
+    assert "Comparison with the paper's bounds" in shown
 
 
 @pytest.mark.parametrize("estimator", ["head", "teachers", "dpsgd"])
@@ -161,7 +160,7 @@ def test_stability_is_measured_with_and_without_noise():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("mechanism", "--mechanism", "magic"), "no mechanism"),
+        (("mechanism", "--mechanism", "magic"), "--mechanism must be one of"),
         (("mechanism", "--noise", "pink"), "--noise"),
         (("mechanism", "--noise-share", 0), "--noise-share"),
         (("training", "mnist-5k", "--estimator", "oracle"), "--estimator"),

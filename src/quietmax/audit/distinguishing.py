@@ -1,9 +1,13 @@
-"""What an adversary computes from released answers: numbers in which two worlds may differ.
+"""Tell a release on two neighbouring inputs apart, and bound epsilon or mu from below.
 
-Nothing here knows any mechanism. From labels, probability vectors or plain numbers come: the label; single numbers;
-differences and log-ratios of pairs; log-odds; the log-odds of the label; the best linear combination; and *atoms*,
-values that come back exactly, draw after draw. Honest noise has no atoms; a relation that noise leaves untouched (as
-in THEORY 2.1) is one.
+Half of the draws serve to find an event that happens often on one input and seldom on the other. The other half bound
+its two probabilities. The event is fixed before the second half is looked at, so the bound holds however long the
+search was.
+
+Nothing here knows any mechanism. From labels, probability vectors or plain numbers the search computes: the label;
+single numbers; differences and log-ratios of pairs; log-odds; the log-odds of the label; the best linear combination;
+and *atoms*, values that repeat exactly from draw to draw. Noise has no atoms; a relation that noise leaves unchanged
+(as in THEORY 2.1) has.
 """
 
 from __future__ import annotations
@@ -19,360 +23,39 @@ from numpy.typing import NDArray
 
 from quietmax.accounting.costs import Cost
 from quietmax.accounting.guarantee import Guarantee
-from quietmax.audit.bounds import CONFIDENCE, Counts, Parameter, approximate_lower_bounds, checked_confidence
+from quietmax.audit.bounds import (
+    CONFIDENCE,
+    EventCounts,
+    Parameter,
+    approximate_lower_bounds,
+    check_confidence,
+)
 from quietmax.audit.report import AuditReport, Claim
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms.base import Answers
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+Draw = Callable[[int], Answers | NDArray[np.floating]]
+"""Draw a release that many times: answers, or an array of numbers, with one row per draw."""
+Rating = Callable[[Integers, Integers, int], Floats]
+"""(counts where likely, counts where unlikely, draws on each input) -> the bound that each event would give."""
 
+MIN_DRAWS = 64
+"""Smallest number of draws on each input."""
 ATOM_WIDTH = 1e-6
 """Values that agree to this are the same value."""
-KEPT_COLUMNS = 5
+_KEPT_COLUMNS = 5
 """Pairs are formed among the columns that differ most; all columns enter the linear combination."""
-_SMALLEST = 1e-300
-_LINEAR_FLOOR = 1e-12
-_CELLS_PER_LABEL = 16
-_ATOM_SHARE = 0.005
-_ATOMS_PER_COLUMN = 8
-
-
-@dataclass(frozen=True, eq=False)
-class Observed:
-    """Draws of one release: labels (draws,) if there are any, numbers (draws, columns) if there are any.
-
-    ``probabilities`` says that each row of numbers is a probability vector.
-    """
-
-    labels: Integers | None
-    numbers: Floats | None
-    probabilities: bool
-
-    @classmethod
-    def of(cls, released: Answers | NDArray[np.floating]) -> Observed:
-        """Look at a mechanism's answers, or at an array of released numbers with one row per draw."""
-        if isinstance(released, Answers):
-            return cls(
-                np.asarray(released.labels), released.probabilities, released.probabilities is not None
-            )
-        numbers = np.asarray(released, dtype=np.float64)
-        numbers = numbers[:, None] if numbers.ndim == 1 else numbers.reshape(len(numbers), -1)
-        if not numbers.shape[1] or not np.isfinite(numbers).all():
-            raise InvalidInput(
-                "Released numbers are missing, NaN or infinite, so nothing can be compared; check the release."
-            )
-        return cls(None, numbers, False)
-
-    def __len__(self) -> int:
-        return len(self.labels) if self.labels is not None else len(self._needed)
-
-    def part(self, start: int, stop: int) -> Observed:
-        """The draws from ``start`` to ``stop``."""
-        chosen = slice(start, stop)
-        return Observed(
-            None if self.labels is None else self.labels[chosen],
-            None if self.numbers is None else self.numbers[chosen],
-            self.probabilities,
-        )
-
-    @property
-    def _needed(self) -> Floats:
-        if self.numbers is None:
-            raise InvalidInput(
-                "This release holds no numbers, only labels; audit a mechanism that releases numbers, or "
-                "look at the labels."
-            )
-        return self.numbers
-
-    @property
-    def columns(self) -> int:
-        """How many numbers a draw holds."""
-        return 0 if self.numbers is None else self.numbers.shape[1]
-
-    @cached_property
-    def logs(self) -> Floats:
-        """Logarithms of the probabilities, zero taken as 1e-300."""
-        return np.asarray(np.log(np.maximum(self._needed, _SMALLEST)))
-
-    def number(self, column: int) -> Floats:
-        """One column."""
-        return self._needed[:, column]
-
-    def difference(self, one: int, other: int) -> Floats:
-        """The difference of two columns."""
-        return np.asarray(self._needed[:, one] - self._needed[:, other])
-
-    def log_ratio(self, one: int, other: int) -> Floats:
-        """``ln p_u - ln p_w``."""
-        return np.asarray(self.logs[:, one] - self.logs[:, other])
-
-    def log_odds(self, column: int) -> Floats:
-        """``ln p_v - ln sum_{j != v} p_j``; the sum keeps its digits where ``1 - p_v`` would lose them."""
-        others = np.delete(self._needed, column, axis=1).sum(1)
-        return np.asarray(self.logs[:, column] - np.log(np.maximum(others, _SMALLEST)))
-
-    def log_odds_if_label(self, column: int) -> Floats:
-        """The log-odds of a class where it is the label, minus infinity elsewhere."""
-        return np.where(self.labels == column, self.log_odds(column), -np.inf)
-
-
-@dataclass(frozen=True, eq=False)
-class Statistic:
-    """One number per draw. ``ordered`` False: the values are names of cells whose order means nothing."""
-
-    description: str
-    of: Callable[[Observed], Floats]
-    ordered: bool = True
-
-
-def statistics_for(first: Observed, second: Observed) -> Iterator[Statistic]:
-    """Every statistic to try, those with parameters fitted to these draws of the two worlds."""
-    if first.labels is not None:
-        yield Statistic("the label", lambda seen: np.asarray(seen.labels, dtype=np.float64), ordered=False)
-    if not first.columns:
-        return
-    kept = _differing_columns(first, second)
-    letter = "p" if first.probabilities else "x"
-    for column in kept:
-        yield Statistic(f"{letter}[{column}]", partial(Observed.number, column=column))
-    for one, other in itertools.combinations(kept, 2):
-        yield Statistic(
-            f"{letter}[{one}] - {letter}[{other}]", partial(Observed.difference, one=one, other=other)
-        )
-        if first.probabilities:
-            yield Statistic(f"ln p[{one}] - ln p[{other}]", partial(Observed.log_ratio, one=one, other=other))
-    if first.probabilities and first.columns > 2:
-        for column in kept:
-            yield Statistic(f"log-odds of class {column}", partial(Observed.log_odds, column=column))
-    if first.probabilities and first.labels is not None:
-        for column in kept:
-            yield Statistic(
-                f"log-odds of class {column} when it is the label",
-                partial(Observed.log_odds_if_label, column=column),
-            )
-        yield _label_cells(first, second)
-    yield _linear(first, second, logs=False)
-    if first.probabilities:
-        yield _linear(first, second, logs=True)
-    yield from _atoms(first, second, kept)
-
-
-def _differing_columns(first: Observed, second: Observed) -> list[int]:
-    """The columns whose values, relative to the row's median, differ most between the worlds."""
-    if first.columns <= KEPT_COLUMNS:
-        return list(range(first.columns))
-
-    def centred(seen: Observed) -> Floats:
-        values = seen.logs if seen.probabilities else seen._needed
-        return np.asarray(values - np.median(values, axis=1, keepdims=True))
-
-    one, other = centred(first), centred(second)
-    distance = np.abs(one.mean(0) - other.mean(0)) / (one.std(0) + other.std(0) + 1e-12)
-    middles = np.abs(np.median(one, 0) - np.median(other, 0)) / (one.std(0) + other.std(0) + 1e-12)
-    score = distance + middles
-    if first.labels is not None and second.labels is not None:
-        counts = [np.bincount(labels, minlength=first.columns) for labels in (first.labels, second.labels)]
-        score = score + np.abs(counts[0] - counts[1]) / np.sqrt(counts[0] + counts[1] + 1.0)
-    return sorted(np.argsort(-score, kind="stable")[:KEPT_COLUMNS].tolist())
-
-
-def _label_cells(first: Observed, second: Observed) -> Statistic:
-    """The label together with the bin of its own log-odds: a cell number."""
-    edges = []
-    values = np.concatenate([_own_log_odds(first), _own_log_odds(second)])
-    labels = np.concatenate([np.asarray(first.labels), np.asarray(second.labels)])
-    for label in range(first.columns):
-        own = np.sort(values[labels == label])
-        places = np.linspace(0, len(own), _CELLS_PER_LABEL + 1)[1:-1].astype(np.int64)
-        edges.append(own[places] if len(own) else np.zeros(_CELLS_PER_LABEL - 1))
-    table = np.stack(edges)
-
-    def cells(seen: Observed) -> Floats:
-        within = (_own_log_odds(seen)[:, None] >= table[np.asarray(seen.labels)]).sum(1)
-        return np.asarray(np.asarray(seen.labels) * _CELLS_PER_LABEL + within, dtype=np.float64)
-
-    return Statistic("the label and the log-odds of it", cells, ordered=False)
-
-
-def _own_log_odds(seen: Observed) -> Floats:
-    rows, labels = np.arange(len(seen)), np.asarray(seen.labels)
-    others = seen._needed.copy()
-    others[rows, labels] = 0.0
-    return np.asarray(seen.logs[rows, labels] - np.log(np.maximum(others.sum(1), _SMALLEST)))
-
-
-def _linear(first: Observed, second: Observed, *, logs: bool) -> Statistic:
-    """The linear combination that separates the worlds best (Fisher's discriminant)."""
-
-    def values(seen: Observed) -> Floats:
-        if not logs:
-            return seen._needed
-        floored = np.maximum(seen.logs, np.log(_LINEAR_FLOOR))
-        return np.asarray(floored - floored.mean(1, keepdims=True))
-
-    one, other = values(first), values(second)
-    spread = np.atleast_2d(np.cov(one, rowvar=False) + np.cov(other, rowvar=False))
-    ridge = 1e-9 * max(float(np.trace(spread)), 1e-300) * np.eye(len(spread))
-    weights = np.linalg.lstsq(spread + ridge, other.mean(0) - one.mean(0), rcond=None)[0]
-    what = "log-probabilities" if logs else "released numbers"
-    return Statistic(f"a linear combination of the {what}", lambda seen: np.asarray(values(seen) @ weights))
-
-
-def _atoms(first: Observed, second: Observed, kept: list[int]) -> Iterator[Statistic]:
-    """The evidence of all values that come back exactly: ``sum of ln(frequency here / frequency there)``."""
-    compare = Observed.log_ratio if first.probabilities else Observed.difference
-    relations: list[Callable[[Observed], Floats]] = [
-        *(partial(Observed.number, column=column) for column in kept),
-        *(partial(compare, one=one, other=other) for one, other in itertools.combinations(kept, 2)),
-    ]
-    tables = []
-    for relation in relations:
-        keys, weights = _repeated(relation(first), relation(second))
-        if len(keys):
-            tables.append((relation, keys, weights))
-    if not tables:
-        return
-
-    def evidence(seen: Observed) -> Floats:
-        total = np.zeros(len(seen))
-        for relation, keys, weights in tables:
-            rounded = np.rint(relation(seen) / ATOM_WIDTH)
-            place = np.minimum(np.searchsorted(keys, rounded), len(keys) - 1)
-            total += np.where(keys[place] == rounded, weights[place], 0.0)
-        return total
-
-    what = "ln p[u] - ln p[w]" if first.probabilities else "x[u] - x[w]"
-    yield Statistic(
-        f"the evidence of values that repeat to {ATOM_WIDTH:g} ({what} or single values, in {len(tables)} relations)",
-        evidence,
-    )
-
-
-def _repeated(first: Floats, second: Floats) -> tuple[Floats, Floats]:
-    """Values that come back in either world, sorted, and ``ln(share in the second / share in the first)``."""
-    least = max(8.0, _ATOM_SHARE * len(first))
-    counted = [np.unique(np.rint(values / ATOM_WIDTH), return_counts=True) for values in (first, second)]
-    often = []
-    for keys, counts in counted:
-        top = np.argsort(-counts, kind="stable")[:_ATOMS_PER_COLUMN]
-        often.append(keys[top[counts[top] >= least]])
-    repeated = np.unique(np.concatenate(often))
-    shares = []
-    for keys, counts in counted:
-        place = np.minimum(np.searchsorted(keys, repeated), len(keys) - 1)
-        shares.append(np.log(np.where(keys[place] == repeated, counts[place], 0) + 1.0))
-    return repeated, np.asarray(shares[1] - shares[0])
-
-
-Rating = Callable[[NDArray[np.int64], NDArray[np.int64], int], Floats]
-"""(times it happened where likely, where unlikely, draws per world) -> how much each of these events would prove."""
-
 _BINS = 128
 _TAIL = np.geomspace(1e-5, 1 / _BINS, 16)
-_SHARES = np.concatenate([np.arange(1, _BINS) / _BINS, _TAIL, 1 - _TAIL])
-"""Where a statistic's quantiles are taken as borders of bins: evenly, and finer in the tails."""
-
-
-class Worlds(NamedTuple):
-    """Equally many draws of the same release in two neighbouring worlds."""
-
-    first: Observed
-    second: Observed
-
-    def part(self, start: int, stop: int) -> Worlds:
-        """The draws from ``start`` to ``stop`` of both."""
-        return Worlds(self.first.part(start, stop), self.second.part(start, stop))
-
-
-@dataclass(frozen=True, eq=False)
-class Event:
-    """The statistic falls into one of the marked bins; ``likely_in`` is the world where it does so more often."""
-
-    statistic: Statistic
-    edges: Floats
-    inside: NDArray[np.bool_]
-    likely_in: Literal[0, 1]
-    description: str
-
-    def happens(self, seen: Observed) -> NDArray[np.bool_]:
-        """Whether it happened, draw by draw."""
-        return np.asarray(self.inside[_bins(self.statistic.of(seen), self.edges)])
-
-    def counts(self, worlds: Worlds) -> Counts:
-        """How often it happened in equally many draws of both worlds."""
-        happened = [int(self.happens(seen).sum()) for seen in worlds]
-        return Counts(happened[self.likely_in], happened[1 - self.likely_in], len(worlds.first))
-
-
-def find_event(worlds: Worlds, rating: Rating) -> tuple[Event, float]:
-    """The event of the highest rating, and that rating."""
-    draws = len(worlds.first)
-    learn, choose = worlds.part(0, draws // 2), worlds.part(draws // 2, draws)
-    best: tuple[Event, float] | None = None
-    for statistic in statistics_for(*learn):
-        found = _best_of(statistic, learn, choose, rating)
-        if best is None or found[1] > best[1]:
-            best = found
-    assert best is not None, "every release has a label or a number"
-    return best
-
-
-def _best_of(statistic: Statistic, learn: Worlds, choose: Worlds, rating: Rating) -> tuple[Event, float]:
-    learned = [statistic.of(seen) for seen in learn]
-    edges = _edges(np.concatenate(learned), statistic.ordered)
-    size = len(edges) + 1
-    known = [np.bincount(_bins(values, edges), minlength=size) for values in learned]
-    chosen = [np.bincount(_bins(statistic.of(seen), edges), minlength=size) for seen in choose]
-    ratio = np.log(known[1] + 0.5) - np.log(known[0] + 0.5)
-    ascending = np.argsort(ratio, kind="stable")
-    orders = [("ratio", ascending), ("ratio", ascending[::-1])]
-    if statistic.ordered:
-        orders += [("below", np.arange(size)), ("at least", np.arange(size)[::-1])]
-    inside = np.zeros(size, dtype=np.bool_)
-    if size == 1:
-        return Event(statistic, edges, inside, 0, f"{statistic.description} is always the same"), -np.inf
-    # Every event is a beginning of one of the orders; it may be likely in either world.
-    first, second = (np.cumsum(counts[[order for _, order in orders]], 1)[:, :-1] for counts in chosen)
-    rated = rating(np.stack([first, second]), np.stack([second, first]), len(choose.first))
-    likely_in, which, taken = np.unravel_index(int(np.argmax(rated)), rated.shape)
-    name, order = orders[which]
-    inside[order[: taken + 1]] = True
-    described = _described(statistic, edges, inside, name)
-    return Event(statistic, edges, inside, 1 if likely_in else 0, described), float(rated.max())
-
-
-def _described(statistic: Statistic, edges: Floats, inside: NDArray[np.bool_], order: str) -> str:
-    count = int(inside.sum())
-    if order == "below":
-        return f"{statistic.description} < {edges[count - 1]:.6g}"
-    if order == "at least":
-        return f"{statistic.description} >= {edges[len(inside) - count - 1]:.6g}"
-    if not statistic.ordered and len(inside) <= 32:
-        named = np.concatenate([[edges[0] - 1], edges])[inside] + 0.5
-        return f"{statistic.description} is {', '.join(f'{name:g}' for name in named)}"
-    return f"{statistic.description} lies in {count} of {len(inside)} bins ordered by likelihood ratio"
-
-
-def _edges(values: Floats, ordered: bool) -> Floats:
-    """Inner borders of the bins: quantiles, finer in the tails; or half-way between cell numbers."""
-    if not ordered:
-        return np.asarray(np.arange(values.min(), values.max()) + 0.5)
-    ranked = np.sort(values)
-    edges: Floats = np.unique(ranked[(_SHARES * len(ranked)).astype(np.int64)])
-    # A border at the smallest value would leave the bin below it empty.
-    return np.asarray(edges[edges > ranked[0]])
-
-
-def _bins(values: Floats, edges: Floats) -> NDArray[np.int64]:
-    return np.asarray(np.searchsorted(edges, values, side="right"))
-
-
-Released = Answers | NDArray[np.floating]
-Draw = Callable[[int], Released]
-"""Draw a release that many times: answers with one row per draw, or an array of numbers with one row per draw."""
-
-FEWEST_DRAWS = 64
+_QUANTILES = np.concatenate([np.arange(1, _BINS) / _BINS, _TAIL, 1 - _TAIL])
+"""Quantiles of a statistic that separate its bins: evenly spaced, and closer together in the tails."""
+_BINS_PER_LABEL = 16
+_SMALLEST_PROBABILITY = 1e-300
+_SMALLEST_IN_LINEAR = 1e-12
+_ATOM_SHARE = 0.005
+_ATOMS_PER_COLUMN = 8
 
 
 def distinguish(
@@ -386,37 +69,61 @@ def distinguish(
     subject: str = "release",
     details: Mapping[str, Any] | None = None,
 ) -> AuditReport:
-    """Audit a release from ``samples`` draws of each of two neighbouring worlds against what is claimed of it.
+    """Audit a release from draws on two neighbouring inputs.
 
-    A pure claim is tested by ``epsilon >= ln((P - d)/Q)``, d being the claim's own extra delta; a Gaussian one by
-    ``mu >= Phi^-1(P - d) - Phi^-1(Q)``, and the report adds a bound on epsilon at ``delta``, from an event of its own.
+    A pure or approximate claim is tested by ``epsilon >= ln((P - d)/Q)``, d the claim's own delta; a Gaussian claim by
+    ``mu >= Phi^-1(P - d) - Phi^-1(Q)``. For a Gaussian claim the report adds a bound on epsilon at ``delta``, from an
+    event of its own.
 
+    Parameters
+    ----------
+    first, second : callable
+        Each takes a number of draws and returns that many releases on its input: `Answers`, or an array with one row
+        per draw.
+    claimed : Guarantee or Cost
+        The claim to test.
+    samples : int
+        Number of draws on each input, at least 64.
+    confidence : float
+        The bound holds with at least this probability.
+    delta : float
+        Delta of the epsilon that is reported for a Gaussian claim.
+    subject : str
+        Name for the report.
+    details : Mapping[str, Any] or None
+        Further figures for the report, as JSON values.
+
+    Returns
+    -------
+    AuditReport
+        The lower bound beside the claim.
+
+    Examples
+    --------
     >>> from quietmax.accounting import GaussianCost
-    >>> dice = np.random.default_rng(0)
-    >>> shifted = lambda shift: lambda draws: dice.normal(shift, 1.0, draws)
+    >>> rng = np.random.default_rng(0)
+    >>> shifted = lambda shift: lambda draws: rng.normal(shift, 1.0, draws)
     >>> report = distinguish(shifted(0.0), shifted(1.0), GaussianCost(1.0), samples=10_000, confidence=0.99)
     >>> report.verdict, report.lower_bound > 0.8
     ('consistent', True)
     """
     claim = Claim.of(claimed)
-    checked_confidence(confidence)
-    if samples < FEWEST_DRAWS:
-        raise InvalidInput(
-            f"{samples} draws per world are too few to find and test an event; give at least {FEWEST_DRAWS}."
-        )
+    check_confidence(confidence)
+    if samples < MIN_DRAWS:
+        raise InvalidInput(f"The number of draws on each input must be at least {MIN_DRAWS}, got {samples}.")
     if not 0 < delta < 1:
-        raise InvalidInput(f"delta is {delta}, but must lie between 0 and 1; try 1e-5.")
+        raise InvalidInput(f"delta must lie strictly between 0 and 1, got {delta}.")
     searching = samples // 2
-    found = drawn_worlds(first, second, searching)
-    event, _ = find_event(found, rating_for(claim.parameter, claim.extra_delta, confidence))
+    drawn = draw_pair(first, second, searching)
+    event, _ = find_event(drawn, rating_for(claim.parameter, claim.extra_delta, confidence))
     epsilon_event = event
     if claim.parameter == "mu":
-        epsilon_event, _ = find_event(found, rating_for("epsilon", delta, confidence))
-    fresh = drawn_worlds(first, second, samples - searching)
+        epsilon_event, _ = find_event(drawn, rating_for("epsilon", delta, confidence))
+    fresh = draw_pair(first, second, samples - searching)
     counts = event.counts(fresh)
     epsilon = bound = counts.lower_bound(claim.parameter, claim.extra_delta, confidence)
     if claim.parameter == "mu":
-        epsilon = epsilon_event.counts(fresh).epsilon_lower_bound(delta, confidence)
+        epsilon = epsilon_event.counts(fresh).lower_bound("epsilon", delta, confidence)
     return AuditReport(
         subject=subject,
         definition=claim.definition,
@@ -437,18 +144,395 @@ def distinguish(
     )
 
 
-def drawn_worlds(first: Draw, second: Draw, draws: int) -> Worlds:
-    """That many draws of each world."""
-    worlds = Worlds(Observed.of(first(draws)), Observed.of(second(draws)))
-    if [len(seen) for seen in worlds] != [draws, draws] or worlds.first.columns != worlds.second.columns:
-        raise InvalidInput(
-            f"{draws} draws of the same release were asked for, but the two worlds gave {len(worlds.first)} and "
-            f"{len(worlds.second)} of {worlds.first.columns} and {worlds.second.columns} numbers; return equally "
-            "many of equal width."
+@dataclass(frozen=True, eq=False)
+class Observations:
+    """Draws of one release.
+
+    Parameters
+    ----------
+    labels : array of int, shape (draws,), or None
+        The released labels.
+    numbers : array of float, shape (draws, columns), or None
+        The released numbers.
+    probabilities : bool
+        Whether each row of numbers is a probability vector.
+    """
+
+    labels: Integers | None
+    numbers: Floats | None
+    probabilities: bool
+
+    @classmethod
+    def of(cls, released: Answers | NDArray[np.floating]) -> Observations:
+        """Read ``released``: answers, or an array with one row of numbers per draw."""
+        if isinstance(released, Answers):
+            return cls(
+                np.asarray(released.labels), released.probabilities, released.probabilities is not None
+            )
+        numbers = np.asarray(released, dtype=np.float64)
+        numbers = numbers[:, None] if numbers.ndim == 1 else numbers.reshape(len(numbers), -1)
+        if not numbers.shape[1] or not np.isfinite(numbers).all():
+            raise InvalidInput(
+                "A release must contain at least one number per draw, and finite numbers only; some are missing, NaN "
+                "or infinite."
+            )
+        return cls(None, numbers, False)
+
+    def __len__(self) -> int:
+        return len(self.labels) if self.labels is not None else len(self.released_numbers)
+
+    def part(self, start: int, stop: int) -> Observations:
+        """Return the draws from ``start`` to ``stop``."""
+        chosen = slice(start, stop)
+        return Observations(
+            None if self.labels is None else self.labels[chosen],
+            None if self.numbers is None else self.numbers[chosen],
+            self.probabilities,
         )
-    return worlds
+
+    @property
+    def columns(self) -> int:
+        """How many numbers a draw contains."""
+        return 0 if self.numbers is None else self.numbers.shape[1]
+
+    @property
+    def released_numbers(self) -> Floats:
+        """The released numbers; an error if there are labels only."""
+        if self.numbers is None:
+            raise InvalidInput("This release contains labels only, no numbers.")
+        return self.numbers
+
+    @cached_property
+    def logs(self) -> Floats:
+        """Logarithms of the probabilities, 0 taken as 1e-300."""
+        return np.asarray(np.log(np.maximum(self.released_numbers, _SMALLEST_PROBABILITY)))
+
+    def number(self, column: int) -> Floats:
+        """Return one ``column``."""
+        return self.released_numbers[:, column]
+
+    def difference(self, one: int, other: int) -> Floats:
+        """Return column ``one`` minus column ``other``."""
+        return np.asarray(self.released_numbers[:, one] - self.released_numbers[:, other])
+
+    def log_ratio(self, one: int, other: int) -> Floats:
+        """Return ``ln p[one] - ln p[other]``."""
+        return np.asarray(self.logs[:, one] - self.logs[:, other])
+
+    def log_odds(self, column: int) -> Floats:
+        """Return the log-odds of class ``column``; the other probabilities are summed, which keeps their digits."""
+        others = np.delete(self.released_numbers, column, axis=1).sum(1)
+        return np.asarray(self.logs[:, column] - np.log(np.maximum(others, _SMALLEST_PROBABILITY)))
+
+    def log_odds_if_label(self, column: int) -> Floats:
+        """Return the log-odds of class ``column`` where it is the label, minus infinity elsewhere."""
+        return np.where(self.labels == column, self.log_odds(column), -np.inf)
+
+    def log_odds_of_label(self) -> Floats:
+        """Return the log-odds of the label of each draw."""
+        rows, labels = np.arange(len(self)), np.asarray(self.labels)
+        others = self.released_numbers.copy()
+        others[rows, labels] = 0.0
+        return np.asarray(self.logs[rows, labels] - np.log(np.maximum(others.sum(1), _SMALLEST_PROBABILITY)))
+
+
+class DrawnPair(NamedTuple):
+    """Equally many draws of the same release on two neighbouring inputs."""
+
+    first: Observations
+    second: Observations
+
+    def part(self, start: int, stop: int) -> DrawnPair:
+        """Return the draws from ``start`` to ``stop`` on both inputs."""
+        return DrawnPair(self.first.part(start, stop), self.second.part(start, stop))
+
+
+def draw_pair(first: Draw, second: Draw, draws: int) -> DrawnPair:
+    """Draw from ``first`` and ``second`` that many ``draws`` each, and check that both have the same shape."""
+    pair = DrawnPair(Observations.of(first(draws)), Observations.of(second(draws)))
+    if [len(drawn) for drawn in pair] != [draws, draws] or pair.first.columns != pair.second.columns:
+        raise InvalidInput(
+            f"Both inputs must return {draws} draws of the same release; got {len(pair.first)} and "
+            f"{len(pair.second)} draws of {pair.first.columns} and {pair.second.columns} numbers."
+        )
+    return pair
 
 
 def rating_for(parameter: Parameter, delta: float, confidence: float) -> Rating:
-    """Rate events by the bound they would give."""
+    """Return a function that rates events by the bound on ``parameter`` at ``delta`` and ``confidence``."""
     return partial(approximate_lower_bounds, parameter=parameter, delta=delta, confidence=confidence)
+
+
+@dataclass(frozen=True, eq=False)
+class Statistic:
+    """One number per draw.
+
+    Parameters
+    ----------
+    description : str
+        The statistic in words.
+    of : callable
+        Takes observations and returns one number per draw.
+    ordered : bool
+        False if the values are numbers of bins whose order has no meaning.
+    """
+
+    description: str
+    of: Callable[[Observations], Floats]
+    ordered: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Event:
+    """The event that a statistic falls into one of the marked bins.
+
+    Parameters
+    ----------
+    statistic : Statistic
+        The statistic.
+    edges : array of float
+        The inner borders of the bins.
+    inside : array of bool
+        The marked bins.
+    likely_in : {0, 1}
+        The input on which the event happens more often.
+    description : str
+        The event in words.
+    """
+
+    statistic: Statistic
+    edges: Floats
+    inside: NDArray[np.bool_]
+    likely_in: Literal[0, 1]
+    description: str
+
+    def counts(self, pair: DrawnPair) -> EventCounts:
+        """Count how often the event happened in both parts of ``pair``."""
+        happened = [int(self.inside[_bins(self.statistic.of(drawn), self.edges)].sum()) for drawn in pair]
+        return EventCounts(happened[self.likely_in], happened[1 - self.likely_in], len(pair.first))
+
+
+def find_event(pair: DrawnPair, rating: Rating) -> tuple[Event, float]:
+    """Find the event with the highest rating.
+
+    Parameters
+    ----------
+    pair : DrawnPair
+        Draws to search in. Half of them determine bins and their order, the other half rate the events.
+    rating : callable
+        Rates events by their counts; see `rating_for`.
+
+    Returns
+    -------
+    tuple of Event and float
+        The event and its rating.
+    """
+    draws = len(pair.first)
+    learn, choose = pair.part(0, draws // 2), pair.part(draws // 2, draws)
+    best: tuple[Event, float] | None = None
+    for statistic in _statistics(*learn):
+        found = _best_event(statistic, learn, choose, rating)
+        if best is None or found[1] > best[1]:
+            best = found
+    assert best is not None, "every release has a label or a number"
+    return best
+
+
+def _best_event(
+    statistic: Statistic, learn: DrawnPair, choose: DrawnPair, rating: Rating
+) -> tuple[Event, float]:
+    """Find the best event of one statistic: bins from one end, or bins ordered by likelihood ratio."""
+    learned = [statistic.of(drawn) for drawn in learn]
+    edges = _edges(np.concatenate(learned), statistic.ordered)
+    size = len(edges) + 1
+    known = [np.bincount(_bins(values, edges), minlength=size) for values in learned]
+    chosen = [np.bincount(_bins(statistic.of(drawn), edges), minlength=size) for drawn in choose]
+    ratio = np.log(known[1] + 0.5) - np.log(known[0] + 0.5)
+    ascending = np.argsort(ratio, kind="stable")
+    orders = [("ratio", ascending), ("ratio", ascending[::-1])]
+    if statistic.ordered:
+        orders += [("below", np.arange(size)), ("at least", np.arange(size)[::-1])]
+    inside = np.zeros(size, dtype=np.bool_)
+    if size == 1:
+        return Event(statistic, edges, inside, 0, f"{statistic.description} is always the same"), -np.inf
+    # Every event is a beginning of one of the orders; it may be likely on either input.
+    first, second = (np.cumsum(counts[[order for _, order in orders]], 1)[:, :-1] for counts in chosen)
+    rated = rating(np.stack([first, second]), np.stack([second, first]), len(choose.first))
+    likely_in, which, taken = np.unravel_index(int(np.argmax(rated)), rated.shape)
+    name, order = orders[which]
+    inside[order[: taken + 1]] = True
+    description = _describe(statistic, edges, inside, name)
+    return Event(statistic, edges, inside, 1 if likely_in else 0, description), float(rated.max())
+
+
+def _describe(statistic: Statistic, edges: Floats, inside: NDArray[np.bool_], order: str) -> str:
+    """Describe an event in words."""
+    count = int(inside.sum())
+    if order == "below":
+        return f"{statistic.description} < {edges[count - 1]:.6g}"
+    if order == "at least":
+        return f"{statistic.description} >= {edges[len(inside) - count - 1]:.6g}"
+    if not statistic.ordered and len(inside) <= 32:
+        values = np.concatenate([[edges[0] - 1], edges])[inside] + 0.5
+        return f"{statistic.description} is {', '.join(f'{value:g}' for value in values)}"
+    return f"{statistic.description} lies in {count} of {len(inside)} bins ordered by likelihood ratio"
+
+
+def _edges(values: Floats, ordered: bool) -> Floats:
+    """Return inner borders of bins: quantiles, or the middles between bin numbers."""
+    if not ordered:
+        return np.asarray(np.arange(values.min(), values.max()) + 0.5)
+    ranked = np.sort(values)
+    edges: Floats = np.unique(ranked[(_QUANTILES * len(ranked)).astype(np.int64)])
+    # A border at the smallest value would leave the bin below it empty.
+    return np.asarray(edges[edges > ranked[0]])
+
+
+def _bins(values: Floats, edges: Floats) -> Integers:
+    return np.asarray(np.searchsorted(edges, values, side="right"))
+
+
+def _statistics(first: Observations, second: Observations) -> Iterator[Statistic]:
+    """Yield every statistic to try, those with parameters fitted to these draws."""
+    if first.labels is not None:
+        yield Statistic("the label", lambda drawn: np.asarray(drawn.labels, dtype=np.float64), ordered=False)
+    if not first.columns:
+        return
+    kept = _differing_columns(first, second)
+    yield from _column_statistics(kept, probabilities=first.probabilities)
+    if first.probabilities:
+        yield from _log_odds_statistics(first, second, kept)
+    yield _linear_combination(first, second, logs=False)
+    if first.probabilities:
+        yield _linear_combination(first, second, logs=True)
+    yield from _atoms(first, second, kept)
+
+
+def _differing_columns(first: Observations, second: Observations) -> list[int]:
+    """Return the columns whose values, relative to the row's median, differ most between the inputs."""
+    if first.columns <= _KEPT_COLUMNS:
+        return list(range(first.columns))
+
+    def centred(drawn: Observations) -> Floats:
+        values = drawn.logs if drawn.probabilities else drawn.released_numbers
+        return np.asarray(values - np.median(values, axis=1, keepdims=True))
+
+    one, other = centred(first), centred(second)
+    distance = np.abs(one.mean(0) - other.mean(0)) / (one.std(0) + other.std(0) + 1e-12)
+    middles = np.abs(np.median(one, 0) - np.median(other, 0)) / (one.std(0) + other.std(0) + 1e-12)
+    score = distance + middles
+    if first.labels is not None and second.labels is not None:
+        counts = [np.bincount(labels, minlength=first.columns) for labels in (first.labels, second.labels)]
+        score = score + np.abs(counts[0] - counts[1]) / np.sqrt(counts[0] + counts[1] + 1.0)
+    return sorted(np.argsort(-score, kind="stable")[:_KEPT_COLUMNS].tolist())
+
+
+def _column_statistics(kept: list[int], *, probabilities: bool) -> Iterator[Statistic]:
+    """Yield single columns, and differences (of probabilities also log-ratios) of pairs."""
+    letter = "p" if probabilities else "x"
+    for column in kept:
+        yield Statistic(f"{letter}[{column}]", partial(Observations.number, column=column))
+    for one, other in itertools.combinations(kept, 2):
+        yield Statistic(
+            f"{letter}[{one}] - {letter}[{other}]", partial(Observations.difference, one=one, other=other)
+        )
+        if probabilities:
+            yield Statistic(
+                f"ln p[{one}] - ln p[{other}]", partial(Observations.log_ratio, one=one, other=other)
+            )
+
+
+def _log_odds_statistics(first: Observations, second: Observations, kept: list[int]) -> Iterator[Statistic]:
+    """Yield log-odds of classes, of classes that are the label, and the label with its log-odds."""
+    if first.columns > 2:
+        for column in kept:
+            yield Statistic(f"log-odds of class {column}", partial(Observations.log_odds, column=column))
+    if first.labels is None:
+        return
+    for column in kept:
+        yield Statistic(
+            f"log-odds of class {column} when it is the label",
+            partial(Observations.log_odds_if_label, column=column),
+        )
+    yield _label_and_log_odds(first, second)
+
+
+def _label_and_log_odds(first: Observations, second: Observations) -> Statistic:
+    """Return the label together with the bin of its own log-odds, as one bin number."""
+    edges = []
+    values = np.concatenate([first.log_odds_of_label(), second.log_odds_of_label()])
+    labels = np.concatenate([np.asarray(first.labels), np.asarray(second.labels)])
+    for label in range(first.columns):
+        own = np.sort(values[labels == label])
+        places = np.linspace(0, len(own), _BINS_PER_LABEL + 1)[1:-1].astype(np.int64)
+        edges.append(own[places] if len(own) else np.zeros(_BINS_PER_LABEL - 1))
+    table = np.stack(edges)
+
+    def bin_number(drawn: Observations) -> Floats:
+        within = (drawn.log_odds_of_label()[:, None] >= table[np.asarray(drawn.labels)]).sum(1)
+        return np.asarray(np.asarray(drawn.labels) * _BINS_PER_LABEL + within, dtype=np.float64)
+
+    return Statistic("the label and the log-odds of it", bin_number, ordered=False)
+
+
+def _linear_combination(first: Observations, second: Observations, *, logs: bool) -> Statistic:
+    """Return the linear combination that separates the inputs best (Fisher's discriminant)."""
+
+    def values(drawn: Observations) -> Floats:
+        if not logs:
+            return drawn.released_numbers
+        floored = np.maximum(drawn.logs, np.log(_SMALLEST_IN_LINEAR))
+        return np.asarray(floored - floored.mean(1, keepdims=True))
+
+    one, other = values(first), values(second)
+    spread = np.atleast_2d(np.cov(one, rowvar=False) + np.cov(other, rowvar=False))
+    ridge = 1e-9 * max(float(np.trace(spread)), 1e-300) * np.eye(len(spread))
+    weights = np.linalg.lstsq(spread + ridge, other.mean(0) - one.mean(0), rcond=None)[0]
+    what = "log-probabilities" if logs else "released numbers"
+    return Statistic(f"a linear combination of the {what}", lambda drawn: np.asarray(values(drawn) @ weights))
+
+
+def _atoms(first: Observations, second: Observations, kept: list[int]) -> Iterator[Statistic]:
+    """Yield the evidence of all values that repeat exactly: the sum of ``ln(frequency / frequency there)``."""
+    compare = Observations.log_ratio if first.probabilities else Observations.difference
+    relations: list[Callable[[Observations], Floats]] = [
+        *(partial(Observations.number, column=column) for column in kept),
+        *(partial(compare, one=one, other=other) for one, other in itertools.combinations(kept, 2)),
+    ]
+    tables = []
+    for relation in relations:
+        keys, weights = _repeated_values(relation(first), relation(second))
+        if len(keys):
+            tables.append((relation, keys, weights))
+    if not tables:
+        return
+
+    def evidence(drawn: Observations) -> Floats:
+        total = np.zeros(len(drawn))
+        for relation, keys, weights in tables:
+            rounded = np.rint(relation(drawn) / ATOM_WIDTH)
+            place = np.minimum(np.searchsorted(keys, rounded), len(keys) - 1)
+            total += np.where(keys[place] == rounded, weights[place], 0.0)
+        return total
+
+    what = "ln p[u] - ln p[w]" if first.probabilities else "x[u] - x[w]"
+    yield Statistic(
+        f"the evidence of values that repeat to {ATOM_WIDTH:g} ({what} or single values, in {len(tables)} relations)",
+        evidence,
+    )
+
+
+def _repeated_values(first: Floats, second: Floats) -> tuple[Floats, Floats]:
+    """Return values that repeat on either input, sorted, and ``ln(share on the second / share on the first)``."""
+    least = max(8.0, _ATOM_SHARE * len(first))
+    counted = [np.unique(np.rint(values / ATOM_WIDTH), return_counts=True) for values in (first, second)]
+    often = []
+    for keys, counts in counted:
+        top = np.argsort(-counts, kind="stable")[:_ATOMS_PER_COLUMN]
+        often.append(keys[top[counts[top] >= least]])
+    repeated = np.unique(np.concatenate(often))
+    shares = []
+    for keys, counts in counted:
+        place = np.minimum(np.searchsorted(keys, repeated), len(keys) - 1)
+        shares.append(np.log(np.where(keys[place] == repeated, counts[place], 0) + 1.0))
+    return repeated, np.asarray(shares[1] - shares[0])

@@ -1,10 +1,10 @@
-"""Check the invariant of THEORY 3.8 on the machine at hand: no record changes what is computed from another one.
+"""Check on this machine that no record changes what is computed from another record (the invariant of THEORY 3.8).
 
-Everything that happens to a record before the noise must depend on that record and on public constants alone. Where
-a guarantee lists this as an assumption about the numerical library, it can be checked: synthetic records are encoded,
-mapped, trained on and summed several times, with records removed, added, repeated and reordered, at several memory
-alignments and with 1 and 2 threads. All other records must keep their numbers, bit for bit. A difference is a
-counterexample. No difference is evidence for this machine and these library versions; it is no proof.
+Everything that happens to a record before the noise must depend on that record and on public constants alone. Where a
+guarantee lists this as an assumption about the numerical library, the audit checks it: it encodes, maps, trains on and
+sums synthetic records several times, with records removed, added, repeated and reordered, at several memory alignments
+and with 1 and 2 threads. All other records must keep their numbers, bit for bit. A difference is a counterexample. No
+difference is evidence for this machine and these library versions; it is no proof.
 """
 
 from __future__ import annotations
@@ -47,9 +47,12 @@ class InvariantCheck:
 
     Parameters
     ----------
-    part : "encoding", "features", "networks" or "sums".
-    comparisons : the number of records, networks or sums that were compared.
-    broken : the first difference in words; None if there was none.
+    part : {"encoding", "features", "networks", "sums"}
+        What was checked.
+    comparisons : int
+        Number of records, networks or sums that were compared.
+    broken : str or None
+        The first difference in words; None if there was none.
     """
 
     part: str
@@ -59,13 +62,16 @@ class InvariantCheck:
 
 @dataclass(frozen=True)
 class InvariantReport:
-    """What an invariant audit found.
+    """The result of an invariant audit.
 
     Parameters
     ----------
-    subject : what was audited.
-    records : the number of synthetic records.
-    checks : one entry per part that the subject has.
+    subject : str
+        What was audited.
+    records : int
+        Number of synthetic records.
+    checks : tuple of InvariantCheck
+        One entry per part that the subject has.
     """
 
     subject: str
@@ -83,7 +89,7 @@ class InvariantReport:
         return "consistent" if self.broken is None else "refuted"
 
     def to_json(self) -> dict[str, Any]:
-        """All fields by name, as JSON values."""
+        """Return all fields by name, as JSON values."""
         checks = [
             {"part": check.part, "comparisons": check.comparisons, "broken": check.broken}
             for check in self.checks
@@ -97,7 +103,7 @@ class InvariantReport:
         }
 
 
-def invariant(
+def audit_invariant(
     features: FeatureMap | None,
     columns: int,
     *,
@@ -108,27 +114,36 @@ def invariant(
     seed: int = 0,
     subject: str = "feature map",
 ) -> InvariantReport:
-    """Check a feature map and what stands before and after it on synthetic records.
+    """Check on synthetic records a feature map and what comes before and after it.
 
     Parameters
     ----------
-    features : the feature map; None for none. It may be a class of one's own.
-    columns : the number of columns of a record before the map.
-    encoding : also check how a table's rows become records.
-    networks : also check that training a stack of this shape keeps its networks apart (teachers).
-    classes : also check the sums that a head or DP-SGD with this many classes adds noise to.
-    records : the number of synthetic records, at least 3.
-    seed : of the synthetic records.
-    subject : a name for the report.
+    features : FeatureMap or None
+        The feature map; it may be a class of the user's own.
+    columns : int
+        Number of columns of a record before the map.
+    encoding : Encoding or None
+        Also check how rows of a table are encoded.
+    networks : MLP or None
+        Also check that training a stack of this shape keeps its networks independent (teachers).
+    classes : int or None
+        Also check the sums that a head or DP-SGD with this many classes adds noise to.
+    records : int
+        Number of synthetic records, at least 3.
+    seed : int
+        Determines the synthetic records.
+    subject : str
+        Name for the report.
 
     Returns
     -------
-    An `InvariantReport`.
+    InvariantReport
+        One check per part.
 
     Examples
     --------
     >>> from quietmax.models.features import UnitNorm
-    >>> invariant(UnitNorm(), 5).verdict
+    >>> audit_invariant(UnitNorm(), 5).verdict
     'consistent'
     """
     if records < 3:
@@ -147,12 +162,27 @@ def invariant(
     return InvariantReport(subject, records, tuple(checks))
 
 
-def invariant_of_model(model: PrivateModel, *, records: int = 200, seed: int = 0) -> InvariantReport:
-    """Check a private model that was opened from its folder: everything before its noise; see `invariant`."""
+def audit_model_invariant(model: PrivateModel, *, records: int = 200, seed: int = 0) -> InvariantReport:
+    """Check everything that happens to a record of a private model before the noise.
+
+    Parameters
+    ----------
+    model : PrivateModel
+        A model opened from its folder.
+    records : int
+        Number of synthetic records, at least 3.
+    seed : int
+        Determines the synthetic records.
+
+    Returns
+    -------
+    InvariantReport
+        One check per part that the model has; see `audit_invariant`.
+    """
     stack = None
-    if isinstance(model.answerer, Predictor) and isinstance(model.answerer.model, TeacherEnsemble):
-        stack = model.answerer.model.teachers
-    return invariant(
+    if isinstance(model.classifier, Predictor) and isinstance(model.classifier.model, TeacherEnsemble):
+        stack = model.classifier.model.teachers
+    return audit_invariant(
         model.features,
         model.inputs,
         encoding=model.encoding,
@@ -165,6 +195,7 @@ def invariant_of_model(model: PrivateModel, *, records: int = 200, seed: int = 0
 
 
 def _check_encoding(encoding: Encoding, records: int, seed: int) -> InvariantCheck:
+    """Encode rows of a synthetic table, with other rows changing."""
     table = _synthetic_table(encoding, records, seed)
 
     def encode(rows: Rows, alignment: int) -> NDArray[np.float32]:  # noqa: ARG001
@@ -174,6 +205,7 @@ def _check_encoding(encoding: Encoding, records: int, seed: int) -> InvariantChe
 
 
 def _check_features(features: FeatureMap, table: NDArray[np.float32], seed: int) -> InvariantCheck:
+    """Map synthetic records, with other records changing."""
     extreme = _extreme_records(table)
 
     def transform(rows: Rows, alignment: int) -> NDArray[np.float32]:
@@ -185,12 +217,12 @@ def _check_features(features: FeatureMap, table: NDArray[np.float32], seed: int)
 def _compare_rows(
     part: str, compute: Callable[[Rows, int], NDArray[np.float32]], records: int, available: int, seed: int
 ) -> InvariantCheck:
-    """Compute all rows once on one thread, then again in every other company; rows must keep their bits."""
+    """Compute all rows once on one thread, then again with other rows beside them; rows must keep their bits."""
     with _threads(1):
         expected = compute(np.arange(available), 0)
     compared = 0
     for threads in THREADS:
-        for number, (company, rows) in enumerate(_companies(records, available, seed)):
+        for number, (circumstance, rows) in enumerate(_circumstances(records, available, seed)):
             alignment = ALIGNMENTS[number % len(ALIGNMENTS)]
             with _threads(threads):
                 found = compute(rows, alignment)
@@ -201,16 +233,16 @@ def _compare_rows(
                     largest = float(np.nanmax(np.abs(found - expected[rows]), initial=0.0))
                 broken = (
                     f"{part} of {int(changed.sum())} of {len(rows)} synthetic records changed, by up to "
-                    f"{largest:.1e}, {company} (threads: {threads}, alignment: {alignment})"
+                    f"{largest:.1e}, {circumstance} (threads: {threads}, alignment: {alignment})"
                 )
                 return InvariantCheck(part, compared, broken)
     return InvariantCheck(part, compared)
 
 
-def _companies(records: int, available: int, seed: int) -> Iterator[tuple[str, Rows]]:
-    """The ways in which other records change, each as the rows that are computed together.
+def _circumstances(records: int, available: int, seed: int) -> Iterator[tuple[str, Rows]]:
+    """Yield the ways in which other records change, in words and as the rows that are computed together.
 
-    Rows from `records` on are extreme ones, which only ever accompany the others.
+    Rows from ``records`` on are extreme ones; they are only used beside the others.
     """
     everyone = np.arange(records)
     generator = np.random.default_rng((seed, 1))
@@ -230,7 +262,7 @@ def _companies(records: int, available: int, seed: int) -> Iterator[tuple[str, R
 
 
 def _check_networks(stack: MLP, seed: int) -> InvariantCheck:
-    """Train the stack on synthetic shards; remove and exchange records of one shard and compare the other networks."""
+    """Train the stack on synthetic shards, change records of one shard, and compare the other networks."""
     count, (columns, *hidden, classes) = stack.networks, stack.widths
     table = _synthetic_records(count * _NETWORK_RECORDS, columns, seed)
     labels = np.arange(len(table)) % classes
@@ -290,7 +322,7 @@ def _check_sums(records: int, width: int, classes: int, seed: int) -> InvariantC
     compared = 0
     expected = sums(np.arange(records))
     for threads in THREADS:
-        for _, order in _companies(records, records, seed):
+        for _, order in _circumstances(records, records, seed):
             if len(order) != records or len(np.unique(order)) != records:
                 continue
             with _threads(threads):
@@ -304,6 +336,7 @@ def _check_sums(records: int, width: int, classes: int, seed: int) -> InvariantC
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
+    """Compute with this many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -313,7 +346,7 @@ def _threads(count: int) -> Iterator[None]:
 
 
 def _aligned(values: NDArray[np.float32], alignment: int) -> NDArray[np.float32]:
-    """A copy whose memory starts `alignment` numbers after a multiple of 64 bytes."""
+    """Return a copy whose memory starts ``alignment`` numbers after a multiple of 64 bytes."""
     memory = np.zeros(values.nbytes + 64 + 4 * alignment, np.uint8)
     start = -memory.ctypes.data % 64 + 4 * alignment
     copy = memory[start : start + values.nbytes].view(np.float32).reshape(values.shape)
@@ -326,13 +359,13 @@ def _synthetic_records(records: int, columns: int, seed: int) -> NDArray[np.floa
 
 
 def _extreme_records(table: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Records that a library might treat in another way: zeros, and very large, very small and negative numbers."""
+    """Return records that a library may treat differently: zeros, very large, very small and negative numbers."""
     powers = np.array([[0.0], [2.0**60], [2.0**-70], [-(2.0**20)]], np.float32)
     return np.resize(table, (len(powers), table.shape[1])) * powers
 
 
 def _synthetic_table(encoding: Encoding, records: int, seed: int) -> pd.DataFrame:
-    """Texts as in a CSV file: values inside and outside the declared ones, and missing ones."""
+    """Return strings as in a CSV file: values inside and outside the declared ones, and missing ones."""
     generator = np.random.default_rng((seed, 3))
     columns = {}
     for column in encoding.columns:

@@ -1,4 +1,4 @@
-"""What an audit says: a lower bound beside the claim, and whether the claim survives."""
+"""The result of an audit: a lower bound beside the claim, and whether it refutes the claim."""
 
 from __future__ import annotations
 
@@ -15,20 +15,39 @@ from quietmax.errors import InvalidInput
 from quietmax.sensitivity.empirical import BoundCheck
 
 Verdict = Literal["refuted", "consistent"]
+_COLOURS: dict[Verdict, str] = {"refuted": "#c0392b", "consistent": "#2e7d4f"}
 
 
 @dataclass(frozen=True)
 class AuditReport:
-    """A lower bound on the privacy parameter of ``subject``, true with the stated ``confidence``, beside the claim.
+    """A lower bound on a privacy parameter beside the claimed value.
 
-    ``definition`` says what ``claimed`` and ``lower_bound`` count: epsilon (pure, or approximate: at ``delta``) or mu
-    (gaussian). The two figures of ``epsilon`` are those at ``delta``; unless the claim is Gaussian they repeat the
-    former. ``evidence`` is the distinguishing event in words; ``samples`` the number of draws per world, or of
-    canaries. ``details`` are further figures as JSON values.
+    Parameters
+    ----------
+    subject : str
+        What was audited.
+    definition : {"pure", "approximate", "gaussian"}
+        What ``claimed`` and ``lower_bound`` are: epsilon (pure), epsilon at ``delta`` (approximate) or mu (gaussian).
+    claimed : float
+        The claimed value.
+    lower_bound : float
+        A lower bound on the true value, correct with probability ``confidence``.
+    confidence : float
+        The confidence of the bounds.
+    evidence : str
+        The distinguishing event in words.
+    samples : int
+        Number of draws on each input, or of canaries.
+    delta : float
+        The delta of the two epsilons below.
+    epsilon_claimed, epsilon_lower_bound : float
+        Claim and bound as epsilon at ``delta``; they equal ``claimed`` and ``lower_bound`` unless the claim is
+        Gaussian.
+    details : Mapping[str, Any]
+        Further figures as JSON values.
 
-    `refuted`: the bound exceeds the claim, so the claim is false unless an event of probability ``1 - confidence``
-    occurred. `consistent`: this adversary found nothing; that is no proof.
-
+    Examples
+    --------
     >>> AuditReport("coin", "pure", 1.0, 1.5, 0.999, "heads", 100, 0.0, 1.0, 1.5).verdict
     'refuted'
     """
@@ -47,16 +66,20 @@ class AuditReport:
 
     @property
     def verdict(self) -> Verdict:
-        """`refuted` if the lower bound exceeds the claim, else `consistent`."""
+        """`refuted` if the lower bound exceeds the claim, else `consistent`.
+
+        A true claim is refuted with probability at most ``1 - confidence``. `consistent` means that this adversary
+        found nothing; it is no proof.
+        """
         return "refuted" if self.lower_bound > self.claimed else "consistent"
 
     @property
     def share(self) -> float:
-        """The lower bound as a part of the claim: how much of it the adversary could show."""
+        """The lower bound divided by the claim: how much of the claim the adversary could show."""
         return self.lower_bound / self.claimed if self.claimed > 0 else float("inf")
 
     def to_json(self) -> dict[str, Any]:
-        """All fields by name, as JSON values."""
+        """Return all fields by name, as JSON values."""
         return {
             "subject": self.subject,
             "verdict": self.verdict,
@@ -73,7 +96,7 @@ class AuditReport:
         }
 
     def rows(self) -> list[tuple[str, str]]:
-        """The report as lines of a table: what, and its value."""
+        """Return the rows of a table: name and value."""
         name = "mu" if self.definition == "gaussian" else "epsilon"
         lines = [
             ("verdict", self.verdict),
@@ -101,7 +124,17 @@ class AuditReport:
 
 @dataclass(frozen=True)
 class Claim:
-    """What is to be tested: its definition, its epsilon or mu, and the delta that comes on top of it."""
+    """The claim that an audit tests.
+
+    Parameters
+    ----------
+    definition : {"pure", "approximate", "gaussian"}
+        The kind of claim.
+    amount : float
+        The claimed epsilon or mu.
+    extra_delta : float
+        The delta that comes on top of it.
+    """
 
     definition: Definition
     amount: float
@@ -109,7 +142,7 @@ class Claim:
 
     @classmethod
     def of(cls, claimed: Guarantee | Cost) -> Claim:
-        """Read the claim off a guarantee or a cost.
+        """Return the claim that ``claimed``, a guarantee or a cost, makes.
 
         >>> Claim.of(PureCost(1.0))
         Claim(definition='pure', amount=1.0, extra_delta=0.0)
@@ -127,23 +160,32 @@ class Claim:
         return "mu" if self.definition == "gaussian" else "epsilon"
 
     def epsilon(self, delta: float) -> float:
-        """The claimed epsilon: the claim itself, or of a Gaussian claim its epsilon at ``delta``."""
+        """Return the claimed epsilon; of a Gaussian claim, its epsilon at ``delta``."""
         if self.definition != "gaussian":
             return self.amount
         stated = Guarantee("gaussian", mu=self.amount, because="Under audit.", extra_delta=self.extra_delta)
         return stated.at_delta(delta)
 
     def delta(self, delta: float) -> float:
-        """The delta of the epsilon figures: the claim's own, or of a Gaussian claim ``delta``."""
+        """Return the claim's own delta; of a Gaussian claim, ``delta``."""
         return delta if self.definition == "gaussian" else self.extra_delta
-
-
-_COLOURS: dict[Verdict, str] = {"refuted": "#c0392b", "consistent": "#2e7d4f"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One bar: what was ``found`` for ``name``, beside what is ``claimed``."""
+    """One bar of a plot: what was found beside what is claimed.
+
+    Parameters
+    ----------
+    name : str
+        What the bar shows.
+    found : float
+        What the audit found.
+    claimed : float
+        What is claimed.
+    verdict : {"refuted", "consistent"}
+        Whether the claim is refuted.
+    """
 
     name: str
     found: float
@@ -152,13 +194,13 @@ class Finding:
 
     @classmethod
     def of_report(cls, report: AuditReport) -> Finding:
-        """The lower bound of an audit beside the claim."""
+        """Return the lower bound of ``report`` beside its claim."""
         parameter = "mu" if report.definition == "gaussian" else "epsilon"
         return cls(f"{report.subject}\n{parameter}", report.lower_bound, report.claimed, report.verdict)
 
     @classmethod
     def of_check(cls, check: BoundCheck) -> Finding:
-        """An observed change beside a bound."""
+        """Return the empirical change of ``check`` beside its bound."""
         return cls(check.quantity.replace("_", " "), check.empirical, check.bound, check.verdict)
 
     @property
@@ -170,17 +212,32 @@ class Finding:
         """
         if self.claimed <= 0:
             raise InvalidInput(
-                f"A claim of {self.claimed:g} cannot be drawn to scale; audit a positive one, or print it instead."
+                f"Only positive claims can be plotted, got {self.claimed:g} for '{self.name}'."
             )
         return self.found / self.claimed
 
 
 def plot_findings(findings: Sequence[Finding], path: str | Path, *, title: str = "") -> Path:
-    """Draw one bar per finding, with a line at 1 where the claim stands, and write them to ``path``."""
+    """Plot one bar per finding, as a multiple of its claim.
+
+    Parameters
+    ----------
+    findings : sequence of Finding
+        At least one.
+    path : str or Path
+        A .png, .pdf or .svg file.
+    title : str
+        Title of the plot.
+
+    Returns
+    -------
+    Path
+        The file.
+    """
     from matplotlib.figure import Figure
 
     if not findings:
-        raise InvalidInput("There is no finding to plot; give at least one.")
+        raise InvalidInput("A plot requires at least one finding, got none.")
     multiples = [finding.multiple for finding in findings]
     figure = Figure(figsize=(6.4, 1.4 + 0.6 * len(findings)), layout="constrained")
     axes = figure.add_subplot()
@@ -193,6 +250,6 @@ def plot_findings(findings: Sequence[Finding], path: str | Path, *, title: str =
     axes.set_yticks(places, [finding.name for finding in findings])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.6 * max(1.0, *multiples))
-    axes.set_xlabel("found, as a multiple of what is claimed (line)")
+    axes.set_xlabel("found, as a multiple of the claim (line)")
     axes.set_title(title, loc="left", fontsize="medium")
     return write_figure(figure, path)

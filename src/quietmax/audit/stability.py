@@ -1,18 +1,19 @@
-"""On-Average-Remove-One stability, measured: what the paper bounds, and what it says noise does to it.
+"""Measure On-Average-Remove-One stability by retraining, and what noise on the weights does to it.
 
-The quantity is ``E[l(W_-i, x_i) - l(W, x_i)]``, l the cross-entropy, W trained on all records and W_-i without
-record i. The paper bounds it by ``2*rho^2/(lam*n)`` (its theorem on the global sensitivity; rho is not a bound,
-THEORY 2.3), and concludes in a corollary that noisy weights are *more* stable. The corollary's proof compares the
-plain W_-i with the noisy W, so any noise that raises the loss on x_i looks like stability, and has noise bring W
-closer to W_-i: ``||W_-i - noisy W|| = ||W_-i - W|| - c`` with c > 0. Here all of it is measured by retraining: the
-quantity as written in the proof; the same with noise on both networks, which is what a learning algorithm that adds
-noise does; and the distance.
+The quantity is ``E[l(W_-i, x_i) - l(W, x_i)]``, l the cross-entropy, W trained on all records and W_-i without record
+i. The paper bounds it by ``2*rho^2/(lam*n)`` (its theorem on the global sensitivity; rho is not a bound, THEORY 2.3).
+A corollary concludes that noisy weights are *more* stable. Its proof compares the plain W_-i with the noisy W, so any
+noise that raises the loss on x_i looks like stability, and it assumes that noise moves W closer to W_-i: ``||W_-i -
+noisy W|| = ||W_-i - W|| - c`` with c > 0.
+
+This module measures all three by retraining: the quantity as written in the proof; the quantity with noise on both
+networks, as a learning algorithm that adds noise has it; and the distance.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,22 +22,29 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from quietmax.audit.bounds import checked_confidence
+from quietmax.audit.bounds import check_confidence
 from quietmax.audit.report import Verdict
 from quietmax.data.records import Records
 from quietmax.errors import InvalidInput
 from quietmax.models.mlp import MLP
-from quietmax.models.stacked import TrainingSettings, train_stack
+from quietmax.models.stacked import Progress, TrainingSettings, train_stack
 from quietmax.sensitivity.base import Sensitivity
 from quietmax.sensitivity.published import published_sensitivity_for
 
 Floats = NDArray[np.float64]
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over removed records with its two-sided interval."""
+    """A mean over removed records with its two-sided confidence interval.
+
+    Parameters
+    ----------
+    value : float
+        The mean.
+    low, high : float
+        The ends of the interval.
+    """
 
     value: float
     low: float
@@ -44,21 +52,30 @@ class Mean:
 
     @classmethod
     def of(cls, values: Floats, confidence: float) -> Mean:
-        """Student's interval."""
+        """Compute the mean of ``values`` with Student's interval at this ``confidence``."""
         middle = float(values.mean())
-        reach = float(
+        half = float(
             student.isf((1 - confidence) / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values))
         )
-        return cls(middle, middle - reach, middle + reach)
+        return cls(middle, middle - half, middle + half)
 
 
 @dataclass(frozen=True)
 class NoisyStability:
-    """What noise of standard deviation ``noise`` on every weight does.
+    """The effect of Gaussian noise on every weight.
 
-    ``as_written`` is ``E[l(W_-i, x_i) - l(noisy W, x_i)]``, ``both_noisy`` has noise on W_-i as well; ``change`` is the
-    latter minus the plain quantity, record by record. ``closer`` is the share of noisy networks that lie closer to W_-i
-    than the plain one does.
+    Parameters
+    ----------
+    noise : float
+        Standard deviation of the noise.
+    as_written : Mean
+        ``E[l(W_-i, x_i) - l(noisy W, x_i)]``, as in the proof.
+    both_noisy : Mean
+        The same with noise on W_-i too.
+    change : Mean
+        ``both_noisy`` minus the quantity without noise, record by record.
+    closer : float
+        Share of the noisy networks that lie closer to W_-i than the plain W does.
     """
 
     noise: float
@@ -74,17 +91,31 @@ class NoisyStability:
 
     @property
     def proof_verdict(self) -> Verdict:
-        """Of the proof's step that noise brings W closer to W_-i: `refuted` by one network that it moves away."""
+        """Of the step that noise moves W closer to W_-i: `refuted` by one network that it moves away."""
         return "refuted" if self.closer < 1 else "consistent"
 
     def to_json(self) -> dict[str, Any]:
-        """All figures and both verdicts by name."""
+        """Return all figures and both verdicts by name."""
         return {**asdict(self), "verdict": self.verdict, "proof_verdict": self.proof_verdict}
 
 
 @dataclass(frozen=True)
 class StabilityReport:
-    """The measured quantity beside the paper's bound, and the corollary at each amount of noise."""
+    """The measured stability beside the paper's bound, and the corollary at each amount of noise.
+
+    Parameters
+    ----------
+    plain : Mean
+        The quantity without noise.
+    bound : Sensitivity
+        The paper's bound.
+    noisy : tuple of NoisyStability
+        One entry per amount of noise.
+    records, removed : int
+        Numbers of training records, and of those that were removed one at a time.
+    confidence : float
+        Confidence of all intervals together.
+    """
 
     plain: Mean
     bound: Sensitivity
@@ -99,7 +130,7 @@ class StabilityReport:
         return "refuted" if self.plain.low > self.bound.value else "consistent"
 
     def to_json(self) -> dict[str, Any]:
-        """All figures and verdicts by name."""
+        """Return all figures and verdicts by name."""
         return {
             "verdict": self.verdict,
             "measured": asdict(self.plain),
@@ -112,7 +143,7 @@ class StabilityReport:
         }
 
 
-def stability(
+def audit_stability(
     records: Records,
     *,
     removed: int = 31,
@@ -123,18 +154,42 @@ def stability(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> StabilityReport:
-    """Retrain without each of ``removed`` random records, all at once, same initialisation and order.
+    """Retrain without each of some random records, with the same initial weights and batches, and compare the losses.
 
-    ``noise`` lists standard deviations of Gaussian noise on every weight; each network gets the same ``draws`` of it,
-    which changes no expectation and makes the differences less noisy. All intervals hold together with about the
-    stated ``confidence``: each has its part of the permitted error, and rests on the mean being nearly normal.
+    Every network gets the same draws of noise. This changes no expectation and reduces the variance of differences.
+
+    Parameters
+    ----------
+    records : Records
+        The training records.
+    removed : int
+        Number of records to remove, one at a time; at least 2.
+    settings : TrainingSettings or None
+        How the networks are trained. None: the paper's settings.
+    noise : sequence of float
+        Standard deviations of Gaussian noise on every weight.
+    draws : int
+        Draws of each noise.
+    confidence : float
+        Confidence of all intervals together. Each interval has its part of the permitted error and assumes that the
+        mean is nearly normal.
+    seed : int
+        Determines the removed records, the training and the noise.
+    progress : callable or None
+        Called with (done, total) while the networks are trained.
+
+    Returns
+    -------
+    StabilityReport
+        The measured quantity beside the paper's bound.
     """
-    checked_confidence(confidence)
-    if not 2 <= removed <= len(records) or draws < 1 or any(not scale > 0 for scale in noise):
-        raise InvalidInput(
-            f"Removing {removed} of {len(records)} records with {draws} draws of noise {tuple(noise)} measures "
-            "nothing; remove at least 2, draw at least once, and give positive amounts of noise."
-        )
+    check_confidence(confidence)
+    if not 2 <= removed <= len(records):
+        raise InvalidInput(f"removed must be from 2 to the number of records, {len(records)}; got {removed}.")
+    if draws < 1:
+        raise InvalidInput(f"draws must be at least 1, got {draws}.")
+    if any(not scale > 0 for scale in noise):
+        raise InvalidInput(f"noise must be positive standard deviations, got {tuple(noise)}.")
     chosen = settings or TrainingSettings()
     generator = np.random.default_rng((0x0A20, seed))
     rows = np.sort(generator.choice(len(records), removed, replace=False))
@@ -160,11 +215,11 @@ def stability(
         l2=chosen.l2,
         activation_name=chosen.activation,
     )
-    dice = torch.Generator().manual_seed(seed % 2**63)
+    rng = torch.Generator().manual_seed(seed % 2**63)
     return StabilityReport(
         Mean.of(plain, part),
         bound.oaro,
-        tuple(_with_noise(stack, own, plain, without, scale, draws, part, dice) for scale in noise),
+        tuple(_with_noise(stack, own, plain, without, scale, draws, part, rng) for scale in noise),
         len(records),
         removed,
         confidence,
@@ -172,7 +227,7 @@ def stability(
 
 
 def _losses(stack: MLP, own: Records) -> tuple[Floats, Floats]:
-    """The cross-entropy on each removed record: of the first network, and of the one that left it out."""
+    """Return the cross-entropy on each removed record: of the first network, and of the one trained without it."""
     logits = stack.stacked_logits(own.features).double()
     losses = -torch.log_softmax(logits, -1)[:, torch.arange(len(own)), torch.from_numpy(own.labels)].numpy()
     return losses[0], losses[1:].diagonal()
@@ -186,14 +241,15 @@ def _with_noise(
     scale: float,
     draws: int,
     confidence: float,
-    dice: torch.Generator,
+    rng: torch.Generator,
 ) -> NoisyStability:
+    """Measure the stability with noise of one standard deviation."""
     noisy_with, noisy_without = np.zeros(len(own)), np.zeros(len(own))
     closer = 0.0
     weights = stack.weight_vectors().double()
     apart = weights[1:] - weights[0]
     for _ in range(draws):
-        shift = [scale * torch.randn(tensor.shape[1:], generator=dice) for _, tensor in stack.parameters()]
+        shift = [scale * torch.randn(tensor.shape[1:], generator=rng) for _, tensor in stack.parameters()]
         moved = MLP(
             stack.widths,
             stack.activation,

@@ -1,43 +1,20 @@
-"""The guessing game of a one-run audit: how many correct guesses about canaries a private training run permits.
+"""Audit a training run with canaries: records of the auditor's own that are in the training set or not.
 
-Each of m canaries is put into the training set by a fair coin. From the trained model the auditor says of r of them
-whether they were in, and abstains on the rest; r is fixed beforehand. If v guesses are right, what follows?
-
-*Epsilon and delta.* Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run", arXiv:2305.08846v1,
-Corollary 5.4: under (epsilon, delta)-privacy, with W binomial with r trials and success ``q = 1/(1 + exp(-epsilon))``,
-
-    P[at least v right] <= P[W >= v] + 2*m*delta * max_{i >= 1} P[v > W >= v - i] / i.
-
-*Mu.* Pairs (epsilon, delta) waste most of what a Gaussian release lets one see, so mu is bounded directly, by
-the idea of Mahloujifar, Melis and Chaudhuri, "Auditing f-Differential Privacy in One Run", arXiv:2410.22235. Let N
-be the number of right guesses and J one of the m canaries at random. Flipping J's coin turns a right guess about J
-into a wrong one and leaves the other guesses alone. Write ``R_k = P[J guessed right, N >= k]``, ``H_k = P[J guessed
-wrong, N >= k]``, and ``F(x) = Phi(Phi^-1(x) + mu)`` for the largest probability that an event of probability x can
-have in the neighbouring world. Then
-
-    R_k <= F(H_{k-1})   for all k,
-
-where averaging over J and the other coins is Jensen's inequality, F being concave. ``p_i = P[N = i]`` adds
-``i*p_i/m`` to R and ``(r-i)*p_i/m`` to H, and everything must add up to ``R_0 + H_0 = r/m``. Suppose ``P[N >= v] =
-t``. Putting all of t on N = v and then, from v-1 down to 0, adding no more mass than the inequality for k = i+1
-demands, uses the least total: if p' is another solution, then ``R'_i >= R_i`` and ``R'_i - R_i >= i/(r-i) *
-(H'_i - H_i)`` hold at i = v and carry over from i+1 to i. If even this needs more than r/m, then P[N >= v] < t.
+*One run*: each of many canaries is put in by a fair coin; the auditor trains once and guesses which ones are in.
+*Repeated*: the auditor trains many times with and many times without one canary and tells the models apart.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
-from scipy.stats import binom
 
 from quietmax.accounting.costs import Cost
 from quietmax.accounting.guarantee import Guarantee
-from quietmax.audit.bounds import checked_confidence
+from quietmax.audit.bounds import check_confidence, epsilon_from_guesses, mu_from_guesses
 from quietmax.audit.distinguishing import Draw, distinguish
 from quietmax.audit.report import AuditReport, Claim
 from quietmax.data.records import Records
@@ -45,183 +22,140 @@ from quietmax.errors import InvalidInput
 from quietmax.estimators.dpsgd.config import PrivateSettings
 from quietmax.estimators.dpsgd.training import train_private_stack
 from quietmax.models.mlp import initial_mlp
-from quietmax.models.stacked import TrainingSettings, train_stack
-
-_LARGEST_EPSILON = 64.0
-_LARGEST_MU = 32.0
-_SCANNED = 129
-_ROUNDS = 5
-_GRID = 65
-
-
-def tail_under_epsilon(canaries: int, guesses: int, right: int, epsilon: float, delta: float = 0.0) -> float:
-    """The largest probability of ``right`` or more right guesses under (epsilon, delta)-privacy: a p-value.
-
-    >>> round(tail_under_epsilon(100, 100, 75, np.log(3)), 3)
-    0.553
-    """
-    _check(canaries, guesses, right)
-    if not (epsilon >= 0 and 0 <= delta <= 1):
-        raise InvalidInput(
-            f"epsilon {epsilon} and delta {delta} must be at least 0, and delta at most 1; give such numbers."
-        )
-    share = 1 / (1 + math.exp(-epsilon))
-    tail = float(binom.sf(right - 1, guesses, share))
-    if delta > 0 and right > 0:
-        below = np.cumsum(binom.pmf(np.arange(right - 1, -1, -1), guesses, share))
-        tail += 2 * canaries * delta * float((below / np.arange(1, right + 1)).max())
-    return min(tail, 1.0)
-
-
-def epsilon_lower_bound(
-    canaries: int, guesses: int, right: int, *, delta: float = 0.0, confidence: float
-) -> float:
-    """The largest epsilon such that it and all smaller ones are rejected; 0 if none is.
-
-    >>> round(epsilon_lower_bound(1000, 100, 75, delta=1e-4, confidence=0.95), 3)
-    0.673
-    """
-    error = 1 - checked_confidence(confidence)
-
-    def rejected(epsilon: float) -> bool:
-        return tail_under_epsilon(canaries, guesses, right, epsilon, delta) <= error
-
-    # The tail need not grow with epsilon where delta counts: look for the first epsilon that is not rejected. The last
-    # one is not: there a guess is right with probability 1 in floating point, and the tail is 1.
-    scanned = np.linspace(0.0, _LARGEST_EPSILON, _SCANNED)
-    first = next(place for place, epsilon in enumerate(scanned) if not rejected(epsilon))
-    return 0.0 if first == 0 else _bisected(rejected, float(scanned[first - 1]), float(scanned[first]))
-
-
-def mu_lower_bound(
-    canaries: int, guesses: int, right: int, *, extra_delta: float = 0.0, confidence: float
-) -> float:
-    """The largest mu that is rejected: under it, ``right`` or more right guesses are rarer than ``1 - confidence``.
-
-    ``extra_delta`` is a probability with which the release may do anything: ``F(x) + extra_delta`` instead of F.
-
-    >>> round(mu_lower_bound(1000, 100, 90, confidence=0.95), 2)
-    0.6
-    """
-    _check(canaries, guesses, right)
-    error = 1 - checked_confidence(confidence)
-    low, high = 0.0, _LARGEST_MU
-    for _ in range(_ROUNDS):
-        grid = np.linspace(low, high, _GRID)
-        rejected = _mass_needed(grid, canaries, guesses, right, extra_delta, error) > guesses / canaries
-        count = int(np.count_nonzero(np.logical_and.accumulate(rejected)))
-        if count == 0:
-            return 0.0
-        if count == _GRID:
-            return high
-        low, high = float(grid[count - 1]), float(grid[count])
-    return low
-
-
-def _mass_needed(
-    mus: NDArray[np.float64], canaries: int, guesses: int, right: int, extra_delta: float, tail: float
-) -> NDArray[np.float64]:
-    """``R_0 + H_0`` of the cheapest law with ``P[N >= right] = tail``, for each mu; see the module."""
-    correct = np.full(len(mus), tail * right / canaries)
-    wrong = np.full(len(mus), tail * (guesses - right) / canaries)
-    for index in range(right - 1, -1, -1):
-        # H_i >= F^-1(R_{i+1}), and mass is only ever added
-        demanded = ndtr(ndtri(np.clip(correct - extra_delta, 0.0, 1.0)) - mus)
-        added = np.maximum(demanded - wrong, 0.0)
-        wrong = wrong + added
-        correct = correct + added * (index / (guesses - index))
-        if index % 64 == 0 and (correct + wrong > guesses / canaries).all():
-            break
-    return np.asarray(correct + wrong)
-
-
-def _bisected(rejected: Callable[[float], bool], low: float, high: float) -> float:
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if rejected(middle) else (low, middle)
-    return low
-
-
-def _check(canaries: int, guesses: int, right: int) -> None:
-    if not 0 <= right <= guesses <= canaries or guesses < 1:
-        raise InvalidInput(
-            f"{right} right of {guesses} guesses about {canaries} canaries is impossible; need at least one guess, "
-            "no more right than guessed and no more guessed than canaries; count again."
-        )
-
+from quietmax.models.stacked import Progress, TrainingSettings, train_stack
 
 Floats = NDArray[np.float64]
+Method = Literal["one-run", "repeated"]
 Trained = TypeVar("Trained")
 Fit = Callable[[NDArray[np.float32], NDArray[np.int64]], Trained]
 Score = Callable[[Trained, NDArray[np.float32], NDArray[np.int64]], NDArray[Any]]
-Progress = Callable[[int, int], None]
 
-CONFIDENCE = 0.99
-"""Of an audit of training, unless another is asked for: canaries and trainings are few, draws of a mechanism many."""
+TRAINING_CONFIDENCE = 0.99
+"""Default confidence of an audit of training: canaries and trainings are few, draws of a mechanism many."""
 GUESSED_SHARES = (0.02, 0.1, 0.25, 0.5, 1.0)
-"""Of the canaries, how many to guess about: the surest ones first; each share is an attempt that is paid for."""
+"""Shares of the canaries to guess about, the surest ones first; all shares together use the permitted error."""
 
 
 class _Predicts(Protocol):
     def predict(self, features: NDArray[np.float32]) -> NDArray[Any]: ...
 
 
-def label_score(model: _Predicts, features: NDArray[np.float32], labels: NDArray[np.int64]) -> Floats:
-    """How much the model believes in each label: ``ln p[label]`` if it releases probabilities, else right or wrong.
-
-    The model's classes must be the whole numbers from 0, as in encoded records.
-    """
-    try:
-        # An estimator that releases labels only has no such method, or refuses at the call.
-        probabilities = np.asarray(model.predict_proba(features))  # type: ignore[attr-defined]
-    except (AttributeError, InvalidInput):
-        return np.asarray(np.asarray(model.predict(features)) == labels, dtype=np.float64)
-    return np.asarray(np.log(np.maximum(probabilities[np.arange(len(labels)), labels], 1e-300)))
-
-
-def one_run(
+def audit_training(
     fit: Fit[Trained],
     score: Score[Trained],
     records: Records,
     canaries: Records,
     claimed: Guarantee | Cost | None = None,
     *,
+    method: Method = "one-run",
     shares: Sequence[float] = GUESSED_SHARES,
-    confidence: float = CONFIDENCE,
+    times: int = 500,
+    confidence: float = TRAINING_CONFIDENCE,
     delta: float = 1e-5,
     seed: int = 0,
     subject: str = "training",
+    progress: Progress | None = None,
 ) -> AuditReport:
-    """Train once on ``records`` and a random half of ``canaries``; guess by ``score`` which ones were in.
+    """Audit a training algorithm with canaries.
 
-    ``fit(features, labels)`` trains; ``score(model, features, labels)`` gives one number per canary, larger for those
-    believed to be in. Of the share guessed about, the upper half is said to be in, the lower half out. Bounds:
-    `quietmax.audit.training`; each share is tested with its part of the permitted error, so the best may be reported.
-    Without ``claimed``, the trained model's own ``guarantee_`` is tested.
+    Parameters
+    ----------
+    fit : callable
+        ``fit(features, labels)`` trains and returns a model. It must draw fresh randomness at every call.
+    score : callable
+        ``score(model, features, labels)`` returns what the adversary looks at. One run: one number per canary, larger
+        if it is likelier in the training set. Repeated: one or more numbers per model, for example its weights.
+    records : Records
+        Records that are always in the training set.
+    canaries : Records
+        One run: at least 2, each added with probability 1/2. Repeated: exactly 1.
+    claimed : Guarantee, Cost or None
+        The claim to test. None: the ``guarantee_`` of the trained model.
+    method : {"one-run", "repeated"}
+        Train once and guess (bounds: `quietmax.audit.bounds`), or many times and distinguish
+        (`quietmax.audit.distinguishing`).
+    shares : sequence of float
+        One run: shares of the canaries to guess about. The higher half of the scores is guessed to be in, the lower
+        half to be out. Each share has its part of the permitted error, so the best may be reported.
+    times : int
+        Repeated: number of trainings with, and as many without, the canary.
+    confidence : float
+        The bound holds with at least this probability.
+    delta : float
+        Delta of the epsilon that is reported for a Gaussian claim.
+    seed : int
+        One run: determines which canaries are in.
+    subject : str
+        Name for the report.
+    progress : callable or None
+        Repeated: called with (trained, total).
+
+    Returns
+    -------
+    AuditReport
+        The lower bound beside the claim.
+
+    Examples
+    --------
+    >>> from quietmax.accounting import PureCost
+    >>> zero = Records("zero", np.zeros((1, 1)), np.zeros(1, int), classes=2)
+    >>> canaries = Records("canaries", np.arange(1, 101)[:, None], np.zeros(100, int), classes=2)
+    >>> remember = lambda features, labels: set(features[:, 0])
+    >>> is_in = lambda model, features, labels: np.array([float(each in model) for each in features[:, 0]])
+    >>> audit_training(remember, is_in, zero, canaries, PureCost(1.0)).verdict
+    'refuted'
     """
-    checked_confidence(confidence)
+    check_confidence(confidence)
+    if method == "one-run":
+        return _one_run(fit, score, records, canaries, claimed, shares, confidence, delta, seed, subject)
+    if method != "repeated":
+        raise InvalidInput(f"method must be 'one-run' or 'repeated', got {method!r}.")
+    without, inside = _repeated_draws(fit, score, records, canaries, 2 * times, progress)
+    return distinguish(
+        without,
+        inside,
+        claimed if claimed is not None else _claim_of(fit(records.features, records.labels)),
+        samples=times,
+        confidence=confidence,
+        delta=delta,
+        subject=subject,
+        details={"method": "repeated training", "records": len(records)},
+    )
+
+
+def _one_run(
+    fit: Fit[Trained],
+    score: Score[Trained],
+    records: Records,
+    canaries: Records,
+    claimed: Guarantee | Cost | None,
+    shares: Sequence[float],
+    confidence: float,
+    delta: float,
+    seed: int,
+    subject: str,
+) -> AuditReport:
+    """Train once with a random half of the canaries and guess which ones were in."""
     count = len(canaries)
-    if count < 2 or not shares or any(not 0 < share <= 1 for share in shares):
-        raise InvalidInput(
-            f"{count} canaries and shares {tuple(shares)} make no game; give at least 2 canaries and shares in (0, 1]."
-        )
+    if count < 2:
+        raise InvalidInput(f"A one-run audit requires at least 2 canaries, got {count}.")
+    if not shares or any(not 0 < share <= 1 for share in shares):
+        raise InvalidInput(f"shares must be numbers above 0 and at most 1, got {tuple(shares)}.")
     generator = np.random.default_rng((0xCA7A51, seed))
     inside = generator.random(count) < 0.5
     model = fit(*_joined(records, canaries.take(inside)))
-    claim = Claim.of(_claimed(model, claimed))
+    claim = Claim.of(claimed if claimed is not None else _claim_of(model))
     scores = np.asarray(score(model, canaries.features, canaries.labels), dtype=np.float64)
     if scores.shape != (count,) or np.isnan(scores).any():
         raise InvalidInput(
-            f"The scores have shape {scores.shape} or hold NaN, but must be {count} numbers, one per canary; correct "
-            "the score."
+            f"score must return {count} numbers, one per canary; got shape {scores.shape}, or NaN values."
         )
-    # Sorted by score, ties in random order: what is said of equal scores must not depend on the order of canaries.
+    # Sorted by score, ties in random order: guesses about equal scores must not depend on the order of canaries.
     order = np.lexsort((generator.random(count), scores))
     sides = sorted({max(1, int(share * count) // 2) for share in shares})
     part = 1 - (1 - confidence) / len(sides)
-    games = [_game(claim, inside[order], side, part, delta) for side in sides]
+    games = [_guess(claim, inside[order], side, part, delta) for side in sides]
     best = max(games, key=lambda game: game["lower_bound"])
-    epsilon = max(game["epsilon_lower_bound"] for game in games)
     return AuditReport(
         subject=subject,
         definition=claim.definition,
@@ -232,7 +166,7 @@ def one_run(
         samples=count,
         delta=claim.delta(delta),
         epsilon_claimed=claim.epsilon(delta),
-        epsilon_lower_bound=epsilon,
+        epsilon_lower_bound=max(game["epsilon_lower_bound"] for game in games),
         details={
             "method": "one run",
             "records": len(records),
@@ -242,39 +176,31 @@ def one_run(
     )
 
 
-def _game(
+def _guess(
     claim: Claim, inside: NDArray[np.bool_], side: int, confidence: float, delta: float
 ) -> dict[str, Any]:
     """Guess about the ``side`` lowest and as many highest scores, and bound."""
     canaries, guesses = len(inside), 2 * side
     right = int((~inside[:side]).sum() + inside[canaries - side :].sum())
-    epsilon = epsilon_lower_bound(canaries, guesses, right, delta=claim.delta(delta), confidence=confidence)
+    epsilon = epsilon_from_guesses(canaries, guesses, right, delta=claim.delta(delta), confidence=confidence)
     bound = epsilon
     if claim.parameter == "mu":
-        bound = mu_lower_bound(canaries, guesses, right, extra_delta=claim.extra_delta, confidence=confidence)
+        bound = mu_from_guesses(
+            canaries, guesses, right, extra_delta=claim.extra_delta, confidence=confidence
+        )
     return {"guesses": guesses, "right": right, "lower_bound": bound, "epsilon_lower_bound": epsilon}
 
 
-def repeated(
+def _repeated_draws(
     fit: Fit[Trained],
     score: Score[Trained],
     records: Records,
     canary: Records,
-    claimed: Guarantee | Cost | None = None,
-    *,
-    times: int = 500,
-    confidence: float = CONFIDENCE,
-    delta: float = 1e-5,
-    subject: str = "training",
-    progress: Progress | None = None,
-) -> AuditReport:
-    """Train ``times`` with and ``times`` without the one record ``canary``, and tell the two apart.
-
-    ``fit`` must draw fresh randomness at every call. ``score(model, features, labels)`` gives what the adversary looks
-    at: one or more numbers per model, such as the released weights or the canary's loss. Without ``claimed``, a trained
-    model's own ``guarantee_`` is tested.
-    """
-    _single(canary)
+    total: int,
+    progress: Progress | None,
+) -> tuple[Draw, Draw]:
+    """Return draws of the scores of models trained without and with the canary."""
+    _check_single(canary)
     trained = 0
 
     def draws(features: NDArray[np.float32], labels: NDArray[np.int64]) -> Draw:
@@ -282,28 +208,68 @@ def repeated(
             nonlocal trained
             found = []
             for _ in range(count):
-                found.append(
-                    np.asarray(
-                        score(fit(features, labels), canary.features, canary.labels), dtype=np.float64
-                    ).ravel()
-                )
+                values = score(fit(features, labels), canary.features, canary.labels)
+                found.append(np.asarray(values, dtype=np.float64).ravel())
                 trained += 1
                 if progress is not None:
-                    progress(trained, 2 * times)
+                    progress(trained, total)
             return np.stack(found)
 
         return draw
 
-    return distinguish(
-        draws(records.features, records.labels),
-        draws(*_joined(records, canary)),
-        claimed if claimed is not None else _claimed(fit(records.features, records.labels), None),
-        samples=times,
-        confidence=confidence,
-        delta=delta,
-        subject=subject,
-        details={"method": "repeated training", "records": len(records)},
-    )
+    return draws(records.features, records.labels), draws(*_joined(records, canary))
+
+
+def label_score(model: _Predicts, features: NDArray[np.float32], labels: NDArray[np.int64]) -> Floats:
+    """Score canaries by how much a model agrees with their labels.
+
+    Parameters
+    ----------
+    model : estimator
+        Its classes are the integers from 0, as in encoded records.
+    features : array of shape (canaries, features)
+        The canaries.
+    labels : array of int
+        Their labels.
+
+    Returns
+    -------
+    array of float
+        ``ln p[label]`` if the model releases probabilities; else 1 where it predicts the label, 0 elsewhere.
+    """
+    try:
+        # An estimator that releases labels only has no such method, or raises when it is called.
+        probabilities = np.asarray(model.predict_proba(features))  # type: ignore[attr-defined]
+    except (AttributeError, InvalidInput):
+        return np.asarray(np.asarray(model.predict(features)) == labels, dtype=np.float64)
+    return np.asarray(np.log(np.maximum(probabilities[np.arange(len(labels)), labels], 1e-300)))
+
+
+def mislabelled(records: Records, *, count: int, seed: int = 0) -> Records:
+    """Make canaries: some of the records, each with a wrong label drawn at random.
+
+    Parameters
+    ----------
+    records : Records
+        Records that are not in the training set.
+    count : int
+        Number of canaries.
+    seed : int
+        Determines which records and labels are drawn.
+
+    Returns
+    -------
+    Records
+        The canaries.
+    """
+    if not 1 <= count <= len(records) or records.classes < 2:
+        raise InvalidInput(
+            f"count must be from 1 to the number of records, {len(records)}, of at least 2 classes; got {count}."
+        )
+    generator = np.random.default_rng((0xCA7A52, seed))
+    chosen = records.take(np.sort(generator.choice(len(records), count, replace=False)))
+    wrong = (chosen.labels + generator.integers(1, records.classes, count)) % records.classes
+    return Records(chosen.name, chosen.features, wrong, chosen.classes, chosen.image_shape, chosen.encoding)
 
 
 def network_draws(
@@ -315,11 +281,32 @@ def network_draws(
     at_once: int = 64,
     progress: Progress | None = None,
 ) -> tuple[Draw, Draw]:
-    """Draws for `distinguish`: the canary's logits from ordinary networks without and with it, many trained at once.
+    """Return draws for `distinguish`: the canary's logits from ordinary networks trained without and with it.
 
-    Every network has its own seed. What is released here is the plain answer to one query, the canary itself.
+    Many networks are trained at once, each from its own seed. The release is the plain answer to one query, the canary.
+
+    Parameters
+    ----------
+    records : Records
+        The training records.
+    canary : Records
+        One record.
+    settings : TrainingSettings
+        How the networks are trained.
+    seed : int
+        The first seed.
+    at_once : int
+        Number of networks to train together.
+    progress : callable or None
+        Called with (done, total).
+
+    Returns
+    -------
+    tuple of two callables
+        Draws without and with the canary.
     """
-    features, labels = _joined(records, _single(canary))
+    _check_single(canary)
+    features, labels = _joined(records, canary)
 
     def train(rows: NDArray[np.int64], seeds: list[int]) -> Floats:
         stack = train_stack(
@@ -347,13 +334,38 @@ def private_network_draws(
     at_once: int = 512,
     progress: Progress | None = None,
 ) -> tuple[Draw, Draw]:
-    """Draws for `distinguish`: how far DP-SGD moved the canary's margin, without and with it, many trained at once.
+    """Return draws for `distinguish`: how far DP-SGD moved the canary's margin, trained without and with it.
 
-    The margin is the logit of its label minus the mean of the others. Every network has its own seed. The adversary
-    sees the released weights and, since no record enters them, the first ones; the margin after training minus the one
-    before is a function of both. ``size`` is the declared number of records.
+    The margin is the logit of the canary's label minus the mean of the others. The adversary sees the released weights
+    and the initial ones, which no record enters; the change of the margin is a function of both. Many networks are
+    trained at once, each from its own seed.
+
+    Parameters
+    ----------
+    records : Records
+        The training records.
+    canary : Records
+        One record.
+    settings : PrivateSettings
+        How the networks are trained.
+    noise_multiplier : float
+        Noise multiplier of DP-SGD.
+    size : int
+        The declared number of records.
+    seed : int
+        The first seed.
+    at_once : int
+        Number of networks to train together.
+    progress : callable or None
+        Called with (done, total).
+
+    Returns
+    -------
+    tuple of two callables
+        Draws without and with the canary.
     """
-    features, labels = _joined(records, _single(canary))
+    _check_single(canary)
+    features, labels = _joined(records, canary)
     widths = (features.shape[1], *settings.hidden, records.classes)
 
     def train(rows: NDArray[np.int64], seeds: list[int]) -> Floats:
@@ -379,7 +391,7 @@ def private_network_draws(
 def _neighbouring_draws(
     count: int, train: Callable[[NDArray[np.int64], list[int]], Floats], seed: int, at_once: int
 ) -> tuple[Draw, Draw]:
-    """Draws without the last of ``count`` records, and with it; every network gets a seed of its own."""
+    """Return draws without the last of ``count`` records, and with it; every network gets its own seed."""
     everything = np.arange(count)
     taken = 0
 
@@ -398,39 +410,24 @@ def _neighbouring_draws(
     return draws(everything[:-1]), draws(everything)
 
 
-def _single(canary: Records) -> Records:
-    if len(canary) != 1:
-        raise InvalidInput(
-            f"There are {len(canary)} canaries, but neighbours differ in exactly one record; give one."
-        )
-    return canary
-
-
-def mislabelled(records: Records, *, count: int, seed: int = 0) -> Records:
-    """Canaries: ``count`` of these records, each with a wrong label drawn at random."""
-    if not 1 <= count <= len(records) or records.classes < 2:
-        raise InvalidInput(
-            f"{count} canaries were asked for, but there are {len(records)} records to make them of; ask for fewer."
-        )
-    generator = np.random.default_rng((0xCA7A52, seed))
-    chosen = records.take(np.sort(generator.choice(len(records), count, replace=False)))
-    wrong = (chosen.labels + generator.integers(1, records.classes, count)) % records.classes
-    return Records(chosen.name, chosen.features, wrong, chosen.classes, chosen.image_shape, chosen.encoding)
-
-
-def _claimed(model: object, given: Guarantee | Cost | None) -> Guarantee | Cost:
-    """The claim given, else the model's own."""
-    own = getattr(model, "guarantee_", None) if given is None else given
+def _claim_of(model: object) -> Guarantee | Cost:
+    """Return the guarantee of a trained model."""
+    own: Guarantee | None = getattr(model, "guarantee_", None)
     if own is None:
-        raise InvalidInput("The trained model states no guarantee of its own; say what is claimed of it.")
-    checked: Guarantee | Cost = own
-    return checked
+        raise InvalidInput("claimed is required: the trained model has no guarantee_.")
+    return own
+
+
+def _check_single(canary: Records) -> None:
+    if len(canary) != 1:
+        raise InvalidInput(f"Neighbouring training sets differ in exactly 1 canary, got {len(canary)}.")
 
 
 def _joined(records: Records, more: Records) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return the features and labels of both."""
     if records.features.shape[1] != more.features.shape[1]:
         raise InvalidInput(
-            f"The canaries have {more.features.shape[1]} features, the records {records.features.shape[1]}; "
-            "make canaries of the same kind."
+            f"Canaries must have {records.features.shape[1]} features like the records, got "
+            f"{more.features.shape[1]}."
         )
     return np.concatenate([records.features, more.features]), np.concatenate([records.labels, more.labels])

@@ -1,58 +1,51 @@
-"""`quietmax audit`: lower bounds on a claimed epsilon or mu, and empirical sensitivity beside the published one."""
+"""`quietmax audit`: test a claim by a lower bound on its epsilon or mu, or by a counterexample."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
 import typer
 
-from quietmax import audit
-from quietmax._io import check_figure
-from quietmax.accounting.budget import Budget, per_query
-from quietmax.accounting.costs import Cost, GaussianCost, Measure, PureCost
-from quietmax.accounting.guarantee import Guarantee
-from quietmax.audit.report import AuditReport, Finding, plot_findings
-from quietmax.cli._options import DataDir, Download, Json, Seed
+from quietmax.cli._options import DataDir, Download, Json, Seed, with_groups
 from quietmax.cli._output import console, print_json, print_table, progress_bar
-from quietmax.data.load import load
-from quietmax.data.records import Records as LoadedRecords
-from quietmax.data.records import Split
 from quietmax.errors import InvalidInput, QuietmaxError
-from quietmax.estimators.dpsgd.config import LENGTH_PER_COLUMN, plan
-from quietmax.estimators.dpsgd.estimator import DPSGD, claim
-from quietmax.estimators.head.estimator import PrivateHead
-from quietmax.estimators.serialization import open_private
-from quietmax.estimators.teachers import Teachers
-from quietmax.mechanisms.algorithm1 import Algorithm1, budget_split
-from quietmax.mechanisms.base import Mechanism
-from quietmax.mechanisms.noisy_max import GaussianScores, NoisyMax
-from quietmax.mechanisms.sampled_neuron import SampledNeuron
-from quietmax.models.losses import Convexified, CrossEntropy
-from quietmax.models.stacked import TrainingSettings, train_stack
-from quietmax.models.training import Model
-from quietmax.noise.sources import EXACT
-from quietmax.sensitivity.base import ScoreBounds, Sensitivity
-from quietmax.sensitivity.empirical import empirical_sensitivity
-from quietmax.sensitivity.published import published_sensitivity_for
 
-app = typer.Typer(help="Test a claim: what an adversary can show against it.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from quietmax.accounting.costs import Cost, Measure
+    from quietmax.audit.report import AuditReport
+    from quietmax.audit.training import Fit
+    from quietmax.data.records import Records as TrainingRecords
+    from quietmax.data.records import Split
+    from quietmax.mechanisms.base import Mechanism
+    from quietmax.models.stacked import Progress, TrainingSettings
+    from quietmax.models.training import Model
+    from quietmax.sensitivity.base import ScoreBounds
 
-Name = Annotated[str, typer.Argument(help="A data set's name, or a CSV, Parquet or NPZ file.")]
-Records = Annotated[int | None, typer.Option(min=2, help="Training records; default: the data set's own.")]
-Epochs = Annotated[int, typer.Option(min=0, help="Passes over the training records.")]
-Alpha = Annotated[float, typer.Option(help="Constant of the convexified loss; 0 means cross-entropy.")]
+app = typer.Typer(no_args_is_help=True)
+
+Data = Annotated[str, typer.Argument(help="Data set, or .csv, .parquet or .npz file.")]
+Records = Annotated[
+    int | None, typer.Option(min=2, help="Number of training records. Default: that of the data set.")
+]
+Epochs = Annotated[int, typer.Option(min=0, help="Epochs of the network.")]
+Alpha = Annotated[float, typer.Option(help="Constant of the convexified loss; 0 is cross-entropy.")]
+NoiseShare = Annotated[
+    float, typer.Option(help="Scale the noise by this factor but not the claim, to test the auditor.")
+]
 Plot = Annotated[
     Path | None,
-    typer.Option(help="Write a picture of found against claimed to this .png, .pdf or .svg file."),
+    typer.Option(help="Plot found beside claimed to this .png, .pdf or .svg file."),
 ]
-Confidence = Annotated[float, typer.Option(help="Of the lower bound.")]
 
 _COLOURS = {"refuted": "red", "consistent": "green"}
+_VERDICTS = {
+    "refuted": "The claim is refuted: the event tells the inputs apart better than the claim permits.",
+    "consistent": "No contradiction to the claim was found. This is evidence, not a proof.",
+}
 
 
 @app.command("mechanism")
@@ -61,102 +54,117 @@ def mechanism(
         str, typer.Option("--mechanism", help="algorithm1, sampled-neuron, noisy-max or gaussian.")
     ] = "algorithm1",
     classes: Annotated[int, typer.Option(min=2, help="Number of classes.")] = 10,
-    epsilon: Annotated[float, typer.Option(help="Claimed of one answer.")] = 1.0,
+    epsilon: Annotated[float, typer.Option(help="Claimed epsilon of one answer.")] = 1.0,
     delta: Annotated[
-        float, typer.Option(help="For Gaussian noise: mu is the largest within (epsilon, delta).")
+        float, typer.Option(help="Gaussian noise: mu is the largest within (epsilon, delta).")
     ] = 1e-5,
     noise: Annotated[
-        str, typer.Option(help="laplace or gaussian; noisy-max also exponential, permute-and-flip.")
+        str, typer.Option(help="laplace or gaussian; noisy-max also exponential or permute-and-flip.")
     ] = "laplace",
-    one_score: Annotated[float, typer.Option(help="How far one record moves one score.")] = 0.358,
-    all_scores: Annotated[
-        float | None, typer.Option(help="How far in L2 all of them; default: sqrt(2) times one.")
+    sensitivity: Annotated[float, typer.Option(help="How far one record moves one score.")] = 0.358,
+    l2_sensitivity: Annotated[
+        float | None,
+        typer.Option(help="How far one record moves all scores in L2. Default: sqrt(2) times --sensitivity."),
     ] = None,
-    noise_share: Annotated[
-        float, typer.Option(help="Try the auditor: draw only this part of the noise, claim as before.")
-    ] = 1.0,
-    samples: Annotated[int, typer.Option(min=1000, help="Answers drawn in each of two worlds.")] = 100_000,
-    confidence: Confidence = audit.CONFIDENCE,
+    noise_share: NoiseShare = 1.0,
+    samples: Annotated[int, typer.Option(min=1000, help="Answers to draw on each input.")] = 100_000,
+    confidence: Annotated[
+        float | None, typer.Option(help="Confidence of the lower bound. Default: 0.999999.")
+    ] = None,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Draw the exact noise of a release, not repeatable.")
+        bool, typer.Option("--exact", help="Draw the exact noise of a real release; not repeatable.")
     ] = False,
     seed: Seed = 0,
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """An adversary who knows both neighbouring worlds' scores draws answers and tells the worlds apart.
+    """Audit one answer of a mechanism: draw answers for two neighbouring score vectors and tell them apart.
 
-    The claim of Algorithm 1 is the paper's: epsilon, or mu = epsilon with Gaussian noise; for two classes the
-    smaller cost that its noise really has (THEORY 2.2).
+    The claim of Algorithm 1 is the paper's: epsilon, or mu = epsilon with Gaussian noise; for two classes, the smaller
+    cost that its noise has (THEORY 2.2).
 
     Example: quietmax audit mechanism --mechanism algorithm1 --epsilon 1
     """
+    from quietmax._io import check_figure
+    from quietmax.audit.bounds import CONFIDENCE
+    from quietmax.audit.mechanism import audit_mechanism
+    from quietmax.noise.sources import EXACT
+
     check_figure(plot)
-    _check_share(noise_share)
-    bounds = _bounds(one_score, all_scores)
+    _check_noise_share(noise_share)
+    bounds = _score_bounds(sensitivity, l2_sensitivity)
     claiming = _prepared(name, noise, classes, epsilon, delta, bounds, 1.0)
     released = _prepared(name, noise, classes, epsilon, delta, bounds, noise_share)
-    with progress_bar("looking for the worst neighbours", quiet=as_json) as progress:
-        report = audit.mechanism(
+    with progress_bar("searching for the worst neighbours", quiet=as_json) as progress:
+        report = audit_mechanism(
             released,
             classes,
             claimed=claiming.guarantee(classes),
             samples=samples,
-            confidence=confidence,
+            confidence=CONFIDENCE if confidence is None else confidence,
             delta=delta,
-            source=EXACT if exact else None,
+            noise=EXACT if exact else None,
             seed=seed,
             progress=progress,
         )
     _print_report(f"Audit of {name} with {classes} classes", report, plot, as_json)
 
 
-def _bounds(one: float, all_scores: float | None) -> ScoreBounds:
+def _score_bounds(one: float, vector: float | None) -> ScoreBounds:
+    from quietmax.sensitivity.base import ScoreBounds, Sensitivity
+
     because = "Stated on the command line."
     return ScoreBounds(
         Sensitivity(one, "certified", because),
-        Sensitivity(math.sqrt(2) * one if all_scores is None else all_scores, "certified", because),
+        Sensitivity(math.sqrt(2) * one if vector is None else vector, "certified", because),
     )
 
 
 def _prepared(
     name: str, noise: str, classes: int, epsilon: float, delta: float, bounds: ScoreBounds, share: float
 ) -> Mechanism:
-    """The mechanism with its budget for one answer, and with only a share of the noise that takes."""
+    """Return the mechanism with its budget for one answer, and with a share of the noise that this requires."""
+    from quietmax.mechanisms.algorithm1 import Algorithm1, budget_split
+    from quietmax.mechanisms.noisy_max import GaussianScores, NoisyMax
+    from quietmax.mechanisms.sampled_neuron import SampledNeuron
+
     if name == "algorithm1":
         drawn: Literal["gaussian", "laplace"] = "gaussian" if noise == "gaussian" else "laplace"
-        _one_of("--noise", noise, ("laplace", "gaussian"))
+        _check_choice("--noise", noise, ("laplace", "gaussian"))
         part = budget_split(epsilon, classes, drawn)
         probability = min(math.expm1(2 * bounds.one.value), 1.0)
         return Algorithm1(drawn, part, part / share, bounds.one.value, probability)
     if name == "sampled-neuron":
-        _one_of("--noise", noise, ("laplace", "gaussian"))
+        _check_choice("--noise", noise, ("laplace", "gaussian"))
         cost = _cost("pure" if noise == "laplace" else "gaussian", epsilon, delta, share)
         return SampledNeuron(noise, bounds=bounds, per_query=cost)  # type: ignore[arg-type]
     if name == "noisy-max":
         method = "exponential" if noise == "laplace" else noise
-        _one_of("--noise", method, ("exponential", "permute-and-flip", "gaussian"))
+        _check_choice("--noise", method, ("exponential", "permute-and-flip", "gaussian"))
         cost = _cost("gaussian" if method == "gaussian" else "pure", epsilon, delta, share)
         return NoisyMax(method, bounds=bounds, per_query=cost)  # type: ignore[arg-type]
-    if name == "gaussian":
-        cost = _cost("gaussian", epsilon, delta, share)
-        return GaussianScores(bounds=bounds, per_query=cost)
-    raise InvalidInput(
-        f"There is no mechanism {name!r}; choose algorithm1, sampled-neuron, noisy-max or gaussian."
-    )
+    _check_choice("--mechanism", name, ("algorithm1", "sampled-neuron", "noisy-max", "gaussian"))
+    return GaussianScores(bounds=bounds, per_query=_cost("gaussian", epsilon, delta, share))
 
 
 def _cost(measure: Measure, epsilon: float, delta: float, share: float) -> Cost:
+    """Return the cost whose noise is this share of what (epsilon, delta) requires."""
+    from quietmax.accounting.budget import Budget, per_query
+    from quietmax.accounting.costs import GaussianCost, PureCost
+
     cost = per_query(Budget(epsilon, delta), measure)
     return PureCost(cost.epsilon / share) if isinstance(cost, PureCost) else GaussianCost(cost.mu / share)
 
 
 @app.command("sensitivity")
 def sensitivity(
-    data: Name,
+    data: Data,
     records: Records = None,
     removals: Annotated[
-        int, typer.Option(min=1, help="Records to retrain without: mislabelled, extreme, ordinary in turn.")
+        int,
+        typer.Option(
+            min=1, help="Records to retrain without: mislabelled, extreme and ordinary ones in turn."
+        ),
     ] = 6,
     queries: Annotated[int, typer.Option(min=0, help="Test records whose logits are compared.")] = 1000,
     epochs: Epochs = 100,
@@ -167,14 +175,22 @@ def sensitivity(
     download: Download = False,
     as_json: Json = False,
 ) -> None:
-    """Retrain without single records, same start and order, and compare the changes with the paper's bounds.
+    """Retrain without single records and compare the changes with the paper's bounds.
+
+    All networks have the same initial weights and the same batches.
 
     Example: quietmax audit sensitivity mnist-5k --removals 3
     """
+    from quietmax._io import check_figure
+    from quietmax.audit.report import Finding, plot_findings
+    from quietmax.data.load import load
+    from quietmax.sensitivity.empirical import empirical_sensitivity
+    from quietmax.sensitivity.published import published_sensitivity_for
+
     check_figure(plot)
     split = load(data, records=records, seed=seed, data_dir=data_dir, download=download)
     settings = _settings(epochs, alpha)
-    with progress_bar(f"{removals + 1} networks", quiet=as_json) as progress:
+    with progress_bar(f"training {removals + 1} networks", quiet=as_json) as progress:
         found = empirical_sensitivity(
             split.train,
             removals=removals,
@@ -207,7 +223,7 @@ def sensitivity(
             ),
         )
         print_table(
-            "Beside the paper's bounds",
+            "Comparison with the paper's bounds",
             ("quantity", "empirical", "bound", "verdict"),
             (
                 (
@@ -218,189 +234,226 @@ def sensitivity(
                 )
                 for check in checks
             ),
-            caption="An observed change above the bound refutes it; one below proves nothing.",
+            caption="A change above the bound refutes it; a change below proves nothing.",
         )
     if plot is not None:
         plot_findings([Finding.of_check(check) for check in checks], plot, title=title)
 
 
-@app.command("training")
-def training(
-    data: Name,
+@dataclass(frozen=True)
+class TrainingOptions:
+    """What is trained, and how it is audited."""
+
     estimator: Annotated[
-        str, typer.Option(help="teachers, head, dpsgd, or network (no privacy at all).")
-    ] = "head",
-    method: Annotated[str, typer.Option(help="one-run or repeated.")] = "one-run",
-    records: Records = None,
+        str, typer.Option(help="teachers, head, dpsgd, or network (an ordinary network without privacy).")
+    ] = "head"
+    method: Annotated[str, typer.Option(help="one-run or repeated.")] = "one-run"
     canaries: Annotated[
-        int, typer.Option(min=2, help="one-run: mislabelled records, each in by a fair coin.")
-    ] = 500,
+        int, typer.Option(min=2, help="one-run: number of mislabelled records, each added by a fair coin.")
+    ] = 500
     times: Annotated[
         int, typer.Option(min=64, help="repeated: trainings with, and as many without, one canary.")
-    ] = 200,
-    epsilon: Annotated[float, typer.Option(help="Claimed of the whole training and its answers.")] = 1.0,
-    delta: Annotated[float, typer.Option(help="Claimed of the whole training and its answers.")] = 1e-5,
+    ] = 200
+    epsilon: Annotated[float, typer.Option(help="Claimed epsilon of training and answers together.")] = 1.0
+    delta: Annotated[float, typer.Option(help="Claimed delta of training and answers together.")] = 1e-5
     noise_share: Annotated[
         float,
-        typer.Option(help="dpsgd, repeated: draw only this part of the noise, claim as before."),
-    ] = 1.0,
-    epochs: Epochs = 20,
-    confidence: Confidence = audit.training.CONFIDENCE,
-    seed: Seed = 0,
+        typer.Option(
+            help="dpsgd, repeated: scale the noise by this factor but not the claim, to test the auditor."
+        ),
+    ] = 1.0
+    epochs: Annotated[int, typer.Option(min=0, help="network: epochs.")] = 20
+    confidence: Annotated[
+        float | None, typer.Option(help="Confidence of the lower bound. Default: 0.99.")
+    ] = None
+    seed: Seed = 0
+
+    def check(self) -> None:
+        """Raise if options are unknown or contradict each other."""
+        _check_choice("--estimator", self.estimator, ("teachers", "head", "dpsgd", "network"))
+        _check_choice("--method", self.method, ("one-run", "repeated"))
+        _check_noise_share(self.noise_share)
+        if self.noise_share != 1 and (self.estimator, self.method) != ("dpsgd", "repeated"):
+            raise InvalidInput("--noise-share can only be combined with --estimator dpsgd --method repeated.")
+
+
+@app.command("training")
+@with_groups
+def training(
+    *,
+    data: Data,
+    options: TrainingOptions,
+    records: Records = None,
     plot: Plot = None,
     data_dir: DataDir = None,
     download: Download = False,
     as_json: Json = False,
 ) -> None:
-    """Put the auditor's own mislabelled records into the training set or not, and guess from the model which.
+    """Audit a training algorithm with canaries: mislabelled records that are in the training set or not.
 
-    The canaries come from the pool, disjoint from the training part. Seeded noise, so a run can be repeated.
+    The canaries come from the records outside the training and test parts. The noise is seeded, so a run can be
+    repeated.
 
     Example: quietmax audit training mnist-5k --estimator head --canaries 500
     """
-    _one_of("--estimator", estimator, ("teachers", "head", "dpsgd", "network"))
-    _one_of("--method", method, ("one-run", "repeated"))
-    if noise_share != 1 and (estimator, method) != ("dpsgd", "repeated"):
-        raise InvalidInput("--noise-share belongs to --estimator dpsgd --method repeated; leave it out.")
+    from quietmax._io import check_figure
+    from quietmax.audit.training import TRAINING_CONFIDENCE, mislabelled
+    from quietmax.data.load import load
+
+    options.check()
     check_figure(plot)
-    split = load(data, records=records, seed=seed, data_dir=data_dir, download=download)
-    count = canaries if method == "one-run" else 1
-    chosen = audit.training.mislabelled(split.pool, count=count, seed=seed)
-    subject = f"{estimator} on {split.name}"
-    stated = Guarantee("approximate", epsilon=epsilon, delta=delta, because="Stated on the command line.")
-    with progress_bar(f"training {estimator}", quiet=as_json) as progress:
-        if estimator == "network" and method == "repeated":
-            without, inside = audit.training.network_draws(
-                split.train, chosen, settings=_settings(epochs, 0.0), seed=seed, progress=progress
-            )
-            report = audit.distinguish(
-                without,
-                inside,
-                stated,
-                samples=times,
-                confidence=confidence,
-                subject=subject,
-                details={"method": "repeated training", "records": len(split.train)},
-            )
-        elif estimator == "dpsgd" and method == "repeated":
-            report = _repeated_dpsgd(
-                split, chosen, epsilon, delta, times, noise_share, confidence, seed, subject, progress
-            )
-        else:
-            fit = _fit(estimator, split, epsilon, delta, count, epochs, seed)
-            claimed = stated if estimator == "network" else None
-            if method == "one-run":
-                report = audit.training.one_run(
-                    fit,
-                    audit.training.label_score,
-                    split.train,
-                    chosen,
-                    claimed,
-                    confidence=confidence,
-                    delta=delta,
-                    seed=seed,
-                    subject=subject,
-                )
-            else:
-                report = audit.training.repeated(
-                    fit,
-                    audit.training.label_score,
-                    split.train,
-                    chosen,
-                    claimed,
-                    times=times,
-                    confidence=confidence,
-                    delta=delta,
-                    subject=subject,
-                    progress=progress,
-                )
-    _print_report(f"Audit of {subject}, {method}", report, plot, as_json)
+    split = load(data, records=records, seed=options.seed, data_dir=data_dir, download=download)
+    count = options.canaries if options.method == "one-run" else 1
+    canaries = mislabelled(split.pool, count=count, seed=options.seed)
+    subject = f"{options.estimator} on {split.name}"
+    confidence = TRAINING_CONFIDENCE if options.confidence is None else options.confidence
+    with progress_bar(f"training {options.estimator}", quiet=as_json) as progress:
+        report = _audit_training(split, canaries, options, confidence, subject, progress)
+    _print_report(f"Audit of {subject}, {options.method}", report, plot, as_json)
 
 
-def _fit(
-    estimator: str, split: Split, epsilon: float, delta: float, canaries: int, epochs: int, seed: int
-) -> audit.training.Fit[Any]:
-    """Train afresh at every call, each time from another seed."""
-    classes = tuple(range(split.classes))
-    size = len(split.train)
-    seeds = itertools.count(seed)
+def _audit_training(
+    split: Split,
+    canaries: TrainingRecords,
+    options: TrainingOptions,
+    confidence: float,
+    subject: str,
+    progress: Progress,
+) -> AuditReport:
+    """Train one by one, or many networks at once where that is possible."""
+    from quietmax.accounting.guarantee import Guarantee
+    from quietmax.audit.distinguishing import distinguish
+    from quietmax.audit.training import audit_training, label_score, network_draws
+
+    stated = Guarantee(
+        "approximate", epsilon=options.epsilon, delta=options.delta, because="Stated on the command line."
+    )
+    if options.method == "repeated" and options.estimator == "dpsgd":
+        return _audit_repeated_dpsgd(split, canaries, options, confidence, subject, progress)
+    if options.method == "repeated" and options.estimator == "network":
+        without, inside = network_draws(
+            split.train,
+            canaries,
+            settings=_settings(options.epochs, 0.0),
+            seed=options.seed,
+            progress=progress,
+        )
+        return distinguish(
+            without,
+            inside,
+            stated,
+            samples=options.times,
+            confidence=confidence,
+            subject=subject,
+            details={"method": "repeated training", "records": len(split.train)},
+        )
+    return audit_training(
+        _fit(split, len(canaries), options),
+        label_score,
+        split.train,
+        canaries,
+        stated if options.estimator == "network" else None,
+        method="one-run" if options.method == "one-run" else "repeated",
+        times=options.times,
+        confidence=confidence,
+        delta=options.delta,
+        seed=options.seed,
+        subject=subject,
+        progress=progress,
+    )
+
+
+def _fit(split: Split, canaries: int, options: TrainingOptions) -> Fit[Any]:
+    """Return a function that trains from another seed at every call."""
+    from quietmax.estimators.dpsgd.estimator import DPSGD
+    from quietmax.estimators.head.estimator import PrivateHead
+    from quietmax.estimators.teachers import Teachers
+
+    seeds = itertools.count(options.seed)
 
     def fit(features: Any, labels: Any) -> Any:
         state = next(seeds) % 2**32
-        if estimator == "network":
-            return _plain_network(features, labels, split.classes, epochs, state)
-        if estimator == "dpsgd":
-            return _dpsgd(epsilon, delta, classes, size, state).fit(features, labels)
-        model: Teachers | PrivateHead = (
-            Teachers(
-                epsilon, delta, queries=canaries, classes=classes, declared_size=size, random_state=state
-            )
-            if estimator == "teachers"
-            else PrivateHead(epsilon, delta, classes=classes, declared_size=size, random_state=state)
-        )
-        return model.fit(features, labels)
+        if options.estimator == "network":
+            return _ordinary_network(features, labels, split.classes, options.epochs, state)
+        public: dict[str, Any] = {
+            "classes": tuple(range(split.classes)),
+            "declared_size": len(split.train),
+            "random_state": state,
+        }
+        if options.estimator == "dpsgd":
+            return DPSGD(options.epsilon, options.delta, **public).fit(features, labels)
+        if options.estimator == "teachers":
+            return Teachers(options.epsilon, options.delta, queries=canaries, **public).fit(features, labels)
+        return PrivateHead(options.epsilon, options.delta, **public).fit(features, labels)
 
     return fit
 
 
-def _dpsgd(epsilon: float, delta: float, classes: tuple[int, ...], size: int, state: int) -> DPSGD:
-    return DPSGD(epsilon, delta, classes=classes, declared_size=size, random_state=state)
+def _ordinary_network(features: Any, labels: Any, classes: int, epochs: int, seed: int) -> Model:
+    """Train one network without privacy."""
+    import numpy as np
 
+    from quietmax.models.stacked import train_stack
+    from quietmax.models.training import Model
 
-def _repeated_dpsgd(
-    split: Split,
-    canary: LoadedRecords,
-    epsilon: float,
-    delta: float,
-    times: int,
-    noise_share: float,
-    confidence: float,
-    seed: int,
-    subject: str,
-    progress: audit.training.Progress,
-) -> AuditReport:
-    """The default DP-SGD for this many records, trained often without and with the canary."""
-    _check_share(noise_share)
-    size, columns = len(split.train), split.train.features.shape[1]
-    planned = plan(size, epsilon=epsilon, delta=delta, length=LENGTH_PER_COLUMN * math.sqrt(columns))
-    without, inside = audit.training.private_network_draws(
-        split.train,
-        canary,
-        settings=planned.settings,
-        noise_multiplier=noise_share * planned.noise_multiplier,
-        size=size,
-        seed=seed,
-        progress=progress,
-    )
-    return audit.distinguish(
-        without,
-        inside,
-        claim(planned, exact=False, own_module=False, size_declared=True, classes_declared=True),
-        samples=times,
-        confidence=confidence,
-        delta=delta,
-        subject=subject,
-        details={"method": "repeated training", "records": size},
-    )
-
-
-def _plain_network(features: Any, labels: Any, classes: int, epochs: int, seed: int) -> Model:
     settings = _settings(epochs, 0.0)
     rows = [np.arange(len(labels))]
     stack = train_stack(features, labels, classes, rows, settings=settings, seeds=[seed])
     return Model(stack, settings, len(labels), "audit", seed)
 
 
+def _audit_repeated_dpsgd(
+    split: Split,
+    canary: TrainingRecords,
+    options: TrainingOptions,
+    confidence: float,
+    subject: str,
+    progress: Progress,
+) -> AuditReport:
+    """Train DP-SGD with its default settings many times without and with the canary."""
+    from quietmax.audit.distinguishing import distinguish
+    from quietmax.audit.training import private_network_draws
+    from quietmax.estimators.dpsgd.config import LENGTH_PER_COLUMN, make_plan
+    from quietmax.estimators.dpsgd.estimator import network_guarantee
+
+    size, columns = len(split.train), split.train.features.shape[1]
+    planned = make_plan(
+        size,
+        epsilon=options.epsilon,
+        delta=options.delta,
+        length=LENGTH_PER_COLUMN * math.sqrt(columns),
+    )
+    without, inside = private_network_draws(
+        split.train,
+        canary,
+        settings=planned.settings,
+        noise_multiplier=options.noise_share * planned.noise_multiplier,
+        size=size,
+        seed=options.seed,
+        progress=progress,
+    )
+    return distinguish(
+        without,
+        inside,
+        network_guarantee(planned, exact=False, own_module=False, size_declared=True, classes_declared=True),
+        samples=options.times,
+        confidence=confidence,
+        delta=options.delta,
+        subject=subject,
+        details={"method": "repeated training", "records": size},
+    )
+
+
 @app.command("stability")
 def stability(
-    data: Name,
+    data: Data,
     records: Records = None,
-    removed: Annotated[int, typer.Option(min=2, help="Random records to retrain without.")] = 31,
+    removed: Annotated[int, typer.Option(min=2, help="Number of random records to retrain without.")] = 31,
     noise: Annotated[
-        list[float] | None, typer.Option(help="Standard deviation of noise on every weight; repeat.")
+        list[float] | None, typer.Option(help="Standard deviation of noise on every weight. Repeatable.")
     ] = None,
     draws: Annotated[int, typer.Option(min=1, help="Draws of each noise.")] = 32,
-    confidence: Annotated[float, typer.Option(help="Of all intervals together.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Confidence of all intervals together.")] = 0.95,
     epochs: Epochs = 100,
     alpha: Alpha = 1.0,
     seed: Seed = 0,
@@ -408,13 +461,16 @@ def stability(
     download: Download = False,
     as_json: Json = False,
 ) -> None:
-    """Measure On-Average-Remove-One stability by retraining, and what noise on the weights does to it.
+    """Measure On-Average-Remove-One stability by retraining, and the effect of noise on the weights.
 
     Example: quietmax audit stability mnist-5k --records 300 --epochs 60
     """
+    from quietmax.audit.stability import audit_stability
+    from quietmax.data.load import load
+
     split = load(data, records=records, seed=seed, data_dir=data_dir, download=download)
-    with progress_bar(f"{removed + 1} networks", quiet=as_json) as progress:
-        report = audit.stability(
+    with progress_bar(f"training {removed + 1} networks", quiet=as_json) as progress:
+        report = audit_stability(
             split.train,
             removed=removed,
             settings=_settings(epochs, alpha),
@@ -429,7 +485,7 @@ def stability(
         return
     print_table(
         f"On-Average-Remove-One stability on {split.name}, {report.removed} of {report.records:,} records removed",
-        ("", "measured", "interval", "beside", "verdict"),
+        ("", "measured", "interval", "compared with", "verdict"),
         [
             (
                 "plain",
@@ -449,7 +505,7 @@ def stability(
                 for each in report.noisy
             ),
         ],
-        caption="Plain: of the paper's bound. Noise: of its corollary that noise makes training more stable.",
+        caption="plain: the paper's bound. noise: its corollary that noise makes training more stable.",
     )
 
 
@@ -467,7 +523,10 @@ def invariant(
 
     Example: quietmax audit invariant model --records 500
     """
-    report = audit.invariant_of_model(open_private(model), records=records, seed=seed)
+    from quietmax.audit.invariant import audit_model_invariant
+    from quietmax.estimators.serialization import open_private
+
+    report = audit_model_invariant(open_private(model), records=records, seed=seed)
     if as_json:
         print_json({"model": str(model), **report.to_json()})
     else:
@@ -485,33 +544,30 @@ def invariant(
 
 
 def _settings(epochs: int, alpha: float) -> TrainingSettings:
-    settings = TrainingSettings(epochs=epochs)
-    return replace(settings, loss=CrossEntropy() if alpha == 0 else Convexified(alpha))
+    from quietmax.models.losses import Convexified, CrossEntropy
+    from quietmax.models.stacked import TrainingSettings
+
+    return TrainingSettings(epochs=epochs, loss=CrossEntropy() if alpha == 0 else Convexified(alpha))
 
 
-def _check_share(noise_share: float) -> None:
+def _check_noise_share(noise_share: float) -> None:
     if not 0 < noise_share <= 1:
-        raise InvalidInput(
-            f"--noise-share is {noise_share}, but must be above 0 and at most 1; give such a share."
-        )
+        raise InvalidInput(f"--noise-share must be above 0 and at most 1, got {noise_share}.")
 
 
-def _one_of(option: str, given: str, allowed: tuple[str, ...]) -> None:
+def _check_choice(option: str, given: str, allowed: tuple[str, ...]) -> None:
     if given not in allowed:
-        raise InvalidInput(f"{option} is {given!r}, but must be one of {', '.join(allowed)}; choose one.")
+        raise InvalidInput(f"{option} must be one of {', '.join(allowed)}; got {given!r}.")
 
 
 def _print_report(title: str, report: AuditReport, plot: Path | None, as_json: bool) -> None:
+    """Print the report first, so that a plot that fails does not lose it."""
+    from quietmax.audit.report import Finding, plot_findings
+
     if as_json:
         print_json(report.to_json())
     else:
         print_table(title, ("", ""), report.rows())
-        console.print(
-            {
-                "refuted": "The claim is refuted: the event tells the worlds apart better than it permits.",
-                "consistent": "Nothing found against the claim; that is evidence, not a proof.",
-            }[report.verdict],
-            style=_COLOURS[report.verdict],
-        )
+        console.print(_VERDICTS[report.verdict], style=_COLOURS[report.verdict])
     if plot is not None:
         plot_findings([Finding.of_report(report)], plot, title=title)

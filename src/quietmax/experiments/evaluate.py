@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quietmax import audit
 from quietmax.attacks.base import Attack
 from quietmax.attacks.metrics import released_by
 from quietmax.attacks.report import AttackReport
 from quietmax.attacks.targets import QueryResult
-from quietmax.audit import training as guessing
+from quietmax.audit.bounds import epsilon_from_guesses
+from quietmax.audit.mechanism import audit_mechanism
 from quietmax.experiments.grid import Trial
 from quietmax.experiments.inputs import SharedInputs
 from quietmax.experiments.methods import Method, PreparedMethod, declared_delta, method
@@ -142,14 +142,14 @@ def _audit(
     """A lower bound on epsilon: of one answer of a mechanism, or of a trained model from the attacks' guesses.
 
     A mechanism is audited once, at repeat 0, against the claim for *one* answer. The bound of a model takes the
-    division into members and non-members as fair coins (`quietmax.audit.training`) and gives each attack its share of
+    division into members and non-members as fair coins (`quietmax.audit.bounds`) and gives each attack its share of
     the permitted error; it is 0 where the attacks hardly guess better than a coin.
     """
     delta = declared_delta(len(shared.data.train_rows))
     if prepared.mechanism is not None:
         if trial.group.repeat:
             return {"audited_epsilon": None, "audited": ""}
-        report = audit.mechanism(
+        report = audit_mechanism(
             prepared.mechanism,
             shared.data.classes,
             samples=AUDIT_SAMPLES,
@@ -165,7 +165,7 @@ def _audit(
     if not reports:
         return {"audited_epsilon": None, "audited": ""}
     bounds = [
-        guessing.epsilon_lower_bound(
+        epsilon_from_guesses(
             report.members + report.nonmembers,
             report.members + report.nonmembers,
             round(report.tpr.value * report.members + (1 - report.fpr.value) * report.nonmembers),
