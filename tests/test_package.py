@@ -41,4 +41,4 @@ def test_a_star_import_gives_the_public_names_and_an_unknown_name_is_an_error() 
     assert set(quietmax.__all__) <= set(names)
     assert quietmax.noise.SeededNoise is quietmax.SeededNoise
     with pytest.raises(AttributeError, match="no attribute 'Bugdet'"):
-        quietmax.Bugdet  # noqa: B018
+        quietmax.Bugdet  # type: ignore[attr-defined]  # noqa: B018

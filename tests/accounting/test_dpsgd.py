@@ -14,9 +14,9 @@ import pytest
 from dp_accounting import pld, rdp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import fft
 
 from quietmax.accounting import advanced_composition, delta_of, mu_of
-from quietmax.accounting import dpsgd as dpsgd_module
 from quietmax.accounting import dpsgd as module
 from quietmax.accounting.dpsgd import (
     ACCOUNTANTS,
@@ -56,7 +56,7 @@ def test_a_schedule_takes_every_share_up_to_all_and_any_number_of_steps_from_one
         with pytest.raises(InvalidInput):
             Schedule(rate, steps)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Schedule(1.0, 1).steps = 2
+        Schedule(1.0, 1).steps = 2  # type: ignore[misc]
 
 
 def test_epochs_that_are_whole_but_for_rounding_are_whole_and_others_are_left() -> None:
@@ -191,7 +191,7 @@ def test_more_steps_and_more_sampling_cost_more() -> None:
 @pytest.mark.parametrize(("order", "sigma"), [(1.5, 0.3), (4.0, 0.5), (30.0, 1.0), (2.0, 20.0)])
 def test_the_quadrature_of_an_all_but_certain_sample_is_the_closed_form(order, sigma) -> None:
     """Sampled with probability nearly 1, a step's divergence is a/(2*sigma^2)."""
-    found = dpsgd_module._renyi_divergence(order, sigma, 1 - 1e-15)
+    found = module._renyi_divergence(order, sigma, 1 - 1e-15)
     assert found == pytest.approx(order / (2 * sigma**2), rel=1e-9)
 
 
@@ -217,7 +217,7 @@ def test_little_noise_is_counted_by_quadrature_where_the_series_gives_up(sigma, 
     delta = 1e-5
     orders = [1 + part / 50 for part in range(3, 100)]
     bounds = [
-        steps * dpsgd_module._renyi_divergence(order, sigma, rate) + math.log(1 / delta) / (order - 1)
+        steps * module._renyi_divergence(order, sigma, rate) + math.log(1 / delta) / (order - 1)
         for order in orders
     ]
     found = renyi_epsilon(sigma, delta, Schedule(rate, steps), largest_order=64, published=True)
@@ -229,14 +229,14 @@ def test_little_noise_is_counted_by_quadrature_where_the_series_gives_up(sigma, 
 
 @pytest.mark.parametrize("wanted", [1e-3, 0.19, 0.21, 5.0, 1e6])
 def test_the_search_finds_the_smallest_noise_wherever_it_lies(wanted) -> None:
-    found = dpsgd_module._smallest(lambda sigma: math.log(wanted / sigma), 1.0, Schedule(0.1, 10))
+    found = module._smallest(lambda sigma: math.log(wanted / sigma), 1.0, Schedule(0.1, 10))
     assert wanted <= found <= wanted * (1 + 1e-4)
 
 
 def test_the_search_gives_up_where_no_noise_suffices() -> None:
     with pytest.raises(InvalidInput, match="No noise multiplier up to 1e26"):
-        dpsgd_module._smallest(lambda _: 1.0, 1.0, Schedule(0.1, 10))
-    assert dpsgd_module._smallest(lambda sigma: math.log(1e25 / sigma), 1.0, Schedule(0.1, 10)) >= 1e25
+        module._smallest(lambda _: 1.0, 1.0, Schedule(0.1, 10))
+    assert module._smallest(lambda sigma: math.log(1e25 / sigma), 1.0, Schedule(0.1, 10)) >= 1e25
 
 
 @pytest.mark.parametrize(("mu", "steps"), [(0.05, 1), (0.5, 400), (2.0, 50)])
@@ -294,25 +294,25 @@ def _spread(sigma, schedule):
 )
 def test_the_grid_is_a_thirty_second_of_the_losss_spread(sigma, schedule) -> None:
     narrow = min(_spread(sigma, schedule))
-    assert dpsgd_module._interval(sigma, schedule) == pytest.approx(narrow / 32, rel=0.02)
+    assert module._interval(sigma, schedule) == pytest.approx(narrow / 32, rel=0.02)
 
 
 def test_the_grid_is_coarser_where_it_would_have_too_many_points() -> None:
     many = Schedule(0.5, 10**9)
     wide = max(_spread(0.7, many))
-    assert dpsgd_module._interval(0.7, many) == pytest.approx(17 * wide * math.sqrt(10**9) / 2**19, rel=0.01)
-    assert dpsgd_module._interval(1e-4, Schedule(1.0, 1)) == pytest.approx((24e4 + 1e8) / 2**16, rel=1e-9)
+    assert module._interval(0.7, many) == pytest.approx(17 * wide * math.sqrt(10**9) / 2**19, rel=0.01)
+    assert module._interval(1e-4, Schedule(1.0, 1)) == pytest.approx((24e4 + 1e8) / 2**16, rel=1e-9)
     # Little noise and few records: one step's losses lie far apart though they hardly ever differ.
     lone = Schedule(1e-6, 1)
     x = 0.05
     far = (math.log(1e-6) + (2 * (12 * x + 1) - 1) / (2 * x * x)) / 2**16
-    assert dpsgd_module._interval(x, lone) == pytest.approx(far, rel=0.01)
+    assert module._interval(x, lone) == pytest.approx(far, rel=0.01)
 
 
 def test_warnings_are_silenced_only_while_counting() -> None:
     logger = logging.getLogger("absl")
     level = logger.level
-    with dpsgd_module._quiet():
+    with module._quiet():
         assert logger.level == logging.ERROR
     assert logger.level == level
 
@@ -484,7 +484,7 @@ def test_the_fourier_transform_errs_by_far_less_than_what_is_allowed_for(length)
     """Entries are compared with exact sums; the allowance is 8*log2(N)*u*|v|_1."""
     generator = np.random.default_rng(0)
     for values in (generator.random(length), np.exp(-0.5 * np.linspace(-12, 12, length) ** 2)):
-        transform = module.fft.rfft(values, length)
+        transform = fft.rfft(values, length)
         allowed = 8 * math.log2(length) * module._U * values.sum()
         with mpmath.workdps(30):
             for place in generator.integers(0, length // 2, 4):

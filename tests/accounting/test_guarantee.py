@@ -267,4 +267,4 @@ def test_two_deltas_together_stay_below_one() -> None:
 
 def test_a_guarantee_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        pure(1.0).epsilon = 0.5
+        pure(1.0).epsilon = 0.5  # type: ignore[misc]

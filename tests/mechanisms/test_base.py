@@ -1,8 +1,9 @@
-"""Mechanisms at the ends of what they take: what is open, what is given, what is refused, what is enormous."""
+"""What all mechanisms have in common: open parameters, bounds, scores; and the path from features to answers."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quietmax.accounting import Budget, GaussianCost, PureCost, bounded_range_as_gaussian, pure_as_gaussian
+from quietmax.accounting import (
+    Budget,
+    Cost,
+    GaussianCost,
+    PureCost,
+    bounded_range_as_gaussian,
+    pure_as_gaussian,
+)
 from quietmax.errors import InvalidInput
 from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
 from quietmax.estimators.teachers import TeacherEnsemble
@@ -34,7 +42,7 @@ def certified_model(classes: int = 3) -> PrivateHeadWeights:
     return PrivateHeadWeights.certified(weights, Sensitivity(0.5, "certified", "made up"), max_norm=1.0)
 
 
-PROVEN_AND_COST = [
+PROVEN_AND_COST: list[tuple[Any, Cost]] = [
     (NoisyMax("exponential"), PureCost(1.0)),
     (NoisyMax("permute-and-flip"), PureCost(1.0)),
     (NoisyMax("gaussian"), GaussianCost(1.0)),
@@ -46,7 +54,7 @@ PROVEN_AND_COST = [
 
 BOUNDS = bounds()
 SCORES = TorchModel(torch.nn.Identity(), 3)
-PROVEN = [
+PROVEN: list[tuple[Any, Cost, Cost]] = [
     (NoisyMax("exponential"), PureCost(1.0), PureCost(0.25)),
     (NoisyMax("gaussian"), GaussianCost(1.0), GaussianCost(0.25)),
     (SampledNeuron("laplace"), PureCost(1.0), PureCost(0.25)),
@@ -179,12 +187,12 @@ def test_bounds_that_a_class_of_the_users_own_states_are_an_assumption_however_t
         def scores(self, features):
             return np.zeros((len(features), 3))
 
-    parts = [getattr(certified, name) for name in ("weights", "centre", "bias", "radius")]
-    models = [
+    parts: list[Any] = [getattr(certified, name) for name in ("weights", "centre", "bias", "radius")]
+    models: list[Any] = [
         StatingModel(torch.nn.Identity(), 3),
         Duck(),
         Subclass.certified(certified, Sensitivity(0.5, "certified", "made up"), max_norm=1.0),
-        PrivateHeadWeights(*parts, bounds(1e-9, 1e-9)),
+        PrivateHeadWeights(*parts, bounds(1e-9, 1e-9)),  # type: ignore[call-arg]
         dataclasses.replace(certified, bounds=bounds(1e-9, 1e-9)),
         TeacherEnsemble([torch.nn.Linear(2, 3)] * 4, np.zeros(4, dtype=bool), 3, False),
     ]

@@ -31,6 +31,7 @@ def test_the_sampled_neurons_log_odds_have_the_stated_distribution(noise) -> Non
     answers = mechanism.release(np.tile(scores, (20_000, 1)), SeededNoise(3))
     sure = answers.labels == 0
     assert sure.mean() > 0.999
+    assert answers.probabilities is not None
     winning = answers.probabilities[sure, 0]
     odds = np.log(winning) - np.log1p(-winning)
     true_odds = 8.0 - np.logaddexp(0.0, 0.5)
@@ -62,6 +63,7 @@ def test_with_two_classes_nothing_is_sampled_and_all_goes_to_the_log_odds() -> N
     limits = bounds()
     mechanism = SampledNeuron("laplace", bounds=limits, per_query=PureCost(1.0))
     answers = mechanism.release(np.tile([0.2, 0.9], (20_000, 1)), EXACT)
+    assert answers.probabilities is not None
     odds = np.log(answers.probabilities[:, 1]) - np.log(answers.probabilities[:, 0])
     kept = np.abs(odds) < 15
     distribution = stats.laplace(0.7, limits.spread)
@@ -90,27 +92,15 @@ def test_the_cost_does_not_depend_on_the_number_of_classes() -> None:
 
 @pytest.mark.parametrize("classes", [2, 4])
 def test_the_noise_of_the_sampled_neuron_covers_the_rounding_of_its_log_odds(classes, monkeypatch) -> None:
-    from quietmax.mechanisms import sampled_neuron
-
-    used: dict[str, list[float]] = {"noise": [], "choice": []}
-    release, pick = sampled_neuron.release_laplace, sampled_neuron.choose
-
-    def noised(values, *, sensitivity, **rest):
-        used["noise"].append(sensitivity)
-        return release(values, sensitivity=sensitivity, **rest)
-
-    def chosen(values, *, range_sensitivity, **rest):
-        used["choice"].append(range_sensitivity)
-        return pick(values, range_sensitivity=range_sensitivity, **rest)
-
-    monkeypatch.setattr(sampled_neuron, "release_laplace", noised)
-    monkeypatch.setattr(sampled_neuron, "choose", chosen)
+    noise = spied(monkeypatch, sampled_neuron_module, "release_laplace")
+    choice = spied(monkeypatch, sampled_neuron_module, "choose")
     mechanism = SampledNeuron("laplace", "exponential", bounds=bounds(), per_query=PureCost(1.0))
     mechanism.release(np.zeros((3, classes)), EXACT)
     stated = bounds().spread
-    assert len(used["noise"]) == 1
-    assert len(used["choice"]) == (classes > 2)
-    for sensitivity in used["noise"] + used["choice"]:
+    used = [each["sensitivity"] for each in noise.given]
+    assert len(used) == 1
+    assert len(choice.given) == (classes > 2)
+    for sensitivity in used + [each["range_sensitivity"] for each in choice.given]:
         assert stated * (1 + 2**-24) < sensitivity < stated * (1 + 2**-16)
 
 

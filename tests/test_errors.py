@@ -1,4 +1,4 @@
-"""Things of another type than the Python surface takes are refused in a sentence, not by a missing attribute."""
+"""Errors say what is wrong and what is valid; a value of the wrong type is not a missing attribute."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import quietmax as qm
-from quietmax.errors import InvalidInput
+from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError, short_message, unknown_name
 from quietmax.models import Model
 from quietmax.models.mlp import initial_mlp
 
@@ -41,6 +41,25 @@ def _model():
         ),
     ],
 )
-def test_a_thing_of_another_type_is_refused_with_what_to_give(wrong, sentence) -> None:
+def test_a_value_of_the_wrong_type_is_refused_with_what_is_valid(wrong, sentence) -> None:
     with pytest.raises(InvalidInput, match=sentence):
         wrong()
+
+
+def test_every_error_is_a_quietmax_error_and_invalid_input_a_value_error() -> None:
+    assert issubclass(InvalidInput, ValueError)
+    for error in (InvalidInput, BudgetExhausted):
+        assert issubclass(error, QuietmaxError)
+
+
+def test_an_unknown_name_is_told_with_the_valid_ones_and_a_similar_one_if_there_is_one() -> None:
+    near = unknown_name("method", "Teacher", ["head", "teachers"], ", or a file")
+    assert (
+        str(near) == "Unknown method 'Teacher' (did you mean 'teachers'?). Valid: head, teachers, or a file."
+    )
+    assert str(unknown_name("method", "x", ["head"])) == "Unknown method 'x'. Valid: head."
+
+
+def test_a_message_of_another_library_is_shortened_to_its_first_line() -> None:
+    assert short_message(ValueError("x" * 300 + "\nmore")) == "x" * 160
+    assert short_message(RuntimeError("  \n")) == "RuntimeError"
