@@ -17,6 +17,10 @@ class InvalidInput(QuietmaxError, ValueError):
     """The caller's input is invalid. Nothing was written and nothing was charged."""
 
 
+class InvalidData(InvalidInput):
+    """The contents of a file or table are invalid. Unlike other invalid input, this is not wrong usage."""
+
+
 class DataUnavailable(QuietmaxError):
     """A file is missing, incomplete or not the expected one."""
 

@@ -14,7 +14,7 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from quietmax import __version__
-from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.errors import InvalidData, InvalidInput, QuietmaxError
 
 # Each command is the module of its name, with a function `command`, or a Typer `app` if it has subcommands.
 COMMANDS = {
@@ -105,7 +105,8 @@ def _reporting_errors(command: Any) -> Callable[..., Any]:
         try:
             return function(*arguments, **options)
         except QuietmaxError as problem:
-            _fail(name_flags(str(problem), flags), 2 if isinstance(problem, InvalidInput) else 1)
+            usage = isinstance(problem, InvalidInput) and not isinstance(problem, InvalidData)
+            _fail(name_flags(str(problem), flags), 2 if usage else 1)
 
     return run
 

@@ -34,7 +34,7 @@ import pyarrow
 import pyarrow.compute
 from numpy.typing import NDArray
 
-from quietmax.errors import InvalidInput
+from quietmax.errors import InvalidData, InvalidInput
 
 Scale = Literal["linear", "log"]
 Style = Literal["one-hot", "codes"]
@@ -375,7 +375,7 @@ class Encoding:
         wrong = np.flatnonzero(labels < 0)
         if wrong.size:
             problem = "no label" if is_missing(strings[wrong[:1]])[0] else "a label outside the classes"
-            raise InvalidInput(
+            raise InvalidData(
                 f"{first_of(wrong)} has {problem} in column '{name}'; the declared classes are "
                 f"{quoted(self.classes)}."
             )
@@ -464,7 +464,7 @@ def require_columns(table: pd.DataFrame, names: Sequence[str]) -> None:
         sorted(name for name in distinct if present.count(name) > 1) if len(distinct) < len(present) else []
     )
     if repeated:
-        raise InvalidInput(
+        raise InvalidData(
             f"Column names must be different; the table has several columns named {quoted(repeated)}."
         )
     absent = [name for name in names if name not in distinct]
@@ -563,7 +563,7 @@ def as_string(value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace").strip()
     if not pd.api.types.is_scalar(value):
-        raise InvalidInput(
+        raise InvalidData(
             "Cells must be numbers, booleans, strings, bytes, dates or times; a cell of the table is of type "
             f"{type(value).__name__}."
         )
@@ -611,7 +611,7 @@ def as_numbers(values: pd.Series[Any], name: str) -> NDArray[np.float64]:
     numbers = _map_cells(values, _as_number)
     wrong = np.flatnonzero([number is None for number in numbers])
     if wrong.size:
-        raise InvalidInput(
+        raise InvalidData(
             f"{first_of(wrong)} has no number in the numeric column '{name}'. An empty cell is a missing value; "
             "a column of other values needs `categories`."
         )
@@ -699,13 +699,13 @@ def _cells(values: pd.Series[Any]) -> list[Any]:
         try:
             strings = column.cast(pyarrow.string())
         except pyarrow.ArrowException as error:
-            raise InvalidInput(
+            raise InvalidData(
                 f"Column '{values.name}' has the type {kind}, whose time zone is unknown on this system."
             ) from error
         for pattern, kept in _FRACTION:
             strings = pyarrow.compute.replace_substring_regex(strings, pattern, kept)
         return list(strings.to_pylist())
-    raise InvalidInput(
+    raise InvalidData(
         f"Column '{values.name}' must hold numbers, booleans, strings, bytes, dates or times; its type is {kind}."
     )
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietmax.data.encoding import Encoding
-from quietmax.errors import InvalidInput
+from quietmax.errors import InvalidData, InvalidInput
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ROWS_AT_ONCE = 4096
@@ -85,12 +85,12 @@ class Records:
             )
         if not _all_finite(features):
             row, column = np.argwhere(~np.isfinite(features))[0]
-            raise InvalidInput(
+            raise InvalidData(
                 f"Features must be finite; feature {column} of record {row} of '{self.name}' is NaN or infinite."
             )
         if labels.size and not (labels.min() >= 0 and labels.max() < self.classes):
             row = int(np.flatnonzero((labels < 0) | (labels >= self.classes))[0])
-            raise InvalidInput(
+            raise InvalidData(
                 f"Labels must be class numbers from 0 to {self.classes - 1}; record {row} of '{self.name}' has another."
             )
         if self.image_shape is not None and np.prod(self.image_shape) != features.shape[1]:

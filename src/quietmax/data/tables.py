@@ -40,7 +40,7 @@ from quietmax.data.encoding import (
 )
 from quietmax.data.records import Records
 from quietmax.data.schema import ANY_COLUMN, Schema
-from quietmax.errors import DataUnavailable, InvalidInput
+from quietmax.errors import DataUnavailable, InvalidData, InvalidInput
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".pq", ".npz")
 _MAX_TEXT_BYTES = 2**31 - 2
@@ -120,7 +120,7 @@ def read_table(path: str | Path, *, features: str = "features", label: str | Non
     if suffix not in SUFFIXES:
         raise InvalidInput(f"The file {file} must end in one of {quoted(SUFFIXES)}, got '{file.suffix}'.")
     if file.stat().st_size == 0:
-        raise InvalidInput(f"The file {file} is empty.")
+        raise InvalidData(f"The file {file} is empty.")
     try:
         if suffix == ".npz":
             table = _read_npz(file, features, label)
@@ -133,7 +133,7 @@ def read_table(path: str | Path, *, features: str = "features", label: str | Non
             f"The file {file} cannot be read: {error.strerror or 'it is damaged'}."
         ) from error
     if table.frame.empty:
-        raise InvalidInput(f"The file {file} has no records.")
+        raise InvalidData(f"The file {file} has no records.")
     return table
 
 
@@ -143,7 +143,7 @@ def _read_text(file: Path, delimiter: str) -> pd.DataFrame:
         header, lines = _header(file, delimiter)
         _require_distinct(file, header)
         if file.stat().st_size > _MAX_TEXT_BYTES:
-            raise InvalidInput(
+            raise InvalidData(
                 f"The file {file} is larger than 2 GiB, the limit for text files; Parquet has none."
             )
         content = file.read_bytes()
@@ -160,15 +160,15 @@ def _read_text(file: Path, delimiter: str) -> pd.DataFrame:
             ),
         )
     except UnicodeDecodeError as error:
-        raise InvalidInput(f"The file {file} is not encoded as UTF-8.") from error
+        raise InvalidData(f"The file {file} is not encoded as UTF-8.") from error
     except (pyarrow.ArrowInvalid, csv.Error) as error:
         if "Could not skip" in str(error):
             return pd.DataFrame()
         if "UTF8" in str(error):
-            raise InvalidInput(f"The file {file} is not encoded as UTF-8.") from error
+            raise InvalidData(f"The file {file} is not encoded as UTF-8.") from error
         row = re.search(r"Row #(\d+)", str(error))
         where = f"row {row[1]} (counting the header)" if row else "some row"
-        raise InvalidInput(
+        raise InvalidData(
             f"In the file {file}, {where} does not have as many fields as the header; the file may be truncated."
         ) from error
     return cast(pd.DataFrame, table.to_pandas())
@@ -181,7 +181,7 @@ def _header(file: Path, delimiter: str) -> tuple[list[str], int]:
         for row in reader:
             if any(cell.strip() for cell in row):
                 return [cell.strip() for cell in row], reader.line_num
-    raise InvalidInput(f"The file {file} is empty.")
+    raise InvalidData(f"The file {file} is empty.")
 
 
 def _read_parquet(file: Path) -> pd.DataFrame:
@@ -189,7 +189,7 @@ def _read_parquet(file: Path) -> pd.DataFrame:
     try:
         content = pyarrow.parquet.ParquetFile(file).read()
     except pyarrow.ArrowException as error:
-        raise InvalidInput(f"The file {file} is not a complete Parquet file; it may be truncated.") from error
+        raise InvalidData(f"The file {file} is not a complete Parquet file; it may be truncated.") from error
     _require_distinct(file, content.schema.names)
     return pd.DataFrame(
         {
@@ -214,7 +214,7 @@ def _read_npz(file: Path, features: str, label: str | None) -> RawTable:
     except InvalidInput:
         raise
     except (ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
-        raise InvalidInput(
+        raise InvalidData(
             f"The file {file} is not a complete NPZ file of plain arrays; it may be truncated or hold Python objects."
         ) from error
     return _array_table(file, values, labels, label)
@@ -229,7 +229,7 @@ def _array_table(
         or values.dtype.kind not in "biuf"
         or (labels is not None and labels.shape != values.shape[:1])
     ):
-        raise InvalidInput(
+        raise InvalidData(
             f"The features in {file} must be an array of numbers with one row per record, and the labels an array "
             f"with one label per record; got features of shape {values.shape} and type {values.dtype}, and labels of "
             f"shape {None if labels is None else labels.shape}."
@@ -254,7 +254,7 @@ def _require_distinct(file: Path, names: Sequence[str]) -> None:
         sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     )
     if repeated:
-        raise InvalidInput(
+        raise InvalidData(
             f"Column names must be different; the file {file} has several columns named {quoted(repeated)}."
         )
 
@@ -295,7 +295,7 @@ def read_records(
     encoding = _encoding(table, schema, label, infer=infer)
     encoded, labels = encoding.encode(table.frame, label)
     if len(np.unique(labels)) < 2:
-        raise InvalidInput(f"All records of {path} are of one class; training needs at least two.")
+        raise InvalidData(f"All records of {path} are of one class; training needs at least two.")
     identities = None
     if schema.person is not None:
         identities = _identities(table.frame, schema.person)
@@ -403,7 +403,7 @@ def _infer_classes(labels: NDArray[np.object_]) -> tuple[str, ...]:
     integers = all(_INTEGER.fullmatch(string) for string in distinct)
     classes = tuple(sorted(distinct, key=int) if integers else sorted(distinct))
     if len(classes) < 2:
-        raise InvalidInput("All records are of one class; training needs at least two.")
+        raise InvalidData("All records are of one class; training needs at least two.")
     return classes
 
 
@@ -412,7 +412,7 @@ def _identities(frame: pd.DataFrame, person: str) -> NDArray[np.uint64]:
     strings = as_strings(frame[person])
     absent = np.flatnonzero(is_missing(strings))
     if absent.size:
-        raise InvalidInput(
+        raise InvalidData(
             f"{first_of(absent)} has no value in the `person` column '{person}'; every row needs one."
         )
     hashes = (hashlib.blake2b(string.encode(), digest_size=8).digest() for string in strings)
@@ -452,7 +452,7 @@ def read_queries(path: str | Path, *, encoding: Encoding | None, width: int) -> 
             )
         return encoding.encode(frame)
     if frame.shape[1] != width:
-        raise InvalidInput(
+        raise InvalidData(
             f"The file {path} must have one column for each of the model's {width} features and no label; it has "
             f"{frame.shape[1]} columns."
         )
@@ -460,7 +460,7 @@ def read_queries(path: str | Path, *, encoding: Encoding | None, width: int) -> 
     features = np.stack(numbers, axis=1).astype(np.float32)
     if not np.isfinite(features).all():
         row, column = np.argwhere(~np.isfinite(features))[0]
-        raise InvalidInput(
+        raise InvalidData(
             f"Row {row + 1} of {path} has no finite number in column '{frame.columns[column]}'."
         )
     return np.ascontiguousarray(features)
