@@ -24,7 +24,7 @@ from opacus import PrivacyEngine
 from torch.utils.data import DataLoader, TensorDataset
 
 from quietmax.accounting.dpsgd import PUBLISHED_ACCOUNTANTS
-from quietmax.estimators.dpsgd.config import PrivateSettings, plan
+from quietmax.estimators.dpsgd.config import PrivateSettings, make_plan
 from quietmax.estimators.dpsgd.training import train_private_stack
 from quietmax.experiments.paper import EPSILONS
 
@@ -44,7 +44,7 @@ def main() -> None:
     features = generator.integers(0, 2, (RECORDS, FEATURES)).astype(np.float32)
     labels = generator.integers(0, CLASSES, RECORDS)
     plans = [
-        plan(RECORDS, epsilon=epsilon, accountant=accountant, analysis="published", preset="paper")
+        make_plan(RECORDS, epsilon=epsilon, accountant=accountant, analysis="published", preset="paper")
         for accountant in PUBLISHED_ACCOUNTANTS
         for epsilon in EPSILONS
     ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +33,7 @@ def _fitted_head(**changes) -> PrivateHead:
 
 
 @pytest.mark.parametrize("method", ["gradient", "output"])
-def test_a_saved_head_answers_any_number_of_queries_as_before(tmp_path, method) -> None:
+def test_a_saved_head_answers_any_number_of_queries_as_before(tmp_path: Path, method: str) -> None:
     head, (features, _) = _fitted_head(method=method), _data()
     folder = save_private(head, tmp_path / "model", dataset="made up")
     opened = open_private(folder)
@@ -42,7 +44,7 @@ def test_a_saved_head_answers_any_number_of_queries_as_before(tmp_path, method) 
     assert opened.guarantee.status == "proven"
 
 
-def test_a_head_that_answers_per_query_keeps_its_account_and_its_bounds(tmp_path) -> None:
+def test_a_head_that_answers_per_query_keeps_its_account_and_its_bounds(tmp_path: Path) -> None:
     head, (features, _) = _fitted_head(method="output", release="query", queries=4), _data()
     folder = save_private(head, tmp_path / "model", dataset="made up")
     opened = open_private(folder)
@@ -50,13 +52,17 @@ def test_a_head_that_answers_per_query_keeps_its_account_and_its_bounds(tmp_path
     opened.predict(features[:3])
     again = open_private(folder)
     assert again.remaining == 1
-    assert again.classifier.model.bounds == head.predictor_.model.bounds
+    stored: Any = again.classifier
+    fitted: Any = head.predictor_
+    assert stored.model.bounds == fitted.model.bounds
     with pytest.raises(BudgetExhausted):
         again.predict(features[5:7])
 
 
 @pytest.mark.parametrize("release", ["weights", "query"])
-def test_settings_of_a_head_changed_after_training_change_nothing_that_is_saved(tmp_path, release) -> None:
+def test_settings_of_a_head_changed_after_training_change_nothing_that_is_saved(
+    tmp_path: Path, release: str
+) -> None:
     head, (features, _) = _fitted_head(method="output", release=release, queries=4), _data()
     head.set_params(epsilon=900.0, delta=0.1, queries=9000, radius=100.0)
     head.set_params(release={"weights": "query", "query": "weights"}[release])
@@ -70,12 +76,12 @@ def test_settings_of_a_head_changed_after_training_change_nothing_that_is_saved(
         assert opened.classifier.budget == Budget(50.0, 0.0, 4)
 
 
-def test_a_head_trained_for_mu_is_filed_with_the_epsilon_that_mu_means(tmp_path) -> None:
+def test_a_head_trained_for_mu_is_filed_with_the_epsilon_that_mu_means(tmp_path: Path) -> None:
     folder = save_private(_fitted_head(mu=3.0), tmp_path / "model", dataset="made up")
     assert json.loads((folder / "model.json").read_text())["epsilon"] == epsilon_of(3.0, 1e-5) > 10
 
 
-def test_an_encoding_measured_on_the_records_makes_a_saved_guarantee_conditional(tmp_path) -> None:
+def test_an_encoding_measured_on_the_records_makes_a_saved_guarantee_conditional(tmp_path: Path) -> None:
     measured = Encoding(
         tuple(NumericColumn(name, 0.0, 1.0) for name in "abcdef"),
         "y",
@@ -95,7 +101,7 @@ def test_an_encoding_measured_on_the_records_makes_a_saved_guarantee_conditional
         open_private(folder)
 
 
-def test_a_map_with_code_of_the_users_own_is_not_saved_as_one_of_ours(tmp_path) -> None:
+def test_a_map_with_code_of_the_users_own_is_not_saved_as_one_of_ours(tmp_path: Path) -> None:
     class Halved(Identity):
         def _features(self, records):
             return records / 2
@@ -104,17 +110,23 @@ def test_a_map_with_code_of_the_users_own_is_not_saved_as_one_of_ours(tmp_path) 
         save_private(_fitted_head(features=Halved()), tmp_path / "model", dataset="made up")
 
 
-def test_labels_of_any_type_survive(tmp_path) -> None:
+def test_labels_of_any_type_survive(tmp_path: Path) -> None:
     features, labels = _data()
     names = np.array(["a", "b", "c"])
     head = PrivateHead(epsilon=50.0, classes=names, declared_size=400).fit(features, names[labels])
     assert open_private(save_private(head, tmp_path / "model", dataset="made up")).classes == ("a", "b", "c")
 
 
-def test_a_damaged_head_and_a_model_of_another_kind_give_one_sentence(tmp_path) -> None:
+def test_a_damaged_head_and_a_model_of_another_kind_give_one_sentence(tmp_path: Path) -> None:
     folder = save_private(_fitted_head(), tmp_path / "model", dataset="made up")
     path = folder / "model.json"
-    for broken in ({"features": {}}, {"bias": None}, {"classes": None}, {"guarantee": {}}):
+    changes: tuple[dict[str, Any], ...] = (
+        {"features": {}},
+        {"bias": None},
+        {"classes": None},
+        {"guarantee": {}},
+    )
+    for broken in changes:
         path.write_text(json.dumps(json.loads(path.read_text()) | broken))
         with pytest.raises(DataUnavailable, match="damaged"):
             open_private(folder)
@@ -144,7 +156,9 @@ def _fitted_teachers(**changes) -> tuple[Teachers, np.ndarray]:
 @pytest.mark.parametrize(
     "changes", [{}, {"features": UnitNorm(constant=1.0)}, {"release": "probabilities"}], ids=str
 )
-def test_saved_teachers_answer_as_before_and_keep_their_account(tmp_path, changes) -> None:
+def test_saved_teachers_answer_as_before_and_keep_their_account(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
     teachers, features = _fitted_teachers(**changes)
     before = teachers.predict(features[:1])
     folder = save_private(teachers, tmp_path / "model", dataset="made up")
@@ -161,7 +175,7 @@ def test_saved_teachers_answer_as_before_and_keep_their_account(tmp_path, change
         np.testing.assert_allclose(again.predict_proba(features[20:21]).sum(1), 1.0)
 
 
-def test_a_budget_lives_in_one_place(tmp_path) -> None:
+def test_a_budget_lives_in_one_place(tmp_path: Path) -> None:
     """In memory until it is saved, then in the folder, with what was spent of it."""
     teachers, features = _fitted_teachers()
     teachers.predict(features[:2])
@@ -181,7 +195,7 @@ def test_a_budget_lives_in_one_place(tmp_path) -> None:
     assert not (tmp_path / "second").exists()
 
 
-def test_a_folder_in_which_something_was_spent_is_not_overwritten(tmp_path) -> None:
+def test_a_folder_in_which_something_was_spent_is_not_overwritten(tmp_path: Path) -> None:
     teachers, features = _fitted_teachers()
     folder = save_private(teachers, tmp_path / "model", dataset="made up")
     save_private(_fitted_teachers()[0], folder, dataset="made up", overwrite=True)
@@ -191,7 +205,7 @@ def test_a_folder_in_which_something_was_spent_is_not_overwritten(tmp_path) -> N
     assert open_private(folder).remaining == 3
 
 
-def test_settings_changed_after_training_change_nothing_that_is_saved(tmp_path) -> None:
+def test_settings_changed_after_training_change_nothing_that_is_saved(tmp_path: Path) -> None:
     teachers, _ = _fitted_teachers(features=UnitNorm(constant=1.0))
     teachers.set_params(epsilon=900.0, delta=0.1, queries=9000, features=None, release="probabilities")
     opened = open_private(save_private(teachers, tmp_path / "model", dataset="made up"))
@@ -200,13 +214,13 @@ def test_settings_changed_after_training_change_nothing_that_is_saved(tmp_path) 
     assert opened.classifier.guarantee.cost == teachers.guarantee_.cost
 
 
-def test_the_key_is_not_stored(tmp_path) -> None:
+def test_the_key_is_not_stored(tmp_path: Path) -> None:
     teachers, _ = _fitted_teachers()
     folder = save_private(teachers, tmp_path / "model", dataset="made up")
     assert "key" not in json.loads((folder / "model.json").read_text())
 
 
-def test_what_cannot_be_saved_is_refused(tmp_path) -> None:
+def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     modules, _ = _fitted_teachers(network=lambda width, classes: torch.nn.Linear(width, classes))
     with pytest.raises(InvalidInput, match="built-in network"):
         save_private(modules, tmp_path / "model", dataset="made up")
@@ -219,18 +233,19 @@ def test_what_cannot_be_saved_is_refused(tmp_path) -> None:
         save_private(_fitted_teachers(features=Mine())[0], tmp_path / "model", dataset="made up")
 
 
-def test_damaged_teachers_give_one_sentence(tmp_path) -> None:
+def test_damaged_teachers_give_one_sentence(tmp_path: Path) -> None:
     folder = save_private(_fitted_teachers()[0], tmp_path / "model", dataset="made up")
     path = folder / "model.json"
     whole = json.loads(path.read_text())
-    for broken in (
+    changes: tuple[dict[str, Any], ...] = (
         {"queries": 0},
         {"method": "best"},
         {"classes": None},
         {"widths": None},
         {"widths": []},
         {"widths": [5, 2]},
-    ):
+    )
+    for broken in changes:
         path.write_text(json.dumps(whole | broken))
         with pytest.raises(DataUnavailable, match="damaged"):
             open_private(folder).predict(np.zeros((1, 4), np.float32))
@@ -240,7 +255,7 @@ GENERATOR = np.random.default_rng(0)
 LABELS = GENERATOR.integers(0, 2, 60)
 FEATURES = np.abs(GENERATOR.normal(size=(60, 2)) + LABELS[:, None]).astype(np.float32)
 ENCODING = Encoding((NumericColumn("a", 0, 4),), "y", ("no", "yes"))
-ESTIMATORS = {
+ESTIMATORS: dict[str, Any] = {
     "head": PrivateHead(declared_size=60, classes=(0, 1), features=UnitNorm(1.0)),
     "head asked": PrivateHead(
         declared_size=60, classes=(0, 1), method="output", release="query", queries=5, features=UnitNorm(1.0)
@@ -272,7 +287,7 @@ def _changed(folder, target, **changes):
 
 
 @pytest.mark.parametrize("kind", ESTIMATORS)
-def test_a_folder_as_it_was_written_is_opened(saved, kind) -> None:
+def test_a_folder_as_it_was_written_is_opened(saved: dict[str, Path], kind: str) -> None:
     assert open_private(saved[kind]).inputs == 2
 
 
@@ -293,10 +308,12 @@ def test_a_folder_as_it_was_written_is_opened(saved, kind) -> None:
     ],
     ids=str,
 )
-def test_parts_that_do_not_fit_together_are_refused_in_a_sentence(saved, kind, changes, tmp_path) -> None:
-    with pytest.raises(DataUnavailable, match="is damaged") as refusal:
+def test_parts_that_do_not_fit_together_are_refused_in_a_sentence(
+    saved: dict[str, Path], kind: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(DataUnavailable, match="is damaged") as error:
         open_private(_changed(saved[kind], tmp_path / "bad", **changes))
-    assert "\n" not in str(refusal.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -304,6 +321,8 @@ def test_parts_that_do_not_fit_together_are_refused_in_a_sentence(saved, kind, c
     [None, -1, "x", [], {}, 1e308, True, [None], [False] * 2, [0, 0, 0], ["", "", ""], [[False]] * 3],
     ids=str,
 )
-def test_teachers_that_do_not_say_who_is_silent_are_refused_in_a_sentence(saved, silent, tmp_path) -> None:
+def test_teachers_that_do_not_say_who_is_silent_are_refused_in_a_sentence(
+    saved: dict[str, Path], silent: Any, tmp_path: Path
+) -> None:
     with pytest.raises(DataUnavailable, match="is damaged"):
         open_private(_changed(saved["teachers"], tmp_path / "bad", silent=silent))

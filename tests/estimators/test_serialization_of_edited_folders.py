@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +32,7 @@ VOTE = {"queries": 5, "teachers": 3, "network": LINEAR}
 MEASURED = Encoding(
     (NumericColumn("a", 0, 4), NumericColumn("b", 0, 4)), "y", ("0", "1"), inferred=("bounds",)
 )
-ESTIMATORS = {
+ESTIMATORS: dict[str, Any] = {
     "head, gradient": PrivateHead(**PUBLIC),
     "head, noisy size": PrivateHead(**(PUBLIC | {"declared_size": None})),
     "head, output": PrivateHead(**PUBLIC, method="output"),
@@ -87,20 +89,22 @@ def _edit(folder, change):
 def _refused(folder, match="is damaged"):
     """The folder is refused wherever its guarantee could be shown or used."""
     for use in (open_private, read_card, lambda place: load_models([f"m={place}"], accept_unproven=True)):
-        with pytest.raises(DataUnavailable, match=match) as refusal:
+        with pytest.raises(DataUnavailable, match=match) as error:
             use(folder)
-        assert "\n" not in str(refusal.value)
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("kind", ESTIMATORS)
-def test_a_folder_as_it_was_written_claims_what_the_estimator_did(saved, kind) -> None:
+def test_a_folder_as_it_was_written_claims_what_the_estimator_did(saved: dict[str, Path], kind: str) -> None:
     opened = open_private(saved[kind])
     assert opened.guarantee == ESTIMATORS[kind].guarantee_
     assert read_card(saved[kind]).guarantee == opened.guarantee
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ESTIMATORS if "seeded" in kind])
-def test_seeded_noise_with_a_proven_status_is_refused(saved, kind, tmp_path) -> None:
+def test_seeded_noise_with_a_proven_status_is_refused(
+    saved: dict[str, Path], kind: str, tmp_path: Path
+) -> None:
     assert open_private(saved[kind]).guarantee.status == "conditional"
     folder = _copied(saved[kind], tmp_path / "model")
     _refused(
@@ -110,13 +114,17 @@ def test_seeded_noise_with_a_proven_status_is_refused(saved, kind, tmp_path) -> 
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ESTIMATORS if "not declared" in kind])
-def test_what_was_read_off_the_records_with_a_proven_status_is_refused(saved, kind, tmp_path) -> None:
+def test_what_was_read_off_the_records_with_a_proven_status_is_refused(
+    saved: dict[str, Path], kind: str, tmp_path: Path
+) -> None:
     folder = _copied(saved[kind], tmp_path / "model")
     _refused(_edit(folder, lambda found: found["guarantee"].update(status="proven", assumptions=[])))
 
 
 @pytest.mark.parametrize("kind", ["head asked", "head asked, convexified"])
-def test_bounds_that_do_not_follow_from_the_training_are_refused(saved, kind, tmp_path) -> None:
+def test_bounds_that_do_not_follow_from_the_training_are_refused(
+    saved: dict[str, Path], kind: str, tmp_path: Path
+) -> None:
     def smaller(found):
         for bound in found["bounds"].values():
             bound["value"] = 1e-9
@@ -130,7 +138,9 @@ def test_bounds_that_do_not_follow_from_the_training_are_refused(saved, kind, tm
 
 
 @pytest.mark.parametrize("kind", ["head asked", "head asked, convexified"])
-def test_weights_that_were_not_released_and_are_marked_so_are_refused(saved, kind, tmp_path) -> None:
+def test_weights_that_were_not_released_and_are_marked_so_are_refused(
+    saved: dict[str, Path], kind: str, tmp_path: Path
+) -> None:
     def mark(found):
         found.update(released=True, bounds=None, delta=1e-5, queries=None)
 
@@ -145,7 +155,7 @@ def test_weights_that_were_not_released_and_are_marked_so_are_refused(saved, kin
 
 
 @pytest.mark.parametrize("kind", ESTIMATORS)
-def test_weights_of_another_folder_are_refused(saved, kind, tmp_path) -> None:
+def test_weights_of_another_folder_are_refused(saved: dict[str, Path], kind: str, tmp_path: Path) -> None:
     other = save_private(
         copy.copy(ESTIMATORS[kind]).fit(FEATURES[::-1] / 2, LABELS),
         tmp_path / "other",
@@ -155,7 +165,7 @@ def test_weights_of_another_folder_are_refused(saved, kind, tmp_path) -> None:
     _refused(other, "are not those that model.json describes")
 
 
-def test_an_encoding_that_was_measured_and_is_marked_as_declared_is_refused(tmp_path) -> None:
+def test_an_encoding_that_was_measured_and_is_marked_as_declared_is_refused(tmp_path: Path) -> None:
     head = PrivateHead(**PUBLIC).fit(FEATURES, LABELS)
     folder = save_private(head, tmp_path / "model", dataset="made up", encoding=MEASURED)
     assert open_private(folder).guarantee.status == "conditional"
@@ -177,15 +187,9 @@ def _others(value):
         return [not value, None]
     if isinstance(value, int | float):
         return [type(value)(value * 2), type(value)(value / 2), 0, 10**9, None]
-    words = ("proven", "conditional", "exact", "seeded", "weights", "query", "output", "gradient", "gaussian")
-    words += (
-        "published",
-        "pure",
-        "cross-entropy",
-        "convexified",
-        "permute-and-flip",
-        "exponential",
-        "declared",
+    words = (
+        *("proven", "conditional", "exact", "seeded", "weights", "query", "output", "gradient", "gaussian"),
+        *("published", "pure", "cross-entropy", "convexified", "permute-and-flip", "exponential", "declared"),
     )
     return [*(word for word in words if word != value), None] if isinstance(value, str) else [1e-9, True, "x"]
 
@@ -194,9 +198,9 @@ def _promise(model):
     """All that an asker is promised and that answers are drawn with."""
     asked = model.classifier
     claim = model.guarantee
-    drawn = ()
+    drawn: tuple[Any, ...] = ()
     if isinstance(asked, Predictor):
-        bounds = asked.mechanism.bounds
+        bounds: Any = asked.mechanism.bounds  # type: ignore[attr-defined]
         drawn = (
             asked.mechanism.name,
             asked.cost,
@@ -213,7 +217,9 @@ def _promise(model):
     "kind",
     [pytest.param(kind, marks=pytest.mark.slow) if "rdp" in kind else kind for kind in ESTIMATORS],
 )
-def test_no_single_edit_of_a_description_changes_what_is_promised(saved, kind, tmp_path) -> None:
+def test_no_single_edit_of_a_description_changes_what_is_promised(
+    saved: dict[str, Path], kind: str, tmp_path: Path
+) -> None:
     """Every value of model.json is replaced by others: the folder is refused, or promises and draws as before.
 
     It may then list a further assumption, which promises less.
@@ -241,7 +247,9 @@ def test_no_single_edit_of_a_description_changes_what_is_promised(saved, kind, t
 
 
 @pytest.mark.parametrize("kind", PAID)
-def test_a_model_that_is_paid_per_answer_and_has_no_account_is_refused(saved, kind, tmp_path) -> None:
+def test_a_model_that_is_paid_per_answer_and_has_no_account_is_refused(
+    saved: dict[str, Path], kind: str, tmp_path: Path
+) -> None:
     folder = _copied(saved[kind], tmp_path / "model")
     open_private(folder).predict(FEATURES[:2])
     (folder / "account.json").unlink()
@@ -261,12 +269,14 @@ def test_a_model_that_is_paid_per_answer_and_has_no_account_is_refused(saved, ki
 
 
 @pytest.mark.parametrize("kind", PAID)
-def test_the_account_is_there_as_soon_as_the_model_is_saved(saved, kind) -> None:
+def test_the_account_is_there_as_soon_as_the_model_is_saved(saved: dict[str, Path], kind: str) -> None:
     assert FileAccount(saved[kind] / "account.json").answered == 0
 
 
 @pytest.mark.parametrize("kind", PAID)
-def test_an_account_that_counts_more_than_the_budget_or_nothing_is_refused(saved, kind, tmp_path) -> None:
+def test_an_account_that_counts_more_than_the_budget_or_nothing_is_refused(
+    saved: dict[str, Path], kind: str, tmp_path: Path
+) -> None:
     folder = _copied(saved[kind], tmp_path / "model")
     account = (folder / "account.json").read_text()
     (folder / "account.json").write_text(account.replace("00000000000000000000", "00000000000000000006"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -45,21 +47,23 @@ def _teachers(**changes) -> Teachers:
     return Teachers(**(options | changes))
 
 
-def test_a_crowd_of_teachers_answers_well_with_a_generous_budget() -> None:
+def test_teachers_answer_well_with_a_generous_budget() -> None:
     features, labels = _blobs()
     others, truth = _blobs(50, seed=1)
-    crowd = _teachers(epsilon=500.0).fit(features, labels)
-    assert (crowd.predict(others) == truth).mean() > 0.9
-    assert crowd.guarantee_.status == "proven"
-    assert crowd.remaining.queries == 0
-    with pytest.raises(BudgetExhausted, match="50 of 50 are spent"):
-        crowd.predict(_blobs(1, seed=5)[0])
-    np.testing.assert_array_equal(crowd.predict(others), crowd.predict(others))  # stored answers stay free
+    fitted = _teachers(epsilon=500.0).fit(features, labels)
+    assert (fitted.predict(others) == truth).mean() > 0.9
+    assert fitted.guarantee_.status == "proven"
+    assert fitted.remaining.queries == 0
+    with pytest.raises(BudgetExhausted, match="1 answer requested, 0 of 50 left"):
+        fitted.predict(_blobs(1, seed=5)[0])
+    np.testing.assert_array_equal(fitted.predict(others), fitted.predict(others))  # stored answers stay free
 
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), kind=st.sampled_from(["ordinary", "mislabelled", "extreme", "duplicate"]))
-def test_removing_a_record_changes_one_teacher_and_the_votes_by_at_most_the_bound(seed, kind) -> None:
+def test_removing_a_record_changes_one_teacher_and_the_votes_by_at_most_the_bound(
+    seed: int, kind: str
+) -> None:
     """Bit for bit: all other teachers keep exactly the same weights."""
     generator = np.random.default_rng(seed)
     features, labels = _blobs(60, seed=seed % 50)
@@ -84,7 +88,7 @@ def test_removing_a_record_changes_one_teacher_and_the_votes_by_at_most_the_boun
 
 
 @pytest.mark.parametrize("soft", [False, True])
-def test_the_vote_bound_is_reached(soft) -> None:
+def test_the_vote_bound_is_reached(soft: bool) -> None:
     """One record can turn a teacher around completely: the bound is tight."""
     features = np.zeros((1, 2), np.float32)
     strong = torch.nn.Linear(2, 2)
@@ -116,32 +120,32 @@ def test_a_records_shard_depends_on_nothing_but_its_identifier_and_the_key() -> 
 def test_rows_with_the_same_identifier_sit_in_the_same_shard() -> None:
     features, labels = _blobs(60)
     people = np.repeat(np.arange(20), 3)
-    crowd = _teachers(teachers=4, network=LINEAR, random_state=1)
-    crowd.fit(features, labels, identifiers=people)
+    fitted = _teachers(teachers=4, network=LINEAR, random_state=1)
+    fitted.fit(features, labels, identifiers=people)
     other = _teachers(teachers=4, network=LINEAR, random_state=1)
     # Taking one person out leaves every teacher but one as it was, though three records went.
     kept = people != 4
     other.fit(features[kept], labels[kept], identifiers=people[kept])
-    one, two = crowd.ensemble_.teachers.weight_vectors(), other.ensemble_.teachers.weight_vectors()
+    one, two = fitted.ensemble_.teachers.weight_vectors(), other.ensemble_.teachers.weight_vectors()
     assert sum(not torch.equal(one[k], two[k]) for k in range(4)) == 1
 
 
 def test_a_teacher_without_records_votes_evenly() -> None:
     features, labels = _blobs(12)
-    crowd = _teachers(teachers=30, network=LINEAR, random_state=0).fit(features, labels).ensemble_
-    assert crowd.silent.sum() >= 18
-    assert crowd.scores(features).sum(1) == pytest.approx(np.full(12, 30.0))
+    fitted = _teachers(teachers=30, network=LINEAR, random_state=0).fit(features, labels).ensemble_
+    assert fitted.silent.sum() >= 18
+    assert fitted.scores(features).sum(1) == pytest.approx(np.full(12, 30.0))
 
 
 def test_a_broken_teacher_votes_evenly_and_breaks_no_other() -> None:
     features, labels = _blobs(40)
     features[0] = np.float32(3e38)
-    crowd = _teachers(
+    fitted = _teachers(
         teachers=3,
         network=TrainingSettings(hidden=(), loss=CrossEntropy(), learning_rate=1e30, epochs=3),
         random_state=0,
     )
-    votes = crowd.fit(features, labels).ensemble_.scores(features)
+    votes = fitted.fit(features, labels).ensemble_.scores(features)
     assert np.isfinite(votes).all()
     assert votes.sum(1) == pytest.approx(np.full(40, 3.0))
 
@@ -164,8 +168,8 @@ def test_any_torch_module_can_be_a_teacher() -> None:
     def build(width, classes):
         return torch.nn.Sequential(torch.nn.Linear(width, 6), torch.nn.ReLU(), torch.nn.Linear(6, classes))
 
-    crowd = _teachers(epsilon=500.0, teachers=3, network=build).fit(features, labels)
-    assert (crowd.predict(features[:40]) == labels[:40]).mean() > 0.7
+    fitted = _teachers(epsilon=500.0, teachers=3, network=build).fit(features, labels)
+    assert (fitted.predict(features[:40]) == labels[:40]).mean() > 0.7
     broken = _teachers(teachers=3, network=lambda width, classes: torch.nn.Linear(width + 1, classes)).fit(
         features, labels
     )
@@ -175,10 +179,10 @@ def test_any_torch_module_can_be_a_teacher() -> None:
 
 def test_probabilities_are_released_with_gaussian_noise() -> None:
     features, labels = _blobs()
-    crowd = _teachers(release="probabilities", epsilon=500.0).fit(features, labels)
-    probabilities = crowd.predict_proba(features[:10])
+    fitted = _teachers(release="probabilities", epsilon=500.0).fit(features, labels)
+    probabilities = fitted.predict_proba(features[:10])
     np.testing.assert_allclose(probabilities.sum(1), 1.0)
-    assert crowd.guarantee_.parameters["mechanism"] == "gaussian"
+    assert fitted.guarantee_.parameters["mechanism"] == "gaussian"
     assert not hasattr(_teachers().fit(features, labels), "predict_proba")
 
 
@@ -228,7 +232,9 @@ class Centred:
     ],
     ids=["own map", "own module in a map", "own network"],
 )
-def test_code_of_the_users_own_makes_the_guarantee_conditional(changes, condition) -> None:
+def test_code_of_the_users_own_makes_the_guarantee_conditional(
+    changes: dict[str, Any], condition: Any
+) -> None:
     features, labels = _blobs(60)
     claimed = _teachers(**({"network": LINEAR} | changes)).fit(features, labels).guarantee_
     assert claimed.status == "conditional"

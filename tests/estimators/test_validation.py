@@ -32,24 +32,26 @@ LABELS = np.arange(60) % 2
         (ROWS, LABELS + SECRET, "Unknown label type: continuous"),
     ],
 )
-def test_a_table_that_is_none_is_refused_without_showing_a_value(make, records, labels, sentence) -> None:
-    with pytest.raises(InvalidInput, match=sentence) as refusal:
+def test_a_table_that_is_none_is_refused_without_showing_a_value(
+    make: Any, records: Any, labels: Any, sentence: str
+) -> None:
+    with pytest.raises(InvalidInput, match=sentence) as error:
         make(declared_size=60, classes=[0, 1]).fit(records, labels)
-    told = str(refusal.value)
+    told = str(error.value)
     assert "0.72" not in told
     assert "60" not in told
     assert "50" not in told
     assert "secret" not in told
     assert "\n" not in told
     assert told.endswith("and y must have one label for each row.")
-    assert refusal.value.__suppress_context__
+    assert error.value.__suppress_context__
 
 
 @pytest.mark.parametrize("make", [PrivateHead, Teachers, DPSGD])
 @pytest.mark.parametrize(
     "labels", [np.arange(60), np.arange(60) // 1.5, np.array([f"name {n}" for n in range(60)])]
 )
-def test_nothing_is_warned_of_that_depends_on_the_labels(make, labels) -> None:
+def test_nothing_is_warned_of_that_depends_on_the_labels(make: Any, labels: Any) -> None:
     """scikit-learn warns if more than half of the labels differ."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -59,7 +61,7 @@ def test_nothing_is_warned_of_that_depends_on_the_labels(make, labels) -> None:
 
 @pytest.mark.parametrize("make", [PrivateHead, Teachers, DPSGD])
 @pytest.mark.parametrize("value", [1e300, 1e39, 3e38, 1e-300])
-def test_nothing_is_warned_of_that_depends_on_the_values(make, value) -> None:
+def test_nothing_is_warned_of_that_depends_on_the_values(make: Any, value: float) -> None:
     records = np.where(np.arange(180).reshape(60, 3) == 7, value, ROWS)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -73,22 +75,22 @@ DIAGNOSES = np.array(["healthy", "ill"] * 19 + ["healthy", "infected"])
 
 
 @pytest.mark.parametrize("estimator", [DPSGD, PrivateHead, Teachers])
-def test_an_undeclared_label_is_refused_without_showing_it(estimator) -> None:
-    with pytest.raises(InvalidInput, match="label that is not one of the 2 declared classes") as refusal:
+def test_an_undeclared_label_is_refused_without_showing_it(estimator: Any) -> None:
+    with pytest.raises(InvalidInput, match="label that is not one of the 2 declared classes") as error:
         estimator(classes=("healthy", "ill"), declared_size=40).fit(RECORDS, DIAGNOSES)
-    assert "infected" not in str(refusal.value)
-    assert refusal.value.__context__ is None  # a KeyError there would carry the label
+    assert "infected" not in str(error.value)
+    assert error.value.__context__ is None  # a KeyError there would carry the label
 
 
 @pytest.mark.parametrize("estimator", [DPSGD, PrivateHead, Teachers])
-def test_a_single_class_read_off_the_labels_is_refused_without_showing_it(estimator) -> None:
-    with pytest.raises(InvalidInput, match="only one class") as refusal:
+def test_a_single_class_read_off_the_labels_is_refused_without_showing_it(estimator: Any) -> None:
+    with pytest.raises(InvalidInput, match="only one class") as error:
         estimator().fit(RECORDS, np.full(40, "infected"))
-    assert "infected" not in str(refusal.value)
+    assert "infected" not in str(error.value)
 
 
 @pytest.mark.parametrize("declared", [(), ("ill",), ("ill", "ill"), ("ill", "healthy", "ill")])
-def test_fewer_than_two_different_declared_classes_are_refused(declared) -> None:
+def test_fewer_than_two_different_declared_classes_are_refused(declared: tuple[str, ...]) -> None:
     with pytest.raises(InvalidInput, match="two different classes"):
         class_numbers(np.array(["ill"]), declared)
 
@@ -104,7 +106,7 @@ LABELS = np.arange(60) % 2
 
 
 @pytest.mark.parametrize("size", [1, 480, np.int64(7), 12.0, LARGEST_SIZE])
-def test_a_number_of_records_is_taken_as_it_is(size) -> None:
+def test_a_number_of_records_is_taken_as_it_is(size: Any) -> None:
     assert checked_size(size) == size
     assert isinstance(checked_size(size), int)
 
@@ -113,10 +115,12 @@ def test_a_number_of_records_is_taken_as_it_is(size) -> None:
     "size", [0, -3, 1.5, math.nan, math.inf, True, "12", LARGEST_SIZE + 1, 10**20, 10**400]
 )
 @pytest.mark.parametrize("estimator", [PrivateHead, Teachers, DPSGD])
-def test_every_estimator_refuses_what_is_no_number_of_records_before_it_trains(estimator, size) -> None:
-    with pytest.raises(InvalidInput, match="must be an integer from 1 to 1,000,000,000") as refusal:
+def test_every_estimator_refuses_what_is_no_number_of_records_before_it_trains(
+    estimator: Any, size: Any
+) -> None:
+    with pytest.raises(InvalidInput, match="must be an integer from 1 to 1,000,000,000") as error:
         estimator(classes=(0, 1), declared_size=size).fit(FEATURES, LABELS)
-    assert "\n" not in str(refusal.value)
+    assert "\n" not in str(error.value)
 
 
 def test_teachers_that_would_train_for_days_are_refused() -> None:

@@ -58,8 +58,6 @@ from quietmax.sensitivity.base import ScoreBounds, Sensitivity
 
 Floats = NDArray[np.float64]
 Build = Callable[[int, int], torch.nn.Module]
-Release = Literal["label", "probabilities"]
-Method = Literal["auto", "gaussian", "exponential", "permute-and-flip"]
 
 NETWORK = TrainingSettings(hidden=(64,), loss=CrossEntropy(), learning_rate=0.003, epochs=60, batch_size=50)
 """Default teachers without a feature map."""
@@ -150,8 +148,8 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         queries: int = 1000,
         teachers: int | None = None,
         *,
-        release: Release = "label",
-        method: Method = "auto",
+        release: Literal["label", "probabilities"] = "label",
+        method: Literal["auto", "gaussian", "exponential", "permute-and-flip"] = "auto",
         features: Any = "auto",
         image_shape: ImageShape | None = None,
         network: TrainingSettings | Build | None = None,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +58,7 @@ def test_full_batches_are_claimed_in_the_gaussian_measure() -> None:
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "zcdp", "ac", "nc"])
-def test_the_published_analysis_is_conditional_shuffles_and_names_its_assumption(accountant) -> None:
+def test_the_published_analysis_is_conditional_shuffles_and_names_its_assumption(accountant: str) -> None:
     features, labels = _blobs(300)
     fitted = _private(
         preset="paper",
@@ -129,7 +131,7 @@ def test_a_seed_repeats_a_run_and_none_never_does() -> None:
 
 
 @pytest.mark.parametrize("features", [UnitNorm(0.5), RandomFourier(count=40, bandwidth=1.0)])
-def test_any_public_feature_map_can_come_first(features) -> None:
+def test_any_public_feature_map_can_come_first(features: Any) -> None:
     records, labels = _blobs()
     others, truth = _blobs(seed=1)
     fitted = _private(features=features, epsilon=4.0).fit(records, labels)
@@ -137,7 +139,7 @@ def test_any_public_feature_map_can_come_first(features) -> None:
     assert fitted.n_features_in_ == 6
 
 
-def test_a_saved_network_answers_as_before_and_keeps_its_guarantee(tmp_path) -> None:
+def test_a_saved_network_answers_as_before_and_keeps_its_guarantee(tmp_path: Path) -> None:
     records, labels = _blobs()
     fitted = _private(features=UnitNorm(0.5), hidden=(5,)).fit(records, labels)
     folder = save_private(fitted, tmp_path / "network", dataset="blobs")
@@ -152,7 +154,7 @@ def test_a_saved_network_answers_as_before_and_keeps_its_guarantee(tmp_path) -> 
         open_private(folder)
 
 
-def test_a_module_of_ones_own_is_not_saved(tmp_path) -> None:
+def test_a_module_of_ones_own_is_not_saved(tmp_path: Path) -> None:
     pytest.importorskip("opacus")
     features, labels = _blobs(40)
     fitted = _private(network=torch.nn.Linear, declared_size=40, steps=2).fit(features, labels)
@@ -176,7 +178,7 @@ def test_a_module_of_ones_own_is_not_saved(tmp_path) -> None:
         ({"max_grad_norm": 0.0}, "max_grad_norm"),
     ],
 )
-def test_bad_input_is_refused_with_a_sentence(changes, match) -> None:
+def test_bad_input_is_refused_with_a_sentence(changes: dict[str, Any], match: str) -> None:
     features, labels = _blobs(60)
     with pytest.raises(InvalidInput, match=match):
         _private(**changes).fit(features, labels)
@@ -189,7 +191,7 @@ def test_it_can_be_cloned_with_its_parameters() -> None:
 
 @pytest.mark.parametrize(("accountant", "listed"), [("pld", True), ("rdp", True), ("zcdp", False)])
 def test_what_a_numerical_accountant_needs_of_its_library_is_listed_as_an_assumption(
-    accountant, listed
+    accountant: str, listed: bool
 ) -> None:
     settings = {
         "declared_size": 1000,
@@ -216,16 +218,16 @@ def test_the_embedded_digits_are_learnt_from_their_pixels() -> None:
     assert _accuracy(load("mnist-5k", records=2500)) > 0.7
 
 
-def test_adult_reaches_0_83(real_data) -> None:
+def test_adult_reaches_0_83(real_data: Path) -> None:
     records = load_records("adult", data_dir=real_data, encoding="one-hot")
     assert _accuracy(split(records, size=10_000, seed=0)) >= 0.83
 
 
-def test_mnist_reaches_0_86_on_pixels(real_data) -> None:
+def test_mnist_reaches_0_86_on_pixels(real_data: Path) -> None:
     assert _accuracy(split(load_records("mnist", data_dir=real_data), size=10_000, seed=0)) >= 0.86
 
 
 @pytest.mark.slow
-def test_mnist_reaches_0_93_on_scattering(real_data) -> None:
+def test_mnist_reaches_0_93_on_scattering(real_data: Path) -> None:
     records = load_records("mnist", data_dir=real_data)
     assert _accuracy(split(records, size=10_000, seed=0), features=Scattering(records.image_shape)) >= 0.93

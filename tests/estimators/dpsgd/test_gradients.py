@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,7 +86,7 @@ def _naive(module, inputs, labels, max_grad_norm):
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "sigmoid"])
 @pytest.mark.parametrize("widths", SHAPES.values(), ids=SHAPES)
-def test_the_clipped_sums_equal_a_loop_over_the_records(widths, activation) -> None:
+def test_the_clipped_sums_equal_a_loop_over_the_records(widths: tuple[int, ...], activation: str) -> None:
     stack = _stack(widths, networks=3, activation=activation)
     inputs, labels = _records(40, 12, 5)
     max_grad_norms = [0.05, 1.0, 1e6]
@@ -98,7 +99,7 @@ def test_the_clipped_sums_equal_a_loop_over_the_records(widths, activation) -> N
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 @pytest.mark.parametrize("widths", SHAPES.values(), ids=SHAPES)
-def test_the_clipped_sums_equal_those_of_opacus(widths, mode) -> None:
+def test_the_clipped_sums_equal_those_of_opacus(widths: tuple[int, ...], mode: str) -> None:
     opacus = pytest.importorskip("opacus")
     stack = _stack(widths)
     inputs, labels = _records(64, 12, 5, seed=3)
@@ -193,7 +194,9 @@ def _sum(network, inputs, labels, max_grad_norm):
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("widths", SHAPES_of_exact_sums.values(), ids=SHAPES_of_exact_sums)
-def test_the_exact_sums_are_the_ordinary_ones_up_to_their_grid(widths, activation) -> None:
+def test_the_exact_sums_are_the_ordinary_ones_up_to_their_grid(
+    widths: tuple[int, ...], activation: str
+) -> None:
     network = _network(widths, activation=activation)
     inputs, labels = _batch(ROWS_AT_ONCE + 30, widths)
     for max_grad_norm in (0.03, 1.0, 50.0):
@@ -217,7 +220,7 @@ def test_the_exact_sums_are_the_ordinary_ones_up_to_their_grid(widths, activatio
 )
 @settings(max_examples=150)
 def test_removing_a_record_subtracts_exactly_its_own_contribution_which_the_clip_norm_bounds(
-    seed, max_grad_norm, stretch, weights, shape, activation
+    seed: int, max_grad_norm: float, stretch: float, weights: float, shape: Any, activation: str
 ) -> None:
     """Whatever the order and number of the others, also with huge or tiny features and weights."""
     widths = SHAPES_of_exact_sums[shape]

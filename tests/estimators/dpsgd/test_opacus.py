@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -47,7 +49,7 @@ def _convolution(_features=16, classes=3):
 
 
 @pytest.mark.parametrize("build", [_convolution, Tied])
-def test_the_clipped_sum_of_a_module_equals_a_loop_over_its_records(build) -> None:
+def test_the_clipped_sum_of_a_module_equals_a_loop_over_its_records(build: Any) -> None:
     torch.manual_seed(0)
     module = build()
     features, labels = _blobs(20)
@@ -97,7 +99,7 @@ def test_the_noise_on_a_module_has_the_stated_spread() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_a_module_of_ones_own_learns_and_its_guarantee_names_what_is_assumed(optimizer) -> None:
+def test_a_module_of_ones_own_learns_and_its_guarantee_names_what_is_assumed(optimizer: str) -> None:
     features, labels = _blobs()
     others, truth = _blobs(seed=1)
     fitted = DPSGD(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from quietmax.data import Records, load_records, split
 from quietmax.errors import InvalidInput, QuietmaxError
-from quietmax.estimators.dpsgd.config import PrivateSettings, plan
+from quietmax.estimators.dpsgd.config import PrivateSettings, make_plan
 from quietmax.estimators.dpsgd.gradients import ClippedSums, Gradients
 from quietmax.estimators.dpsgd.training import (
     secret_batches,
@@ -35,7 +38,9 @@ def _blobs(count=90, classes=3, columns=5, seed=0):
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("sampling", ["poisson", "shuffled"])
 @pytest.mark.parametrize("hidden", [(), (7,), (6, 5)])
-def test_a_stack_equals_single_runs_with_own_noise_clip_seed_and_records(optimizer, sampling, hidden) -> None:
+def test_a_stack_equals_single_runs_with_own_noise_clip_seed_and_records(
+    optimizer: str, sampling: str, hidden: tuple[int, ...]
+) -> None:
     features, labels = _blobs()
     settings = PrivateSettings(
         hidden=hidden,
@@ -75,7 +80,7 @@ def test_a_stack_equals_single_runs_with_own_noise_clip_seed_and_records(optimiz
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_without_noise_and_clipping_it_is_torchs_own_optimiser(optimizer) -> None:
+def test_without_noise_and_clipping_it_is_torchs_own_optimiser(optimizer: str) -> None:
     features, labels = _blobs(40)
     settings = PrivateSettings(
         hidden=(6,),
@@ -168,7 +173,7 @@ def test_steps_are_scaled_by_the_declared_size_not_the_true_one() -> None:
 
 
 @pytest.mark.parametrize("source", ["seeded", "operating system"])
-def test_poisson_batches_take_every_record_independently_at_the_stated_rate(source) -> None:
+def test_poisson_batches_take_every_record_independently_at_the_stated_rate(source: str) -> None:
     """4,000 steps: a count of mean 1200 and deviation 29 is off by more than 6.5 deviations with p < 1e-10."""
     settings = PrivateSettings(sampling_rate=0.3, steps=1)
     records, steps = 40, 4000
@@ -188,7 +193,7 @@ def test_poisson_batches_take_every_record_independently_at_the_stated_rate(sour
 
 
 @pytest.mark.parametrize("source", ["seeded", "operating system"])
-def test_shuffled_batches_take_every_record_once_an_epoch(source) -> None:
+def test_shuffled_batches_take_every_record_once_an_epoch(source: str) -> None:
     settings = PrivateSettings(sampling_rate=0.25, steps=1, sampling="shuffled")
     rows = np.arange(10)
     batches = seeded_batches(rows, 0, 8, settings) if source == "seeded" else secret_batches(10, 8, settings)
@@ -254,7 +259,7 @@ def test_progress_is_told_and_divergence_is_an_error() -> None:
         ({"alpha": -1.0}, "alpha"),
     ],
 )
-def test_bad_input_is_refused_with_a_sentence(changes, match) -> None:
+def test_bad_input_is_refused_with_a_sentence(changes: dict[str, Any], match: str) -> None:
     features, labels = _blobs()
     options = {"features": features, "labels": labels, "classes": 3, "rows": [np.arange(90)], "seeds": [0]}
     options |= {"noise_multipliers": [1.0], "settings": SETTINGS} | changes
@@ -282,7 +287,9 @@ def test_without_records_the_weights_move_by_noise_of_the_stated_spread() -> Non
 
 
 @pytest.mark.parametrize("hidden", [(), (8,), (8, 6)])
-def test_it_trains_what_the_stacked_engine_trains_when_there_is_hardly_any_noise(hidden) -> None:
+def test_it_trains_what_the_stacked_engine_trains_when_there_is_hardly_any_noise(
+    hidden: tuple[int, ...],
+) -> None:
     features, labels = _clusters()
     settings = PrivateSettings(
         hidden=hidden,
@@ -303,7 +310,7 @@ def test_it_trains_what_the_stacked_engine_trains_when_there_is_hardly_any_noise
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "shuffled"])
-def test_it_learns_and_no_two_runs_are_alike(sampling) -> None:
+def test_it_learns_and_no_two_runs_are_alike(sampling: str) -> None:
     features, labels = _clusters()
     settings = PrivateSettings(
         sampling_rate=0.3, steps=60, max_grad_norm=1.0, learning_rate=0.5, sampling=sampling
@@ -337,7 +344,7 @@ def test_it_learns_and_no_two_runs_are_alike(sampling) -> None:
         ({"settings": PrivateSettings(steps=2, learning_rate=1e308), "noise_multiplier": 1e9}, QuietmaxError),
     ],
 )
-def test_bad_input_and_divergence_are_refused(changes, error) -> None:
+def test_bad_input_and_divergence_are_refused(changes: dict[str, Any], error: type[Exception]) -> None:
     features, labels = _clusters()
     options = {"features": features, "labels": labels, "classes": 3, "settings": PrivateSettings(steps=2)}
     options |= {"noise_multiplier": 1.0, "size": 600, "seed": 0} | changes
@@ -357,7 +364,7 @@ def test_a_sweep_trains_every_network_as_if_alone() -> None:
     splits.append(split(splits[0].records, size=200, seed=1))
     sweep = train_sweep(splits, epsilons=[5.0, 500.0], accountants=["zcdp", "nc"])
     assert sweep.accuracies().shape == (2, 2, 2)
-    chosen = plan(200, epsilon=500.0, accountant="nc", analysis="published", preset="paper")
+    chosen = make_plan(200, epsilon=500.0, accountant="nc", analysis="published", preset="paper")
     single = train_private_stack(
         splits[1].records.features,
         splits[1].records.labels,
@@ -384,7 +391,9 @@ def test_splits_of_different_records_and_differing_settings_are_refused() -> Non
 
 
 @pytest.mark.slow
-def test_published_dpsgd_on_location_reproduces_the_order_and_shape_of_the_papers_curves(real_data) -> None:
+def test_published_dpsgd_on_location_reproduces_the_order_and_shape_of_the_papers_curves(
+    real_data: Path,
+) -> None:
     """One split instead of ten: a test accuracy of 0.6 on 1200 records has a deviation of 0.014, a loss 0.022."""
     accountants, epsilons = ("rdp", "zcdp", "ac", "nc"), (1.0, 10.0, 100.0, 1000.0)
     data = split(load_records("location", data_dir=real_data), size=1200, seed=0)

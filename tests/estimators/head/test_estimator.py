@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import pickle
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,7 +53,9 @@ def test_a_head_is_proven_and_states_its_guarantee_within_what_was_asked() -> No
     ids=str,
 )
 @pytest.mark.parametrize("budget", [{"epsilon": 0.1}, {"epsilon": 3.0, "delta": 1e-7}, {"mu": 1.0}], ids=str)
-def test_all_releases_together_never_cost_more_than_the_budget(settings, budget) -> None:
+def test_all_releases_together_never_cost_more_than_the_budget(
+    settings: dict[str, Any], budget: dict[str, Any]
+) -> None:
     head = PrivateHead(**budget, **settings, random_state=0).fit(TABLE, LABELS)
     allowed = budget.get("mu") or mu_of(budget["epsilon"], budget.get("delta", 1e-5))
     assert head.guarantee_.mu <= allowed
@@ -95,7 +99,7 @@ def test_exact_noise_differs_from_fit_to_fit() -> None:
 
 
 @pytest.mark.parametrize("method", ["gradient", "output"])
-def test_the_order_of_the_records_does_not_matter(method) -> None:
+def test_the_order_of_the_records_does_not_matter(method: str) -> None:
     order = np.random.default_rng(0).permutation(400)
     settings = {"method": method, "random_state": 1, **PUBLIC}
     first = PrivateHead(**settings).fit(TABLE, LABELS)
@@ -107,7 +111,7 @@ def test_the_order_of_the_records_does_not_matter(method) -> None:
 
 
 @pytest.mark.parametrize("loss", ["cross-entropy", "convexified"])
-def test_the_fitted_minimisers_of_neighbours_are_within_the_certified_sensitivity(loss) -> None:
+def test_the_fitted_minimisers_of_neighbours_are_within_the_certified_sensitivity(loss: str) -> None:
     """End to end, with noise too small to see."""
     settings = {
         "mu": 1e9,
@@ -240,7 +244,7 @@ def test_one_class_in_the_data_is_no_reason_to_refuse_if_classes_are_declared() 
     ],
     ids=lambda each: each.kind,
 )
-def test_a_head_learns_on_any_public_feature_map(features) -> None:
+def test_a_head_learns_on_any_public_feature_map(features: Any) -> None:
     head = PrivateHead(epsilon=20.0, features=features, random_state=0, **PUBLIC).fit(TABLE, LABELS)
     assert head.score(TABLE, LABELS) > 0.8
     assert head.coef_.shape == (3, features.dimension(4) + 1)
@@ -253,7 +257,7 @@ class Halved(Identity):
 
 
 @pytest.mark.parametrize("features", [Halved(), Pipeline((UnitNorm(), Pipeline((Halved(),))))])
-def test_a_map_with_the_users_own_code_is_an_assumption_of_the_guarantee(features) -> None:
+def test_a_map_with_the_users_own_code_is_an_assumption_of_the_guarantee(features: Any) -> None:
     head = PrivateHead(epsilon=20.0, features=features, random_state=0, **PUBLIC).fit(TABLE, LABELS)
     (stated,) = [each for each in head.guarantee_.assumptions if "from that record alone" in each]
     assert "own feature map" in stated
@@ -265,7 +269,7 @@ def test_a_map_with_the_users_own_code_is_an_assumption_of_the_guarantee(feature
 @pytest.mark.parametrize(
     ("alpha", "regularisation"), [(1e5, 1e-4), (1e4, 0.01), (1e4, 1e-4), (100.0, 1e-4), (1.0, 1e-6)]
 )
-def test_whether_a_head_is_refused_does_not_depend_on_the_labels(alpha, regularisation) -> None:
+def test_whether_a_head_is_refused_does_not_depend_on_the_labels(alpha: float, regularisation: float) -> None:
     generator = np.random.default_rng(0)
     records = generator.random((60, 20)).astype(np.float32)
     outcomes = set()
@@ -279,8 +283,8 @@ def test_whether_a_head_is_refused_does_not_depend_on_the_labels(alpha, regulari
         try:
             fitted = head.fit(records, np.asarray(labels, int))
             outcomes.add((fitted.sensitivity_.value, fitted.plan_.tolerance))
-        except InvalidInput as refusal:
-            outcomes.add(str(refusal))
+        except InvalidInput as error:
+            outcomes.add(str(error))
     assert len(outcomes) == 1
 
 
@@ -347,10 +351,10 @@ def test_answers_per_query_are_pure_and_stop_when_paid_out() -> None:
     ],
     ids=str,
 )
-def test_settings_without_meaning_are_refused_with_one_sentence(settings) -> None:
-    with pytest.raises(InvalidInput) as refusal:
+def test_settings_without_meaning_are_refused_with_one_sentence(settings: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput) as error:
         PrivateHead(**settings).fit(TABLE, LABELS)
-    assert str(refusal.value).count("\n") == 0
+    assert str(error.value).count("\n") == 0
 
 
 def test_refitting_leaves_nothing_of_the_former_release_behind() -> None:
@@ -380,7 +384,7 @@ def test_a_fitted_head_survives_cloning_and_pickling() -> None:
     ],
 )
 def test_tables_reach_the_promised_accuracy_with_the_defaults(
-    real_data, name, records, options, epsilon, least
+    real_data: Path, name: str, records: Any, options: dict[str, Any], epsilon: float, least: float
 ) -> None:
     accuracies = []
     for seed in range(3):
@@ -398,7 +402,7 @@ def test_tables_reach_the_promised_accuracy_with_the_defaults(
     ids=str,
 )
 def test_ten_thousand_digits_reach_the_promised_accuracy_with_the_defaults(
-    real_data, settings, least
+    real_data: Path, settings: dict[str, Any], least: float
 ) -> None:
     split = quietmax.data.load("mnist", records=10_000, seed=0, data_dir=real_data)
     head = PrivateHead(**settings, image_shape=(1, 28, 28), classes=range(10), declared_size=10_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,7 +105,9 @@ def test_removing_any_record_moves_the_released_sum_by_at_most_the_certified_sen
 
 
 @pytest.mark.parametrize("height", [16, 37, 4096])
-def test_the_sum_depends_on_neither_the_order_of_the_records_nor_the_blocks(monkeypatch, height) -> None:
+def test_the_sum_depends_on_neither_the_order_of_the_records_nor_the_blocks(
+    monkeypatch: pytest.MonkeyPatch, height: int
+) -> None:
     rng = np.random.default_rng(3)
     table = random_table(rng, 500, 700, 3)
     weights = rng.normal(size=(3, 701)) * 5
@@ -147,7 +150,7 @@ def test_weights_on_their_grid_are_close_to_the_weights() -> None:
 
 
 @given(st.lists(st.floats(-800.0, 0.0), min_size=1, max_size=40))
-def test_the_repeatable_exponential_is_accurate_and_the_same_at_every_place(values) -> None:
+def test_the_repeatable_exponential_is_accurate_and_the_same_at_every_place(values: Any) -> None:
     array = np.array(values)
     result = repeatable_exp(array)
     np.testing.assert_allclose(result, np.exp(np.maximum(array, -700.0)), rtol=1e-15)
@@ -170,7 +173,7 @@ def test_probabilities_equal_the_ordinary_softmax_and_do_not_depend_on_other_col
     st.floats(0.01, 100.0),
     st.lists(st.floats(-0.5, 0.5), min_size=3, max_size=3),
 )
-def test_rows_never_become_longer_than_one(values, radius, centre) -> None:
+def test_rows_never_become_longer_than_one(values: Any, radius: float, centre: Any) -> None:
     clipped = clipped_rows(np.array([values], np.float32), radius)
     assert (np.ldexp(clipped, BITS) == np.rint(np.ldexp(clipped, BITS))).all()
     assert float(np.square(clipped).sum()) <= 1.0
@@ -211,7 +214,7 @@ def test_a_decision_on_centred_unit_rows_is_an_affine_decision_on_features() -> 
     np.testing.assert_array_equal(np.sign(decisions[clear]), np.sign(affine[clear]))
 
 
-def test_more_records_than_can_be_summed_exactly_are_refused(monkeypatch) -> None:
+def test_more_records_than_can_be_summed_exactly_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_table, "LARGEST_TABLE", 2)
     with pytest.raises(InvalidInput, match="at most 2 records"):
         Table(np.zeros((3, 1), np.float32), np.zeros(3, np.int64), 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,7 +61,9 @@ OBJECTIVES: list[Objective] = [
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 @pytest.mark.parametrize("fast_iterations", [500, 3, 0])
-def test_the_tolerance_is_reached_with_and_without_the_fast_solver(objective, fast_iterations) -> None:
+def test_the_tolerance_is_reached_with_and_without_the_fast_solver(
+    objective: Any, fast_iterations: int
+) -> None:
     table = random_table(0)
     solution = minimise(table, objective, 1e-7, fast_iterations=fast_iterations)
     assert solution.gradient_bound <= 1e-7
@@ -70,7 +73,7 @@ def test_the_tolerance_is_reached_with_and_without_the_fast_solver(objective, fa
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
-def test_the_computed_gradient_is_within_its_rounding_bound(objective) -> None:
+def test_the_computed_gradient_is_within_its_rounding_bound(objective: Any) -> None:
     rng = np.random.default_rng(1)
     for seed in range(20):
         table = random_table(seed)
@@ -80,7 +83,7 @@ def test_the_computed_gradient_is_within_its_rounding_bound(objective) -> None:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
-def test_the_smoothness_bound_holds_along_random_directions(objective) -> None:
+def test_the_smoothness_bound_holds_along_random_directions(objective: Any) -> None:
     rng = np.random.default_rng(2)
     table = random_table(3)
     for _ in range(200):
@@ -148,7 +151,9 @@ def difficult(name: str) -> Table:
 )
 @pytest.mark.parametrize("regularisation", [1e-4, 1.0])
 @pytest.mark.parametrize("fast_iterations", [500, 0])
-def test_difficult_data_are_solved_to_the_tolerance_too(name, regularisation, fast_iterations) -> None:
+def test_difficult_data_are_solved_to_the_tolerance_too(
+    name: str, regularisation: float, fast_iterations: int
+) -> None:
     table = difficult(name)
     size = 20.0
     tolerance = 0.005 * math.sqrt(2) / size
@@ -172,7 +177,7 @@ def test_difficult_data_are_solved_to_the_tolerance_too(name, regularisation, fa
     ids=str,
 )
 def test_the_rounding_error_stays_below_the_tolerance_wherever_a_certified_minimiser_may_lie(
-    objective, features
+    objective: Any, features: Any
 ) -> None:
     tolerance = certifiable_tolerance(objective, features, 10, at_least=1e-9)
     farthest = objective.max_weight_norm(10) + tolerance / objective.regularisation
@@ -182,7 +187,7 @@ def test_the_rounding_error_stays_below_the_tolerance_wherever_a_certified_minim
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
-def test_the_public_bounds_on_length_and_steepness_hold(objective) -> None:
+def test_the_public_bounds_on_length_and_steepness_hold(objective: Any) -> None:
     for seed in range(5):
         table = random_table(seed, records=min(objective.max_records, 80))
         solution = minimise(table, objective, 1e-7)
@@ -225,7 +230,7 @@ def against_a_crowd(
 
 @pytest.mark.parametrize(("records", "columns", "classes", "regularisation", "size"), SETTINGS)
 def test_removing_one_record_moves_the_minimiser_by_at_most_the_bound(
-    records, columns, classes, regularisation, size
+    records: Any, columns: int, classes: int, regularisation: float, size: Any
 ) -> None:
     problem = random_problems(
         torch.Generator().manual_seed(records),
@@ -311,7 +316,7 @@ def test_replacing_a_record_moves_the_minimiser_by_at_most_twice_the_bound() -> 
     ("classes", "regularisation", "mass"), [(2, 0.05, 10.0), (3, 1.0, 2.0), (4, 0.3, 0.01)]
 )
 def test_removing_one_record_moves_the_tilted_minimiser_by_at_most_the_bound(
-    alpha, classes, regularisation, mass
+    alpha: float, classes: int, regularisation: float, mass: float
 ) -> None:
     problem = random_problems(
         torch.Generator().manual_seed(7),

@@ -10,7 +10,7 @@ from scipy.stats import norm
 from sklearn.datasets import make_blobs
 
 from quietmax.errors import InvalidInput
-from quietmax.estimators.head import training as head_plan
+from quietmax.estimators.head import training
 from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.head.exact_sums import Table, clipped_rows, unit_rows
 from quietmax.estimators.head.training import Allowance, descend, released_centre, released_size
@@ -37,14 +37,14 @@ def test_the_plan_depends_on_public_numbers_only_and_keeps_the_noise_on_a_logit(
         (10_000, 3970, 10, 0.26),
         (10_000, 138, 2, 1.0),
     ):
-        plan = head_plan.gradient_plan(size, features, classes, mu)
-        assert head_plan.FEWEST_STEPS <= plan.steps <= head_plan.MOST_STEPS
+        plan = training.gradient_plan(size, features, classes, mu)
+        assert training.FEWEST_STEPS <= plan.steps <= training.MOST_STEPS
         assert plan.learning_rate * plan.max_grad_norm * plan.steps / (mu * size) == pytest.approx(
-            head_plan.GRADIENT_NOISE
+            training.GRADIENT_NOISE
         )
     assert (
-        head_plan.gradient_plan(1e6, 10, 2, 100.0).learning_rate * head_plan.MAX_GRAD_NORM
-        == head_plan.LONGEST_STEP
+        training.gradient_plan(1e6, 10, 2, 100.0).learning_rate * training.MAX_GRAD_NORM
+        == training.LONGEST_STEP
     )
 
 
@@ -65,9 +65,9 @@ def test_shares_of_the_budget_add_up_to_it() -> None:
 
 
 def test_a_thousand_releases_on_neighbours_cannot_be_told_apart_better_than_the_claim_allows() -> None:
-    """The best test for one step: the projection on the true difference, whose two laws lie at most mu apart."""
+    """The best test for one step projects on the true difference; its two distributions lie at most mu apart."""
     mu, releases = 2.0, 1000
-    plan = head_plan.GradientPlan(steps=1, learning_rate=1.0, max_grad_norm=0.3)
+    plan = training.GradientPlan(steps=1, learning_rate=1.0, max_grad_norm=0.3)
     rows = unit_rows(clipped_rows(TABLE[:3].astype(np.float32), 1.0), np.zeros(4), 0.2).astype(np.float32)
     tables = [Table(rows[:kept], LABELS[:kept], 3) for kept in (3, 2)]
     clean = [descend(table, plan, 3.0, 1e9, SeededNoise(0)) for table in tables]
@@ -82,6 +82,6 @@ def test_a_thousand_releases_on_neighbours_cannot_be_told_apart_better_than_the_
         for table, start in zip(tables, (0, releases), strict=True)
     ]
     best = max(np.mean(seen[0] > cut) - np.mean(seen[1] > cut) for cut in np.concatenate(seen))
-    # the true advantage is at most 2 Phi(mu/2) - 1; by DKW each empirical law is off by more with probability 1e-8
+    # the true advantage is at most 2 Phi(mu/2) - 1; by DKW each empirical distribution is off by more with p = 1e-8
     margin = 2 * math.sqrt(math.log(2e8) / (2 * releases))
     assert 0.5 < best <= 2 * norm.cdf(mu / 2) - 1 + margin < 0.9

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from sklearn.datasets import make_blobs
 
@@ -41,7 +43,7 @@ def test_scores_of_unreleased_weights_stay_within_their_bounds_for_neighbours() 
         "declared_size": 25,
     }
     queries = UnitNorm(0.6).transform(np.random.default_rng(4).normal(size=(200, 4)) * 5)
-    whole = PrivateHead(**settings).fit(TABLE[:25], LABELS[:25]).predictor_.model
+    whole: Any = PrivateHead(**settings).fit(TABLE[:25], LABELS[:25]).predictor_.model
     for removed in range(25):
         kept = np.delete(np.arange(25), removed)
         other = PrivateHead(**settings).fit(TABLE[kept], LABELS[kept]).predictor_.model

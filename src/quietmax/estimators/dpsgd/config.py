@@ -143,7 +143,7 @@ class Plan:
         }
 
 
-def plan(
+def make_plan(
     size: int,
     *,
     epsilon: float,
@@ -183,7 +183,7 @@ def plan(
 
     Examples
     --------
-    >>> chosen = plan(10_000, epsilon=1.0, preset="paper", accountant="zcdp", analysis="published")
+    >>> chosen = make_plan(10_000, epsilon=1.0, preset="paper", accountant="zcdp", analysis="published")
     >>> chosen.settings.steps, chosen.settings.sampling, round(chosen.noise_multiplier, 1)
     (10000, 'shuffled', 49.0)
     """

@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from quietmax.accounting.dpsgd import Accountant, NoiseAnalysis
 from quietmax.accounting.guarantee import Guarantee, Status
-from quietmax.estimators.dpsgd.config import LENGTH_PER_COLUMN, Optimizer, Plan, Preset, plan
+from quietmax.estimators.dpsgd.config import LENGTH_PER_COLUMN, Optimizer, Plan, Preset, make_plan
 from quietmax.estimators.dpsgd.opacus import OWN_MODULE, Build, train_private_module
 from quietmax.estimators.dpsgd.training import train_private, train_private_stack
 from quietmax.estimators.validation import (
@@ -280,7 +280,7 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _plan(self, records: int, columns: int) -> Plan:
         """Return the settings, from public numbers (the true number of records only if none is declared)."""
-        return plan(
+        return make_plan(
             records if self.declared_size is None else self.declared_size,
             epsilon=self.epsilon,
             delta=self.delta,

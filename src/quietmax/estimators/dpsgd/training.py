@@ -28,7 +28,7 @@ from torch import Tensor
 from quietmax.accounting.dpsgd import Accountant, NoiseAnalysis
 from quietmax.data.records import Split
 from quietmax.errors import InvalidInput
-from quietmax.estimators.dpsgd.config import Plan, Preset, PrivateSettings, plan
+from quietmax.estimators.dpsgd.config import Plan, Preset, PrivateSettings, make_plan
 from quietmax.estimators.dpsgd.gradients import LARGEST_BATCH, ClippedSums, Gradients, exact_clipped_sum
 from quietmax.estimators.validation import check_positive
 from quietmax.models.losses import Convexified
@@ -506,7 +506,7 @@ def train_sweep(
         raise InvalidInput(f"All training parts of a sweep must have the same size, got {sorted(sizes)}.")
     records, size = data[0].records, sizes.pop()
     plans = [
-        plan(size, epsilon=epsilon, accountant=accountant, analysis=analysis, preset=preset)
+        make_plan(size, epsilon=epsilon, accountant=accountant, analysis=analysis, preset=preset)
         for accountant in accountants
         for epsilon in epsilons
     ]

@@ -78,9 +78,7 @@ from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor
 from quietmax.sensitivity.base import Sensitivity
 
-Method = Literal["gradient", "output"]
-Release = Literal["weights", "query"]
-Loss = Literal["cross-entropy", "convexified"]
+TrainingMethod = Literal["gradient", "output"]
 Facts = Mapping[str, Any]
 """The public facts of a training by name: the ``parameters`` of its guarantee."""
 
@@ -182,16 +180,16 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         delta: float = 1e-5,
         *,
         mu: float | None = None,
-        method: Method | None = None,
+        method: TrainingMethod | None = None,
         features: FeatureMap | Literal["auto", "identity", "unit-norm", "scattering"] = "auto",
         image_shape: ImageShape | None = None,
         classes: Sequence[Any] | None = None,
         declared_size: int | None = None,
-        release: Release = "weights",
+        release: Literal["weights", "query"] = "weights",
         queries: int = 1,
         centring: float = CENTRING_SHARE,
         radius: float = 1.0,
-        loss: Loss = "cross-entropy",
+        loss: Literal["cross-entropy", "convexified"] = "cross-entropy",
         alpha: float = 1.0,
         mass: float | None = None,
         steps: int | None = None,
@@ -393,7 +391,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.feature_map_.transform(records)
 
     @property
-    def _training_method(self) -> Method:
+    def _training_method(self) -> TrainingMethod:
         """The method, with its default."""
         return self.method or ("output" if self.release == "query" else "gradient")
 
