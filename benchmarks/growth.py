@@ -1,6 +1,6 @@
-"""How the cost grows: training with n and K, an answer with C, a ledger with its queries and replicas; as a picture.
+"""How the cost grows: training with n and K, an answer with C, a ledger with its queries and replicas; as a figure.
 
-    python benchmarks/growth.py [--quick] [--picture docs/pictures/growth.png]
+    python benchmarks/growth.py [--quick] [--figure docs/pictures/growth.png]
 
 Each curve gives the median of alternating rounds; the slope on double logarithmic axes is printed (1: proportional).
 """
@@ -30,7 +30,7 @@ from quietmax.models.stacked import TrainingSettings, train_stack
 from quietmax.noise import EXACT
 from ratios import report
 
-PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "growth.png"
+FIGURE = Path(__file__).parents[1] / "docs" / "pictures" / "growth.png"
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Curve:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="One round, the two smallest sizes, no picture.")
-    parser.add_argument("--picture", type=Path, default=PICTURE)
+    parser.add_argument("--quick", action="store_true", help="One round, the two smallest sizes, no figure.")
+    parser.add_argument("--figure", type=Path, default=FIGURE)
     options = parser.parse_args()
     curves = (
         Curve("private head, fit", "records", (1000, 2000, 4000, 8000, 16000), head),
@@ -82,7 +82,7 @@ def main() -> None:
         axes.set_title(f"{curve.name} (slope {slope:.2f})", fontsize=9)
     if not options.quick:
         figure.tight_layout()
-        figure.savefig(options.picture, dpi=110)
+        figure.savefig(options.figure, dpi=110)
 
 
 def timed(work: Callable[[], object]) -> float:

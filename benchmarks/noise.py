@@ -3,7 +3,7 @@
 Run with `python benchmarks/noise.py [--quick]`. Both sides run in turns; each line gives the medians and the ratio of
 OpenDP's time to ours within a turn, so that a busy machine slows both. Every call draws fresh noise from the
 operating system. OpenDP takes lists and chooses for one row at a time; beyond 10,000 values its time per value no
-longer falls, so it is not asked for more.
+longer falls, so it is not timed with more.
 """
 
 from __future__ import annotations

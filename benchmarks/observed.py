@@ -119,11 +119,11 @@ def main() -> None:
     )
 
     def votes(kept: Records) -> Retraining:
-        crowd = Teachers(
+        teachers = Teachers(
             EPSILON, DELTA, 100, classes=range(classes), declared_size=options.records, random_state=0
         )
-        crowd.fit(kept.features, kept.labels)
-        return Retraining(np.zeros(1), crowd.ensemble_.scores(data.test.features[:QUERIES]))
+        teachers.fit(kept.features, kept.labels)
+        return Retraining(np.zeros(1), teachers.ensemble_.scores(data.test.features[:QUERIES]))
 
     one_vote = Sensitivity(1.0, "certified", "A record is in one teacher's shard (THEORY 3.4).")
     show(

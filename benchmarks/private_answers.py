@@ -22,7 +22,7 @@ from quietmax.models import train
 from quietmax.models.features import Scattering
 from quietmax.noise import EXACT
 
-ASKED = 3000
+QUERIES = 3000
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
 
     for seed in range(splits):
         data = split(records, size=size, seed=seed)
-        queries, truth = data.test.features[:ASKED], data.test.labels[:ASKED]
+        queries, truth = data.test.features[:QUERIES], data.test.labels[:QUERIES]
         public = {"classes": range(10), "declared_size": size}
         print(f"split {seed}", file=sys.stderr)
         model = train(data)
@@ -79,11 +79,13 @@ def main() -> None:
         for name, features in (("pixels", None), ("scattering", scattering)):
             for count in (1, 10, 100):
                 start = time.perf_counter()
-                crowd = Teachers(1.0, 1e-5, count, features=features, **public)
-                crowd.fit(data.train.features, data.train.labels)
+                teachers = Teachers(1.0, 1e-5, count, features=features, **public)
+                teachers.fit(data.train.features, data.train.labels)
                 inputs = queries if features is None else features.transform(queries)
-                answers = crowd.predictor_.mechanism.release(crowd.ensemble_.scores(inputs), EXACT).labels
-                what = f"teachers on {name} ({len(crowd.ensemble_.silent)}), (1, 1e-5) for {count} queries"
+                answers = teachers.predictor_.mechanism.release(
+                    teachers.ensemble_.scores(inputs), EXACT
+                ).labels
+                what = f"teachers on {name} ({len(teachers.ensemble_.silent)}), (1, 1e-5) for {count} queries"
                 note(what, answers == truth, time.perf_counter() - start)
         start = time.perf_counter()
         head = PrivateHead(1.0, 1e-5, image_shape=(1, 28, 28), **public).fit(

@@ -86,7 +86,7 @@ def timed(work: Callable[[], None]) -> float:
 def plain_loop(
     inputs: np.ndarray, labels: np.ndarray, classes: int, rows: np.ndarray, settings: TrainingSettings
 ) -> None:
-    """What one would write with autograd and the fused optimiser: same batches, loss and penalty."""
+    """What one would write with autograd and the fused optimizer: same batches, loss and penalty."""
     features, targets = torch.from_numpy(inputs[rows]), torch.from_numpy(labels[rows])
     network = torch.nn.Sequential(
         torch.nn.Linear(features.shape[1], settings.hidden[0]),
