@@ -605,7 +605,7 @@ def test_published_noise_over_epochs_suffices_if_the_other_records_keep_their_pl
     assert delta_of(math.sqrt(schedule.epochs) / sigma, epsilon) <= delta * (1 + 1e-9)
 
 
-def test_the_two_readings_are_never_the_same_number() -> None:
+def test_the_two_analyses_never_give_the_same_number() -> None:
     for accountant in ("rdp", "zcdp", "ac", "nc"):
         published = noise_multiplier(1.0, 1e-5, PAPER, accountant=accountant, analysis="published")
         proven = noise_multiplier(1.0, 1e-5, PAPER, accountant=accountant)
