@@ -117,7 +117,8 @@ def name_flags(message: str, flags: Mapping[str, str]) -> str:
     Parameters
     ----------
     message : str
-        A message that names arguments in backticks, as its first word, or as words with underscores.
+        A message that names arguments in backticks, as ``name='value'``, as its first word, or as words with
+        underscores.
     flags : mapping of str to str
         The flag of each argument. Other names stay as they are.
 
@@ -131,7 +132,11 @@ def name_flags(message: str, flags: Mapping[str, str]) -> str:
     >>> name_flags("declared_size must be positive, or set `infer`.", {"declared_size": "--declared-size"})
     '--declared-size must be positive, or set `infer`.'
     """
+    values = r"\b(\w+)='([^']*)'"
     names = r"`(\w+)`|^([a-z]\w*)\b|\b([a-z]+_\w+)\b"
+    message = re.sub(
+        values, lambda found: f"{flags[found[1]]} {found[2]}" if found[1] in flags else found[0], message
+    )
     return re.sub(names, lambda found: flags.get(found[1] or found[2] or found[3], found[0]), message)
 
 
