@@ -115,7 +115,7 @@ def offset_view(values: np.ndarray, numbers: int) -> np.ndarray:
     return view
 
 
-def companies(rows: int) -> Iterator[np.ndarray]:
+def row_selections(rows: int) -> Iterator[np.ndarray]:
     """Rows that are computed together: some removed, added, moved, repeated, or alone."""
     generator = np.random.default_rng(5)
     everyone = np.arange(rows)
@@ -137,7 +137,7 @@ def changed_rows(feature_map: FeatureMap, columns: int, rows: int = 70) -> int:
     torch.set_num_threads(1)
     features = feature_map.transform(table)
     changed = 0
-    for threads, (number, chosen) in itertools.product((1, 2), enumerate(companies(rows))):
+    for threads, (number, chosen) in itertools.product((1, 2), enumerate(row_selections(rows))):
         torch.set_num_threads(threads)
         again = feature_map.transform(offset_view(table[chosen], (0, 1, 3, 8)[number % 4]))
         changed += int((bits(again) != bits(features[chosen])).any(axis=1).sum())
@@ -199,7 +199,7 @@ class FirstWhitening(Scattering):
         return 64
 
 
-class RoundsByPlace(BatchedMap):
+class RoundsByPosition(BatchedMap):
     """Every second record of a batch is one unit in the last place longer."""
 
     kind: ClassVar[str] = "rounds-by-place"
@@ -219,11 +219,11 @@ class RoundsByPlace(BatchedMap):
         return {"kind": self.kind}
 
     @classmethod
-    def from_json(cls, values: Any) -> RoundsByPlace:  # noqa: ARG003
+    def from_json(cls, values: Any) -> RoundsByPosition:  # noqa: ARG003
         return cls()
 
 
-class Unchecked(RoundsByPlace):
+class Unchecked(RoundsByPosition):
     """The same without the check."""
 
     def checked_rows(self, columns: int) -> int:  # noqa: ARG002
@@ -241,7 +241,7 @@ def test_the_whitening_of_version_0_1_is_caught() -> None:
     broken = FirstWhitening((1, 7, 7))
     copies = broken._batch(torch.rand(1, 49).expand(64, 49).contiguous())
     if (copies == copies[:1]).all():
-        pytest.skip("this machine's library rounds the narrow product alike at all places")
+        pytest.skip("this machine's library rounds the narrow product alike at all positions")
     assert changed_rows(broken, 49) > 0
     report = audit_invariant(broken, 49)
     assert report.verdict == "refuted"
@@ -256,8 +256,8 @@ def test_maps_that_break_the_invariant_are_caught_on_every_machine(broken: Featu
     assert audit_invariant(broken, 5).verdict == "refuted"
 
 
-def test_a_map_that_rounds_by_place_is_computed_one_record_at_a_time() -> None:
-    feature_map = RoundsByPlace()
+def test_a_map_that_rounds_by_position_is_computed_one_record_at_a_time() -> None:
+    feature_map = RoundsByPosition()
     assert feature_map.checked_rows(5) == 1
     assert changed_rows(feature_map, 5) == 0
     assert audit_invariant(feature_map, 5).verdict == "consistent"

@@ -246,7 +246,7 @@ def _empty_declaration() -> dict[str, Any]:
     }
 
 
-def _texts(column: Any) -> list[str]:
+def _strings(column: Any) -> list[str]:
     return as_strings(pd.Series(pd.arrays.ArrowExtensionArray(pa.chunked_array([column])))).tolist()
 
 
@@ -256,7 +256,7 @@ def generate_arrow(rng: random.Random) -> Generated:
         name, numeric = f"c{number}", rng.random() < 0.5
         kind = rng.choice(NUMERIC if numeric else FLAT)
         columns[name] = _array(rng, kind, count, numeric)
-        _declare(rng, declared, name, None if numeric else _texts(columns[name]))
+        _declare(rng, declared, name, None if numeric else _strings(columns[name]))
     labels = ["no", "yes", *(rng.choice(CLASSES) for _ in range(count - 2))]
     if rng.random() < 0.3:  # labels that are integers above 2^53
         declared["classes"] = ["9007199254740992", "9007199254740993"]
@@ -641,8 +641,10 @@ def test_a_nested_column_is_an_error_by_its_type_whatever_it_holds_unless_ignore
     ],
     ids=str,
 )
-def test_every_type_has_a_stated_text(kind: Any, stored: list[Any], texts: list[str], tmp_path: Path) -> None:
-    assert _read_texts(pa.array(stored, kind), tmp_path) == texts
+def test_every_type_has_a_stated_string(
+    kind: Any, stored: list[Any], texts: list[str], tmp_path: Path
+) -> None:
+    assert _read_strings(pa.array(stored, kind), tmp_path) == texts
 
 
 @pytest.mark.parametrize(
@@ -674,21 +676,21 @@ def test_every_type_has_a_stated_text(kind: Any, stored: list[Any], texts: list[
     ],
     ids=str,
 )
-def test_every_type_of_time_has_a_stated_text(
+def test_every_type_of_time_has_a_stated_string(
     kind: Any, stored: list[Any], texts: list[str], tmp_path: Path
 ) -> None:
     storage = pa.int32() if kind.bit_width == 32 else pa.int64()
-    assert _read_texts(pa.array(stored, storage).view(kind), tmp_path) == texts
+    assert _read_strings(pa.array(stored, storage).view(kind), tmp_path) == texts
 
 
-def _read_texts(column: Any, folder: Path) -> list[str]:
+def _read_strings(column: Any, folder: Path) -> list[str]:
     pa.parquet.write_table(pa.table({"x": column}), folder / "column.parquet")
     return as_strings(tables.read_table(folder / "column.parquet").frame["x"]).tolist()
 
 
 def test_an_unknown_time_zone_is_an_error_by_the_type(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="time zone"):
-        _read_texts(pa.array([0], pa.int64()).view(pa.timestamp("us", "Mars/Olympus")), tmp_path)
+        _read_strings(pa.array([0], pa.int64()).view(pa.timestamp("us", "Mars/Olympus")), tmp_path)
 
 
 def test_a_string_that_is_no_number_is_an_error_because_of_that_cell_alone(tmp_path: Path) -> None:
@@ -710,7 +712,7 @@ def test_a_string_that_is_no_number_is_an_error_because_of_that_cell_alone(tmp_p
         assert load_records(path, **declared).features.tobytes() == first.tobytes()  # type: ignore[arg-type]
 
 
-def test_the_logarithm_of_a_value_does_not_depend_on_its_place() -> None:
+def test_the_logarithm_of_a_value_does_not_depend_on_its_position() -> None:
     column = NumericColumn("x", 0, 1e6, scale="log", missing=False)
     values = np.random.default_rng(3).exponential(1e3, 2_000)
 
@@ -727,7 +729,7 @@ def test_the_logarithm_of_a_value_does_not_depend_on_its_place() -> None:
     )
 
 
-def test_a_measured_encoding_depends_on_the_records_and_says_so(tmp_path: Path) -> None:
+def test_an_inferred_encoding_depends_on_the_records_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("x,y\n1,a\n2,b\n")
     before = load_records(path, label="y", infer=True)
