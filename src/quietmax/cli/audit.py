@@ -413,7 +413,7 @@ def _audit_repeated_dpsgd(
     """Train DP-SGD with its default settings many times without and with the canary."""
     from quietmax.audit.distinguishing import distinguish
     from quietmax.audit.training import private_network_draws
-    from quietmax.estimators.dpsgd.config import LENGTH_PER_COLUMN, make_plan
+    from quietmax.estimators.dpsgd.config import default_length, make_plan
     from quietmax.estimators.dpsgd.estimator import network_guarantee
 
     size, columns = len(split.train), split.train.features.shape[1]
@@ -421,7 +421,7 @@ def _audit_repeated_dpsgd(
         size,
         epsilon=options.epsilon,
         delta=options.delta,
-        length=LENGTH_PER_COLUMN * math.sqrt(columns),
+        length=default_length(columns),
     )
     without, inside = private_network_draws(
         split.train,

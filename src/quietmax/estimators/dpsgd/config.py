@@ -205,6 +205,27 @@ def make_plan(
     return Plan(settings, multiplier, float(epsilon), float(delta), accountant, analysis, int(size))
 
 
+def default_length(columns: int) -> float:
+    """Guess the length of records that are encoded into [0, 1].
+
+    Parameters
+    ----------
+    columns : int
+        Number of columns.
+
+    Returns
+    -------
+    float
+        `LENGTH_PER_COLUMN` times the root of the number of columns.
+
+    Examples
+    --------
+    >>> default_length(100)
+    3.0
+    """
+    return LENGTH_PER_COLUMN * math.sqrt(columns)
+
+
 def _default(size: int, length: float) -> PrivateSettings:
     """Return the settings of the default preset: a linear model, large batches, momentum."""
     return PrivateSettings(

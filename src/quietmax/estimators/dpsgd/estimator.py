@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from quietmax.accounting.dpsgd import Accountant, NoiseAnalysis
 from quietmax.accounting.guarantee import Guarantee, Status
-from quietmax.estimators.dpsgd.config import LENGTH_PER_COLUMN, Optimizer, Plan, Preset, make_plan
+from quietmax.estimators.dpsgd.config import Optimizer, Plan, Preset, default_length, make_plan
 from quietmax.estimators.dpsgd.opacus import OWN_MODULE, Build, train_private_module
 from quietmax.estimators.dpsgd.training import train_private, train_private_stack
 from quietmax.estimators.validation import (
@@ -301,7 +301,7 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _length(self, columns: int) -> float:
         """Guess the length of a record's features from public numbers."""
         if self.feature_map_ is None:
-            return LENGTH_PER_COLUMN * math.sqrt(columns)
+            return default_length(columns)
         probes = np.random.default_rng(0).random((_PROBES, columns), dtype=np.float32)
         return max(float(np.median(np.linalg.norm(self._mapped(probes), axis=1))), 1e-6)
 
