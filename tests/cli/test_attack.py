@@ -2,23 +2,27 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from quietmax.cli import attack
-from quietmax.data import load
+from quietmax.attacks import registered_attacks
+from quietmax.cli import attack, load_command
+from quietmax.data import Split, load
 from quietmax.errors import QuietmaxError
 from quietmax.models import CrossEntropy, TrainingSettings, save_model, train
 from quietmax.privacy_card import leakage_file
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory):
-    """A file of the user's own: 300 records whose labels are coin tosses, to be learned by heart."""
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table of 300 records with random labels, which a network can only memorise."""
     generator = np.random.default_rng(5)
     path = tmp_path_factory.mktemp("data") / "tosses.npz"
     features = generator.integers(0, 2, (300, 30)).astype(np.uint8)
@@ -30,25 +34,28 @@ OWN = ("--label", "labels", "--classes", "0,1,2", "--bounds", "*=0:1")
 
 
 @pytest.fixture(scope="module")
-def data(table):
+def data(table: Path) -> Split:
     return load(table, label="labels", classes=["0", "1", "2"], bounds={"*": (0, 1)}, records=70, seed=3)
 
 
 @pytest.fixture(scope="module")
-def folder(data, tmp_path_factory):
+def folder(data: Split, tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = TrainingSettings(
         hidden=(16,), loss=CrossEntropy(), learning_rate=0.02, epochs=60, batch_size=20
     )
     return save_model(train(data, settings=settings), tmp_path_factory.mktemp("models") / "model")
 
 
+Attack = Callable[..., str]
+
+
 @pytest.fixture
-def run():
-    """Run the command alone and return its standard output; refusals are raised."""
+def run() -> Attack:
+    """Run the command alone and return its standard output; errors are raised."""
     app = typer.Typer()
     app.command()(attack.command)
 
-    def call(*arguments):
+    def call(*arguments: object) -> str:
         result = CliRunner().invoke(app, [str(each) for each in arguments])
         if result.exception is not None:
             raise result.exception
@@ -57,7 +64,9 @@ def run():
     return call
 
 
-def test_a_saved_model_is_attacked_with_several_attacks_and_plotted(run, folder, table, tmp_path):
+def test_a_saved_model_is_attacked_with_several_attacks_and_plotted(
+    run: Attack, folder: Path, table: Path, tmp_path: Path
+) -> None:
     plot = tmp_path / "roc.png"
     out = run(
         folder, "--data", table, *OWN, "--attack", "threshold", "--attack", "lira", "--attack", "rmia-offline",
@@ -72,7 +81,7 @@ def test_a_saved_model_is_attacked_with_several_attacks_and_plotted(run, folder,
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_variants_of_an_attack_stand_beside_each_other_on_the_card(run, folder, table):
+def test_the_card_lists_every_variant_of_an_attack(run: Attack, folder: Path, table: Path) -> None:
     names = ["threshold", "threshold-entropy", "lira", "lira-offline"]
     for name in names:
         run(folder, "--data", table, *OWN, "--attack", name, "--shadows", 4)
@@ -81,21 +90,23 @@ def test_variants_of_an_attack_stand_beside_each_other_on_the_card(run, folder, 
 
 
 @pytest.mark.parametrize("name", ["missing/roc.png", "roc.sculpture", "roc", "."])
-def test_a_picture_that_cannot_be_written_is_refused_before_the_target_is_asked(
-    run, folder, table, tmp_path, monkeypatch, name
-):
+def test_a_plot_that_cannot_be_written_is_an_error_before_the_target_is_queried(
+    run: Attack, folder: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setattr("quietmax.attacks.base.run_together", lambda *_, **__: pytest.fail("queried"))
     with pytest.raises(QuietmaxError, match="The figure cannot be written to"):
         run(folder, "--data", table, *OWN, "--plot", tmp_path / name)
 
 
-def test_a_picture_that_fails_after_all_loses_nothing_else(run, folder, table, tmp_path, monkeypatch):
-    def fails(*_):
+def test_a_plot_that_fails_does_not_lose_the_reports(
+    run: Attack, folder: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
         raise QuietmaxError("The disk is full.")
 
     monkeypatch.setattr("quietmax.attacks.report.plot_reports", fails)
     leakage_file(folder).unlink(missing_ok=True)
-    shown = []
+    shown: list[Any] = []
     monkeypatch.setattr(attack, "print_json", shown.append)
     arguments = ("--data", table, *OWN, "--attack", "threshold", "--shadows", 2, "--json")
     with pytest.raises(QuietmaxError, match="disk"):
@@ -104,14 +115,14 @@ def test_a_picture_that_fails_after_all_loses_nothing_else(run, folder, table, t
     assert json.loads(leakage_file(folder).read_text())["attacks"][0]["attack"] == "threshold"
 
 
-def test_shadow_is_the_default_and_reads_as_a_table(run, folder, table):
+def test_shadow_is_the_default_attack_and_prints_a_table(run: Attack, folder: Path, table: Path) -> None:
     out = run(folder, "--data", table, *OWN, "--shadows", 3)
     assert "shadow against plain model: 70 members" in out
     for word in ("leakage", "AUC", "TPR at 0.1% FPR", "95% interval", "Clopper-Pearson"):
         assert word in out
 
 
-def test_a_data_set_is_trained_on_first(run, monkeypatch):
+def test_a_data_set_is_trained_on_first(run: Attack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "quietmax.models.stacked.TrainingSettings", lambda loss: TrainingSettings((4,), loss=loss, epochs=1)
     )
@@ -121,7 +132,7 @@ def test_a_data_set_is_trained_on_first(run, monkeypatch):
     assert values["reports"][0]["settings"]["models"] == 2
 
 
-def test_algorithm_1_is_attacked_at_a_price_per_answer(run, folder, table):
+def test_algorithm_1_is_attacked_at_an_epsilon_per_answer(run: Attack, folder: Path, table: Path) -> None:
     arguments = (folder, "--data", table, *OWN, "--attack", "threshold", "--shadows", 4, "--json")
     plain = json.loads(run(*arguments))["reports"][0]
     noisy = json.loads(
@@ -134,7 +145,9 @@ def test_algorithm_1_is_attacked_at_a_price_per_answer(run, folder, table):
     assert report["auc"]["value"] < plain["auc"]["value"]
 
 
-def test_a_private_model_s_account_is_charged(run, data, table, tmp_path):
+def test_the_account_of_a_private_model_is_charged(
+    run: Attack, data: Split, table: Path, tmp_path: Path
+) -> None:
     from quietmax.estimators import Teachers, save_private
 
     crowd = Teachers(1.0, 1e-5, queries=500, teachers=5, declared_size=70, classes=range(3)).fit(
@@ -167,30 +180,30 @@ def test_a_private_model_s_account_is_charged(run, data, table, tmp_path):
     assert report["spent"]["measure"] in ("pure", "gaussian")
 
 
-def test_a_server_is_asked_in_place_of_the_model_with_the_key_from_the_environment(
-    run, folder, table, monkeypatch
-):
-    keys = set()
+def test_a_server_is_queried_instead_of_the_model_with_the_key_from_the_environment(
+    run: Attack, folder: Path, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys: set[str] = set()
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
+        def do_GET(self) -> None:
             self._send({"inputs": [{"name": "rows"}]})
 
-        def do_POST(self):
+        def do_POST(self) -> None:
             keys.add(self.headers["Authorization"])
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             count = body["inputs"][0]["shape"][0]
             output = {"name": "label", "shape": [count], "datatype": "INT64", "data": [0] * count}
             self._send({"outputs": [output]})
 
-        def _send(self, content):
+        def _send(self, content: Any) -> None:
             text = json.dumps(content).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)
 
-        def log_message(self, *arguments):
+        def log_message(self, *arguments: Any) -> None:
             """Stay quiet."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -228,7 +241,9 @@ def test_a_server_is_asked_in_place_of_the_model_with_the_key_from_the_environme
         (["mnist-5k", "--target", "nowhere"], "must be an address"),
     ],
 )
-def test_wrong_usage_is_refused_in_one_sentence(run, monkeypatch, arguments, complaint):
+def test_wrong_usage_is_an_error(
+    run: Attack, monkeypatch: pytest.MonkeyPatch, arguments: Any, complaint: str
+) -> None:
     monkeypatch.setattr(
         "quietmax.models.stacked.TrainingSettings", lambda loss: TrainingSettings((2,), loss=loss, epochs=0)
     )
@@ -236,11 +251,17 @@ def test_wrong_usage_is_refused_in_one_sentence(run, monkeypatch, arguments, com
         run(*arguments, "--records", 50)
 
 
-def test_a_model_of_an_own_table_needs_the_table(run, folder):
+def test_a_model_of_an_unknown_table_requires_the_table(run: Attack, folder: Path) -> None:
     with pytest.raises(QuietmaxError, match="--data with its file"):
         run(folder)
 
 
-def test_other_declarations_than_at_training_are_refused(run, folder, table):
+def test_other_declarations_than_at_training_are_an_error(run: Attack, folder: Path, table: Path) -> None:
     with pytest.raises(QuietmaxError, match="encoded differently"):
         run(folder, "--data", table, "--label", "labels", "--classes", "0,1,2", "--bounds", "*=0:2")
+
+
+def test_the_help_names_every_built_in_attack() -> None:
+    option = next(each for each in load_command("attack").params if each.name == "attack")
+    named = option.help.partition(", or the name")[0].split(", ")
+    assert named == list(registered_attacks())

@@ -1,17 +1,26 @@
-"""`quietmax audit`: each command prints one JSON document or a table, and refuses with one sentence."""
+"""`quietmax audit`: each command prints one JSON document or a table."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from quietmax import PrivateHead
 from quietmax.cli.audit import app
 from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.estimators.serialization import save_private
+from quietmax.models.features import RandomFourier
+from tests.cli.conftest import Run
 
 
-def run(*arguments):
+def audit(*arguments: object) -> str:
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     if isinstance(result.exception, QuietmaxError):
         raise result.exception
@@ -19,8 +28,8 @@ def run(*arguments):
     return result.output
 
 
-def test_algorithm_1_with_ten_classes_is_refuted():
-    report = json.loads(run("mechanism", "--classes", 10, "--epsilon", 1, "--samples", 8000, "--json"))
+def test_algorithm_1_with_ten_classes_is_refuted() -> None:
+    report = json.loads(audit("mechanism", "--classes", 10, "--epsilon", 1, "--samples", 8000, "--json"))
     assert report["verdict"] == "refuted"
     assert report["claimed"] == pytest.approx(1.0)
     assert report["lower_bound"] > 4
@@ -44,33 +53,35 @@ def test_algorithm_1_with_ten_classes_is_refuted():
     ],
     ids=str,
 )
-def test_every_mechanism_can_be_audited(options, verdict):
+def test_every_mechanism_can_be_audited(options: Any, verdict: str) -> None:
     """At the default confidence a true claim is called refuted once in a million."""
-    report = json.loads(run("mechanism", *options, "--samples", 20000, "--json"))
+    report = json.loads(audit("mechanism", *options, "--samples", 20000, "--json"))
     assert report["verdict"] == verdict
 
 
-def test_the_table_shows_the_event_with_its_brackets():
-    shown = run("mechanism", "--mechanism", "sampled-neuron", "--classes", 2, "--samples", 4000)
+def test_the_table_shows_the_event_with_its_brackets() -> None:
+    shown = audit("mechanism", "--mechanism", "sampled-neuron", "--classes", 2, "--samples", 4000)
     assert "Audit of sampled-neuron with 2 classes" in shown
     assert "p[0]" in shown or "p[1]" in shown
     assert "not a proof" in shown
 
 
-def test_a_picture_is_written_on_request(tmp_path):
+def test_a_plot_is_written(tmp_path: Path) -> None:
     path = tmp_path / "audit.svg"
-    run("mechanism", "--mechanism", "sampled-neuron", "--classes", 2, "--samples", 4000, "--plot", path)
+    audit("mechanism", "--mechanism", "sampled-neuron", "--classes", 2, "--samples", 4000, "--plot", path)
     assert "consistent -->" in path.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     "arguments", [("mechanism",), ("sensitivity", "mnist-5k"), ("training", "mnist-5k")], ids=str
 )
-def test_a_picture_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch, arguments):
-    for name in ("quietmax.data.load.load", "quietmax.cli.audit._prepared"):
-        monkeypatch.setattr(name, lambda *_, **__: pytest.fail("began"))
+def test_a_plot_that_cannot_be_written_is_an_error_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any
+) -> None:
+    for module, name in (("quietmax.data.load", "load"), ("quietmax.cli.audit", "_prepared")):
+        monkeypatch.setattr(import_module(module), name, lambda *_, **__: pytest.fail("started"))
     with pytest.raises(QuietmaxError, match="does not exist"):
-        run(*arguments, "--plot", tmp_path / "missing" / "audit.svg")
+        audit(*arguments, "--plot", tmp_path / "missing" / "audit.svg")
 
 
 @pytest.mark.parametrize(
@@ -81,8 +92,10 @@ def test_a_picture_that_cannot_be_written_is_refused_before_the_work(tmp_path, m
     ],
     ids=str,
 )
-def test_a_picture_that_fails_after_all_does_not_lose_the_verdict(tmp_path, monkeypatch, arguments):
-    def fails(*_, **__):
+def test_a_plot_that_fails_does_not_lose_the_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any
+) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise QuietmaxError("The disk is full.")
 
     monkeypatch.setattr("quietmax.audit.report.plot_findings", fails)
@@ -92,9 +105,9 @@ def test_a_picture_that_fails_after_all_does_not_lose_the_verdict(tmp_path, monk
     assert json.loads(result.stdout)["verdict"] in ("refuted", "consistent")
 
 
-def test_sensitivity_is_observed_beside_the_published_bounds():
+def test_empirical_sensitivity_is_compared_with_the_published_bounds() -> None:
     options = ("mnist-5k", "--records", 200, "--removals", 3, "--epochs", 5, "--queries", 20)
-    report = json.loads(run("sensitivity", *options, "--json"))
+    report = json.loads(audit("sensitivity", *options, "--json"))
     assert [removal["kind"] for removal in report["removals"]] == ["mislabelled", "extreme", "ordinary"]
     assert [check["quantity"] for check in report["bounds"]] == ["weight", "weights_l2", "logit"]
     assert report["verdict"] in ("refuted", "consistent")
@@ -103,33 +116,35 @@ def test_sensitivity_is_observed_beside_the_published_bounds():
         assert check["empirical"] == report[check["quantity"]]
     assert report["records"] == 200
     assert report["queries"] == 23
-    shown = run("sensitivity", *options)
+    shown = audit("sensitivity", *options)
     assert "Comparison with the paper's bounds" in shown
 
 
 @pytest.mark.parametrize("estimator", ["head", "teachers", "dpsgd"])
-def test_private_training_survives_one_run(estimator):
+def test_one_run_does_not_refute_private_training(estimator: str) -> None:
     report = json.loads(
-        run("training", "mnist-5k", "--estimator", estimator, "--records", 300, "--canaries", 60, "--json")
+        audit("training", "mnist-5k", "--estimator", estimator, "--records", 300, "--canaries", 60, "--json")
     )
     assert report["verdict"] == "consistent"
     assert report["epsilon_claimed"] == pytest.approx(1.0, rel=1e-6)
     assert report["samples"] == 60
 
 
-def test_dpsgd_can_be_trained_often_with_a_part_of_its_noise():
-    options = ("training", "mnist-5k", "--estimator", "dpsgd", "--method", "repeated", "--records", 40)
-    options += ("--times", 64, "--epsilon", 4, "--json")
-    honest = json.loads(run(*options))
+def test_repeated_training_refutes_dpsgd_only_without_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = import_module("quietmax.estimators.dpsgd.config")
+    monkeypatch.setattr(config, "make_plan", partial(config.make_plan, steps=10))
+    options: tuple[object, ...] = ("training", "mnist-5k", "--estimator", "dpsgd", "--method", "repeated")
+    options += ("--records", 40, "--times", 64, "--epsilon", 4, "--json")
+    honest = json.loads(audit(*options))
     assert honest["verdict"] == "consistent"
     assert honest["epsilon_claimed"] == pytest.approx(4.0, rel=1e-6)
-    bare = json.loads(run(*options, "--noise-share", 0.001))
+    bare = json.loads(audit(*options, "--noise-share", 0.001))
     assert bare["verdict"] == "refuted"
 
 
-def test_an_ordinary_network_is_refuted_by_one_run():
+def test_one_run_refutes_an_ordinary_network() -> None:
     report = json.loads(
-        run(
+        audit(
             *("training", "mnist-5k", "--estimator", "network", "--records", 300, "--canaries", 400),
             *("--epochs", 30, "--json"),
         )
@@ -139,21 +154,21 @@ def test_an_ordinary_network_is_refuted_by_one_run():
     assert report["delta"] == 1e-5
 
 
-def test_training_can_be_repeated_for_networks_and_estimators():
+def test_repeated_training_works_for_networks_and_estimators() -> None:
     options = ("--method", "repeated", "--records", 40, "--times", 64, "--epochs", 5, "--json")
     for estimator in ("network", "head"):
-        report = json.loads(run("training", "mnist-5k", "--estimator", estimator, *options))
+        report = json.loads(audit("training", "mnist-5k", "--estimator", estimator, *options))
         assert report["method"] == "repeated training"
         assert report["samples"] == 64
     assert report["verdict"] == "consistent"
 
 
-def test_stability_is_measured_with_and_without_noise():
+def test_stability_is_measured_with_and_without_noise() -> None:
     options = ("mnist-5k", "--records", 60, "--removed", 3, "--epochs", 3, "--draws", 2)
-    report = json.loads(run("stability", *options, "--noise", 0.01, "--noise", 0.1, "--json"))
+    report = json.loads(audit("stability", *options, "--noise", 0.01, "--noise", 0.1, "--json"))
     assert [each["noise"] for each in report["noisy"]] == [0.01, 0.1]
     assert report["bound"] > 0
-    shown = run("stability", *options, "--noise", 0.1)
+    shown = audit("stability", *options, "--noise", 0.1)
     assert "noise 0.1" in shown
 
 
@@ -174,11 +189,55 @@ def test_stability_is_measured_with_and_without_noise():
         ),
     ],
 )
-def test_wrong_words_are_refused_with_a_sentence(arguments, words):
+def test_invalid_options_are_errors(arguments: Any, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
-        run(*arguments)
+        audit(*arguments)
 
 
-def test_less_noise_can_only_be_audited_where_it_is_drawn():
+def test_less_noise_can_only_be_audited_where_it_is_drawn() -> None:
     with pytest.raises(InvalidInput, match="--noise-share"):
-        run("training", "mnist-5k", "--estimator", "network", "--noise-share", 0.5)
+        audit("training", "mnist-5k", "--estimator", "network", "--noise-share", 0.5)
+
+
+def test_wrong_usage_exits_with_2(run: Run) -> None:
+    code, out, err = run("audit", "training", "mnist-5k", "--noise-share", 0.5)
+    assert (code, out) == (2, "")
+    assert err.startswith("quietmax: --noise-share can only be combined with --estimator dpsgd")
+    code, _, err = run("audit", "stability", "mnist-5k", "--records", 10, "--removed", 11)
+    assert code == 2
+    assert err.startswith("quietmax: --removed must be from 2 to the number of records, 10; got 11.")
+
+
+@pytest.fixture
+def fourier_head(tmp_path: Path) -> Path:
+    records = np.random.default_rng(0).random((80, 5), np.float32)
+    fitted = PrivateHead(features=RandomFourier(count=8), classes=(0, 1), declared_size=80)
+    return save_private(fitted.fit(records, np.arange(80) % 2), tmp_path / "head", dataset="people")
+
+
+def test_the_invariant_of_a_model_is_printed_as_a_table_or_json(run: Run, fourier_head: Path) -> None:
+    code, out, err = run("audit", "invariant", fourier_head, "--records", 40)
+    assert (code, err) == (0, "")
+    assert "features" in out
+    assert "consistent" in out
+    report = json.loads(run("audit", "invariant", fourier_head, "--records", 40, "--json")[1])
+    assert (report["verdict"], report["records"], report["model"]) == ("consistent", 40, str(fourier_head))
+
+
+def test_a_broken_invariant_exits_with_1(
+    run: Run, fourier_head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    correct = RandomFourier._features
+    monkeypatch.setattr(
+        RandomFourier, "_features", lambda self, records: correct(self, records - records.mean(axis=0))
+    )
+    code, out, err = run("audit", "invariant", fourier_head, "--json")
+    assert code == 1
+    assert json.loads(out)["verdict"] == "refuted"
+    assert " ".join(err.split()).startswith("quietmax: The invariant is broken on this machine: features of ")
+
+
+def test_a_folder_without_a_private_model_is_an_error(run: Run, tmp_path: Path) -> None:
+    code, _, err = run("audit", "invariant", tmp_path)
+    assert code == 1
+    assert err.startswith("quietmax: ")
