@@ -1,4 +1,4 @@
-"""A fork copies what is in memory; it must copy neither budget nor noise (THEORY 3.12)."""
+"""Accounts in memory and in files. A fork copies memory, but neither budget nor noise (THEORY 3.12)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -18,7 +20,7 @@ import pytest
 
 from quietmax import spending
 from quietmax.accounting import Budget
-from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators import PrivateHead, Teachers, open_private, save_private
 from quietmax.mechanisms import Algorithm1
 from quietmax.models import CrossEntropy, Model, TrainingSettings
@@ -209,3 +211,69 @@ def test_the_mark_of_this_process_stays() -> None:
     mark = spending._fork_mark
     in_fork(lambda: 0)
     assert spending._fork_mark is mark
+
+
+def test_four_processes_share_a_file_account_exactly(tmp_path) -> None:
+    script = (
+        "import sys\nfrom quietmax import BudgetExhausted, FileAccount\n"
+        "account, paid = FileAccount(sys.argv[1]), 0\n"
+        "for _ in range(100):\n    try:\n        account.charge(1, 300)\n        paid += 1\n"
+        "    except BudgetExhausted:\n        pass\nprint(paid)"
+    )
+    path = str(FileAccount.create(tmp_path / "account").path)
+    runs = [subprocess.Popen([sys.executable, "-c", script, path], stdout=subprocess.PIPE) for _ in range(4)]
+    paid = [int(run.communicate(timeout=120)[0]) for run in runs]
+    assert sum(paid) == FileAccount(path).answered == 300
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", '{"answered": "-1000"}', '{"answered": 1e400}', '{"answered": 2.5}', '{"answered": "٣"}', "7"],
+)
+def test_an_account_that_holds_no_integer_from_zero_up_answers_nothing(tmp_path, content) -> None:
+    path = tmp_path / "account"
+    path.write_text(content)
+    for ask in (lambda: FileAccount(path).answered, lambda: FileAccount(path).charge(1, 10)):
+        with pytest.raises(DataUnavailable, match=r"is damaged\. The number of charged answers is unknown"):
+            ask()
+    assert path.read_text() == content
+
+
+def test_a_missing_account_is_an_unknown_balance_and_not_a_new_one(tmp_path) -> None:
+    account = FileAccount(tmp_path / "account")
+    for ask in (lambda: account.answered, lambda: account.charge(1, 10)):
+        with pytest.raises(DataUnavailable, match=r"is missing\. The number of charged answers is unknown"):
+            ask()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_owner_states_the_balance_of_a_new_account_once(tmp_path) -> None:
+    assert FileAccount.create(tmp_path / "new").answered == 0
+    account = FileAccount.create(tmp_path / "lost", answered=7)
+    assert account.answered == FileAccount(tmp_path / "lost").answered == 7
+    account.charge(2, 9)
+    with pytest.raises(InvalidInput, match="already"):
+        FileAccount.create(tmp_path / "lost")
+    assert account.answered == 9
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["lost", "new"]
+    for wrong in (-1, 2.5, True, "3"):
+        with pytest.raises(InvalidInput, match="answered must be an integer"):
+            FileAccount.create(tmp_path / "wrong", answered=wrong)
+    with pytest.raises(QuietmaxError, match="cannot be created"):
+        FileAccount.create(tmp_path / "absent" / "account")
+
+
+def test_an_account_can_be_read_where_it_cannot_be_written(tmp_path, monkeypatch) -> None:
+    account = FileAccount.create(tmp_path / "account.json")
+    account.charge(3, 10)
+    opened = os.open
+
+    def read_only(path, flags, *more):
+        if flags & (os.O_RDWR | os.O_WRONLY):
+            raise PermissionError(30, "Read-only file system")
+        return opened(path, flags, *more)
+
+    monkeypatch.setattr(os, "open", read_only)
+    assert FileAccount(tmp_path / "account.json").answered == 3
+    with pytest.raises(QuietmaxError, match="Read-only file system"):
+        account.charge(1, 10)
