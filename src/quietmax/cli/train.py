@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     from quietmax.estimators.teachers import Teachers
     from quietmax.models.losses import Loss
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(
+    no_args_is_help=True,
+    help="""Train a network, a private head, teachers or DP-SGD.
+
+    Use head for many queries or to publish the weights, teachers for a few answers from any network, dpsgd for a
+    network with hidden layers (usually less accurate than a head). network has no guarantee.
+    """,
+)
 
 Data = Annotated[str, typer.Argument(help="Name of a data set, or a CSV, TSV, Parquet or NPZ file.")]
 
