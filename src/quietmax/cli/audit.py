@@ -521,7 +521,7 @@ def invariant(
     Encodes, maps and trains on synthetic records, with records removed, added, repeated and reordered, at several
     memory alignments and with 1 and 2 threads, and compares bit for bit. Exits with 1 if anything differs.
 
-    Example: quietmax audit invariant model --records 500
+    Example: quietmax audit invariant private --records 500
     """
     from quietmax.audit.invariant import audit_model_invariant
     from quietmax.estimators.serialization import open_private
