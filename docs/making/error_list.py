@@ -15,7 +15,7 @@ KINDS = {
     "DataUnavailable",
     "QuietmaxError",
     "BudgetExhausted",
-    "EndpointFailed",
+    "EndpointError",
     "HttpError",
     "LedgerDamaged",
     "LedgerUnavailable",

@@ -282,7 +282,12 @@ def _records() -> tuple[Records, Records]:
 
 
 def _plan(**changes: Any) -> Plan:
-    options: dict[str, Any] = {"steps": 10, "max_grad_norm": 0.02, "learning_rate": 0.05, "optimizer": "sgd"} | changes
+    options: dict[str, Any] = {
+        "steps": 10,
+        "max_grad_norm": 0.02,
+        "learning_rate": 0.05,
+        "optimizer": "sgd",
+    } | changes
     return make_plan(SIZE, epsilon=8.0, delta=1e-5, **options)
 
 
