@@ -132,10 +132,12 @@ def test_location_reproduces_the_order_and_shape_of_the_papers_curves_of_dpsgd(
         np.array([losses[f"published-{accountant}", epsilon] for epsilon in EPSILONS])
         for accountant in ("rdp", "zcdp", "ac", "nc")
     )
+    tenfold = [EPSILONS.index(epsilon) for epsilon in (1.0, 10.0, 100.0, 1000.0)]
     for curve in (rdp, zcdp, ac, nc):
         assert (np.diff(curve) < 0.03).all()
+        assert (np.diff(curve[tenfold]) < 0.01).all()
     assert (rdp <= zcdp + 0.02).all()  # RDP loses least,
-    assert (zcdp <= nc + 0.02).all()  # then zCDP,
+    assert (zcdp < nc + 0.02).all()  # then zCDP,
     assert (
         nc[-1] < ac[-1]
     )  # and at epsilon 1000 naive composition beats advanced composition, as in the paper
