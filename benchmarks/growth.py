@@ -1,6 +1,6 @@
 """How the cost grows: training with n and K, an answer with C, a ledger with its queries and replicas; as a figure.
 
-    python benchmarks/growth.py [--quick] [--figure docs/pictures/growth.png]
+    python benchmarks/growth.py [--quick] [--figure docs/figures/growth.png]
 
 Each curve gives the median of alternating rounds; the slope on double logarithmic axes is printed (1: proportional).
 """
@@ -30,7 +30,7 @@ from quietmax.models.stacked import TrainingSettings, train_stack
 from quietmax.noise import EXACT
 from ratios import report
 
-FIGURE = Path(__file__).parents[1] / "docs" / "pictures" / "growth.png"
+FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "growth.png"
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ def part(
     elif printed.strip():
         lines += ["", "```text", printed.strip(), "```"]
     if benchmark.name == "growth" and not problem:
-        lines += ["", "![Growth on double logarithmic axes](pictures/growth.png)"]
+        lines += ["", "![Growth on double logarithmic axes](figures/growth.png)"]
     return "\n".join(lines)
 
 
