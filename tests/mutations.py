@@ -35,21 +35,21 @@ TESTS = {
     "mechanisms": "",
     "ledger": "not postgresql and not processes",
 }
-ALSO_ON_POSTGRESQL = ("database.py", "ledger.py", "migrations.py")
+ALSO_ON_POSTGRESQL = ("database.py", "ledger.py")
 TUNING = {
     "_ADVISORY_LOCK",
-    "_COMPANY_SECONDS",
-    "_MOMENT",
-    "_MOST_TOGETHER",
-    "_MOST_VALUES",
-    "_PAUSE",
+    "_BATCH_WINDOW",
+    "_CONNECT_TIMEOUT",
+    "_FLUSH_INTERVAL",
+    "_MAX_BATCH",
+    "_MAX_LISTED_VALUES",
     "_POSITION_BITS",
-    "_PULSE_BYTES",
-    "_REFUSALS_SECONDS",
-    "_ROWS_AT_ONCE",
-    "MOST_ANSWERS",
-    "SECONDS_TO_CONNECT",
-    "SECONDS_TO_WAIT",
+    "_PROBE_BYTES",
+    "_REFUSED_FLUSH_INTERVAL",
+    "_RETRY_DELAY",
+    "_ROWS_PER_READ",
+    "_TIMEOUT",
+    "MAX_ANSWERS",
     "max_overflow",
     "maxiter",
     "maxsize",
@@ -57,7 +57,6 @@ TUNING = {
     "yield_per",
 }
 HEAVY = (
-    "dp_accounting.pld.privacy_loss_distribution",
     "hypothesis",
     "mpmath",
     "numpy",
