@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEV := $(VENV)/.ready-dev
 
-.PHONY: demo test test-all supply-chain lint lint-tests bench docs mutations release-check clean
+.PHONY: demo test test-all supply-chain lint bench docs mutations release-check clean
 
 demo: $(READY)
 	$(BIN)/quietmax demo
@@ -41,10 +41,6 @@ lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-
-# Not yet part of `lint`.
-lint-tests: $(DEV)
-	$(BIN)/mypy --explicit-package-bases tests
 
 bench: $(DEV)
 	$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick)

@@ -125,7 +125,7 @@ def stored_form(value):
     if isinstance(value, np.ndarray) and value.dtype != object:
         array = np.ascontiguousarray(value)
         flat = array.ravel()
-        places = (
+        places: Any = (
             np.unique(np.linspace(0, flat.size - 1, min(flat.size, SHOWN)).astype(int)) if flat.size else []
         )
         return {
@@ -381,6 +381,7 @@ def algorithm1():
             quiet = Predictor(
                 model, Algorithm1(noise), Budget(2000.0, queries=100), noise=SeededNoise(3), cache_size=0
             )
+            mechanism: Any = quiet.mechanism
             told[f"{noise}, {classes} classes"] = {
                 "probabilities": quiet.predict_proba(asked(classes)),
                 "labels": quiet.predict(asked(classes)),
@@ -390,10 +391,10 @@ def algorithm1():
                     for name in ("definition", "epsilon", "mu", "status")
                 },
                 "parameters": [
-                    quiet.mechanism.epsilon_sampling,
-                    quiet.mechanism.epsilon_neuron,
-                    quiet.mechanism.logit_sensitivity,
-                    quiet.mechanism.probability_sensitivity,
+                    mechanism.epsilon_sampling,
+                    mechanism.epsilon_neuron,
+                    mechanism.logit_sensitivity,
+                    mechanism.probability_sensitivity,
                 ],
             }
     return told

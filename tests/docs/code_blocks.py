@@ -75,8 +75,8 @@ def run(block: Block, namespace: dict[str, Any]) -> str:
             exec(code, namespace)
         else:
             for words in commands(block.text):
-                code = exit_code(words)
-                assert code == block.expected_exit, f"{place}: {' '.join(words)}\n{told.getvalue()}"
+                ended = exit_code(words)
+                assert ended == block.expected_exit, f"{place}: {' '.join(words)}\n{told.getvalue()}"
     return told.getvalue()
 
 
