@@ -59,7 +59,7 @@ release-check: $(DEV)
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
-	$(BIN)/python -m pytest -q -m slow tests/docs/test_wheel.py
+	$(BIN)/python -m pytest -q -m slow tests/docs/test_examples.py
 
 # torch comes first and exactly: a looser request pulls gigabytes of GPU libraries on Linux.
 $(READY): requirements.lock pyproject.toml

@@ -4,7 +4,7 @@ An HTML comment on the line before a fence says what is special about a block:
 
     <!-- not run: why -->          not run with its page
     <!-- exits with 1 -->          a command that is meant to be refused
-    <!-- serves -->                stays in the foreground; run by `test_served_pages`, with what follows on the page
+    <!-- serves -->                stays in the foreground; run by `test_code_blocks`, with what follows on the page
     <!-- asks -->                  needs the service that the page has started
 """
 

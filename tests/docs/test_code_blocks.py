@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.docs.code_blocks import blocks_of, commands, run
+from quietmax.ledger import Ledger
+from tests.docs.code_blocks import blocks_of, commands, exit_code, run
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -61,3 +72,77 @@ def test_a_block_that_fails_is_reported_with_its_page(tmp_path, monkeypatch):
         run(wrong, namespace)
     with pytest.raises(AssertionError, match="not run here"):
         run(foreign, namespace)
+
+
+QUIETMAX = [sys.executable, "-c", "from quietmax.cli import main; main()"]
+# What the page supposes: the README's private model, served as it says there.
+PRIVATE = "quietmax train head mnist-5k --records 500 --epsilon 1 --declared-size 500 --output private"
+README_SERVES = "quietmax serve digits=private --port 8080"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def _serving(words: list[str], port: int):
+    service = subprocess.Popen(
+        [*QUIETMAX, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        _wait_until_ready(service, port)
+        yield
+    finally:
+        service.terminate()
+        service.communicate(timeout=60)
+
+
+def _wait_until_ready(service: subprocess.Popen[str], port: int) -> None:
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        assert service.poll() is None, service.communicate()[1]
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    pytest.fail("the service did not become ready")
+
+
+def _ask(block, port: int, key: str) -> str:
+    text = block.text.replace("127.0.0.1:8080", f"127.0.0.1:{port}")
+    if block.language == "python":
+        program = [sys.executable, "-c", text.replace("the key that was shown once", key)]
+    else:
+        program = ["bash", "-ec", text]
+    asked = subprocess.run(
+        program, env={**os.environ, "KEY": key, "NO_PROXY": "*"}, capture_output=True, text=True, check=False
+    )
+    assert asked.returncode == 0, f"{block.page.name}:{block.line}\n{asked.stderr}"
+    return asked.stdout
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/service.md", "docs/tutorials/your-own-table.md"])
+def test_a_page_that_serves_and_asks_gets_answers(page, tmp_path, monkeypatch):
+    if shutil.which("curl") is None or shutil.which("bash") is None:
+        pytest.skip("curl is missing; install it with: apt-get install -y curl")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QUIETMAX_LEDGER", str(tmp_path / "ledger.sqlite"))
+    blocks = blocks_of(ROOT / page)
+    serves = [block for block in blocks if block.mark == "serves"]
+    if page == "docs/tutorials/your-own-table.md":
+        for block in blocks[: blocks.index(serves[0])]:
+            run(block, {"__name__": "__main__"})
+    else:
+        assert exit_code(commands(PRIVATE)[0]) == 0
+    *others, served = commands(serves[0].text if serves else README_SERVES)
+    assert [exit_code(words) for words in others] == [0] * len(others)
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        key, _ = ledger.create_key("reader")
+    port = _free_port()
+    with _serving([str(port) if word == "8080" else word for word in served[1:]], port):
+        told = "".join(_ask(block, port, key) for block in blocks if block.mark == "asks")
+    assert '"error"' not in told
+    assert re.search(r'"outputs"|\[\S+\]', told), told
