@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import traceback
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -336,6 +337,47 @@ def test_an_unreadable_table_is_rejected(
     path = written(tmp_path)
     monkeypatch.setattr(Path, "open", forbidden)
     assert "Permission denied" in error_message(lambda: load(path, **DECLARED), DataUnavailable)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("fields.csv", f"{PEOPLE}Secret,30,f,10,yes,more\n".encode()),
+        ("fields.tsv", b"a\tb\nSecret\n"),
+        ("letters.csv", PEOPLE.encode() + b"Secret\xff,30,f,10,yes\n"),
+        ("header.csv", b"Secret\xff,ill\n1,yes\n"),
+        ("table.parquet", b"PAR1Secret"),
+        ("arrays.npz", b"PKSecret"),
+    ],
+)
+def test_an_error_in_a_table_shows_no_cell_even_in_its_traceback(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(InvalidInput) as error:
+        read_table(path)
+    assert error.value.__cause__ is None
+    assert "Secret" not in "".join(traceback.format_exception(error.value))
+
+
+def test_an_error_of_a_parser_is_not_the_cause_of_the_error_but_one_of_the_system_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails_with(problem: OSError) -> pytest.ExceptionInfo[DataUnavailable]:
+        def fail(*_arguments: object, **_more: object) -> None:
+            raise problem
+
+        monkeypatch.setattr(pyarrow.parquet, "ParquetFile", fail)
+        with pytest.raises(DataUnavailable) as error:
+            read_table(path)
+        return error
+
+    path = written(tmp_path, PEOPLE, "people.parquet")
+    parsed = fails_with(OSError("Secret cannot be decoded")).value
+    assert "Secret" not in "".join(traceback.format_exception(parsed))
+    forbidden = PermissionError(errno.EACCES, "Permission denied")
+    assert fails_with(forbidden).value.__cause__ is forbidden
 
 
 def test_a_missing_label_column_is_rejected_with_the_columns_there_are(

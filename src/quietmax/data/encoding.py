@@ -698,10 +698,10 @@ def _cells(values: pd.Series[Any]) -> list[Any]:
     if types.is_temporal(kind) and not types.is_interval(kind):
         try:
             strings = column.cast(pyarrow.string())
-        except pyarrow.ArrowException as error:
+        except pyarrow.ArrowException:
             raise InvalidData(
                 f"Column '{values.name}' has the type {kind}, whose time zone is unknown on this system."
-            ) from error
+            ) from None
         for pattern, kept in _FRACTION:
             strings = pyarrow.compute.replace_substring_regex(strings, pattern, kept)
         return list(strings.to_pylist())

@@ -129,9 +129,10 @@ def read_table(path: str | Path, *, features: str = "features", label: str | Non
         else:
             table = RawTable(_read_text(file, "\t" if suffix == ".tsv" else ","))
     except OSError as error:
-        raise DataUnavailable(
-            f"The file {file} cannot be read: {error.strerror or 'it is damaged'}."
-        ) from error
+        # Errors of the parsers may show cells. Those of the operating system have a strerror and show none.
+        raise DataUnavailable(f"The file {file} cannot be read: {error.strerror or 'it is damaged'}.") from (
+            error if error.strerror else None
+        )
     if table.frame.empty:
         raise InvalidData(f"The file {file} has no records.")
     return table
@@ -159,18 +160,19 @@ def _read_text(file: Path, delimiter: str) -> pd.DataFrame:
                 column_types=dict.fromkeys(header, pyarrow.string()), strings_can_be_null=False
             ),
         )
-    except UnicodeDecodeError as error:
-        raise InvalidData(f"The file {file} is not encoded as UTF-8.") from error
+    except UnicodeDecodeError:
+        # Here and below, `from None`: what the parser raises shows the row.
+        raise InvalidData(f"The file {file} is not encoded as UTF-8.") from None
     except (pyarrow.ArrowInvalid, csv.Error) as error:
         if "Could not skip" in str(error):
             return pd.DataFrame()
         if "UTF8" in str(error):
-            raise InvalidData(f"The file {file} is not encoded as UTF-8.") from error
+            raise InvalidData(f"The file {file} is not encoded as UTF-8.") from None
         row = re.search(r"Row #(\d+)", str(error))
         where = f"row {row[1]} (counting the header)" if row else "some row"
         raise InvalidData(
             f"In the file {file}, {where} does not have as many fields as the header; the file may be truncated."
-        ) from error
+        ) from None
     return cast(pd.DataFrame, table.to_pandas())
 
 
@@ -188,8 +190,8 @@ def _read_parquet(file: Path) -> pd.DataFrame:
     """Read a Parquet file; every column keeps its Arrow type."""
     try:
         content = pyarrow.parquet.ParquetFile(file).read()
-    except pyarrow.ArrowException as error:
-        raise InvalidData(f"The file {file} is not a complete Parquet file; it may be truncated.") from error
+    except pyarrow.ArrowException:
+        raise InvalidData(f"The file {file} is not a complete Parquet file; it may be truncated.") from None
     _require_distinct(file, content.schema.names)
     return pd.DataFrame(
         {
@@ -213,10 +215,10 @@ def _read_npz(file: Path, features: str, label: str | None) -> RawTable:
             values, labels = archive[features], None if label is None else archive[label]
     except InvalidInput:
         raise
-    except (ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
+    except (ValueError, zipfile.BadZipFile, EOFError, KeyError):
         raise InvalidData(
             f"The file {file} is not a complete NPZ file of plain arrays; it may be truncated or hold Python objects."
-        ) from error
+        ) from None
     return _array_table(file, values, labels, label)
 
 
