@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import threading
 
@@ -18,7 +19,7 @@ from quietmax.models import Model, TorchModel, TrainingSettings
 from quietmax.models.mlp import initial_mlp
 from quietmax.noise import EXACT, ExactNoise, SeededNoise
 from quietmax.predictor import Predictor
-from quietmax.spending import FileAccount
+from quietmax.spending import FileAccount, MemoryAccount
 
 
 def _model(classes: int = 4) -> Model:
@@ -286,7 +287,7 @@ def test_probabilities_asked_of_a_labels_only_mechanism_cost_nothing() -> None:
 
 
 def _votes(classes: int = 3) -> TeacherEnsemble:
-    return TeacherEnsemble(
+    return TeacherEnsemble._of_fit(
         initial_mlp((6, classes), "tanh", range(4)), np.zeros(4, dtype=bool), classes, False
     )
 
@@ -320,3 +321,80 @@ def test_a_noise_source_of_the_users_own_is_not_proven() -> None:
     claimed = _claimed(NoisyMax(), Silent())
     assert claimed.status == "conditional"
     assert "The noise source is the user's own." in claimed.because
+
+
+class _Free:
+    """An account that never charges."""
+
+    answered = 0
+
+    def charge(self, queries: int, limit: int) -> None:
+        pass
+
+
+class _FreeInMemory(MemoryAccount):
+    def charge(self, queries: int, limit: int) -> None:
+        pass
+
+
+def test_an_account_of_the_users_own_is_not_proven(tmp_path) -> None:
+    def claimed(account):
+        return Predictor(_votes(), NoisyMax(), Budget(1.0, queries=1), account=account).guarantee
+
+    for account in (None, MemoryAccount(), FileAccount.create(tmp_path / "account")):
+        assert claimed(account).status == "proven"
+    for uncounted in (_Free(), _FreeInMemory()):
+        own = claimed(uncounted)
+        assert own.status == "conditional"
+        assert own.because.endswith("The account is the user's own.")
+        assert own.assumptions == (
+            "The user's own account counts every answer and stops when the budget is spent.",
+        )
+    assert _predictor(1, account=_Free()).guarantee.status == "refuted"
+
+
+def test_a_budget_moves_to_a_file_and_nowhere_else(tmp_path) -> None:
+    quiet = _predictor(5)
+    quiet.predict(_queries(2))
+    for other in (_Free(), MemoryAccount()):
+        with pytest.raises(InvalidInput, match="to a FileAccount only"):
+            quiet.move_account(lambda answered, other=other: other)  # type: ignore[misc]  # noqa: ARG005
+    assert quiet.answered == 2
+    quiet.move_account(lambda answered: FileAccount.create(tmp_path / "account", answered))
+    assert FileAccount(tmp_path / "account").answered == quiet.answered == 2
+
+
+@pytest.mark.parametrize("cache_size", [0, 10])
+@pytest.mark.parametrize("durable", [False, True])
+def test_forks_between_the_charge_and_the_draw_get_no_answers(cache_size, durable, tmp_path) -> None:
+    """A signal handler or a profiler can fork there; each process would draw its own answer for one charge."""
+    parent = os.getpid()
+
+    class Forking(NoisyMax):
+        def release(self, scores, source):
+            for _ in range(3):
+                child = os.fork() if os.getpid() == parent else 0
+                if child == 0:
+                    break
+                os.waitpid(child, 0)
+            return super().release(scores, source)
+
+    account = FileAccount.create(tmp_path / "account") if durable else None
+    quiet = Predictor(_votes(), Forking(), Budget(1.0, queries=1), cache_size=cache_size, account=account)
+    reader, writer = os.pipe()
+    try:
+        said = f"answers {len(quiet.predict(_queries(1)))}"
+    except QuietmaxError as error:
+        said = str(error)
+    except BaseException as error:
+        said = repr(error)
+    os.write(writer, said[:40].encode() + b"\n")
+    if os.getpid() != parent:
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        lines = pipe.read().splitlines()
+    assert lines[3:] == ["answers 1"]
+    assert len(lines) == 4
+    assert all(line.startswith("This is a fork of process") for line in lines[:3])
+    assert quiet.answered == 1

@@ -25,6 +25,8 @@ from quietmax.spending import Account, FileAccount, MemoryAccount, OwnProcess
 Features = NDArray[np.floating]
 _PROVEN = (GaussianScores, NoisyMax, SampledNeuron)
 """The mechanisms that have a proof. Subclasses are the user's own code."""
+_COUNTING = (MemoryAccount, FileAccount)
+"""The accounts that are known to count every answer. Subclasses are the user's own code."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ class Predictor:
     cache_size : int
         The number of answers that the cache keeps; 0 turns it off.
     account : Account or None
-        Counts the answers that were charged. In memory by default; a `FileAccount` outlives the process.
+        Counts the answers that were charged. In memory by default; a `FileAccount` outlives the process. With an
+        account of any other class, the guarantee is conditional.
 
     Attributes
     ----------
@@ -144,7 +147,7 @@ class Predictor:
         """The number of answers that were charged."""
         return self._account.answered
 
-    def move_account(self, moved: Callable[[int], Account]) -> None:
+    def move_account(self, moved: Callable[[int], FileAccount]) -> None:
         """Continue with another account; nothing is answered meanwhile.
 
         A budget lives in one place: once it is in a file it cannot be moved again.
@@ -152,12 +155,12 @@ class Predictor:
         Parameters
         ----------
         moved : callable
-            Takes the number of answers charged so far and returns the new account.
+            Takes the number of answers charged so far and returns the new `FileAccount`.
 
         Raises
         ------
         InvalidInput
-            If the account is a `FileAccount` already.
+            If the account is a `FileAccount` already, or the new one is of another class.
         """
         self._process.check()
         with self._lock:
@@ -166,7 +169,12 @@ class Predictor:
                     f"The budget of this model is in {self._account.path.parent} since the model was saved. Only a "
                     "model opened from that folder can spend it."
                 )
-            self._account = moved(self.answered)
+            account = moved(self.answered)
+            if type(account) is not FileAccount:
+                raise InvalidInput(
+                    f"A budget can be moved to a FileAccount only, got {type(account).__name__}. Nothing was moved."
+                )
+            self._account = account
 
     @property
     def guarantee(self) -> Guarantee:
@@ -195,6 +203,12 @@ class Predictor:
                 "conditional",
                 f"{total.because} The mechanism is the user's own.",
                 ("The user's own mechanism has the privacy it states.",),
+            )
+        if total.status != "refuted" and type(self._account) not in _COUNTING:
+            total = total.weakened(
+                "conditional",
+                f"{total.because} The account is the user's own.",
+                ("The user's own account counts every answer and stops when the budget is spent.",),
             )
         if (type(noise) is ExactNoise and noise.exact) or total.status == "refuted":
             return total
@@ -277,10 +291,16 @@ class Predictor:
             return _joined([known[key] for key in keys], self.model.classes)
 
     def _draw(self, queries: NDArray[np.float32]) -> Answers:
-        """Charge for the queries, then draw their answers. Invalid queries raise before the charge."""
+        """Charge for the queries, then draw their answers. Invalid queries raise before the charge.
+
+        A process that was forked between the charge and the end of the draw has drawn answers of its own that nobody
+        paid for, so the process is checked again.
+        """
         scores = self._answerer.scores(queries)
         self._account.charge(len(queries), self._queries)
-        return self._answerer.release(scores)
+        answers = self._answerer.release(scores)
+        self._process.check()
+        return answers
 
     def _keep(self, answers: dict[bytes, Answers]) -> None:
         """Put answers into the cache and drop the ones that were not used for longest."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from quietmax.accounting import Budget
 from quietmax.errors import BudgetExhausted, InvalidInput
+from quietmax.estimators import open_private, save_private
 from quietmax.estimators import validation as conditions
 from quietmax.estimators.teachers import (
     VOTE_BOUNDS,
@@ -21,8 +23,10 @@ from quietmax.estimators.teachers import (
     shard_of,
     vote_noise,
 )
+from quietmax.mechanisms import NoisyMax
 from quietmax.models import CrossEntropy, TrainingSettings, train_independent
 from quietmax.models.features import FrozenModule, UnitNorm
+from quietmax.predictor import Predictor
 
 FAST = TrainingSettings(hidden=(8,), loss=CrossEntropy(), learning_rate=0.02, epochs=15, batch_size=16)
 LINEAR = TrainingSettings(hidden=(), loss=CrossEntropy(), learning_rate=0.05, epochs=5, batch_size=8)
@@ -85,6 +89,27 @@ def test_removing_a_record_changes_one_teacher_and_the_votes_by_at_most_the_boun
     assert np.abs(moved).max() <= VOTE_BOUNDS.one.value + 1e-9
     assert np.linalg.norm(moved, axis=1).max() <= VOTE_BOUNDS.vector.value + 1e-9
     assert (moved.max(1) - moved.min(1)).max() <= VOTE_BOUNDS.spread + 1e-9
+
+
+def test_only_teachers_of_a_fit_or_of_a_folder_have_proven_bounds(tmp_path) -> None:
+    features, labels = _blobs(60)
+    fitted = _teachers(network=LINEAR, declared_size=60).fit(features, labels)
+    opened: Any = open_private(save_private(fitted, tmp_path / "model", dataset="made up"))
+    everything = [np.arange(60)] * 20
+    same = train_independent(features, labels, 3, everything, settings=LINEAR, seeds=list(range(20)), steps=5)
+    silent = np.zeros(20, dtype=bool)
+
+    def status(ensemble: TeacherEnsemble) -> str:
+        return Predictor(ensemble, NoisyMax("permute-and-flip"), Budget(1.0, queries=1)).guarantee.status
+
+    assert [fitted.guarantee_.status, opened.guarantee.status, status(fitted.ensemble_)] == ["proven"] * 3
+    for made in (
+        TeacherEnsemble(same, silent, 3, False),
+        replace(fitted.ensemble_, teachers=same, silent=silent),
+    ):
+        assert status(made) == "conditional"
+    with pytest.raises(TypeError, match="_fitted"):
+        TeacherEnsemble(same, silent, 3, False, _fitted=True)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("soft", [False, True])

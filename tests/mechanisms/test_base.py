@@ -27,6 +27,7 @@ from quietmax.mechanisms import algorithm1 as algorithm1_module
 from quietmax.mechanisms import sampled_neuron as sampled_neuron_module
 from quietmax.mechanisms.base import digest_text, proves_bounds, selection_epsilon
 from quietmax.models import TorchModel
+from quietmax.models.mlp import initial_mlp
 from quietmax.noise import EXACT, ExactNoise, SeededNoise
 from quietmax.sensitivity import ScoreBounds, Sensitivity
 from tests.mechanisms.made_up import bounds, spied
@@ -37,9 +38,9 @@ class StatingModel(TorchModel):
 
 
 def certified_model(classes: int = 3) -> PrivateHeadWeights:
-    """Weights of which this library proves the bounds, if the sensitivity is one."""
+    """Weights that carry the mark of a fit, so their bounds count as proven."""
     weights = HeadWeights(np.zeros((classes, 4)), np.zeros(3), 0.2, 1.0)
-    return PrivateHeadWeights.certified(weights, Sensitivity(0.5, "certified", "made up"), max_norm=1.0)
+    return PrivateHeadWeights._of_fit(weights, Sensitivity(0.5, "certified", "made up"), max_norm=1.0)
 
 
 PROVEN_AND_COST: list[tuple[Any, Cost]] = [
@@ -191,16 +192,47 @@ def test_bounds_that_a_class_of_the_users_own_states_are_an_assumption_however_t
     models: list[Any] = [
         StatingModel(torch.nn.Identity(), 3),
         Duck(),
-        Subclass.certified(certified, Sensitivity(0.5, "certified", "made up"), max_norm=1.0),
+        Subclass._of_fit(certified, Sensitivity(0.5, "certified", "made up"), max_norm=1.0),
+        PrivateHeadWeights.certified(certified, Sensitivity(1e-9, "certified", "trust me"), max_norm=1.0),
         PrivateHeadWeights(*parts, bounds(1e-9, 1e-9)),  # type: ignore[call-arg]
         dataclasses.replace(certified, bounds=bounds(1e-9, 1e-9)),
         TeacherEnsemble([torch.nn.Linear(2, 3)] * 4, np.zeros(4, dtype=bool), 3, False),
+        TeacherEnsemble(initial_mlp((2, 3), "tanh", (0, 1, 2, 3)), np.zeros(4, dtype=bool), 3, False),
     ]
     for model in models:
         assert mechanism.prepared(model, cost).guarantee(3).status == "conditional"
         handed_in = dataclasses.replace(mechanism, bounds=model.bounds).prepared(model, cost).guarantee(3)
         assert handed_in == mechanism.prepared(model, cost).guarantee(3)
     assert mechanism.prepared(certified, cost).guarantee(3).status == "proven"
+
+
+class EqualToAll(float):
+    """A number that says it equals any other."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = float.__hash__
+
+
+class BoundsEqualToAll(ScoreBounds):
+    """Bounds that say they equal any others."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = ScoreBounds.__hash__
+
+
+@pytest.mark.parametrize(("mechanism", "cost"), PROVEN_AND_COST)
+def test_stated_bounds_cannot_pass_as_the_models_own_by_a_comparison_of_their_own(mechanism, cost) -> None:
+    model = certified_model()
+    tiny = Sensitivity(EqualToAll(1e-9), "certified", model.bounds.one.because)
+    assert type(tiny.value) is float
+    entry = Sensitivity(1e-9, "certified", model.bounds.one.because)
+    for stated in (ScoreBounds(tiny, tiny), BoundsEqualToAll(entry, entry)):
+        prepared = dataclasses.replace(mechanism, bounds=stated).prepared(model, cost)
+        assert prepared.guarantee(3).status == "conditional"
 
 
 def test_only_classes_of_the_library_prove_their_bounds() -> None:

@@ -49,3 +49,26 @@ def test_only_certified_sensitivities_make_bounds(basis) -> None:
     entry = Sensitivity(0.5, basis, "made up")
     with pytest.raises(InvalidInput, match="certified"):
         ScoreBounds(entry, entry)
+
+
+def test_a_sensitivity_keeps_plain_types_only() -> None:
+    class Text(str):
+        __slots__ = ()
+
+    class Own(Sensitivity):
+        pass
+
+    for value in (1, np.float32(1.0), np.float64(1.0)):
+        kept: object = Sensitivity(value, "certified", "made up").value  # type: ignore[arg-type]
+        assert (type(kept), kept) == (float, 1.0)
+    for wrong in ("a lot", None):
+        with pytest.raises(InvalidInput, match="must be a number"):
+            Sensitivity(wrong, "certified", "made up")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="plain strings, got Text and str"):
+        Sensitivity(1.0, Text("certified"), "made up")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="plain strings, got str and Text"):
+        Sensitivity(1.0, "certified", Text("made up"))
+    plain, own = Sensitivity(1.0, "certified", "made up"), Own(1.0, "certified", "made up")
+    for pair in ((own, plain), (plain, own)):
+        with pytest.raises(InvalidInput, match="type Sensitivity itself, got Own"):
+            ScoreBounds(*pair)

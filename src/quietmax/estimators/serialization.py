@@ -363,7 +363,7 @@ def _read_head(stored: _Stored) -> _Read:
 def _read_query_head(stored: _Stored, head: HeadWeights) -> _Read:
     """Return a predictor with the folder's account, and the guarantee of its answers."""
     description, facts = stored.description, stored.guarantee.parameters
-    private = PrivateHeadWeights.certified(head, weight_sensitivity(facts), max_norm=max_weight_norm(facts))
+    private = PrivateHeadWeights._of_fit(head, weight_sensitivity(facts), max_norm=max_weight_norm(facts))
     if not np.array_equal(private.weights, head.weights):
         raise ValueError("its weights are longer than a minimiser with its settings can be")
     stated, computed = description["bounds"], _bounds_to_json(private.bounds)
@@ -444,7 +444,7 @@ def _read_teachers(stored: _Stored) -> _Read:
     silent = np.array(description["silent"])
     if silent.dtype != bool or silent.shape != (network.networks,):
         raise ValueError(f"silent must be true or false for each of {network.networks} teachers")
-    ensemble = TeacherEnsemble(network, silent, network.classes, bool(description["soft"]))
+    ensemble = TeacherEnsemble._of_fit(network, silent, network.classes, bool(description["soft"]))
     _check_same("soft", description["soft"], ensemble.soft)
     mechanism: Mechanism
     if ensemble.soft:

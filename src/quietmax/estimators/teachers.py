@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -264,7 +264,7 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 features, labels, classes, rows, settings=network, seeds=seeds, steps=steps
             )
             broken = ~torch.isfinite(stack.weight_vectors()).all(1).numpy()
-            return TeacherEnsemble(stack, empty | broken, classes, soft)
+            return TeacherEnsemble._of_fit(stack, empty | broken, classes, soft)
         built = [_built(network, features.shape[1], classes, seed) for seed in seeds]
         _check_apart(built)
         modules = [
@@ -340,6 +340,9 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 class TeacherEnsemble:
     """Trained teachers. The scores of a query are their vote counts, or the sums of their probabilities.
 
+    The bounds are proven for teachers that `Teachers.fit` trained on separate shards or that were opened from a model
+    folder. For an ensemble that you make yourself, they are an assumption: its teachers may have seen the same records.
+
     Parameters
     ----------
     teachers : MLP or sequence of torch modules
@@ -356,6 +359,14 @@ class TeacherEnsemble:
     silent: NDArray[np.bool_]
     classes: int
     soft: bool
+    _fitted: bool = field(default=False, init=False, repr=False)
+
+    @classmethod
+    def _of_fit(cls, teachers: MLP, silent: NDArray[np.bool_], classes: int, soft: bool) -> TeacherEnsemble:
+        """Return an ensemble with proven bounds; only for teachers that this library trained on separate shards."""
+        ensemble = cls(teachers, silent, classes, soft)
+        object.__setattr__(ensemble, "_fitted", True)
+        return ensemble
 
     @property
     def bounds(self) -> ScoreBounds:
@@ -404,7 +415,7 @@ class TeacherEnsemble:
 
 
 # Modules of the user's own may share state, so that one record changes several of them.
-proves_bounds(TeacherEnsemble, when=lambda ensemble: type(ensemble.teachers) is MLP)
+proves_bounds(TeacherEnsemble, when=lambda ensemble: ensemble._fitted and type(ensemble.teachers) is MLP)
 
 
 def shard_of(identifiers: Sequence[bytes], teachers: int, key: bytes) -> NDArray[np.int64]:

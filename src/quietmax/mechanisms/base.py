@@ -396,7 +396,8 @@ def _bounds_for(given: ScoreBounds | None, model: Classifier) -> tuple[ScoreBoun
     proves = _PROVES_BOUNDS.get(type(model))
     proven = proves is not None and proves(model)
     if given is not None:
-        return given, proven and given == own
+        # A subclass may compare as it likes.
+        return given, proven and type(given) is ScoreBounds and given == own
     if own is not None:
         return own, proven
     raise InvalidInput(

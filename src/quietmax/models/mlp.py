@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -55,7 +56,8 @@ _ALL = (
     Activation("sigmoid", 1.0, torch.sigmoid_, torch.ops.aten.sigmoid_backward),
     Activation("relu", None, torch.relu_, _relu_backward),
 )
-ACTIVATIONS: dict[str, Activation] = {each.name: each for each in _ALL}
+ACTIVATIONS: Mapping[str, Activation] = MappingProxyType({each.name: each for each in _ALL})
+"""The activations by name. Nothing can be added: an activation that mixes the networks of a stack would void proofs."""
 
 
 def activation(name: str) -> Activation:

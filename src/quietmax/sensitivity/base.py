@@ -25,6 +25,11 @@ class Sensitivity:
     because : str
         One sentence that says where the number comes from.
 
+    Raises
+    ------
+    InvalidInput
+        If the value is not a number, or the basis or the sentence is not a string.
+
     Examples
     --------
     >>> float(Sensitivity(0.5, "certified", "Gradients are clipped to 0.5."))
@@ -34,6 +39,18 @@ class Sensitivity:
     value: float
     basis: Basis
     because: str
+
+    def __post_init__(self) -> None:
+        # Subclasses of float and str may compare as they like, so only plain ones are kept.
+        try:
+            object.__setattr__(self, "value", float(self.value))
+        except (TypeError, ValueError):
+            raise InvalidInput(f"A sensitivity must be a number, got {self.value!r}.") from None
+        if type(self.basis) is not str or type(self.because) is not str:
+            raise InvalidInput(
+                "The basis and the reason of a sensitivity must be plain strings, got "
+                f"{type(self.basis).__name__} and {type(self.because).__name__}."
+            )
 
     def __float__(self) -> float:
         return self.value
@@ -55,7 +72,7 @@ class ScoreBounds:
     Raises
     ------
     InvalidInput
-        If a bound is not certified or not a positive number.
+        If a bound is not a `Sensitivity` (subclasses are refused), not certified or not a positive number.
 
     Examples
     --------
@@ -70,6 +87,10 @@ class ScoreBounds:
 
     def __post_init__(self) -> None:
         for entry in (self.one, self.vector):
+            if type(entry) is not Sensitivity:
+                raise InvalidInput(
+                    f"Bounds on scores must be of type Sensitivity itself, got {type(entry).__name__}."
+                )
             if entry.basis != "certified" or not (math.isfinite(entry.value) and entry.value > 0):
                 raise InvalidInput(
                     "Bounds on scores must be certified sensitivities above 0, got "

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from sklearn.datasets import make_blobs
 
 from quietmax.accounting import Budget
+from quietmax.estimators import open_private, save_private
 from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
-from quietmax.mechanisms import SampledNeuron
+from quietmax.mechanisms import NoisyMax, SampledNeuron
 from quietmax.models.features import UnitNorm
 from quietmax.noise import SeededNoise
 from quietmax.predictor import Predictor
@@ -59,3 +62,26 @@ def test_unreleased_weights_answer_through_any_predictor() -> None:
     mapped = head.feature_map_.transform(TABLE)
     assert (answers.predict(mapped) == LABELS).mean() > 0.8
     assert answers.guarantee.status == "conditional"  # seeded noise only
+
+
+def test_only_weights_of_a_fit_or_of_a_folder_have_proven_bounds(tmp_path) -> None:
+    head = PrivateHead(epsilon=1.0, method="output", release="query", queries=2, **PUBLIC).fit(TABLE, LABELS)
+    fitted: Any = head.predictor_.model
+    opened: Any = open_private(save_private(head, tmp_path / "model", dataset="made up"))
+    parts: list[Any] = [fitted.weights, fitted.centre, fitted.bias, fitted.radius]
+    trust_me = Sensitivity(1e-9, "certified", "trust me")
+    by_hand = PrivateHeadWeights.certified(HeadWeights(*parts), trust_me, max_norm=1e9)
+
+    def status(model: Any) -> str:
+        return Predictor(model, NoisyMax("permute-and-flip"), Budget(1.0, queries=1)).guarantee.status
+
+    assert [head.guarantee_.status, opened.guarantee.status, status(fitted)] == ["proven"] * 3
+    models = (
+        by_hand,
+        PrivateHeadWeights(*parts, by_hand.bounds),  # type: ignore[call-arg]
+        replace(fitted, bounds=by_hand.bounds),
+    )
+    for made in models:
+        assert status(made) == "conditional"
+    with pytest.raises(TypeError, match="_fitted"):
+        PrivateHeadWeights(*parts, by_hand.bounds, _fitted=True)  # type: ignore[call-arg]

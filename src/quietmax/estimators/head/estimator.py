@@ -301,7 +301,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _fit_for_queries(self, table: Table, source: NoiseSource) -> None:
         """Minimise the regularised loss, and keep the minimiser behind a mechanism with a budget."""
         weights, max_norm = self._minimiser(table, float(self.epsilon) / int(self.queries), QUERY_NOISE)
-        private = PrivateHeadWeights.certified(
+        private = PrivateHeadWeights._of_fit(
             HeadWeights(weights, self.centre_, BIAS, self.radius_), self.sensitivity_, max_norm=max_norm
         )
         self.predictor_ = Predictor(private, NoisyMax("permute-and-flip"), self.budget_, noise=source)

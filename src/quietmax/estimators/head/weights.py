@@ -101,7 +101,8 @@ class HeadWeights:
 class PrivateHeadWeights(HeadWeights):
     """Weights that were not released, with bounds on their scores: a `Predictor` may answer from them.
 
-    The bounds are proven for weights that `certified` made. Bounds passed to the constructor are an assumption.
+    The bounds are proven for weights that `PrivateHead.fit` made or that were opened from a model folder. For weights
+    that you make yourself, here or by `certified`, they are an assumption.
 
     Parameters
     ----------
@@ -112,7 +113,7 @@ class PrivateHeadWeights(HeadWeights):
     """
 
     bounds: ScoreBounds
-    _derived: bool = field(default=False, init=False, repr=False)
+    _fitted: bool = field(default=False, init=False, repr=False)
 
     @classmethod
     def certified(cls, head: HeadWeights, sensitivity: Sensitivity, *, max_norm: float) -> PrivateHeadWeights:
@@ -134,7 +135,7 @@ class PrivateHeadWeights(HeadWeights):
         Returns
         -------
         PrivateHeadWeights
-            The weights with proven bounds.
+            The weights with their bounds. The bounds are as good as the sensitivity, which is not checked here.
         """
         length = math.sqrt(float(np.square(head.weights).sum()))
         weights = head.weights * min(1.0, max_norm / max(length, max_norm))
@@ -143,9 +144,14 @@ class PrivateHeadWeights(HeadWeights):
             sensitivity.value * (1 + _SLACK) + rounding, sensitivity.basis, sensitivity.because
         )
         bounds = certified.score_bounds(widened, classes=head.classes)
-        private = cls(weights, head.centre, head.bias, head.radius, bounds)
-        object.__setattr__(private, "_derived", True)
+        return cls(weights, head.centre, head.bias, head.radius, bounds)
+
+    @classmethod
+    def _of_fit(cls, head: HeadWeights, sensitivity: Sensitivity, *, max_norm: float) -> PrivateHeadWeights:
+        """Return weights with proven bounds; only for weights whose sensitivity this library derived itself."""
+        private = cls.certified(head, sensitivity, max_norm=max_norm)
+        object.__setattr__(private, "_fitted", True)
         return private
 
 
-proves_bounds(PrivateHeadWeights, when=lambda head: head._derived)
+proves_bounds(PrivateHeadWeights, when=lambda head: head._fitted)
