@@ -84,6 +84,47 @@ def test_a_records_features_do_not_depend_on_the_other_records_bit_for_bit(featu
     np.testing.assert_array_equal(feature_map.transform(table[7:8]), features[7:8])
 
 
+class CosineOfSum(torch.nn.Module):
+    """The cosine of a float64 sum, which records at odd positions of a batch may add up from the other end."""
+
+    def __init__(self, *, reverses: bool) -> None:
+        super().__init__()
+        self.reverses = reverses
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        ordered = batch.double().clone()
+        if self.reverses:
+            ordered[1::2] = ordered[1::2].flip(1)
+        return ordered.cumsum(1)[:, -1:].cos()
+
+
+class Lookup(torch.nn.Module):
+    """Rows of a table by their numbers, which must be 0 or 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = torch.nn.Embedding(2, 3)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        features: torch.Tensor = self.rows(batch.long())
+        return features
+
+
+@pytest.mark.parametrize(("reverses", "rows"), [(True, 1), (False, 64)])
+def test_another_order_of_a_float64_sum_is_seen_on_large_numbers(reverses: bool, rows: int) -> None:
+    feature_map = FrozenModule(CosineOfSum(reverses=reverses), outputs=1)
+    assert feature_map.checked_rows(12) == rows
+    table = 1e12 * np.random.default_rng(0).normal(size=(70, 12))
+    features = feature_map.transform(table)
+    np.testing.assert_array_equal(feature_map.transform(table[1:]), features[1:])
+
+
+def test_a_map_that_refuses_large_numbers_is_checked_on_small_ones() -> None:
+    feature_map = FrozenModule(Lookup(), outputs=6)
+    assert feature_map.checked_rows(2) == 64
+    assert feature_map.transform([[0.0, 1.0]]).shape == (1, 6)
+
+
 @pytest.mark.parametrize("feature_map", MAPS, ids=named)
 def test_no_records_give_no_features(feature_map: FeatureMap) -> None:
     assert feature_map.transform(np.empty((0, COLUMNS))).shape == (0, feature_map.dimension(COLUMNS))
