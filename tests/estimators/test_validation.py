@@ -12,7 +12,7 @@ import pytest
 
 from quietmax.errors import InvalidInput
 from quietmax.estimators import DPSGD, PrivateHead, Teachers
-from quietmax.estimators.validation import LARGEST_SIZE, checked_size, class_numbers
+from quietmax.estimators.validation import LARGEST_SIZE, checked_records, checked_size, class_numbers
 from quietmax.models.features import FeatureMap, Identity, Scattering, UnitNorm
 
 SECRET = 0.72152971
@@ -99,6 +99,116 @@ def test_a_label_s_number_is_its_place_in_the_declaration() -> None:
     classes, numbers = class_numbers(np.array([7, 3, 7]), (7, 5, 3))
     assert classes.tolist() == [7, 5, 3]
     assert numbers.tolist() == [0, 2, 0]
+
+
+def _numbers(labels: Any, declared: Any) -> list[int]:
+    """Class numbers of labels, as an estimator finds them."""
+    _, given = checked_records(PrivateHead(), np.zeros((len(labels), 2)), labels)
+    return class_numbers(given, declared)[1].tolist()
+
+
+BIG = 2**53
+MIXED = [
+    ([BIG, BIG + 1], 1.0, (BIG, BIG + 1, 1)),
+    ([2**63, 2**63 + 1], -1, (2**63, 2**63 + 1, -1)),
+    ([0, 1], "2", (0, 1, "2", "0", "1")),
+    ([True, False], "True", (True, False, "True", "False")),
+    (["a", "a\0"], 1, ("a", "a\0", 1)),
+    ([np.int64(BIG), np.int64(BIG + 1)], np.float64(1.0), (BIG, BIG + 1, 1)),
+]
+
+
+@pytest.mark.parametrize(("labels", "another", "declared"), MIXED)
+@pytest.mark.parametrize("as_objects", [False, True])
+def test_a_label_of_another_type_does_not_change_the_class_of_other_rows(
+    labels: list[Any], another: Any, declared: tuple[Any, ...], as_objects: bool
+) -> None:
+    def sequence(values: Any) -> Any:
+        return np.array(values, dtype=object) if as_objects else values
+
+    assert _numbers(sequence(labels), sequence(declared)) == [0, 1]
+    assert _numbers(sequence([*labels, another]), sequence(declared)) == [0, 1, 2]
+    assert _numbers(sequence([another, *labels]), sequence(declared)) == [2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "labels", [["0", 1], [0, "1"], ["True", 0], [0, None], [0, b"1"], [0, 0.5], [0, np.nan]]
+)
+@pytest.mark.parametrize("as_objects", [False, True])
+def test_a_label_that_equals_no_declared_class_is_refused_beside_all_other_labels(
+    labels: list[Any], as_objects: bool
+) -> None:
+    with pytest.raises(InvalidInput, match=r"not one of the 2 declared|Unknown label type"):
+        _numbers(np.array(labels, dtype=object) if as_objects else labels, (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("declared", "kind"),
+    [
+        ((0, 1), "i"),
+        (range(2), "i"),
+        (("a", "b"), "U"),
+        ((False, True), "b"),
+        ((0.0, 1.0), "f"),
+        ((0, "1"), "O"),
+        ((BIG + 1, 1.0), "O"),
+        (np.array(["a", "b"], dtype=object), "O"),
+    ],
+)
+def test_declared_classes_keep_their_type_and_mixed_ones_are_objects(declared: Any, kind: str) -> None:
+    classes, numbers = class_numbers(np.array(list(declared), dtype=object), declared)
+    assert classes.dtype.kind == kind
+    assert classes.tolist() == list(declared)
+    assert numbers.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind"), [([1, 0], "i"), (["b", "a"], "U"), ([True, False], "b"), ([1.0, 0], "f")]
+)
+def test_classes_that_are_read_off_a_list_have_the_type_of_its_labels(labels: list[Any], kind: str) -> None:
+    _, given = checked_records(PrivateHead(), np.zeros((2, 2)), labels)
+    classes, numbers = class_numbers(given, None)
+    assert classes.dtype.kind == kind
+    assert classes.tolist() == sorted(labels)
+    assert numbers.tolist() == [1, 0]
+
+
+def test_strings_beside_numbers_need_declared_classes() -> None:
+    with pytest.raises(InvalidInput, match="declare the classes"):
+        PrivateHead().fit(np.zeros((3, 2)), [0, 1, "2"])
+
+
+@pytest.mark.parametrize("declared", [((0, 1), (2, 3)), ((0, 1), 2)])
+def test_declared_classes_that_are_sequences_are_refused(declared: Any) -> None:
+    with pytest.raises(InvalidInput, match="classes must be a flat sequence"):
+        class_numbers(np.array([0]), declared)
+
+
+@pytest.mark.parametrize("make", [PrivateHead, Teachers, DPSGD])
+@pytest.mark.parametrize(
+    ("records", "labels", "sentence"),
+    [
+        ([[1, 2]] * 1233 + [[1]], [0, 1] * 617, "A row of X has another number of columns"),
+        ([[1, 2]] * 1233 + [[1, [2]]], [0, 1] * 617, "or an element that is not a number"),
+        ([[1, 2]] * 1234, [0, 1] * 616 + [0, [1]], "every label must be a string, an integer or a boolean"),
+        ([[1, 2]] * 1234, [[0], [1]] * 616 + [[0], [1, 2]], "every label must be a string"),
+        (np.zeros((1234, 0)), [0, 1] * 617, "0 feature"),
+        ([[1, 2]] * 1234, np.zeros((1234, 2)), "y should be a 1d array"),
+    ],
+)
+def test_a_table_of_the_wrong_shape_is_refused_without_its_number_of_rows(
+    make: Any, records: Any, labels: Any, sentence: str
+) -> None:
+    with pytest.raises(InvalidInput, match=sentence) as error:
+        make(classes=(0, 1), declared_size=1000).fit(records, labels)
+    assert "123" not in str(error.value)
+    assert error.value.__suppress_context__
+
+
+@pytest.mark.parametrize("radius", [1e-272, 1e-13, 1e13])
+def test_a_radius_out_of_range_is_refused(radius: float) -> None:
+    with pytest.raises(InvalidInput, match="radius must be a number from 1e-12 to 1e12"):
+        PrivateHead(classes=(0, 1), declared_size=60, radius=radius).fit(ROWS, LABELS)
 
 
 FEATURES = np.linspace(0, 1, 60, dtype=np.float32)[:, None]

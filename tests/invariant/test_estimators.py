@@ -22,9 +22,9 @@ from quietmax.estimators.head.exact_sums import (
 )
 from quietmax.estimators.head.training import centred, clipped_features
 from quietmax.estimators.teachers import LINEAR, NETWORK, TeacherEnsemble
-from quietmax.estimators.validation import LIBRARY_ROUNDING, LIBRARY_STACK
+from quietmax.estimators.validation import LIBRARY_ROUNDING, LIBRARY_STACK, checked_records, class_numbers
 from quietmax.models import MLP, TrainingSettings, train_independent
-from quietmax.models.features import FeatureMap, RandomFourier, Scattering, UnitNorm
+from quietmax.models.features import FeatureMap, Identity, RandomFourier, Scattering, UnitNorm
 from quietmax.models.mlp import initial_mlp
 from quietmax.sensitivity import certified
 
@@ -94,6 +94,45 @@ def test_removing_a_record_moves_the_gradient_sum_within_its_bound(adversarial: 
 
     moved = np.linalg.norm(total(rows) - total(others))
     assert moved <= certified.head_gradient(clip, coordinates=weights.size, grid=GRID).value
+
+
+@pytest.mark.parametrize("estimator", [PrivateHead(), Teachers(), DPSGD()], ids=["head", "teachers", "dpsgd"])
+def test_one_label_of_another_type_moves_the_gradient_sum_within_its_bound(
+    estimator: PrivateHead | Teachers | DPSGD,
+) -> None:
+    """2**53 and 2**53 + 1 are the same float: a common type of all labels would change other people's classes."""
+    classes, clip = (2**53, 2**53 + 1, 1), 0.2
+    records = np.array([[0.0, 1.0], [1.0, 0.0]] * 200 + [[1.0, 1.0]])
+    labels = [2**53, 2**53 + 1] * 200 + [1.0]
+
+    def total(size: int) -> np.ndarray:
+        table, given = checked_records(estimator, records[:size], labels[:size])
+        numbers = class_numbers(given, classes)[1]
+        rows = centred(clipped_features(UnitNorm(0.4), table, 1.0), np.zeros(3))
+        return gradient_sum(Table(rows, numbers, 3), np.zeros((3, 4)), clip)
+
+    moved = np.linalg.norm(total(401) - total(400))
+    assert 0.0 < moved <= certified.head_gradient(clip, coordinates=12, grid=GRID).value
+
+
+def test_removing_a_label_of_another_type_changes_one_teacher() -> None:
+    records = digits(201, 5)
+    labels = [2**53, 2**53 + 1] * 100 + [1.0]
+
+    def weights(size: int) -> np.ndarray:
+        teachers = Teachers(teachers=5, classes=(2**53, 2**53 + 1, 1), declared_size=200, random_state=0)
+        return weights_of(teachers.fit(records[:size], labels[:size]).ensemble_)
+
+    assert (weights(201) != weights(200)).any(axis=1).sum() == 1
+
+
+@pytest.mark.parametrize("radius", [1e-272, 1e-12])
+def test_a_record_with_huge_features_moves_the_centring_sum_by_at_most_one(radius: float) -> None:
+    records = digits(40, 3)
+    records[0] = 1e38
+    whole = row_sum(clipped_features(Identity(), records, radius))
+    others = row_sum(clipped_features(Identity(), records[1:], radius))
+    assert np.linalg.norm(whole - others) <= 1.0
 
 
 @pytest.mark.parametrize("features", [SMALL_IMAGES, RandomFourier(count=30), UnitNorm(0.4)])

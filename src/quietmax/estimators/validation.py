@@ -7,6 +7,7 @@ the records.
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -158,7 +159,8 @@ def checked_records(estimator: Any, X: ArrayLike, y: ArrayLike) -> tuple[NDArray
     Returns
     -------
     tuple of arrays
-        The records as float32, and the labels.
+        The records as float32, and the labels. If NumPy has no type that leaves all labels as they are, the labels
+        are an array of objects.
 
     Raises
     ------
@@ -166,22 +168,88 @@ def checked_records(estimator: Any, X: ArrayLike, y: ArrayLike) -> tuple[NDArray
         If the records are not finite numbers, or the labels are not those of a classification.
     """
     records: NDArray[np.float32]
-    labels: NDArray[Any]
     try:
+        labels = None if y is None else _label_array(y)
+        by_object = labels is not None and labels.dtype == object
         with np.errstate(over="ignore"):
-            records, labels = validate_data(estimator, X, y, dtype=np.float32)
+            # Zeros stand in for objects: scikit-learn would judge all of them by the first one.
+            records, checked = validate_data(
+                estimator, X, np.zeros(np.shape(labels)) if by_object else labels, dtype=np.float32
+            )
+        if by_object:
+            return records, np.reshape(labels, -1)
         with warnings.catch_warnings():
             # Whether most labels differ is a fact about the private labels.
             warnings.filterwarnings("ignore", message="The number of unique classes")
-            check_classification_targets(labels)
+            check_classification_targets(checked)
     except ValueError as problem:
-        # The first line says what is wrong. Further lines and the text after "to float:" show values; the list after
-        # "samples" shows numbers of rows.
-        reason = str(problem).splitlines()[0].partition(" to float:")[0].partition(": [")[0].rstrip(":. ")
         raise InvalidInput(
-            f"{reason}. X must be a table of finite numbers, and y must have one label for each row."
+            f"{_public_reason(problem)}. X must be a table of finite numbers, and y must have one label for each row."
         ) from None
-    return records, labels
+    return records, checked
+
+
+def _public_reason(problem: ValueError) -> str:
+    """Return what is wrong with a training set, without the values and the numbers of rows that the message shows."""
+    reason = str(problem).splitlines()[0]
+    if "array element with a sequence" in reason:
+        return "A row of X has another number of columns than the others, or an element that is not a number"
+    # The text after "to float:" shows values, the list after "samples" and the start of a shape show numbers of rows.
+    reason = reason.partition(" to float:")[0].partition(": [")[0].rstrip(":. ")
+    return re.sub(r"\(\d+, ", "(, ", reason)
+
+
+def _label_array(y: Any) -> NDArray[Any]:
+    """Return labels as an array in which no label changes another one.
+
+    An array of a fixed type is returned as it is. Labels in a sequence or in an array of objects have no common type,
+    and NumPy would look for one: a single 1.0 would round all large integers. They are checked one by one.
+    """
+    if hasattr(y, "__array__") or isinstance(y, str | bytes | Mapping) or not hasattr(y, "__getitem__"):
+        array = np.asarray(y)
+        if array.dtype == object and array.ndim:
+            return _objects([_label(each) for each in array.ravel()]).reshape(array.shape)
+        return array
+    return _unchanged([_label(each) for each in y])
+
+
+def _label(value: Any) -> str | int | float:
+    """Return a label as a Python object; raise `ValueError` if it cannot name a class."""
+    label = _plain(value)
+    if isinstance(label, str | int) or (isinstance(label, float) and label.is_integer()):
+        return label
+    raise ValueError("Unknown label type: every label must be a string, an integer or a boolean")
+
+
+def _plain(value: Any) -> Any:
+    """Return a scalar of NumPy or torch as a Python object, which compares exactly; anything else as it is."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
+
+
+def _objects(values: list[Any]) -> NDArray[Any]:
+    """Return an array of objects."""
+    return np.fromiter(values, dtype=object, count=len(values))
+
+
+def _unchanged(values: list[Any]) -> NDArray[Any]:
+    """Return values as an array of the type that NumPy chooses, or of objects if this type would change a value."""
+    try:
+        array = np.asarray(values)
+    except OverflowError:
+        return _objects(values)
+    return array if array.ndim != 1 or array.tolist() == values else _objects(values)
+
+
+def _declared_array(declared: Any) -> NDArray[Any]:
+    """Return declared classes as an array in which no class changes another one."""
+    if not isinstance(declared, Sequence) or isinstance(declared, str | bytes):
+        return np.asarray(declared)
+    try:
+        return _unchanged([_plain(each) for each in declared])
+    except ValueError:
+        raise InvalidInput(
+            "classes must be a flat sequence such as range(10), got sequences in it."
+        ) from None
 
 
 def class_numbers(
@@ -189,10 +257,12 @@ def class_numbers(
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the classes, and the index of every label among them.
 
+    A label belongs to the class that is equal to it in Python: 1.0 and True belong to 1, and "1" does not.
+
     Parameters
     ----------
     labels : array of shape (records,)
-        The private labels.
+        The private labels, as `checked_records` returns them.
     declared : sequence or None
         The public classes. If None, the sorted distinct labels are used.
 
@@ -204,17 +274,18 @@ def class_numbers(
     Raises
     ------
     InvalidInput
-        If there are fewer than two different classes, or a label that is not declared. The message shows no label.
+        If there are fewer than two different classes, a label that is not declared, or labels that cannot be sorted
+        and no declared classes. The message shows no label.
 
     Examples
     --------
     >>> class_numbers(np.array(["yes", "no", "yes"]), ("no", "yes"))
     (array(['no', 'yes'], dtype='<U3'), array([1, 0, 1]))
     """
-    classes = np.unique(labels) if declared is None else np.asarray(declared)
+    classes = _distinct(labels) if declared is None else _declared_array(declared)
     if classes.ndim != 1:
         raise InvalidInput(f"classes must be a flat sequence such as range(10), got shape {classes.shape}.")
-    numbers = {label: number for number, label in enumerate(classes.tolist())}
+    numbers = {_plain(label): number for number, label in enumerate(classes.tolist())}
     if declared is None and len(classes) < 2:
         raise InvalidInput("y contains only one class; a classifier needs at least two different classes.")
     if len(numbers) < 2 or len(numbers) < len(classes):
@@ -225,6 +296,16 @@ def class_numbers(
     if (places < 0).any():
         raise InvalidInput(f"y contains a label that is not one of the {len(classes)} declared classes.")
     return classes, places
+
+
+def _distinct(labels: NDArray[Any]) -> NDArray[Any]:
+    """Return the sorted distinct labels."""
+    try:
+        return np.unique(labels)
+    except TypeError:
+        raise InvalidInput(
+            "y contains both strings and numbers, which cannot be sorted: declare the classes."
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -188,6 +189,20 @@ def test_a_row_that_is_not_finite_becomes_zero() -> None:
     np.testing.assert_array_equal(
         clipped_rows(np.array([[np.nan, np.inf, -np.inf]], np.float32), 1.0), np.zeros((1, 3))
     )
+
+
+@pytest.mark.parametrize("radius", [1e-320, 1e-272, 1e-200, 1e-12, 1e12, 1e300])
+def test_rows_stay_finite_and_short_for_every_radius(radius: float) -> None:
+    features = np.array([[1e38, 1.0], [-1e38, 1e-38], [0.5, 0.25], [np.inf, 1.0]], np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a warning would depend on the values
+        rows = clipped_rows(features, radius)
+    assert np.isfinite(rows).all()
+    assert np.square(rows).sum(axis=1).max() <= 1.0
+    for number, row in enumerate(rows):
+        np.testing.assert_array_equal(clipped_rows(features[number : number + 1], radius)[0], row)
+    moved = row_sum(rows.astype(np.float32)) - row_sum(rows[1:].astype(np.float32))
+    np.testing.assert_array_equal(moved, rows[0])
 
 
 def test_an_empty_row_without_constant_stays_zero() -> None:

@@ -483,6 +483,8 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             max_grad_norm=self.max_grad_norm,
             regularisation=self.regularisation,
         )
+        if not 1e-12 <= self.radius <= 1e12:
+            raise InvalidInput(f"radius must be a number from 1e-12 to 1e12, got {self.radius!r}.")
 
     def _check_query_settings(self) -> None:
         """Raise `InvalidInput` for settings that ``release="query"`` cannot use."""

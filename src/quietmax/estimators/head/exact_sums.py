@@ -66,7 +66,7 @@ def clipped_rows(features: NDArray[np.float32], radius: float) -> Floats:
     Parameters
     ----------
     features : array of shape (records, features)
-        Public features; numbers that are not finite count as 0.
+        Public features; numbers that are not finite, before or after the division, count as 0.
     radius : float
         The length to which features are clipped.
 
@@ -81,8 +81,11 @@ def clipped_rows(features: NDArray[np.float32], radius: float) -> Floats:
     array([[0.6 , 0.8 ],
            [0.25, 0.  ]])
     """
-    scaled = np.nan_to_num(features.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0) / radius
-    lengths = np.sqrt(square_sums(scaled))
+    with np.errstate(over="ignore", invalid="ignore"):
+        divided = features.astype(np.float64) / radius
+        scaled = np.nan_to_num(divided, nan=0.0, posinf=0.0, neginf=0.0)
+        # A row whose length is too large for float64 becomes 0.
+        lengths = np.sqrt(square_sums(scaled))
     return on_grid(scaled * (_SHORTENED / np.maximum(lengths, _SHORTENED)))
 
 
