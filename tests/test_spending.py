@@ -277,3 +277,84 @@ def test_an_account_can_be_read_where_it_cannot_be_written(tmp_path, monkeypatch
     assert FileAccount(tmp_path / "account.json").answered == 3
     with pytest.raises(QuietmaxError, match="Read-only file system"):
         account.charge(1, 10)
+
+
+def test_an_account_of_another_model_is_not_charged(tmp_path) -> None:
+    mine = FileAccount.create(tmp_path / "account")
+    mine.charge(1, 5)
+    assert FileAccount(mine.path, identity=mine.identity).answered == 1
+    (tmp_path / "account").rename(tmp_path / "moved")
+    other = FileAccount.create(tmp_path / "account")
+    before = (tmp_path / "account").read_bytes()
+    for ask in (lambda: mine.answered, lambda: mine.charge(1, 5)):
+        with pytest.raises(DataUnavailable, match=r"belongs to another model\. Nothing was charged"):
+            ask()
+    assert (tmp_path / "account").read_bytes() == before
+    assert other.identity != FileAccount(tmp_path / "moved").identity
+
+
+def test_every_charge_writes_an_account_of_the_same_length(tmp_path) -> None:
+    path = FileAccount.create(tmp_path / "account").path
+    identity, length = FileAccount(path).identity, len(path.read_bytes())
+    for count in (1, 10**6, 10**15):
+        FileAccount(path).charge(count, 10**18)
+        assert (len(path.read_bytes()), FileAccount(path).identity) == (length, identity)
+    assert length < 512
+
+
+def test_an_account_without_an_id_stays_as_it_is(tmp_path) -> None:
+    path = tmp_path / "account"
+    path.write_text('{"answered": "00000000000000000002"}')
+    FileAccount(path).charge(3, 10)
+    assert path.read_text() == '{"answered": "00000000000000000005"}'
+    assert FileAccount(path, identity="").answered == 5
+    with pytest.raises(DataUnavailable, match="belongs to another model"):
+        FileAccount(path, identity="5f0c").charge(1, 10)
+
+
+def test_a_relative_path_is_resolved_when_the_account_is_opened(tmp_path, monkeypatch) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        FileAccount.create(tmp_path / name / "account")
+    monkeypatch.chdir(tmp_path / "here")
+    account = FileAccount("account")
+    monkeypatch.chdir(tmp_path / "there")
+    account.charge(1, 5)
+    assert FileAccount(tmp_path / "here" / "account").answered == 1
+    assert FileAccount(tmp_path / "there" / "account").answered == 0
+
+
+@pytest.mark.parametrize("text", [None, '{"answered": "00000000000000000000"}'], ids=["new", "without an id"])
+def test_a_closed_account_is_not_charged_and_opens_again_after_an_error(tmp_path, text) -> None:
+    path = tmp_path / "account"
+    if text is None:
+        FileAccount.create(path)
+    else:
+        path.write_text(text)
+    account, before = FileAccount(path), path.read_bytes()
+    with pytest.raises(KeyError), account.closed():
+        raise KeyError
+    assert path.read_bytes() == before
+    with account.closed():
+        assert len(path.read_bytes()) == len(before)
+    for ask in (lambda: account.answered, lambda: account.charge(1, 5), lambda: account.closed().__enter__()):
+        with pytest.raises(DataUnavailable, match="was closed when its model was replaced"):
+            ask()
+
+
+def test_an_account_that_counts_answers_cannot_be_closed(tmp_path) -> None:
+    account = FileAccount.create(tmp_path / "account")
+    account.charge(2, 5)
+    with pytest.raises(InvalidInput, match="counts 2 paid answers"), account.closed():
+        pytest.fail("the block must not run")
+    account.charge(1, 5)
+    assert account.answered == 3
+
+
+def test_a_lost_account_of_a_model_is_created_with_the_id_that_the_model_names(tmp_path) -> None:
+    folder = save_private(head(queries=5), tmp_path / "model", dataset="made up")
+    opened = open_private(folder)
+    identity = json.loads((folder / "model.json").read_text())["account_id"]
+    (folder / "account.json").unlink()
+    assert FileAccount.create(folder / "account.json", answered=2).identity == identity
+    assert opened.remaining == open_private(folder).remaining == 3

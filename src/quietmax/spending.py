@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,11 @@ from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, Quie
 
 ACCOUNT_FILE = "account.json"
 """The file of a model folder that counts the charged answers."""
+DESCRIPTION_FILE = "model.json"
+"""The file of a model folder that describes the model."""
+ACCOUNT_ID = "account_id"
+"""The key of the description under which the id of the model's account is stored."""
+_CLOSED = "closed".ljust(20, "-")
 
 
 class Account(Protocol):
@@ -126,10 +132,16 @@ class FileAccount:
     never gives an answer that was not charged. The file must exist (see `create`): if it is missing, the balance is
     unknown and nothing is answered.
 
+    The file holds a random id. A model folder also has the id in its description, so that a model is never paid from
+    the account of another model that was saved at the same path. Accounts of Quietmax 0.1 have no id.
+
     Parameters
     ----------
     path : str or Path
-        The file.
+        The file. A relative path is resolved now, so a later change of the working directory has no effect.
+    identity : str, optional
+        The id that the file must hold. If it holds another one, nothing is charged. None accepts any id, and
+        an empty string a file without an id.
 
     Examples
     --------
@@ -142,12 +154,15 @@ class FileAccount:
     >>> folder.cleanup()
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, *, identity: str | None = None) -> None:
+        self.path = Path(os.path.realpath(path))
+        self._identity = identity
 
     @classmethod
     def create(cls, path: str | Path, answered: int = 0) -> FileAccount:
         """Create the file of a new account, or of one whose file was lost.
+
+        In a model folder, the account gets the id that the model's description names; elsewhere a new one.
 
         Parameters
         ----------
@@ -169,12 +184,13 @@ class FileAccount:
             If the file cannot be created.
         """
         account = cls(path)
+        account._identity = _described_identity(account.path) or new_identity()
         if isinstance(answered, bool) or not isinstance(answered, int) or answered < 0:
             raise InvalidInput(f"answered must be an integer of at least 0, got {answered!r}.")
         try:
             descriptor, staging = tempfile.mkstemp(prefix=f".{account.path.name}-", dir=account.path.parent)
             try:
-                os.write(descriptor, account_text(answered).encode())
+                os.write(descriptor, account_text(answered, account._identity).encode())
                 os.fsync(descriptor)
                 os.link(staging, account.path)
             finally:
@@ -194,7 +210,13 @@ class FileAccount:
     def answered(self) -> int:
         """The number of answers that were charged."""
         with self._locked(os.O_RDONLY) as file:
-            return self._read(file)
+            return self._read(file)[0]
+
+    @property
+    def identity(self) -> str:
+        """The id that the file holds; empty if it has none."""
+        with self._locked(os.O_RDONLY) as file:
+            return self._read(file)[1]
 
     def charge(self, queries: int, limit: int) -> None:
         """Charge for answers.
@@ -210,12 +232,40 @@ class FileAccount:
         ------
         BudgetExhausted
             If more than `limit` answers would be charged in all. Nothing is charged.
+        DataUnavailable
+            If the file is missing, damaged, closed, or the account of another model. Nothing is charged.
         """
         with self._locked(os.O_RDWR) as file:
-            total = _charged(self._read(file), queries, limit)
-            # One short write in place, always of the same length: far below a disk sector, so never torn.
-            os.pwrite(file, account_text(total).encode(), 0)
-            os.fsync(file)
+            answered, identity = self._read(file)
+            _write(file, account_text(_charged(answered, queries, limit), identity))
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Close an account for good, so that its model can be replaced; if the block raises, it is opened again.
+
+        A process that still has the account open cannot charge it.
+
+        Raises
+        ------
+        InvalidInput
+            If answers were charged. The account stays open.
+        """
+        with self._locked(os.O_RDWR) as file:
+            answered, identity = self._read(file)
+            if answered:
+                raise InvalidInput(
+                    f"'{self.path.parent}' is not replaced, because its account counts {answered} paid answers; they "
+                    "must not be forgotten."
+                )
+            mark = account_text(None, identity)
+            _write(file, mark)
+        try:
+            yield
+        except BaseException:
+            with self._locked(os.O_RDWR) as file:
+                if os.pread(file, 1024, 0) == mark.encode():
+                    _write(file, account_text(0, identity))
+            raise
 
     @contextmanager
     def _locked(self, access: int) -> Iterator[int]:
@@ -243,34 +293,75 @@ class FileAccount:
             fcntl.flock(file, fcntl.LOCK_UN)
             os.close(file)
 
-    def _read(self, file: int) -> int:
-        """Return the number of charged answers."""
+    def _read(self, file: int) -> tuple[int, str]:
+        """Return the number of charged answers and the id, or raise if the account must not be used."""
         try:
-            answered = json.loads(os.pread(file, 1024, 0))["answered"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            answered = None
-        if isinstance(answered, str) and answered.isascii() and answered.isdigit():
-            return int(answered)
+            content = json.loads(os.pread(file, 1024, 0))
+            answered, identity = content["answered"], content.get("id", "")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            answered = identity = None
+        if answered == _CLOSED:
+            raise DataUnavailable(
+                f"The account {self.path} was closed when its model was replaced. Nothing was charged or answered."
+            )
+        if (
+            isinstance(answered, str)
+            and answered.isascii()
+            and answered.isdigit()
+            and isinstance(identity, str)
+        ):
+            if self._identity is None or self._identity == identity:
+                return int(answered), identity
+            raise DataUnavailable(
+                f"The account {self.path} belongs to another model. Nothing was charged or answered. Open the model "
+                "from the folder that holds both the model and its account."
+            )
         raise DataUnavailable(
             f"The account {self.path} is damaged. The number of charged answers is unknown, so nothing is answered. "
             "Restore the file from a backup."
         )
 
 
-def account_text(answered: int) -> str:
-    """Return the content of an account file, always of the same length.
+def new_identity() -> str:
+    """Return a random id for an account."""
+    return secrets.token_hex(16)
+
+
+def account_text(answered: int | None, identity: str = "") -> str:
+    """Return the content of an account file. For one id it always has the same length.
 
     Parameters
     ----------
-    answered : int
-        The number of charged answers.
+    answered : int or None
+        The number of charged answers; None for an account that is closed.
+    identity : str
+        The id of the account; empty for an account of Quietmax 0.1, which has none.
 
     Examples
     --------
-    >>> account_text(7)
-    '{"answered": "00000000000000000007"}'
+    >>> account_text(7, "5f0c")
+    '{"answered": "00000000000000000007", "id": "5f0c"}'
     """
-    return json.dumps({"answered": f"{answered:020d}"})
+    content = {"answered": _CLOSED if answered is None else f"{answered:020d}"}
+    return json.dumps(content | ({"id": identity} if identity else {}))
+
+
+def _write(file: int, text: str) -> None:
+    """Write an account in place and flush it to the disk."""
+    # One short write, always of the same length: far below a disk sector, so never torn.
+    os.pwrite(file, text.encode(), 0)
+    os.fsync(file)
+
+
+def _described_identity(path: Path) -> str | None:
+    """Return the id that the description of a model folder names for its account."""
+    if path.name != ACCOUNT_FILE:
+        return None
+    try:
+        identity = json.loads(path.with_name(DESCRIPTION_FILE).read_bytes())[ACCOUNT_ID]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return identity if isinstance(identity, str) and identity.isalnum() and len(identity) <= 64 else None
 
 
 def _charged(answered: int, queries: int, limit: int) -> int:

@@ -13,9 +13,9 @@ import torch
 
 from quietmax.accounting import Budget, epsilon_of
 from quietmax.data import Encoding, NumericColumn
-from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput
+from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators import DPSGD, PrivateHead, Teachers, open_private, save_private
-from quietmax.models import CrossEntropy, TrainingSettings
+from quietmax.models import CrossEntropy, TrainingSettings, serialization
 from quietmax.models.features import Identity, UnitNorm
 
 
@@ -203,6 +203,137 @@ def test_a_folder_in_which_something_was_spent_is_not_overwritten(tmp_path: Path
     with pytest.raises(InvalidInput, match="counts 2 paid answers"):
         save_private(_fitted_teachers()[0], folder, dataset="made up", overwrite=True)
     assert open_private(folder).remaining == 3
+
+
+def _head_for_one_answer() -> PrivateHead:
+    return _fitted_head(method="output", release="query", queries=1)
+
+
+def test_a_model_does_not_pay_from_the_account_of_a_model_saved_in_its_place(tmp_path: Path) -> None:
+    head, (features, _) = _head_for_one_answer(), _data()
+    folder = save_private(head, tmp_path / "model", dataset="made up")
+    opened = open_private(folder)
+    folder.rename(tmp_path / "moved")
+    for _ in range(3):
+        save_private(_head_for_one_answer(), folder, dataset="made up")
+        with pytest.raises(DataUnavailable, match="belongs to another model"):
+            head.predict(features[:1])
+        with pytest.raises(DataUnavailable, match="belongs to another model"):
+            opened.predict(features[:1])
+        assert open_private(folder).remaining == 1
+        shutil.rmtree(folder)
+    moved = open_private(tmp_path / "moved")
+    moved.predict(features[:1])
+    with pytest.raises(BudgetExhausted):
+        moved.predict(features[1:2])
+
+
+def test_a_folder_with_the_account_of_another_model_is_not_opened(tmp_path: Path) -> None:
+    first, second = (
+        save_private(_head_for_one_answer(), tmp_path / name, dataset="made up") for name in ("a", "b")
+    )
+    shutil.copy(first / "account.json", second)
+    with pytest.raises(DataUnavailable, match="belongs to another model"):
+        open_private(second)
+
+
+def test_a_model_opened_by_a_relative_path_pays_from_its_own_account_after_chdir(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features, _ = _data()
+    folder = save_private(_head_for_one_answer(), tmp_path / "model", dataset="made up")
+    shutil.copytree(folder, tmp_path / "other" / "model")
+    monkeypatch.chdir(tmp_path)
+    opened = open_private("model")
+    monkeypatch.chdir(tmp_path / "other")
+    opened.predict(features[:1])
+    assert (open_private(folder).remaining, open_private("model").remaining) == (0, 1)
+    with pytest.raises(BudgetExhausted):
+        opened.predict(features[1:2])
+
+
+@pytest.mark.parametrize(("step", "call"), [("_fill", 1), ("check_target", 2)])
+def test_an_answer_given_while_the_new_model_is_written_stops_the_overwriting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, call: int
+) -> None:
+    """The other process answers after the first check, or after the last one."""
+    features, _ = _data()
+    folder = save_private(_head_for_one_answer(), tmp_path / "model", dataset="made up")
+    opened, replacing, original = open_private(folder), _head_for_one_answer(), getattr(serialization, step)
+    calls: list[Any] = []
+
+    def answer_meanwhile(*arguments: Any, **options: Any) -> Any:
+        calls.append(original(*arguments, **options))
+        if len(calls) == call:
+            opened.predict(features[:1])
+        return calls[-1]
+
+    monkeypatch.setattr(serialization, step, answer_meanwhile)
+    with pytest.raises(InvalidInput, match="counts 1 paid answers"):
+        save_private(replacing, folder, dataset="made up", overwrite=True)
+    with pytest.raises(BudgetExhausted):
+        opened.predict(features[1:2])
+    assert replacing.predictor_.remaining.queries == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["with an id", "of version 0.1"])
+def test_a_model_that_is_being_replaced_gives_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    features, _ = _data()
+    folder = save_private(_head_for_one_answer(), tmp_path / "model", dataset="made up")
+    if not named:
+        description = json.loads((folder / "model.json").read_text())
+        del description["account_id"]
+        (folder / "model.json").write_text(json.dumps(description))
+        (folder / "account.json").write_text('{"answered": "00000000000000000000"}')
+    opened, replace = open_private(folder), serialization._replace
+    assert opened.remaining == 1
+
+    def ask_before_the_rename(*arguments: Path) -> None:
+        with pytest.raises(DataUnavailable, match="was closed when its model was replaced"):
+            opened.predict(features[:1])
+        replace(*arguments)
+
+    monkeypatch.setattr(serialization, "_replace", ask_before_the_rename)
+    save_private(_head_for_one_answer(), folder, dataset="made up", overwrite=True)
+    with pytest.raises(DataUnavailable, match="belongs to another model"):
+        opened.predict(features[:1])
+    assert open_private(folder).remaining == 1
+
+
+def test_a_model_whose_replacement_fails_answers_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features, _ = _data()
+    folder = save_private(_head_for_one_answer(), tmp_path / "model", dataset="made up")
+    opened = open_private(folder)
+
+    def fail(*_: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(serialization, "_replace", fail)
+    with pytest.raises(QuietmaxError, match="No space left on device"):
+        save_private(_head_for_one_answer(), folder, dataset="made up", overwrite=True)
+    opened.predict(features[:1])
+    assert open_private(folder).remaining == 0
+
+
+def test_a_folder_that_appears_during_the_writing_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, write = _head_for_one_answer(), serialization._fill
+    elsewhere = save_private(first, tmp_path / "elsewhere", dataset="made up")
+
+    def appear_meanwhile(*arguments: Any) -> None:
+        write(*arguments)
+        elsewhere.rename(tmp_path / "model")
+
+    monkeypatch.setattr(serialization, "_fill", appear_meanwhile)
+    with pytest.raises(InvalidInput, match="already exists"):
+        save_private(_head_for_one_answer(), tmp_path / "model", dataset="made up")
+    assert open_private(tmp_path / "model").remaining == 1
 
 
 def test_settings_changed_after_training_change_nothing_that_is_saved(tmp_path: Path) -> None:

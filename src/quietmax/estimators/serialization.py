@@ -30,6 +30,7 @@ from quietmax.estimators.dpsgd.config import Plan, PrivateSettings
 from quietmax.estimators.dpsgd.estimator import DPSGD, PrivateNetwork, network_guarantee
 from quietmax.estimators.head.estimator import (
     PrivateHead,
+    least_tolerance,
     max_weight_norm,
     query_guarantee,
     weight_sensitivity,
@@ -44,11 +45,11 @@ from quietmax.mechanisms.noisy_max import GaussianScores, NoisyMax
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.generic import feature_map_from_json
 from quietmax.models.mlp import MLP
-from quietmax.models.serialization import mlp_from, read_description, read_folder, write_folder
+from quietmax.models.serialization import FORMAT_VERSION, mlp_from, read_description, read_folder, write_folder
 from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor
 from quietmax.sensitivity.base import ScoreBounds
-from quietmax.spending import ACCOUNT_FILE, FileAccount
+from quietmax.spending import ACCOUNT_FILE, ACCOUNT_ID, FileAccount, new_identity
 
 Estimator = PrivateHead | Teachers | DPSGD
 PrivateClassifier = HeadWeights | PrivateNetwork | Predictor
@@ -193,9 +194,11 @@ def save_private(
     if predictor is None:
         return write_folder(folder, description, tensors, overwrite=overwrite)
 
+    identity = description[ACCOUNT_ID] = new_identity()
+
     def moved(answered: int) -> FileAccount:
         written = write_folder(folder, description, tensors, overwrite=overwrite, answered=answered)
-        return FileAccount(written.resolve() / ACCOUNT_FILE)
+        return FileAccount(written / ACCOUNT_FILE, identity=identity)
 
     predictor.move_account(moved)
     return Path(folder)
@@ -250,7 +253,7 @@ def open_private(folder: str | Path) -> PrivateModel:
         )
         _check_shapes(model)
         _check_account(stored.folder, classifier)
-        _check_guarantee(stored.guarantee, guarantee)
+        _check_guarantee(stored.guarantee, guarantee, description["format_version"])
         if description["format_version"] == 1 and _scatters(features):
             guarantee = weakened(guarantee, _OLD_SCATTERING)
         return replace(model, guarantee=guarantee)
@@ -298,13 +301,19 @@ class _Stored:
     features: FeatureMap | None
 
     def account(self) -> FileAccount:
-        """Return the account of the answers paid for."""
-        return FileAccount(self.folder / ACCOUNT_FILE)
+        """Return the account of the answers paid for.
+
+        A description of Quietmax 0.1 names no account. Then any account in the folder is accepted, and only the one
+        that is there now pays for this opened model.
+        """
+        account = FileAccount(self.folder / ACCOUNT_FILE, identity=self.description.get(ACCOUNT_ID))
+        return FileAccount(account.path, identity=account.identity)
 
     def declared(self, name: str, otherwise: Condition) -> bool:
-        """Return whether something was declared; version 0.1 stated only the assumption that replaces it."""
+        """Return whether something was declared; format version 1 stated only the assumption that replaces it."""
         assumed = any(assumption in self.guarantee.assumptions for assumption in otherwise.assumptions)
-        return self.guarantee.parameters.get(name, not assumed) is True
+        missing = self.description["format_version"] == 1 and not assumed
+        return self.guarantee.parameters.get(name, missing) is True
 
     def noise_source(self) -> NoiseSource:
         """Return a source of the kind that the guarantee names, for computing the guarantee again."""
@@ -400,6 +409,8 @@ def _check_head(stored: _Stored, head: HeadWeights) -> None:
     method, loss = facts["training_method"], facts["loss"]
     if (method, loss) not in _HEAD_METHODS:
         raise ValueError(f"there is no training method {method!r} with loss {loss!r}")
+    if method == "output" and facts["tolerance"] < (least := least_tolerance(facts)) * (1 - 1e-9):
+        raise ValueError(f"its tolerance is {facts['tolerance']:g}, but float64 certifies at best {least:g}")
     if facts.get("mu_centring") is None and head.centre.any():
         raise ValueError("it has a centre, but nothing was spent on releasing one")
 
@@ -563,24 +574,37 @@ def _check_shapes(model: PrivateModel) -> None:
 
 def _check_account(folder: Path, classifier: PrivateClassifier) -> None:
     """Raise unless a model that is paid per answer has its account, and only such a model has one."""
-    account = FileAccount(folder / ACCOUNT_FILE)
     if not isinstance(classifier, Predictor):
-        if account.path.exists():
+        if (folder / ACCOUNT_FILE).exists():
             raise ValueError("it has an account of answers paid for, but its weights are marked as released")
-    elif (answered := account.answered) > (limit := classifier.budget.queries or 0):
+    elif (answered := classifier.answered) > (limit := classifier.budget.queries or 0):
         raise ValueError(f"its account counts {answered} answers, but its budget is for {limit}")
 
 
-def _check_guarantee(stated: Guarantee, computed: Guarantee) -> None:
+def _check_guarantee(stated: Guarantee, computed: Guarantee, format_version: int) -> None:
     """Raise unless a stored guarantee states what follows from the folder.
 
-    Words may differ, as another version may have written them. Assumptions may be added, but none may be lost.
+    In the current format version all fields must agree, word for word. An earlier version may have used other words
+    and known fewer assumptions. There, the stated words must not name a condition that the folder does not explain.
     """
     for name in ("status", "definition", "neighbours", "epsilon", "mu", "delta", "extra_delta"):
         _check_same(name, getattr(stated, name), getattr(computed, name))
     _check_parameters(stated, computed)
     if len(stated.assumptions) > len(computed.assumptions):
         raise ValueError("it lists more assumptions than what it was made with explains")
+    if format_version == FORMAT_VERSION:
+        _check_same("because", stated.because, computed.because)
+        _check_same("assumptions", stated.assumptions, computed.assumptions)
+        _check_same("parameters", sorted(stated.parameters), sorted(computed.parameters))
+        return
+    words, explained = (" ".join((each.because, *each.assumptions)) for each in (stated, computed))
+    for sign in _SIGNS_OF_CONDITIONS:
+        if sign in words and sign not in explained:
+            raise ValueError(f"its guarantee says '{sign}', which nothing else in it explains")
+
+
+_SIGNS_OF_CONDITIONS = ("seed", "not declared", "read off")
+"""Words of every format version by which a guarantee tells of seeded noise or of something that was not declared."""
 
 
 def _check_parameters(stated: Guarantee, computed: Guarantee) -> None:

@@ -15,6 +15,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,11 @@ from quietmax.models.losses import Convexified, CrossEntropy, Loss, Quadratic
 from quietmax.models.mlp import MLP
 from quietmax.models.stacked import TrainingSettings
 from quietmax.models.training import Model
-from quietmax.spending import ACCOUNT_FILE, FileAccount
+from quietmax.spending import ACCOUNT_FILE, DESCRIPTION_FILE, FileAccount
 
 FORMAT, FORMAT_VERSION = "quietmax model", 3
 _READABLE = (1, 2, FORMAT_VERSION)
-_DESCRIPTION, _WEIGHTS, _DIGEST = "model.json", "weights.safetensors", "weights_sha256"
+_DESCRIPTION, _WEIGHTS, _DIGEST = DESCRIPTION_FILE, "weights.safetensors", "weights_sha256"
 _BASES: dict[str, CrossEntropy | Quadratic] = {"cross-entropy": CrossEntropy(), "quadratic": Quadratic()}
 
 
@@ -179,7 +180,8 @@ def write_folder(
     overwrite : bool
         Whether to replace a model that is there.
     answered : int, optional
-        Opens an account in the folder, with so many answers already paid for.
+        Opens an account in the folder, with so many answers already paid for. Its id is the ``account_id`` of the
+        description.
 
     Returns
     -------
@@ -199,7 +201,11 @@ def write_folder(
         staging = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}-", dir=target.parent))
         try:
             _fill(staging, description, tensors, answered)
-            _replace(target, staging)
+            # Another process may have saved a model there since the check, or the account may have paid for answers.
+            check_target(target, overwrite=overwrite)
+            account = FileAccount(target / ACCOUNT_FILE)
+            with account.closed() if account.path.exists() else nullcontext():
+                _replace(target, staging)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     except OSError as problem:

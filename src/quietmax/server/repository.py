@@ -29,7 +29,7 @@ from quietmax.mechanisms.sampled_neuron import SampledNeuron
 from quietmax.models.serialization import load_model, read_description
 from quietmax.predictor import Predictor
 from quietmax.server.deployment import Deployment, MigratedBudget, Rows
-from quietmax.spending import ACCOUNT_FILE, FileAccount
+from quietmax.spending import ACCOUNT_FILE, ACCOUNT_ID, FileAccount
 
 _MODEL = re.compile(r"(?:(?P<name>[^/=]+)(?:/(?P<version>[^/=]+))?=)?(?P<folder>.+)")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -224,7 +224,7 @@ def _load_private(folder: ModelFolder) -> Deployment:
             terms=terms,
             encoding=model.encoding,
             migrated_budget=MigratedBudget(
-                FileAccount(folder.path / ACCOUNT_FILE),
+                FileAccount(folder.path / ACCOUNT_FILE, identity=folder.description.get(ACCOUNT_ID)),
                 predictor.remaining.queries + predictor.answered,
                 folder.digest().hex(),
             ),
