@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from quietmax.data import Encoding, NumericColumn
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import DPSGD, PrivateHead, Teachers, open_private, save_private
+from quietmax.estimators.head.estimator import max_weight_norm, weight_sensitivity
+from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
 from quietmax.ledger import Terms
 from quietmax.models import CrossEntropy, TrainingSettings
 from quietmax.models.features import UnitNorm
@@ -121,6 +124,110 @@ def test_what_was_read_off_the_records_with_a_proven_status_is_refused(
     _refused(_edit(folder, lambda found: found["guarantee"].update(status="proven", assumptions=[])))
 
 
+@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["head, seeded", "head asked, seeded", "teachers, seeded", "dpsgd, seeded"])
+def test_seeded_noise_that_is_marked_as_exact_is_refused_by_the_reason_alone(
+    saved: dict[str, Path], kind: str, version: int, tmp_path: Path
+) -> None:
+    same = "head, gradient" if kind == "head, seeded" else kind.removesuffix(", seeded")
+    exact = json.loads((saved[same] / "model.json").read_text())["guarantee"]
+
+    def mark(found):
+        claim = found["guarantee"]
+        claim.update(status="proven", assumptions=exact["assumptions"])
+        claim["parameters"]["noise_source"] = exact["parameters"]["noise_source"]
+        found["format_version"] = version
+
+    def mark_the_reason_too(found):
+        mark(found)
+        found["guarantee"]["because"] = exact["because"]
+
+    folder = _edit(_copied(saved[kind], tmp_path / "model"), mark)
+    _refused(folder, "seed")
+    # Nothing else refuses it: there is no signature.
+    consistent = _edit(_copied(saved[kind], tmp_path / "consistent"), mark_the_reason_too)
+    assert open_private(consistent).guarantee.status == "proven"
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("kind", "fact"),
+    [("head, classes not declared", "classes_declared"), ("teachers, size not declared", "size_declared")],
+)
+def test_what_was_not_declared_and_is_marked_as_declared_is_refused_by_the_reason_alone(
+    saved: dict[str, Path], kind: str, fact: str, version: int, tmp_path: Path
+) -> None:
+    def mark(found):
+        claim = found["guarantee"]
+        claim["status"] = "proven"
+        claim["assumptions"] = [each for each in claim["assumptions"] if "is public" not in each]
+        claim["parameters"][fact] = True
+        found["format_version"] = version
+
+    _refused(_edit(_copied(saved[kind], tmp_path / "model"), mark), "not declared")
+
+
+@pytest.mark.parametrize("kind", ["teachers, size not declared", "dpsgd"])
+@pytest.mark.parametrize("version", [2, 3])
+def test_facts_that_are_missing_count_as_not_declared(
+    saved: dict[str, Path], kind: str, version: int, tmp_path: Path
+) -> None:
+    declared = json.loads((saved[kind.partition(",")[0]] / "model.json").read_text())["guarantee"]
+
+    def remove(found):
+        claim = found["guarantee"]
+        claim.update({name: declared[name] for name in ("status", "because", "assumptions")})
+        for name in ("classes_declared", "size_declared"):
+            claim["parameters"].pop(name)
+        found["format_version"] = version
+
+    _refused(
+        _edit(_copied(saved[kind], tmp_path / "model"), remove),
+        "states status 'proven', but the rest of it implies 'conditional'",
+    )
+
+
+@pytest.mark.parametrize("field", ["because", "assumptions", "parameters"])
+def test_a_guarantee_in_other_words_is_refused_in_the_current_format(
+    saved: dict[str, Path], field: str, tmp_path: Path
+) -> None:
+    def change(found):
+        claim = found["guarantee"]
+        claim["because"] += " It is proven." if field == "because" else ""
+        claim["assumptions"] = ["Nothing."] if field == "assumptions" else claim["assumptions"]
+        claim["parameters"] |= {"epsilons": 0} if field == "parameters" else {}
+
+    folder = _edit(_copied(saved["teachers"], tmp_path / "model"), change)
+    _refused(folder, f"states {field} ")
+    _edit(folder, lambda found: found.update(format_version=2))
+    assert open_private(folder).guarantee == open_private(saved["teachers"]).guarantee
+
+
+@pytest.mark.parametrize(("size", "divisor"), [(60, 2.0), (60, 1e6), (10**9, 1e9)])
+def test_a_tolerance_that_the_training_cannot_certify_is_refused(
+    saved: dict[str, Path], size: int, divisor: float, tmp_path: Path
+) -> None:
+    """All that follows from the tolerance is computed again."""
+    for kind in ("head asked", "head asked, convexified", "head, output"):
+        weights = load_file(saved[kind] / "weights.safetensors")
+
+        def change(found, weights=weights):
+            facts = found["guarantee"]["parameters"]
+            found["declared_size"] = facts["declared_size"] = size
+            facts["tolerance"] /= divisor
+            moved = weight_sensitivity(facts)
+            facts["sensitivity"] = moved.value
+            if found["released"]:
+                return
+            head = HeadWeights(weights["weights"], weights["centre"], found["bias"], found["radius"])
+            bounds = PrivateHeadWeights.certified(head, moved, max_norm=max_weight_norm(facts)).bounds
+            found["bounds"]["one"]["value"] = facts["one_score"] = bounds.one.value
+            found["bounds"]["vector"]["value"] = facts["score_vector_l2"] = bounds.vector.value
+
+        folder = _edit(_copied(saved[kind], tmp_path / kind), change)
+        _refused(folder, "but its training certifies")
+
+
 @pytest.mark.parametrize("kind", ["head asked", "head asked, convexified"])
 def test_bounds_that_do_not_follow_from_the_training_are_refused(
     saved: dict[str, Path], kind: str, tmp_path: Path
@@ -171,6 +278,11 @@ def test_an_encoding_that_was_measured_and_is_marked_as_declared_is_refused(tmp_
     assert open_private(folder).guarantee.status == "conditional"
     declared = json.loads(Encoding(MEASURED.columns, MEASURED.label, MEASURED.classes).to_json())
     _refused(_edit(folder, lambda found: found.update(encoding=declared)))
+    exact = PrivateHead(**PUBLIC).fit(FEATURES, LABELS).guarantee_.assumptions
+    for version in (1, 2, 3):
+        _edit(folder, lambda found, version=version: found.update(format_version=version))
+        _edit(folder, lambda found: found["guarantee"].update(status="proven", assumptions=exact))
+        _refused(folder, "measured on")
 
 
 def _leaves(value, path=()):

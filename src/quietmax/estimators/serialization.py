@@ -30,6 +30,7 @@ from quietmax.estimators.dpsgd.config import Plan, PrivateSettings
 from quietmax.estimators.dpsgd.estimator import DPSGD, PrivateNetwork, network_guarantee
 from quietmax.estimators.head.estimator import (
     PrivateHead,
+    least_tolerance,
     max_weight_norm,
     query_guarantee,
     weight_sensitivity,
@@ -44,7 +45,13 @@ from quietmax.mechanisms.noisy_max import GaussianScores, NoisyMax
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.generic import feature_map_from_json
 from quietmax.models.mlp import MLP
-from quietmax.models.serialization import mlp_from, read_description, read_folder, write_folder
+from quietmax.models.serialization import (
+    FORMAT_VERSION,
+    mlp_from,
+    read_description,
+    read_folder,
+    write_folder,
+)
 from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor
 from quietmax.sensitivity.base import ScoreBounds
@@ -252,7 +259,7 @@ def open_private(folder: str | Path) -> PrivateModel:
         )
         _check_shapes(model)
         _check_account(stored.folder, classifier)
-        _check_guarantee(stored.guarantee, guarantee)
+        _check_guarantee(stored.guarantee, guarantee, description["format_version"])
         if description["format_version"] == 1 and _scatters(features):
             guarantee = weakened(guarantee, _OLD_SCATTERING)
         return replace(model, guarantee=guarantee)
@@ -309,9 +316,10 @@ class _Stored:
         return FileAccount(account.path, identity=account.identity)
 
     def declared(self, name: str, otherwise: Condition) -> bool:
-        """Return whether something was declared; version 0.1 stated only the assumption that replaces it."""
+        """Return whether something was declared; format version 1 stated only the assumption that replaces it."""
         assumed = any(assumption in self.guarantee.assumptions for assumption in otherwise.assumptions)
-        return self.guarantee.parameters.get(name, not assumed) is True
+        missing = self.description["format_version"] == 1 and not assumed
+        return self.guarantee.parameters.get(name, missing) is True
 
     def noise_source(self) -> NoiseSource:
         """Return a source of the kind that the guarantee names, for computing the guarantee again."""
@@ -407,6 +415,8 @@ def _check_head(stored: _Stored, head: HeadWeights) -> None:
     method, loss = facts["training_method"], facts["loss"]
     if (method, loss) not in _HEAD_METHODS:
         raise ValueError(f"there is no training method {method!r} with loss {loss!r}")
+    if method == "output" and facts["tolerance"] < (least := least_tolerance(facts)) * (1 - 1e-9):
+        raise ValueError(f"its tolerance is {facts['tolerance']:g}, but its training certifies {least:g}")
     if facts.get("mu_centring") is None and head.centre.any():
         raise ValueError("it has a centre, but nothing was spent on releasing one")
 
@@ -577,16 +587,30 @@ def _check_account(folder: Path, classifier: PrivateClassifier) -> None:
         raise ValueError(f"its account counts {answered} answers, but its budget is for {limit}")
 
 
-def _check_guarantee(stated: Guarantee, computed: Guarantee) -> None:
+def _check_guarantee(stated: Guarantee, computed: Guarantee, format_version: int) -> None:
     """Raise unless a stored guarantee states what follows from the folder.
 
-    Words may differ, as another version may have written them. Assumptions may be added, but none may be lost.
+    In the current format version all fields must agree, word for word. An earlier version may have used other words
+    and known fewer assumptions. There, the stated words must not name a condition that the folder does not explain.
     """
     for name in ("status", "definition", "neighbours", "epsilon", "mu", "delta", "extra_delta"):
         _check_same(name, getattr(stated, name), getattr(computed, name))
     _check_parameters(stated, computed)
     if len(stated.assumptions) > len(computed.assumptions):
         raise ValueError("it lists more assumptions than what it was made with explains")
+    if format_version == FORMAT_VERSION:
+        _check_same("because", stated.because, computed.because)
+        _check_same("assumptions", stated.assumptions, computed.assumptions)
+        _check_same("parameters", sorted(stated.parameters), sorted(computed.parameters))
+        return
+    words, explained = (" ".join((each.because, *each.assumptions)) for each in (stated, computed))
+    for sign in _SIGNS_OF_CONDITIONS:
+        if sign in words and sign not in explained:
+            raise ValueError(f"its guarantee says '{sign}', which nothing else in it explains")
+
+
+_SIGNS_OF_CONDITIONS = ("seed", "not declared", "read off", "measured on")
+"""Words of every format version by which a guarantee tells of seeded noise or of something that was not declared."""
 
 
 def _check_parameters(stated: Guarantee, computed: Guarantee) -> None:

@@ -599,6 +599,25 @@ def max_weight_norm(facts: Facts) -> float:
     return max_solution_norm(_objective(facts), facts["classes"], float(facts["tolerance"]))
 
 
+def least_tolerance(facts: Facts) -> float:
+    """Return the tolerance of the output method with these facts, which float64 can certify.
+
+    Parameters
+    ----------
+    facts : mapping
+        The public facts of the training.
+
+    Returns
+    -------
+    float
+        What `solver.certifiable_tolerance` returns.
+    """
+    wanted = TILTED_TOLERANCE
+    if facts["loss"] != "convexified":
+        wanted = output_plan(facts["declared_size"], 1.0, regularisation=facts["regularisation"]).tolerance
+    return certifiable_tolerance(_objective(facts), facts["dimension"], facts["classes"], wanted)
+
+
 def _objective(facts: Facts) -> MeanCrossEntropy | Tilted:
     """Return the objective that was minimised."""
     if facts["loss"] == "convexified":

@@ -242,7 +242,7 @@ def _positions_agree(feature_map: BatchedMap, columns: int, rows: int) -> bool:
     small = generator.random((rows, columns), np.float32)
     if not _same_features(feature_map, small, _in_batches(feature_map, small, rows)):
         return False
-    signs = generator.choice(np.float32([-1.0, 1.0]), (rows, columns))
+    signs = generator.choice(np.array([-1.0, 1.0], np.float32), (rows, columns))
     large = signs * small * np.geomspace(_LARGEST_CHECKED, 1.0, columns, dtype=np.float32)
     try:
         expected = _in_batches(feature_map, large, rows)
