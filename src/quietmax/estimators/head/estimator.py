@@ -122,7 +122,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     centring : float, default=0.05
         Share of mu^2 spent on the mean of the features; 0 leaves centring out.
     radius : float, default=1.0
-        Features are clipped to this length.
+        Features are clipped to this length, from 1e-12 to 1e12.
     loss : {"cross-entropy", "convexified"}, default="cross-entropy"
         The loss; "convexified" needs ``method="output"``.
     alpha : float, default=1.0
