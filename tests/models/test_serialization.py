@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -80,6 +81,19 @@ def test_nothing_is_left_behind_when_writing_fails(
 
 
 TWO_CLASSES = json.loads(Encoding((NumericColumn("a", 0, 4),), "y", ("no", "yes")).to_json())
+
+
+def test_a_disk_without_room_for_the_weights_gives_one_sentence_and_leaves_nothing(
+    model: Model, tmp_path: Path
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+    try:
+        with pytest.raises(QuietmaxError, match=r"^The model cannot be written to .*: File too large\.$"):
+            save_model(model, tmp_path / "model")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
 
 
 def _truncate(folder: Path, name: str, keep: int) -> None:

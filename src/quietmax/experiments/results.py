@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from quietmax._io import atomic_write
 from quietmax.errors import QuietmaxError
@@ -108,7 +108,7 @@ class ResultStore:
                 return stored
             made = make()
             contiguous = {key: np.ascontiguousarray(value) for key, value in made.items()}
-            atomic_write(path, lambda staging: save_file(contiguous, staging))
+            atomic_write(path, lambda staging: staging.write_bytes(save(contiguous)))
             return made
 
     @contextmanager

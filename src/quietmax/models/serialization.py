@@ -219,14 +219,14 @@ def _fill(
     folder: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor], answered: int | None
 ) -> None:
     """Write the files of a model into an empty folder and flush them to disk."""
-    safetensors.torch.save_file(
-        {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / _WEIGHTS
-    )
+    # Serialized in memory, so that a full disk is an OSError and not an exception of the safetensors library.
+    weights = safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()})
+    (folder / _WEIGHTS).write_bytes(weights)
     header = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "quietmax": __version__,
-        _DIGEST: hashlib.sha256((folder / _WEIGHTS).read_bytes()).hexdigest(),
+        _DIGEST: hashlib.sha256(weights).hexdigest(),
     }
     text = json.dumps(header | dict(description), indent=2, allow_nan=False) + "\n"
     (folder / _DESCRIPTION).write_text(text, encoding="utf-8")
