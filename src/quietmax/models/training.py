@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
@@ -51,6 +52,55 @@ class Classifier(Protocol):
             If the features are not valid.
         """
         ...
+
+
+class LogitClassifier(ABC):
+    """A classifier that predicts from its logits."""
+
+    @abstractmethod
+    def scores(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
+        """Compute the logits.
+
+        Parameters
+        ----------
+        features : array of shape (records, features)
+            Public features.
+
+        Returns
+        -------
+        array of shape (records, classes)
+            Logits.
+        """
+
+    def predict(self, features: NDArray[np.floating]) -> NDArray[np.int64]:
+        """Predict class indices.
+
+        Parameters
+        ----------
+        features : array of shape (records, features)
+            Public features.
+
+        Returns
+        -------
+        array of shape (records,)
+            Indices of the largest logits.
+        """
+        return np.asarray(self.scores(features).argmax(-1))
+
+    def predict_proba(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
+        """Predict class probabilities.
+
+        Parameters
+        ----------
+        features : array of shape (records, features)
+            Public features.
+
+        Returns
+        -------
+        array of shape (records, classes)
+            Softmax of the logits.
+        """
+        return softmax(self.scores(features))
 
 
 @dataclass(frozen=True, eq=False)

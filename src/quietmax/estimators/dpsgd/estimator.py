@@ -37,7 +37,7 @@ from quietmax.estimators.validation import (
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.generic import describe_map
 from quietmax.models.mlp import MLP
-from quietmax.models.training import TorchModel, softmax
+from quietmax.models.training import LogitClassifier, TorchModel
 
 Floats = NDArray[np.float64]
 
@@ -346,7 +346,7 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 
 @dataclass(frozen=True, eq=False)
-class PrivateNetwork:
+class PrivateNetwork(LogitClassifier):
     """A network whose weights were released: everything computed from it is post-processing.
 
     Parameters
@@ -377,36 +377,6 @@ class PrivateNetwork:
         """
         logits = self.network.logits(features)
         return logits.double().numpy() if isinstance(logits, torch.Tensor) else logits
-
-    def predict(self, features: NDArray[np.floating]) -> NDArray[np.int64]:
-        """Predict class indices.
-
-        Parameters
-        ----------
-        features : array of shape (records, features)
-            Public features.
-
-        Returns
-        -------
-        array of shape (records,)
-            Indices of the largest logits.
-        """
-        return np.asarray(self.scores(features).argmax(-1))
-
-    def predict_proba(self, features: NDArray[np.floating]) -> Floats:
-        """Predict class probabilities.
-
-        Parameters
-        ----------
-        features : array of shape (records, features)
-            Public features.
-
-        Returns
-        -------
-        array of shape (records, classes)
-            Softmax of the logits.
-        """
-        return softmax(self.scores(features))
 
 
 def network_guarantee(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from quietmax.estimators.head.exact_sums import ROWS_AT_ONCE, Floats, clipped_rows, unit_rows
 from quietmax.mechanisms.base import proves_bounds
-from quietmax.models.training import softmax
+from quietmax.models.training import LogitClassifier
 from quietmax.sensitivity import certified
 from quietmax.sensitivity.base import ScoreBounds, Sensitivity
 
@@ -18,7 +18,7 @@ _SLACK = 2.0**-20
 
 
 @dataclass(frozen=True, eq=False)
-class HeadWeights:
+class HeadWeights(LogitClassifier):
     """The classifier `scores(f) = W (f - m, b) / ||(f - m, b)||` of public features f, clipped to a radius.
 
     If the weights were released, everything computed here is post-processing.
@@ -65,36 +65,6 @@ class HeadWeights:
             rows = unit_rows(clipped_rows(inputs[part], self.radius), self.centre, self.bias)
             logits[part] = rows @ self.weights.T
         return logits
-
-    def predict(self, features: NDArray[np.floating]) -> NDArray[np.int64]:
-        """Predict class indices.
-
-        Parameters
-        ----------
-        features : array of shape (records, features)
-            Public features.
-
-        Returns
-        -------
-        array of shape (records,)
-            Indices of the largest logits.
-        """
-        return np.asarray(self.scores(features).argmax(-1))
-
-    def predict_proba(self, features: NDArray[np.floating]) -> Floats:
-        """Predict class probabilities.
-
-        Parameters
-        ----------
-        features : array of shape (records, features)
-            Public features.
-
-        Returns
-        -------
-        array of shape (records, classes)
-            Softmax of the logits.
-        """
-        return softmax(self.scores(features))
 
 
 @dataclass(frozen=True, eq=False)
