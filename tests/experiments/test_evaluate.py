@@ -26,9 +26,8 @@ def test_a_result_has_accuracy_leakage_by_every_attack_and_times(
     assert set(found["attacks"]) == (set() if name == "original" else {"shadow", "threshold"})
     assert (found["fit_seconds"] == 0) == (name == "algorithm1-laplace")  # it uses the plain network
     assert 0 < found["answer_seconds"] < found["processor_seconds"]
-    assert found["status"] == {"plain": "none", "original": "none", "algorithm1-laplace": "conditional"}.get(
-        name, "proven"
-    )
+    # The records are an own table, whose size is taken as public, so nothing is proven.
+    assert found["status"] == ("none" if name in ("plain", "original") else "conditional")
     if method(name).per_answer:
         assert found["audited"] == "one answer, in epsilon"
         assert found["audited_claim"] == {"algorithm1-laplace": 2.0, "teachers": 5.0}[name]
