@@ -103,7 +103,7 @@ def test_the_approximate_claim_covers_the_release_that_reveals_all_with_probabil
 def test_an_approximate_guarantee_has_no_cost_in_either_measure() -> None:
     with pytest.raises(InvalidInput, match="do not compose"):
         _ = APPROXIMATE.cost
-    assert str(APPROXIMATE).startswith("proven: (1, 1e-05)-differential privacy (add-remove)")
+    assert str(APPROXIMATE).startswith("proven: (1, 1e-05)-differential privacy for one record (add-remove)")
     assert "delta" not in PURE.to_json()
     assert "delta" not in GAUSSIAN.to_json()
 
@@ -145,6 +145,7 @@ def test_the_text_names_status_definition_numbers_and_reason() -> None:
         {"definition": "pure", "epsilon": 1.0, "because": "x", "status": "hoped"},
         {"definition": "pure", "epsilon": 1.0, "because": "x", "neighbours": "replace-one"},
         {"definition": "pure", "epsilon": 1.0, "because": "x", "extra_delta": 1.0},
+        {"definition": "pure", "epsilon": 1.0, "because": "x", "unit": "household"},
     ],
 )
 def test_an_ill_formed_guarantee_is_refused(fields) -> None:
@@ -268,3 +269,105 @@ def test_two_deltas_together_stay_below_one() -> None:
 def test_a_guarantee_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         pure(1.0).epsilon = 0.5  # type: ignore[misc]
+
+
+# --- The unit, and what a guarantee means in words --------------------------------------------------------------------
+
+PERSON = dataclasses.replace(GAUSSIAN, unit="person")
+
+
+def test_the_unit_is_kept_by_json_and_by_weakening_and_is_part_of_the_text() -> None:
+    assert Guarantee.from_json(json.loads(json.dumps(PERSON.to_json()))) == PERSON != GAUSSIAN
+    assert PERSON.weakened("refuted", "x").unit == "person"
+    assert Guarantee.of(PureCost(1.0), status="proven", because="x", unit="person").unit == "person"
+    assert "for one person" in str(PERSON)
+    assert "for one record" in str(GAUSSIAN)
+
+
+def test_json_without_a_unit_is_a_guarantee_for_one_record() -> None:
+    record = PURE.to_json()
+    assert record.pop("unit") == "record"
+    assert Guarantee.from_json(record) == PURE
+
+
+@given(st.floats(1e-3, 30.0), st.just(0.0) | st.floats(1e-12, 1e-3), st.floats(0.0, 1.0))
+def test_true_positives_of_pure_and_approximate_claims_follow_from_the_definition(
+    epsilon, delta, rate
+) -> None:
+    claim = Guarantee("approximate", epsilon=epsilon, delta=delta, because="x") if delta else pure(epsilon)
+    found = claim.max_true_positive_rate(rate)
+    # The two inequalities of (epsilon, delta)-differential privacy, for the test and for its complement.
+    few = mpmath.exp(epsilon) * rate + delta
+    many = 1 - mpmath.exp(-epsilon) * (1 - mpmath.mpf(rate) - delta)
+    exact = min(few, many, mpmath.mpf(1))
+    assert exact - HAIR <= found <= exact * (1 + HAIR) + delta * (1 + HAIR) + HAIR
+
+
+@given(st.floats(1e-3, 10.0), st.floats(1e-9, 1 - 1e-9))
+def test_true_positives_of_a_gaussian_claim_are_those_of_two_shifted_normals(mu, rate) -> None:
+    claim = Guarantee("gaussian", mu=mu, because="x")
+    with mpmath.workdps(50):
+        exact = mpmath.ncdf(mpmath.sqrt(2) * mpmath.erfinv(2 * mpmath.mpf(rate) - 1) + mu)
+    assert exact * (1 - HAIR) <= claim.max_true_positive_rate(rate) <= min(1, exact * (1 + 2 * HAIR))
+
+
+@pytest.mark.parametrize("claim", [PURE, GAUSSIAN, APPROXIMATE])
+def test_the_best_guess_is_the_best_of_all_membership_tests(claim) -> None:
+    rates = [step / 4000 for step in range(4001)]
+    best = max((1 + claim.max_true_positive_rate(rate) - rate) / 2 for rate in rates)
+    assert best <= claim.max_accuracy() <= best + 1 / 4000
+
+
+@given(
+    st.sampled_from(["pure", "gaussian", "approximate"]),
+    st.floats(1e-3, 2.0),
+    st.floats(0.0, 1e-4),
+    st.integers(2, 6),
+    st.floats(0.0, 1.0),
+)
+def test_a_group_is_bounded_by_going_from_neighbour_to_neighbour(
+    definition, amount, extra, size, rate
+) -> None:
+    stated = {"mu": amount} if definition == "gaussian" else {"epsilon": amount}
+    if definition == "approximate":
+        stated["delta"] = 1e-5
+    claim = Guarantee(definition, because="x", extra_delta=extra, **stated)
+    reached = rate
+    for _ in range(size):
+        reached = claim.max_true_positive_rate(reached)
+    try:
+        group = claim.for_group(size)
+    except InvalidInput:
+        return
+    assert reached <= group.max_true_positive_rate(rate) * (1 + 1e-9) + 1e-12
+
+
+def test_a_guarantee_that_says_nothing_about_a_group_refuses_to_state_one() -> None:
+    loose = Guarantee("approximate", epsilon=100.0, delta=1e-5, because="x")
+    with pytest.raises(InvalidInput, match="nothing about 2 units"):
+        loose.for_group(2)
+    for bad in (0, 1.5, True):
+        with pytest.raises(InvalidInput, match="at least 1"):
+            PURE.for_group(bad)
+    assert PURE.for_group(1) is PURE
+
+
+def test_the_words_state_the_figures_of_the_theory_page() -> None:
+    claim = Guarantee("gaussian", mu=0.268, status="proven", because="x", unit="person")
+    even, rare = claim.in_words()
+    assert "at most 55.4%" in even
+    assert "at most 0.239%" in rare
+    assert "people" in even
+
+
+def test_the_words_of_a_record_level_guarantee_say_what_several_records_mean() -> None:
+    words = dataclasses.replace(PURE, status="conditional").in_words()
+    assert "assumptions" in words[2]
+    # e^2/(1 + e^2) = 0.8808 and e^5/(1 + e^5) = 0.99331, rounded up.
+    assert "88.1% with 2 records" in words[3]
+    assert "99.4% with 5 records" in words[3]
+
+
+def test_the_words_of_a_refuted_guarantee_state_no_limit() -> None:
+    (sentence,) = dataclasses.replace(PURE, status="refuted").in_words()
+    assert "%" not in sentence

@@ -7,14 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
+from scipy.special import ndtr, ndtri
+
 from quietmax.accounting.conversions import checked_amount, delta_of, epsilon_of
 from quietmax.accounting.costs import Cost, GaussianCost, PureCost
 from quietmax.errors import InvalidInput
 
 Definition = Literal["pure", "gaussian", "approximate"]
 Status = Literal["proven", "conditional", "refuted"]
+Unit = Literal["record", "person"]
 _STATUSES: tuple[Status, ...] = ("proven", "conditional", "refuted")
+UNITS: tuple[Unit, ...] = ("record", "person")
 _UP = 1.0 + 2.0**-44
+_LIBRARY_UP = 1.0 + 2.0**-40
+"""Covers the relative errors of SciPy's normal distribution and its inverse."""
 _STATED: dict[str, set[str]] = {"pure": {"epsilon"}, "gaussian": {"mu"}, "approximate": {"epsilon", "delta"}}
 
 
@@ -35,7 +41,7 @@ class Guarantee:
     extra_delta : float
         Added to every derived delta; at least 0 and below 1.
     neighbours : {"add-remove"}
-        Neighbouring data sets differ by one added or removed record.
+        Neighbouring data sets differ by one added or removed unit.
     status : {"proven", "conditional", "refuted"}
         ``"conditional"``: true if the `assumptions` hold. ``"refuted"``: the numbers are claimed, but do not hold.
     because : str
@@ -46,6 +52,8 @@ class Guarantee:
         What a conditional guarantee assumes.
     delta : float or None
         Stated by an approximate guarantee.
+    unit : {"record", "person"}
+        What is added or removed: one record, or all records of one person.
 
     Raises
     ------
@@ -55,7 +63,7 @@ class Guarantee:
     Examples
     --------
     >>> print(Guarantee("gaussian", mu=1.0, status="proven", because="Theory section 3."))
-    proven: 1-Gaussian differential privacy (add-remove): epsilon 4.38 at delta 1e-05. Theory section 3.
+    proven: 1-Gaussian differential privacy for one record (add-remove): epsilon 4.38 at delta 1e-05. Theory section 3.
     """
 
     definition: Definition
@@ -68,6 +76,7 @@ class Guarantee:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
     delta: float | None = None
+    unit: Unit = "record"
 
     def __post_init__(self) -> None:
         if self.definition not in _STATED:
@@ -83,6 +92,8 @@ class Guarantee:
             )
         if self.neighbours != "add-remove":
             raise InvalidInput(f"neighbours must be 'add-remove', got {self.neighbours!r}.")
+        if self.unit not in UNITS:
+            raise InvalidInput(f"unit must be one of {', '.join(UNITS)}, got {self.unit!r}.")
         if not 0.0 <= self.extra_delta < 1.0:
             raise InvalidInput(f"extra_delta must be at least 0 and below 1, got {self.extra_delta!r}.")
         if not self.because.strip():
@@ -104,6 +115,7 @@ class Guarantee:
         parameters: Mapping[str, Any] | None = None,
         assumptions: tuple[str, ...] = (),
         extra_delta: float = 0.0,
+        unit: Unit = "record",
     ) -> Guarantee:
         """Return the guarantee of a release that has a cost.
 
@@ -121,6 +133,8 @@ class Guarantee:
             What a conditional guarantee assumes.
         extra_delta : float
             Added to every derived delta.
+        unit : {"record", "person"}
+            What is added or removed.
 
         Returns
         -------
@@ -141,6 +155,7 @@ class Guarantee:
             because=because,
             parameters=parameters or {},
             assumptions=assumptions,
+            unit=unit,
         )
 
     @property
@@ -233,6 +248,135 @@ class Guarantee:
             self, status=status, because=because, assumptions=self.assumptions + tuple(assumptions)
         )
 
+    def max_accuracy(self) -> float:
+        """Return how often the best guess at membership is right at most, with even odds before (THEORY 3.13).
+
+        The guesser sees everything that was released, knows everything else in the data, and guesses whether one unit
+        is in them. Gaussian: Phi(mu/2). Pure: exp(epsilon)/(1 + exp(epsilon)). `extra_delta` counts half.
+
+        Examples
+        --------
+        >>> round(Guarantee("gaussian", mu=0.268, because="Theory section 3.").max_accuracy(), 3)
+        0.553
+        """
+        return min(1.0, (1.0 + self.at_epsilon(0.0)) / 2.0 * _UP)
+
+    def max_true_positive_rate(self, false_positive_rate: float) -> float:
+        """Return the largest true-positive rate of any membership test with this false-positive rate (THEORY 3.13).
+
+        Gaussian: Phi(Phi^-1(a) + mu). Pure: min(exp(epsilon)*a, 1 - exp(-epsilon)*(1 - a)). A surplus delta d adds at
+        most d (Dong, Roth, Su 2022, arXiv:1905.02383).
+
+        Parameters
+        ----------
+        false_positive_rate : float
+            From 0 to 1.
+
+        Examples
+        --------
+        >>> round(Guarantee("gaussian", mu=0.268, because="Theory section 3.").max_true_positive_rate(0.001), 4)
+        0.0024
+        """
+        rate = float(false_positive_rate)
+        if not 0.0 <= rate <= 1.0:
+            raise InvalidInput(f"false_positive_rate must be from 0 to 1, got {false_positive_rate!r}.")
+        if self.definition == "gaussian":
+            best = float(ndtr(ndtri(rate) + cast(float, self.mu))) * _LIBRARY_UP
+        else:
+            epsilon = cast(float, self.epsilon)
+            few = math.exp(min(epsilon + math.log(rate), 0.0)) * _UP if rate > 0.0 else 0.0
+            many = 1.0 - math.exp(-epsilon) * (1.0 - rate) / _UP
+            best = min(few, many)
+        return min(1.0, (best + self._surplus) * (_UP if self._surplus else 1.0))
+
+    def for_group(self, units: int) -> Guarantee:
+        """Return what the guarantee implies for several units that are added or removed together.
+
+        Group privacy: k times epsilon, k times mu. A surplus delta d of a neighbour grows to
+        d*(exp(k*epsilon) - 1)/(exp(epsilon) - 1), and for Gaussian guarantees to the sum of Phi(Phi^-1(d) + j*mu) over
+        j < k: the curve G(a) = Phi(Phi^-1(a) + mu) is concave with G(0) = 0, so G(a + d) <= G(a) + G(d) at each of the
+        k steps from one data set to the other.
+
+        Parameters
+        ----------
+        units : int
+            The size k of the group, at least 1.
+
+        Raises
+        ------
+        InvalidInput
+            If the guarantee says nothing about groups of this size, because the surplus delta reaches 1.
+
+        Examples
+        --------
+        >>> Guarantee("gaussian", mu=0.25, because="Theory section 3.").for_group(4).mu
+        1.0
+        """
+        if isinstance(units, bool) or not isinstance(units, int) or units < 1:
+            raise InvalidInput(f"units must be an integer of at least 1, got {units!r}.")
+        if units == 1:
+            return self
+        surplus = min(1.0, self._group_surplus(units) * _LIBRARY_UP)
+        if surplus >= 1.0:
+            raise InvalidInput(f"The guarantee says nothing about {units} units together.")
+        stated = {
+            name: units * amount for name in ("epsilon", "mu") if (amount := getattr(self, name)) is not None
+        }
+        if self.delta is None:
+            return replace(self, **stated, extra_delta=surplus)
+        return replace(self, **stated, delta=surplus, extra_delta=0.0)
+
+    def _group_surplus(self, units: int) -> float:
+        """Return the surplus delta of a group, up to rounding."""
+        if self._surplus == 0.0:
+            return 0.0
+        if self.definition == "gaussian":
+            mu = cast(float, self.mu)
+            return math.fsum(float(ndtr(ndtri(self._surplus) + step * mu)) for step in range(units))
+        epsilon = cast(float, self.epsilon)
+        try:
+            return math.fsum(self._surplus * math.exp(step * epsilon) for step in range(units))
+        except OverflowError:
+            return 1.0
+
+    def in_words(self) -> list[str]:
+        """Return what the guarantee means, as plain sentences with all percentages rounded up (THEORY 3.13).
+
+        Examples
+        --------
+        >>> claim = Guarantee("gaussian", mu=0.268, status="proven", because="Theory section 3.", unit="person")
+        >>> claim.in_words()[0].partition("is right ")[2]
+        'at most 55.4% of the time; tossing a coin is right 50% of the time.'
+        """
+        if self.status == "refuted":
+            return ["The claimed limits do not hold, so nothing can be said about what an adversary learns."]
+        many, who = ("people", "who") if self.unit == "person" else ("records", "that")
+        sentences = [
+            f"Somebody who sees everything that was released, knows all other {many} in the data, and guesses with "
+            f"even odds whether a {self.unit} is in the data, is right at most {_percent(self.max_accuracy())} of "
+            "the time; tossing a coin is right 50% of the time.",
+            f"A test that wrongly accuses 0.1% of the {many} {who} are not in the data recognises at most "
+            f"{_percent(self.max_true_positive_rate(0.001))} of those {who} are.",
+        ]
+        if self.status == "conditional":
+            sentences.append("These limits hold if the assumptions of the guarantee hold.")
+        if self.unit == "record":
+            limits = " and ".join(
+                f"at most {self._group_accuracy(rows)} with {rows} records" for rows in (2, 5)
+            )
+            sentences.append(
+                "The limits are for one record. For a person with several records in the data, the even-odds guess is "
+                f"right {limits}."
+            )
+        return sentences
+
+    def _group_accuracy(self, units: int) -> str:
+        """Return the largest accuracy of a guess about a group, as a percentage."""
+        try:
+            return _percent(self.for_group(units).max_accuracy())
+        except InvalidInput:
+            return "100%"
+
     def to_json(self) -> dict[str, Any]:
         """Return all fields by name, as JSON values; `delta` only if it is stated."""
         record = {
@@ -241,6 +385,7 @@ class Guarantee:
             "mu": self.mu,
             "extra_delta": self.extra_delta,
             "neighbours": self.neighbours,
+            "unit": self.unit,
             "status": self.status,
             "because": self.because,
             "parameters": dict(self.parameters),
@@ -255,30 +400,40 @@ class Guarantee:
         Parameters
         ----------
         record : Mapping
-            All fields by name; `delta` may be missing.
+            All fields by name; `delta` may be missing, and `unit` too, which then is "record".
 
         Raises
         ------
         InvalidInput
             If a field is missing or unknown.
         """
-        names = set(cls.__dataclass_fields__) - {"delta"}
-        if set(record) - {"delta"} != names:
+        names = set(cls.__dataclass_fields__) - {"delta", "unit"}
+        if set(record) - {"delta", "unit"} != names:
             raise InvalidInput(f"A guarantee must have the fields {sorted(names)}, got {sorted(record)}.")
         return cls(**{**record, "assumptions": tuple(record["assumptions"])})
 
     def __hash__(self) -> int:
         amounts = (self.epsilon, self.mu, self.delta)
-        return hash((self.definition, *amounts, self.status, self.because, self.assumptions))
+        return hash((self.definition, *amounts, self.unit, self.status, self.because, self.assumptions))
 
     def __str__(self) -> str:
+        whose = f"for one {self.unit} ({self.neighbours})"
         if self.definition == "pure":
-            claim = f"{self.epsilon:.4g}-differential privacy ({self.neighbours})"
+            claim = f"{self.epsilon:.4g}-differential privacy {whose}"
         elif self.definition == "approximate":
-            claim = f"({self.epsilon:.4g}, {self._surplus:.3g})-differential privacy ({self.neighbours})"
+            claim = f"({self.epsilon:.4g}, {self._surplus:.3g})-differential privacy {whose}"
         else:
             claim = (
-                f"{self.mu:.4g}-Gaussian differential privacy ({self.neighbours}):"
+                f"{self.mu:.4g}-Gaussian differential privacy {whose}:"
                 f" epsilon {self.at_delta(1e-5):.3g} at delta 1e-05"
             )
         return f"{self.status}: {claim}. {self.because}"
+
+
+def _percent(share: float) -> str:
+    """Return a probability as a percentage of three significant digits, rounded up."""
+    percent = 100.0 * share
+    if not 0.0 < percent < 100.0:
+        return "0%" if percent <= 0.0 else "100%"
+    digits = max(0, 2 - math.floor(math.log10(percent)))
+    return f"{min(100.0, math.ceil(percent * 10**digits) / 10**digits):.{digits}f}%"
