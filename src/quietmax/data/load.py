@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypedDict, Unpack
 
 from quietmax.data.download import DownloadProgress, fetch
-from quietmax.data.records import Records, Split, split
+from quietmax.data.records import Records, Split, hold_out, split
 from quietmax.data.registry import dataset
 from quietmax.data.schema import Schema
 from quietmax.data.tables import is_table_path, read_records
@@ -77,16 +77,28 @@ class Options(RegisteredOptions, TableOptions, total=False):
 _IGNORED_WHERE_UNUSED = {"data_dir", "progress", "verify", "features"}
 
 
-def load(name: str | Path, *, records: int | None = None, seed: int = 0, **options: Unpack[Options]) -> Split:
-    """Load a data set and split it into a training set, a test set of the same size and a pool.
+def load(
+    name: str | Path,
+    *,
+    records: int | None = None,
+    holdout: float | None = None,
+    seed: int = 0,
+    **options: Unpack[Options],
+) -> Split:
+    """Load a data set and split it.
+
+    The user's own table is the training set, except for the persons that are held out.  A data set of the paper is
+    split as in the paper, into a training set, a test set of the same size and a pool.
 
     Parameters
     ----------
     name : str or Path
         A registered data set (see `datasets`) or the path of a CSV, TSV, Parquet or NPZ file.
     records : int, optional
-        Size of the training set.  By default the data set's own size (the paper's); two fifths of the records of
-        the user's own file.
+        Registered data sets only: size of the training set and of the test set; by default the paper's.
+    holdout : float, optional
+        Share of the persons (without a `person` column: of the rows) that are held out, as in 0.2; see `hold_out`.
+        By default 0: everybody trains.
     seed : int
         Public seed of the split.
     **options
@@ -109,10 +121,19 @@ def load(name: str | Path, *, records: int | None = None, seed: int = 0, **optio
     >>> len(data.train), len(data.test), len(data.pool), data.classes
     (2000, 2000, 1000, 10)
     """
+    if records is not None and holdout is not None:
+        raise InvalidInput("records and holdout are two ways to split; only one of them may be given.")
+    if is_table_path(name):
+        if records is not None:
+            raise InvalidInput(
+                f"records applies only to registered data sets; '{name}' trains on all of its rows except the share "
+                "given as holdout."
+            )
+        return hold_out(load_records(name, **options), holdout or 0.0, seed=seed)
     encoded = load_records(name, **options)
-    if records is None and not is_table_path(name):
-        records = dataset(str(name)).records
-    return split(encoded, size=records, seed=seed)
+    if holdout is not None:
+        return hold_out(encoded, holdout, seed=seed)
+    return split(encoded, size=records or dataset(str(name)).records, seed=seed)
 
 
 def load_records(name: str | Path, **options: Unpack[Options]) -> Records:

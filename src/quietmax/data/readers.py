@@ -692,7 +692,7 @@ def read_adult(directory: DataDirectory, encoding: Style = "codes") -> Records:
         labels,
         len(_ADULT_CLASSES),
         encoding=described,
-        identities=hash_rows(raw),
+        raw_hashes=hash_rows(raw),
     )
 
 

@@ -1,15 +1,19 @@
-"""Encoded records, and their split into a training set, a test set and a pool.
+"""Encoded records, and the two ways to split them.
 
-A record is one row: its features and its label.  Rows with the same identity (by default: equal features,
-whatever their labels) count as copies of one record and always stay on the same side of a split.
+A record is one row: its features and its label.  A table of the user is split by a keyed hash: each person (without
+a `person` column: each row, by its features) is held out or not, whoever else is in the table.  The data sets of
+the paper are split as in the paper, into a training set and a test set of equal size and a pool.  All rows of one
+person, and rows of equal features, always stay on the same side.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +24,7 @@ from quietmax.errors import InvalidData, InvalidInput
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ROWS_AT_ONCE = 4096
 _WORDS_AT_ONCE = 1 << 17
+_UTF_8 = ("utf-8", "surrogatepass")
 _ZERO = np.float32(0)  # added to features so that -0.0 and 0.0 have the same bits
 
 
@@ -41,11 +46,18 @@ class Records:
         Channels, height and width, where the features are pixels.
     encoding : Encoding, optional
         How the columns of a table became features.
-    identities : ndarray of uint64, shape (records,), optional
-        Equal for rows that are copies of one record (or belong to one person); by default rows with equal features.
+    persons : ndarray of str, shape (records,), optional
+        The person that each row belongs to, where the schema names a `person` column.
+    raw_hashes : ndarray of uint64, shape (records,), optional
+        Equal for rows that were equal before they were encoded, where a data set offers several encodings that
+        must be split alike.
 
     Attributes
     ----------
+    unit : {"record", "person"}
+        Whom a guarantee for these records protects: one row, or all rows of one person.
+    units : ndarray of int64
+        The number of each row's unit, from 0 in the order of first appearance: its person, else the row itself.
     content_hashes : ndarray of uint64
         One number per row, equal for rows of equal features.
 
@@ -66,7 +78,8 @@ class Records:
     classes: int
     image_shape: tuple[int, int, int] | None = None
     encoding: Encoding | None = None
-    identities: NDArray[np.uint64] | None = None
+    persons: NDArray[np.object_] | None = None
+    raw_hashes: NDArray[np.uint64] | None = None
 
     def __post_init__(self) -> None:
         features = np.ascontiguousarray(self.features, dtype=np.float32)
@@ -78,11 +91,12 @@ class Records:
                 f"The features and labels of '{self.name}' must have the shapes (n, m) and (n,), got "
                 f"{features.shape} and {labels.shape}."
             )
-        if self.identities is not None and self.identities.shape != labels.shape:
-            raise InvalidInput(
-                f"'{self.name}' must have one identity per row: {len(labels)} rows, but identities of shape "
-                f"{self.identities.shape}."
-            )
+        for name in ("persons", "raw_hashes"):
+            given = getattr(self, name)
+            if given is not None and given.shape != labels.shape:
+                raise InvalidInput(
+                    f"The {name} of '{self.name}' must have the shape ({len(labels)},), got {given.shape}."
+                )
         if not _all_finite(features):
             row, column = np.argwhere(~np.isfinite(features))[0]
             raise InvalidData(
@@ -116,10 +130,26 @@ class Records:
         """
         given = np.asarray(rows)
         chosen = np.flatnonzero(given) if given.dtype == np.bool_ else given.astype(np.int64)
-        identities = None if self.identities is None else self.identities[chosen]
         return replace(
-            self, features=self.features[chosen], labels=self.labels[chosen], identities=identities
+            self,
+            features=self.features[chosen],
+            labels=self.labels[chosen],
+            persons=None if self.persons is None else self.persons[chosen],
+            raw_hashes=None if self.raw_hashes is None else self.raw_hashes[chosen],
         )
+
+    @property
+    def unit(self) -> Literal["record", "person"]:
+        """Whom a guarantee for these records protects: one row, or all rows of one person."""
+        return "record" if self.persons is None else "person"
+
+    @cached_property
+    def units(self) -> NDArray[np.int64]:
+        """The number of each row's unit, from 0 in the order of first appearance: its person, else the row itself."""
+        if self.persons is None:
+            return np.arange(len(self), dtype=np.int64)
+        numbers: dict[str, int] = {}
+        return np.array([numbers.setdefault(name, len(numbers)) for name in self.persons], dtype=np.int64)
 
     def digest(self) -> str:
         """Return a SHA-256 of the features and labels that does not depend on the order of the rows.
@@ -193,9 +223,69 @@ def _scramble(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return mixed ^ (mixed >> np.uint64(31))
 
 
+@dataclass(frozen=True)
+class Holdout:
+    """How the persons of a table were held out of training: by a keyed hash of each person alone.
+
+    Parameters
+    ----------
+    share : float
+        Probability of a person to be held out, at least 0 and below 1.
+    seed : int
+        Public key of the hash.
+
+    Raises
+    ------
+    InvalidInput
+        If the share or the seed is not valid.
+
+    Examples
+    --------
+    >>> Holdout.from_json(Holdout(0.2, seed=7).to_json())
+    Holdout(share=0.2, seed=7)
+    """
+
+    share: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.share, int | float | np.number) and not isinstance(self.share, bool)
+        if not number or not 0 <= self.share < 1:
+            raise InvalidInput(f"holdout must be a number of at least 0 and below 1, got {self.share!r}.")
+        _check_seed(self.seed)
+        object.__setattr__(self, "share", float(self.share))
+        object.__setattr__(self, "seed", int(self.seed))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return share and seed by name."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Holdout:
+        """Return the holdout of share and seed.
+
+        Parameters
+        ----------
+        content : mapping
+            What `to_json` returned.
+
+        Returns
+        -------
+        Holdout
+
+        Raises
+        ------
+        InvalidInput
+            If the content is not that of a holdout.
+        """
+        if not isinstance(content, Mapping) or set(content) != {"share", "seed"}:
+            raise InvalidInput("A holdout must have the keys 'share' and 'seed'.")
+        return cls(**content)
+
+
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Records divided into a training set, a test set of the same size, and a pool of all others.
+    """Records divided into a training set, a test set and a pool.
 
     Parameters
     ----------
@@ -205,6 +295,9 @@ class Split:
         Disjoint row numbers of the records.
     seed : int
         The seed of the split.
+    holdout : Holdout, optional
+        How persons were held out: the test set is the holdout (it may be empty) and there is no pool.  None for
+        the paper's split.
 
     Attributes
     ----------
@@ -221,6 +314,7 @@ class Split:
     test_rows: NDArray[np.int64]
     pool_rows: NDArray[np.int64]
     seed: int
+    holdout: Holdout | None = None
 
     @property
     def name(self) -> str:
@@ -239,7 +333,7 @@ class Split:
 
     @cached_property
     def test(self) -> Records:
-        """The test set, as large as the training set."""
+        """The test set: the holdout, or as many records as in the training set."""
         return self.records.take(self.test_rows)
 
     @cached_property
@@ -248,10 +342,104 @@ class Split:
         return self.records.take(self.pool_rows)
 
 
-def split(records: Records, *, size: int | None = None, seed: int = 0) -> Split:
-    """Split records into a training set, a test set of the same size and a pool.
+def hold_out(records: Records, share: float = 0.0, *, seed: int = 0) -> Split:
+    """Split a table into the training set and the holdout.
 
-    Copies of one record stay on the same side.
+    Each person is held out or not by a keyed hash of that person alone (THEORY 3.8): adding or removing other people
+    moves nobody, so a guarantee for the training set is the same guarantee for the table.
+
+    Parameters
+    ----------
+    records : Records
+        The encoded table.
+    share : float
+        Probability of a person (without persons: of a row) to be held out; 0 means that everybody trains.
+    seed : int
+        Public key of the hash.
+
+    Returns
+    -------
+    Split
+        The rows keep their order.  The test set is the holdout, the pool is empty.
+
+    Raises
+    ------
+    InvalidInput
+        If the share or the seed is not valid.
+
+    Examples
+    --------
+    >>> visits = Records(
+    ...     "visits",
+    ...     np.arange(6, dtype=np.float32)[:, None],
+    ...     np.array([0, 1, 0, 1, 0, 1]),
+    ...     classes=2,
+    ...     persons=np.array(["ann", "ann", "bob", "cid", "cid", "dan"], dtype=object),
+    ... )
+    >>> parts = hold_out(visits, 0.5, seed=1)
+    >>> sorted(set(parts.train.persons)), sorted(set(parts.test.persons))
+    (['ann', 'bob', 'dan'], ['cid'])
+    """
+    holdout = Holdout(share, seed)
+    held_out = is_held_out(records, holdout)
+    nobody = np.empty(0, dtype=np.int64)
+    return Split(records, np.flatnonzero(~held_out), np.flatnonzero(held_out), nobody, holdout.seed, holdout)
+
+
+def is_held_out(records: Records, holdout: Holdout) -> NDArray[np.bool_]:
+    """Return for every row whether it is held out.
+
+    Parameters
+    ----------
+    records : Records
+        Encoded rows, of the whole table or of any part of it.
+    holdout : Holdout
+        Share and seed.
+
+    Returns
+    -------
+    ndarray of bool, shape (records,)
+        Equal for all rows of one person; without persons, equal for rows of equal features.
+
+    Examples
+    --------
+    >>> points = Records("points", np.eye(3, dtype=np.float32), np.array([0, 1, 1]), classes=2)
+    >>> bool(is_held_out(points, Holdout(0.5))[2]) == bool(is_held_out(points.take([2]), Holdout(0.5))[0])
+    True
+    """
+    if holdout.share == 0:
+        return np.zeros(len(records), dtype=bool)
+    key = hashlib.blake2b(str(holdout.seed).encode(), digest_size=32).digest()
+    if records.persons is not None:
+        return _keyed_hashes((name.encode(*_UTF_8) for name in records.persons), key) < _threshold(holdout)
+    held_out = np.empty(len(records), dtype=bool)
+    for start in range(0, len(records), _ROWS_AT_ONCE):
+        rows = (records.features[start : start + _ROWS_AT_ONCE] + _ZERO).astype("<f4", copy=False)
+        hashes = _keyed_hashes((row.tobytes() for row in rows), key)
+        held_out[start : start + len(rows)] = hashes < _threshold(holdout)
+    return held_out
+
+
+def _threshold(holdout: Holdout) -> np.uint64:
+    """Return share * 2^64; a person is held out if the hash is smaller."""
+    return np.uint64(math.floor(math.ldexp(holdout.share, 64)))
+
+
+def _keyed_hashes(contents: Iterable[bytes], key: bytes) -> NDArray[np.uint64]:
+    """Return a 64-bit number for each content, equal for equal contents."""
+    digests = (hashlib.blake2b(content, digest_size=8, key=key).digest() for content in contents)
+    return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
+
+
+def _check_seed(seed: object) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise InvalidInput(f"seed must be an integer of at least 0, got {seed!r}.")
+
+
+def split(records: Records, *, size: int | None = None, seed: int = 0) -> Split:
+    """Split records as in the paper: into a training set, a test set of the same size and a pool.
+
+    Rows of one person, and copies of one record, stay on the same side.
 
     Parameters
     ----------
@@ -279,8 +467,7 @@ def split(records: Records, *, size: int | None = None, seed: int = 0) -> Split:
     >>> len(parts.train), len(parts.test), len(parts.pool)
     (4, 4, 2)
     """
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise InvalidInput(f"seed must be an integer of at least 0, got {seed!r}.")
+    _check_seed(seed)
     count = len(records)
     wanted = count * 2 // 5 if size is None else size
     if isinstance(wanted, bool) or not isinstance(wanted, int | np.integer) or wanted < 1:
@@ -310,8 +497,11 @@ def split(records: Records, *, size: int | None = None, seed: int = 0) -> Split:
 
 def _groups_in_order(records: Records, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return all rows, copies of one record next to each other, and the sizes of these groups."""
-    identities = records.identities if records.identities is not None else records.content_hashes
-    keys = _scramble(_scramble(identities) + np.uint64((seed * int(_GOLDEN)) % 2**64))
+    if records.persons is not None:
+        hashes = _keyed_hashes((person.encode(*_UTF_8) for person in records.persons), b"")
+    else:
+        hashes = records.content_hashes if records.raw_hashes is None else records.raw_hashes
+    keys = _scramble(_scramble(hashes) + np.uint64((seed * int(_GOLDEN)) % 2**64))
     rows = np.argsort(keys, kind="stable")
     starts = np.flatnonzero(np.diff(keys[rows], prepend=~keys[rows[:1]]))
     return rows.astype(np.int64), np.diff(starts, append=len(rows)).astype(np.int64)

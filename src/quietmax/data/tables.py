@@ -9,7 +9,6 @@ Errors are for the owner of the file: they name rows and columns, never a value.
 from __future__ import annotations
 
 import csv
-import hashlib
 import math
 import re
 import zipfile
@@ -192,14 +191,14 @@ def _read_parquet(file: Path) -> pd.DataFrame:
         content = pyarrow.parquet.ParquetFile(file).read()
     except pyarrow.ArrowException:
         raise InvalidData(f"The file {file} is not a complete Parquet file; it may be truncated.") from None
-    _require_distinct(file, content.schema.names)
-    return pd.DataFrame(
-        {
-            name: pd.arrays.ArrowExtensionArray(column)
-            for name, column in zip(content.schema.names, content.columns, strict=True)
-        },
-        index=pd.RangeIndex(content.num_rows),
-    )
+    _require_distinct(file, [name.strip() for name in content.schema.names])
+    return as_frame(content)
+
+
+def _arrow_frame(content: pyarrow.Table) -> pd.DataFrame:
+    """Return an Arrow table as a frame; every column keeps its Arrow type, and names may repeat."""
+    columns = {number: pd.arrays.ArrowExtensionArray(column) for number, column in enumerate(content.columns)}
+    return pd.DataFrame(columns, index=pd.RangeIndex(content.num_rows)).set_axis(content.schema.names, axis=1)
 
 
 def _read_npz(file: Path, features: str, label: str | None) -> RawTable:
@@ -261,15 +260,59 @@ def _require_distinct(file: Path, names: Sequence[str]) -> None:
         )
 
 
+def as_frame(table: Any) -> pd.DataFrame:
+    """Return a table as a pandas frame, without converting any value.
+
+    Parameters
+    ----------
+    table : pandas.DataFrame, pyarrow.Table, polars.DataFrame or object with `__arrow_c_stream__`
+        The table.  Columns that are not pandas' keep their Arrow types.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Column names are strings without outer blanks, as in a text file.
+
+    Raises
+    ------
+    InvalidInput
+        If the object is not a table, or two columns have the same name.
+
+    Examples
+    --------
+    >>> as_frame(pyarrow.table({" age ": [30, None]})).dtypes.to_dict()
+    {'age': int64[pyarrow]}
+    """
+    if isinstance(table, pd.DataFrame):
+        frame = table
+    elif hasattr(table, "__arrow_c_stream__"):
+        try:
+            content = pyarrow.table(table)
+        except Exception:  # what a foreign library raises while it exports a column may show cells
+            raise InvalidData("The table has a column of a type that Arrow cannot represent.") from None
+        frame = _arrow_frame(content)
+    else:
+        raise InvalidInput(
+            f"A table must be a pandas or polars DataFrame or an Arrow table, got {type(table).__name__}."
+        )
+    names = [str(name).strip() for name in frame.columns]
+    if len(set(names)) < len(names):
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        raise InvalidData(
+            f"Column names must be different; the table has several columns named {quoted(repeated)}."
+        )
+    return frame.set_axis(names, axis=1)
+
+
 def read_records(
-    path: str | Path, schema: Schema, *, infer: bool = False, features: str = "features"
+    source: str | Path | Any, schema: Schema, *, infer: bool = False, features: str = "features"
 ) -> Records:
     """Read a table and encode it as the schema declares.
 
     Parameters
     ----------
-    path : str or Path
-        A CSV, TSV, Parquet or NPZ file.
+    source : str, Path or table
+        A CSV, TSV, Parquet or NPZ file, or a table as for `as_frame`.
     schema : Schema
         The declarations.  The labels of an NPZ file are the array `labels` unless the schema names another.
     infer : bool
@@ -286,24 +329,80 @@ def read_records(
     DataUnavailable
         If the file cannot be read.
     InvalidInput
-        If the file does not match the schema, or the schema leaves something open and `infer` is not set.
+        If the table does not match the schema, or the schema leaves something open and `infer` is not set.
     """
+    if not isinstance(source, str | Path):
+        return encode_table(source, schema, infer=infer)
     label = schema.label
-    if label is None and Path(path).suffix.lower() == ".npz":
+    if label is None and Path(source).suffix.lower() == ".npz":
         label = "labels"
     if label is None:
-        raise InvalidInput(f"label must name the label column of {path}, here or in the schema file.")
-    table = read_table(path, features=features, label=label)
+        raise InvalidInput(f"label must name the label column of {source}, here or in the schema file.")
+    table = read_table(source, features=features, label=label)
+    return _encode(Path(source).stem, table, schema, label, infer=infer)
+
+
+def encode_table(table: Any, schema: Schema, *, infer: bool = False, y: Any = None) -> Records:
+    """Encode a frame as the schema declares.
+
+    Parameters
+    ----------
+    table : pandas.DataFrame, pyarrow.Table, polars.DataFrame or object with `__arrow_c_stream__`
+        The rows.
+    schema : Schema
+        The declarations.
+    infer : bool
+        Whether to read from the records what the schema does not declare; the encoding lists it in `inferred`.
+    y : array-like, optional
+        One label per row, instead of the label column of the table.
+
+    Returns
+    -------
+    Records
+
+    Raises
+    ------
+    InvalidInput
+        If the table does not match the schema, or the schema leaves something open and `infer` is not set.
+
+    Examples
+    --------
+    >>> schema = Schema(label="ill", classes=("no", "yes"), bounds={"age": (0, 100)}, complete=("age",))
+    >>> records = encode_table(pd.DataFrame({"age": [25, 75], "ill": ["yes", "no"]}), schema)
+    >>> records.features[:, 0].tolist(), records.labels.tolist(), records.unit
+    ([0.25, 0.75], [1, 0], 'record')
+    """
+    frame, label = as_frame(table), schema.label
+    if y is not None:
+        labels = _label_series(y)
+        if len(labels) != len(frame):
+            raise InvalidInput(f"y must have one label per row: {len(frame)} rows, but {len(labels)} labels.")
+        label = "label" if label is None else label
+        frame = frame.assign(**{label: labels.set_axis(frame.index)})
+    if label is None:
+        raise InvalidInput("The schema's label must name the label column of the table, or y must be given.")
+    return _encode("table", RawTable(frame), schema, label, infer=infer)
+
+
+def _label_series(y: Any) -> pd.Series[Any]:
+    """Return labels as a pandas series that keeps their Arrow type, if they have one."""
+    if isinstance(y, pd.Series):
+        return y
+    if isinstance(y, pd.DataFrame) or np.ndim(y) != 1:
+        raise InvalidInput("y must be a sequence with one label per row.")
+    if hasattr(y, "__arrow_c_stream__"):
+        return pd.Series(pd.arrays.ArrowExtensionArray(pyarrow.chunked_array(y)))
+    return pd.Series(y if isinstance(y, np.ndarray) else np.array(list(y), dtype=object))
+
+
+def _encode(name: str, table: RawTable, schema: Schema, label: str, *, infer: bool) -> Records:
+    """Encode a table: the one way from rows to records."""
     encoding = _encoding(table, schema, label, infer=infer)
-    encoded, labels = encoding.encode(table.frame, label)
+    features, labels = encoding.encode(table.frame, label)
     if len(np.unique(labels)) < 2:
-        raise InvalidData(f"All records of {path} are of one class; training needs at least two.")
-    identities = None
-    if schema.person is not None:
-        identities = _identities(table.frame, schema.person)
-    return Records(
-        Path(path).stem, encoded, labels, len(encoding.classes), table.image_shape, encoding, identities
-    )
+        raise InvalidData(f"All records of '{name}' are of one class; training needs at least two.")
+    persons = None if schema.person is None else person_names(table.frame, schema.person)
+    return Records(name, features, labels, len(encoding.classes), table.image_shape, encoding, persons)
 
 
 def _encoding(table: RawTable, schema: Schema, label: str, *, infer: bool) -> Encoding:
@@ -409,16 +508,33 @@ def _infer_classes(labels: NDArray[np.object_]) -> tuple[str, ...]:
     return classes
 
 
-def _identities(frame: pd.DataFrame, person: str) -> NDArray[np.uint64]:
-    """Return a 64-bit number per row, equal for rows of one person."""
-    strings = as_strings(frame[person])
-    absent = np.flatnonzero(is_missing(strings))
+def person_names(frame: pd.DataFrame, person: str) -> NDArray[np.object_]:
+    """Return the person of every row, as a string.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        The table.
+    person : str
+        Name of the column that tells people apart.
+
+    Returns
+    -------
+    ndarray of str
+
+    Raises
+    ------
+    InvalidInput
+        If there is no such column, or a row has no value in it.
+    """
+    require_columns(frame, [person])
+    names = as_strings(frame[person])
+    absent = np.flatnonzero(is_missing(names))
     if absent.size:
         raise InvalidData(
             f"{first_of(absent)} has no value in the `person` column '{person}'; every row needs one."
         )
-    hashes = (hashlib.blake2b(string.encode(), digest_size=8).digest() for string in strings)
-    return np.frombuffer(b"".join(hashes), dtype="<u8").astype(np.uint64)
+    return names
 
 
 def read_queries(path: str | Path, *, encoding: Encoding | None, width: int) -> NDArray[np.float32]:
