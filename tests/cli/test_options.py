@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from typer.testing import CliRunner, Result
 
-from quietmax.cli._options import TableOptions, arguments_of, with_groups
+from quietmax.cli._options import DataOptions, TableOptions, arguments_of, with_groups
+from quietmax.data.records import Holdout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,3 +70,18 @@ def test_facts_about_a_table_are_arguments_of_load() -> None:
         "infer": True,
     }
     assert TableOptions().given() == {}
+
+
+def test_a_holdout_is_passed_on_only_if_it_is_given(people: Path) -> None:
+    facts: dict[str, Any] = {
+        "label": "income",
+        "classes": "lo,hi",
+        "bounds": ["age=18:90"],
+        "categories": ["sex=F,M"],
+    }
+    everybody = DataOptions(**facts).load(str(people), quiet=True)
+    assert (len(everybody.train), len(everybody.test)) == (1200, 0)
+    parts = DataOptions(**facts, holdout=0.5, seed=2).load(str(people), quiet=True)
+    assert parts.holdout == Holdout(0.5, seed=2)
+    assert len(parts.train) + len(parts.test) == 1200
+    assert len(DataOptions().load("mnist-5k", quiet=True).test) == 2000

@@ -25,7 +25,9 @@ DataDir = Annotated[
     typer.Option(help="Folder of the data files. Default: $QUIETMAX_DATA, else the user's cache folder."),
 ]
 Download = Annotated[bool, typer.Option("--download", help="Download missing official files first.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the split, the initial weights and the batches.")]
+Seed = Annotated[
+    int, typer.Option(min=0, help="Public seed of the split, the initial weights and the batches.")
+]
 Names = Annotated[
     list[str] | None,
     typer.Option("--datasets", help="One or more data sets, as in: --datasets mnist location."),
@@ -84,7 +86,8 @@ class TableOptions:
     person: Annotated[
         str | None,
         typer.Option(
-            help="Column that identifies the person of a row; not a feature.", rich_help_panel=_TABLE_PANEL
+            help="Column that says whose row it is; not a feature. The guarantee is then for whole persons.",
+            rich_help_panel=_TABLE_PANEL,
         ),
     ] = None
     schema: Annotated[
@@ -95,7 +98,7 @@ class TableOptions:
         bool,
         typer.Option(
             "--infer",
-            help="Infer undeclared facts from the records. The guarantee is then conditional.",
+            help="Read undeclared or unconfirmed facts from the records. The guarantee is then conditional.",
             rich_help_panel=_TABLE_PANEL,
         ),
     ] = False
@@ -119,9 +122,21 @@ class TableOptions:
 class DataOptions(TableOptions):
     """Which records of a data set or table to use, and how to read them."""
 
-    records: Annotated[int | None, typer.Option(help="Number of training records, and of test records.")] = (
-        None
-    )
+    records: Annotated[
+        int | None,
+        typer.Option(
+            help="Data sets of the paper: number of training records, and of test records. "
+            "Your own table: see --holdout."
+        ),
+    ] = None
+    holdout: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of the persons (without --person: of the rows) that are not trained on, as in 0.2. "
+            "Default: 0, everybody is trained on.",
+            rich_help_panel=_TABLE_PANEL,
+        ),
+    ] = None
     seed: Seed = 0
     encoding: AdultEncoding = None
     data_dir: DataDir = None
@@ -140,11 +155,18 @@ class DataOptions(TableOptions):
         Returns
         -------
         Split
-            Training part, test part and pool.
+            Training part, and test part or holdout; for a data set of the paper also a pool.
+
+        Raises
+        ------
+        InvalidInput
+            If an option does not apply to the data.
         """
         from quietmax.data.load import load
 
         facts = self.given()
+        if self.holdout is not None:
+            facts["holdout"] = self.holdout
         with progress_bar("loading", quiet=quiet) as progress:
             return load(
                 name,
