@@ -1,0 +1,356 @@
+"""What every private estimator is trained on: checked records, labels, and whom each record belongs to.
+
+`training_set` is the one way in for all estimators. It accepts arrays with scikit-learn's checks, data frames of an
+estimator that has a `schema`, and `Records`. `queries` is the same for predictions. Everything here treats one
+person's rows alone (THEORY 3.8); messages show no value of the private records.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from sklearn.model_selection._search import BaseSearchCV
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils import get_tags
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from quietmax.accounting.guarantee import Unit
+from quietmax.data.encoding import Encoding, as_strings, is_missing
+from quietmax.data.records import Records
+from quietmax.data.tables import as_frame, encode_table
+from quietmax.errors import InvalidData, InvalidInput
+from quietmax.estimators.validation import CLASSES, Condition, checked_records, class_numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Persons:
+    """Whom each row belongs to.
+
+    Parameters
+    ----------
+    names : array of str of shape (rows,)
+        A stable name of each row's person, which depends on nothing but that row.
+
+    Attributes
+    ----------
+    codes : array of int of shape (rows,)
+        One number per row, equal for the rows of one person; the numbers themselves mean nothing.
+    rows : array of int of shape (rows,)
+        The number of rows k_u of each row's person.
+    count : int
+        The number of persons.
+
+    Examples
+    --------
+    >>> persons = Persons.of(["ann", "bob", "ann"])
+    >>> persons.count, persons.codes.tolist(), persons.rows.tolist()
+    (2, [0, 1, 0], [2, 1, 2])
+    """
+
+    names: NDArray[np.object_]
+
+    @classmethod
+    def of(cls, groups: Any) -> Persons:
+        """Return the persons that `groups` names, one entry per row.
+
+        Each entry becomes a string by itself: 1, 1.0 and "1" name the same person.
+
+        Parameters
+        ----------
+        groups : array-like of shape (rows,)
+            Numbers or strings.
+
+        Raises
+        ------
+        InvalidInput
+            If an entry is missing, or not a number or a string. The message shows no entry.
+        """
+        if not isinstance(groups, pd.Series):
+            values = groups.tolist() if isinstance(groups, np.ndarray) else list(groups)
+            groups = pd.Series(_objects(values), dtype=object)
+        try:
+            names = as_strings(groups)
+        except InvalidData:
+            raise InvalidInput("groups must be a flat sequence of numbers or strings.") from None
+        if is_missing(names).any():
+            raise InvalidInput("groups must name a person for every row; some rows have no value.")
+        return cls(names)
+
+    @cached_property
+    def codes(self) -> NDArray[np.int64]:
+        """One number per row, equal for the rows of one person."""
+        return np.asarray(pd.factorize(self.names)[0], dtype=np.int64)
+
+    @cached_property
+    def rows(self) -> NDArray[np.int64]:
+        """The number of rows of each row's person."""
+        return np.bincount(self.codes)[self.codes].astype(np.int64)
+
+    @cached_property
+    def count(self) -> int:
+        """The number of persons."""
+        return int(self.codes.max(initial=-1)) + 1
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingSet:
+    """A checked training set.
+
+    Parameters
+    ----------
+    records : array of float32 of shape (rows, columns)
+        Finite numbers.
+    labels : array of int of shape (rows,)
+        Indices into ``classes``.
+    classes : array of shape (classes,)
+        The labels of the classes.
+    persons : Persons or None
+        Whom each row belongs to; None if every row stands for itself.
+    encoding : Encoding or None
+        How the rows of a table became records; None for plain arrays.
+    classes_declared : bool
+        Whether the classes were declared; otherwise they were read off the labels.
+    fitted_steps : tuple of str
+        What was fitted on the private records before this estimator, as far as it can be seen.
+
+    Attributes
+    ----------
+    unit : {"record", "person"}
+        What a guarantee protects.
+    units : int
+        The number of persons, or of records if every row stands for itself.
+    """
+
+    records: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    classes: NDArray[Any]
+    persons: Persons | None
+    encoding: Encoding | None
+    classes_declared: bool
+    fitted_steps: tuple[str, ...] = ()
+
+    @property
+    def unit(self) -> Unit:
+        """What a guarantee protects."""
+        return "record" if self.persons is None else "person"
+
+    @property
+    def units(self) -> int:
+        """The number of persons, or of records if every row stands for itself."""
+        return len(self.records) if self.persons is None else self.persons.count
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """The conditions on which every guarantee for this training set rests."""
+        return data_conditions(
+            classes_declared=self.classes_declared, encoding=self.encoding, fitted_steps=self.fitted_steps
+        )
+
+
+def data_conditions(
+    *, classes_declared: bool, encoding: Encoding | None, fitted_steps: Sequence[str]
+) -> tuple[Condition, ...]:
+    """Return the conditions on which a guarantee rests because of its training set.
+
+    Parameters
+    ----------
+    classes_declared : bool
+        Whether the classes were declared.
+    encoding : Encoding or None
+        The encoding of a table.
+    fitted_steps : sequence of str
+        What was fitted on the private records before the estimator.
+
+    Returns
+    -------
+    tuple of Condition
+        Empty if everything was declared.
+
+    Examples
+    --------
+    >>> data_conditions(classes_declared=True, encoding=None, fitted_steps=())
+    ()
+    """
+    conditions = [] if classes_declared else [CLASSES]
+    if encoding is not None and encoding.inferred:
+        conditions.append(
+            Condition(
+                "The encoding was measured on the private records (THEORY 3).",
+                (f"What was read off the records is public: {', '.join(encoding.inferred)}.",),
+            )
+        )
+    if fitted_steps:
+        conditions.append(
+            Condition(
+                "Other steps saw the private records before this estimator (THEORY 3.8).",
+                (f"What these steps learned from the private records is public: {', '.join(fitted_steps)}.",),
+            )
+        )
+    return tuple(conditions)
+
+
+def training_set(estimator: Any, X: Any, y: Any, groups: Any) -> TrainingSet:
+    """Check what an estimator is trained on, and set its `encoding_`, `classes_` and `n_features_in_`.
+
+    Parameters
+    ----------
+    estimator : object
+        The estimator that is being fitted, with the parameters `schema` and `classes`.
+    X : array-like, data frame or Records
+        Arrays as in scikit-learn. With a schema, a pandas or polars frame or an Arrow table. Records as they are.
+    y : array-like or None
+        The labels. With a schema they may be in the frame instead. None for Records.
+    groups : array-like or None
+        Whose row each row is. With a schema or Records that have a `person` column, None.
+
+    Returns
+    -------
+    TrainingSet
+        The checked training set.
+
+    Raises
+    ------
+    InvalidInput
+        If something is wrong. The message shows no value.
+    """
+    found = _encoded(estimator, X, y)
+    if found is None:
+        records, given = checked_records(estimator, X, y)
+        classes, labels = class_numbers(given, estimator.classes)
+        names, encoding, declared = None, None, estimator.classes is not None
+    else:
+        records, labels = checked_records(estimator, found.features, found.labels)
+        classes = _classes(estimator, found)
+        names, encoding, declared = found.persons, found.encoding, True
+    persons = _persons(names, groups, len(records))
+    estimator.classes_, estimator.encoding_ = classes, encoding
+    return TrainingSet(records, labels, classes, persons, encoding, declared, steps_before(estimator))
+
+
+def _encoded(estimator: Any, X: Any, y: Any) -> Records | None:
+    """Return the records that an estimator was given, or None for arrays."""
+    if isinstance(X, Records):
+        if estimator.schema is not None or y is not None:
+            raise InvalidInput("Records are encoded and have labels: leave out `schema` and `y`.")
+        return X
+    return None if estimator.schema is None else encode_table(X, estimator.schema, y=y)
+
+
+def _classes(estimator: Any, records: Records) -> NDArray[Any]:
+    """Return the declared classes of records, in the order of their class numbers."""
+    names: Sequence[Any] = range(records.classes) if records.encoding is None else records.encoding.classes
+    if estimator.classes is None:
+        return np.asarray(names)
+    if records.encoding is not None and list(estimator.classes) != list(names):
+        raise InvalidInput("The schema declares the classes: leave out `classes`.")
+    classes = class_numbers(np.empty(0, dtype=object), estimator.classes)[0]
+    if len(classes) != records.classes:
+        raise InvalidInput(
+            f"classes must name the {records.classes} classes of the records, got {len(classes)}."
+        )
+    return classes
+
+
+def _persons(names: NDArray[np.object_] | None, groups: Any, rows: int) -> Persons | None:
+    """Return the persons of a `person` column or of `groups`, None for neither."""
+    if groups is None:
+        return None if names is None else Persons(names)
+    if names is not None:
+        raise InvalidInput("The records have a `person` column already: leave out `groups`.")
+    persons = Persons.of(groups)
+    if len(persons.names) != rows:
+        raise InvalidInput("groups must have one entry for each row of X.")
+    return persons
+
+
+def _objects(values: list[Any]) -> NDArray[np.object_]:
+    """Return values as an array of objects; a nested list stays one object."""
+    array = np.empty(len(values), dtype=object)
+    array[:] = [value.item() if getattr(value, "ndim", None) == 0 else value for value in values]
+    return array
+
+
+def queries(estimator: Any, X: Any) -> NDArray[np.float32]:
+    """Check the queries of a prediction, and encode the rows of a frame as in training.
+
+    Parameters
+    ----------
+    estimator : object
+        A fitted estimator.
+    X : array-like, data frame or Records
+        For an estimator that was trained on a table: a frame with its columns, or rows that are encoded already.
+
+    Returns
+    -------
+    array of float32 of shape (queries, columns)
+        Encoded rows.
+
+    Raises
+    ------
+    InvalidInput
+        If a column is missing, or a cell cannot be read.
+    """
+    check_is_fitted(estimator)
+    if isinstance(X, Records):
+        X = X.features
+    elif estimator.encoding_ is not None and (
+        isinstance(X, pd.DataFrame) or hasattr(X, "__arrow_c_stream__")
+    ):
+        X = estimator.encoding_.encode(as_frame(X))
+    checked: NDArray[np.float32] = validate_data(estimator, X, dtype=np.float32, reset=False)
+    return checked
+
+
+def steps_before(estimator: Any) -> tuple[str, ...]:
+    """Return what was fitted on the private records before an estimator that is being fitted now.
+
+    scikit-learn tells an estimator nothing about the pipeline it is in, so this looks at the calls in progress: the
+    steps of every `Pipeline` that is being fitted, and every search over settings. It cannot see a transformer that
+    was applied by hand, nor a search that runs in other processes.
+
+    Parameters
+    ----------
+    estimator : object
+        The estimator.
+
+    Returns
+    -------
+    tuple of str
+        Names of steps and searches, outermost first.
+
+    Examples
+    --------
+    >>> steps_before(None)
+    ()
+    """
+    callers: list[Any] = []
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        caller = frame.f_locals.get("self") if "self" in frame.f_code.co_varnames else None
+        if isinstance(caller, Pipeline | BaseSearchCV) and not any(caller is each for each in callers):
+            callers.append(caller)
+        frame = frame.f_back
+    found: list[str] = []
+    for caller in reversed(callers):
+        if isinstance(caller, BaseSearchCV):
+            found.append(type(caller).__name__)
+        else:
+            steps = [step for _, step in caller.steps[:-1] if step is not estimator and _learns(step)]
+            found += [type(step).__name__ for step in steps]
+    return tuple(found)
+
+
+def _learns(step: Any) -> bool:
+    """Return whether a step of a pipeline may compute a row from other rows."""
+    if step is None or isinstance(step, str):
+        return False
+    own = not type(step).__module__.startswith("sklearn.")
+    return own or isinstance(step, FunctionTransformer) or bool(get_tags(step).requires_fit)

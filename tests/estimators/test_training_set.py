@@ -1,0 +1,275 @@
+"""One way into every estimator: arrays, groups, frames and records become the same kind of training set."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
+from sklearn.compose import ColumnTransformer
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import FunctionTransformer, Normalizer, StandardScaler
+
+from quietmax.data.records import Records
+from quietmax.data.schema import Schema
+from quietmax.data.tables import encode_table
+from quietmax.errors import InvalidInput
+from quietmax.estimators.training_set import Persons, TrainingSet, data_conditions, queries, training_set
+
+SCHEMA = Schema(
+    label="ill",
+    classes=("no", "yes"),
+    bounds={"age": (0, 100)},
+    categories={"region": ("north", "south")},
+    complete=("age", "region"),
+)
+PEOPLE = pd.DataFrame(
+    {
+        "age": [25, 75, 50, 100],
+        "region": ["north", "south", "north", "south"],
+        "customer": ["ann", "bob", "ann", "cid"],
+        "ill": ["no", "yes", "no", "yes"],
+    }
+)
+PERSONAL = replace(SCHEMA, person="customer")
+
+
+class Bare(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """An estimator that keeps its training set and predicts the first class."""
+
+    def __init__(self, schema: Schema | None = None, classes: Any = None, strength: float = 1.0) -> None:
+        self.schema = schema
+        self.classes = classes
+        self.strength = strength
+
+    def fit(self, X: Any, y: Any = None, *, groups: Any = None) -> Bare:
+        self.seen_ = training_set(self, X, y, groups)
+        return self
+
+    def predict(self, X: Any) -> Any:
+        return np.full(len(queries(self, X)), self.classes_[0])
+
+
+def seen(X: Any, y: Any = None, *, groups: Any = None, **parameters: Any) -> TrainingSet:
+    return Bare(**parameters).fit(X, y, groups=groups).seen_
+
+
+def test_arrays_are_records_of_their_own_without_groups() -> None:
+    found = seen([[0.0], [1.0], [2.0]], ["b", "a", "b"])
+    assert (found.unit, found.units, found.persons, found.encoding) == ("record", 3, None, None)
+    assert found.classes.tolist() == ["a", "b"]
+    assert found.labels.tolist() == [1, 0, 1]
+    assert not found.classes_declared
+    assert seen([[0.0], [1.0]], ["b", "a"], classes=("b", "a")).classes_declared
+
+
+def test_groups_make_the_person_the_unit() -> None:
+    found = seen([[0.0], [1.0], [2.0]], [0, 1, 0], groups=["ann", "bob", "ann"], classes=(0, 1))
+    assert (found.unit, found.units) == ("person", 2)
+    assert found.persons is not None
+    assert found.persons.rows.tolist() == [2, 1, 2]
+    assert found.conditions == ()
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        [1, 2, 1],
+        [1.0, 2.0, 1.0],
+        ["1", " 2", "1 "],
+        np.array([1, 2, 1]),
+        np.array([1.0, 2.0, 1.0]),
+        np.array(["1", "2", "1"]),
+        np.array([1, "2", 1.0], dtype=object),
+        (np.int64(1), np.float32(2), np.array(1)),
+        pd.Series([1, 2, 1], index=[7, 8, 9]),
+        pd.Series([1, 2, 1], dtype="Int64"),
+        pd.Series([1, 2, 1], dtype="int32[pyarrow]"),
+        pd.Series(["1", "2", "1"], dtype="category"),
+        range(1, 3),
+    ],
+)
+def test_a_person_has_the_same_name_whatever_holds_the_groups(groups: Any) -> None:
+    assert Persons.of(groups).names.tolist() == ["1", "2", "1"][: len(groups)]
+
+
+@given(
+    st.lists(
+        st.integers(-(2**70), 2**70)
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text("ab1.", min_size=1, max_size=3),
+        min_size=1,
+        max_size=12,
+    ),
+    st.data(),
+)
+def test_a_persons_name_and_number_of_rows_depend_on_no_other_person(groups: list[Any], data: Any) -> None:
+    everyone = Persons.of(groups)
+    names = everyone.names.tolist()
+    removed = data.draw(st.sampled_from(names))
+    kept = [row for row, name in enumerate(names) if name != removed]
+    order = data.draw(st.permutations(kept))
+    others = Persons.of([groups[row] for row in order])
+    assert others.names.tolist() == [names[row] for row in order]
+    assert others.rows.tolist() == everyone.rows[order].tolist()
+    assert others.count == everyone.count - 1
+    # Exact grouping: two rows have the same number if and only if they have the same name.
+    same = everyone.codes[:, None] == everyone.codes
+    assert (same == (everyone.names[:, None] == everyone.names)).all()
+
+
+@pytest.mark.parametrize("missing", [None, np.nan, "", "NA", pd.NA])
+def test_a_row_without_a_person_is_an_error_that_shows_no_value(missing: Any) -> None:
+    with pytest.raises(InvalidInput, match="name a person for every row") as caught:
+        seen([[0.0], [1.0]], [0, 1], groups=["secret", missing])
+    assert "secret" not in str(caught.value)
+
+
+def test_groups_of_the_wrong_length_or_shape_are_errors() -> None:
+    with pytest.raises(InvalidInput, match="one entry for each row"):
+        seen([[0.0], [1.0]], [0, 1], groups=["ann"])
+    with pytest.raises(InvalidInput, match="flat sequence"):
+        seen([[0.0], [1.0]], [0, 1], groups=[["ann"], ["bob"]])
+
+
+@pytest.mark.parametrize("made", [lambda frame: frame, pyarrow.Table.from_pandas], ids=["pandas", "arrow"])
+def test_a_frame_is_encoded_by_the_schema(made: Any) -> None:
+    found = seen(made(PEOPLE), schema=replace(PERSONAL))
+    assert found.classes.tolist() == ["no", "yes"]
+    assert found.labels.tolist() == [0, 1, 0, 1]
+    assert found.records.tolist() == [[0.25, 1, 0], [0.75, 0, 1], [0.5, 1, 0], [1, 0, 1]]
+    assert (found.unit, found.units) == ("person", 3)
+    assert found.encoding is not None
+    assert found.conditions == ()
+
+
+def test_labels_and_persons_may_come_beside_the_frame() -> None:
+    frame = PEOPLE[["age", "region"]]
+    found = seen(frame, PEOPLE["ill"], groups=PEOPLE["customer"], schema=SCHEMA)
+    same = seen(PEOPLE, schema=PERSONAL)
+    np.testing.assert_array_equal(found.records, same.records)
+    np.testing.assert_array_equal(found.labels, same.labels)
+    assert found.persons is not None
+    assert same.persons is not None
+    np.testing.assert_array_equal(found.persons.names, same.persons.names)
+
+
+def test_records_are_taken_as_they_are() -> None:
+    records = encode_table(PEOPLE, PERSONAL)
+    found, same = seen(records), seen(PEOPLE, schema=PERSONAL)
+    np.testing.assert_array_equal(found.records, same.records)
+    assert found.classes.tolist() == ["no", "yes"]
+    assert found.unit == "person"
+    plain = Records("points", np.eye(3, dtype=np.float32), np.array([0, 1, 0]), classes=3)
+    assert seen(plain).classes.tolist() == [0, 1, 2]
+    assert seen(plain).classes_declared
+    assert seen(plain, classes=("a", "b", "c")).classes.tolist() == ["a", "b", "c"]
+
+
+def test_what_is_said_twice_is_an_error() -> None:
+    records = encode_table(PEOPLE, PERSONAL)
+    with pytest.raises(InvalidInput, match="leave out `schema` and `y`"):
+        seen(records, schema=PERSONAL)
+    with pytest.raises(InvalidInput, match="leave out `schema` and `y`"):
+        seen(records, [0, 1, 0, 1])
+    with pytest.raises(InvalidInput, match="leave out `groups`"):
+        seen(records, groups=[1, 2, 1, 3])
+    with pytest.raises(InvalidInput, match="leave out `classes`"):
+        seen(records, classes=("yes", "no"))
+    plain = Records("points", np.eye(3, dtype=np.float32), np.array([0, 1, 0]), classes=3)
+    with pytest.raises(InvalidInput, match="3 classes"):
+        seen(plain, classes=("a", "b"))
+
+
+def test_queries_are_frames_or_encoded_rows() -> None:
+    fitted = Bare(PERSONAL).fit(PEOPLE)
+    for given_queries in (
+        PEOPLE[["region", "age"]],
+        pyarrow.Table.from_pandas(PEOPLE),
+        fitted.seen_.records,
+        encode_table(PEOPLE, PERSONAL),
+    ):
+        np.testing.assert_array_equal(queries(fitted, given_queries), fitted.seen_.records)
+    with pytest.raises(InvalidInput, match="age"):
+        queries(fitted, PEOPLE[["region"]])
+
+
+def test_an_inferred_encoding_is_a_condition() -> None:
+    open_schema = replace(SCHEMA, bounds={}, complete=("region",))
+    found = seen(encode_table(PEOPLE.drop(columns="customer"), open_schema, infer=True))
+    (condition,) = found.conditions
+    assert "age" in condition.assumptions[0]
+
+
+# --- Steps that were fitted before the estimator ----------------------------------------------------------------------
+
+X, Y = np.arange(24.0).reshape(12, 2), np.arange(12) % 2
+
+
+class Centred(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """A transformer of the user's own that claims to need no fit."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.requires_fit = False
+        return tags
+
+    def fit(self, X: Any, y: Any = None) -> Centred:  # noqa: ARG002
+        return self
+
+    def transform(self, X: Any) -> Any:
+        return X - X.mean(0)
+
+
+@pytest.mark.parametrize(
+    ("before", "named"),
+    [
+        ([StandardScaler()], ("StandardScaler",)),
+        ([Normalizer()], ()),
+        (["passthrough"], ()),
+        ([None], ()),
+        ([FunctionTransformer(np.cumsum, kw_args={"axis": 0})], ("FunctionTransformer",)),
+        ([Centred()], ("Centred",)),
+        ([Normalizer(), StandardScaler()], ("StandardScaler",)),
+        ([ColumnTransformer([("all", StandardScaler(), [0, 1])])], ("ColumnTransformer",)),
+    ],
+)
+def test_a_fitted_step_of_a_pipeline_is_seen(before: list[Any], named: tuple[str, ...]) -> None:
+    steps = [(f"step {number}", step) for number, step in enumerate(before)]
+    pipeline = Pipeline([*steps, ("private", Bare(classes=(0, 1)))]).fit(X, Y)
+    found = pipeline[-1].seen_
+    assert found.fitted_steps == named
+    assert len(found.conditions) == bool(named)
+    if named:
+        assert named[0] in found.conditions[0].assumptions[0]
+
+
+def test_steps_of_outer_pipelines_and_searches_are_seen() -> None:
+    nested = make_pipeline(StandardScaler(), make_pipeline(Normalizer(), Bare())).fit(X, Y)
+    assert nested[-1][-1].seen_.fitted_steps == ("StandardScaler",)
+    grid = {"strength": [1.0, 2.0]}
+    inside = make_pipeline(StandardScaler(), GridSearchCV(Bare(), grid, cv=2)).fit(X, Y)
+    assert inside[-1].best_estimator_.seen_.fitted_steps == ("StandardScaler", "GridSearchCV")
+    outside = GridSearchCV(make_pipeline(StandardScaler(), Bare()), {"bare__strength": [1.0, 2.0]}, cv=2).fit(
+        X, Y
+    )
+    assert outside.best_estimator_[-1].seen_.fitted_steps == ("GridSearchCV", "StandardScaler")
+
+
+def test_an_estimator_outside_a_pipeline_or_in_cross_validation_has_no_such_condition() -> None:
+    assert seen(X, Y).fitted_steps == ()
+    assert cross_val_score(Bare(), X, Y, cv=2, error_score="raise").tolist() == [0.5, 0.5]
+    StandardScaler().fit(X)
+    assert Bare().fit(X, Y).seen_.fitted_steps == ()
+
+
+def test_conditions_name_every_reason_once() -> None:
+    found = data_conditions(classes_declared=False, encoding=None, fitted_steps=("StandardScaler",))
+    assert len(found) == 2
