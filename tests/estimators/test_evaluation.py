@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from quietmax.accounting.conversions import epsilon_of, mu_of
+from quietmax.accounting.guarantee import Guarantee
+from quietmax.errors import BudgetExhausted, InvalidInput
+from quietmax.estimators.evaluation import (
+    BINS,
+    CONFIDENCE,
+    Evaluation,
+    EvaluationCharge,
+    composed_guarantee,
+    count_answers,
+    evaluation_mu,
+    exact_evaluation,
+    free_answers,
+    noisy_evaluation,
+    ratio,
+)
+from quietmax.estimators.head.weights import HeadWeights
+from quietmax.noise.sources import SeededNoise
+
+TRAINING = Guarantee("gaussian", mu=0.268, status="proven", because="Training.", unit="person")
+UNITS = 2**24
+# A right interval is outside these limits with a probability below 1e-6 (Hoeffding, 4,000 draws).
+SLACK = math.sqrt(math.log(1e6) / (2 * 4000))
+
+
+def noisy(counts: NDArray[np.int64], seed: int = 0, mu: float = 0.268, **settings: Any) -> Evaluation:
+    """Evaluate a table of whole people by true and predicted class."""
+    charges = [EvaluationCharge(mu, "parallel")]
+    return noisy_evaluation(
+        *(counts * UNITS, None, range(len(counts)), TRAINING, charges),
+        unit="person",
+        source=SeededNoise(seed),
+        **settings,
+    )
+
+
+# --- intervals ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "noise", [(0.0, 0.0), (1.0, 1.0), (3.7, 3.7), (5.0, 12.0), (12.0, 5.0), (20.0, 20.0)]
+)
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.2, 0.5, 0.7, 0.99, 1.0])
+def test_an_interval_covers_the_true_share_for_few_and_for_many_people(
+    share: float, noise: tuple[float, float]
+) -> None:
+    rng = np.random.default_rng(3)
+    for people in (0, 1, 3, 10, 30, 100, 1000):
+        right = rng.binomial(people, share, 4000)
+        draws = np.stack([right, people - right]) + rng.standard_normal((2, 4000)) * np.array(noise)[:, None]
+        estimates = [ratio(first, second, *noise) for first, second in draws.T]
+        covered = np.mean([each.low <= share <= each.high for each in estimates])
+        assert covered > CONFIDENCE - SLACK, (people, covered)
+        for each in estimates:
+            assert 0 <= each.low <= each.high <= 1
+            assert each.value is None or each.low <= each.value <= each.high
+            assert (each.value is None) == ((each.low, each.high) == (0, 1))
+
+
+def test_an_interval_covers_for_people_with_several_rows() -> None:
+    """A person's rows are right or wrong together half of the time; each person adds fractions."""
+    rng = np.random.default_rng(5)
+    people, draws, noise = 40, 4000, 3.7
+    chance = 0.8
+    own = rng.choice([0.65, 0.95], size=(draws, people))  # mean 0.8
+    rows = rng.integers(1, 31, size=(draws, people))
+    right = (rng.binomial(rows, own) / rows).sum(axis=1)
+    estimates = [
+        ratio(first + noise * z[0], people - first + noise * z[1], noise, noise)
+        for first, z in zip(right, rng.standard_normal((draws, 2)), strict=True)
+    ]
+    assert np.mean([each.low <= chance <= each.high for each in estimates]) > CONFIDENCE - SLACK
+
+
+def test_an_interval_is_not_needlessly_wide_for_many_people() -> None:
+    exact = ratio(8600.0, 1400.0, 0.0, 0.0)
+    assert exact.high - exact.low == pytest.approx(2 * 1.96 * math.sqrt(0.86 * 0.14 / 10_000), rel=0.03)
+    published = ratio(8600.0, 1400.0, 8.0, 8.0)
+    assert published.high - published.low < 1.05 * (exact.high - exact.low)
+
+
+def test_counts_below_the_noise_give_no_value() -> None:
+    for right, wrong in ((0.0, 0.0), (-3.0, 2.0), (4.0, 1.0), (-80.0, -80.0), (20.0, -20.0), (-20.0, 20.0)):
+        estimate = ratio(right, wrong, 7.0, 7.0)
+        assert (estimate.value, estimate.low, estimate.high) == (None, 0.0, 1.0), (right, wrong)
+    assert str(ratio(0.0, 0.0, 7.0, 7.0)) == "unknown"
+
+
+# --- counts -------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, BINS - 1)), max_size=40))
+def test_one_person_adds_a_vector_of_sum_at_most_one_to_each_table(rows: list[tuple[int, int, int]]) -> None:
+    labels, predicted, bins = (np.array(part, dtype=np.int64) for part in zip(*rows, strict=True)) if rows else (
+        np.empty(0, dtype=np.int64),
+    ) * 3  # fmt: skip
+    tables = count_answers(labels, predicted, bins, np.full(len(rows), max(len(rows), 1)), classes=3)
+    for table in tables:
+        assert table is not None
+        assert (table >= 0).all()
+        assert table.sum() <= UNITS
+        assert table.sum() >= (UNITS - len(rows) if rows else 0)
+    confusion, calibration = (np.ravel(table).astype(float) / UNITS for table in tables if table is not None)
+    assert np.linalg.norm([*confusion, *calibration]) <= math.sqrt(2)
+
+
+def test_removing_a_person_changes_the_counts_by_what_this_person_added() -> None:
+    rng = np.random.default_rng(0)
+    persons = rng.integers(0, 50, 400)
+    labels, predicted = rng.integers(0, 3, (2, 400))
+    bins = rng.integers(0, BINS, 400)
+
+    def tables(chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+        rows = np.bincount(persons[chosen], minlength=50)[persons[chosen]]
+        counted = count_answers(labels[chosen], predicted[chosen], bins[chosen], rows, classes=3)
+        return np.concatenate([np.ravel(table) for table in counted if table is not None])
+
+    everybody = tables(np.full(400, True))
+    order = rng.permutation(400)
+    rows = np.bincount(persons)[persons]
+    shuffled = count_answers(labels[order], predicted[order], bins[order], rows[order], classes=3)
+    assert np.array_equal(
+        everybody, np.concatenate([np.ravel(table) for table in shuffled if table is not None])
+    )
+    for person in range(50):
+        of_person = persons == person
+        assert np.array_equal(everybody - tables(~of_person), tables(of_person))
+
+
+def test_every_row_is_answered_on_its_own_bit_for_bit() -> None:
+    """Answers in one large batch round differently from answers to single rows; these must not."""
+    rng = np.random.default_rng(1)
+    head = HeadWeights(rng.normal(size=(3, 41)) * 5, np.zeros(40), 1.0, 1.0)
+    features = rng.normal(size=(300, 40)).astype(np.float32)
+    predicted, bins = free_answers(head, features, 3)
+    for chosen in (rng.permutation(300), np.arange(7, 300, 3), np.array([5])):
+        again = free_answers(head, features[chosen], 3)
+        assert np.array_equal(again[0], predicted[chosen])
+        assert np.array_equal(again[1], bins[chosen])
+    probabilities = np.concatenate([head.predict_proba(row[None]) for row in features])
+    assert np.array_equal(probabilities.argmax(axis=1), predicted)
+    edges = np.linspace(1 / 3, 1, BINS + 1)
+    assert np.array_equal(np.clip(np.searchsorted(edges, probabilities.max(axis=1), "right") - 1, 0, 4), bins)
+
+
+def test_the_noise_has_the_size_that_the_guarantee_states() -> None:
+    empty = np.zeros((2, 2), dtype=np.int64)
+    one = [noisy(empty, seed) for seed in range(500)]
+    drawn = np.array([each.confusion for each in one]).ravel()
+    assert one[0].noise == pytest.approx(1 / 0.268, rel=1e-3)
+    # The variance of 2,000 draws: five standard errors.
+    assert np.var(drawn) == pytest.approx(one[0].noise ** 2, rel=5 * math.sqrt(2 / 2000))
+    both = noisy_evaluation(
+        *(empty, np.zeros((BINS, 2), dtype=np.int64), "ab", TRAINING, [EvaluationCharge(0.268, "parallel")]),
+        unit="person",
+    )
+    assert both.noise == pytest.approx(math.sqrt(2) / 0.268, rel=1e-3)
+    assert both.guarantee == composed_guarantee(TRAINING, [EvaluationCharge(0.268, "parallel")])
+
+
+def test_published_figures_cover_the_true_ones_and_are_close_to_the_exact_ones() -> None:
+    rng = np.random.default_rng(2)
+    truth = {"accuracy": 0.85, "recall": (0.9, 0.7)}
+    covered = {"accuracy": 0, "no": 0, "yes": 0, "bin": 0, "size": 0}
+    draws = 1000
+    for seed in range(draws):
+        labels = (rng.random(2000) < 0.25).astype(np.int64)
+        right = rng.random(2000) < np.array(truth["recall"])[labels]
+        bins = rng.integers(0, BINS, 2000)  # confidence tells nothing here: every bin is right as often
+        counts = count_answers(labels, np.where(right, labels, 1 - labels), bins, None, classes=2)
+        evaluation = noisy_evaluation(
+            *(*counts, ("no", "yes"), TRAINING, [EvaluationCharge(0.268, "parallel")]),
+            unit="person",
+            source=SeededNoise(seed),
+        )
+        exact = exact_evaluation(*counts, ("no", "yes"), "person")
+        assert evaluation.accuracy.value == pytest.approx(exact.accuracy.value, abs=0.025)
+        assert exact.accuracy.value == pytest.approx(right.mean(), abs=1e-6)
+        covered["accuracy"] += evaluation.accuracy.low <= 0.85 <= evaluation.accuracy.high
+        for name, recall in zip(("no", "yes"), (0.9, 0.7), strict=True):
+            covered[name] += evaluation.recall[name].low <= recall <= evaluation.recall[name].high
+        covered["bin"] += evaluation.bins[0].right.low <= 0.85 <= evaluation.bins[0].right.high
+        covered["size"] += evaluation.size.low <= 2000 <= evaluation.size.high
+    limit = CONFIDENCE - math.sqrt(math.log(1e6) / (2 * draws))
+    assert all(count / draws > limit for count in covered.values()), covered
+
+
+def test_both_tables_are_used_for_the_accuracy() -> None:
+    """With one table of 100 cells the noise would be 3 times as large."""
+    counts = np.eye(10, dtype=np.int64) * 100 * UNITS
+    calibration = np.zeros((BINS, 2), dtype=np.int64)
+    calibration[-1, 0] = 1000 * UNITS
+    values = []
+    for seed in range(300):
+        evaluation = noisy_evaluation(
+            *(counts, calibration, range(10), TRAINING, [EvaluationCharge(0.268, "parallel")]),
+            unit="person",
+            source=SeededNoise(seed),
+        )
+        right, wrong, right_noise, wrong_noise = evaluation._totals
+        values.append((right, wrong))
+    for drawn, noise, true in zip(np.array(values).T, (right_noise, wrong_noise), (1000, 0), strict=True):
+        assert np.mean(drawn) == pytest.approx(true, abs=5 * noise / math.sqrt(300))
+        assert np.std(drawn) == pytest.approx(noise, rel=5 / math.sqrt(600))
+    assert wrong_noise < 2.3 * evaluation.noise  # sqrt(90) = 9.5 from the table of classes alone
+
+
+# --- costs --------------------------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_of_the_holdout_costs_nothing_beyond_the_training() -> None:
+    mu = evaluation_mu(TRAINING, [], "parallel")
+    assert mu == 0.268
+    together = composed_guarantee(TRAINING, [EvaluationCharge(mu, "parallel")])
+    assert (together.mu, together.status, together.unit) == (0.268, "proven", "person")
+    assert "3.8" in together.because
+    smaller = composed_guarantee(TRAINING, [EvaluationCharge(0.1, "parallel")])
+    assert smaller.mu == 0.268
+
+
+def test_further_evaluations_of_the_holdout_add_up() -> None:
+    charges = [EvaluationCharge(0.3, "parallel")]
+    training = Guarantee("gaussian", mu=0.5, status="proven", because="Training.")
+    assert evaluation_mu(training, charges, "parallel") == 0.4
+    charges.append(EvaluationCharge(0.4, "parallel"))
+    assert composed_guarantee(training, charges).mu == 0.5
+    with pytest.raises(BudgetExhausted, match="holdout have spent as much as the training"):
+        evaluation_mu(training, charges, "parallel")
+    charges.append(EvaluationCharge(evaluation_mu(training, charges, "parallel", mu=1.2), "parallel"))
+    assert composed_guarantee(training, charges).mu == 1.3
+
+
+def test_an_evaluation_of_people_who_may_be_in_the_training_set_composes() -> None:
+    with pytest.raises(InvalidInput, match="a budget is required"):
+        evaluation_mu(TRAINING, [], "sequential")
+    training = Guarantee("gaussian", mu=0.3, status="proven", because="Training.")
+    mu = evaluation_mu(training, [], "sequential", mu=0.4)
+    together = composed_guarantee(training, [EvaluationCharge(mu, "sequential")])
+    assert together.mu == 0.5
+    mixed = composed_guarantee(
+        training, [EvaluationCharge(0.3, "parallel"), EvaluationCharge(0.4, "sequential")]
+    )
+    assert mixed.mu == 0.5
+    assert evaluation_mu(training, [], "sequential", epsilon=1.0) == mu_of(1.0, 1e-5)
+    with pytest.raises(InvalidInput, match="Only one of mu and epsilon"):
+        evaluation_mu(training, [], "parallel", epsilon=1.0, mu=1.0)
+
+
+def test_pure_and_approximate_guarantees_compose_too() -> None:
+    pure = Guarantee("pure", epsilon=1.0, status="proven", because="Training.")
+    mu = evaluation_mu(pure, [], "parallel")
+    assert mu == pure.cost.as_gaussian().mu
+    assert composed_guarantee(pure, [EvaluationCharge(mu, "parallel")]).mu == pytest.approx(mu)
+    approximate = Guarantee("approximate", epsilon=1.0, delta=1e-5, status="conditional", because="Training.")
+    mu = evaluation_mu(approximate, [], "parallel")
+    assert mu == mu_of(1.0, 1e-5)
+    free = composed_guarantee(approximate, [EvaluationCharge(mu, "parallel")])
+    assert (free.epsilon, free.delta, free.status) == (1.0, 1e-5, "conditional")
+    more = composed_guarantee(approximate, [EvaluationCharge(1.0, "parallel")])
+    assert (more.epsilon, more.delta) == (epsilon_of(1.0, 1e-5), 1e-5)
+    added = composed_guarantee(approximate, [EvaluationCharge(mu, "sequential")])
+    assert added.epsilon == pytest.approx(2.0, rel=1e-9)
+    assert added.epsilon >= 1.0 + epsilon_of(mu, 1e-5)
+    assert added.delta == 2e-5
+
+
+def test_seeded_noise_makes_the_guarantee_conditional() -> None:
+    guarantee = noisy(np.eye(2, dtype=np.int64) * 50).guarantee
+    assert guarantee is not None
+    assert guarantee.status == "conditional"
+    assert any("seed" in assumption for assumption in guarantee.assumptions)
+
+
+# --- JSON ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_survives_json_and_its_figures_are_computed_again() -> None:
+    evaluation = noisy(np.array([[900, 100], [150, 850]]))
+    record = json.loads(json.dumps(evaluation.to_json()))
+    assert record["publishable"] is True
+    record["accuracy"] = {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert Evaluation.from_json(record) == evaluation
+    assert Evaluation.from_json(record).accuracy == evaluation.accuracy
+
+
+def test_exact_figures_are_marked_and_never_read_back() -> None:
+    exact = exact_evaluation(np.array([[90, 10], [10, 90]]) * UNITS, None, ("no", "yes"), "person")
+    record = exact.to_json()
+    assert (record["publishable"], record["guarantee"]) == (False, None)
+    assert "Not for publication" in record["caveat"]
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        Evaluation.from_json(record)
+    published = noisy(np.eye(2, dtype=np.int64) * 50).to_json()
+    for name, value in itertools.chain(
+        (("noise", value) for value in (0, 1.0, math.nan)),
+        (("mu", value) for value in (0, 1.0, math.inf, None, "x")),
+        [("confusion", [[1.0]]), ("confusion", [[1.0, math.nan], [1.0, 1.0]]), ("classes", ["no"])],
+        [("guarantee", None), ("unit", "row"), ("composition", "none"), ("calibration", [[1.0, 2.0]])],
+    ):
+        with pytest.raises((ValueError, TypeError, KeyError)):
+            Evaluation.from_json(published | {name: value})
