@@ -196,6 +196,7 @@ class Predictor:
             because=one.because,
             assumptions=one.assumptions,
             extra_delta=one.extra_delta * self._queries,
+            unit=one.unit,
             parameters={**one.parameters, "queries": self._queries, "noise_source": noise.describe()},
         )
         if total.status == "proven" and type(self.mechanism) not in _PROVEN:

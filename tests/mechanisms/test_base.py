@@ -235,6 +235,24 @@ def test_stated_bounds_cannot_pass_as_the_models_own_by_a_comparison_of_their_ow
         assert prepared.guarantee(3).status == "conditional"
 
 
+@pytest.mark.parametrize(("mechanism", "cost"), PROVEN_AND_COST)
+def test_a_guarantee_has_the_unit_of_the_bounds(mechanism, cost) -> None:
+    for unit in ("record", "person"):
+        stated = dataclasses.replace(BOUNDS, unit=unit)
+        guarantee = dataclasses.replace(mechanism, bounds=stated, per_query=cost).guarantee(3)
+        assert guarantee.unit == unit
+
+
+def test_bounds_of_persons_do_not_pass_as_those_of_a_model_whose_unit_is_the_record() -> None:
+    model = certified_model()
+    other = dataclasses.replace(model.bounds, unit="person")
+    prepared = NoisyMax(bounds=other).prepared(model, PureCost(1.0))
+    assert prepared.guarantee(3).status == "conditional"
+    assert "One person moves" in prepared.guarantee(3).assumptions[0]
+    with pytest.raises(InvalidInput, match="unit"):
+        dataclasses.replace(BOUNDS, unit="household")
+
+
 def test_only_classes_of_the_library_prove_their_bounds() -> None:
     with pytest.raises(InvalidInput, match="Only classes of quietmax"):
         proves_bounds(StatingModel, when=lambda model: True)  # noqa: ARG005

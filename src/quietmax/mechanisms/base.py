@@ -368,7 +368,11 @@ class ProvenMechanism:
         """Return a proven guarantee if the model certifies the bounds, else one that is conditional on them."""
         bounds, cost = self._ready()
         proven = Guarantee.of(
-            cost, status="proven", because=because, parameters={**parameters, **bounds.to_json()}
+            cost,
+            status="proven",
+            because=because,
+            parameters={**parameters, **bounds.to_json()},
+            unit=bounds.unit,
         )
         if self._certified:
             return proven
@@ -376,7 +380,7 @@ class ProvenMechanism:
             "conditional",
             f"{because} The bounds on the scores were stated, not proven by this library.",
             (
-                f"One record moves the scores of any query by at most {bounds.one.value:.6g} each and "
+                f"One {bounds.unit} moves the scores of any query by at most {bounds.one.value:.6g} each and "
                 f"{bounds.vector.value:.6g} together in L2.",
             ),
         )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from quietmax.accounting.guarantee import UNITS, Unit
 from quietmax.errors import InvalidInput
 
 Basis = Literal["published", "certified", "empirical"]
@@ -58,7 +59,7 @@ class Sensitivity:
 
 @dataclass(frozen=True)
 class ScoreBounds:
-    """Bounds on how far one record, added or removed, moves the scores of any query.
+    """Bounds on how far one record or person, added or removed, moves the scores of any query.
 
     Whether the bounds are proven depends on the model: see `quietmax.mechanisms.base.proves_bounds`.
 
@@ -68,11 +69,14 @@ class ScoreBounds:
         Bound on any single score (D_inf). Its basis must be ``"certified"``.
     vector : Sensitivity
         Bound on the vector of all scores in L2 (D_2). Its basis must be ``"certified"``.
+    unit : {"record", "person"}
+        What is added or removed: one record, or all records of one person.
 
     Raises
     ------
     InvalidInput
-        If a bound is not a `Sensitivity` (subclasses are refused), not certified or not a positive number.
+        If a bound is not a `Sensitivity` (subclasses are refused), not certified or not a positive number, or the
+        unit is another one.
 
     Examples
     --------
@@ -84,8 +88,11 @@ class ScoreBounds:
 
     one: Sensitivity
     vector: Sensitivity
+    unit: Unit = field(default="record", repr=False)  # stored answers are found by the repr
 
     def __post_init__(self) -> None:
+        if type(self.unit) is not str or self.unit not in UNITS:
+            raise InvalidInput(f"unit must be one of {', '.join(UNITS)}, got {self.unit!r}.")
         for entry in (self.one, self.vector):
             if type(entry) is not Sensitivity:
                 raise InvalidInput(
