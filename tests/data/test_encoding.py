@@ -347,7 +347,7 @@ def test_any_encoding_survives_json(columns: dict[str, object], classes: list[st
         "[]",
         "{}",
         '{"format": "other"}',
-        json.dumps({**json.loads(ENCODING.to_json()), "format": "quietmax encoding 3"}),
+        json.dumps({**json.loads(ENCODING.to_json()), "format": "quietmax encoding 4"}),
         json.dumps({**json.loads(ENCODING.to_json()), "columns": [{"type": "magic"}]}),
         json.dumps({**json.loads(ENCODING.to_json()), "columns": [{"type": "numeric", "name": "age"}]}),
         ENCODING.to_json()[:-20],

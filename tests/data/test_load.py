@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from quietmax.data import (
+    Holdout,
     Schema,
+    is_held_out,
     load,
     load_records,
 )
@@ -15,18 +18,25 @@ from tests.data.conftest import ErrorMessage
 from tests.data.people import DECLARED, FEATURES, written
 
 
-def test_own_files_are_split_into_two_fifths_two_fifths_and_a_pool(tmp_path: Path) -> None:
+def test_an_own_table_trains_on_everybody_who_is_not_held_out(tmp_path: Path) -> None:
     text = "x,y\n" + "".join(f"{number},{number % 2}\n" for number in range(50))
     path = written(tmp_path, text)
-    data = load(path, label="y", classes=2, bounds={"x": (0, 50)}, seed=2)
-    assert (len(data.train), len(data.test), len(data.pool)) == (20, 20, 10)
-    assert len(load(path, label="y", classes=2, bounds={"x": (0, 50)}, records=10).train) == 10
+    declared: dict[str, Any] = {"label": "y", "classes": 2, "bounds": {"x": (0, 50)}}
+    everybody = load(path, **declared, seed=2)
+    assert (len(everybody.train), len(everybody.test), len(everybody.pool)) == (50, 0, 0)
+    data = load(path, **declared, holdout=0.3, seed=2)
+    assert data.holdout == Holdout(0.3, seed=2)
+    assert data.test_rows.tolist() == np.flatnonzero(is_held_out(data.records, data.holdout)).tolist()
+    assert sorted([*data.train_rows, *data.test_rows]) == [*range(50)]
+    assert 0 < len(data.test) < 25
 
 
-def test_more_records_than_the_file_has_are_rejected(tmp_path: Path, error_message: ErrorMessage) -> None:
+def test_the_size_of_the_training_set_cannot_be_given_for_an_own_table(
+    tmp_path: Path, error_message: ErrorMessage
+) -> None:
     message = error_message(lambda: load(written(tmp_path), **DECLARED, records=3), InvalidInput)
-    assert "has 5 records" in message
-    assert "at most 2" in message
+    assert "holdout" in message
+    assert "only one" in error_message(lambda: load("mnist-5k", records=9, holdout=0.1), InvalidInput)
 
 
 def test_the_toml_file_beside_a_table_is_its_schema_unless_another_is_named(tmp_path):

@@ -613,8 +613,8 @@ def test_the_real_adult_has_45222_complete_records_of_which_52_repeat_the_featur
     records = load_records("adult", data_dir=real_data)
     assert records.features.shape == (45_222, 14)
     assert np.bincount(records.labels).tolist() == [34_014, 11_208]
-    assert records.identities is not None
-    assert len(np.unique(records.identities)) == 45_222 - 52
+    assert records.raw_hashes is not None
+    assert len(np.unique(records.raw_hashes)) == 45_222 - 52
     assert ((records.features >= 0) & (records.features <= 1)).all()
 
 

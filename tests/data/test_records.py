@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from quietmax.data import Records, Split, split
+from quietmax.data import Holdout, Records, Split, hold_out, is_held_out, split
 from quietmax.data.records import hash_rows
 from quietmax.errors import InvalidInput
 from tests.data.conftest import ErrorMessage
@@ -32,12 +34,16 @@ def test_take_keeps_the_asked_order_and_everything_else() -> None:
         np.array([0, 1, 2]),
         classes=3,
         image_shape=(1, 2, 2),
-        identities=np.array([7, 8, 9], dtype=np.uint64),
+        persons=np.array(["ann", "bob", "cid"], dtype=object),
+        raw_hashes=np.array([7, 8, 9], dtype=np.uint64),
     )
     taken = records.take([2, 0])
     np.testing.assert_array_equal(taken.features, records.features[[2, 0]])
     np.testing.assert_array_equal(taken.labels, [2, 0])
-    np.testing.assert_array_equal(taken.identities, [9, 7])
+    assert taken.persons is not None
+    assert taken.raw_hashes is not None
+    assert taken.persons.tolist() == ["cid", "ann"]
+    assert taken.raw_hashes.tolist() == [9, 7]
     assert (taken.name, taken.classes, taken.image_shape, len(taken)) == ("images", 3, (1, 2, 2), 2)
 
 
@@ -83,23 +89,23 @@ def test_digest_does_not_depend_on_the_name() -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([(0, 1), (0.5, 0.75), (1, 1.5), (0, -0.0, 2)]))
-def test_equal_rows_have_equal_identities_and_different_rows_different_ones(
+def test_equal_rows_have_equal_hashes_and_different_rows_different_ones(
     seed: int, levels: tuple[float, ...]
 ) -> None:
     features = np.random.default_rng(seed).choice(np.array(levels, dtype=np.float32), size=(200, 8))
-    identities = hash_rows(features)
+    hashes = hash_rows(features)
     rows = [tuple(row) for row in features.tolist()]
-    assert len(set(identities.tolist())) == len(set(rows))
-    assert len(set(zip(identities.tolist(), rows, strict=True))) == len(set(rows))
+    assert len(set(hashes.tolist())) == len(set(rows))
+    assert len(set(zip(hashes.tolist(), rows, strict=True))) == len(set(rows))
 
 
-def test_identities_of_many_similar_rows_do_not_collide() -> None:
+def test_hashes_of_many_similar_rows_do_not_collide() -> None:
     # 2^17 different 0/1 rows: at n^2 / 2^60 the chance of any collision is 1.5e-8.
     rows = (np.arange(2**17)[:, None] >> np.arange(17) & 1).astype(np.float32)
     assert len(np.unique(hash_rows(rows))) == 2**17
 
 
-def test_identities_stay_what_they_are() -> None:
+def test_hashes_stay_what_they_are() -> None:
     assert hash_rows(np.array([[0, 1], [0.5, -2]], dtype=np.float32)).tolist() == [
         13239411494886720341,
         13975802354573317555,
@@ -140,8 +146,12 @@ def test_shapes_that_do_not_fit_are_rejected(error_message: ErrorMessage) -> Non
         lambda: Records("some", features.ravel(), np.zeros(6, dtype=np.int64), 2), InvalidInput
     )
     few = np.zeros(2, dtype=np.uint64)
-    assert "identity" in error_message(
-        lambda: Records("some", features, np.zeros(3, dtype=np.int64), 2, identities=few), InvalidInput
+    assert "persons of 'some' must have the shape (3,)" in error_message(
+        lambda: Records("some", features, np.zeros(3, dtype=np.int64), 2, persons=few.astype(object)),
+        InvalidInput,
+    )
+    assert "raw_hashes of 'some'" in error_message(
+        lambda: Records("some", features, np.zeros(3, dtype=np.int64), 2, raw_hashes=few), InvalidInput
     )
     assert "(1, 2, 2)" in error_message(
         lambda: Records("some", features, np.zeros(3, dtype=np.int64), 2, image_shape=(1, 2, 2)), InvalidInput
@@ -239,10 +249,12 @@ def test_a_few_copies_do_not_change_the_sizes_of_the_parts() -> None:
     assert not values(parts.train) & values(parts.test)
 
 
-def test_given_identities_decide_what_one_record_is() -> None:
+@pytest.mark.parametrize("by_person", [True, False])
+def test_rows_of_one_person_and_rows_equal_before_encoding_stay_together(by_person: bool) -> None:
     features = np.arange(40, dtype=np.float32)[:, None]
-    persons = np.repeat(np.arange(20, dtype=np.uint64), 2)
-    records = Records("visits", features, np.arange(40) % 2, 2, identities=persons)
+    pairs = np.repeat(np.arange(20, dtype=np.uint64), 2)
+    persons, raw_hashes = (pairs.astype(str).astype(object), None) if by_person else (None, pairs)
+    records = Records("visits", features, np.arange(40) % 2, 2, persons=persons, raw_hashes=raw_hashes)
     parts = split(records, size=10, seed=5)
     sides = [set((rows // 2).tolist()) for rows in (parts.train_rows, parts.test_rows, parts.pool_rows)]
     assert [len(side) for side in sides] == [5, 5, 10]
@@ -265,7 +277,7 @@ def test_every_record_is_equally_likely_to_be_trained_on() -> None:
 
 
 def test_being_trained_on_together_is_as_likely_as_without_any_connection() -> None:
-    # Neighbouring records (identities differ in few bits), 4,000 seeds: both of a pair are in the training part with
+    # Neighbouring records (features differ in few bits), 4,000 seeds: both of a pair are in the training part with
     # probability 0.3 * 14 / 49; 49 pairs, 6 standard deviations: false alarm below 1e-7.
     records, runs = distinct(50), 4_000
     together = np.zeros(49)
@@ -303,3 +315,68 @@ def test_too_many_copies_for_two_sides_are_rejected(error_message: ErrorMessage)
 
 def test_a_single_record_many_times_cannot_be_split(error_message: ErrorMessage) -> None:
     assert "copies" in error_message(lambda: split(with_copies([1] * 10), seed=0), InvalidInput)
+
+
+def visits(rows: list[tuple[str, int]]) -> Records:
+    """Rows of named people; the number is the feature."""
+    persons = np.array([name for name, _ in rows], dtype=object)
+    features = np.array([[number] for _, number in rows], dtype=np.float32)
+    return Records("visits", features.reshape(len(rows), 1), np.arange(len(rows)) % 2, 2, persons=persons)
+
+
+def test_units_number_people_by_first_appearance_and_else_rows() -> None:
+    records = visits([("cid", 1), ("ann", 2), ("cid", 3), ("bob", 4)])
+    assert (records.unit, records.units.tolist()) == ("person", [0, 1, 0, 2])
+    assert (distinct(3).unit, distinct(3).units.tolist()) == ("record", [0, 1, 2])
+
+
+def test_by_default_everybody_trains_and_there_is_no_pool() -> None:
+    parts = hold_out(distinct(7), seed=3)
+    assert (parts.train_rows.tolist(), len(parts.test), len(parts.pool)) == ([*range(7)], 0, 0)
+    assert parts.holdout == Holdout(0.0, seed=3)
+    assert split(distinct(7), seed=3).holdout is None
+
+
+def test_the_holdout_of_known_people_and_rows_stays_what_it_is() -> None:
+    people = visits([(f"person {number}", number) for number in range(12)])
+    assert np.flatnonzero(is_held_out(people, Holdout(0.4, seed=5))).tolist() == [2, 6]
+    assert np.flatnonzero(is_held_out(distinct(12), Holdout(0.4, seed=5))).tolist() == [
+        3,
+        4,
+        5,
+        6,
+        7,
+        9,
+        10,
+        11,
+    ]
+
+
+def test_the_share_of_people_held_out_is_the_declared_probability() -> None:
+    # Binomial(20000, 0.2); 6 standard deviations: false alarm below 1e-8 for each of 6 fixed seeds.
+    people = visits([(str(number), 0) for number in range(20_000)])
+    for records in (people, distinct(20_000)):
+        for seed in range(3):
+            held = int(is_held_out(records, Holdout(0.2, seed)).sum())
+            assert abs(held - 4_000) < 6 * np.sqrt(20_000 * 0.2 * 0.8)
+
+
+def test_other_seeds_hold_out_other_people_independently() -> None:
+    # Both seeds hold the same person out with probability 0.25; 6 standard deviations: false alarm below 1e-8.
+    people = visits([(str(number), 0) for number in range(20_000)])
+    both = is_held_out(people, Holdout(0.5, 1)) & is_held_out(people, Holdout(0.5, 2))
+    assert abs(int(both.sum()) - 5_000) < 6 * np.sqrt(20_000 * 0.25 * 0.75)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1, 1.5, float("nan"), True, "0.2", None])
+def test_a_share_that_is_no_probability_below_one_is_rejected(
+    share: object, error_message: ErrorMessage
+) -> None:
+    assert "below 1" in error_message(lambda: Holdout(share), InvalidInput)  # type: ignore[arg-type]
+
+
+def test_a_holdout_is_read_back_from_json_and_nothing_else_is() -> None:
+    assert Holdout.from_json(json.loads(json.dumps(Holdout(0.25, 2**70).to_json()))) == Holdout(0.25, 2**70)
+    for content in ({"share": 0.2}, {"share": 0.2, "seed": 0, "key": 1}, {"share": 2, "seed": 0}, [0.2, 0]):
+        with pytest.raises(InvalidInput):
+            Holdout.from_json(content)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ def table(sizes: list[int], by_person: bool) -> Records:
     person = np.repeat(np.arange(len(sizes)), sizes)
     if by_person:
         features = np.arange(len(person), dtype=np.float32)[:, None]
-        return Records("visits", features, person % 2, 2, identities=person.astype(np.uint64))
+        return Records("visits", features, person % 2, 2, persons=person.astype(str).astype(object))
     return Records("copies", person.astype(np.float32)[:, None], np.arange(len(person)) % 2, 2)
 
 

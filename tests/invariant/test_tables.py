@@ -1,8 +1,8 @@
 """The invariant (THEORY 3.8) for every way in: no row's encoding depends on another row, bit for bit.
 
 A seeded generator makes tables of every column type.  Each table is read once whole and several times with rows
-removed, repeated and in another order; every row that is left must give the same bits: features, class number, and
-the identity by which a split orders it.  Two fixed rows of different classes stay in every table, because a table of
+removed, repeated and in another order; every row that is left must give the same bits: features, class number,
+person, and the side of a split.  Two fixed rows of different classes stay in every table, because a table of
 one class is an error.
 
 QUIETMAX_INVARIANT_TABLES sets the number of tables of `test_no_row_depends_on_another_row` (default 400); the slow
@@ -28,9 +28,18 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from quietmax.data import CategoricalColumn, Encoding, NumericColumn, load, load_records, tables
+from quietmax.data import (
+    CategoricalColumn,
+    Encoding,
+    Holdout,
+    NumericColumn,
+    Records,
+    is_held_out,
+    load,
+    load_records,
+    tables,
+)
 from quietmax.data.encoding import as_strings
-from quietmax.data.records import hash_rows
 from quietmax.errors import InvalidInput
 
 TABLES = int(os.environ.get("QUIETMAX_INVARIANT_TABLES", "400"))
@@ -403,7 +412,7 @@ def read_frame(table: Generated, rows: list[int], _folder: Path) -> list[bytes]:
     )
     encoding = Encoding(columns, "y", tuple(declared["classes"]))
     features, labels = encoding.encode(table.columns["frame"].take(rows), "y")
-    return _bits(features, labels, hash_rows(features))
+    return _bits(Records("frame", features, labels, len(declared["classes"])))
 
 
 def read_file(
@@ -411,18 +420,19 @@ def read_file(
 ) -> Callable[[Generated, list[int], Path], list[bytes]]:
     def read(table: Generated, rows: list[int], folder: Path) -> list[bytes]:
         records = load_records(write(table, rows, folder), **table.declared)
-        identities = records.content_hashes if records.identities is None else records.identities
-        return _bits(records.features, records.labels, identities)
+        return _bits(records)
 
     return read
 
 
-def _bits(features: Any, labels: Any, identities: Any) -> list[bytes]:
-    assert features.dtype == np.float32
-    assert np.isfinite(features).all()
+def _bits(records: Records) -> list[bytes]:
+    """Everything that training takes from each row: features, label, person, side of two splits."""
+    sides = [is_held_out(records, Holdout(share, seed=3)) for share in (0.3, 0.7)]
+    persons = np.full(len(records), "", dtype=object) if records.persons is None else records.persons
+    columns = zip(records.features, records.labels, persons, records.content_hashes, *sides, strict=True)
     return [
-        row.tobytes() + label.tobytes() + identity.tobytes()
-        for row, label, identity in zip(features, labels, identities, strict=True)
+        row.tobytes() + label.tobytes() + person.encode() + b"".join(number.tobytes() for number in numbers)
+        for row, label, person, *numbers in columns
     ]
 
 
@@ -549,15 +559,14 @@ def test_one_empty_parquet_cell_leaves_all_other_records_as_they_are(tmp_path: P
     assert with_null.features[:-1].tobytes() == without.features.tobytes()
     assert with_null.features[-1].tolist() == [0, 0, 1]
     np.testing.assert_array_equal(with_null.labels[:-1], without.labels)
-    assert without.identities is not None
-    assert with_null.identities is not None
-    np.testing.assert_array_equal(with_null.identities[:-1], without.identities)
-    data = load(
-        path, **declared
-    )  # the code is the label: everybody with a code is classified by the encoding itself
-    known = data.test.features[:, 2] == 0
-    assert (data.test.features.argmax(axis=1) == data.test.labels)[known].all()
-    assert known.sum() >= len(data.test) - 1
+    assert without.persons is not None
+    assert with_null.persons is not None
+    np.testing.assert_array_equal(with_null.persons[:-1], without.persons)
+    known = (
+        with_null.features[:, 2] == 0
+    )  # the code is the label: the encoding itself classifies all who have one
+    assert (with_null.features.argmax(axis=1) == with_null.labels)[known].all()
+    assert known.sum() == 3_000
 
 
 @pytest.mark.slow
@@ -570,8 +579,8 @@ def test_one_empty_parquet_cell_does_not_destroy_the_accuracy_of_a_private_head(
         "categories": {"code": ["123456789012345678", "123456789012345679"]},
         "person": "person",
     }
-    data = load(_codes(tmp_path, "people.parquet", True), **declared)
-    head = PrivateHead(epsilon=1.0, delta=1e-5, declared_size=1_200, classes=[0, 1], random_state=0)
+    data = load(_codes(tmp_path, "people.parquet", True), **declared, holdout=0.4)
+    head = PrivateHead(epsilon=1.0, delta=1e-5, declared_size=1_800, classes=[0, 1], random_state=0)
     head.fit(data.train.features, data.train.labels)
     assert (head.predict(data.test.features) == data.test.labels).mean() > 0.99
 

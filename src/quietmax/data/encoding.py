@@ -13,17 +13,19 @@ type says how a cell is read:
 - null, `None`, `NA`, `NaT`: a missing value.
 
 Lists, structs, maps and all other types are errors, because of the column's type alone.  A cell that is not a
-number in a column that is declared as numeric is an error, because of that cell alone.  Errors are for the owner
-of the table and are not part of any release.
+number in a numeric column, not a date in a column of dates, or neither yes nor no in a boolean column is an error,
+because of that cell alone.  Errors are for the owner of the table and are not part of any release.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import cached_property
 from typing import Any, Literal, get_args, overload
@@ -42,13 +44,31 @@ Style = Literal["one-hot", "codes"]
 MISSING_MARKERS = frozenset({"", "?", "NA", "N/A", "null", "NULL", "nan", "NaN"})
 """Strings that stand for a missing value (besides an empty cell), unless they are declared as a category."""
 
-_FORMAT, _FORMAT_0_1 = "quietmax encoding 2", "quietmax encoding 1"
+YES = frozenset({"yes", "y", "true", "t", "1"})
+NO = frozenset({"no", "n", "false", "f", "0"})
+"""What a boolean column may hold, in any case."""
+
+THOUSANDS = {".": r"\.", ",": ",", " ": "[ \u00a0\u202f]", "'": "['\u2019]", "_": "_"}
+"""The thousands separators, and what each matches: a blank may be a no-break space, an apostrophe may be curved."""
+
+DATE_DIRECTIVES = "dmYyHIMSfpbB"
+"""The directives of `datetime.strptime` that the format of a date may use."""
+
+MAX_BUCKETS = 1 << 16
+
+_FORMATS = ("quietmax encoding 3", "quietmax encoding 2", "quietmax encoding 1")
+"""The format that is written, followed by older ones that are read."""
 
 _LITERAL = re.compile(r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 """A number among categories; 01 is a code, not a number."""
 
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?inf(inity)?", re.IGNORECASE)
 """A number in a numeric column."""
+
+_ISO_DATE = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?(Z|[+-][0-9]{2}(:?[0-9]{2})?)?)?"
+)
+_MICROSECOND = timedelta(microseconds=1)
 
 _FRACTION = (
     (r"(\.[0-9]*?)0+(Z|[+-][0-9]{4})?$", r"\1\2"),
@@ -64,6 +84,28 @@ _STRING_TYPES = (
     pyarrow.types.is_large_binary,
     pyarrow.types.is_binary_view,
 )
+
+
+@dataclass(frozen=True)
+class Losses:
+    """How many cells of a column the encoding does not take as they are; for the owner of the table only.
+
+    Parameters
+    ----------
+    missing : int
+        Cells without a value.
+    clipped : int
+        Numbers and dates outside the bounds.
+    unknown : int
+        Values that are none of the categories.
+    unreadable : int
+        Cells that are an error: no number, no date, neither yes nor no.
+    """
+
+    missing: int = 0
+    clipped: int = 0
+    unknown: int = 0
+    unreadable: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,11 +129,17 @@ class NumericColumn:
     missing : bool
         Whether values may be missing.  A missing value (also NaN) becomes the lower bound, or no interval; one
         more feature is then 1 for it.
+    decimal : {".", ","}
+        Decimal separator of numbers that are written as strings.
+    thousands : {"", ".", ",", " ", "'", "_"}
+        Their thousands separator.  It must stand before every third digit or nowhere.
+    missing_values : tuple of str
+        Further values that stand for a missing one, such as "-999" or "unknown".
 
     Raises
     ------
     InvalidInput
-        If the bounds, the scale or the edges are not valid.
+        If the bounds, the scale, the edges or the separators are not valid.
 
     Examples
     --------
@@ -105,6 +153,9 @@ class NumericColumn:
     scale: Scale = "linear"
     edges: tuple[float, ...] = ()
     missing: bool = True
+    decimal: str = "."
+    thousands: str = ""
+    missing_values: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not (self.low < self.high and math.isfinite(self.high - self.low)):
@@ -122,13 +173,18 @@ class NumericColumn:
                 f"The edges of column '{self.name}' must rise and lie between its bounds {self.low} and "
                 f"{self.high}, got {list(self.edges)}."
             )
+        separators = self.decimal in (".", ",") and (not self.thousands or self.thousands in THOUSANDS)
+        if not separators or self.decimal == self.thousands:
+            raise InvalidInput(
+                f"The separators of column '{self.name}' must be '.' or ',' for decimals and another one of "
+                f"{quoted([*THOUSANDS])} for thousands; got {self.decimal!r} and {self.thousands!r}."
+            )
 
     @property
     def feature_names(self) -> tuple[str, ...]:
         """Names of the features that the column becomes."""
         intervals = tuple(f"{self.name}>={start:g}" for start in (self.low, *self.edges))
-        names = intervals if self.edges else (self.name,)
-        return (*names, f"{self.name} missing") if self.missing else names
+        return _with_missing(self, intervals if self.edges else (self.name,))
 
     def encode(self, values: pd.Series[Any], features: NDArray[np.float32]) -> None:
         """Write the features of a column's cells.
@@ -140,7 +196,8 @@ class NumericColumn:
         features : ndarray of float32
             Output array of zeros, one column per feature name.
         """
-        numbers = as_numbers(values, self.name)
+        numbers, unreadable = self._read(values)
+        _refuse(unreadable, self.name, _NOT_A_NUMBER)
         absent = np.isnan(numbers)
         # Adding 0.0 turns -0.0 into 0.0: which of the two a comparison returns is left open by IEEE 754.
         clipped = np.clip(np.where(absent, self.low, numbers), self.low, self.high) + 0.0
@@ -156,6 +213,50 @@ class NumericColumn:
             features[:, 0] = (clipped - self.low) / (self.high - self.low)
         if self.missing:
             features[absent, -1] = 1
+
+    def losses(self, values: pd.Series[Any]) -> Losses:
+        """Return how many cells are missing, clipped or unreadable.
+
+        Parameters
+        ----------
+        values : pandas.Series
+            The cells.
+
+        Returns
+        -------
+        Losses
+        """
+        numbers, unreadable = self._read(values)
+        outside = (numbers < self.low) | (numbers > self.high)
+        absent = np.isnan(numbers) & ~unreadable
+        return Losses(int(absent.sum()), int(outside.sum()), unreadable=int(unreadable.sum()))
+
+    def _read(self, values: pd.Series[Any]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Return the number of every cell, NaN for a missing value, and which cells are no numbers."""
+        numbers, unreadable = _read_numbers(values, self._parse)
+        codes = [number for value in self.missing_values if (number := self._parse(value, ())) is not None]
+        return np.where(np.isin(numbers, codes), math.nan, numbers), unreadable
+
+    def _parse(self, string: str, missing_values: tuple[str, ...] | None = None) -> float | None:
+        """Return the number that a string stands for; NaN for a missing value, None for anything else."""
+        if string in (self.missing_values if missing_values is None else missing_values):
+            return math.nan
+        if self._pattern is None or string in MISSING_MARKERS:
+            return parse_number(string)
+        if not self._pattern.fullmatch(string):
+            return None
+        plain = re.sub(THOUSANDS[self.thousands], "", string) if self.thousands else string
+        return parse_number(plain.replace(self.decimal, "."))
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str] | None:
+        """What a number written with the column's separators looks like; None for the usual way."""
+        if self.decimal == "." and not self.thousands:
+            return None
+        separator = THOUSANDS.get(self.thousands)
+        integer = f"([0-9]+|[0-9]{{1,3}}({separator}[0-9]{{3}})+)" if separator else "[0-9]+"
+        fraction = f"({re.escape(self.decimal)}[0-9]*)"
+        return re.compile(rf"[+-]?{integer}?{fraction}?([eE][+-]?[0-9]+)?|[+-]?inf(inity)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -176,6 +277,10 @@ class CategoricalColumn:
         (counted from 0).
     missing : bool
         Whether values may be missing; one more feature is then 1 for a missing value.
+    ignore_case : bool
+        Whether a cell matches a category in any case.
+    missing_values : tuple of str
+        Further values that stand for a missing one.
 
     Raises
     ------
@@ -192,6 +297,8 @@ class CategoricalColumn:
     categories: tuple[str, ...]
     style: Style = "one-hot"
     missing: bool = True
+    ignore_case: bool = False
+    missing_values: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         named = all(isinstance(category, str) for category in self.categories)
@@ -203,6 +310,11 @@ class CategoricalColumn:
             raise InvalidInput(
                 f"The style of column '{self.name}' must be 'one-hot' or 'codes', got {self.style!r}."
             )
+        if self.ignore_case:
+            _require_distinct_without_case(self.name, self.categories)
+        both = sorted(set(self.categories) & set(self.missing_values))
+        if both:
+            raise InvalidInput(f"'{both[0]}' is both a category and a missing value of column '{self.name}'.")
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -212,7 +324,316 @@ class CategoricalColumn:
             if self.style == "codes"
             else tuple(f"{self.name}={category}" for category in self.categories)
         )
-        return (*names, f"{self.name} missing") if self.missing else names
+        return _with_missing(self, names)
+
+    def encode(self, values: pd.Series[Any], features: NDArray[np.float32]) -> None:
+        """Write the features of a column's cells.
+
+        Parameters
+        ----------
+        values : pandas.Series
+            The cells.
+        features : ndarray of float32
+            Output array of zeros, one column per feature name.
+        """
+        index, absent = self._read(values)
+        known = np.flatnonzero(index >= 0)
+        if self.style == "codes":
+            features[known, 0] = (index[known] + 1) / len(self.categories)
+        else:
+            features[known, index[known]] = 1
+        if self.missing:
+            features[absent, -1] = 1
+
+    def losses(self, values: pd.Series[Any]) -> Losses:
+        """Return how many cells are missing or none of the categories.
+
+        Parameters
+        ----------
+        values : pandas.Series
+            The cells.
+
+        Returns
+        -------
+        Losses
+        """
+        index, absent = self._read(values)
+        return Losses(missing=int(absent.sum()), unknown=int(((index < 0) & ~absent).sum()))
+
+    def _read(self, values: pd.Series[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the index of every cell's category, -1 for none, and which cells are missing values."""
+        strings = as_strings(values)
+        index = _map_distinct(strings, self._index)
+        return index, _is_absent(strings, self.missing_values) & (index < 0)
+
+    def _index(self, string: str) -> int:
+        """Return the index of the category of a string, or -1."""
+        index = self._by_string.get(string.casefold() if self.ignore_case else string)
+        return self._by_number.get(_literal(string), -1) if index is None else index
+
+    @cached_property
+    def _by_string(self) -> dict[str, int]:
+        return {
+            category.casefold() if self.ignore_case else category: index
+            for index, category in enumerate(self.categories)
+        }
+
+    @cached_property
+    def _by_number(self) -> dict[Decimal | None, int]:
+        """The index of the first category for each number among the categories."""
+        numbers = {_literal(category): index for index, category in reversed([*enumerate(self.categories)])}
+        return {number: index for number, index in numbers.items() if number is not None}
+
+
+@dataclass(frozen=True)
+class BooleanColumn:
+    """A column of yes and no; also true and false, y and n, t and f, 1 and 0, in any case.
+
+    Parameters
+    ----------
+    name : str
+        Name of the column.
+    missing : bool
+        Whether values may be missing; one more feature is then 1 for a missing value.
+    missing_values : tuple of str
+        Further values that stand for a missing one.
+
+    Examples
+    --------
+    >>> BooleanColumn("smoker").feature_names
+    ('smoker=no', 'smoker=yes', 'smoker missing')
+    """
+
+    name: str
+    missing: bool = True
+    missing_values: tuple[str, ...] = ()
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the features that the column becomes."""
+        return _with_missing(self, (f"{self.name}=no", f"{self.name}=yes"))
+
+    def encode(self, values: pd.Series[Any], features: NDArray[np.float32]) -> None:
+        """Write the features of a column's cells.
+
+        Parameters
+        ----------
+        values : pandas.Series
+            The cells.
+        features : ndarray of float32
+            Output array of zeros, one column per feature name.
+        """
+        answers = self._read(values)
+        _refuse(answers == -2, self.name, "neither yes nor no in the boolean column '{}'")
+        known = np.flatnonzero(answers >= 0)
+        features[known, answers[known]] = 1
+        if self.missing:
+            features[answers == -1, -1] = 1
+
+    def losses(self, values: pd.Series[Any]) -> Losses:
+        """Return how many cells are missing or unreadable.
+
+        Parameters
+        ----------
+        values : pandas.Series
+            The cells.
+
+        Returns
+        -------
+        Losses
+        """
+        answers = self._read(values)
+        return Losses(missing=int((answers == -1).sum()), unreadable=int((answers == -2).sum()))
+
+    def _read(self, values: pd.Series[Any]) -> NDArray[np.int64]:
+        """Return 1 for yes, 0 for no, -1 for a missing value and -2 for anything else."""
+
+        def answer(string: str) -> int:
+            if string in MISSING_MARKERS or string in self.missing_values:
+                return -1
+            return parse_boolean(string)
+
+        return _map_distinct(as_strings(values), answer)
+
+
+@dataclass(frozen=True)
+class DateColumn:
+    """A column of dates or timestamps with public bounds.
+
+    A value is clipped to the bounds and becomes `(v - low) / (high - low)`.  It counts in days, without the time of
+    day, if both bounds are dates, and in microseconds of UTC if they are timestamps.  A timestamp without an offset
+    counts as UTC.
+
+    Parameters
+    ----------
+    name : str
+        Name of the column.
+    low, high : str
+        Public bounds, as dates ("2024-01-31") or timestamps ("2024-01-31 08:30:00") of ISO 8601.
+    format : str, optional
+        How the cells are written, as for `datetime.strptime` ("%d.%m.%Y"); by default ISO 8601.
+    missing : bool
+        Whether values may be missing.  A missing value becomes the lower bound; one more feature is then 1 for it.
+    missing_values : tuple of str
+        Further values that stand for a missing one.
+
+    Raises
+    ------
+    InvalidInput
+        If the bounds or the format are not valid.
+
+    Examples
+    --------
+    >>> column, features = DateColumn("joined", "2020-01-01", "2020-01-11"), np.zeros((2, 2), dtype=np.float32)
+    >>> column.encode(pd.Series(["2020-01-06", None]), features)
+    >>> features.tolist()
+    [[0.5, 0.0], [0.0, 1.0]]
+    """
+
+    name: str
+    low: str
+    high: str
+    format: str | None = None
+    missing: bool = True
+    missing_values: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self._bounds is None or not self._bounds[0] < self._bounds[1]:
+            raise InvalidInput(
+                f"The bounds of column '{self.name}' must be two dates such as '2024-01-31', or two timestamps such "
+                f"as '2024-01-31 08:30:00', the earlier one first; got {self.low!r} and {self.high!r}."
+            )
+        directives = re.findall("%(.?)", self.format or "%d")
+        if not directives or not all(directive and directive in DATE_DIRECTIVES for directive in directives):
+            raise InvalidInput(
+                f"The date format of column '{self.name}' must be built from "
+                f"{', '.join('%' + letter for letter in DATE_DIRECTIVES)}, as in '%d.%m.%Y'; got {self.format!r}."
+            )
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the features that the column becomes."""
+        return _with_missing(self, (self.name,))
+
+    def encode(self, values: pd.Series[Any], features: NDArray[np.float32]) -> None:
+        """Write the features of a column's cells.
+
+        Parameters
+        ----------
+        values : pandas.Series
+            The cells.
+        features : ndarray of float32
+            Output array of zeros, one column per feature name.
+        """
+        shares, unreadable = self._read(values)
+        _refuse(
+            unreadable,
+            self.name,
+            f"no date in the column '{{}}', which is declared as {self.format or 'dates such as 2024-01-31'}",
+        )
+        absent = np.isnan(shares)
+        features[:, 0] = np.clip(np.where(absent, 0.0, shares), 0.0, 1.0) + 0.0
+        if self.missing:
+            features[absent, -1] = 1
+
+    def losses(self, values: pd.Series[Any]) -> Losses:
+        """Return how many cells are missing, clipped or unreadable.
+
+        Parameters
+        ----------
+        values : pandas.Series
+            The cells.
+
+        Returns
+        -------
+        Losses
+        """
+        shares, unreadable = self._read(values)
+        absent = np.isnan(shares) & ~unreadable
+        outside = (shares < 0) | (shares > 1)
+        return Losses(int(absent.sum()), int(outside.sum()), unreadable=int(unreadable.sum()))
+
+    def _read(self, values: pd.Series[Any]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Return where every cell lies between the bounds, NaN for a missing value, and which cells are no dates."""
+        assert self._bounds is not None
+        low, high = self._bounds
+        # What has a type is written as ISO 8601, whatever the format of the strings of other tables.
+        pattern = self.format if _holds_strings(values) else None
+
+        def share(string: str) -> float | None:
+            if string in MISSING_MARKERS or string in self.missing_values:
+                return math.nan
+            moment = parse_date(string, pattern)
+            return None if moment is None else (self._count(moment) - low) / (high - low)
+
+        strings = as_strings(values)
+        known = {string: share(string) for string in set(strings.tolist())}
+        return _numbers_or_nan(np.array([known[string] for string in strings], dtype=object))
+
+    @cached_property
+    def _bounds(self) -> tuple[int, int] | None:
+        """The bounds as numbers, or None if they are not two dates or two timestamps."""
+        low, high = (parse_date(bound) if isinstance(bound, str) else None for bound in (self.low, self.high))
+        if low is None or high is None or (len(self.low) == 10) != (len(self.high) == 10):
+            return None
+        return self._count(low), self._count(high)
+
+    def _count(self, moment: datetime) -> int:
+        """Return the number of days, or of microseconds of UTC, since the beginning of the year 1."""
+        if len(self.low) == 10:
+            return moment.toordinal()
+        offset = moment.utcoffset() or timedelta()
+        return (moment.replace(tzinfo=None) - datetime.min - offset) // _MICROSECOND
+
+
+@dataclass(frozen=True)
+class HashedColumn:
+    """A column of strings with very many values, such as postal codes, hashed into a public number of buckets.
+
+    A value becomes 1 in the bucket `BLAKE2b(string) mod buckets` and 0 in all others.
+
+    Parameters
+    ----------
+    name : str
+        Name of the column.
+    buckets : int
+        Number of buckets, from 2 to 65536.
+    missing : bool
+        Whether values may be missing; one more feature is then 1 for a missing value.
+    ignore_case : bool
+        Whether strings that differ in case only count as equal.
+    missing_values : tuple of str
+        Further values that stand for a missing one.
+
+    Raises
+    ------
+    InvalidInput
+        If the number of buckets is not valid.
+
+    Examples
+    --------
+    >>> HashedColumn("zip", 3, missing=False).feature_names
+    ('zip#0', 'zip#1', 'zip#2')
+    """
+
+    name: str
+    buckets: int
+    missing: bool = True
+    ignore_case: bool = False
+    missing_values: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        integer = isinstance(self.buckets, int) and not isinstance(self.buckets, bool)
+        if not integer or not 2 <= self.buckets <= MAX_BUCKETS:
+            raise InvalidInput(
+                f"The number of buckets of column '{self.name}' must be an integer from 2 to {MAX_BUCKETS}, got "
+                f"{self.buckets!r}."
+            )
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the features that the column becomes."""
+        return _with_missing(self, tuple(f"{self.name}#{bucket}" for bucket in range(self.buckets)))
 
     def encode(self, values: pd.Series[Any], features: NDArray[np.float32]) -> None:
         """Write the features of a column's cells.
@@ -225,32 +646,86 @@ class CategoricalColumn:
             Output array of zeros, one column per feature name.
         """
         strings = as_strings(values)
-        index = _map_distinct(strings, self._index)
-        known = np.flatnonzero(index >= 0)
-        if self.style == "codes":
-            features[known, 0] = (index[known] + 1) / len(self.categories)
-        else:
-            features[known, index[known]] = 1
+        absent = _is_absent(strings, self.missing_values)
+        present = np.flatnonzero(~absent)
+        features[present, _map_distinct(strings[present], self._bucket)] = 1
         if self.missing:
-            features[is_missing(strings) & (index < 0), -1] = 1
+            features[absent, -1] = 1
 
-    def _index(self, string: str) -> int:
-        """Return the index of the category of a string, or -1."""
-        index = self._by_string.get(string)
-        return self._by_number.get(_literal(string), -1) if index is None else index
+    def losses(self, values: pd.Series[Any]) -> Losses:
+        """Return how many cells are missing.
 
-    @cached_property
-    def _by_string(self) -> dict[str, int]:
-        return {category: index for index, category in enumerate(self.categories)}
+        Parameters
+        ----------
+        values : pandas.Series
+            The cells.
 
-    @cached_property
-    def _by_number(self) -> dict[Decimal | None, int]:
-        """The index of the first category for each number among the categories."""
-        numbers = {_literal(category): index for index, category in reversed([*enumerate(self.categories)])}
-        return {number: index for number, index in numbers.items() if number is not None}
+        Returns
+        -------
+        Losses
+        """
+        return Losses(missing=int(_is_absent(as_strings(values), self.missing_values).sum()))
+
+    def _bucket(self, string: str) -> int:
+        """Return the bucket of a string."""
+        content = (string.casefold() if self.ignore_case else string).encode("utf-8", "surrogatepass")
+        return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") % self.buckets
 
 
-Column = NumericColumn | CategoricalColumn
+def _with_missing(column: Column, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of a column's features, followed by that of the missing value if there is one."""
+    return (*names, f"{column.name} missing") if column.missing else names
+
+
+def _is_absent(strings: NDArray[np.object_], missing_values: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Return for every string whether it stands for a missing value of a column."""
+    markers = MISSING_MARKERS.union(missing_values)
+    return np.array([string in markers for string in strings], dtype=bool)
+
+
+def _require_distinct_without_case(name: str, values: Sequence[str]) -> None:
+    """Refuse categories or classes that differ in case only where case is ignored."""
+    if len({value.casefold() for value in values}) < len(values):
+        raise InvalidInput(
+            f"The values of column '{name}' must differ in more than case, as it ignores case."
+        )
+
+
+def _holds_strings(values: pd.Series[Any]) -> bool:
+    """Return whether the type of a column is that of strings (or unknown), rather than of dates or numbers."""
+    if isinstance(values.dtype, pd.ArrowDtype):
+        kind = values.dtype.pyarrow_dtype
+        kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+        return any(test(kind) for test in _STRING_TYPES)
+    return isinstance(values.dtype, pd.StringDtype | pd.CategoricalDtype) or values.dtype.kind == "O"
+
+
+def parse_boolean(string: str) -> int:
+    """Return 1 if a string says yes, 0 if it says no.
+
+    Parameters
+    ----------
+    string : str
+        A cell as a string.
+
+    Returns
+    -------
+    int
+        -2 if it says neither.
+
+    Examples
+    --------
+    >>> parse_boolean("TRUE"), parse_boolean("n"), parse_boolean("1.0"), parse_boolean("maybe")
+    (1, 0, 1, -2)
+    """
+    folded = string.casefold()
+    number = _literal(folded)
+    if folded in YES or number == 1:
+        return 1
+    return 0 if folded in NO or number == 0 else -2
+
+
+Column = NumericColumn | CategoricalColumn | BooleanColumn | DateColumn | HashedColumn
 
 
 @dataclass(frozen=True)
@@ -259,7 +734,7 @@ class Encoding:
 
     Parameters
     ----------
-    columns : tuple of NumericColumn and CategoricalColumn
+    columns : tuple of NumericColumn, CategoricalColumn, BooleanColumn, DateColumn and HashedColumn
         The columns that become features, in order.
     label : str
         Name of the label column.
@@ -268,6 +743,12 @@ class Encoding:
     inferred : tuple of str
         Everything in the encoding that was read from the records instead of declared.  A guarantee for a model
         that uses such an encoding holds only if these things are public after all.
+    crosses : tuple of (str, str)
+        Pairs of columns whose combinations a feature map may use as features; the encoding itself makes none.
+    label_ignores_case : bool
+        Whether labels match class names in any case.
+    person : str, optional
+        Name of the column that tells people apart; it is not a feature.
 
     Attributes
     ----------
@@ -277,7 +758,8 @@ class Encoding:
     Raises
     ------
     InvalidInput
-        If there is no column, if names are repeated, or if there are fewer than two classes.
+        If there is no column, if names are repeated, if there are fewer than two classes, or if a cross is not a
+        pair of columns.
 
     Examples
     --------
@@ -291,6 +773,9 @@ class Encoding:
     label: str
     classes: tuple[str, ...]
     inferred: tuple[str, ...] = ()
+    crosses: tuple[tuple[str, str], ...] = ()
+    label_ignores_case: bool = False
+    person: str | None = None
 
     def __post_init__(self) -> None:
         names = [*(column.name for column in self.columns), self.label]
@@ -303,6 +788,13 @@ class Encoding:
                 f"The label '{self.label}' must have at least two classes with different names; got "
                 f"{len(self.classes)} name(s), {len(set(self.classes))} of them different."
             )
+        if self.label_ignores_case:
+            _require_distinct_without_case(self.label, self.classes)
+        pairs = [frozenset(cross) for cross in self.crosses]
+        if any(len(pair) != 2 or not pair < set(names[:-1]) for pair in pairs) or len(set(pairs)) < len(
+            pairs
+        ):
+            raise InvalidInput(f"crosses must be different pairs of two columns among {quoted(names[:-1])}.")
 
     @cached_property
     def feature_names(self) -> tuple[str, ...]:
@@ -370,8 +862,9 @@ class Encoding:
         name = self.label if label is None else label
         require_columns(table, [name])
         strings = as_strings(_with_string_names(table)[name])
-        numbers = {name: number for number, name in enumerate(self.classes)}
-        labels = _map_distinct(strings, lambda string: numbers.get(string, -1))
+        fold = str.casefold if self.label_ignores_case else str
+        numbers = {fold(name): number for number, name in enumerate(self.classes)}
+        labels = _map_distinct(strings, lambda string: numbers.get(fold(string), -1))
         wrong = np.flatnonzero(labels < 0)
         if wrong.size:
             problem = "no label" if is_missing(strings[wrong[:1]])[0] else "a label outside the classes"
@@ -385,11 +878,14 @@ class Encoding:
         """Return the encoding as a JSON string."""
         columns = [{"type": _TYPES[type(column)], **asdict(column)} for column in self.columns]
         content = {
-            "format": _FORMAT,
+            "format": _FORMATS[0],
             "columns": columns,
             "label": self.label,
             "classes": self.classes,
             "inferred": self.inferred,
+            "crosses": self.crosses,
+            "label_ignores_case": self.label_ignores_case,
+            "person": self.person,
         }
         return json.dumps(content, ensure_ascii=False)
 
@@ -400,7 +896,7 @@ class Encoding:
         Parameters
         ----------
         text : str
-            What `to_json` returned, in this version or in version 0.1.
+            What `to_json` returned, in this or an earlier version.
 
         Returns
         -------
@@ -413,34 +909,40 @@ class Encoding:
         """
         try:
             content = json.loads(text)
-            if content["format"] == _FORMAT_0_1:
-                content = {**content, "format": _FORMAT, "inferred": content["measurements"]}
-            if content["format"] != _FORMAT:
-                raise ValueError
+            age = _FORMATS.index(content["format"])
             return cls(
                 columns=tuple(_column_from_json(entry) for entry in content["columns"]),
                 label=content["label"],
                 classes=tuple(content["classes"]),
-                inferred=tuple(content["inferred"]),
+                inferred=tuple(content["measurements" if age == 2 else "inferred"]),
+                crosses=() if age else tuple((first, second) for first, second in content["crosses"]),
+                label_ignores_case=False if age else content["label_ignores_case"],
+                person=None if age else content["person"],
             )
         except InvalidInput:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InvalidInput(f"This is not the JSON of an encoding in the format '{_FORMAT}'.") from error
+            raise InvalidInput(
+                f"This is not the JSON of an encoding in the format '{_FORMATS[0]}'."
+            ) from error
 
 
-_TYPES: dict[type[Column], str] = {NumericColumn: "numeric", CategoricalColumn: "categorical"}
+_TYPES: dict[type[Column], str] = {
+    NumericColumn: "numeric",
+    CategoricalColumn: "categorical",
+    BooleanColumn: "boolean",
+    DateColumn: "date",
+    HashedColumn: "hashed",
+}
 
 
 def _column_from_json(entry: Mapping[str, Any]) -> Column:
     """Return one column; raises ValueError, KeyError or TypeError if the entry is not one."""
-    fields = dict(entry)
-    kind = fields.pop("type")
-    if kind == "numeric":
-        return NumericColumn(**{**fields, "edges": tuple(fields["edges"])})
-    if kind == "categorical":
-        return CategoricalColumn(**{**fields, "categories": tuple(fields["categories"])})
-    raise ValueError
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
+    }
+    kinds = {name: column for column, name in _TYPES.items()}
+    return kinds[fields.pop("type")](**fields)
 
 
 def require_columns(table: pd.DataFrame, names: Sequence[str]) -> None:
@@ -458,7 +960,7 @@ def require_columns(table: pd.DataFrame, names: Sequence[str]) -> None:
     InvalidInput
         If a column is missing or two columns have the same name.
     """
-    present = [str(column) for column in table.columns]
+    present = [str(column).strip() for column in table.columns]
     distinct = set(present)
     repeated = (
         sorted(name for name in distinct if present.count(name) > 1) if len(distinct) < len(present) else []
@@ -473,7 +975,7 @@ def require_columns(table: pd.DataFrame, names: Sequence[str]) -> None:
 
 
 def _with_string_names(table: pd.DataFrame) -> pd.DataFrame:
-    return table.set_axis([str(name) for name in table.columns], axis=1)
+    return table.set_axis([str(name).strip() for name in table.columns], axis=1)
 
 
 def quoted(names: Sequence[str], limit: int = 30) -> str:
@@ -599,29 +1101,50 @@ def as_numbers(values: pd.Series[Any], name: str) -> NDArray[np.float64]:
     >>> as_numbers(pd.Series(["1.5", "?", "-inf"]), "age").tolist()
     [1.5, nan, -inf]
     """
+    numbers, unreadable = _read_numbers(values, parse_number)
+    _refuse(unreadable, name, _NOT_A_NUMBER)
+    return numbers
+
+
+_NOT_A_NUMBER = (
+    "no number in the numeric column '{}'. An empty cell is a missing value; a column of other values needs "
+    "`categories`"
+)
+
+
+def _refuse(unreadable: NDArray[np.bool_], name: str, problem: str) -> None:
+    """Raise the error of the first cell that cannot be read."""
+    rows = np.flatnonzero(unreadable)
+    if rows.size:
+        raise InvalidData(f"{first_of(rows)} has {problem.format(name)}.")
+
+
+def _read_numbers(
+    values: pd.Series[Any], parse: Callable[[str], float | None]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the number of every cell, NaN for a missing value, and which cells are no numbers."""
     if isinstance(values.dtype, pd.ArrowDtype):
         column = _plain(_arrow(values))
         if pyarrow.types.is_boolean(column.type):
             column = column.cast(pyarrow.uint8())
         if pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type):
             floats = pyarrow.compute.fill_null(column.cast(pyarrow.float64(), safe=False), math.nan)
-            return np.asarray(floats, dtype=np.float64)
+            return np.asarray(floats, dtype=np.float64), np.zeros(len(values), dtype=bool)
     elif pd.api.types.is_numeric_dtype(values.dtype) and values.dtype.kind != "c":
-        return values.to_numpy(dtype=np.float64, na_value=np.nan)
-    numbers = _map_cells(values, _as_number)
-    wrong = np.flatnonzero([number is None for number in numbers])
-    if wrong.size:
-        raise InvalidData(
-            f"{first_of(wrong)} has no number in the numeric column '{name}'. An empty cell is a missing value; "
-            "a column of other values needs `categories`."
-        )
-    return numbers.astype(np.float64)
+        return values.to_numpy(dtype=np.float64, na_value=np.nan), np.zeros(len(values), dtype=bool)
+
+    def number(value: object) -> float | None:
+        if isinstance(value, bool | np.bool_ | float | np.floating):
+            return float(value)
+        return (parse if isinstance(value, str | bytes) else parse_number)(as_string(value))
+
+    return _numbers_or_nan(_map_cells(values, number))
 
 
-def _as_number(value: object) -> float | None:
-    if isinstance(value, bool | np.bool_ | float | np.floating):
-        return float(value)
-    return parse_number(as_string(value))
+def _numbers_or_nan(numbers: NDArray[np.object_]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return numbers with NaN for None, and where None was."""
+    unreadable = np.array([number is None for number in numbers], dtype=bool)
+    return np.where(unreadable, math.nan, numbers).astype(np.float64), unreadable
 
 
 def parse_number(string: str) -> float | None:
@@ -645,6 +1168,34 @@ def parse_number(string: str) -> float | None:
     if string in MISSING_MARKERS:
         return math.nan
     return float(string) if _DECIMAL.fullmatch(string) else None
+
+
+def parse_date(string: str, pattern: str | None = None) -> datetime | None:
+    """Return the date or timestamp that a string stands for.
+
+    Parameters
+    ----------
+    string : str
+        A cell as a string.
+    pattern : str, optional
+        The format, as for `datetime.strptime`; by default ISO 8601.
+
+    Returns
+    -------
+    datetime or None
+        None if the string is not a date.
+
+    Examples
+    --------
+    >>> parse_date("2024-01-31 08:30"), parse_date("31.1.24", "%d.%m.%y"), parse_date("31.1.24")
+    (datetime.datetime(2024, 1, 31, 8, 30), datetime.datetime(2024, 1, 31, 0, 0), None)
+    """
+    try:
+        if pattern is not None:
+            return datetime.strptime(string, pattern)
+        return datetime.fromisoformat(string) if _ISO_DATE.fullmatch(string) else None
+    except ValueError:
+        return None
 
 
 def is_missing(strings: Iterable[str]) -> NDArray[np.bool_]:

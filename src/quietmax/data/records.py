@@ -28,6 +28,71 @@ _UTF_8 = ("utf-8", "surrogatepass")
 _ZERO = np.float32(0)  # added to features so that -0.0 and 0.0 have the same bits
 
 
+def _check_seed(seed: object) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise InvalidInput(f"seed must be an integer of at least 0, got {seed!r}.")
+
+
+@dataclass(frozen=True)
+class Holdout:
+    """How the persons of a table were held out of training: by a keyed hash of each person alone.
+
+    Parameters
+    ----------
+    share : float
+        Probability of a person to be held out, at least 0 and below 1.
+    seed : int
+        Public key of the hash.
+
+    Raises
+    ------
+    InvalidInput
+        If the share or the seed is not valid.
+
+    Examples
+    --------
+    >>> Holdout.from_json(Holdout(0.2, seed=7).to_json())
+    Holdout(share=0.2, seed=7)
+    """
+
+    share: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.share, int | float | np.number) and not isinstance(self.share, bool)
+        if not number or not 0 <= self.share < 1:
+            raise InvalidInput(f"holdout must be a number of at least 0 and below 1, got {self.share!r}.")
+        _check_seed(self.seed)
+        object.__setattr__(self, "share", float(self.share))
+        object.__setattr__(self, "seed", int(self.seed))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return share and seed by name."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Holdout:
+        """Return the holdout of share and seed.
+
+        Parameters
+        ----------
+        content : mapping
+            What `to_json` returned.
+
+        Returns
+        -------
+        Holdout
+
+        Raises
+        ------
+        InvalidInput
+            If the content is not that of a holdout.
+        """
+        if not isinstance(content, Mapping) or set(content) != {"share", "seed"}:
+            raise InvalidInput("A holdout must have the keys 'share' and 'seed'.")
+        return cls(**content)
+
+
 @dataclass(frozen=True, eq=False)
 class Records:
     """Encoded records.
@@ -51,6 +116,8 @@ class Records:
     raw_hashes : ndarray of uint64, shape (records,), optional
         Equal for rows that were equal before they were encoded, where a data set offers several encodings that
         must be split alike.
+    holdout : Holdout, optional
+        How persons were held out of the table that these records come from.
 
     Attributes
     ----------
@@ -80,6 +147,7 @@ class Records:
     encoding: Encoding | None = None
     persons: NDArray[np.object_] | None = None
     raw_hashes: NDArray[np.uint64] | None = None
+    holdout: Holdout | None = None
 
     def __post_init__(self) -> None:
         features = np.ascontiguousarray(self.features, dtype=np.float32)
@@ -223,66 +291,6 @@ def _scramble(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return mixed ^ (mixed >> np.uint64(31))
 
 
-@dataclass(frozen=True)
-class Holdout:
-    """How the persons of a table were held out of training: by a keyed hash of each person alone.
-
-    Parameters
-    ----------
-    share : float
-        Probability of a person to be held out, at least 0 and below 1.
-    seed : int
-        Public key of the hash.
-
-    Raises
-    ------
-    InvalidInput
-        If the share or the seed is not valid.
-
-    Examples
-    --------
-    >>> Holdout.from_json(Holdout(0.2, seed=7).to_json())
-    Holdout(share=0.2, seed=7)
-    """
-
-    share: float = 0.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        number = isinstance(self.share, int | float | np.number) and not isinstance(self.share, bool)
-        if not number or not 0 <= self.share < 1:
-            raise InvalidInput(f"holdout must be a number of at least 0 and below 1, got {self.share!r}.")
-        _check_seed(self.seed)
-        object.__setattr__(self, "share", float(self.share))
-        object.__setattr__(self, "seed", int(self.seed))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return share and seed by name."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Holdout:
-        """Return the holdout of share and seed.
-
-        Parameters
-        ----------
-        content : mapping
-            What `to_json` returned.
-
-        Returns
-        -------
-        Holdout
-
-        Raises
-        ------
-        InvalidInput
-            If the content is not that of a holdout.
-        """
-        if not isinstance(content, Mapping) or set(content) != {"share", "seed"}:
-            raise InvalidInput("A holdout must have the keys 'share' and 'seed'.")
-        return cls(**content)
-
-
 @dataclass(frozen=True, eq=False)
 class Split:
     """Records divided into a training set, a test set and a pool.
@@ -295,9 +303,6 @@ class Split:
         Disjoint row numbers of the records.
     seed : int
         The seed of the split.
-    holdout : Holdout, optional
-        How persons were held out: the test set is the holdout (it may be empty) and there is no pool.  None for
-        the paper's split.
 
     Attributes
     ----------
@@ -307,6 +312,9 @@ class Split:
         Number of classes.
     train, test, pool : Records
         The records of each part.
+    holdout : Holdout or None
+        How persons were held out: the test set is the holdout (it may be empty) and there is no pool.  None for
+        the paper's split.
     """
 
     records: Records
@@ -314,12 +322,16 @@ class Split:
     test_rows: NDArray[np.int64]
     pool_rows: NDArray[np.int64]
     seed: int
-    holdout: Holdout | None = None
 
     @property
     def name(self) -> str:
         """Name of the data set."""
         return self.records.name
+
+    @property
+    def holdout(self) -> Holdout | None:
+        """How persons were held out; None for the paper's split."""
+        return self.records.holdout
 
     @property
     def classes(self) -> int:
@@ -383,7 +395,8 @@ def hold_out(records: Records, share: float = 0.0, *, seed: int = 0) -> Split:
     holdout = Holdout(share, seed)
     held_out = is_held_out(records, holdout)
     nobody = np.empty(0, dtype=np.int64)
-    return Split(records, np.flatnonzero(~held_out), np.flatnonzero(held_out), nobody, holdout.seed, holdout)
+    marked = replace(records, holdout=holdout)
+    return Split(marked, np.flatnonzero(~held_out), np.flatnonzero(held_out), nobody, holdout.seed)
 
 
 def is_held_out(records: Records, holdout: Holdout) -> NDArray[np.bool_]:
@@ -429,11 +442,6 @@ def _keyed_hashes(contents: Iterable[bytes], key: bytes) -> NDArray[np.uint64]:
     """Return a 64-bit number for each content, equal for equal contents."""
     digests = (hashlib.blake2b(content, digest_size=8, key=key).digest() for content in contents)
     return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
-
-
-def _check_seed(seed: object) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise InvalidInput(f"seed must be an integer of at least 0, got {seed!r}.")
 
 
 def split(records: Records, *, size: int | None = None, seed: int = 0) -> Split:
