@@ -19,15 +19,16 @@ from quietmax.models import Model, TrainingSettings, save_model
 from quietmax.models.features import Identity
 from quietmax.models.mlp import initial_mlp
 from quietmax.server import Service, Settings, deploy, load_models
-from tests.server.running_service import CLASSES, FEATURES, Running, Start, running
+from tests.server.running_service import CLASSES, FEATURES, TABLE, Running, Start, running
 
 INSTALL_CHROMIUM = "install it with: apt-get install -y chromium (or name another with QUIETMAX_CHROMIUM)"
 
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `plain` (ordinary), `teachers` (40 answers), `asked` (head charged per answer, 40 answers) and
-    `head` (released weights).
+    """A folder with `plain` (ordinary), `teachers` (40 answers), `asked` (head charged per answer, 40 answers),
+    `head` (released weights), and models of a table: `table` (ordinary), `survey` (teachers, 40 answers) and `loans`
+    (head, released weights).
     """
     folder = tmp_path_factory.mktemp("models")
     rng = np.random.default_rng(0)
@@ -44,6 +45,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         1.0, 1e-5, features=Identity(), method="output", release="query", queries=40, **public
     )
     save_private(asked.fit(features, labels), folder / "asked", dataset="members")
+    network = initial_mlp((len(TABLE.feature_names), 8, 2), "tanh", (0,))
+    save_model(Model(network, TrainingSettings((8,)), 160, "people", 0, encoding=TABLE), folder / "table")
+    rows = rng.random((400, len(TABLE.feature_names)), dtype=np.float32)
+    answers = (rows[:, 2] > 0.5).astype(int)
+    survey = Teachers(
+        2.0, 1e-5, 40, 5, network=TrainingSettings((8,), epochs=2), declared_size=400, classes=range(2)
+    )
+    save_private(survey.fit(rows, answers), folder / "survey", dataset="survey.csv", encoding=TABLE)
+    loans = PrivateHead(8.0, 1e-5, features=Identity(), declared_size=400, classes=range(2))
+    save_private(loans.fit(rows, answers), folder / "loans", dataset="loans.csv", encoding=TABLE)
     return folder
 
 
@@ -79,6 +90,13 @@ def start(tmp_path: Path, models: Path) -> Start:
 def plain(start: Start) -> Iterator[Running]:
     """An ordinary model behind Algorithm 1, with a budget for 20 answers."""
     with start("plain", budget=Terms(10.0), queries=20) as service:
+        yield service
+
+
+@pytest.fixture
+def table(start: Start) -> Iterator[Running]:
+    """An ordinary model of a table behind Algorithm 1, with a budget for 20 answers."""
+    with start("table", budget=Terms(10.0), queries=20) as service:
         yield service
 
 

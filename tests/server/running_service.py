@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from quietmax.data import CategoricalColumn, Encoding, NumericColumn
 from quietmax.errors import LedgerUnavailable
 from quietmax.ledger import Ledger, Terms
 from quietmax.server import Service, Settings, deploy, load_models
@@ -26,6 +27,16 @@ from quietmax.server.run import Listener, run_in_thread
 T = TypeVar("T")
 FEATURES, CLASSES = 6, 4
 Start = Callable[..., AbstractContextManager["Running"]]
+TABLE = Encoding(
+    (
+        NumericColumn("age", 0, 100),
+        NumericColumn("income", 0, 100_000, missing=False),
+        CategoricalColumn("région", ("north", "south")),
+    ),
+    "approved",
+    ("no", "yes"),
+)
+"""The encoding of the models of a table."""
 LEDGER_DOWN = LedgerUnavailable("The ledger is down.")
 
 
@@ -52,6 +63,11 @@ class Running:
     def infer(self, rows: ArrayLike, model: str = "plain", **more: Any) -> httpx.Response:
         return self.http.post(f"/v2/models/{model}/infer", json=inference(rows, **more))
 
+    def infer_columns(
+        self, columns: dict[str, list[Any]], model: str = "table", **more: Any
+    ) -> httpx.Response:
+        return self.http.post(f"/v2/models/{model}/infer", json=column_inference(columns, **more))
+
     def post_body(self, body: bytes | str, **headers: str) -> httpx.Response:
         """Send a body to the model `plain` as it is."""
         return self.http.post("/v2/models/plain/infer", content=body, headers=headers)
@@ -67,6 +83,20 @@ def inference(rows: ArrayLike, **more: Any) -> dict[str, Any]:
         "data": values.ravel().tolist(),
     }
     return {"inputs": [tensor], **more}
+
+
+def column_inference(columns: dict[str, list[Any]], **more: Any) -> dict[str, Any]:
+    """An inference request with columns as JSON; strings are BYTES, everything else is FP64."""
+    inputs = [
+        {
+            "name": name,
+            "shape": [len(cells)],
+            "datatype": "BYTES" if any(isinstance(cell, str) for cell in cells) else "FP64",
+            "data": cells,
+        }
+        for name, cells in columns.items()
+    ]
+    return {"inputs": inputs, **more}
 
 
 def some_rows(count: int, seed: int = 0) -> NDArray[np.float64]:

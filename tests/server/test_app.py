@@ -7,11 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.http as triton  # type: ignore[import-untyped]
-from tritonclient.utils import InferenceServerException  # type: ignore[import-untyped]
+from tritonclient.utils import (  # type: ignore[import-untyped]
+    InferenceServerException,
+    triton_to_np_dtype,
+)
 
 from tests.server.running_service import (
     CLASSES,
     FEATURES,
+    TABLE,
     Running,
     check_message,
     some_rows,
@@ -55,6 +59,58 @@ def test_the_unmodified_triton_client_asks_for_health_metadata_and_answers(plain
     np.testing.assert_array_equal(again.as_numpy("probabilities"), binary.as_numpy("probabilities"))
     assert again.get_response()["parameters"]["cost"] == 0
     assert binary.get_response()["parameters"]["remaining_answers"] == 17
+
+
+def _triton_column(name: str, datatype: str, cells: Any, **how: Any) -> Any:
+    tensor = triton.InferInput(name, [len(cells)], datatype)
+    tensor.set_data_from_numpy(np.array(cells, triton_to_np_dtype(datatype)), **how)
+    return tensor
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_the_unmodified_triton_client_sends_columns_and_gets_class_names(
+    table: Running, binary: bool
+) -> None:
+    client = _triton(table)
+    metadata = client.get_model_metadata("table", headers={"authorization": f"Bearer {table.key}"})
+    assert metadata["inputs"] == [
+        {"name": "age", "datatype": "FP64", "shape": [-1]},
+        {"name": "income", "datatype": "FP64", "shape": [-1]},
+        {"name": "région", "datatype": "BYTES", "shape": [-1]},
+    ]
+    assert metadata["outputs"] == [
+        {"name": "label", "datatype": "BYTES", "shape": [-1]},
+        {"name": "probabilities", "datatype": "FP32", "shape": [-1, 2]},
+    ]
+    assert metadata["parameters"]["encoded_input"] == {
+        "name": "features",
+        "datatype": "FP32",
+        "shape": [-1, len(TABLE.feature_names)],
+    }
+    assert metadata["parameters"]["encoding"]["columns"][0]["high"] == 100
+
+    answers = [
+        client.infer(
+            "table",
+            [
+                _triton_column("age", "FP64", [30.0, 99.0, 5.0], binary_data=binary),
+                _triton_column("income", "INT64", [100, 200, 300], binary_data=binary),
+                _triton_column("région", "BYTES", ["north", "south", ""], binary_data=binary),
+            ],
+            outputs=[triton.InferRequestedOutput(name, binary) for name in ("label", "probabilities")],
+            headers={"authorization": f"Bearer {table.key}"},
+        )
+        for _ in range(2)
+    ]
+    probabilities = answers[0].as_numpy("probabilities")
+    names = [TABLE.classes[label] for label in probabilities.argmax(1)]
+    for answer in answers:
+        told = [
+            name.decode() if isinstance(name, bytes) else name for name in answer.as_numpy("label").tolist()
+        ]
+        assert told == names
+        np.testing.assert_array_equal(answer.as_numpy("probabilities"), probabilities)
+    assert [answer.get_response()["parameters"]["new_answers"] for answer in answers] == [3, 0]
 
 
 def test_the_triton_client_shows_the_error_of_an_exhausted_budget(plain: Running) -> None:

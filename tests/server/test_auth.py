@@ -37,7 +37,7 @@ def test_only_health_metadata_of_the_server_and_the_login_page_need_no_key(plain
             assert refused.status_code == 401, path
         assert "Log in" in nobody.get("/").text
         assert nobody.post("/v2/models/plain/infer", json=inference(some_rows(1))).status_code == 401
-        assert nobody.post("/try", json={"model": "plain", "features": [0.5] * 6}).status_code == 401
+        assert nobody.post("/try?model=plain", json=inference(some_rows(1))).status_code == 401
     assert plain.ledger.account("people").spent_units == 0
 
 

@@ -8,7 +8,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import numpy as np
+import pandas as pd
 import pytest
 
 from quietmax.accounting import LIMIT
@@ -20,6 +22,7 @@ from tests.server.running_service import (
     CLASSES,
     FEATURES,
     LEDGER_DOWN,
+    TABLE,
     Running,
     Start,
     caller,
@@ -142,6 +145,72 @@ def test_cached_answers_follow_their_rows_in_any_order_with_copies_and_signs_of_
         assert labels(-rows[3:]) == (first[3:], 0)
         assert labels(np.full((1, rows.shape[1]), 1e-46)) == (first[3:], 0)  # zero as a 32-bit number
         assert [labels(rows[row : row + 1]) for row in range(4)] == [([label], 0) for label in first]
+
+
+PEOPLE: dict[str, list[Any]] = {
+    "age": [10, 20, None, 40],
+    "income": [1, 2.5, 3, 99_999],
+    "région": ["north", "south", "", "north"],
+}
+
+
+def _some(people: dict[str, list[Any]], rows: list[int]) -> dict[str, list[Any]]:
+    return {name: [cells[row] for row in rows] for name, cells in people.items()}
+
+
+def test_cached_answers_to_columns_follow_their_rows_and_are_shared_with_encoded_rows(start: Start) -> None:
+    with start("survey") as service:
+
+        def told(response: httpx.Response) -> tuple[list[str], int]:
+            body = response.json()
+            return body["outputs"][0]["data"], body["parameters"]["new_answers"]
+
+        first, new = told(service.infer_columns(PEOPLE, "survey"))
+        assert (set(first) <= {"no", "yes"}, new) == (True, 4)
+        order = [3, 1, 1, 0, 2, 3, 0]
+        assert told(service.infer_columns(_some(PEOPLE, order), "survey")) == (
+            [first[row] for row in order],
+            0,
+        )
+        encoded = TABLE.encode(pd.DataFrame(PEOPLE))
+        assert told(service.infer(encoded[order], "survey")) == ([first[row] for row in order], 0)
+        strings = {name: ["" if cell is None else str(cell) for cell in PEOPLE[name]] for name in PEOPLE}
+        assert told(service.infer_columns(strings, "survey")) == (first, 0)
+        clipped = {**_some(PEOPLE, [3]), "income": [100_000]}
+        assert told(service.infer_columns(clipped, "survey"))[1] == 1
+        assert told(service.infer_columns({**clipped, "income": [1e300]}, "survey"))[1] == 0, "clipped alike"
+        assert service.http.get("/v2/models/survey/budget").json()["remaining_answers"] == 35
+
+
+def test_a_retry_of_columns_with_the_same_id_is_free_and_another_body_is_refused_with_409(
+    start: Start,
+) -> None:
+    with start("survey", settings=Settings(answer_cache=False)) as service:
+        first = service.infer_columns(PEOPLE, "survey", id="mine").json()
+        assert first["parameters"]["new_answers"] == 4
+        with ThreadPoolExecutor(8) as pool:
+            responses = list(pool.map(lambda _: service.infer_columns(PEOPLE, "survey", id="mine"), range(8)))
+        responses.append(service.infer(TABLE.encode(pd.DataFrame(PEOPLE)), "survey", id="mine"))
+        for response in responses:
+            assert response.json()["outputs"] == first["outputs"]
+            assert response.json()["parameters"]["cost"] == 0
+        other = service.infer_columns(_some(PEOPLE, [0, 1, 2]), "survey", id="mine")
+        assert other.status_code == 409
+        malformed = service.infer_columns({**PEOPLE, "age": ["x"] * 4}, "survey", id="new")
+        assert malformed.status_code == 422
+        assert service.infer_columns(PEOPLE, "survey", id="new").status_code == 200, "an error takes no id"
+        assert service.http.get("/v2/models/survey/budget").json()["remaining_answers"] == 32
+
+
+def test_a_batch_of_columns_larger_than_what_is_left_is_refused_whole(start: Start) -> None:
+    many: dict[str, list[Any]] = {"age": [*range(38)], "income": [1] * 38, "région": ["north"] * 38}
+    with start("survey") as service:
+        assert service.infer_columns(many, "survey").json()["parameters"]["remaining_answers"] == 2
+        spent = service.ledger.account("survey.csv").spent_units
+        refused = service.infer_columns({**many, "income": [2] * 38}, "survey")
+        assert refused.status_code == 403
+        assert refused.json()["remaining_answers"] == 2
+        assert service.ledger.account("survey.csv").spent_units == spent
 
 
 def test_every_answer_is_charged_before_noise_is_drawn(

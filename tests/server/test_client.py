@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow
 import pytest
 
-from quietmax.data import CategoricalColumn, Encoding, NumericColumn
+from quietmax.attacks.targets import Endpoint, query_target
 from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError
 from quietmax.ledger import Terms
 from quietmax.models import Model, TrainingSettings, save_model
@@ -17,7 +20,9 @@ from quietmax.models.mlp import initial_mlp
 from quietmax.server import Client
 from tests.server.running_service import (
     CLASSES,
+    TABLE,
     Running,
+    Start,
     running,
     some_rows,
 )
@@ -47,42 +52,78 @@ def test_the_client_infers_retries_and_raises_when_the_budget_is_exhausted(plain
         Client("ftp://x")
 
 
-@pytest.mark.parametrize("inferred", [(), ("bounds of age",)])
-def test_rows_of_a_table_are_encoded_by_the_declared_encoding_and_never_by_an_inferred_one(
-    inferred: tuple[str, ...], tmp_path: Path
-) -> None:
-    columns = (NumericColumn("age", 0, 100, missing=False), CategoricalColumn("sex", ("female", "male")))
-    encoding = Encoding(columns, "ill", ("no", "yes"), inferred)
-    width = len(encoding.feature_names)
-    network = initial_mlp((width, 8, 2), "tanh", (0,))
-    save_model(
-        Model(network, TrainingSettings((8,)), 160, "people", 0, encoding=encoding), tmp_path / "table"
-    )
-    table = [{"sex": "male", "age": 25}, {"sex": "female", "age": 250}]
+PEOPLE = [{"région": "south", "age": 25, "income": 10.5}, {"région": None, "age": 250, "income": 3.0}]
+
+
+def test_rows_of_a_table_are_sent_by_column_and_answered_with_class_names(table: Running) -> None:
+    frame = pd.DataFrame(PEOPLE)
+    with Client(table.url, table.key) as client:
+        first = client.infer("table", PEOPLE)
+        assert first.parameters["new_answers"] == 2
+        assert set(first.labels.tolist()) <= {"no", "yes"}
+        assert first.probabilities is not None
+        chosen = first.probabilities.argmax(1)
+        assert first.labels.tolist() == [("no", "yes")[label] for label in chosen]
+        for same in (
+            frame,
+            frame.assign(name="Ann", approved="yes"),
+            frame.convert_dtypes(dtype_backend="pyarrow"),
+            frame.astype({"age": object, "income": str}),
+            pyarrow.Table.from_pandas(frame),
+            TABLE.encode(frame),
+        ):
+            again = client.infer("table", same)
+            assert again.parameters["new_answers"] == 0, "the same features were sent"
+            np.testing.assert_array_equal(again.labels, first.labels)
+        np.testing.assert_array_equal(client.predict("table", frame), first.labels)
+        unknown = client.infer("table", [{"région": "east", "age": 1, "income": 1}]).parameters
+        assert (unknown["unknown_values"], unknown["unknown_columns"]) == (1, "région")
+        assert "unknown_values" not in first.parameters
+        with pytest.raises(InvalidInput, match="no column 'income', 'région'"):
+            client.infer("table", [{"age": 3}])
+        with pytest.raises(InvalidInput, match="'age'"):
+            client.infer("table", frame.assign(age="old"))
+        assert table.ledger.account("people").spent_units == 3 * table.service.deployment("table").unit_cost
+
+
+def test_class_names_are_read_from_the_binary_tensor_and_by_the_attacks(start: Start) -> None:
+    rows = TABLE.encode(pd.DataFrame(PEOPLE))
+    with start("survey") as service, Client(service.url, service.key) as client:
+        response = client.infer("survey", PEOPLE)
+        assert response.probabilities is None
+        assert set(response.labels.tolist()) <= {"no", "yes"}
+        result = query_target(Endpoint(f"{service.url}/v2/models/survey", key=service.key), rows, 2)
+        assert result.answers.probabilities is None
+        assert [TABLE.classes[label] for label in result.answers.labels] == response.labels.tolist()
+        assert client.budget("survey")["remaining_answers"] == 38
+
+
+def test_rows_with_names_need_a_model_of_a_table(plain: Running) -> None:
     with (
-        running(
-            f"sqlite:///{tmp_path / 'l.sqlite'}",
-            [f"table={tmp_path / 'table'}"],
-            budget=Terms(10.0),
-            queries=20,
-        ) as service,
+        Client(plain.url, plain.key) as client,
+        pytest.raises(InvalidInput, match="'plain' has no columns; features must be rows of numbers"),
+    ):
+        client.infer("plain", PEOPLE)
+
+
+def test_what_was_inferred_from_the_records_is_neither_published_nor_told_by_a_warning(
+    tmp_path: Path,
+) -> None:
+    encoding = replace(TABLE, inferred=("bounds of age",))
+    network = initial_mlp((len(encoding.feature_names), 8, 2), "tanh", (0,))
+    model = Model(network, TrainingSettings((8,)), 160, "people", 0, encoding=encoding)
+    save_model(model, tmp_path / "table")
+    place = f"sqlite:///{tmp_path / 'l.sqlite'}"
+    with (
+        running(place, [f"table={tmp_path / 'table'}"], budget=Terms(10.0), queries=20) as service,
         Client(service.url, service.key) as client,
     ):
-        if inferred:
-            assert "encoding" not in client.metadata("table")["parameters"]
-            with pytest.raises(
-                InvalidInput, match="publishes no encoding of columns; features must be rows of numbers"
-            ):
-                client.infer("table", table)
-            return
-        first = client.infer("table", table)
-        same = client.infer("table", encoding.encode(pd.DataFrame(table)))
-        assert first.parameters["new_answers"] == 2
-        assert same.parameters["new_answers"] == 0, "the same features were asked"
-        np.testing.assert_array_equal(first.labels, same.labels)
-        assert client.infer("table", pd.DataFrame(table)).parameters["new_answers"] == 0
-        with pytest.raises(InvalidInput, match="no column 'sex'"):
-            client.infer("table", [{"age": 3}])
+        metadata = client.metadata("table")
+        assert "encoding" not in metadata["parameters"]
+        assert [tensor["name"] for tensor in metadata["inputs"]] == ["age", "income", "région"]
+        assert "south" not in json.dumps(metadata)
+        answered = client.infer("table", [{"région": "east", "age": 1, "income": 1}])
+        assert "unknown_values" not in answered.parameters
 
 
 def test_a_client_that_never_connected_can_be_closed() -> None:
@@ -99,5 +140,8 @@ def test_a_client_takes_only_http_addresses(address: str) -> None:
 
 
 def test_a_client_takes_only_rows_of_numbers() -> None:
-    with Client() as client, pytest.raises(InvalidInput, match="features must be an array of numbers"):
+    with (
+        Client() as client,
+        pytest.raises(InvalidInput, match="features must be a table, or an array of numbers"),
+    ):
         client.infer("m", [[1, 2], [3]])

@@ -6,23 +6,39 @@ import json
 import random
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quietmax.accounting import LIMIT
+from quietmax.data import Encoding, NumericColumn
 from quietmax.ledger import Terms
 from quietmax.mechanisms import Answers
 from quietmax.models import Model, TrainingSettings, save_model
 from quietmax.models.mlp import initial_mlp
 from quietmax.server import load_models
-from quietmax.server.codec import decode_request, output_tensors, pack_answers, unpack_answers
+from quietmax.server.codec import (
+    COLUMN_DATATYPES,
+    decode_request,
+    join_strings,
+    output_tensors,
+    pack_answers,
+    split_strings,
+    unpack_answers,
+)
+from quietmax.server.deployment import Deployment
 from tests.server.running_service import (
     FEATURES,
+    TABLE,
     Running,
     check_message,
+    column_inference,
     inference,
     running,
     some_rows,
@@ -83,7 +99,7 @@ def _one(**changes: Any) -> dict[str, Any]:
         (_one(name="other"), 422),
         (_one(name=...), 400),
         (_one(name=5), 400),
-        (_one(name="x" * 65), 400),
+        (_one(name="x" * 257), 400),
         (_one(shape=[FEATURES]), 422),
         (_one(shape=[1, FEATURES + 1]), 422),
         (_one(shape=[2, FEATURES]), 422),
@@ -317,3 +333,247 @@ def test_packed_answers_are_unpacked_unchanged() -> None:
         assert (unpacked.probabilities is None) == (answers.probabilities is None)
         for name, tensor in output_tensors(answers).items():
             np.testing.assert_array_equal(output_tensors(unpacked)[name], tensor)
+
+
+PEOPLE: dict[str, list[Any]] = {
+    "age": [30, 250, None],
+    "income": [1000.5, 0, 99_999],
+    "région": ["south", None, "east"],
+}
+
+
+@pytest.fixture(scope="module")
+def table_deployment(models: Path) -> Deployment:
+    return load_models([str(models / "table")], budget=Terms(1.0), accept_unproven=True)[0]
+
+
+def _rows_of(deployment: Deployment, request: dict[str, Any], binary: bytes = b"") -> Any:
+    text = json.dumps(request).encode()
+    return decode_request(text + binary, len(text) if binary else None, deployment, 5).rows
+
+
+def test_columns_are_encoded_as_the_table_of_the_training_was(table_deployment: Deployment) -> None:
+    request = decode_request(json.dumps(column_inference(PEOPLE)).encode(), None, table_deployment, 5)
+    np.testing.assert_array_equal(request.rows, TABLE.encode(pd.DataFrame(PEOPLE)))
+    assert request.unknown == {"région": 1}, "a missing value is not unknown"
+    shuffled = column_inference(dict(reversed(PEOPLE.items())))
+    np.testing.assert_array_equal(_rows_of(table_deployment, shuffled), request.rows)
+
+
+@pytest.mark.parametrize("shape", [[3], [3, 1]])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_column_has_one_or_two_dimensions(
+    table_deployment: Deployment, shape: list[int], nested: bool
+) -> None:
+    request = column_inference(PEOPLE)
+    for tensor in request["inputs"]:
+        tensor["shape"] = shape
+        tensor["data"] = [[cell] for cell in tensor["data"]] if nested else tensor["data"]
+    np.testing.assert_array_equal(_rows_of(table_deployment, request), TABLE.encode(pd.DataFrame(PEOPLE)))
+
+
+@pytest.mark.parametrize("datatype", [name for name in COLUMN_DATATYPES if name != "BOOL"])
+def test_the_same_values_in_any_datatype_listed_or_binary_are_the_same_query(
+    table_deployment: Deployment, datatype: str
+) -> None:
+    expected = TABLE.encode(pd.DataFrame({"age": [7, 30], "income": [1, 2], "région": ["north", "ñ"]}))
+    names = ["north", "ñ"]
+    strings = {"name": "région", "shape": [2], "datatype": "BYTES"}
+    ages: list[Any] = ["7", "30"] if datatype == "BYTES" else [7, 30]
+    listed = [
+        {"name": "age", "shape": [2], "datatype": datatype, "data": ages},
+        {"name": "income", "shape": [2], "datatype": "INT64", "data": [1, 2]},
+        {**strings, "data": names},
+    ]
+    np.testing.assert_array_equal(_rows_of(table_deployment, {"inputs": listed}), expected)
+    kind = COLUMN_DATATYPES[datatype]
+    packed = join_strings(ages) if datatype == "BYTES" else np.array(ages, kind).tobytes()
+    written = "".join(names).encode()
+    text = struct.pack("<I", 5) + written[:5] + struct.pack("<I", 2) + written[5:]
+    binary = [
+        {**strings, "parameters": {"binary_data_size": len(text)}},
+        listed[1],
+        {**listed[0], "data": None, "parameters": {"binary_data_size": len(packed)}},
+    ]
+    np.testing.assert_array_equal(_rows_of(table_deployment, {"inputs": binary}, text + packed), expected)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "cells"),
+    [
+        ("FP64", [None]),
+        ("FP32", [None]),
+        ("INT64", [None]),
+        ("UINT8", [None]),
+        ("BOOL", [None]),
+        ("BYTES", [None]),
+        ("BYTES", [""]),
+        ("BYTES", ["NA"]),
+    ],
+)
+def test_a_missing_value_is_null_or_an_empty_string(
+    table_deployment: Deployment, datatype: str, cells: list[Any]
+) -> None:
+    request = column_inference({"age": cells, "income": [5], "région": ["north"]})
+    request["inputs"][0]["datatype"] = datatype
+    expected = TABLE.encode(pd.DataFrame({"age": [None], "income": [5], "région": ["north"]}))
+    np.testing.assert_array_equal(_rows_of(table_deployment, request), expected)
+
+
+def test_a_missing_value_is_nan_in_binary_data(table_deployment: Deployment) -> None:
+    request = column_inference({"age": [0.0], "income": [5], "région": ["north"]})
+    request["inputs"][0].update(data=None, parameters={"binary_data_size": 8})
+    rows = _rows_of(table_deployment, request, struct.pack("<d", float("nan")))
+    assert (
+        rows[0].tolist()
+        == TABLE.encode(pd.DataFrame({"age": [None], "income": [5], "région": ["north"]}))[0].tolist()
+    )
+
+
+def test_booleans_are_zero_and_one_listed_and_binary(table_deployment: Deployment) -> None:
+    request = column_inference({"age": [True, False], "income": [5, 6], "région": ["north", "south"]})
+    request["inputs"][0]["datatype"] = "BOOL"
+    expected = TABLE.encode(pd.DataFrame({"age": [1, 0], "income": [5, 6], "région": ["north", "south"]}))
+    np.testing.assert_array_equal(_rows_of(table_deployment, request), expected)
+    request["inputs"][0].update(data=None, parameters={"binary_data_size": 2})
+    np.testing.assert_array_equal(_rows_of(table_deployment, request, b"\x01\x00"), expected)
+
+
+def test_encoded_rows_are_accepted_beside_columns(table_deployment: Deployment) -> None:
+    rows = TABLE.encode(pd.DataFrame(PEOPLE))
+    np.testing.assert_array_equal(_rows_of(table_deployment, inference(rows)), rows)
+
+
+def test_a_column_named_features_is_a_column(table_deployment: Deployment) -> None:
+    encoding = Encoding((NumericColumn("features", 0, 10, missing=False),), "ill", ("no", "yes"))
+    deployment = replace(table_deployment, encoding=encoding, inputs=1)
+    request = {"inputs": [{"name": "features", "shape": [2], "datatype": "FP64", "data": [5, 10]}]}
+    assert _rows_of(deployment, request).tolist() == [[0.5], [1.0]]
+
+
+_SOUND: dict[str, list[Any]] = {"age": [30], "income": [10.0], "région": ["north"]}
+
+
+def _people(name: str = "age", /, **changes: Any) -> dict[str, Any]:
+    request = column_inference(_SOUND)
+    for tensor in request["inputs"]:
+        if tensor["name"] == name:
+            tensor.update(changes)
+    return request
+
+
+@pytest.mark.parametrize(
+    ("request_body", "status", "told"),
+    [
+        (column_inference({"age": [30]}), 422, "without a value for 'income', 'région', send null"),
+        (
+            column_inference({**_SOUND, "height": [3]}),
+            422,
+            "no column 'height'; the columns are 'age', 'income'",
+        ),
+        (column_inference({**_SOUND, "features": [3]}), 422, "no column 'features'"),
+        (column_inference({"x" * 300: [3]}), 400, "at most 256 characters"),
+        (column_inference({"x\ny": [3]}), 422, "no column"),
+        ({"inputs": column_inference(_SOUND)["inputs"] * 2}, 422, "given once"),
+        (column_inference({**_SOUND, "age": [30, 31]}), 422, "same number of rows"),
+        (column_inference({name: [] for name in _SOUND}), 422, "at least 1 row"),
+        (column_inference({name: cells * 1001 for name, cells in _SOUND.items()}), 413, "at most 1000 rows"),
+        (_people(data=["thirty"], datatype="BYTES"), 422, "'age'"),
+        (_people(data=["30"]), 422, "numbers or null"),
+        (_people(data=[True]), 422, "numbers or null"),
+        (_people(data=[[30, 31]]), 422, "numbers or null"),
+        (_people(data=[{"a": 1}]), 422, "numbers or null"),
+        (_people(data=[30], datatype="BYTES"), 422, "strings or null"),
+        (_people(data=[1], datatype="BOOL"), 422, "booleans or null"),
+        (_people(data=[1.5], datatype="INT64"), 422, "integers or null"),
+        (_people(data=[300], datatype="INT8"), 422, "integers of the stated"),
+        (_people(data=[-1], datatype="UINT64"), 422, "integers of the stated"),
+        (_people(data=[]), 422, "1 values, got 0"),
+        (_people(data=[1, 2]), 422, "1 values, got 2"),
+        (_people(data=None), 400, "must be a list"),
+        (_people(data="30"), 400, "must be a list"),
+        (_people(datatype="FP8"), 422, "BYTES, BOOL, FP16"),
+        (_people(datatype=None), 422, "BYTES, BOOL, FP16"),
+        (_people(datatype=["FP64"]), 422, "BYTES, BOOL, FP16"),
+        (_people(shape=None), 400, "list of integers"),
+        (_people(shape=[]), 400, "list of integers"),
+        (_people(shape=[-1]), 400, "list of integers"),
+        (_people(shape=[True]), 400, "list of integers"),
+        (_people(shape=[1, 2]), 422, "[rows] or [rows, 1]"),
+        (_people(shape=[1, 1, 1]), 422, "[rows] or [rows, 1]"),
+        (_people(parameters=[]), 400, "parameters"),
+        (_people(parameters={"binary_data_size": 8}), 400, "either `data` or `binary_data_size`"),
+        (_people(data=None, parameters={"binary_data_size": 8}), 422, "number of bytes"),
+        (_people(data=None, parameters={"binary_data_size": "8"}), 422, "number of bytes"),
+        (_people("région", data=[5]), 422, "strings or null"),
+        ({**_people(), "id": 5}, 400, "`id`"),
+        ({**_people(), "outputs": [{"name": "other"}]}, 422, "label, probabilities"),
+    ],
+)
+def test_malformed_columns_are_refused_and_charge_nothing(
+    table_service: Running, request_body: Any, status: int, told: str
+) -> None:
+    response = table_service.http.post("/v2/models/table/infer", json=request_body)
+    assert response.status_code == status, response.text
+    assert told in response.json()["error"]
+    check_message(response)
+    assert table_service.ledger.account("people").spent_units == 0
+
+
+@pytest.mark.parametrize(
+    ("datatype", "content", "told"),
+    [
+        ("FP64", b"1234567", "8 bytes of binary data"),
+        ("BOOL", b"\x02", "bytes 0 and 1"),
+        ("BYTES", b"", "1 strings"),
+        ("BYTES", b"\x01", "4 bytes for its length"),
+        ("BYTES", b"\x05\x00\x00\x001234", "4 bytes for its length"),
+        ("BYTES", b"\xff\xff\xff\xff", "4 bytes for its length"),
+        ("BYTES", b"\x01\x00\x00\x00\xff", "UTF-8"),
+        ("BYTES", b"\x01\x00\x00\x001" * 2, "1 strings"),
+    ],
+)
+def test_malformed_binary_columns_are_refused_and_charge_nothing(
+    table_service: Running, datatype: str, content: bytes, told: str
+) -> None:
+    size = {"binary_data_size": len(content)}
+    for extra in (b"", b"x"):
+        text = json.dumps(_people(data=None, datatype=datatype, parameters=size)).encode()
+        response = table_service.http.post(
+            "/v2/models/table/infer",
+            content=text + content + extra,
+            headers={"inference-header-content-length": str(len(text))},
+        )
+        assert response.status_code == 422, response.text
+        check_message(response)
+        assert told in response.json()["error"] or extra
+    assert table_service.ledger.account("people").spent_units == 0
+
+
+def test_a_key_that_is_repeated_among_columns_is_refused(table_service: Running) -> None:
+    sound = json.dumps(_people()).encode()
+    for text in (
+        sound.replace(b'"data": [30]', b'"data": [31], "data": [30]'),
+        sound.replace(b'"shape"', b'"name": "age", "shape"', 1),
+        sound.replace(b'"shape"', b'"\\u006eame": "age", "shape"', 1),
+    ):
+        assert text != sound
+        refused = table_service.http.post("/v2/models/table/infer", content=text)
+        assert refused.status_code == 400, refused.text
+    assert table_service.ledger.account("people").spent_units == 0
+
+
+@pytest.fixture(scope="module")
+def table_service(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    place = f"sqlite:///{tmp_path_factory.mktemp('table') / 'ledger.sqlite'}"
+    with running(place, [f"table={models / 'table'}"], budget=Terms(10.0), queries=20) as service:
+        yield service
+
+
+@given(st.lists(st.text()))
+def test_strings_are_split_as_they_were_joined(strings: list[str]) -> None:
+    try:
+        joined = join_strings(strings)
+    except UnicodeEncodeError:  # a lone surrogate
+        return
+    assert split_strings(joined) == strings

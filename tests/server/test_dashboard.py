@@ -21,7 +21,10 @@ from quietmax.server.errors import unavailable
 from tests.server.running_service import (
     LEDGER_DOWN,
     Running,
+    Start,
+    inference,
     running,
+    some_rows,
 )
 
 QUERIES = 3
@@ -36,38 +39,44 @@ BAR_SHOWS = """share => {
 def test_the_pages_refuse_requests_of_other_sites(plain: Running) -> None:
     with httpx.Client(base_url=plain.url) as browser:
         browser.post("/login", data={"key": plain.key})
-        query = {"model": "plain", "features": [0.5] * 6}
+        query = inference(some_rows(1))
         for headers in ({"origin": "https://attacker.example"}, {"sec-fetch-site": "cross-site"}):
-            assert browser.post("/try", json=query, headers=headers).status_code == 403
+            assert browser.post("/try?model=plain", json=query, headers=headers).status_code == 403
             assert browser.post("/login", data={"key": plain.key}, headers=headers).status_code == 403
         assert plain.ledger.account("people").spent_units == 0
         own = {"origin": plain.url, "sec-fetch-site": "same-origin"}
-        assert browser.post("/try", json=query, headers=own).status_code == 200
+        assert browser.post("/try?model=plain", json=query, headers=own).status_code == 200
 
 
 @pytest.mark.parametrize(
-    ("query", "status"),
+    ("where", "query", "status"),
     [
-        (b"", 400),
-        (b"[]", 400),
-        (b'{"model": 5}', 400),
-        (b'{"model": "plain", "version": 5}', 400),
-        (b'{"model": "nobody", "features": []}', 404),
-        (b'{"model": "plain"}', 422),
-        (b'{"model": "plain", "features": ["1"]}', 422),
-        (b'{"model": "plain", "features": [1, 2]}', 422),
-        (b'{"model": "plain", "features": [1, 2, 3, 4, 5, 1e30]}', 422),
-        (b'{"model": "plain", "features": [true, 2, 3, 4, 5, 6]}', 422),
-        (b"x" * (2**20 + 1), 413),
+        ("", b"{}", 400),
+        ("?model=nobody", b"{}", 404),
+        ("?model=plain&version=2", b"{}", 404),
+        ("?model=plain", b"", 400),
+        ("?model=plain", b"[]", 400),
+        ("?model=plain", b"{}", 400),
+        ("?model=plain", json.dumps(inference(some_rows(1))).encode()[:-1], 400),
+        ("?model=plain", json.dumps(inference(np.ones((1, 2)))).encode(), 422),
+        ("?model=plain", json.dumps(inference(np.full((1, 6), 1e30))).encode(), 422),
+        ("?model=plain", b"x" * 5001, 413),
     ],
 )
-def test_an_invalid_query_is_refused_without_a_charge(plain: Running, query: bytes, status: int) -> None:
-    with httpx.Client(base_url=plain.url) as browser:
+def test_an_invalid_query_is_refused_without_a_charge(
+    start: Start, where: str, query: bytes, status: int
+) -> None:
+    limits = Settings(max_bytes=5000)
+    with (
+        start("plain", budget=Terms(10.0), queries=20, settings=limits) as plain,
+        httpx.Client(base_url=plain.url) as browser,
+    ):
         browser.post("/login", data={"key": plain.key})
-        refused = browser.post("/try", content=query)
+        refused = browser.post(f"/try{where}", content=query)
         assert refused.status_code == status
         assert refused.json()["error"].endswith(".")
-    assert plain.ledger.account("people").spent_units == 0
+        assert browser.post("/login", data={"key": "x" * 5000}).status_code == 413
+        assert plain.ledger.account("people").spent_units == 0
 
 
 def test_the_page_has_no_external_resource_and_allows_only_its_own_script(plain: Running) -> None:

@@ -150,23 +150,29 @@ class Endpoint:
     def answer(self, features: NDArray[np.floating]) -> Answers:
         """Query the server for all rows of ``features``, in requests of at most `max_rows`."""
         rows = np.asarray(features, dtype=np.float32)
-        name = self.input_name or self._stated_input_name()
+        name, names = self._stated() if self.input_name is None else (self.input_name, [])
         at_once = max(1, min(self.max_rows, _MAX_NUMBERS // max(rows.shape[1], 1)))
-        replies = [self._infer(rows[start : start + at_once], name) for start in range(0, len(rows), at_once)]
+        replies = [
+            self._infer(rows[start : start + at_once], name, names) for start in range(0, len(rows), at_once)
+        ]
         labels = np.concatenate([reply.labels for reply in replies])
         parts = [reply.probabilities for reply in replies if reply.probabilities is not None]
         return Answers(labels, np.concatenate(parts) if len(parts) == len(replies) else None)
 
-    def _stated_input_name(self) -> str:
+    def _stated(self) -> tuple[str, list[str]]:
+        """Return the name of the input tensor for encoded rows, and the names of the classes if they are stated."""
         metadata = self._send(urllib.request.Request(self.url, headers=self._headers()))
         try:
-            return str(metadata["inputs"][0]["name"])
-        except (KeyError, IndexError, TypeError):
+            parameters = metadata.get("parameters") or {}
+            # A model of a table lists its columns; its input for encoded rows is stated beside them.
+            tensor = parameters.get("encoded_input") or metadata["inputs"][0]
+            return str(tensor["name"]), [str(name) for name in parameters.get("classes", ())]
+        except (KeyError, IndexError, TypeError, AttributeError):
             raise EndpointError(
                 f"The metadata at {self.url} name no input tensor; Endpoint takes its name as input_name."
             ) from None
 
-    def _infer(self, rows: NDArray[np.float32], name: str) -> Answers:
+    def _infer(self, rows: NDArray[np.float32], name: str, names: list[str]) -> Answers:
         tensor = {
             "name": name,
             "shape": list(rows.shape),
@@ -177,7 +183,7 @@ class Endpoint:
         headers = {**self._headers(), "Content-Type": "application/json"}
         reply = self._send(urllib.request.Request(f"{self.url.rstrip('/')}/infer", body, headers))
         try:
-            return _read_outputs(reply["outputs"], len(rows))
+            return _read_outputs(reply["outputs"], len(rows), names)
         except (KeyError, TypeError, ValueError):
             raise EndpointError(
                 f"The reply of {self.url} contains neither probabilities of shape ({len(rows)}, classes) nor labels "
@@ -238,8 +244,8 @@ def _is_address(url: str) -> bool:
         return False
 
 
-def _read_outputs(outputs: list[dict[str, Any]], queries: int) -> Answers:
-    """Read probabilities if an output tensor has floats in two dimensions, else labels from integers."""
+def _read_outputs(outputs: list[dict[str, Any]], queries: int, names: list[str]) -> Answers:
+    """Read probabilities if an output tensor has floats in two dimensions, else labels: class numbers or names."""
     labels = None
     for output in outputs:
         shape, datatype = [int(length) for length in output["shape"]], output["datatype"]
@@ -249,6 +255,8 @@ def _read_outputs(outputs: list[dict[str, Any]], queries: int) -> Answers:
             return _with_labels(np.asarray(output["data"], dtype=np.float64).reshape(shape))
         if datatype in _INTEGER_TYPES and math.prod(shape) == queries:
             labels = np.asarray(output["data"], dtype=np.int64).reshape(queries)
+        if datatype == "BYTES" and names and math.prod(shape) == queries:
+            labels = np.array([names.index(name) for name in output["data"]], dtype=np.int64)
     if labels is None:
         raise ValueError
     return Answers(labels, None)

@@ -1,4 +1,4 @@
-"""A client of the service: rows of numbers or of a table in, numpy arrays out, over one connection."""
+"""A client of the service: rows of a table or of numbers in, numpy arrays out, over one connection."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError
+from quietmax.server.codec import join_strings, split_strings
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _DATATYPES = {"INT64": "<i8", "FP32": "<f4"}
+_Tensor = tuple[str, list[int], str, bytes]
+"""Name, shape, datatype and binary data."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,15 +33,15 @@ class Response:
 
     Parameters
     ----------
-    labels : ndarray of int64, shape (rows,)
-        Class numbers; the model's metadata name the classes.
+    labels : ndarray of str or int64, shape (rows,)
+        Class names if the model was trained on a table, else class numbers.
     probabilities : ndarray of float32, shape (rows, classes), or None
         Class probabilities, if the model releases them.
     parameters : dict
-        Cost, remaining budget and guarantee status.
+        Cost, remaining budget and guarantee status; the number of unknown categories if there are any.
     """
 
-    labels: NDArray[np.int64]
+    labels: NDArray[Any]
     probabilities: NDArray[np.float32] | None
     parameters: dict[str, Any]
 
@@ -69,6 +72,7 @@ class Client:
         self._timeout = timeout
         self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._connection: http.client.HTTPConnection | None = None
+        self._columns: dict[tuple[str, str | None], list[str]] = {}
         self._lock = threading.Lock()
 
     def __enter__(self) -> Client:
@@ -99,8 +103,9 @@ class Client:
         ----------
         model : str
             Name of the model.
-        features : array of shape (rows, features), DataFrame, or sequence of mappings
-            The queries. A DataFrame, or rows like ``{"age": 30}``, are encoded as the model's training table was.
+        features : DataFrame, sequence of mappings, or array of shape (rows, features)
+            The queries. Of a table (pandas, polars or Arrow) and of rows like ``{"age": 30, "sex": "female"}`` the
+            model's own columns are sent by name, and no others. An array holds encoded rows.
         version : str or None
             Version of the model. None: the highest.
         request_id : str or None
@@ -116,18 +121,20 @@ class Client:
         BudgetExhausted
             If the budget or quota does not pay for all rows. Nothing was charged.
         """
-        rows = self._encode(model, version, features)
+        tensors = self._tensors(model, version, features)
+        inputs = [
+            {
+                "name": name,
+                "shape": shape,
+                "datatype": datatype,
+                "parameters": {"binary_data_size": len(data)},
+            }
+            for name, shape, datatype, data in tensors
+        ]
         head = json.dumps(
             {
                 "id": request_id or uuid.uuid4().hex,
-                "inputs": [
-                    {
-                        "name": "features",
-                        "shape": list(rows.shape),
-                        "datatype": "FP32",
-                        "parameters": {"binary_data_size": rows.nbytes},
-                    }
-                ],
+                "inputs": inputs,
                 "parameters": {"binary_data_output": True},
             }
         ).encode()
@@ -135,16 +142,16 @@ class Client:
             "content-type": "application/octet-stream",
             "inference-header-content-length": str(len(head)),
         }
+        sent = b"".join([head, *(data for _, _, _, data in tensors)])
         path = _model_path(model, version) + "/infer"
-        content, received = self._exchange("POST", path, head + rows.tobytes(), headers)
+        content, received = self._exchange("POST", path, sent, headers)
         length = int(received.get("inference-header-content-length", len(content)))
         body = json.loads(content[:length])
         outputs: dict[str, NDArray[Any]] = {}
         start = length
         for tensor in body["outputs"]:
             end = start + tensor["parameters"]["binary_data_size"]
-            values = np.frombuffer(content[start:end], dtype=_DATATYPES[tensor["datatype"]])
-            outputs[tensor["name"]] = values.reshape(tensor["shape"])
+            outputs[tensor["name"]] = _values(tensor["datatype"], content[start:end]).reshape(tensor["shape"])
             start = end
         return Response(outputs["label"], outputs.get("probabilities"), body["parameters"])
 
@@ -154,7 +161,7 @@ class Client:
         features: ArrayLike | pd.DataFrame | Sequence[Mapping[str, Any]],
         *,
         version: str | None = None,
-    ) -> NDArray[np.int64]:
+    ) -> NDArray[Any]:
         """Send an inference request and return the labels only.
 
         Parameters
@@ -164,8 +171,8 @@ class Client:
 
         Returns
         -------
-        ndarray of int64, shape (rows,)
-            Class numbers.
+        ndarray of str or int64, shape (rows,)
+            Class names if the model was trained on a table, else class numbers.
         """
         return self.infer(model, features, version=version).labels
 
@@ -193,27 +200,28 @@ class Client:
         """
         return self._get(_model_path(model, version) + "/budget")
 
-    def _encode(self, model: str, version: str | None, features: Any) -> NDArray[np.float32]:
-        """Return queries as rows of numbers."""
+    def _tensors(self, model: str, version: str | None, features: Any) -> list[_Tensor]:
+        """Return queries as input tensors."""
         by_name = isinstance(features, Sequence) and len(features) > 0 and isinstance(features[0], Mapping)
-        if not by_name and not hasattr(features, "columns"):
-            try:
-                return np.ascontiguousarray(features, dtype="<f4")
-            except (ValueError, TypeError) as error:
-                raise InvalidInput(
-                    f"features must be an array of numbers of shape (rows, features) ({error})."
-                ) from error
-        import pandas as pd
-
-        from quietmax.data.encoding import Encoding
-
-        encoding = self.metadata(model, version=version)["parameters"].get("encoding")
-        if encoding is None:
+        if by_name or hasattr(features, "columns") or hasattr(features, "__arrow_c_stream__"):
+            return _column_tensors(features, self._column_names(model, version))
+        try:
+            rows = np.ascontiguousarray(features, dtype="<f4")
+        except (ValueError, TypeError) as error:
             raise InvalidInput(
-                f"The model {model!r} publishes no encoding of columns; features must be rows of numbers."
-            )
-        frame = pd.DataFrame(features)
-        return np.ascontiguousarray(Encoding.from_json(json.dumps(encoding)).encode(frame), "<f4")
+                f"features must be a table, or an array of numbers of shape (rows, features) ({error})."
+            ) from error
+        return [("features", list(rows.shape), "FP32", rows.tobytes())]
+
+    def _column_names(self, model: str, version: str | None) -> list[str]:
+        """Return the names of a model's columns; they are read once."""
+        if (model, version) not in self._columns:
+            inputs = self.metadata(model, version=version)["inputs"]
+            names = [tensor["name"] for tensor in inputs if len(tensor["shape"]) == 1]
+            if not names:
+                raise InvalidInput(f"The model {model!r} has no columns; features must be rows of numbers.")
+            self._columns[model, version] = names
+        return self._columns[model, version]
 
     def _get(self, path: str) -> dict[str, Any]:
         content, _ = self._exchange("GET", path, None, {})
@@ -255,6 +263,37 @@ class Client:
             else:
                 self._connection = http.client.HTTPConnection(host, port, timeout=self._timeout)
         return self._connection
+
+
+def _column_tensors(table: Any, names: list[str]) -> list[_Tensor]:
+    """Return the named columns of a table as tensors: numbers as numbers, everything else as strings."""
+    import pandas as pd
+
+    from quietmax.data.encoding import as_strings, require_columns
+    from quietmax.data.tables import as_frame
+
+    frame = as_frame(pd.DataFrame(table) if isinstance(table, Sequence) else table)
+    require_columns(frame, names)
+    tensors: list[_Tensor] = []
+    for name in names:
+        values = frame[name]
+        if isinstance(values.dtype, np.dtype) and values.dtype.kind == "f":
+            tensor = "FP64", values.to_numpy("<f8").tobytes()
+        elif isinstance(values.dtype, np.dtype) and values.dtype.kind == "i":
+            tensor = "INT64", values.to_numpy("<i8").tobytes()
+        else:
+            tensor = "BYTES", join_strings(as_strings(values))
+        tensors.append((name, [len(frame)], *tensor))
+    return tensors
+
+
+def _values(datatype: str, content: bytes) -> NDArray[Any]:
+    """Return the elements of a binary output tensor."""
+    return (
+        np.array(split_strings(content))
+        if datatype == "BYTES"
+        else np.frombuffer(content, dtype=_DATATYPES[datatype])
+    )
 
 
 def _parse_url(url: str) -> SplitResult:

@@ -88,7 +88,7 @@ class Deployment:
     image_shape : tuple of int or None
         A further shape that a row may have.
     encoding : Encoding or None
-        How columns of a table become features.
+        How columns of a table become features. With it, requests may name columns, and answers are class names.
     migrated_budget : MigratedBudget or None
         The budget to move out of the model folder.
     bound_account : AccountState or None
@@ -163,6 +163,7 @@ class Deployment:
             because=self.guarantee.because,
             parameters=self.guarantee.parameters,
             assumptions=self.guarantee.assumptions,
+            unit=self.guarantee.unit,
         )
 
 

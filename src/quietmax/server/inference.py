@@ -14,14 +14,16 @@ from typing import Any
 import orjson
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quietmax.server.auth import Headers
-from quietmax.server.codec import decode_request, encode_response
+from quietmax.server.auth import Caller, Headers
+from quietmax.server.codec import InferenceRequest, decode_request, encode_response
 from quietmax.server.deployment import Deployment
 from quietmax.server.errors import HttpError, bad_request
 from quietmax.server.service import Service
 
 _PATH = re.compile(r"/v2/models/([^/]{1,64})(?:/versions/([^/]{1,64}))?/infer")
 _JSON_LENGTH = b"inference-header-content-length"
+_MAX_BYTES_IN_LOOP = 2**15
+"""Columns of a larger body are encoded in a thread, so that other requests do not wait."""
 
 
 class InferenceEndpoint:
@@ -61,17 +63,9 @@ class InferenceEndpoint:
             deployment = service.deployment(name, version)
             json_length = self._check_headers(headers)
             body = await self._read_body(receive)
-            request = decode_request(body, json_length, deployment, service.settings.max_rows)
+            request = await decoded_request(body, json_length, deployment, service.settings.max_rows)
             rows = len(request.rows)
-            answers, parameters = await service.infer(deployment, request, caller)
-            head: dict[str, Any] = {
-                "model_name": deployment.name,
-                "model_version": deployment.version,
-                "parameters": parameters,
-            }
-            if request.id is not None:
-                head["id"] = request.id
-            content, json_length = encode_response(head, answers, request.outputs)
+            content, json_length = await encoded_answer(service, deployment, request, caller)
             status = 200
             await _send_content(send, content, json_length)
         except HttpError as error:
@@ -126,6 +120,48 @@ class InferenceEndpoint:
                         return b"".join(parts)
         except TimeoutError:
             raise HttpError(408, "The body did not arrive in time. Nothing was charged.") from None
+
+
+async def decoded_request(
+    body: bytes, json_length: int | None, deployment: Deployment, max_rows: int
+) -> InferenceRequest:
+    """Decode a request; see `decode_request`.
+
+    Parameters
+    ----------
+    body, json_length, deployment, max_rows
+        As in `decode_request`.
+    """
+    if deployment.encoding is None or len(body) <= _MAX_BYTES_IN_LOOP:
+        return decode_request(body, json_length, deployment, max_rows)
+    return await asyncio.to_thread(decode_request, body, json_length, deployment, max_rows)
+
+
+async def encoded_answer(
+    service: Service, deployment: Deployment, request: InferenceRequest, caller: Caller
+) -> tuple[bytes, int | None]:
+    """Answer a request and encode the response; see `encode_response`.
+
+    Parameters
+    ----------
+    service : Service
+        Answers the request.
+    deployment : Deployment
+        The model that is asked.
+    request : InferenceRequest
+        The decoded request.
+    caller : Caller
+        Who is charged.
+    """
+    answers, parameters = await service.infer(deployment, request, caller)
+    head: dict[str, Any] = {
+        "model_name": deployment.name,
+        "model_version": deployment.version,
+        "parameters": parameters,
+    }
+    if request.id is not None:
+        head["id"] = request.id
+    return encode_response(head, answers, request.outputs, deployment)
 
 
 def internal_error() -> HttpError:

@@ -7,6 +7,8 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from quietmax.server.codec import COLUMN_DATATYPES
+
 _STRING = {"type": "string"}
 _NUMBER = {"type": "number"}
 _INTEGER = {"type": "integer"}
@@ -36,21 +38,9 @@ _TENSORS = _list(_object({"name": _STRING, "datatype": _STRING, "shape": _list(_
 _PARAMETERS = {"type": "object", "additionalProperties": True}
 _INPUT = _object(
     {
-        "name": {"type": "string", "enum": ["features"]},
-        "shape": _list({"type": "integer", "minimum": 0}, minItems=2, maxItems=8),
-        "datatype": _one_of(
-            "FP16",
-            "FP32",
-            "FP64",
-            "INT8",
-            "INT16",
-            "INT32",
-            "INT64",
-            "UINT8",
-            "UINT16",
-            "UINT32",
-            "UINT64",
-        ),
+        "name": {"type": "string", "maxLength": 256, "description": "`features`, or a column of the table."},
+        "shape": _list({"type": "integer", "minimum": 0}, minItems=1, maxItems=8),
+        "datatype": _one_of(*COLUMN_DATATYPES),
     },
     {"data": _list({}), "parameters": _PARAMETERS},
 )
@@ -77,7 +67,12 @@ SCHEMAS: dict[str, dict[str, Any]] = {
                     "cost_per_answer": _NUMBER,
                     "paid_at_training": _BOOLEAN,
                 },
-                {"warning": _STRING, "kind": _STRING, "encoding": {"type": "object"}},
+                {
+                    "warning": _STRING,
+                    "kind": _STRING,
+                    "encoding": {"type": "object"},
+                    "encoded_input": {"type": "object"},
+                },
             ),
         }
     ),
@@ -108,7 +103,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         }
     ),
     "InferenceRequest": _object(
-        {"inputs": _list(_INPUT, minItems=1, maxItems=1)},
+        {"inputs": _list(_INPUT, minItems=1)},
         {
             "id": {
                 "type": "string",
@@ -129,7 +124,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             "outputs": _list(
                 _object(
                     {"name": _STRING, "datatype": _STRING, "shape": _list(_INTEGER)},
-                    {"data": _list(_NUMBER), "parameters": _PARAMETERS},
+                    {"data": _list({"type": ["number", "string"]}), "parameters": _PARAMETERS},
                 )
             ),
             "parameters": _object(
@@ -144,6 +139,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
                     "remaining_answers": _INTEGER,
                     "paid_at_training": _BOOLEAN,
                     "warning": _STRING,
+                    "unknown_values": _INTEGER,
+                    "unknown_columns": _STRING,
                 },
             ),
         },
@@ -235,7 +232,7 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
     described = operation["responses"]
     if "422" in described and described["422"].get("description") != _DESCRIPTIONS[422]:
         del described["422"]  # path parameters are any strings: FastAPI never refuses one
-    if path.endswith("/infer"):
+    if path.endswith("/infer") or path == "/try":
         operation["requestBody"] = {
             "required": True,
             "content": {"application/json": {"schema": _reference("InferenceRequest")}},

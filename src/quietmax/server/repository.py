@@ -299,6 +299,7 @@ def _guarantee(stated: Guarantee, mechanism: Mechanism, predictor: Predictor) ->
         because=one.because if stated.status == "proven" else stated.because,
         parameters=one.parameters,
         assumptions=stated.assumptions,
+        unit=stated.unit,
     )
 
 

@@ -20,7 +20,14 @@ from quietmax.ledger.transactions import ChargeResult, Failed, InvalidKey, Limit
 from quietmax.mechanisms.base import Answers
 from quietmax.server.auth import Authenticator, Caller
 from quietmax.server.batching import Pipeline, Reply
-from quietmax.server.codec import INPUT, LABEL, OUTPUT_DATATYPES, PROBABILITIES, InferenceRequest
+from quietmax.server.codec import (
+    INPUT,
+    LABEL,
+    InferenceRequest,
+    column_datatype,
+    output_datatypes,
+    takes_encoded_rows,
+)
 from quietmax.server.deployment import Deployment
 from quietmax.server.errors import HttpError, no_such_model, unauthorized, unavailable
 from quietmax.server.metrics import Log, Metrics
@@ -181,7 +188,11 @@ class Service:
             raise _charge_error(deployment, result)
         cached = len(request.rows) - result.new_answers
         self.metrics.count_answers(deployment.name, deployment.version, result.new_answers, cached)
-        return result.answers, _response_parameters(deployment, result)
+        parameters = _response_parameters(deployment, result)
+        if request.unknown:
+            parameters["unknown_values"] = sum(request.unknown.values())
+            parameters["unknown_columns"] = ", ".join(request.unknown)
+        return result.answers, parameters
 
     async def readiness_error(self) -> str | None:
         """Return why the service is not ready; None if it is. Asks the ledger at most five times a second."""
@@ -243,12 +254,22 @@ class Service:
             The model.
         """
         account = await self.account(deployment)
-        outputs: list[dict[str, Any]] = [{"name": LABEL, "datatype": OUTPUT_DATATYPES[LABEL], "shape": [-1]}]
-        if deployment.releases_probabilities:
-            shape = [-1, len(deployment.classes)]
-            outputs.append(
-                {"name": PROBABILITIES, "datatype": OUTPUT_DATATYPES[PROBABILITIES], "shape": shape}
-            )
+        encoding = deployment.encoding
+        encoded = {"name": INPUT, "datatype": "FP32", "shape": [-1, deployment.inputs]}
+        inputs: list[dict[str, Any]] = [encoded]
+        if encoding is not None:
+            inputs = [
+                {"name": column.name, "datatype": column_datatype(column), "shape": [-1]}
+                for column in encoding.columns
+            ]
+        outputs = [
+            {
+                "name": name,
+                "datatype": datatype,
+                "shape": [-1] if name == LABEL else [-1, len(deployment.classes)],
+            }
+            for name, datatype in output_datatypes(deployment).items()
+        ]
         parameters: dict[str, Any] = {
             "classes": list(deployment.classes),
             "kind": deployment.kind,
@@ -261,14 +282,16 @@ class Service:
         }
         if deployment.warning is not None:
             parameters["warning"] = deployment.warning
+        if encoding is not None and takes_encoded_rows(encoding):
+            parameters["encoded_input"] = encoded
         # An encoding that was inferred from the records is not public.
-        if deployment.encoding is not None and not deployment.encoding.inferred:
-            parameters["encoding"] = json.loads(deployment.encoding.to_json())
+        if encoding is not None and not encoding.inferred:
+            parameters["encoding"] = json.loads(encoding.to_json())
         return {
             "name": deployment.name,
             "versions": self.versions(deployment.name),
             "platform": f"quietmax_{deployment.kind}",
-            "inputs": [{"name": INPUT, "datatype": "FP32", "shape": [-1, deployment.inputs]}],
+            "inputs": inputs,
             "outputs": outputs,
             "parameters": parameters,
         }

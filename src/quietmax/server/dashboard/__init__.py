@@ -8,24 +8,24 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-import numpy as np
-import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
+from quietmax.data.encoding import CategoricalColumn, Column, Encoding, NumericColumn
 from quietmax.ledger.accounts import AccountState
 from quietmax.ledger.ledger import SpendingPoint
 from quietmax.server.auth import SESSION_SECONDS, Caller, is_cross_site
-from quietmax.server.codec import MAX_VALUE, OUTPUT_DATATYPES, InferenceRequest, output_tensors
+from quietmax.server.codec import column_datatype
 from quietmax.server.deployment import Deployment
-from quietmax.server.errors import HttpError, bad_request, unprocessable
+from quietmax.server.errors import HttpError
+from quietmax.server.inference import decoded_request, encoded_answer
 from quietmax.server.openapi import error_responses, responses
 from quietmax.server.service import Service, cost_amount
 
 COOKIE = "quietmax_session"
 _CHART_WIDTH, _CHART_HEIGHT = 600, 160
-_MAX_BYTES = 2**20
+_MAX_LOGIN_BYTES = 2**12
 _LOGIN_PAGE: dict[str, Any] = {
     "description": "The login page.",
     "content": {"text/html": {"schema": {"type": "string"}}},
@@ -66,17 +66,19 @@ def add_routes(app: FastAPI, service: Service) -> None:
     @app.post(
         "/try",
         tags=["dashboard"],
-        responses=responses("InferenceResponse", 400, 401, 403, 404, 413, 422, 503),
+        responses=responses("InferenceResponse", 400, 401, 403, 404, 409, 413, 422, 503),
     )
-    async def try_it(request: Request) -> Response:
-        """Send one query from the dashboard; it is charged like any other."""
+    async def try_it(request: Request, model: str, version: str | None = None) -> Response:
+        """Send an inference request from the dashboard; it is charged like any other."""
         _check_same_site(request)
         caller = await _required_session(service, request)
-        deployment, query = _decode_query(service, await _read_body(request))
+        deployment = service.deployment(model, version)
         started = time.perf_counter()
         status = 500
         try:
-            answers, parameters = await service.infer(deployment, query, caller)
+            body = await _read_body(request, service.settings.max_bytes)
+            query = await decoded_request(body, None, deployment, service.settings.max_rows)
+            content, _ = await encoded_answer(service, deployment, query, caller)
             status = 200
         except HttpError as error:
             status = error.status
@@ -84,23 +86,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
         finally:
             seconds = time.perf_counter() - started
             service.metrics.count_request(deployment.name, deployment.version, status, seconds)
-        outputs = [
-            {
-                "name": name,
-                "datatype": OUTPUT_DATATYPES[name],
-                "shape": list(values.shape),
-                "data": values.reshape(-1).tolist(),
-            }
-            for name, values in output_tensors(answers).items()
-        ]
-        return JSONResponse(
-            {
-                "model_name": deployment.name,
-                "model_version": deployment.version,
-                "parameters": parameters,
-                "outputs": outputs,
-            }
-        )
+        return Response(content, media_type="application/json")
 
 
 def _add_session_routes(app: FastAPI, service: Service) -> None:
@@ -115,7 +101,7 @@ def _add_session_routes(app: FastAPI, service: Service) -> None:
     async def login(request: Request) -> Response:
         """Open a session with the API key in the form field `key`."""
         _check_same_site(request)
-        fields = parse_qs((await _read_body(request)).decode("utf-8", "replace"))
+        fields = parse_qs((await _read_body(request, _MAX_LOGIN_BYTES)).decode("utf-8", "replace"))
         try:
             cookie, caller = await service.auth.login(fields.get("key", [""])[0])
         except HttpError as error:
@@ -166,39 +152,14 @@ def _check_same_site(request: Request) -> None:
         raise HttpError(403, "Requests from other sites are not allowed.")
 
 
-async def _read_body(request: Request) -> bytes:
+async def _read_body(request: Request, limit: int) -> bytes:
     parts, size = [], 0
     async for part in request.stream():
         parts.append(part)
         size += len(part)
-        if size > _MAX_BYTES:
-            raise HttpError(413, f"The body must have at most {_MAX_BYTES} bytes.")
+        if size > limit:
+            raise HttpError(413, f"The body must have at most {limit} bytes.")
     return b"".join(parts)
-
-
-def _decode_query(service: Service, body: bytes) -> tuple[Deployment, InferenceRequest]:
-    """Decode ``{"model": ..., "version": ..., "features": [...]}``."""
-    try:
-        query: Any = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        query = None
-    if not isinstance(query, dict) or not isinstance(query.get("model"), str):
-        raise bad_request("The body must be a JSON object with `model` and `features`.")
-    version = query.get("version")
-    if version is not None and not isinstance(version, str):
-        raise bad_request("`version` must be a string.")
-    deployment = service.deployment(query["model"], version)
-    features = query.get("features")
-    if not isinstance(features, list) or not {type(value) for value in features} <= {int, float}:
-        raise unprocessable("`features` must be a list of numbers.")
-    with np.errstate(over="ignore"):
-        row = np.array(features, dtype=np.float64)
-    if row.shape != (deployment.inputs,) or not (np.abs(row) <= MAX_VALUE).all():
-        raise unprocessable(
-            f"`features` must be {deployment.inputs} numbers between {-MAX_VALUE:g} and {MAX_VALUE:g}, "
-            f"got {row.size} numbers."
-        )
-    return deployment, InferenceRequest(row.astype(np.float32)[None] + np.float32(0), None, ())
 
 
 def _html(template: str, status: int = 200, **values: Any) -> Response:
@@ -228,6 +189,7 @@ async def _state(service: Service, caller: Caller) -> dict[str, Any]:
         "client": caller.client,
         "admin": caller.admin,
         "ready": await service.readiness_error() is None,
+        "max_rows": service.settings.max_rows,
         "models": [
             _model_state(service, deployment, accounts[deployment.account.name])
             for deployment in service.deployments
@@ -247,10 +209,13 @@ def _model_state(service: Service, deployment: Deployment, account: AccountState
         "dataset": deployment.dataset,
         "classes": list(deployment.classes),
         "inputs": deployment.inputs,
+        "columns": None if deployment.encoding is None else _fields(deployment.encoding),
         "account": account.name,
         "status": deployment.status,
         "guarantee": str(guarantee).removesuffix(guarantee.because).strip(),
         "because": guarantee.because,
+        "unit": guarantee.unit,
+        "in_words": guarantee.in_words(),
         "assumptions": list(guarantee.assumptions),
         "warning": deployment.warning,
         "measure": account.total.measure,
@@ -259,12 +224,37 @@ def _model_state(service: Service, deployment: Deployment, account: AccountState
     }
 
 
+def _fields(encoding: Encoding) -> list[dict[str, Any]]:
+    """Return the columns of a table as form fields.
+
+    What was inferred from the records is not public: such a field shows neither bounds nor categories.
+    """
+    return [_field(column, public=not encoding.inferred) for column in encoding.columns]
+
+
+def _field(column: Column, public: bool) -> dict[str, Any]:
+    field: dict[str, Any] = {
+        "name": column.name,
+        "datatype": column_datatype(column),
+        "required": not column.missing,
+        "type": "number" if isinstance(column, NumericColumn) else "text",
+    }
+    if public and isinstance(column, NumericColumn):
+        field.update(low=column.low, high=column.high)
+        field.update(shown_low=f"{column.low:,.12g}", shown_high=f"{column.high:,.12g}")
+    if public and isinstance(column, CategoricalColumn):
+        field.update(type="choice", choices=list(column.categories))
+    return field
+
+
 async def _account_state(service: Service, account: AccountState, caller: Caller) -> dict[str, Any]:
     subaccounts = await service.read(service.ledger.subaccounts, account)
     history = await service.read(service.ledger.spending_history, account)
     now = time.time_ns() // 1000
+    models = [each for each in service.deployments if each.account.name == account.name]
     return {
         **await service.account_document(account, subaccounts, caller),
+        "paid_at_training": all(model.unit_cost == 0 for model in models),
         "refused": sum(each.refused for each in subaccounts),
         "curve": _polyline(history, account.limit_units, now),
         "from": history[0].time // 1000 if history else 0,
