@@ -1,23 +1,26 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quietmax.accounting import LIMIT, PureCost
-from quietmax.errors import LedgerDamaged, LedgerUnavailable
+from quietmax.accounting import LIMIT, GaussianCost, PureCost, epsilon_of, mu_of
+from quietmax.errors import LedgerDamaged, LedgerUnavailable, QuietmaxError
 from quietmax.ledger import (
     AccountState,
     ApiKey,
     Charge,
     Charged,
+    ChargeResult,
     Failed,
     InvalidKey,
     Ledger,
     LimitExceeded,
     NewAnswers,
+    Part,
     Replayed,
     RequestIdReused,
     SpendingPoint,
@@ -31,10 +34,12 @@ from quietmax.ledger.transactions import AccountTransaction, _Balance
 from tests.ledger.scenarios import (
     charge_error,
     edit,
+    hold_writer,
     journal_kinds,
     open_patients,
     open_with_unit_cost,
     pay,
+    wait_until,
     writer_driver,
 )
 
@@ -200,3 +205,113 @@ def test_an_open_ledger_does_not_keep_the_process_alive(path: Path) -> None:
     with Ledger(path) as ledger:
         assert ledger.writer._thread.daemon
         assert ledger.writer.batches == 0
+
+
+# --- evaluations --------------------------------------------------------------------------------------------------
+
+SPLIT = "0.2 of the people by 'customer', seed 0"
+
+
+def open_gaussian(ledger: Ledger, mu: float = 0.5) -> AccountState:
+    return ledger.open_account("people", GaussianCost(mu), Terms(epsilon_of(mu, 1e-5), 1e-5))
+
+
+def test_an_evaluation_of_the_holdout_is_free_next_to_the_training(ledger: Ledger) -> None:
+    account = open_gaussian(ledger)
+    for _ in range(2):
+        ledger.charge_training(account, "head/1", "model", GaussianCost(0.5), split=SPLIT)
+        ledger.charge_evaluation(account, "head/1", "first evaluation", GaussianCost(0.3), split=SPLIT)
+        ledger.charge_evaluation(account, "head/1", "second evaluation", GaussianCost(0.4), split=SPLIT)
+    state = ledger.account("people")
+    assert (state.spent_units, state.remaining_units) == (LIMIT, 0)
+    rows = list(ledger.export("people"))
+    assert [(row.kind, row.units) for row in rows] == [
+        ("open", 0), ("training", LIMIT), ("evaluation", 0), ("evaluation", 0)
+    ]  # fmt: skip
+    spent = ledger.parts(state)
+    assert spent[Part(SPLIT, "training")] == LIMIT
+    assert LIMIT <= spent[Part(SPLIT, "holdout")] <= LIMIT + 2
+    assert ledger.verify().sound
+    with pytest.raises(QuietmaxError, match="Evaluating the model head/1 spent more than remains"):
+        ledger.charge_evaluation(account, "head/1", "third evaluation", GaussianCost(0.1), split=SPLIT)
+    assert ledger.account("people") == state
+
+
+def test_the_balance_is_that_of_the_larger_side_whatever_comes_first(ledger: Ledger) -> None:
+    account = open_gaussian(ledger, 1.0)
+    ledger.charge_evaluation(account, "head/1", "evaluation", GaussianCost(0.6), split=SPLIT)
+    assert ledger.account("people").spent.mu == pytest.approx(0.6)
+    ledger.charge_training(account, "head/1", "model", GaussianCost(0.5), split=SPLIT)
+    assert ledger.account("people").spent.mu == pytest.approx(0.6)
+    ledger.charge_training(account, "head/2", "another model", GaussianCost(0.5), split=SPLIT)
+    assert ledger.account("people").spent.mu == pytest.approx(math.sqrt(0.5))
+    assert ledger.verify().sound
+
+
+def test_evaluations_of_people_who_may_be_in_the_training_set_add_up(ledger: Ledger) -> None:
+    account = open_gaussian(ledger, 1.0)
+    ledger.charge_training(account, "head/1", "model", GaussianCost(0.6))
+    ledger.charge_evaluation(account, "head/1", "evaluation", GaussianCost(0.5))
+    assert ledger.account("people").spent.mu == pytest.approx(math.hypot(0.6, 0.5))
+    # Another split puts other people on each side: somebody is charged for both.
+    ledger.charge_training(account, "head/2", "model 2", GaussianCost(0.3), split=SPLIT)
+    ledger.charge_evaluation(account, "head/2", "evaluation 2", GaussianCost(0.3), split="another")
+    assert ledger.account("people").spent.mu == pytest.approx(math.sqrt(0.36 + 0.25 + 0.09 + 0.09))
+    assert ledger.verify().sound
+
+
+def test_answers_paid_one_by_one_are_charged_to_everybody(ledger: Ledger) -> None:
+    account = open_gaussian(ledger, 1.0)
+    ledger.charge_evaluation(account, "votes/1", "evaluation", GaussianCost(0.6), split=SPLIT)
+    unit_cost = account.units(GaussianCost(0.1))
+    pay(ledger, Charge(account.id, ledger.client("ann"), "votes/1", unit_cost, rows=3))
+    assert ledger.account("people").spent.mu == pytest.approx(math.sqrt(0.36 + 0.03))
+
+
+def test_the_holdout_of_a_guarantee_that_does_not_compose_is_evaluated_once(ledger: Ledger) -> None:
+    account = ledger.open_account("people", PureCost(1.0), Terms(1.0, 1e-5))
+    ledger.charge_training(account, "dpsgd/1", "model", "all", split=SPLIT)
+    mu = mu_of(1.0, 1e-5)
+    ledger.charge_evaluation(account, "dpsgd/1", "evaluation", GaussianCost(mu), split=SPLIT)
+    state = ledger.account("people")
+    assert state.remaining_units == 0
+    for cost in (0.01, 1.0):
+        with pytest.raises(QuietmaxError):
+            ledger.charge_evaluation(account, "dpsgd/1", f"{cost}", GaussianCost(cost), split=SPLIT)
+    assert ledger.account("people") == state
+
+
+def test_a_charge_that_was_interrupted_is_not_made_twice(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = open_gaussian(ledger, 1.0)
+
+    def crash(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ledger, "store_answers", crash)
+    with pytest.raises(KeyboardInterrupt):
+        ledger.charge_evaluation(account, "head/1", "evaluation", GaussianCost(0.6), split=SPLIT)
+    monkeypatch.undo()
+    state = ledger.account("people")
+    ledger.charge_evaluation(account, "head/1", "evaluation", GaussianCost(0.6), split=SPLIT)
+    assert ledger.account("people") == state
+    assert ledger.verify().sound
+
+
+def test_both_sides_in_one_batch_are_charged_in_parallel(ledger: Ledger) -> None:
+    account = open_gaussian(ledger, 1.0)
+    client = ledger.client("training")
+    results: list[ChargeResult] = []
+    hold = hold_writer(ledger)
+    for number, (side, units) in enumerate([("training", 100), ("holdout", 120), ("training", 30)]):
+        part = Part(SPLIT, side)  # type: ignore[arg-type]
+        charge = Charge(
+            account.id, client, "m/1", units, rows=1, request=bytes([number]), kind="training", part=part
+        )
+        ledger.submit_charge(charge, results.append)
+    hold.set()
+    wait_until(lambda: len(results) == 3)
+    assert [result.units for result in results if isinstance(result, Charged)] == [100, 20, 10]
+    assert ledger.account("people").spent_units == 130
+    assert ledger.verify().sound

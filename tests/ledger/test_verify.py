@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from quietmax.accounting import LIMIT
+from quietmax.accounting import LIMIT, GaussianCost
 from quietmax.errors import LedgerDamaged
-from quietmax.ledger import Charge, Charged, Ledger, Subaccount, Terms
+from quietmax.ledger import Charge, Charged, Ledger, Part, Subaccount, Terms
 from quietmax.ledger import verify as verify_module
 from quietmax.ledger.database import write_transaction
 from quietmax.ledger.journal import START
@@ -354,3 +354,33 @@ def test_a_missing_keys_account_is_found(filled: Path) -> None:
     edit(filled, "DELETE FROM accounts WHERE id = 1")
     with Ledger(filled) as ledger:
         assert ledger.verify().faults == ("The account of the API keys is missing.",)
+
+
+def test_a_part_that_was_charged_too_little_is_found(path: Path) -> None:
+    """Whoever rewrites the whole chain can still not give the holdout a charge that its side does not explain."""
+    with Ledger(path) as ledger:
+        account = ledger.open_account("people", GaussianCost(1.0), Terms(4.4, 1e-5))
+        ledger.charge_training(account, "head/1", "model", GaussianCost(0.5), split="split")
+        ledger.charge_evaluation(account, "head/1", "evaluation", GaussianCost(0.6), split="split")
+        assert ledger.verify().sound
+        row = next(row for row in ledger.export("people") if row.kind == "evaluation")
+    for detail, fault in (
+        (Part("split", "holdout").to_detail(LIMIT), "does not charge what its part of the account has spent"),
+        (Part("another", "holdout").to_detail(LIMIT // 3), "does not charge what its part"),
+        (Part("split", "holdout").to_detail(-5), "does not charge what its part"),
+        ("{}", "cannot be read"),
+        ('{"side": "nobody", "split": "split", "units": 1}', "cannot be read"),
+        ('{"side": "holdout", "split": "split", "units": "1"}', "cannot be read"),
+    ):
+        forged = replace(row, detail=detail)
+        quoted = detail.replace("'", "''")
+        edit(
+            path,
+            f"UPDATE journal SET detail = '{quoted}', hash = '{forged.expected_hash()}' WHERE account = {row.account}"
+            f" AND sequence = {row.sequence}",
+        )
+        edit(path, f"UPDATE accounts SET head = '{forged.expected_hash()}' WHERE id = {row.account}")
+        with Ledger(path) as ledger:
+            faults = ledger.verify().faults
+            assert len(faults) == 1
+            assert fault in faults[0]

@@ -29,9 +29,9 @@ class JournalEntry:
     time : int
         Microseconds since 1970.
     kind : str
-        ``open``, ``charge``, ``training``, ``migrated-budget``, ``grant``, ``quota``, ``revoke``, ``reassign``,
-        ``unproven``, ``exclusive``, ``key-created`` or ``key-revoked``. Version 0.1 wrote ``carried over``, ``bind``
-        and ``alone`` instead of ``migrated-budget``, ``reassign`` and ``exclusive``.
+        ``open``, ``charge``, ``training``, ``evaluation``, ``migrated-budget``, ``grant``, ``quota``, ``revoke``,
+        ``reassign``, ``unproven``, ``exclusive``, ``key-created`` or ``key-revoked``. Version 0.1 wrote
+        ``carried over``, ``bind`` and ``alone`` instead of ``migrated-budget``, ``reassign`` and ``exclusive``.
     client : str
         The client's name, or an empty string.
     model : str

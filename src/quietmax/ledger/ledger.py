@@ -14,7 +14,8 @@ from typing import Literal
 
 from sqlalchemy import Connection, select, text
 
-from quietmax.accounting.costs import Cost
+from quietmax.accounting.conversions import delta_of
+from quietmax.accounting.costs import Cost, GaussianCost
 from quietmax.errors import QuietmaxError
 from quietmax.ledger import accounts as _accounts
 from quietmax.ledger import api_keys as _api_keys
@@ -23,6 +24,7 @@ from quietmax.ledger.accounts import AccountState, Subaccount, Terms
 from quietmax.ledger.answer_cache import KEY_BYTES
 from quietmax.ledger.api_keys import ApiKey, Role
 from quietmax.ledger.database import (
+    Cursor,
     FileGuard,
     default_url,
     hide_password,
@@ -41,13 +43,15 @@ from quietmax.ledger.transactions import (
     Failed,
     LimitExceeded,
     NewAnswers,
+    Part,
     StoredAnswer,
+    spent_by_part,
 )
 from quietmax.ledger.verify import Anchor, Verification
 from quietmax.ledger.writer import AnswersCallback, ChargeCallback, LedgerWriter
 
 TRAINING_CLIENT = "training"
-"""The client that is charged for what training itself spent."""
+"""The client that is charged for what training and evaluations spent."""
 _SECRET_BYTES = 32
 _PROBE_BYTES = 2**17
 """The size of a write that tests the disk. Its text is twice as long, more than a batch of charges usually writes."""
@@ -213,7 +217,13 @@ class Ledger:
         return stored
 
     def charge_training(
-        self, account: AccountState, model: str, digest: str, cost: Cost | Literal["all"]
+        self,
+        account: AccountState,
+        model: str,
+        digest: str,
+        cost: Cost | Literal["all"],
+        *,
+        split: str | None = None,
     ) -> None:
         """Charge, once for each model, what its training spent.
 
@@ -228,6 +238,8 @@ class Ledger:
         cost : Cost or "all"
             What training spent. "all": the guarantee does not compose with others, so the model takes the whole
             account, and nothing can be granted afterwards.
+        split : str, optional
+            Name of the split that held people out of the training set. They are not charged.
 
         Raises
         ------
@@ -240,20 +252,91 @@ class Ledger:
             units = self.account(account.name).limit_units
         else:
             units = account.units(cost)
+        # The words are part of stored request keys: they cannot change.
         request = hashlib.sha256(f"training {account.id} {digest}".encode()).digest()
+        part = None if split is None else Part(split, "training")
+        self._charge_release(account, model, units, request, "training", part)
+
+    def charge_evaluation(
+        self, account: AccountState, model: str, digest: str, cost: GaussianCost, *, split: str | None = None
+    ) -> None:
+        """Charge, once for each evaluation, what it spent.
+
+        An evaluation of the people that a split held out costs nothing as long as it spends no more than the training
+        on the other people (parallel composition, THEORY 3.8).
+
+        Parameters
+        ----------
+        account : AccountState
+            The account.
+        model : str
+            The model, as ``name/version``.
+        digest : str
+            The digest of the evaluation.
+        cost : GaussianCost
+            What the evaluation spent.
+        split : str, optional
+            Name of the split that held out the evaluated people. None: they may be in the training set.
+
+        Raises
+        ------
+        QuietmaxError
+            If the account cannot pay for it.
+        """
+        terms = account.terms
+        if (
+            account.total.measure == "pure"
+            and terms.delta
+            and delta_of(cost.mu, terms.epsilon) <= terms.delta
+        ):
+            # The account promises one pair (epsilon, delta), which does not compose: the holdout takes all of it.
+            units = account.limit_units
+        else:
+            units = account.units(cost)
+        request = hashlib.sha256(f"evaluation {account.id} {digest}".encode()).digest()
+        part = None if split is None else Part(split, "holdout")
+        self._charge_release(account, model, units, request, "evaluation", part)
+
+    def _charge_release(
+        self,
+        account: AccountState,
+        model: str,
+        units: int,
+        request: bytes,
+        kind: Literal["training", "evaluation"],
+        part: Part | None,
+    ) -> None:
+        """Charge for a release that was made before it came to the ledger."""
         client = self.client(TRAINING_CLIENT)
         result = self.charge(
-            Charge(account.id, client, model, units, rows=1, request=request, kind="training")
+            Charge(account.id, client, model, units, rows=1, request=request, kind=kind, part=part)
         )
         if isinstance(result, LimitExceeded):
+            what = "Training" if kind == "training" else "Evaluating"
             raise QuietmaxError(
-                f"Training the model {model} spent more than remains in the account {account.name!r}. "
+                f"{what} the model {model} spent more than remains in the account {account.name!r}. "
                 "'quietmax ledger grant' raises the budget."
             )
         if isinstance(result, Failed):
             raise result.error
         if isinstance(result, Charged):
             self.store_answers(NewAnswers(request=request, answer=b"trained"))
+
+    def parts(self, account: AccountState) -> dict[Part, int]:
+        """Return what each side of each split has spent, in units.
+
+        Parameters
+        ----------
+        account : AccountState
+            The account.
+
+        Returns
+        -------
+        dict of Part to int
+            Empty if everything that was charged concerns everybody.
+        """
+        with read_transaction(self._engine) as connection:
+            return spent_by_part(Cursor(connection), [account.id])[account.id]
 
     def request_key(self, client: int, request_id: str) -> bytes:
         """Return the keyed hash that stands for a request id. Different clients have different keys.

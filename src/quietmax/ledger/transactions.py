@@ -6,15 +6,132 @@ process can spend the same budget in between.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from quietmax.errors import InvalidInput, LedgerDamaged, QuietmaxError
 from quietmax.ledger.answer_cache import AnswerCache
 from quietmax.ledger.database import Cursor, Values
 from quietmax.ledger.journal import row_hash
+
+# --- parts of an account ------------------------------------------------------------------------------------------
+
+Side = Literal["training", "holdout"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The people on one side of a split, who are the only ones that a release concerns (THEORY 3.8).
+
+    Nobody is on both sides of a split. So the two sides are charged in parallel: an account has spent the larger of
+    what its two sides have spent, summed over all splits, and what concerns everybody. For two different splits, a
+    person may be on the expensive side of both.
+
+    Parameters
+    ----------
+    split : str
+        Name of the split: equal names mean that each person is on the same side.
+    side : {"training", "holdout"}
+        The side.
+
+    Examples
+    --------
+    >>> spent = {Part("a", "training"): 5}
+    >>> Part("a", "holdout").increase(spent, 4), Part("a", "holdout").increase(spent, 7)
+    (0, 2)
+    >>> Part("b", "holdout").increase(spent, 4)
+    4
+    """
+
+    split: str
+    side: Side
+
+    def increase(self, spent: Mapping[Part, int], units: int) -> int:
+        """Return by how much the balance of the account grows if this part is charged.
+
+        Parameters
+        ----------
+        spent : mapping
+            The units that each part has spent.
+        units : int
+            The units to charge.
+        """
+        own = spent.get(self, 0)
+        other = spent.get(Part(self.split, "holdout" if self.side == "training" else "training"), 0)
+        return max(own + units, other) - max(own, other)
+
+    def to_detail(self, units: int) -> str:
+        """Return the detail of the journal row of a charge.
+
+        Parameters
+        ----------
+        units : int
+            The units charged to the part.
+        """
+        return json.dumps({"side": self.side, "split": self.split, "units": units})
+
+    @classmethod
+    def from_detail(cls, detail: str) -> tuple[Part, int]:
+        """Return the part and the units that the detail of a journal row states.
+
+        Parameters
+        ----------
+        detail : str
+            What `to_detail` returned.
+
+        Raises
+        ------
+        ValueError, TypeError or KeyError
+            If it is something else.
+        """
+        content = json.loads(detail)
+        part, units = cls(content["split"], content["side"]), content["units"]
+        if type(part.split) is not str or part.side not in get_args(Side) or type(units) is not int:
+            raise ValueError("not a part of an account")
+        return part, units
+
+
+_PART_ROWS = (
+    "SELECT account, detail FROM journal"
+    " WHERE account IN (??) AND kind <> 'charge' AND kind IN ('training', 'evaluation') AND detail <> ''"
+)
+
+
+def spent_by_part(cursor: Cursor, accounts: Iterable[int]) -> dict[int, dict[Part, int]]:
+    """Return what each part of some accounts has spent, according to the journal.
+
+    Parameters
+    ----------
+    cursor : Cursor
+        The cursor of a transaction.
+    accounts : iterable of int
+        The ids of the accounts.
+
+    Returns
+    -------
+    dict
+        The units of each part, by the id of the account.
+
+    Raises
+    ------
+    LedgerDamaged
+        If a row of the journal cannot be read.
+    """
+    wanted = set(accounts)
+    spent: dict[int, dict[Part, int]] = {account: {} for account in wanted}
+    for account, detail in cursor.fetch_listed(_PART_ROWS, wanted):
+        try:
+            part, units = Part.from_detail(detail)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise LedgerDamaged(
+                f"A journal row of account {account} cannot be read. Restore the ledger from a backup."
+            ) from error
+        spent[account][part] = spent[account].get(part, 0) + units
+    return spent
+
 
 # --- requests and results -----------------------------------------------------------------------------------------
 
@@ -43,8 +160,10 @@ class Charge:
         The key of the request id (`Ledger.request_key`). A retry with the same id is not charged again.
     body : bytes
         A digest of the request: the same id with another body is an error.
-    kind : {"charge", "training", "migrated-budget"}
+    kind : {"charge", "training", "evaluation", "migrated-budget"}
         The kind of the journal row.
+    part : Part, optional
+        The part of the account that is charged, of a training or an evaluation. None: everybody.
     deadline : float
         The value of `time.monotonic` after which the charge is no longer attempted.
     """
@@ -58,7 +177,8 @@ class Charge:
     queries: tuple[bytes, ...] = ()
     request: bytes | None = None
     body: bytes = b""
-    kind: Literal["charge", "training", "migrated-budget"] = "charge"
+    kind: Literal["charge", "training", "evaluation", "migrated-budget"] = "charge"
+    part: Part | None = None
     deadline: float = math.inf
 
     def __post_init__(self) -> None:
@@ -400,6 +520,7 @@ class ChargeBatch:
             {charge.request for charge in charges if charge.request is not None}
         )
         self._cached = self._read_cached_answers(answer_cache, charges)
+        self._parts = spent_by_part(cursor, {charge.account for charge in charges if charge.part is not None})
         self._new_requests: dict[bytes, tuple[Charge, int]] = {}
         self._raised_requests: dict[bytes, int] = {}
         self.results: list[ChargeResult] = [self._decide(charge) for charge in charges]
@@ -450,12 +571,13 @@ class ChargeBatch:
         cached = {query: self._cached[query] for query in charge.queries if query in self._cached}
         answers = len(charge.queries) - len(cached) if charge.queries else charge.rows
         paid = 0 if earlier is None else earlier.units
-        units = max(answers * charge.unit_cost - paid, 0)
+        full = max(answers * charge.unit_cost - paid, 0)
+        units = full if charge.part is None else charge.part.increase(self._parts[charge.account], full)
         if units > account.limit_units - account.spent_units:
             return LimitExceeded("budget", units, account.limit_units - account.spent_units)
         if balance.limit_units is not None and units > balance.limit_units - balance.spent_units:
             return LimitExceeded("quota", units, balance.limit_units - balance.spent_units)
-        if units or charge.kind == "training":
+        if units or (charge.kind in ("training", "evaluation") and earlier is None):
             account.add(
                 self._now,
                 charge.kind,
@@ -463,11 +585,15 @@ class ChargeBatch:
                 model=charge.model,
                 answers=answers,
                 units=units,
+                detail="" if charge.part is None else charge.part.to_detail(full),
             )
             balance.spent_units += units
             balance.changed = True
+            if charge.part is not None:
+                spent = self._parts[charge.account]
+                spent[charge.part] = spent.get(charge.part, 0) + full
         if charge.request is not None:
-            self._record_request(charge, charge.request, paid + units, resumed=earlier is not None)
+            self._record_request(charge, charge.request, paid + full, resumed=earlier is not None)
         return Charged(units, answers, _remaining(account, balance), cached, resumed=earlier is not None)
 
     def _record_request(self, charge: Charge, request: bytes, units: int, resumed: bool) -> None:

@@ -17,6 +17,7 @@ from quietmax.ledger.accounts import PARSE_ERRORS, AccountState, Terms, account_
 from quietmax.ledger.api_keys import key_detail, list_keys
 from quietmax.ledger.database import KEYS_ACCOUNT, accounts, journal
 from quietmax.ledger.journal import START, JournalEntry
+from quietmax.ledger.transactions import Part
 
 Anchor = tuple[int, str]
 """The number and the hash of a journal row that an auditor wrote down."""
@@ -151,6 +152,7 @@ class _Replay:
         self._limit = 0 if account.name == KEYS_ACCOUNT else LIMIT
         self.rows = 0
         self.spent_by_client: dict[str, int] = defaultdict(int)
+        self._parts: dict[Part, int] = {}
         self.quotas: dict[str, int | None] = {}
         self.created_keys: dict[str, tuple[str, str]] = {}
         self.revoked_keys: dict[str, int] = {}
@@ -200,7 +202,9 @@ class _Replay:
             self.spent_by_client[entry.client] += entry.units
         try:
             detail = json.loads(entry.detail) if entry.detail else {}
-            if entry.kind == "open":
+            if entry.kind in ("training", "evaluation") and entry.detail:
+                self._check_part(entry)
+            elif entry.kind == "open":
                 opened = cost_from_json(detail["total"]), Terms.from_json(detail["terms"])
                 if self._state is not None and opened != (self._state.total, self._state.terms):
                     self._fault("its total or terms are not those it was opened with")
@@ -212,6 +216,13 @@ class _Replay:
                 self.revoked_keys[detail["id"]] = detail["revoked"]
         except PARSE_ERRORS:
             self._fault(f"row {entry.sequence} cannot be read")
+
+    def _check_part(self, entry: JournalEntry) -> None:
+        """Check that the balance grew as the charge of a part requires."""
+        part, units = Part.from_detail(entry.detail)
+        if units < 0 or entry.units != part.increase(self._parts, units):
+            self._fault(f"row {entry.sequence} does not charge what its part of the account has spent")
+        self._parts[part] = self._parts.get(part, 0) + units
 
     def finish(self) -> list[str]:
         """Compare the end of the chain with the account; return all faults."""
