@@ -36,6 +36,7 @@ from quietmax.estimators.head.estimator import (
     weight_sensitivity,
     weights_guarantee,
 )
+from quietmax.estimators.head.exact_sums import is_whitening
 from quietmax.estimators.head.training import BIAS
 from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
 from quietmax.estimators.teachers import TeacherEnsemble, Teachers, vote_guarantee
@@ -350,20 +351,22 @@ def _write_head(head: PrivateHead) -> _Written:
         "declared_size": int(head.size_),
     }
     weights = head.coef_ if released else minimiser.weights
-    return description, {
-        "weights": torch.from_numpy(np.array(weights)),
-        "centre": torch.from_numpy(np.array(head.centre_)),
-    }
+    tensors = {"weights": weights, "centre": head.centre_}
+    if head.whitening_ is not None:
+        tensors["whitening"] = head.whitening_
+    return description, {name: torch.from_numpy(np.array(values)) for name, values in tensors.items()}
 
 
 def _read_head(stored: _Stored) -> _Read:
     """Return the released weights, or those that are not released behind their budget, and the guarantee."""
     description, facts = stored.description, stored.guarantee.parameters
+    whitening = stored.tensors.get("whitening")
     head = HeadWeights(
         stored.tensors["weights"].numpy(),
         stored.tensors["centre"].numpy(),
         float(description["bias"]),
         float(description["radius"]),
+        whitening=None if whitening is None else whitening.numpy(),
     )
     _check_head(stored, head)
     if not description["released"]:
@@ -378,7 +381,12 @@ def _read_head(stored: _Stored) -> _Read:
 def _read_query_head(stored: _Stored, head: HeadWeights) -> _Read:
     """Return a predictor with the folder's account, and the guarantee of its answers."""
     description, facts = stored.description, stored.guarantee.parameters
-    private = PrivateHeadWeights._of_fit(head, weight_sensitivity(facts), max_norm=max_weight_norm(facts))
+    private = PrivateHeadWeights._of_fit(
+        head,
+        weight_sensitivity(facts),
+        max_norm=max_weight_norm(facts),
+        unit=facts.get("unit", "record"),
+    )
     if not np.array_equal(private.weights, head.weights):
         raise ValueError("its weights are longer than a minimiser with its settings can be")
     stated, computed = description["bounds"], _bounds_to_json(private.bounds)
@@ -419,6 +427,10 @@ def _check_head(stored: _Stored, head: HeadWeights) -> None:
         raise ValueError(f"its tolerance is {facts['tolerance']:g}, but its training certifies {least:g}")
     if facts.get("mu_centring") is None and head.centre.any():
         raise ValueError("it has a centre, but nothing was spent on releasing one")
+    if (head.whitening is None) != (facts.get("mu_moments") is None):
+        raise ValueError("it must have a whitening matrix if and only if second moments were released")
+    if head.whitening is not None and not is_whitening(head.whitening, head.weights.shape[1]):
+        raise ValueError("its whitening matrix is not a symmetric one of its dimension on the grid")
 
 
 _HEAD_METHODS = {("gradient", "cross-entropy"), ("output", "cross-entropy"), ("output", "convexified")}

@@ -2,13 +2,15 @@
 
 The head is a softmax classifier with weights W (C x d) on features of length at most R. N is its declared size, a
 public constant. The cross-entropy l of one record has ``||grad l|| = ||p - e_y|| * ||f|| <= sqrt(2) R =: rho``. The
-proofs are in THEORY 3.1 and 3.2. All values are rounded up.
+proofs are in THEORY 3.1 and 3.2. Where a person has k rows and each counts 1/k, all bounds hold for one person as well,
+with N the declared number of persons (THEORY 3.7). All values are rounded up.
 """
 
 from __future__ import annotations
 
 import math
 
+from quietmax.accounting.guarantee import Unit
 from quietmax.errors import InvalidInput
 from quietmax.sensitivity.base import ScoreBounds, Sensitivity
 
@@ -44,6 +46,37 @@ def head_gradient(max_grad_norm: float, *, coordinates: int = 0, grid: float = 0
     value = max_grad_norm + math.sqrt(coordinates) * grid
     return Sensitivity(
         value * _UP, "certified", f"One record adds one gradient clipped to {max_grad_norm:g} (THEORY 3.1)."
+    )
+
+
+def head_moments(*, features: int, grid: float = 0.0) -> Sensitivity:
+    """Bound a sum of second moments ``f f^T`` of rows with ``||f|| <= 1`` in Frobenius norm: ``1 + d * grid``.
+
+    The second term covers the rounding of each of the d^2 entries of the sum to a grid before release. Where a person
+    has k rows, each adds ``f f^T / k``, and the bound holds for all of them together (THEORY 3.7, 3.10).
+
+    Parameters
+    ----------
+    features : int
+        The number d of features.
+    grid : float
+        The grid step.
+
+    Returns
+    -------
+    Sensitivity
+        The bound, with basis ``"certified"``.
+
+    Examples
+    --------
+    >>> round(head_moments(features=100, grid=2.0**-20).value, 6)
+    1.000095
+    """
+    _positive(features=features)
+    return Sensitivity(
+        (1.0 + features * grid) * _UP,
+        "certified",
+        "A row of length at most 1 adds a matrix of norm at most 1 (THEORY 3.10).",
     )
 
 
@@ -262,7 +295,9 @@ def logits(weights: Sensitivity, *, length: float = 1.0) -> Sensitivity:
     return Sensitivity(weights.value * length * _UP, "certified", weights.because)
 
 
-def score_bounds(weights: Sensitivity, *, classes: int, length: float = 1.0) -> ScoreBounds:
+def score_bounds(
+    weights: Sensitivity, *, classes: int, length: float = 1.0, unit: Unit = "record"
+) -> ScoreBounds:
     """Return both bounds in the form that the per-query mechanisms take.
 
     Parameters
@@ -273,13 +308,15 @@ def score_bounds(weights: Sensitivity, *, classes: int, length: float = 1.0) -> 
         The number of classes.
     length : float
         The largest length of a query's features.
+    unit : {"record", "person"}
+        What the sensitivity of the weights is for.
 
     Returns
     -------
     ScoreBounds
         The bounds of `logit` and `logits`.
     """
-    return ScoreBounds(logit(weights, classes=classes, length=length), logits(weights, length=length))
+    return ScoreBounds(logit(weights, classes=classes, length=length), logits(weights, length=length), unit)
 
 
 def _positive(**values: float) -> None:

@@ -1,9 +1,10 @@
 """PrivateHead: differentially private softmax regression on public features, and what is guaranteed of it.
 
-`PrivateHead.fit` does, in this order: features of each record alone (`training.clipped_features`), a noisy count and a
-noisy centre, then the gradient method (`training.descend`) or the output method (`solver.minimise`), and last the
-guarantee. The guarantee is computed from the public facts of the training alone. Opening a model folder computes it
-again from the stored facts, so a folder cannot claim more than they support.
+`PrivateHead.fit` does, in this order: a noisy count, features of each record alone (`training.clipped_features`), a
+noisy centre and noisy second moments, then the gradient method (`training.descend`) or the output method
+(`solver.minimise`), and last the guarantee. Every row of a person with k rows counts 1/k. The guarantee is computed
+from the public facts of the training alone. Opening a model folder computes it again from the stored facts, so a folder
+cannot claim more than they support.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import check_is_fitted, validate_data
 
 from quietmax.accounting.budget import Budget
 from quietmax.accounting.conversions import epsilon_of, mu_of, root_rounded_up
 from quietmax.accounting.costs import GaussianCost
 from quietmax.accounting.guarantee import Guarantee
+from quietmax.data.encoding import Encoding
+from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
 from quietmax.estimators.head.exact_sums import Floats, Table
 from quietmax.estimators.head.solver import (
@@ -49,22 +51,24 @@ from quietmax.estimators.head.training import (
     descend,
     gradient_plan,
     gradient_sensitivity,
+    moments_share,
     output_plan,
     released_centre,
     released_size,
+    released_whitening,
+    whitened,
 )
 from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
+from quietmax.estimators.training_set import TrainingSet, data_conditions, queries, training_set
 from quietmax.estimators.validation import (
-    CLASSES,
     OWN_MAP,
     SEEDED_WEIGHTS,
     SETTINGS_PUBLIC,
+    Condition,
     ImageShape,
     check_choice,
     check_positive,
-    checked_records,
     checked_size,
-    class_numbers,
     map_assumptions,
     named_features,
     runs_own_code,
@@ -90,7 +94,8 @@ def _releases_weights(estimator: PrivateHead) -> bool:
 class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Differentially private softmax regression on public features.
 
-    The guarantee holds for one record added or removed. With ``release="weights"`` training releases the weights: they
+    The guarantee holds for one record added or removed; with ``groups``, or a `person` column in the schema, for one
+    person with all their rows (THEORY 3.7). With ``release="weights"`` training releases the weights: they
     may be published, and any number of predictions is free. With ``release="query"`` training releases nothing, and
     each of ``queries`` answers is a label that is pure epsilon/queries-private.
 
@@ -113,14 +118,18 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     classes : sequence, optional
         The public set of labels. If None, it is read off ``y`` and the guarantee is conditional.
     declared_size : int, optional
-        The public number of records, which the settings are computed from; it need not be the true one. If None, a
-        noisy count is released for 1% of mu^2. Required with ``release="query"``.
+        The public number of records, or of persons with ``groups``. The settings are computed from it; it need not be
+        the true one. If None, a noisy count is released for 1% of mu^2. Required with ``release="query"``.
     release : {"weights", "query"}, default="weights"
         What leaves the estimator: the weights once, or one label per query.
     queries : int, default=1
         Number of answers that the budget pays for, with ``release="query"``.
     centring : float, default=0.05
         Share of mu^2 spent on the mean of the features; 0 leaves centring out.
+    second_moments : float, optional
+        Share of mu^2 spent on the second moments of the features, by which the rows are whitened so that few steps are
+        enough; 0 leaves them out. By default the gradient method uses a tenth of what the count and the centre leave if
+        the size is large against the number of features, and 0 otherwise (`training.moments_share`).
     radius : float, default=1.0
         Features are clipped to this length, from 1e-12 to 1e12.
     loss : {"cross-entropy", "convexified"}, default="cross-entropy"
@@ -140,6 +149,8 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     random_state : int, RandomState or None, default=None
         None: exact noise from the operating system. Otherwise seeded noise for experiments, and a conditional
         guarantee.
+    schema : Schema, optional
+        Describes a table. `fit` and `predict` then accept data frames, and labels are class names.
 
     Attributes
     ----------
@@ -147,20 +158,24 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         The released weights; the last column is for the constant feature. Absent with ``release="query"``.
     centre_ : array of shape (features,)
         The released mean of the features.
+    whitening_ : array of shape (features + 1, features + 1) or None
+        The matrix computed from the released second moments; None if they were not used.
     size_ : float
-        The number of records that the settings were computed from: declared, or a noisy count.
+        The number of records or persons that the settings were computed from: declared, or a noisy count.
     guarantee_ : Guarantee
         What is guaranteed of everything that is released.
     budget_ : Budget
         The guarantee's (epsilon, delta).
     sensitivity_ : Sensitivity
-        How far one record moves what the noise is added to.
+        How far one record or person moves what the noise is added to.
     plan_ : GradientPlan or OutputPlan
         The settings of the training method.
     predictor_ : Predictor
         Answers queries and pays for them. Only with ``release="query"``.
     classes_ : array of shape (classes,)
         The labels.
+    encoding_ : Encoding or None
+        How the rows of a table are encoded; None for plain arrays.
     n_features_in_ : int
         Number of columns of a record.
     feature_map_ : FeatureMap
@@ -188,6 +203,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         release: Literal["weights", "query"] = "weights",
         queries: int = 1,
         centring: float = CENTRING_SHARE,
+        second_moments: float | None = None,
         radius: float = 1.0,
         loss: Literal["cross-entropy", "convexified"] = "cross-entropy",
         alpha: float = 1.0,
@@ -197,6 +213,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         max_grad_norm: float | None = None,
         regularisation: float | None = None,
         random_state: Any = None,
+        schema: Schema | None = None,
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -209,6 +226,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.release = release
         self.queries = queries
         self.centring = centring
+        self.second_moments = second_moments
         self.radius = radius
         self.loss = loss
         self.alpha = alpha
@@ -218,16 +236,19 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.max_grad_norm = max_grad_norm
         self.regularisation = regularisation
         self.random_state = random_state
+        self.schema = schema
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> PrivateHead:
+    def fit(self, X: Any, y: ArrayLike | None = None, *, groups: ArrayLike | None = None) -> PrivateHead:
         """Train on private records, and release the weights unless ``release="query"``.
 
         Parameters
         ----------
-        X : array-like of shape (records, columns)
-            The private records.
-        y : array-like of shape (records,)
-            Their labels.
+        X : array-like of shape (records, columns), data frame or Records
+            The private records. Data frames require a ``schema``.
+        y : array-like of shape (records,), optional
+            Their labels, unless the frame or the records have them.
+        groups : array-like of shape (records,), optional
+            Whose row each row is. The guarantee then holds for persons.
 
         Returns
         -------
@@ -237,27 +258,34 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._check_settings()
         for stale in ("coef_", "predictor_"):
             self.__dict__.pop(stale, None)
-        records, given = checked_records(self, X, y)
-        self.classes_, labels = class_numbers(given, self.classes)
-        self.feature_map_ = self._feature_map(records.shape[1])
-        self.radius_ = float(self.radius)
+        data = training_set(self, X, y, groups)
         self.budget_ = self._budget()
-        source, allowance = self._noise_source(), self._allowance()
+        source = self._noise_source()
+
+        # The number of records or persons: declared, or a small release. Then everything that depends on it.
+        self.size_ = self._released_size(data, source)
+        self.feature_map_ = self._feature_map(data)
+        self.radius_ = float(self.radius)
+        allowance = self._allowance(self.feature_map_.dimension(data.records.shape[1]) + 1)
 
         # Each record alone: public features of length at most 1, as exact numbers.
-        rows = clipped_features(self.feature_map_, records, self.radius_)
+        rows = clipped_features(self.feature_map_, data.records, self.radius_)
+        repeats = None if data.persons is None else data.persons.rows
+        table = Table(rows, data.labels, len(self.classes_), repeats)
+        public = self._data_facts(data)
+        del data  # The records themselves are not needed any more, and they can be large.
 
-        # Two small releases: the number of records, unless it is declared, and the mean of the features.
-        if allowance.size is not None:
-            self.size_ = released_size(len(records), allowance.size, source)
-        elif self.declared_size is not None:
-            self.size_ = float(self.declared_size)
+        # Two releases that make the features easier to learn from: their mean and their second moments.
         self.centre_: Floats = (
             np.zeros(rows.shape[1] - 1)
             if allowance.centre is None
-            else released_centre(rows, self.size_, allowance.centre, source)
+            else released_centre(rows, self.size_, allowance.centre, source, repeats)
         )
-        table = Table(centred(rows, self.centre_), labels, len(self.classes_))
+        centred(rows, self.centre_)
+        self.whitening_: Floats | None = None
+        if allowance.moments is not None:
+            self.whitening_ = released_whitening(table, self.size_, allowance.moments, source)
+            whitened(rows, self.whitening_)
 
         # The weights: released with noise, or kept and asked through a mechanism that charges for every answer.
         if self.release == "query":
@@ -268,12 +296,12 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self._fit_by_output(table, allowance.training, source)
 
         # What is guaranteed, from public facts alone.
-        facts = self._facts(table, allowance, source)
+        facts = self._facts(table, allowance, source) | public
         own_map = runs_own_code(self.feature_map_)
         self.guarantee_ = (
-            query_guarantee(self.predictor_.guarantee, facts, own_map=own_map)
+            query_guarantee(self.predictor_.guarantee, facts, own_map=own_map, encoding=self.encoding_)
             if self.release == "query"
-            else weights_guarantee(facts, own_map=own_map)
+            else weights_guarantee(facts, own_map=own_map, encoding=self.encoding_)
         )
         return self
 
@@ -284,6 +312,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             table.features,
             table.classes,
             mu,
+            whitened=self.whitening_ is not None,
             steps=self.steps,
             learning_rate=self.learning_rate,
             max_grad_norm=self.max_grad_norm,
@@ -302,7 +331,10 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Minimise the regularised loss, and keep the minimiser behind a mechanism with a budget."""
         weights, max_norm = self._minimiser(table, float(self.epsilon) / int(self.queries), QUERY_NOISE)
         private = PrivateHeadWeights._of_fit(
-            HeadWeights(weights, self.centre_, BIAS, self.radius_), self.sensitivity_, max_norm=max_norm
+            HeadWeights(weights, self.centre_, BIAS, self.radius_),
+            self.sensitivity_,
+            max_norm=max_norm,
+            unit="record" if table.repeats is None else "person",
         )
         self.predictor_ = Predictor(private, NoisyMax("permute-and-flip"), self.budget_, noise=source)
 
@@ -317,18 +349,20 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.loss == "convexified":
             objective = Tilted(float(self.alpha), float(self.mass or self.size_), plan.regularisation)
             wanted = TILTED_TOLERANCE
-        tolerance = certifiable_tolerance(objective, table.features, table.classes, wanted)
+        tolerance = certifiable_tolerance(
+            objective, table.features, table.classes, wanted, repeated=table.repeats is not None
+        )
         self.sensitivity_ = output_sensitivity(objective, table.classes, tolerance)
         self.plan_ = OutputPlan(plan.regularisation, tolerance)
         weights = minimise(table, objective, tolerance).weights
         return weights, max_solution_norm(objective, table.classes, tolerance)
 
-    def predict(self, X: ArrayLike) -> NDArray[Any]:
+    def predict(self, X: Any) -> NDArray[Any]:
         """Predict labels; with ``release="query"`` every new answer is private and is charged.
 
         Parameters
         ----------
-        X : array-like of shape (records, columns)
+        X : array-like of shape (records, columns) or data frame
             Queries.
 
         Returns
@@ -346,12 +380,12 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(self.classes_[classifier.predict(features)])
 
     @available_if(_releases_weights)  # type: ignore[untyped-decorator]
-    def predict_proba(self, X: ArrayLike) -> Floats:
+    def predict_proba(self, X: Any) -> Floats:
         """Predict class probabilities from the released weights.
 
         Parameters
         ----------
-        X : array-like of shape (records, columns)
+        X : array-like of shape (records, columns) or data frame
             Queries.
 
         Returns
@@ -363,12 +397,12 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._released_weights.predict_proba(features)
 
     @available_if(_releases_weights)  # type: ignore[untyped-decorator]
-    def decision_function(self, X: ArrayLike) -> Floats:
+    def decision_function(self, X: Any) -> Floats:
         """Compute logits from the released weights.
 
         Parameters
         ----------
-        X : array-like of shape (records, columns)
+        X : array-like of shape (records, columns) or data frame
             Queries.
 
         Returns
@@ -382,23 +416,21 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def _released_weights(self) -> HeadWeights:
-        return HeadWeights(self.coef_, self.centre_, BIAS, self.radius_)
+        return HeadWeights(self.coef_, self.centre_, BIAS, self.radius_, whitening=self.whitening_)
 
-    def _public_features(self, X: ArrayLike) -> NDArray[np.float32]:
+    def _public_features(self, X: Any) -> NDArray[np.float32]:
         """Return the public features of queries."""
-        check_is_fitted(self)
-        records = validate_data(self, X, dtype=np.float32, reset=False)
-        return self.feature_map_.transform(records)
+        return self.feature_map_.transform(queries(self, X))
 
     @property
     def _training_method(self) -> TrainingMethod:
         """The method, with its default."""
         return self.method or ("output" if self.release == "query" else "gradient")
 
-    def _feature_map(self, columns: int) -> FeatureMap:
+    def _feature_map(self, data: TrainingSet) -> FeatureMap:
         """Return the feature map that ``features`` names."""
         if self.features == "auto":
-            return default_features(columns, self.image_shape)
+            return default_features(data.records.shape[1], self.image_shape)
         named: FeatureMap = named_features(self.features, self.image_shape)
         return named
 
@@ -415,12 +447,38 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         epsilon = self.epsilon if self.mu is None else epsilon_of(float(self.mu), self.delta)
         return Budget(epsilon, self.delta)
 
-    def _allowance(self) -> Allowance:
+    @property
+    def _mu(self) -> float:
+        """mu of the whole training, if the weights are released."""
+        return mu_of(self.epsilon, self.delta) if self.mu is None else float(self.mu)
+
+    def _released_size(self, data: TrainingSet, source: NoiseSource) -> float:
+        """Return the declared size, or release a noisy one."""
+        if self.declared_size is not None:
+            return float(self.declared_size)
+        mu = Allowance.of(self._mu, SIZE_SHARE, 0.0).size
+        assert mu is not None
+        return released_size(data.units, mu, source)
+
+    def _allowance(self, features: int) -> Allowance:
         """Divide mu among the releases of the training; with ``release="query"`` there are none."""
         if self.release == "query":
-            return Allowance(size=None, centre=None, training=0.0)
-        mu = mu_of(self.epsilon, self.delta) if self.mu is None else float(self.mu)
-        return Allowance.of(mu, SIZE_SHARE if self.declared_size is None else 0.0, self.centring)
+            return Allowance(size=None, centre=None, moments=None, training=0.0)
+        size_share = SIZE_SHARE if self.declared_size is None else 0.0
+        moments = self.second_moments
+        if moments is None:
+            left = self._mu * math.sqrt(1.0 - size_share - self.centring)
+            by_rule = self._training_method == "gradient"
+            moments = moments_share(self.size_, features, left) * (left / self._mu) ** 2 if by_rule else 0.0
+        return Allowance.of(self._mu, size_share, self.centring, moments)
+
+    def _data_facts(self, data: TrainingSet) -> dict[str, Any]:
+        """Return the public facts of the training set by name."""
+        return {
+            "unit": data.unit,
+            "classes_declared": data.classes_declared,
+            "fitted_steps": list(data.fitted_steps),
+        }
 
     def _facts(self, table: Table, allowance: Allowance, source: NoiseSource) -> dict[str, Any]:
         """Return every public number of the training by name."""
@@ -432,7 +490,6 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "features": describe_map(self.feature_map_),
             "dimension": table.features,
             "classes": table.classes,
-            "classes_declared": self.classes is not None,
             "declared_size": self.size_,
             "size_from": "noisy count" if self.declared_size is None else "declared",
             "radius": self.radius_,
@@ -445,6 +502,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             facts |= {
                 "mu_size": allowance.size,
                 "mu_centring": allowance.centre,
+                "mu_moments": allowance.moments,
                 "mu_training": allowance.training,
             }
         if self.loss == "convexified":
@@ -469,6 +527,11 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not 0.0 <= self.centring < 1.0 - SIZE_SHARE:
             raise InvalidInput(
                 f"centring must be at least 0 and below {1.0 - SIZE_SHARE}, got {self.centring}."
+            )
+        most = 1.0 - SIZE_SHARE - self.centring
+        if self.second_moments is not None and not 0.0 <= self.second_moments < most:
+            raise InvalidInput(
+                f"second_moments must be at least 0 and, with this centring, below {most:g}, got {self.second_moments}."
             )
         if self.declared_size is not None:
             checked_size(self.declared_size)
@@ -500,7 +563,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
 
 
-def weights_guarantee(facts: Facts, *, own_map: bool) -> Guarantee:
+def weights_guarantee(facts: Facts, *, own_map: bool, encoding: Encoding | None = None) -> Guarantee:
     """Return the guarantee of released weights.
 
     Parameters
@@ -509,6 +572,8 @@ def weights_guarantee(facts: Facts, *, own_map: bool) -> Guarantee:
         The public facts of the training.
     own_map : bool
         Whether the feature map runs the user's own code.
+    encoding : Encoding, optional
+        How the rows of a table were encoded.
 
     Returns
     -------
@@ -519,7 +584,8 @@ def weights_guarantee(facts: Facts, *, own_map: bool) -> Guarantee:
     if facts["training_method"] == "gradient":
         releases = facts["steps"]
         because = "Gaussian mechanisms on exact clipped gradient sums compose to mu (THEORY 3.1)."
-    first = [GaussianCost(mu).amount for mu in (facts["mu_size"], facts["mu_centring"]) if mu is not None]
+    parts = (facts["mu_size"], facts["mu_centring"], facts.get("mu_moments"))
+    first = [GaussianCost(mu).amount for mu in parts if mu is not None]
     step = GaussianCost(facts["mu_training"] / math.sqrt(releases)).amount
     guarantee = Guarantee.of(
         GaussianCost(root_rounded_up(sum(first, releases * step))),
@@ -527,12 +593,15 @@ def weights_guarantee(facts: Facts, *, own_map: bool) -> Guarantee:
         because=because,
         parameters=facts,
         assumptions=(SETTINGS_PUBLIC, *map_assumptions(facts["features"])),
+        unit=facts.get("unit", "record"),
     )
     seeded = () if facts["noise_source"] == EXACT.describe() else (SEEDED_WEIGHTS,)
-    return weakened(guarantee, *_conditions(facts, own_map), *seeded)
+    return weakened(guarantee, *_conditions(facts, own_map, encoding), *seeded)
 
 
-def query_guarantee(answers: Guarantee, facts: Facts, *, own_map: bool) -> Guarantee:
+def query_guarantee(
+    answers: Guarantee, facts: Facts, *, own_map: bool, encoding: Encoding | None = None
+) -> Guarantee:
     """Return the guarantee of all answers from weights that are not released.
 
     Parameters
@@ -543,6 +612,8 @@ def query_guarantee(answers: Guarantee, facts: Facts, *, own_map: bool) -> Guara
         The public facts of the training.
     own_map : bool
         Whether the feature map runs the user's own code.
+    encoding : Encoding, optional
+        How the rows of a table were encoded.
 
     Returns
     -------
@@ -555,14 +626,19 @@ def query_guarantee(answers: Guarantee, facts: Facts, *, own_map: bool) -> Guara
         because=answers.because,
         parameters={**answers.parameters, **facts},
         assumptions=(*answers.assumptions, SETTINGS_PUBLIC, *map_assumptions(facts["features"])),
+        unit=facts.get("unit", "record"),
     )
-    return weakened(guarantee, *_conditions(facts, own_map))
+    return weakened(guarantee, *_conditions(facts, own_map, encoding))
 
 
-def _conditions(facts: Facts, own_map: bool) -> list[Any]:
-    """Return the conditions of user code and of classes that were read off the labels."""
-    met = ((OWN_MAP, own_map), (CLASSES, facts["classes_declared"] is not True))
-    return [condition for condition, applies in met if applies]
+def _conditions(facts: Facts, own_map: bool, encoding: Encoding | None) -> tuple[Condition, ...]:
+    """Return the conditions of user code and of what was read off the private records."""
+    data = data_conditions(
+        classes_declared=facts["classes_declared"] is True,
+        encoding=encoding,
+        fitted_steps=facts.get("fitted_steps", ()),
+    )
+    return (OWN_MAP, *data) if own_map else data
 
 
 def weight_sensitivity(facts: Facts) -> Sensitivity:
@@ -615,7 +691,10 @@ def least_tolerance(facts: Facts) -> float:
     wanted = TILTED_TOLERANCE
     if facts["loss"] != "convexified":
         wanted = output_plan(facts["declared_size"], 1.0, regularisation=facts["regularisation"]).tolerance
-    return certifiable_tolerance(_objective(facts), facts["dimension"], facts["classes"], wanted)
+    repeated = facts.get("unit", "record") == "person"
+    return certifiable_tolerance(
+        _objective(facts), facts["dimension"], facts["classes"], wanted, repeated=repeated
+    )
 
 
 def _objective(facts: Facts) -> MeanCrossEntropy | Tilted:

@@ -8,6 +8,9 @@ function of that record and of public numbers alone: removing it changes the sum
 length is bounded.
 
 Units: features are multiples of 2^-20 of length at most 1; clipped residuals are multiples of 2^-20.
+
+Where a person has k rows, each of them counts 1/k: the rows of one person together contribute at most what a single
+record does (THEORY 3.7). The number k depends on that person's rows alone.
 """
 
 from __future__ import annotations
@@ -41,6 +44,11 @@ _UNIT = 2.0**BITS
 _SHORTENED = 1.0 - 2.0**-36
 """Lengths computed in float64 are right up to 2^-40; scaling to this much less than the limit keeps them below it."""
 _MANTISSA = 53
+MOMENTS_GRID = 2.0**-20
+"""Released second moments are multiples of this."""
+WHITENING_BITS = 32
+"""A whitening matrix consists of multiples of 2^-32."""
+_IMAGE_BITS = 26
 
 
 def on_grid(values: Floats) -> Floats:
@@ -115,6 +123,85 @@ def unit_rows(rows: Floats, centre: Floats, bias: float) -> Floats:
     return on_grid(shifted / lengths * _SHORTENED)
 
 
+def whitening_on_grid(matrix: Floats) -> Floats:
+    """Scale a symmetric matrix to spectral norm below 1 and round it to multiples of 2^-32.
+
+    Products of its rows with rows on the grid are then exact: partial sums are multiples of 2^-52 and at most 1.
+
+    Parameters
+    ----------
+    matrix : array of shape (features, features)
+        A symmetric matrix. Its scale does not matter to `whitened_rows`.
+
+    Returns
+    -------
+    array of shape (features, features)
+        The matrix A for `whitened_rows`.
+
+    Examples
+    --------
+    >>> whitening_on_grid(np.diag([8.0, 2.0])).round(2)
+    array([[1.  , 0.  ],
+           [0.  , 0.25]])
+    """
+    norm = float(np.linalg.norm(matrix, 2))
+    units: Floats = np.trunc(matrix * ((1.0 - 2.0**-10) / norm * 2.0**WHITENING_BITS))
+    return units / 2.0**WHITENING_BITS
+
+
+def is_whitening(matrix: Floats, features: int) -> bool:
+    """Return whether a matrix is one that `whitening_on_grid` may have returned.
+
+    Parameters
+    ----------
+    matrix : array
+        Any matrix.
+    features : int
+        Its expected number of rows and columns.
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
+    >>> is_whitening(whitening_on_grid(np.eye(2)), 2), is_whitening(np.eye(2) / 3, 2)
+    (True, False)
+    """
+    if matrix.dtype != np.float64 or matrix.shape != (features, features) or not np.isfinite(matrix).all():
+        return False
+    units = matrix * 2.0**WHITENING_BITS
+    symmetric = bool((matrix == matrix.T).all() and (units == np.trunc(units)).all())
+    return symmetric and float(np.linalg.norm(matrix, 2)) <= 1.0
+
+
+def whitened_rows(rows: Floats, matrix: Floats) -> Floats:
+    """Compute `A g / ||A g||` on the grid, for rows g and a matrix A.
+
+    Parameters
+    ----------
+    rows : array of shape (records, features)
+        Rows g on the grid, of length at most 1.
+    matrix : array of shape (features, features)
+        A from `whitening_on_grid`, symmetric.
+
+    Returns
+    -------
+    array of shape (records, features)
+        Rows on the grid, of length at most 1.
+    """
+    # The product is exact; rounded to multiples of 2^-26, so is the sum of squares: at most 2^52 units of 2^-52.
+    images = (torch.from_numpy(rows) @ torch.from_numpy(matrix)).numpy()
+    images *= 2.0**_IMAGE_BITS
+    np.trunc(images, out=images)
+    squares = np.square(images).sum(axis=1, keepdims=True)
+    images *= _UNIT * _SHORTENED
+    images /= np.sqrt(np.maximum(squares, 1.0))
+    np.trunc(images, out=images)
+    images /= _UNIT
+    return images
+
+
 def _block_rows(features: int) -> int:
     """Return the number of rows of a block: at most 4096, whose clipped gradients sum to less than 2^53 units."""
     return min(max(_BLOCK // features, 16), 4096)
@@ -126,18 +213,21 @@ class TableShape:
 
     Parameters
     ----------
-    records : int
-        Largest number of records.
+    units : int
+        Largest number of records, or of persons.
     features, classes : int
         Numbers of features (the constant one included) and of classes.
+    repeated : bool
+        Whether persons have several rows. Their number has no public bound but `LARGEST_TABLE`.
     """
 
-    records: int
+    units: int
     features: int
     classes: int
+    repeated: bool = False
 
     def __len__(self) -> int:
-        return self.records
+        return LARGEST_TABLE if self.repeated else self.units
 
     @property
     def rows_at_once(self) -> int:
@@ -157,6 +247,8 @@ class Table:
         Class indices.
     classes : int
         Number of classes.
+    repeats : array of shape (records,), optional
+        How many rows the person of each row has. None if every row is a record of its own.
 
     Raises
     ------
@@ -167,6 +259,7 @@ class Table:
     rows: NDArray[np.float32]
     labels: Labels
     classes: int
+    repeats: Labels | None = None
 
     def __post_init__(self) -> None:
         if len(self.rows) > LARGEST_TABLE:
@@ -186,11 +279,26 @@ class Table:
         return _block_rows(self.features)
 
     @cached_property
+    def shares(self) -> Floats | None:
+        """What every row counts: 1/k if its person has k rows. None if all count 1."""
+        return None if self.repeats is None else 1.0 / self.repeats
+
+    @property
+    def units(self) -> int:
+        """The number of persons, or of records if there are no persons."""
+        return len(self.rows) if self.shares is None else round(float(self.shares.sum()))
+
+    @cached_property
     def lengths(self) -> Floats:
         """The length of every row; the sums of squares are exact."""
-        parts = [np.square(rows.numpy()).sum(axis=1) for rows, _ in self.blocks()]
-        squares: Floats = np.concatenate([np.empty(0), *parts])
-        return np.sqrt(squares)
+        lengths, pieces = np.empty(len(self.rows)), self.pieces
+
+        def fill(number: int) -> None:
+            for rows, part in self.blocks(pieces[number]):
+                lengths[part] = np.sqrt(np.square(rows.numpy()).sum(axis=1))
+
+        parallel_map(fill, len(pieces))
+        return lengths
 
     @property
     def pieces(self) -> list[slice]:
@@ -246,13 +354,14 @@ def repeatable_exp(values: Floats) -> Floats:
     clipped = np.maximum(values, -700.0)
     powers = np.rint(clipped * 1.4426950408889634)
     rest = clipped - powers * 0.693147180369123816490  # ln 2 with its last 21 bits zero: the product is exact
-    rest = rest - powers * 1.90821492927058770002e-10
+    rest -= powers * 1.90821492927058770002e-10
     result = np.full_like(rest, 1.0 / math.factorial(13))
     for order in range(12, -1, -1):
-        result = result * rest
-        result = result + 1.0 / math.factorial(order)
-    scaled: Floats = np.ldexp(result, powers.astype(np.int32))
-    return scaled
+        result *= rest
+        result += 1.0 / math.factorial(order)
+    # 2^power from its bits; powers are at least -1010, so nothing underflows and the product is exact.
+    result *= ((powers.astype(np.int64) + 1023) << 52).view(np.float64)
+    return result
 
 
 def probabilities(logits: Floats) -> Floats:
@@ -268,7 +377,12 @@ def probabilities(logits: Floats) -> Floats:
     array of shape (classes, records)
         Probabilities.
     """
-    weights = repeatable_exp(logits - logits.max(axis=0))
+    if len(logits) == 2:
+        # The larger one has exp(0) = 1: one exponential per column is enough.
+        smaller = repeatable_exp(-np.abs(logits[0] - logits[1]))
+        weights = np.where(logits >= logits[::-1], 1.0, smaller)
+    else:
+        weights = repeatable_exp(logits - logits.max(axis=0))
     total = weights[0].copy()
     for weight in weights[1:]:
         total += weight
@@ -320,8 +434,12 @@ def residuals(weights: torch.Tensor, rows: torch.Tensor, labels: Labels) -> Floa
     return errors
 
 
-def clipped_residuals(errors: Floats, lengths: Floats, max_grad_norm: float) -> Floats:
-    """Compute `(p - e_y) * min(1, S / (||p - e_y|| ||f||))` on the grid: then `||(p - e_y) f^T|| <= S`.
+def clipped_residuals(
+    errors: Floats, lengths: Floats, max_grad_norm: float, shares: Floats | None = None
+) -> Floats:
+    """Compute `(1/k) (p - e_y) * min(1, S / (||p - e_y|| ||f||))` on the grid.
+
+    Then `||(1/k) (p - e_y) f^T|| <= S/k`, and the k rows of one person together contribute at most S.
 
     Parameters
     ----------
@@ -331,6 +449,8 @@ def clipped_residuals(errors: Floats, lengths: Floats, max_grad_norm: float) -> 
         The lengths of the rows f.
     max_grad_norm : float
         S.
+    shares : array of shape (records,), optional
+        1/k of every row; None if all are 1.
 
     Returns
     -------
@@ -341,13 +461,17 @@ def clipped_residuals(errors: Floats, lengths: Floats, max_grad_norm: float) -> 
     for error in errors:
         squares += error * error
     norms = np.sqrt(squares) * lengths
-    return on_grid(errors * (max_grad_norm * _SHORTENED / np.maximum(norms, max_grad_norm * _SHORTENED)))
+    factors = max_grad_norm * _SHORTENED / np.maximum(norms, max_grad_norm * _SHORTENED)
+    if shares is not None:
+        factors *= shares
+    return on_grid(errors * factors)
 
 
 def gradient_sum(table: Table, weights: Floats, max_grad_norm: float) -> Floats:
-    """Compute `sum_i clip_S((p_i - e_{y_i}) f_i^T)` without rounding, then round it to multiples of `GRID`.
+    """Compute `sum_i (1/k_i) clip_S((p_i - e_{y_i}) f_i^T)` without rounding, then round it to multiples of `GRID`.
 
-    One record changes it by at most `certified.head_gradient(S, coordinates=C*d, grid=GRID)` in L2.
+    One record, or all rows of one person, change it by at most `certified.head_gradient(S, coordinates=C*d, grid=GRID)`
+    in L2.
 
     Parameters
     ----------
@@ -364,13 +488,16 @@ def gradient_sum(table: Table, weights: Floats, max_grad_norm: float) -> Floats:
         The sum.
     """
     grid_weights = torch.from_numpy(weights_on_grid(weights))
-    lengths, pieces = table.lengths, table.pieces
+    lengths, shares, pieces = table.lengths, table.shares, table.pieces
 
     def piece_sum(number: int) -> NDArray[np.int64]:
         total = np.zeros((table.classes, table.features), dtype=np.int64)
         for rows, part in table.blocks(pieces[number]):
             errors = clipped_residuals(
-                residuals(grid_weights, rows, table.labels[part]), lengths[part], max_grad_norm
+                residuals(grid_weights, rows, table.labels[part]),
+                lengths[part],
+                max_grad_norm,
+                None if shares is None else shares[part],
             )
             total += np.ldexp((torch.from_numpy(errors) @ rows).numpy(), 2 * BITS).astype(np.int64)
         return total
@@ -379,13 +506,17 @@ def gradient_sum(table: Table, weights: Floats, max_grad_norm: float) -> Floats:
     return _released(np.add.reduce(sums), 2 * BITS)
 
 
-def row_sum(rows: NDArray[np.float32]) -> Floats:
-    """Sum rows on the grid without rounding.
+def row_sum(rows: NDArray[np.float32], repeats: Labels | None = None) -> Floats:
+    """Sum rows on the grid without rounding; where a person has k rows, each of them divided by k and rounded.
+
+    One record, or all rows of one person, change the sum by at most 1 in L2.
 
     Parameters
     ----------
     rows : array of shape (records, features)
         Rows on the grid, of length at most 1.
+    repeats : array of shape (records,), optional
+        k of every row; None if all are 1.
 
     Returns
     -------
@@ -394,14 +525,44 @@ def row_sum(rows: NDArray[np.float32]) -> Floats:
     """
     total = np.zeros(rows.shape[1], dtype=np.int64)
     for start in range(0, len(rows), ROWS_AT_ONCE):
-        total += np.ldexp(rows[start : start + ROWS_AT_ONCE].sum(axis=0, dtype=np.float64), BITS).astype(
-            np.int64
-        )
+        part = rows[start : start + ROWS_AT_ONCE].astype(np.float64)
+        if repeats is not None:
+            part = on_grid(part / repeats[start : start + ROWS_AT_ONCE, None])
+        total += np.ldexp(part.sum(axis=0), BITS).astype(np.int64)
     return np.ldexp(total.astype(np.float64), -BITS)
 
 
-def _released(total: NDArray[np.int64], bits: int) -> Floats:
-    """Round integers in units of 2^-bits to multiples of `GRID`: at most 2^53 of them, so exact in float64."""
-    drop = bits + round(math.log2(GRID))
+def moment_sum(table: Table) -> Floats:
+    """Compute the second moments `sum_i h_i h_i^T` without rounding, then round them to multiples of `MOMENTS_GRID`.
+
+    h is a row, times `1/sqrt(k)` on the grid where a person has k rows. So one record, or all rows of one person,
+    change the sum by a matrix of Frobenius norm at most 1, plus one grid step per entry.
+
+    Parameters
+    ----------
+    table : Table
+        The records.
+
+    Returns
+    -------
+    array of shape (features, features)
+        The symmetric matrix.
+    """
+    roots = None if table.repeats is None else np.sqrt(1.0 / table.repeats)
+    pieces = table.pieces
+
+    def piece_sum(number: int) -> NDArray[np.int64]:
+        total = np.zeros((table.features, table.features), dtype=np.int64)
+        for rows, part in table.blocks(pieces[number]):
+            scaled = rows if roots is None else torch.from_numpy(on_grid(rows.numpy() * roots[part, None]))
+            total += np.ldexp((scaled.T @ scaled).numpy(), 2 * BITS).astype(np.int64)
+        return total
+
+    return _released(np.add.reduce(parallel_map(piece_sum, len(pieces))), 2 * BITS, MOMENTS_GRID)
+
+
+def _released(total: NDArray[np.int64], bits: int, grid: float = GRID) -> Floats:
+    """Round integers in units of 2^-bits to multiples of a grid: at most 2^53 of them, so exact in float64."""
+    drop = bits + round(math.log2(grid))
     rounded = (total + (1 << (drop - 1))) >> drop
     return np.ldexp(rounded.astype(np.float64), drop - bits)

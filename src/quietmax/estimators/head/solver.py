@@ -5,6 +5,8 @@ always gets there. If it stops early, accelerated gradient descent goes on; it c
 smooth function at the known rate `(1 - sqrt(lam / L))^k` (Nesterov 2004, section 2.2). So no training fails because the
 solver was slow. The computed gradient is trusted only up to a bound on its rounding error. `certifiable_tolerance`
 chooses tau from public numbers so that the bound is below it wherever the minimiser may lie.
+
+Where a person has k rows, each row's loss counts 1/k (THEORY 3.7). Then "record" means "person" below.
 """
 
 from __future__ import annotations
@@ -116,6 +118,11 @@ def max_solution_norm(objective: Objective, classes: int, tolerance: float) -> f
     return (objective.max_weight_norm(classes) + tolerance / objective.regularisation) * (1 + 2.0**-40)
 
 
+def _shares(table: Table, part: slice) -> torch.Tensor | None:
+    """Return what the rows of a block count; None if all count 1."""
+    return None if table.shares is None else torch.from_numpy(table.shares[part])
+
+
 def _losses_and_residuals(
     weights: torch.Tensor, rows: torch.Tensor, labels: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -139,7 +146,7 @@ def _residual_rounding(table: Table | TableShape, weights: Floats) -> float:
 
 
 def _sum_rounding(table: Table | TableShape) -> float:
-    """Return the relative error of a sum over records in blocks."""
+    """Return the relative error of a sum over rows in blocks."""
     return 2 * _ROUNDING * (table.rows_at_once + len(table) / table.rows_at_once + 1024)
 
 
@@ -164,8 +171,8 @@ class MeanCrossEntropy:
     regularisation: float
 
     def smoothness(self, table: Table) -> float:
-        """Return `n / (2 N) + lam` for a ``table`` of n rows: the Hessian of l in the logits is at most 1/2."""
-        return len(table) / (2 * self.size) + self.regularisation
+        """Return `n / (2 N) + lam` for a ``table`` of n records: the Hessian of l in the logits is at most 1/2."""
+        return table.units / (2 * self.size) + self.regularisation
 
     def value_and_gradient(self, table: Table, weights: Floats) -> tuple[float, Floats]:
         """Return the objective for a ``table`` at some ``weights``, and its gradient."""
@@ -175,6 +182,8 @@ class MeanCrossEntropy:
             value, gradient = 0.0, torch.zeros_like(matrix)
             for rows, part in table.blocks(pieces[number]):
                 losses, errors = _losses_and_residuals(matrix, rows, torch.from_numpy(table.labels[part]))
+                if (shares := _shares(table, part)) is not None:
+                    losses, errors = losses * shares, errors * shares[:, None]
                 value += float(losses.sum())
                 gradient += errors.T @ rows
             return value, gradient
@@ -203,7 +212,7 @@ class MeanCrossEntropy:
 
     def rounding(self, table: Table | TableShape, weights: Floats) -> float:
         """Add the errors of the residuals of a ``table`` at ``weights``, of their sum and of the regulariser."""
-        records = len(table) / self.size
+        records = table.units / self.size
         regulariser = _regulariser_rounding(self.regularisation, weights)
         return (
             records * (_residual_rounding(table, weights) + math.sqrt(2) * _sum_rounding(table)) + regulariser
@@ -213,6 +222,8 @@ class MeanCrossEntropy:
 @dataclass(frozen=True)
 class Tilted:
     """The convexified loss `(1/a) ln(M + sum_i exp(a l_i(W))) + (lam/2) ||W||^2` (THEORY 3.2).
+
+    With persons of several rows the sum is `sum_i (1/k_i) exp(a l_i(W))`.
 
     Parameters
     ----------
@@ -245,6 +256,8 @@ class Tilted:
             highest = max(shift, self.alpha * float(losses.max()))
             shrink = math.exp(shift - highest)
             shares = (self.alpha * losses - highest).exp()
+            if (counted := _shares(table, part)) is not None:
+                shares = shares * counted
             total = total * shrink + float(shares.sum())
             gradient = gradient * shrink + (errors * shares[:, None]).T @ rows
             shift = highest
@@ -299,7 +312,9 @@ class Solution:
     fast: bool
 
 
-def certifiable_tolerance(objective: Objective, features: int, classes: int, at_least: float) -> float:
+def certifiable_tolerance(
+    objective: Objective, features: int, classes: int, at_least: float, *, repeated: bool = False
+) -> float:
     """Return a tolerance that float64 can certify for every table of up to `objective.max_records` records.
 
     It is four times the rounding error at the longest minimiser, or ``at_least`` if that is more. Certified weights
@@ -313,6 +328,8 @@ def certifiable_tolerance(objective: Objective, features: int, classes: int, at_
         The shape of the weights.
     at_least : float
         The smallest tolerance that is useful.
+    repeated : bool
+        Whether the unit is a person with several rows.
 
     Returns
     -------
@@ -336,7 +353,7 @@ def certifiable_tolerance(objective: Objective, features: int, classes: int, at_
             f"With regularisation {objective.regularisation:g} the condition number of the loss is {ratio:.1e}, but it "
             f"must be at most {LARGEST_CONDITION_NUMBER:.0e}: use more regularisation or a smaller alpha."
         )
-    shape = TableShape(objective.max_records, features, classes)
+    shape = TableShape(objective.max_records, features, classes, repeated)
     return max(at_least, 4 * objective.rounding(shape, np.full((1, 1), objective.max_weight_norm(classes))))
 
 
@@ -397,7 +414,7 @@ class _CertifiedObjective:
     def __call__(self, weights: Floats) -> tuple[float, Floats]:
         value, gradient = self.objective.value_and_gradient(self.table, weights)
         error = self.objective.rounding(self.table, weights)
-        if len(self.table) > self.objective.max_records and error > self.tolerance / 2:
+        if self.table.units > self.objective.max_records and error > self.tolerance / 2:
             raise InvalidInput(
                 f"Float64 cannot certify a gradient below {self.tolerance:.1e} here: declared_size is too far below "
                 "the number of records, or regularisation is too small."

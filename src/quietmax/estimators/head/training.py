@@ -1,4 +1,4 @@
-"""Training of a private head: public features, the noisy size and centre, settings, and the gradient method.
+"""Training of a private head: public features, the noisy size, centre and moments, settings, and the gradient method.
 
 All settings follow from public numbers, by the same rule for every data set. The rule of the gradient method is one
 number. After T steps with learning rate eta, the noise on every logit has standard deviation
@@ -21,16 +21,22 @@ from quietmax.errors import InvalidInput
 from quietmax.estimators.head.exact_sums import (
     BITS,
     GRID,
+    MOMENTS_GRID,
     ROWS_AT_ONCE,
     Floats,
+    Labels,
     Table,
     clipped_rows,
     gradient_sum,
+    moment_sum,
     on_grid,
     row_sum,
     unit_rows,
+    whitened_rows,
+    whitening_on_grid,
 )
-from quietmax.models.features.base import FeatureMap
+from quietmax.models.features.base import BatchedMap, FeatureMap, parallel_map
+from quietmax.models.features.generic import Pipeline, runs_user_code
 from quietmax.models.features.images import Scattering
 from quietmax.models.features.tabular import UnitNorm
 from quietmax.noise.release import release_gaussian
@@ -55,6 +61,11 @@ QUERY_NOISE = 0.15
 MAX_GRAD_NORM = 0.2
 FEWEST_STEPS, MOST_STEPS = 30, 300
 SHORT_STEP, LONGEST_STEP = 20.0, 300.0
+MOMENTS_SHARE = 0.1
+"""Share of mu^2 spent on second moments where they are used."""
+MOMENTS_FROM, MOMENTS_NOISE = 4000, 1.5
+"""Second moments are used from this size on, if their noise is at most this many times their mean eigenvalue."""
+WHITENED_STEPS, LONGEST_WHITENED_STEP = 25, 2.0
 VALUES_DRAWN = 1.6e6
 """The number of steps is limited so that about this many noise values are drawn, but is at least `FEWEST_STEPS`."""
 SMALLEST_REGULARISATION = 1e-6
@@ -63,6 +74,8 @@ TOLERANCE = 0.005
 TILTED_TOLERANCE = 1e-6
 """The solver's tolerance for the convexified loss, whose gradient does not shrink with the size."""
 _RECORDS_AT_ONCE = 4096
+_ROOT_OF_TWO = 181 / 128
+"""Below sqrt(2) by less than 0.02%, and short enough in bits for exact products."""
 _LARGEST_WEIGHT = 2.0**200
 _SPARE = 1.0 - 1e-12
 """Shares of mu^2 are rounded; this factor keeps their sum below the whole."""
@@ -115,11 +128,27 @@ def clipped_features(
     array of shape (records, features + 1)
         Rows of length at most 1; the last column is left empty for the constant feature.
     """
-    rows = np.zeros((len(records), feature_map.dimension(records.shape[1]) + 1), dtype=np.float32)
-    for start in range(0, len(records), _RECORDS_AT_ONCE):
-        part = slice(start, start + _RECORDS_AT_ONCE)
+    rows = np.empty((len(records), feature_map.dimension(records.shape[1]) + 1), dtype=np.float32)
+    rows[:, -1] = 0.0
+
+    def fill(number: int) -> None:
+        part = slice(number * _RECORDS_AT_ONCE, (number + 1) * _RECORDS_AT_ONCE)
         rows[part, :-1] = clipped_rows(feature_map.transform(records[part]), radius)
+
+    parts = -(-len(records) // _RECORDS_AT_ONCE)
+    if _may_run_on_any_thread(feature_map):
+        parallel_map(fill, parts)
+    else:
+        for number in range(parts):
+            fill(number)
     return rows
+
+
+def _may_run_on_any_thread(feature_map: FeatureMap) -> bool:
+    """Return whether a map is neither the user's own code nor computed in batches, which use the threads themselves."""
+    if isinstance(feature_map, Pipeline):
+        return all(_may_run_on_any_thread(step) for step in feature_map.maps)
+    return not (isinstance(feature_map, BatchedMap) or runs_user_code(feature_map))
 
 
 def centred(rows: NDArray[np.float32], centre: Floats) -> NDArray[np.float32]:
@@ -137,13 +166,40 @@ def centred(rows: NDArray[np.float32], centre: Floats) -> NDArray[np.float32]:
     array of shape (records, features + 1)
         Rows of length at most 1 on the grid.
     """
-    for start in range(0, len(rows), ROWS_AT_ONCE):
-        part = slice(start, start + ROWS_AT_ONCE)
+
+    def fill(number: int) -> None:
+        part = slice(number * ROWS_AT_ONCE, (number + 1) * ROWS_AT_ONCE)
         rows[part] = unit_rows(rows[part, :-1].astype(np.float64), centre, BIAS)
+
+    parallel_map(fill, -(-len(rows) // ROWS_AT_ONCE))
     return rows
 
 
-# --- The noisy size and the noisy centre ------------------------------------------------------------------------------
+def whitened(rows: NDArray[np.float32], whitening: Floats) -> NDArray[np.float32]:
+    """Multiply every row by the whitening matrix and divide by the length.
+
+    Parameters
+    ----------
+    rows : array of shape (records, features + 1)
+        What `centred` returned. It is overwritten, since it can be large.
+    whitening : array of shape (features + 1, features + 1)
+        What `released_whitening` returned.
+
+    Returns
+    -------
+    array of shape (records, features + 1)
+        Rows of length at most 1 on the grid.
+    """
+
+    def fill(number: int) -> None:
+        part = slice(number * ROWS_AT_ONCE, (number + 1) * ROWS_AT_ONCE)
+        rows[part] = whitened_rows(rows[part].astype(np.float64), whitening)
+
+    parallel_map(fill, -(-len(rows) // ROWS_AT_ONCE))
+    return rows
+
+
+# --- The noisy size, centre and second moments ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -156,51 +212,59 @@ class Allowance:
         mu of the noisy count; None if the size is declared.
     centre : float or None
         mu of the noisy centre; None if there is no centring.
+    moments : float or None
+        mu of the noisy second moments; None if they are not used.
     training : float
         mu of all other releases together.
     """
 
     size: float | None
     centre: float | None
+    moments: float | None
     training: float
 
     @classmethod
-    def of(cls, mu: float, size_share: float, centring_share: float) -> Allowance:
+    def of(cls, mu: float, size_share: float, centring_share: float, moments_share: float = 0.0) -> Allowance:
         """Divide mu^2 by shares.
 
         Parameters
         ----------
         mu : float
             mu of the whole training.
-        size_share, centring_share : float
-            Shares of mu^2 for the count and for the centre; 0 for no such release.
+        size_share, centring_share, moments_share : float
+            Shares of mu^2 for the count, the centre and the second moments; 0 for no such release.
 
         Returns
         -------
         Allowance
-            The three parts.
+            The four parts.
 
         Examples
         --------
         >>> Allowance.of(1.0, 0.0, 0.36)
-        Allowance(size=None, centre=0.5999999999994, training=0.7999999999992)
+        Allowance(size=None, centre=0.5999999999994, moments=None, training=0.7999999999992)
         """
-
-        def part(share: float) -> float | None:
-            return mu * math.sqrt(share) * _SPARE if share > 0.0 else None
-
+        rest = 1 - size_share - centring_share - moments_share
         return cls(
-            part(size_share), part(centring_share), mu * math.sqrt(1 - size_share - centring_share) * _SPARE
+            _part(mu, size_share),
+            _part(mu, centring_share),
+            _part(mu, moments_share),
+            mu * math.sqrt(rest) * _SPARE,
         )
 
 
-def released_size(records: int, mu: float, source: NoiseSource) -> float:
-    """Release a noisy number of records.
+def _part(mu: float, share: float) -> float | None:
+    """Return mu of a release with a share of mu^2; None for no release."""
+    return mu * math.sqrt(share) * _SPARE if share > 0.0 else None
+
+
+def released_size(units: int, mu: float, source: NoiseSource) -> float:
+    """Release a noisy number of records or persons.
 
     Parameters
     ----------
-    records : int
-        The true number; one record changes it by 1.
+    units : int
+        The true number; one record or person changes it by 1.
     mu : float
         mu of this release.
     source : NoiseSource
@@ -211,19 +275,51 @@ def released_size(records: int, mu: float, source: NoiseSource) -> float:
     float
         An integer, at least 1.
     """
-    noisy = release_gaussian([float(records)], sensitivity=1.0, mu=mu, source=source).values[0]
+    noisy = release_gaussian([float(units)], sensitivity=1.0, mu=mu, source=source).values[0]
     return max(1.0, float(np.rint(noisy)))
 
 
-def released_centre(rows: NDArray[np.float32], size: float, mu: float, source: NoiseSource) -> Floats:
+def released_centre(
+    rows: NDArray[np.float32], size: float, mu: float, source: NoiseSource, repeats: Labels | None = None
+) -> Floats:
     """Release the noisy mean of clipped rows.
 
     Parameters
     ----------
     rows : array of shape (records, features + 1)
-        What `clipped_features` returned; one record changes their sum by at most 1 in L2.
+        What `clipped_features` returned; one record or person changes their sum by at most 1 in L2.
     size : float
-        The public number of records by which the sum is divided.
+        The public number of records or persons by which the sum is divided.
+    mu : float
+        mu of this release.
+    source : NoiseSource
+        Where the noise comes from.
+    repeats : array of shape (records,), optional
+        How many rows the person of each row has; None if every row is a record of its own.
+
+    Returns
+    -------
+    array of shape (features,)
+        The mean on the grid, shortened to length at most 1, which a true mean cannot exceed.
+    """
+    noisy = release_gaussian(row_sum(rows, repeats)[:-1], sensitivity=1.0, mu=mu, source=source).values / size
+    length = math.sqrt(float(np.square(noisy).sum()))
+    return on_grid(noisy * ((1.0 - 2.0**-BITS) / max(length, 1.0)))
+
+
+def released_whitening(table: Table, size: float, mu: float, source: NoiseSource) -> Floats:
+    """Release noisy second moments M of the rows, and return a whitening matrix computed from them (THEORY 3.10).
+
+    The matrix is `(M_+ / N + c I)^(-1/2)` up to its scale, where `M_+` is the positive part of M and `c = sqrt(d) /
+    (mu N)` is about the size of the noise. Rows multiplied by it vary about equally in all directions, so that few
+    gradient steps are enough.
+
+    Parameters
+    ----------
+    table : Table
+        The records.
+    size : float
+        The public number of records or persons N.
     mu : float
         mu of this release.
     source : NoiseSource
@@ -231,12 +327,23 @@ def released_centre(rows: NDArray[np.float32], size: float, mu: float, source: N
 
     Returns
     -------
-    array of shape (features,)
-        The mean on the grid, shortened to length at most 1, which a true mean cannot exceed.
+    array of shape (features, features)
+        A matrix for `whitened`.
     """
-    noisy = release_gaussian(row_sum(rows)[:-1], sensitivity=1.0, mu=mu, source=source).values / size
-    length = math.sqrt(float(np.square(noisy).sum()))
-    return on_grid(noisy * ((1.0 - 2.0**-BITS) / max(length, 1.0)))
+    features = table.features
+    sensitivity = certified.head_moments(features=features, grid=MOMENTS_GRID)
+    above = np.triu_indices(features, 1)
+    total = moment_sum(table)
+    # An entry above the diagonal counts twice in the Frobenius norm, so it is released times (a little below) sqrt(2).
+    # It is a multiple of 2^-20 below 2^22, so the product is exact.
+    values = np.concatenate([np.diag(total), total[above] * _ROOT_OF_TWO])
+    noisy = release_gaussian(values, sensitivity=sensitivity.value, mu=mu, source=source).values
+    moments = np.diag(noisy[:features])
+    moments[above] = noisy[features:] / _ROOT_OF_TWO
+    moments.T[above] = moments[above]
+    variances, directions = np.linalg.eigh(moments / size)
+    floor = math.sqrt(features) / (mu * size)
+    return whitening_on_grid(directions / np.sqrt(np.maximum(variances, 0.0) + floor) @ directions.T)
 
 
 # --- Settings ---------------------------------------------------------------------------------------------------------
@@ -291,6 +398,7 @@ def gradient_plan(
     classes: int,
     mu: float,
     *,
+    whitened: bool = False,
     steps: int | None = None,
     learning_rate: float | None = None,
     max_grad_norm: float | None = None,
@@ -300,11 +408,13 @@ def gradient_plan(
     Parameters
     ----------
     size : float
-        The public number of records.
+        The public number of records or persons.
     features, classes : int
         The shape of the weights.
     mu : float
         mu of all steps together.
+    whitened : bool
+        Whether the rows are whitened by second moments.
     steps, learning_rate, max_grad_norm : optional
         Given settings.
 
@@ -319,14 +429,49 @@ def gradient_plan(
     40
     """
     strength = GRADIENT_NOISE * mu * size
+    longest = LONGEST_STEP
+    if whitened:
+        # The Hessian of whitened rows is about 1/(2 d) in all directions.
+        longest = LONGEST_WHITENED_STEP * features
+        steps = steps or WHITENED_STEPS
     if steps is None:
         affordable = max(FEWEST_STEPS, min(MOST_STEPS, int(VALUES_DRAWN / (features * classes))))
         steps = min(max(math.ceil(strength / SHORT_STEP), FEWEST_STEPS), affordable)
     if max_grad_norm is None:
         max_grad_norm = MAX_GRAD_NORM
     if learning_rate is None:
-        learning_rate = min(strength / steps, LONGEST_STEP) / max_grad_norm
+        learning_rate = min(strength / steps, longest) / max_grad_norm
     return GradientPlan(int(steps), float(learning_rate), float(max_grad_norm))
+
+
+def moments_share(size: float, features: int, mu: float) -> float:
+    """Return the share of mu^2 that is spent on second moments by default: `MOMENTS_SHARE`, or 0 if they do not pay.
+
+    They pay if their noise is small beside them. Its largest eigenvalue is about `sqrt(d) / (mu_g N)`, and the mean
+    eigenvalue of the moments of rows of length 1 is `1/d`.
+
+    Parameters
+    ----------
+    size : float
+        The public number of records or persons N.
+    features : int
+        The number of features d, the constant one included.
+    mu : float
+        mu of the whole training.
+
+    Returns
+    -------
+    float
+        A function of public numbers alone.
+
+    Examples
+    --------
+    >>> moments_share(1_000_000, 52, 0.26), moments_share(60_000, 3970, 0.26)
+    (0.1, 0.0)
+    """
+    noise = math.sqrt(features) / (mu * math.sqrt(MOMENTS_SHARE) * size)
+    pays = size >= MOMENTS_FROM and noise * features <= MOMENTS_NOISE
+    return MOMENTS_SHARE if pays else 0.0
 
 
 def output_plan(

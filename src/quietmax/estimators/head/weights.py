@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from quietmax.estimators.head.exact_sums import ROWS_AT_ONCE, Floats, clipped_rows, unit_rows
+from quietmax.accounting.guarantee import Unit
+from quietmax.estimators.head.exact_sums import ROWS_AT_ONCE, Floats, clipped_rows, unit_rows, whitened_rows
 from quietmax.mechanisms.base import proves_bounds
 from quietmax.models.training import LogitClassifier
 from quietmax.sensitivity import certified
@@ -33,12 +34,15 @@ class HeadWeights(LogitClassifier):
         b.
     radius : float
         Features are clipped to this length and divided by it.
+    whitening : array of shape (features + 1, features + 1), optional
+        The released matrix A by which the rows are multiplied before they are divided by their length again.
     """
 
     weights: Floats
     centre: Floats
     bias: float
     radius: float
+    whitening: Floats | None = field(default=None, kw_only=True)
 
     @property
     def classes(self) -> int:
@@ -63,6 +67,8 @@ class HeadWeights(LogitClassifier):
         for start in range(0, len(inputs), ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)
             rows = unit_rows(clipped_rows(inputs[part], self.radius), self.centre, self.bias)
+            if self.whitening is not None:
+                rows = whitened_rows(rows, self.whitening)
             logits[part] = rows @ self.weights.T
         return logits
 
@@ -76,17 +82,19 @@ class PrivateHeadWeights(HeadWeights):
 
     Parameters
     ----------
-    weights, centre, bias, radius
+    weights, centre, bias, radius, whitening
         As for `HeadWeights`.
     bounds : ScoreBounds
-        How far one record moves the scores of any query.
+        How far one record or person moves the scores of any query.
     """
 
     bounds: ScoreBounds
     _fitted: bool = field(default=False, init=False, repr=False)
 
     @classmethod
-    def certified(cls, head: HeadWeights, sensitivity: Sensitivity, *, max_norm: float) -> PrivateHeadWeights:
+    def certified(
+        cls, head: HeadWeights, sensitivity: Sensitivity, *, max_norm: float, unit: Unit = "record"
+    ) -> PrivateHeadWeights:
         """Add the bounds that follow from the sensitivity of the weights, widened for the rounding of the scores.
 
         A score computed in float64 is off by at most `(d + 2) 2^-53 ||W||`, twice that between neighbours, doubled to
@@ -97,10 +105,12 @@ class PrivateHeadWeights(HeadWeights):
         head : HeadWeights
             The weights.
         sensitivity : Sensitivity
-            How far one record moves them in L2.
+            How far one record or person moves them in L2.
         max_norm : float
             A public bound on their length. Longer weights are scaled down to it, which moves no two further apart, so
             nothing here depends on the records.
+        unit : {"record", "person"}
+            What the sensitivity is for.
 
         Returns
         -------
@@ -113,13 +123,15 @@ class PrivateHeadWeights(HeadWeights):
         widened = Sensitivity(
             sensitivity.value * (1 + _SLACK) + rounding, sensitivity.basis, sensitivity.because
         )
-        bounds = certified.score_bounds(widened, classes=head.classes)
-        return cls(weights, head.centre, head.bias, head.radius, bounds)
+        bounds = certified.score_bounds(widened, classes=head.classes, unit=unit)
+        return cls(weights, head.centre, head.bias, head.radius, bounds, whitening=head.whitening)
 
     @classmethod
-    def _of_fit(cls, head: HeadWeights, sensitivity: Sensitivity, *, max_norm: float) -> PrivateHeadWeights:
+    def _of_fit(
+        cls, head: HeadWeights, sensitivity: Sensitivity, *, max_norm: float, unit: Unit = "record"
+    ) -> PrivateHeadWeights:
         """Return weights with proven bounds; only for weights whose sensitivity this library derived itself."""
-        private = cls.certified(head, sensitivity, max_norm=max_norm)
+        private = cls.certified(head, sensitivity, max_norm=max_norm, unit=unit)
         object.__setattr__(private, "_fitted", True)
         return private
 
