@@ -603,7 +603,7 @@ def teachers():
         if name == "probabilities":
             told[name]["probabilities"] = crowd.predict_proba(others)
     named = Teachers(30.0, network=small, **public).fit(
-        features, labels, [f"p{row // 2}" for row in range(300)]
+        features, labels, groups=[f"p{row // 2}" for row in range(300)]
     )
     told["identifiers"] = {"votes": named.ensemble_.scores(others)}
     chosen = Teachers(1.0, 1e-5, 1, **{name: public[name] for name in ("classes", "random_state")})

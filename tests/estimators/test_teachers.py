@@ -6,12 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quietmax.accounting import Budget
+from quietmax.data.schema import Schema
 from quietmax.errors import BudgetExhausted, InvalidInput
 from quietmax.estimators import open_private, save_private
 from quietmax.estimators import validation as conditions
@@ -133,7 +135,7 @@ def test_the_vote_bound_is_reached(soft: bool) -> None:
     assert np.abs(moved).max() >= 0.9 * VOTE_BOUNDS.one.value
 
 
-def test_a_records_shard_depends_on_nothing_but_its_identifier_and_the_key() -> None:
+def test_a_records_shard_depends_on_nothing_but_its_name_and_the_key() -> None:
     names = [b"%d" % number for number in range(1000)]
     shards = shard_of(names, 10, b"secret")
     np.testing.assert_array_equal(shards[::-1], shard_of(names[::-1], 10, b"secret"))
@@ -142,17 +144,73 @@ def test_a_records_shard_depends_on_nothing_but_its_identifier_and_the_key() -> 
     assert np.bincount(shards, minlength=10).min() > 60
 
 
-def test_rows_with_the_same_identifier_sit_in_the_same_shard() -> None:
+def _changed(first: Teachers, second: Teachers) -> list[int]:
+    """Return the teachers whose weights differ in any bit, or that are silent in one ensemble only."""
+    one, two = (each.ensemble_.teachers.weight_vectors() for each in (first, second))
+    silent = first.ensemble_.silent != second.ensemble_.silent
+    return [
+        number for number in range(len(one)) if silent[number] or not torch.equal(one[number], two[number])
+    ]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 7), min_size=12, max_size=30), st.integers(0, 7))
+def test_all_rows_of_a_person_added_or_removed_change_one_teacher_at_most(people, person) -> None:
+    """Every other teacher keeps every bit."""
+    features, labels = _blobs(len(people))
+    kept = np.array(people) != person
+    if kept.sum() < 2:
+        return
+    made = {"teachers": 4, "network": LINEAR, "random_state": 1, "declared_size": 60}
+    everyone = _teachers(**made).fit(features, labels, groups=people)
+    others = _teachers(**made).fit(features[kept], labels[kept], groups=np.array(people)[kept])
+    assert len(_changed(everyone, others)) <= 1
+    moved = everyone.ensemble_.scores(features) - others.ensemble_.scores(features)
+    assert np.linalg.norm(moved, axis=1).max() <= everyone.ensemble_.bounds.vector.value + 1e-9
+    assert everyone.guarantee_.unit == "person"
+
+
+def test_a_person_with_very_many_rows_still_changes_one_teacher_alone() -> None:
+    features, labels = _blobs(200)
+    people = np.where(np.arange(200) < 150, 999, np.arange(200))
+    made = {"teachers": 5, "network": LINEAR, "random_state": 3, "declared_size": 51}
+    everyone = _teachers(**made).fit(features, labels, groups=people)
+    others = _teachers(**made).fit(features[150:], labels[150:], groups=people[150:])
+    assert len(_changed(everyone, others)) == 1
+    # The same rows without groups are in all shards: the guarantee is for one record, and says so.
+    alone = _teachers(**made).fit(features, labels)
+    assert len(_changed(alone, _teachers(**made).fit(features[150:], labels[150:]))) == 5
+    assert alone.guarantee_.unit == "record"
+
+
+def test_teachers_of_persons_say_so_in_guarantee_bounds_and_size() -> None:
     features, labels = _blobs(60)
     people = np.repeat(np.arange(20), 3)
-    fitted = _teachers(teachers=4, network=LINEAR, random_state=1)
-    fitted.fit(features, labels, identifiers=people)
-    other = _teachers(teachers=4, network=LINEAR, random_state=1)
-    # Taking one person out leaves every teacher but one as it was, though three records went.
-    kept = people != 4
-    other.fit(features[kept], labels[kept], identifiers=people[kept])
-    one, two = fitted.ensemble_.teachers.weight_vectors(), other.ensemble_.teachers.weight_vectors()
-    assert sum(not torch.equal(one[k], two[k]) for k in range(4)) == 1
+    fitted = _teachers(teachers=3, network=LINEAR, declared_size=None).fit(features, labels, groups=people)
+    assert fitted.guarantee_.parameters["declared_size"] == 20
+    assert "number of persons" in " ".join(fitted.guarantee_.assumptions)
+    assert fitted.ensemble_.bounds.unit == fitted.predictor_.guarantee.unit == "person"
+    assert "One person changes" in fitted.ensemble_.bounds.one.because
+
+
+def test_teachers_learn_from_a_frame_and_answer_with_class_names() -> None:
+    features, labels = _blobs(90)
+    frame = pd.DataFrame(features[:, :2].astype(float), columns=["a", "b"])
+    low, high = float(features.min()), float(features.max())
+    names = np.array(["red", "green", "blue"])
+    frame = frame.assign(colour=names[labels], owner=np.arange(90) // 2)
+    schema = Schema(
+        label="colour",
+        classes=("red", "green", "blue"),
+        bounds={"a": (low, high), "b": (low, high)},
+        complete=("a", "b"),
+        person="owner",
+    )
+    fitted = _teachers(classes=None, schema=schema, teachers=3, declared_size=45).fit(frame)
+    assert fitted.guarantee_.status == "proven"
+    assert fitted.guarantee_.unit == "person"
+    assert set(fitted.predict(frame.head(4))) <= set(names)
+    assert fitted.remaining.queries == fitted.queries - 4
 
 
 def test_a_teacher_without_records_votes_evenly() -> None:
@@ -290,5 +348,5 @@ def test_bad_input_is_refused_with_a_sentence() -> None:
     ):
         with pytest.raises(InvalidInput, match=match):
             _teachers(network=LINEAR, **changes).fit(features, labels)
-    with pytest.raises(InvalidInput, match="identifiers"):
-        _teachers(network=LINEAR).fit(features, labels, identifiers=[1, 2])
+    with pytest.raises(InvalidInput, match="groups"):
+        _teachers(network=LINEAR).fit(features, labels, groups=[1, 2])

@@ -473,7 +473,8 @@ def _read_teachers(stored: _Stored) -> _Read:
     silent = np.array(description["silent"])
     if silent.dtype != bool or silent.shape != (network.networks,):
         raise ValueError(f"silent must be true or false for each of {network.networks} teachers")
-    ensemble = TeacherEnsemble._of_fit(network, silent, network.classes, bool(description["soft"]))
+    soft = bool(description["soft"])
+    ensemble = TeacherEnsemble._of_fit(network, silent, network.classes, soft, stored.guarantee.unit)
     _check_same("soft", description["soft"], ensemble.soft)
     mechanism: Mechanism
     if ensemble.soft:
@@ -489,8 +490,10 @@ def _read_teachers(stored: _Stored) -> _Read:
         description["declared_size"],
         features=stored.features,
         own_modules=False,
-        classes_declared=stored.declared("classes_declared", CLASSES),
         size_declared=stored.declared("size_declared", SIZE),
+        classes_declared=stored.declared("classes_declared", CLASSES),
+        encoding=None,
+        fitted_steps=stored.guarantee.parameters.get("fitted_steps", ()),
     )
     return predictor, guarantee
 

@@ -1,9 +1,10 @@
 """Teachers: networks trained on disjoint shards of the records vote, and the votes are released with noise.
 
 No sensitivity analysis of any network is needed (THEORY 3.4). A record is in one shard, so it can change one teacher,
-and with it the vote counts by at most sqrt(2) in L2 and 1 per class, whatever the networks are. For that to be true:
+and with it the vote counts by at most sqrt(2) in L2 and 1 per class, whatever the networks are. The same holds for all
+records of a person, if the person's name decides about the shard (THEORY 3.7). For that to be true:
 
-- a record's shard does not depend on the other records: a keyed hash of its identifier decides, never its position;
+- a record's shard does not depend on others: a keyed hash of its person or its content decides, never its position;
 - a teacher does not depend on other shards: own seed, own place in the stack, no shared scaling;
 - a teacher without records or with broken weights votes evenly instead of raising an error.
 """
@@ -18,30 +19,30 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from quietmax.accounting.budget import Budget
-from quietmax.accounting.guarantee import Guarantee
+from quietmax.accounting.guarantee import Guarantee, Unit
+from quietmax.data.encoding import Encoding
 from quietmax.data.records import Records
+from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.estimators.training_set import TrainingSet, data_conditions, queries, training_set
 from quietmax.estimators.validation import (
-    CLASSES,
     LIBRARY_STACK,
     OWN_MAP,
     OWN_MODULES,
     SETTINGS_PUBLIC,
-    SIZE,
     ImageShape,
     check_choice,
-    checked_records,
     checked_size,
-    class_numbers,
     map_assumptions,
     named_features,
     runs_own_code,
+    size_condition,
     weakened,
 )
 from quietmax.mechanisms.base import Mechanism, proves_bounds
@@ -67,15 +68,37 @@ LINEAR = TrainingSettings(
 """Default teachers on public features, which have length 1."""
 MOST_STEPS = 10**7
 """Most training steps of a teacher: hours even for the smallest networks."""
-_BECAUSE = (
-    "One record changes one teacher's vote: one class loses at most 1, another gains at most 1 (THEORY 3.4)."
-)
 # Sums of probabilities are rounded to floats: the slack covers that for any number of teachers below 2^20.
 _ROUNDING = 1 + 2.0**-30
-VOTE_BOUNDS = ScoreBounds(
-    one=Sensitivity(_ROUNDING, "certified", _BECAUSE),
-    vector=Sensitivity(float(np.sqrt(2.0)) * _ROUNDING, "certified", _BECAUSE),
-)
+
+
+def vote_bounds(unit: Unit) -> ScoreBounds:
+    """Return how far one unit moves the votes on any query.
+
+    Parameters
+    ----------
+    unit : {"record", "person"}
+        What is in one shard alone.
+
+    Returns
+    -------
+    ScoreBounds
+        1 per class, sqrt(2) in L2.
+
+    Examples
+    --------
+    >>> round(vote_bounds("person").vector.value, 4)
+    1.4142
+    """
+    because = f"One {unit} changes one teacher's vote: one class loses at most 1, another gains at most 1 (THEORY 3.4)."
+    return ScoreBounds(
+        one=Sensitivity(_ROUNDING, "certified", because),
+        vector=Sensitivity(float(np.sqrt(2.0)) * _ROUNDING, "certified", because),
+        unit=unit,
+    )
+
+
+VOTE_BOUNDS = vote_bounds("record")
 
 
 def _releases_probabilities(estimator: Teachers) -> bool:
@@ -86,7 +109,7 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Answer a number of queries by the noisy vote of networks trained on disjoint shards of the records (PATE).
 
     Every new query is charged once; asking the same query again is free. The guarantee holds for one record added or
-    removed, or for one identifier if ``fit`` is given identifiers.
+    removed, or for all records of one person if ``fit`` is told whose they are.
 
     Parameters
     ----------
@@ -111,10 +134,13 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Training settings of the built-in network, or a function (features, classes) -> new torch module, which makes
         the guarantee conditional. By default a small network, or a linear one on a feature map.
     declared_size : int, optional
-        The public number of records, which defaults are computed from. If None, the true number is used and the
-        guarantee is conditional.
+        The public number of records, or of persons, which defaults are computed from. If None, the true number is
+        used and the guarantee is conditional.
     classes : sequence, optional
-        The public set of labels. If None, it is read off ``y`` and the guarantee is conditional.
+        The public set of labels. If None, it is read off ``y`` and the guarantee is conditional. A schema declares
+        them instead.
+    schema : Schema, optional
+        What is public about the columns of a table; ``fit`` then takes a data frame.
     random_state : int, optional
         None: exact noise and a fresh secret key. Otherwise repeatable experiments and a conditional guarantee.
 
@@ -128,8 +154,10 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         What is guaranteed of all answers together.
     classes_ : array of shape (classes,)
         The labels.
+    encoding_ : Encoding or None
+        How the rows of a table are encoded; None for arrays.
     n_features_in_ : int
-        Number of columns of a record.
+        Number of columns of an encoded record.
     feature_map_ : object or None
         The feature map that was used.
 
@@ -155,6 +183,7 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         network: TrainingSettings | Build | None = None,
         declared_size: int | None = None,
         classes: Sequence[Any] | None = None,
+        schema: Schema | None = None,
         random_state: int | None = None,
     ) -> None:
         self.epsilon = epsilon
@@ -168,38 +197,38 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.network = network
         self.declared_size = declared_size
         self.classes = classes
+        self.schema = schema
         self.random_state = random_state
 
-    def fit(self, X: ArrayLike, y: ArrayLike, identifiers: Sequence[Any] | None = None) -> Teachers:
+    def fit(self, X: Any, y: Any = None, *, groups: Any = None) -> Teachers:
         """Assign private records to shards and train one teacher on each.
 
         Parameters
         ----------
-        X : array-like of shape (records, columns)
-            The private records.
-        y : array-like of shape (records,)
-            Their labels.
-        identifiers : sequence, optional
-            What identifies each record, for instance a person's number: records with the same identifier are in the
-            same shard. By default a record's own content.
+        X : array-like of shape (records, columns), data frame or Records
+            The private records. A pandas or polars frame if there is a ``schema``.
+        y : array-like of shape (records,), optional
+            Their labels, unless they are in the frame.
+        groups : array-like of shape (records,), optional
+            Whose record each one is. The unit of the guarantee is then the person. The `person` column of a schema
+            does the same.
 
         Returns
         -------
         Teachers
             The fitted estimator.
         """
-        inputs, given = checked_records(self, X, y)
+        found = training_set(self, X, y, groups)
         budget = Budget(self.epsilon, self.delta, self.queries)
-        self.classes_, labels = class_numbers(given, self.classes)
-        size = len(inputs) if self.declared_size is None else checked_size(self.declared_size)
+        size = found.units if self.declared_size is None else checked_size(self.declared_size)
         count = default_teachers(budget, size) if self.teachers is None else self.teachers
         if count < 1:
             raise InvalidInput(f"teachers must be at least 1, got {count}.")
         self.feature_map_ = self._feature_map()
-        mapped = self._mapped(inputs)
+        mapped = self._mapped(found.records)
         key = self._key()
-        shards = shard_of(_names(inputs, labels, identifiers), count, key)
-        self.ensemble_ = self._trained(mapped, labels, shards, count, key, size)
+        shards = shard_of(_names(found), count, key)
+        self.ensemble_ = self._trained(mapped, found, shards, count, key, size)
         source: NoiseSource = (
             EXACT if self.random_state is None else SeededNoise(np.random.default_rng(list(key)))
         )
@@ -210,8 +239,10 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             size,
             features=self.feature_map_,
             own_modules=not isinstance(self.ensemble_.teachers, MLP),
-            classes_declared=self.classes is not None,
             size_declared=self.declared_size is not None,
+            classes_declared=found.classes_declared,
+            encoding=found.encoding,
+            fitted_steps=found.fitted_steps,
         )
         return self
 
@@ -241,13 +272,14 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _trained(
         self,
         features: NDArray[np.float32],
-        labels: NDArray[np.int64],
+        found: TrainingSet,
         shards: NDArray[np.int64],
         count: int,
         key: bytes,
         size: int,
     ) -> TeacherEnsemble:
         """Train one teacher on each shard; a teacher without records or with broken weights is silent."""
+        labels = found.labels
         rows = [np.flatnonzero(shards == shard) for shard in range(count)]
         seeds = [_seed(key, shard) for shard in range(count)]
         empty = np.array([len(each) == 0 for each in rows])
@@ -264,7 +296,7 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 features, labels, classes, rows, settings=network, seeds=seeds, steps=steps
             )
             broken = ~torch.isfinite(stack.weight_vectors()).all(1).numpy()
-            return TeacherEnsemble._of_fit(stack, empty | broken, classes, soft)
+            return TeacherEnsemble._of_fit(stack, empty | broken, classes, soft, found.unit)
         built = [_built(network, features.shape[1], classes, seed) for seed in seeds]
         _check_apart(built)
         modules = [
@@ -273,14 +305,15 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             else _taught(module, features[rows[shard]], labels[rows[shard]], classes, seed)
             for shard, (module, seed) in enumerate(zip(built, seeds, strict=True))
         ]
-        return TeacherEnsemble(modules, np.array([module is None for module in modules]), classes, soft)
+        silent = np.array([module is None for module in modules])
+        return TeacherEnsemble(modules, silent, classes, soft, found.unit)
 
-    def predict(self, X: ArrayLike) -> NDArray[Any]:
+    def predict(self, X: Any) -> NDArray[Any]:
         """Predict labels by the noisy vote; every new query is charged once.
 
         Parameters
         ----------
-        X : array-like of shape (queries, columns)
+        X : array-like of shape (queries, columns) or data frame
             Queries.
 
         Returns
@@ -297,12 +330,12 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(self.classes_[self.predictor_.predict(queries)])
 
     @available_if(_releases_probabilities)  # type: ignore[untyped-decorator]
-    def predict_proba(self, X: ArrayLike) -> Floats:
+    def predict_proba(self, X: Any) -> Floats:
         """Predict class probabilities; only with ``release="probabilities"``.
 
         Parameters
         ----------
-        X : array-like of shape (queries, columns)
+        X : array-like of shape (queries, columns) or data frame
             Queries.
 
         Returns
@@ -324,10 +357,9 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         return self.predictor_.remaining
 
-    def _queries(self, X: ArrayLike) -> NDArray[np.float32]:
+    def _queries(self, X: Any) -> NDArray[np.float32]:
         """Return the public features of queries."""
-        check_is_fitted(self)
-        return self._mapped(validate_data(self, X, dtype=np.float32, reset=False))
+        return self._mapped(queries(self, X))
 
     def _mapped(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
         """Apply the feature map."""
@@ -353,25 +385,30 @@ class TeacherEnsemble:
         Number of classes.
     soft : bool
         Whether teachers vote with their probabilities instead of one label.
+    unit : {"record", "person"}
+        What changes one teacher alone: one record, or all records of one person.
     """
 
     teachers: MLP | Sequence[torch.nn.Module | None]
     silent: NDArray[np.bool_]
     classes: int
     soft: bool
+    unit: Unit = "record"
     _fitted: bool = field(default=False, init=False, repr=False)
 
     @classmethod
-    def _of_fit(cls, teachers: MLP, silent: NDArray[np.bool_], classes: int, soft: bool) -> TeacherEnsemble:
+    def _of_fit(
+        cls, teachers: MLP, silent: NDArray[np.bool_], classes: int, soft: bool, unit: Unit
+    ) -> TeacherEnsemble:
         """Return an ensemble with proven bounds; only for teachers that this library trained on separate shards."""
-        ensemble = cls(teachers, silent, classes, soft)
+        ensemble = cls(teachers, silent, classes, soft, unit)
         object.__setattr__(ensemble, "_fitted", True)
         return ensemble
 
     @property
     def bounds(self) -> ScoreBounds:
-        """How far one record moves the scores of any query."""
-        return VOTE_BOUNDS
+        """How far one record or person moves the scores of any query."""
+        return vote_bounds(self.unit)
 
     def scores(self, features: NDArray[np.floating]) -> Floats:
         """Count the votes.
@@ -418,13 +455,13 @@ class TeacherEnsemble:
 proves_bounds(TeacherEnsemble, when=lambda ensemble: ensemble._fitted and type(ensemble.teachers) is MLP)
 
 
-def shard_of(identifiers: Sequence[bytes], teachers: int, key: bytes) -> NDArray[np.int64]:
-    """Return the shard of each record: a keyed hash of its identifier alone, so that no other record matters.
+def shard_of(names: Sequence[bytes], teachers: int, key: bytes) -> NDArray[np.int64]:
+    """Return the shard of each record: a keyed hash of its own name alone, so that no other record matters.
 
     Parameters
     ----------
-    identifiers : sequence of bytes
-        What identifies each record.
+    names : sequence of bytes
+        The name of each record's person, or its content.
     teachers : int
         Number of shards.
     key : bytes
@@ -440,7 +477,7 @@ def shard_of(identifiers: Sequence[bytes], teachers: int, key: bytes) -> NDArray
     >>> bool(shard_of([b"ann", b"bob"], 10, b"key")[1] == shard_of([b"bob"], 10, b"key")[0])
     True
     """
-    digests = (hashlib.blake2b(each, key=key, digest_size=8).digest() for each in identifiers)
+    digests = (hashlib.blake2b(each, key=key, digest_size=8).digest() for each in names)
     return np.array([int.from_bytes(digest, "big") % teachers for digest in digests], dtype=np.int64)
 
 
@@ -498,8 +535,10 @@ def vote_guarantee(
     *,
     features: object,
     own_modules: bool,
-    classes_declared: bool,
     size_declared: bool,
+    classes_declared: bool,
+    encoding: Encoding | None,
+    fitted_steps: Sequence[str],
 ) -> Guarantee:
     """Return the guarantee of all answers of teachers.
 
@@ -510,13 +549,15 @@ def vote_guarantee(
     teachers : int
         Number of teachers.
     size : int
-        The public number of records.
+        The public number of records or persons.
     features : object or None
         The feature map.
     own_modules : bool
         Whether the teachers are the user's own modules.
-    classes_declared, size_declared : bool
-        Whether the classes and the number of records were declared.
+    size_declared : bool
+        Whether the number of records or persons was declared.
+    classes_declared, encoding, fitted_steps
+        See `data_conditions`.
 
     Returns
     -------
@@ -528,6 +569,7 @@ def vote_guarantee(
         "declared_size": size,
         "classes_declared": classes_declared,
         "size_declared": size_declared,
+        **({"fitted_steps": list(fitted_steps)} if fitted_steps else {}),
     }
     own_map = runs_own_code(features)
     description = describe_map(features) if isinstance(features, FeatureMap) else None
@@ -535,26 +577,23 @@ def vote_guarantee(
     assumptions += [SETTINGS_PUBLIC] if own_map else []
     assumptions += [] if own_modules else [LIBRARY_STACK]
     guarantee = replace(answers, parameters={**answers.parameters, **facts}, assumptions=tuple(assumptions))
-    conditions = (
-        (OWN_MAP, own_map),
-        (OWN_MODULES, own_modules),
-        (CLASSES, not classes_declared),
-        (SIZE, not size_declared),
+    return weakened(
+        guarantee,
+        *((OWN_MAP,) if own_map else ()),
+        *((OWN_MODULES,) if own_modules else ()),
+        *data_conditions(classes_declared=classes_declared, encoding=encoding, fitted_steps=fitted_steps),
+        *(() if size_declared else (size_condition(answers.unit),)),
     )
-    return weakened(guarantee, *(condition for condition, applies in conditions if applies))
 
 
-def _names(
-    features: NDArray[np.float32], labels: NDArray[np.int64], identifiers: Sequence[Any] | None
-) -> list[bytes]:
-    """Return what identifies each record: its identifier, or its own content."""
-    if identifiers is None:
-        return [
-            row.tobytes() + bytes(str(label), "ascii") for row, label in zip(features, labels, strict=True)
-        ]
-    if len(identifiers) != len(features):
-        raise InvalidInput("identifiers must have one entry for each record.")
-    return [str(each).encode() for each in identifiers]
+def _names(found: TrainingSet) -> list[bytes]:
+    """Return what decides about each record's shard: its person's name, or its own content."""
+    if found.persons is not None:
+        return [name.encode("utf-8", "surrogatepass") for name in found.persons.names]
+    return [
+        row.tobytes() + bytes(str(label), "ascii")
+        for row, label in zip(found.records, found.labels, strict=True)
+    ]
 
 
 def _seed(key: bytes, shard: int) -> int:

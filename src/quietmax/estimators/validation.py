@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
-from quietmax.accounting.guarantee import Guarantee, Status
+from quietmax.accounting.guarantee import Guarantee, Status, Unit
 from quietmax.errors import InvalidInput
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.generic import is_batched, runs_user_code
@@ -30,7 +30,7 @@ ImageShape = tuple[int, int, int]
 """Channels, height and width of an image."""
 
 LARGEST_SIZE = 10**9
-"""Largest number of records that can be declared. It is fixed, so an error reveals nothing about the records."""
+"""Largest number of records or persons that can be declared. It is fixed, so an error reveals nothing."""
 
 
 def check_choice(name: str, value: object, valid: Collection[str]) -> None:
@@ -77,7 +77,7 @@ def check_positive(**values: float | None) -> None:
 
 
 def checked_size(size: int) -> int:
-    """Return a declared number of records as an integer.
+    """Return a declared number of records or persons as an integer.
 
     Parameters
     ----------
@@ -324,6 +324,30 @@ class Condition:
     assumptions: tuple[str, ...]
 
 
+def size_condition(unit: Unit) -> Condition:
+    """Return the condition of a size that was not declared.
+
+    Parameters
+    ----------
+    unit : {"record", "person"}
+        What the size counts.
+
+    Returns
+    -------
+    Condition
+        The size is public.
+
+    Examples
+    --------
+    >>> size_condition("person").because
+    'The number of persons was not declared (THEORY 3.1).'
+    """
+    return Condition(
+        f"The number of {unit}s was not declared (THEORY 3.1).",
+        (f"The number of {unit}s is public: it was read off them, since no declared_size was given.",),
+    )
+
+
 SETTINGS_PUBLIC = "The feature map and all settings were chosen without looking at the private records."
 LIBRARY_ROUNDING = (
     "The numerical library rounds a record's features alike at every place of a batch and beside all other records. "
@@ -337,10 +361,7 @@ CLASSES = Condition(
     "The classes were not declared (THEORY 3.1).",
     ("The set of classes is public: it was read off the labels, since none were declared.",),
 )
-SIZE = Condition(
-    "The number of records was not declared (THEORY 3.1).",
-    ("The number of records is public: it was read off them, since no declared_size was given.",),
-)
+SIZE = size_condition("record")
 OWN_MAP = Condition(
     "The feature map runs the user's own code.",
     ("The user's own feature map computes a record's features from that record alone.",),
