@@ -471,7 +471,7 @@ def test_records_of_one_class_only_are_rejected(
         ({"ignore": "name"}, "ignore must be"),
         ({"ignore": ["name", "nobody"]}, "no column 'nobody'"),
         ({"person": "passport"}, "no column 'passport'"),
-        ({"scales": {"sex": "log"}}, "'sex' is categorical"),
+        ({"scales": {"sex": "log"}}, "'sex' is named in `scales`"),
         ({"scales": {"age": "cubic"}}, "'cubic'"),
         ({"encoding": "one-hot"}, "encoding applies only to registered data sets"),
     ],

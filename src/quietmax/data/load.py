@@ -47,7 +47,8 @@ class TableOptions(TypedDict, total=False):
     schema : Schema or path, optional
         The declarations, or the file that holds them; by default the .toml file of the same name beside the table,
         if there is one (`people.toml` beside `people.csv`).
-    label, classes, bounds, categories, scales, edges, complete, ignore, person
+    label, classes, bounds, categories, scales, edges, complete, ignore, person, dates, date_formats, booleans, \
+    decimal, thousands, hashed, ignore_case, missing_values, crosses, confirm
         Further declarations, as in `Schema`; they replace those of the schema.  `classes` may be their number, if
         the labels are 0, 1, ...
     infer : bool
@@ -66,6 +67,16 @@ class TableOptions(TypedDict, total=False):
     complete: Sequence[str] | None
     ignore: Sequence[str] | None
     person: str | None
+    dates: Mapping[str, tuple[str, str]] | None
+    date_formats: Mapping[str, str] | None
+    booleans: Sequence[str] | None
+    decimal: Mapping[str, str] | None
+    thousands: Mapping[str, str] | None
+    hashed: Mapping[str, int] | None
+    ignore_case: Sequence[str] | None
+    missing_values: Mapping[str, Sequence[str]] | None
+    crosses: Sequence[tuple[str, str]] | None
+    confirm: Mapping[str, str] | None
     infer: bool
     features: str
 
@@ -122,12 +133,12 @@ def load(
     (2000, 2000, 1000, 10)
     """
     if records is not None and holdout is not None:
-        raise InvalidInput("records and holdout are two ways to split; only one of them may be given.")
+        raise InvalidInput("records and `holdout` are two ways to split; only one of them may be given.")
     if is_table_path(name):
         if records is not None:
             raise InvalidInput(
                 f"records applies only to registered data sets; '{name}' trains on all of its rows except the share "
-                "given as holdout."
+                "given as `holdout`."
             )
         return hold_out(load_records(name, **options), holdout or 0.0, seed=seed)
     encoded = load_records(name, **options)

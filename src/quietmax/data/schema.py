@@ -1,23 +1,35 @@
-"""What the owner of a table declares about it: label, classes, bounds, categories.
+"""What the owner of a table declares about it: label, classes, persons, and what each column holds.
 
 These are public facts.  They come as arguments or in a small TOML or JSON file with the same keys:
 
     label = "income"
     classes = ["<=50K", ">50K"]
+    person = "customer_id"
     ignore = ["row"]
-    person = "person"
-    complete = ["age"]
-    bounds = { age = [17, 90], gain = [0, 99999] }
+    complete = ["age"]                                  # no missing values
+    booleans = ["smoker"]                               # yes and no, true and false, 1 and 0
+    ignore_case = ["region"]                            # "North" is "NORTH"
+    crosses = [["education", "sex"]]                    # combinations as features
+    bounds = { age = [17, 90], gain = [0, 99999] }      # numbers
     scales = { gain = "log" }
     edges = { age = [30, 45, 60] }
+    decimal = { gain = "," }                            # 1.234,50
+    thousands = { gain = "." }
     categories = { sex = ["Female", "Male"] }
+    dates = { joined = ["2010-01-01", "2025-12-31"] }
+    date_formats = { joined = "%d.%m.%Y" }
+    hashed = { zip = 64 }                               # strings with very many values, in 64 buckets
+    missing_values = { age = ["-999", "unknown"] }
+    confirm = { age = "bounds from the values" }        # a proposal that nobody has confirmed yet
 """
 
 from __future__ import annotations
 
+import datetime
 import json
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -56,7 +68,27 @@ class Schema:
     ignore : tuple of str
         Columns that are not features.
     person : str, optional
-        Column that tells people apart; it is not a feature.  Rows of one person stay on the same side of a split.
+        Column that tells people apart; it is not a feature.  Guarantees then hold for all rows of one person, and
+        rows of one person stay on the same side of a split.
+    dates : mapping of str to (str, str)
+        First and last date, or timestamp, of each column of dates; see `DateColumn`.
+    date_formats : mapping of str to str
+        How the dates of a column are written, if not as in ISO 8601; see `DateColumn`.
+    booleans : tuple of str
+        Columns of yes and no; see `BooleanColumn`.
+    decimal, thousands : mapping of str to str
+        Separators of numeric columns that are written as strings; see `NumericColumn`.
+    hashed : mapping of str to int
+        Number of buckets of each column of strings with very many values; see `HashedColumn`.
+    ignore_case : tuple of str
+        Categorical or hashed columns, and maybe the label, whose values match in any case.
+    missing_values : mapping of str to tuple of str
+        Further values that stand for a missing one.
+    crosses : tuple of (str, str)
+        Pairs of columns whose combinations become features too.
+    confirm : mapping of str to str
+        What `draft_schema` proposed and nobody has confirmed yet, and how it was found, by column name, or by
+        "label", "classes" or "person".  Training refuses such a schema unless `infer` is set.
 
     Examples
     --------
@@ -73,6 +105,16 @@ class Schema:
     complete: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     person: str | None = None
+    dates: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    date_formats: Mapping[str, str] = field(default_factory=dict)
+    booleans: tuple[str, ...] = ()
+    decimal: Mapping[str, str] = field(default_factory=dict)
+    thousands: Mapping[str, str] = field(default_factory=dict)
+    hashed: Mapping[str, int] = field(default_factory=dict)
+    ignore_case: tuple[str, ...] = ()
+    missing_values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    crosses: tuple[tuple[str, str], ...] = ()
+    confirm: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, declarations: Mapping[str, Any], origin: str | None = None) -> Schema:
@@ -151,6 +193,8 @@ class Schema:
     def updated(self, arguments: Mapping[str, Any]) -> Schema:
         """Return the schema with further declarations, which replace those of the same key and column.
 
+        What is declared here counts as confirmed.
+
         Parameters
         ----------
         arguments : mapping
@@ -171,13 +215,69 @@ class Schema:
         for key in given:
             before, value = getattr(self, key), getattr(added, key)
             values[key] = {**before, **value} if isinstance(value, dict) else value or before
+        confirmed = {name for key in _COLUMN_KEYS if key in given for name in getattr(added, key)}
+        confirmed |= {key for key in ("label", "classes", "person") if getattr(added, key)}
+        unconfirmed = values.get("confirm", self.confirm)
+        values["confirm"] = {
+            name: how for name, how in unconfirmed.items() if name not in confirmed or name in added.confirm
+        }
         return replace(self, **values)
+
+    def to_toml(self) -> str:
+        """Return the schema as the content of a .toml file.
+
+        Returns
+        -------
+        str
+
+        Examples
+        --------
+        >>> print(Schema(label="ill", bounds={"age": (0, 120)}).to_toml())
+        label = "ill"
+        <BLANKLINE>
+        [bounds]
+        age = [0, 120]
+        <BLANKLINE>
+        """
+        lines, tables = [], []
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if isinstance(value, Mapping) and value:
+                rows = [f"{_toml_key(name)} = {_toml(listed)}" for name, listed in value.items()]
+                tables.append("\n".join([f"[{entry.name}]", *rows, ""]))
+            elif value:
+                lines.append(f"{entry.name} = {_toml(value)}")
+        return "\n".join([*lines, "", *tables] if tables else [*lines, ""])
+
+
+_COLUMN_KEYS = ("bounds", "categories", "dates", "booleans", "hashed", "ignore")
+"""The keys that say what a column holds; a column may be named in one of them."""
+
+
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _toml(name)
+
+
+def _toml(value: object) -> str:
+    """Return a string, number or sequence as TOML."""
+    if isinstance(value, str):
+        # A TOML string has the escapes of a JSON string, and must also escape the character 127.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, float):
+        return repr(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+    if isinstance(value, Sequence):
+        return f"[{', '.join(_toml(item) for item in value)}]"
+    return str(value)
 
 
 def _string(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise TypeError
     return value
+
+
+def _name(value: object) -> str:
+    return _string(value).strip()
 
 
 def _strings(value: object) -> tuple[str, ...]:
@@ -203,16 +303,54 @@ def _pair(value: Sequence[Any]) -> tuple[float, float]:
     return low, high
 
 
-_PARSERS: Mapping[str, Any] = {
-    "label": _string,
+def _integer(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _date(value: object) -> str:
+    if isinstance(value, datetime.datetime):
+        return value.isoformat(" ")
+    return value.isoformat() if isinstance(value, datetime.date) else _string(value)
+
+
+def _two_dates(value: object) -> tuple[str, str]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError
+    first, last = value
+    return _date(first), _date(last)
+
+
+def _two_names(value: object) -> tuple[str, str]:
+    first, second = _strings(value)
+    return first, second
+
+
+def _of_columns(parse: Callable[[Any], Any]) -> Callable[[Mapping[object, Any]], dict[str, Any]]:
+    return lambda value: {_name(name): parse(declared) for name, declared in value.items()}
+
+
+_PARSERS: Mapping[str, Callable[[Any], Any]] = {
+    "label": _name,
     "classes": _classes,
-    "bounds": lambda value: {_string(name): _pair(pair) for name, pair in value.items()},
-    "categories": lambda value: {_string(name): _strings(listed) for name, listed in value.items()},
-    "scales": lambda value: {_string(name): _string(scale) for name, scale in value.items()},
-    "edges": lambda value: {_string(name): _numbers(edges) for name, edges in value.items()},
+    "bounds": _of_columns(_pair),
+    "categories": _of_columns(_strings),
+    "scales": _of_columns(_string),
+    "edges": _of_columns(_numbers),
     "complete": _strings,
     "ignore": _strings,
-    "person": _string,
+    "person": _name,
+    "dates": _of_columns(_two_dates),
+    "date_formats": _of_columns(_string),
+    "booleans": _strings,
+    "decimal": _of_columns(_string),
+    "thousands": _of_columns(_string),
+    "hashed": _of_columns(_integer),
+    "ignore_case": _strings,
+    "missing_values": _of_columns(_strings),
+    "crosses": lambda value: tuple(_two_names(pair) for pair in value),
+    "confirm": _of_columns(_string),
 }
 _EXPECTED = {
     "label": "the name of a column",
@@ -224,4 +362,14 @@ _EXPECTED = {
     "complete": "a list of column names",
     "ignore": "a list of column names",
     "person": "the name of a column",
+    "dates": "a first and a last date for each named column",
+    "date_formats": "a format such as '%d.%m.%Y' for each named column",
+    "booleans": "a list of column names",
+    "decimal": "'.' or ',' for each named column",
+    "thousands": "a separator such as ',' for each named column",
+    "hashed": "a number of buckets for each named column",
+    "ignore_case": "a list of column names",
+    "missing_values": "a list of values for each named column",
+    "crosses": "a list of pairs of column names",
+    "confirm": "a string for each named column",
 }

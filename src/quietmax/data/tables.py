@@ -25,9 +25,12 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from quietmax.data.encoding import (
+    BooleanColumn,
     CategoricalColumn,
     Column,
+    DateColumn,
     Encoding,
+    HashedColumn,
     NumericColumn,
     as_numbers,
     as_strings,
@@ -407,46 +410,90 @@ def _encode(name: str, table: RawTable, schema: Schema, label: str, *, infer: bo
 
 def _encoding(table: RawTable, schema: Schema, label: str, *, infer: bool) -> Encoding:
     """Return the encoding that the schema declares for the table; infer what is left open, or refuse."""
-    _check_declarations(table.frame, schema, label)
+    check_declarations(table.frame, schema, label)
+    if schema.confirm and not infer:
+        raise InvalidInput(_unconfirmed_message(schema))
     unused = {label, schema.person, *schema.ignore}
     used = [str(name) for name in table.frame.columns if name not in unused]
-    undeclared = [name for name in used if _declared_column(name, table, schema) is None]
+    undeclared = [name for name in used if declared_column(name, table, schema) is None]
     if (undeclared or schema.classes is None) and not infer:
         raise InvalidInput(_undeclared_message(undeclared, label if schema.classes is None else None))
     inferred = [f"what column '{name}' holds, and its bounds or categories" for name in undeclared]
     if schema.classes is None:
         inferred.append(f"the classes of label '{label}'")
-    completed = _infer(table.frame, schema, undeclared, label)
-    columns = [column for name in used if (column := _declared_column(name, table, completed)) is not None]
-    categorical = {column.name for column in columns if isinstance(column, CategoricalColumn)}
-    refined = sorted(categorical & {*schema.scales, *schema.edges})
-    if refined:
-        raise InvalidInput(
-            f"Column '{refined[0]}' is categorical; `scales` and `edges` are for numeric columns, which have `bounds`."
-        )
-    return Encoding(tuple(columns), label, completed.classes or (), tuple(inferred))
-
-
-def _check_declarations(frame: pd.DataFrame, schema: Schema, label: str) -> None:
-    """Refuse declarations about columns that do not exist, or that contradict each other."""
-    named = [
-        *schema.bounds,
-        *schema.categories,
-        *schema.scales,
-        *schema.edges,
-        *schema.complete,
-        *schema.ignore,
-        *([] if schema.person is None else [schema.person]),
+    inferred += [
+        f"what the schema says about '{name}', which nobody has confirmed" for name in schema.confirm
     ]
-    require_columns(frame, [label, *(name for name in named if name != ANY_COLUMN)])
-    twice = sorted(
-        (set(schema.bounds) & set(schema.categories)) | ({label} & {*schema.bounds, *schema.categories})
+    completed = _infer(table.frame, schema, undeclared, label)
+    columns = [column for name in used if (column := declared_column(name, table, completed)) is not None]
+    return Encoding(
+        tuple(columns),
+        label,
+        completed.classes or (),
+        tuple(inferred),
+        crosses=schema.crosses,
+        label_ignores_case=label in completed.ignore_case,
+        person=schema.person,
     )
+
+
+_TYPE_KEYS = ("bounds", "categories", "dates", "booleans", "hashed")
+_REFINEMENTS = {
+    "scales": ("bounds",),
+    "edges": ("bounds",),
+    "decimal": ("bounds",),
+    "thousands": ("bounds",),
+    "date_formats": ("dates",),
+    "ignore_case": ("categories", "hashed"),
+}
+"""The keys that refine a declaration, and those that a column must be named in for it."""
+
+
+def check_declarations(frame: pd.DataFrame, schema: Schema, label: str | None) -> None:
+    """Refuse declarations about columns that do not exist, or that contradict each other.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        The table.
+    schema : Schema
+        The declarations.
+    label : str, optional
+        Name of the label column.
+
+    Raises
+    ------
+    InvalidInput
+        If a declaration does not match the columns of the table or another declaration.
+    """
+    keys = (*_TYPE_KEYS, *_REFINEMENTS, "complete", "ignore", "missing_values")
+    named = [name for key in keys for name in getattr(schema, key) if name != ANY_COLUMN]
+    single = [name for name in (label, schema.person) if name is not None]
+    require_columns(frame, [*single, *named, *(name for pair in schema.crosses for name in pair)])
+    declared = [name for key in _TYPE_KEYS for name in getattr(schema, key)] + single
+    twice = sorted({name for name in declared if declared.count(name) > 1})
     if twice:
         raise InvalidInput(
-            f"Column '{twice[0]}' is declared more than once; only one of `label`, `bounds` and `categories` may "
-            "name it."
+            f"Column '{twice[0]}' is declared more than once; only one of `label`, `person`, "
+            f"{', '.join(f'`{key}`' for key in _TYPE_KEYS[:-1])} and `{_TYPE_KEYS[-1]}` may name it."
         )
+    for key, kinds in _REFINEMENTS.items():
+        others = {name for kind in _TYPE_KEYS if kind not in kinds for name in getattr(schema, kind)}
+        wrong = sorted(others & set(getattr(schema, key)))
+        if wrong:
+            raise InvalidInput(
+                f"Column '{wrong[0]}' is named in `{key}`, which is for columns in "
+                f"{' or '.join(f'`{kind}`' for kind in kinds)} only."
+            )
+
+
+def _unconfirmed_message(schema: Schema) -> str:
+    """Return what the owner must still confirm, and how."""
+    return (
+        f"The schema is a draft; nobody has confirmed {quoted([*schema.confirm], limit=20)}. Check each of them and "
+        "delete its line under [confirm], or set `infer` to train with the draft, which reveals something about the "
+        "records: guarantees are then conditional."
+    )
 
 
 def _undeclared_message(columns: list[str], label: str | None) -> str:
@@ -458,21 +505,57 @@ def _undeclared_message(columns: list[str], label: str | None) -> str:
         needed.append(f"`classes` for the label '{label}'")
     return (
         f"The table needs {', and '.join(needed)}, given here or in a schema file (by default the .toml file of "
-        "the same name beside the table). `infer` reads them from the records instead, which reveals something about "
-        "the records: guarantees are then conditional."
+        "the same name beside the table). The command 'quietmax schema draft' proposes such a file. `infer` reads "
+        "them from the records instead, which reveals something about the records: guarantees are then conditional."
     )
 
 
-def _declared_column(name: str, table: RawTable, schema: Schema) -> Column | None:
-    """Return the column as declared, or None if it is not declared."""
+def declared_column(name: str, table: RawTable, schema: Schema) -> Column | None:
+    """Return a column as declared.
+
+    Parameters
+    ----------
+    name : str
+        Name of the column.
+    table : RawTable
+        The table.
+    schema : Schema
+        The declarations.
+
+    Returns
+    -------
+    Column or None
+        None if the schema does not say what the column holds.
+
+    Raises
+    ------
+    InvalidInput
+        If the declarations of the column are not valid.
+    """
     missing = not table.complete and name not in schema.complete
+    values, ignore_case = schema.missing_values.get(name, ()), name in schema.ignore_case
     if name in schema.categories:
-        return CategoricalColumn(name, schema.categories[name], missing=missing)
+        return CategoricalColumn(
+            name, schema.categories[name], missing=missing, ignore_case=ignore_case, missing_values=values
+        )
+    if name in schema.booleans:
+        return BooleanColumn(name, missing, values)
+    if name in schema.dates:
+        return DateColumn(name, *schema.dates[name], schema.date_formats.get(name), missing, values)
+    if name in schema.hashed:
+        return HashedColumn(name, schema.hashed[name], missing, ignore_case, values)
     bounds = schema.bounds.get(name, schema.bounds.get(ANY_COLUMN, table.type_bounds))
     if bounds is None:
         return None
     return NumericColumn(
-        name, *bounds, schema.scales.get(name, "linear"), schema.edges.get(name, ()), missing=missing
+        name,
+        *bounds,
+        scale=schema.scales.get(name, "linear"),
+        edges=schema.edges.get(name, ()),
+        missing=missing,
+        decimal=schema.decimal.get(name, "."),
+        thousands=schema.thousands.get(name, ""),
+        missing_values=values,
     )
 
 
