@@ -104,7 +104,7 @@ def test_inferring_reads_bounds_categories_and_classes_and_says_so(tmp_path: Pat
     assert len(encoding.inferred) == 4
     for column in ("'age'", "'sex'", "'gain'", "'ill'"):
         assert any(column in entry for entry in encoding.inferred)
-    assert records.features[:, 0] == pytest.approx([10 / 75, 0, 1, 20 / 75, 0])
+    assert records.features[:, 0] == pytest.approx([0.3, 0, 0.95, 0.4, 0.2])  # bounds 0 to 100
     assert encoding.feature_names[2:6] == ("sex=f", "sex=m", "sex=x", "sex missing")
     assert encoding.classes == ("no", "yes")
 
@@ -136,12 +136,14 @@ def test_an_inferred_class_that_is_almost_a_number_is_a_string(tmp_path: Path, o
 
 def test_an_inferred_column_with_infinity_has_the_bounds_of_its_finite_numbers(tmp_path: Path) -> None:
     records = load_records(written(tmp_path, "x,y\n1,a\n3,b\ninf,a\nnan,b\n"), label="y", infer=True)
-    assert records.features.tolist() == [[0, 0], [1, 0], [1, 0], [0, 1]]
+    assert records.features.tolist() == [[np.float32(1 / 3), 0], [1, 0], [1, 0], [0, 1]]
 
 
 def test_an_inferred_constant_or_empty_column_is_no_obstacle(tmp_path: Path) -> None:
     records = load_records(written(tmp_path, "a,b,y\n3,,0\n3,,1\n"), label="y", infer=True)
-    assert records.features.tolist() == [[0, 0, 0, 1], [0, 0, 0, 1]]
+    assert records.features.tolist() == [[1, 0], [1, 0]]  # 'a' between 0 and 3; 'b' is ignored
+    assert records.encoding is not None
+    assert any("'b'" in entry for entry in records.encoding.inferred)
 
 
 def test_declared_features_of_a_record_do_not_change_when_another_record_is_removed(tmp_path: Path) -> None:

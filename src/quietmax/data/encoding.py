@@ -233,14 +233,30 @@ class NumericColumn:
 
     def _read(self, values: pd.Series[Any]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Return the number of every cell, NaN for a missing value, and which cells are no numbers."""
-        numbers, unreadable = _read_numbers(values, self._parse)
-        codes = [number for value in self.missing_values if (number := self._parse(value, ())) is not None]
+        numbers, unreadable = _read_numbers(values, self.parse)
+        codes = [number for value in self.missing_values if (number := self.parse(value)) is not None]
+        named = as_strings(values)[unreadable] if unreadable.any() else np.empty(0, dtype=object)
+        unreadable[unreadable] = [string not in self.missing_values for string in named]
         return np.where(np.isin(numbers, codes), math.nan, numbers), unreadable
 
-    def _parse(self, string: str, missing_values: tuple[str, ...] | None = None) -> float | None:
-        """Return the number that a string stands for; NaN for a missing value, None for anything else."""
-        if string in (self.missing_values if missing_values is None else missing_values):
-            return math.nan
+    def parse(self, string: str) -> float | None:
+        """Return the number that a string stands for.
+
+        Parameters
+        ----------
+        string : str
+            A cell as a string without outer blanks.
+
+        Returns
+        -------
+        float or None
+            NaN for a missing value, None if the string is not a number with the column's separators.
+
+        Examples
+        --------
+        >>> NumericColumn("income", 0, 1e6, decimal=",", thousands=".").parse("1.234,50")
+        1234.5
+        """
         if self._pattern is None or string in MISSING_MARKERS:
             return parse_number(string)
         if not self._pattern.fullmatch(string):

@@ -9,7 +9,6 @@ Errors are for the owner of the file: they name rows and columns, never a value.
 from __future__ import annotations
 
 import csv
-import math
 import re
 import zipfile
 from collections.abc import Sequence
@@ -36,17 +35,16 @@ from quietmax.data.encoding import (
     as_strings,
     first_of,
     is_missing,
-    parse_number,
     quoted,
     require_columns,
 )
+from quietmax.data.inference import infer_classes, propose, with_proposals
 from quietmax.data.records import Records
 from quietmax.data.schema import ANY_COLUMN, Schema
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".pq", ".npz")
 _MAX_TEXT_BYTES = 2**31 - 2
-_INTEGER = re.compile("-?[0-9]+")
 
 
 @dataclass(frozen=True, eq=False)
@@ -425,6 +423,8 @@ def _encoding(table: RawTable, schema: Schema, label: str, *, infer: bool) -> En
         f"what the schema says about '{name}', which nobody has confirmed" for name in schema.confirm
     ]
     completed = _infer(table.frame, schema, undeclared, label)
+    check_declarations(table.frame, completed, label)
+    used = [name for name in used if name not in completed.ignore]
     columns = [column for name in used if (column := declared_column(name, table, completed)) is not None]
     return Encoding(
         tuple(columns),
@@ -561,34 +561,15 @@ def declared_column(name: str, table: RawTable, schema: Schema) -> Column | None
 
 def _infer(frame: pd.DataFrame, schema: Schema, columns: list[str], label: str) -> Schema:
     """Return the schema with the named columns, and classes that are not declared, read from the records."""
-    bounds, categories = dict(schema.bounds), dict(schema.categories)
-    for name in columns:
-        present = _present(frame, name)
-        numbers = [parse_number(string) for string in present]
-        if None not in numbers:
-            finite = [number for number in numbers if number is not None and math.isfinite(number)]
-            low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
-            bounds[name] = (low, high if high > low else low + 1)
-        else:
-            categories[name] = tuple(sorted(set(present)))
-    classes = schema.classes or _infer_classes(_present(frame, label))
-    return replace(schema, bounds=bounds, categories=categories, classes=classes)
-
-
-def _present(frame: pd.DataFrame, name: str) -> NDArray[np.object_]:
-    """Return the cells of a column that are not missing, as strings."""
-    strings = as_strings(frame[name])
-    return strings[~is_missing(strings)]
-
-
-def _infer_classes(labels: NDArray[np.object_]) -> tuple[str, ...]:
-    """Return the distinct labels, in the order of numbers if all are integers."""
-    distinct = set(labels)
-    integers = all(_INTEGER.fullmatch(string) for string in distinct)
-    classes = tuple(sorted(distinct, key=int) if integers else sorted(distinct))
+    completed = with_proposals(schema, {name: propose(name, frame[name]) for name in columns})
+    if schema.classes is not None:
+        return completed
+    strings = as_strings(frame[label])
+    classes, ignore_case = infer_classes(strings[~is_missing(strings)])
     if len(classes) < 2:
         raise InvalidData("All records are of one class; training needs at least two.")
-    return classes
+    folded = (*completed.ignore_case, label) if ignore_case else completed.ignore_case
+    return replace(completed, classes=classes, ignore_case=folded)
 
 
 def person_names(frame: pd.DataFrame, person: str) -> NDArray[np.object_]:

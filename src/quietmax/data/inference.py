@@ -1,0 +1,390 @@
+"""What a column seems to hold: proposals for a schema, read from the records.
+
+A proposal is not a public fact.  The owner of the table confirms it, or the guarantee becomes conditional.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from quietmax.data.encoding import (
+    NumericColumn,
+    as_numbers,
+    as_strings,
+    is_missing,
+    parse_boolean,
+    parse_date,
+)
+from quietmax.data.schema import Schema
+from quietmax.errors import InvalidData
+
+MAX_CATEGORIES = 50
+BUCKETS = 64
+_NEARLY_UNIQUE = 0.9
+_MANY_ROWS = 20
+_MARKERS = 3
+"""At most so many strings among numbers or dates are taken for marks of missing values."""
+
+_SEPARATORS = ((".", ""), (".", ","), (",", "."), (",", ""), (".", " "), (",", " "), (".", "'"), (",", "'"))
+"""Pairs of decimal and thousands separators, in the order in which they are tried."""
+
+_DAYS = (
+    "%d.%m.%Y",
+    "%d/%m/%Y",
+    "%m/%d/%Y",
+    "%Y/%m/%d",
+    "%d-%m-%Y",
+    "%m-%d-%Y",
+    "%d.%m.%y",
+    "%d/%m/%y",
+    "%m/%d/%y",
+)
+_MONTHS = ("%d %b %Y", "%d-%b-%Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y")
+_TIMES = ("", " %H:%M:%S", " %H:%M", " %I:%M %p")
+
+_PERSON = re.compile(
+    "(customer|cust|client|person|people|patient|user|member|subject|respondent|participant|employee|student|"
+    "borrower|applicant|donor|insured|citizen|household|kunden?|patienten)"
+    "(id|nr|no|num|number|nummer|key|code|ref|uuid)?|ssn|email|emailaddress"
+)
+_IDENTIFIER = re.compile(
+    "(.*[^a-z0-9])?(id|ids|nr|no|num|number|nummer|key|uuid|guid|identifier)|pid|uid|uuid"
+)
+_POSTAL = re.compile(".*(zip|zipcode|postcode|postalcode|plz)")
+_LEADING_ZERO = re.compile("0[0-9]+")
+_GROUPED = re.compile(r"[+-]?[0-9]{1,3}([.,][0-9]{3})+")
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a column seems to hold.
+
+    Parameters
+    ----------
+    declared : mapping
+        The declarations about the column, by the keys of `Schema`.
+    because : str
+        What is proposed and how it was found; it shows nothing of the records that `declared` does not show.
+    identifies : {0, 1, 2}
+        Whether the column may be the `person` column: 2 if its name says so, 1 if it names some number or id.
+    """
+
+    declared: Mapping[str, Any] = field(default_factory=dict)
+    because: str = ""
+    identifies: int = 0
+
+
+def propose(name: str, values: pd.Series[Any]) -> Proposal:
+    """Propose a declaration for a column.
+
+    Parameters
+    ----------
+    name : str
+        Name of the column.
+    values : pandas.Series
+        The cells.
+
+    Returns
+    -------
+    Proposal
+
+    Examples
+    --------
+    >>> propose("age", pd.Series(["17", "NA", "90"])).declared
+    {'bounds': (0.0, 100.0)}
+    >>> propose("smoker", pd.Series(["Yes", "no", ""])).because
+    'boolean: from the values'
+    """
+    if _has_numbers(values):
+        numbers = as_numbers(values, name)
+        present = numbers[~np.isnan(numbers)]
+        if np.isin(present, (0, 1)).all():
+            return _empty_or_boolean(len(present), "from the type and the values")
+        return _numeric(name, present, "from the values", {})
+    try:
+        strings = as_strings(values)
+    except InvalidData:
+        return Proposal({"ignore": True}, "ignored: the type of the column cannot be read")
+    counts = Counter(strings[~is_missing(strings)].tolist())
+    if all(parse_boolean(string) >= 0 for string in counts):
+        return _empty_or_boolean(len(counts), "from the values")
+    for attempt in (_as_dates, _as_separated_numbers):
+        proposal = attempt(name, counts)
+        if proposal is not None:
+            return proposal
+    return _as_strings(name, counts)
+
+
+def with_proposals(schema: Schema, proposals: Mapping[str, Proposal]) -> Schema:
+    """Return the schema with the proposals for some columns; what the schema says itself stays.
+
+    Parameters
+    ----------
+    schema : Schema
+        The declarations.
+    proposals : mapping of str to Proposal
+        The proposals by the names of the columns.
+
+    Returns
+    -------
+    Schema
+
+    Examples
+    --------
+    >>> age = propose("age", pd.Series([17, 90]))
+    >>> with_proposals(Schema(bounds={"income": (0, 9)}), {"age": age}).bounds
+    {'age': (0.0, 100.0), 'income': (0, 9)}
+    """
+    values: dict[str, Any] = {}
+    for name, proposal in proposals.items():
+        for key, value in proposal.declared.items():
+            before = values.get(key, getattr(schema, key))
+            if value is True:
+                values[key] = (*before, *({name} - set(before)))
+            else:
+                values[key] = {name: value, **before}
+    return replace(schema, **values)
+
+
+def infer_classes(labels: NDArray[np.object_]) -> tuple[tuple[str, ...], bool]:
+    """Return the distinct labels, and whether some of them differ in case only.
+
+    Parameters
+    ----------
+    labels : ndarray of str
+        Labels, none of them missing.
+
+    Returns
+    -------
+    classes : tuple of str
+        In the order of numbers if all are integers.  Of spellings that differ in case, the most frequent one.
+    ignore_case : bool
+
+    Examples
+    --------
+    >>> infer_classes(np.array(["10", "2"], dtype=object))
+    (('2', '10'), False)
+    """
+    counts = Counter(labels.tolist())
+    spellings = _spellings(counts)
+    integers = all(re.fullmatch("-?[0-9]+", string) for string in spellings)
+    return tuple(sorted(spellings, key=int if integers else None)), len(spellings) < len(counts)
+
+
+def round_outwards(low: float, high: float) -> tuple[float, float]:
+    """Return round bounds around two numbers.
+
+    Parameters
+    ----------
+    low, high : float
+        The smallest and the largest number.
+
+    Returns
+    -------
+    (float, float)
+
+    Examples
+    --------
+    >>> round_outwards(17, 90), round_outwards(1987, 2021), round_outwards(-3.2, 0.4)
+    ((0.0, 100.0), (1980.0, 2030.0), (-4.0, 1.0))
+    """
+    if 0 <= low <= high / 2 or 0 <= low == high:
+        return 0.0, _rounded_up(high) if high > 0 else 1.0
+    if low / 2 <= high <= 0 or low == high:
+        return -_rounded_up(-low), 0.0
+    step = 10.0 ** math.floor(math.log10(high - low))
+    down, up = math.floor(low / step) * step, math.ceil(high / step) * step
+    return (down, up) if down < up else (down, down + step)
+
+
+def _rounded_up(number: float) -> float:
+    """Return the next of 1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(number))
+    steps = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
+    return next(float(f"{step * power:.6g}") for step in steps if step * power * (1 + 1e-12) >= number)
+
+
+def _has_numbers(values: pd.Series[Any]) -> bool:
+    """Return whether the type of the column is one of numbers or booleans."""
+    return bool(pd.api.types.is_numeric_dtype(values.dtype)) and values.dtype.kind != "c"
+
+
+def _empty_or_boolean(values: int, found: str) -> Proposal:
+    if not values:
+        return Proposal({"ignore": True}, "ignored: the column is empty")
+    return Proposal({"booleans": True}, f"boolean: {found}")
+
+
+def _as_dates(_: str, counts: Mapping[str, int]) -> Proposal | None:
+    """Propose dates if the strings are dates in one format."""
+    formats = [None, *(day + time for day in (*_DAYS, *_MONTHS) for time in _TIMES)]
+    sample = [*counts][:20]
+    fitting: list[tuple[int, str | None, dict[str, datetime], dict[str, int]]] = []
+    for pattern in formats:
+        if sum(parse_date(string, pattern) is None for string in sample) <= min(_MARKERS, len(sample) - 1):
+            moments, markers = _read(counts, partial(parse_date, pattern=pattern))
+            if _few(markers, moments):
+                fitting.append((len(markers), pattern, moments, markers))
+    if not fitting:
+        return None
+    count, pattern, moments, markers = min(fitting, key=lambda fit: fit[0])
+    years = [moment.year for moment in moments.values()]
+    declared: dict[str, Any] = {"dates": (f"{min(years):04}-01-01", f"{max(years):04}-12-31")}
+    because = "dates: from the values, years rounded outwards"
+    if pattern is not None:
+        declared["date_formats"] = pattern
+        because += f", format {pattern}"
+    others = [fit[1] for fit in fitting if fit[0] == count and fit[1] not in (None, pattern)]
+    if others:
+        because += f" (they also fit {' or '.join(str(other) for other in others)})"
+    return Proposal(*_with_markers(declared, because, markers))
+
+
+def _as_separated_numbers(name: str, counts: Mapping[str, int]) -> Proposal | None:
+    """Propose numbers if the strings are numbers with one pair of separators."""
+    if any(_LEADING_ZERO.fullmatch(string) for string in counts):
+        return None
+    for decimal, thousands in _SEPARATORS:
+        column = NumericColumn(name, 0, 1, decimal=decimal, thousands=thousands)
+        numbers, markers = _read(counts, column.parse)
+        if not _few(markers, numbers):
+            continue
+        declared: dict[str, Any] = {}
+        found = "from the values"
+        if decimal != ".":
+            declared["decimal"] = decimal
+            found += f", decimal separator '{decimal}'"
+        if thousands:
+            declared["thousands"] = thousands
+            found += f", thousands separator '{thousands}'"
+        dotted = [string for string in numbers if "." in string or "," in string]
+        if dotted and all(_GROUPED.fullmatch(string) for string in dotted):
+            found += " (check whether '.' and ',' separate thousands or decimals)"
+        present = np.repeat([*numbers.values()], [counts[string] for string in numbers])
+        proposal = _numeric(name, present, found, declared)
+        return Proposal(*_with_markers(proposal.declared, proposal.because, markers), proposal.identifies)
+    return None
+
+
+def _read(counts: Mapping[str, int], parse: Callable[[str], Any]) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return what the strings stand for, and the number of those that stand for nothing."""
+    known: dict[str, Any] = {}
+    markers: dict[str, int] = {}
+    for string, count in counts.items():
+        value = parse(string)
+        if value is None:
+            markers[string] = count
+        else:
+            known[string] = value
+        if len(markers) > _MARKERS:
+            break
+    return known, markers
+
+
+def _few(markers: Mapping[str, int], known: Mapping[str, Any]) -> bool:
+    """Return whether so few strings could not be read that they may mark missing values."""
+    return not markers or (len(markers) <= _MARKERS and len(known) >= 5 * len(markers))
+
+
+def _with_markers(
+    declared: Mapping[str, Any], because: str, markers: Mapping[str, int]
+) -> tuple[dict[str, Any], str]:
+    """Add strings that could not be read as marks of missing values."""
+    if not markers:
+        return dict(declared), because
+    named = tuple(sorted({*markers, *declared.get("missing_values", ())}))
+    return {**declared, "missing_values": named}, f"{because}; other values taken as missing"
+
+
+def _numeric(name: str, numbers: NDArray[np.float64], found: str, declared: dict[str, Any]) -> Proposal:
+    """Propose bounds for numbers, or that they identify somebody."""
+    finite = numbers[np.isfinite(numbers)]
+    if not len(finite):
+        return Proposal({"ignore": True}, "ignored: the column is empty")
+    distinct = np.unique(finite)
+    integers = bool((distinct == np.floor(distinct)).all())
+    if integers:
+        identifies = _identifies(name, len(distinct), len(finite))
+        if identifies:
+            return Proposal({"ignore": True}, "ignored: it seems to number people or rows", identifies)
+        if _POSTAL.fullmatch(_letters(name)):
+            return Proposal({"hashed": BUCKETS}, f"hashed into {BUCKETS} buckets: from the name")
+    sentinels = [number for number in (-9.0, -99.0, -999.0, -9999.0) if distinct[0] == number]
+    if sentinels and len(distinct) > 1 and distinct[1] >= 0:
+        declared = {**declared, "missing_values": (str(int(sentinels[0])),)}
+        found += f"; {sentinels[0]:g} taken as missing"
+        finite, distinct = finite[finite >= 0], distinct[1:]
+    low, high = round_outwards(float(distinct[0]), float(distinct[-1]))
+    declared = {**declared, "bounds": (low, high)}
+    because = f"bounds {low:g} to {high:g}: {found}, rounded outwards"
+    if low == 0 and high >= 1_000 and float(finite.mean()) < high / 20:
+        declared["scales"] = "log"
+        because += "; log scale, as most values are small"
+    return Proposal(declared, because)
+
+
+def _as_strings(name: str, counts: Mapping[str, int]) -> Proposal:
+    """Propose categories or buckets for strings, or to ignore them."""
+    rows, distinct = sum(counts.values()), len(counts)
+    identifies = _identifies(name, distinct, rows)
+    if identifies and not _is_text(counts):
+        return Proposal({"ignore": True}, "ignored: it seems to name people or rows", identifies)
+    nearly_unique = rows >= _MANY_ROWS and distinct >= _NEARLY_UNIQUE * rows
+    if nearly_unique or distinct > MAX_CATEGORIES:
+        if _is_text(counts):
+            return Proposal(
+                {"ignore": True}, "ignored: free text, of which a table model can make no features"
+            )
+        if nearly_unique and not _POSTAL.fullmatch(_letters(name)):
+            return Proposal({"ignore": True}, "ignored: nearly every row has another value")
+    spellings = _spellings(counts)
+    declared: dict[str, Any] = {"ignore_case": True} if len(spellings) < distinct else {}
+    case = ", in any case" if declared else ""
+    if len(spellings) > MAX_CATEGORIES:
+        declared["hashed"] = BUCKETS
+        return Proposal(declared, f"hashed into {BUCKETS} buckets{case}: many different values")
+    declared["categories"] = tuple(sorted(spellings))
+    return Proposal(
+        declared, f"categories{case}: from the values; one that only few people have may give them away"
+    )
+
+
+def _is_text(counts: Mapping[str, int]) -> bool:
+    """Return whether strings look like sentences: long and with several blanks inside."""
+    strings: Sequence[str] = [*counts]
+    blanks = sum(string.count(" ") for string in strings)
+    return blanks >= 2 * len(strings) and sum(map(len, strings)) >= 15 * len(strings)
+
+
+def _spellings(counts: Mapping[str, int]) -> list[str]:
+    """Return the strings, and of those that differ in case only the most frequent one."""
+    best: dict[str, str] = {}
+    for string in sorted(counts, key=lambda each: (-counts[each], each)):
+        best.setdefault(string.casefold(), string)
+    return [*best.values()]
+
+
+def _letters(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.casefold())
+
+
+def _identifies(name: str, distinct: int, rows: int) -> int:
+    """Return whether a column's name and the number of its values say that it tells people (2) or rows (1) apart."""
+    if distinct < min(10, rows / 3) or distinct < rows / 200:
+        return 0
+    if _PERSON.fullmatch(_letters(name)):
+        return 2
+    separated = re.sub("([a-z0-9])([A-Z])", r"\1_\2", name).casefold()
+    named = _IDENTIFIER.fullmatch(separated) is not None
+    return 1 if named and (separated == "id" or distinct >= rows / 3) else 0
