@@ -23,7 +23,7 @@ from quietmax.attacks import (
     run_together,
 )
 from quietmax.attacks.base import shared_designs
-from quietmax.data import Records, Split
+from quietmax.data import Records, Split, hold_out
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms import Algorithm1
 from quietmax.models import CrossEntropy, Model, TrainingSettings
@@ -64,12 +64,18 @@ def test_a_built_in_attack_has_its_registered_name(name: str) -> None:
     assert make_attack(name, models=4).name == name
 
 
-def test_as_few_pools_as_possible_are_trained() -> None:
+def test_as_few_pools_as_possible_are_trained(memorised: Split) -> None:
     flexible = [Threshold(), LiRA(mode="offline"), RMIA(mode="offline")]
-    assert set(shared_designs(flexible)) == {"disjoint"}
-    assert set(shared_designs([*flexible, LiRA()])) == {"overlapping"}
-    assert set(shared_designs([*flexible, Shadow()])) == {"disjoint"}
-    assert shared_designs([Shadow(), LiRA()]) == ["disjoint", "overlapping"]
+    assert set(shared_designs(flexible, memorised)) == {"disjoint"}
+    assert set(shared_designs([*flexible, LiRA()], memorised)) == {"overlapping"}
+    assert set(shared_designs([*flexible, Shadow()], memorised)) == {"disjoint"}
+    assert shared_designs([Shadow(), LiRA()], memorised) == ["disjoint", "overlapping"]
+
+
+def test_without_a_pool_all_attacks_share_overlapping_sets(memorised: Split) -> None:
+    own_table = hold_out(memorised.records, 0.2)
+    attacks = [Threshold(), LiRA(mode="offline"), RMIA(mode="offline"), Shadow(), LiRA(), RMIA()]
+    assert set(shared_designs(attacks, own_table)) == {"overlapping"}
 
 
 def test_both_designs_are_trained_when_both_are_needed(memorised: Split, overfitted: Model) -> None:

@@ -64,7 +64,7 @@ def test_few_leftover_records_are_halved_with_a_note(memorised: Split) -> None:
     pool = ShadowPool.train("disjoint", scarce, QUICK, 2)
     assert (pool.inside.sum(1) == 30).all()
     assert (pool.drawn.sum(1) == 60).all()
-    assert "Only 61 records are left over" in pool.notes[0]
+    assert "Only 61 records are available" in pool.notes[0]
 
 
 def test_disjoint_sets_require_leftover_records(memorised: Split) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from quietmax import PrivateHead, Teachers
 from quietmax.audit import audit_invariant, audit_model_invariant
 from quietmax.data import CategoricalColumn, Encoding, NumericColumn
+from quietmax.data.encoding import BooleanColumn, DateColumn, HashedColumn
 from quietmax.errors import InvalidInput
 from quietmax.estimators.serialization import PrivateModel, open_private, save_private
 from quietmax.estimators.teachers import LINEAR
@@ -37,6 +38,26 @@ def test_a_correct_head_is_consistent_in_every_part(head: PrivateModel) -> None:
     assert [check.part for check in report.checks] == ["encoding", "features", "sums"]
     assert all(check.comparisons > 20 and check.broken is None for check in report.checks)
     assert report.to_json()["threads"] == [1, 2]
+
+
+def test_every_kind_of_column_is_checked() -> None:
+    every = Encoding(
+        (
+            NumericColumn("income", 0, 1e6, decimal=",", thousands="."),
+            NumericColumn("age", 0, 100, edges=(18, 65)),
+            CategoricalColumn("town", ("a", "b"), missing=False),
+            BooleanColumn("smoker"),
+            DateColumn("joined", "2010-01-01", "2025-12-31", format="%d.%m.%Y"),
+            DateColumn("seen", "2024-01-01 00:00:00", "2024-12-31 12:00:00"),
+            HashedColumn("zip", 8),
+        ),
+        "ill",
+        ("no", "yes"),
+    )
+    report = audit_invariant(None, len(every.feature_names), encoding=every, records=50)
+    assert [check.part for check in report.checks] == ["encoding"]
+    assert report.verdict == "consistent"
+    assert report.checks[0].comparisons > 500
 
 
 def test_correct_teachers_are_consistent(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_the_quantity_is_the_mean_increase_of_the_loss_without_the_record() -> N
     rows = np.sort(np.random.default_rng((0x0A20, 2)).choice(24, 5, replace=False))
     everything = [np.arange(24)]
 
-    def loss(left_out: int | None, row: int) -> float:
+    def loss(left_out: list[int], row: int) -> float:
         network = train_stack(
             records.features,
             records.labels,
@@ -43,7 +43,7 @@ def test_the_quantity_is_the_mean_increase_of_the_loss_without_the_record() -> N
         logits = network.logits(records.features[[row]])
         return float(torch.nn.functional.cross_entropy(logits, torch.tensor(records.labels[[row]])))
 
-    gaps = [loss(int(row), row) - loss(None, row) for row in rows]
+    gaps = [loss([int(row)], row) - loss([], row) for row in rows]
     assert report.plain.value == pytest.approx(np.mean(gaps), abs=1e-5)
     assert report.removed == 5
     assert report.records == 24

@@ -87,7 +87,7 @@ def test_leaving_out_a_record_equals_training_without_its_influence(records: Blo
     (rows,) = _rows(1, [60])
     gone = int(rows[17])
     found = train_stack(
-        *records, CLASSES, [rows, rows], settings=settings, seeds=[2, 2], left_out=[None, gone]
+        *records, CLASSES, [rows, rows], settings=settings, seeds=[2, 2], left_out=[[], [gone]]
     )
     plain = train_stack(*records, CLASSES, [rows], settings=settings, seeds=[2])
     torch.testing.assert_close(found.network(0).weight_vectors(), plain.weight_vectors(), atol=1e-6, rtol=0)
@@ -95,15 +95,32 @@ def test_leaving_out_a_record_equals_training_without_its_influence(records: Blo
     # What the left-out record says no longer matters at all.
     changed = labels.copy()
     changed[gone] = (changed[gone] + 1) % CLASSES
-    other = train_stack(features, changed, CLASSES, [rows], settings=settings, seeds=[2], left_out=[gone])
+    other = train_stack(features, changed, CLASSES, [rows], settings=settings, seeds=[2], left_out=[[gone]])
     torch.testing.assert_close(other.weight_vectors()[0], found.weight_vectors()[1], atol=1e-6, rtol=0)
+
+
+def test_leaving_out_several_records_equals_training_without_their_influence(records: Blobs) -> None:
+    features, labels = records
+    settings = TrainingSettings((8,), batch_size=20, epochs=3, loss=CrossEntropy(), learning_rate=0.01)
+    (rows,) = _rows(1, [60])
+    gone, one = rows[[3, 17, 40]], int(rows[5])
+    found = train_stack(
+        *records, CLASSES, [rows] * 3, settings=settings, seeds=[2] * 3, left_out=[gone, [], [one]]
+    )
+    changed = features.copy()
+    changed[gone] = 7.0
+    other = train_stack(changed, labels, CLASSES, [rows], settings=settings, seeds=[2], left_out=[gone])
+    torch.testing.assert_close(other.weight_vectors()[0], found.weight_vectors()[0], atol=1e-6, rtol=0)
+    alone = train_stack(*records, CLASSES, [rows], settings=settings, seeds=[2], left_out=[[one]])
+    torch.testing.assert_close(alone.weight_vectors()[0], found.weight_vectors()[2], atol=1e-6, rtol=0)
+    assert float((found.weight_vectors()[0] - found.weight_vectors()[1]).norm()) > 1e-3
 
 
 def test_leaving_out_the_only_record_of_a_batch_is_harmless(records: Blobs) -> None:
     settings = TrainingSettings((4,), batch_size=20, epochs=2)
     (rows,) = _rows(1, [21])
     stacks = [
-        train_stack(*records, CLASSES, [rows], settings=settings, seeds=[0], left_out=[int(row)])
+        train_stack(*records, CLASSES, [rows], settings=settings, seeds=[0], left_out=[[int(row)]])
         for row in rows
     ]
     assert all(torch.isfinite(stack.weight_vectors()).all() for stack in stacks)

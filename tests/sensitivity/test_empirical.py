@@ -33,7 +33,7 @@ def test_changes_are_those_between_networks_trained_one_by_one(digits) -> None:
     """A plain loop: train with all records, then without each; compare weights and logits."""
     found = empirical_sensitivity(digits, removals=3, settings=SMALL, queries=digits.features[:7], seed=4)
     planted, rows, kinds = plant(digits, removals=3, seed=4)
-    asked = np.concatenate([digits.features[:7], planted.features[rows]])
+    asked = np.concatenate([digits.features[:7], planted.features[np.concatenate(rows)]])
 
     def trained(left_out):
         network = train_stack(
@@ -48,10 +48,10 @@ def test_changes_are_those_between_networks_trained_one_by_one(digits) -> None:
         kernels = np.concatenate([kernel.numpy().ravel() for kernel in network.kernels])
         return kernels.astype(float), network.logits(asked).double().numpy()
 
-    weights, logits = trained(None)
+    weights, logits = trained([])
     for removal, row, kind in zip(found.removals, rows, kinds, strict=True):
         others, other_logits = trained(row)
-        assert (removal.row, removal.kind) == (row, kind)
+        assert (removal.rows, removal.kind) == (tuple(row), kind)
         assert removal.weight == pytest.approx(np.abs(others - weights).max(), rel=1e-3)
         assert removal.weights_l2 == pytest.approx(np.linalg.norm(others - weights), rel=1e-3)
         assert removal.logit == pytest.approx(np.abs(other_logits - logits).max(), rel=1e-3)
@@ -64,13 +64,14 @@ def test_planted_records_are_what_they_are_called(digits) -> None:
     planted, rows, kinds = plant(digits, removals=6, seed=1)
     assert kinds == ["mislabelled", "extreme", "ordinary"] * 2
     for row, kind in zip(rows, kinds, strict=True):
-        same_label = planted.labels[row] == digits.labels[row]
+        assert len(row) == 1
+        same_label = (planted.labels[row] == digits.labels[row]).all()
         same_features = (planted.features[row] == digits.features[row]).all()
         assert (same_label, same_features) == (kind != "mislabelled", kind != "extreme")
         if kind == "extreme":
             assert set(np.unique(planted.features[row])) <= {0.0, 1.0}
             assert (np.abs(planted.features[row] - digits.features[row]) >= 0.5).all()
-    untouched = np.delete(np.arange(100), rows)
+    untouched = np.delete(np.arange(100), np.concatenate(rows))
     assert (planted.features[untouched] == digits.features[untouched]).all()
     assert (planted.labels[untouched] == digits.labels[untouched]).all()
 
@@ -132,7 +133,7 @@ def test_a_certified_bound_of_a_convex_model_holds_and_is_approached() -> None:
 
 def test_the_largest_change_names_the_record_that_caused_it() -> None:
     found = EmpiricalSensitivity(
-        (Removal(3, "ordinary", 0.1, 0.5, 0.2), Removal(5, "extreme", 0.05, 0.9, 0.1)), 10, 2
+        (Removal((3,), "ordinary", 0.1, 0.5, 0.2), Removal((5,), "extreme", 0.05, 0.9, 0.1)), 10, 2
     )
     assert found.weight.value == 0.1
     assert "an ordinary record" in found.weight.because
@@ -140,10 +141,57 @@ def test_the_largest_change_names_the_record_that_caused_it() -> None:
     assert "an extreme record" in found.weights_l2.because
     record = found.to_json()
     assert record["logit"] == 0.2
-    assert [removal["row"] for removal in record["removals"]] == [3, 5]
+    assert [removal["rows"] for removal in record["removals"]] == [(3,), (5,)]
+    assert record["unit"] == "record"
 
 
 @pytest.mark.parametrize("arguments", [{"removals": 0}, {"removals": 100}, {"removals": 1, "kinds": ["odd"]}])
 def test_impossible_removals_are_refused(digits, arguments) -> None:
     with pytest.raises(InvalidInput, match="removals must be between 1 and"):
         empirical_sensitivity(digits, settings=SMALL, **arguments)
+
+
+@pytest.fixture(scope="module")
+def visits() -> Records:
+    """30 persons with 1 to 4 rows each; the rows of a person do not lie together."""
+    dice = np.random.default_rng(0)
+    persons = np.repeat([f"p{number}" for number in range(30)], np.arange(30) % 4 + 1).astype(object)
+    dice.shuffle(persons)
+    features = dice.random((len(persons), 5))
+    return Records("visits", features, dice.integers(0, 2, len(persons)), classes=2, persons=persons)
+
+
+def test_with_persons_all_rows_of_a_person_are_planted_and_left_out(visits) -> None:
+    planted, rows, kinds = plant(visits, removals=6, seed=2)
+    for gone, kind in zip(rows, kinds, strict=True):
+        (person,) = set(visits.persons[gone])
+        np.testing.assert_array_equal(gone, np.flatnonzero(visits.persons == person))
+        changed = (planted.labels != visits.labels) | (planted.features != visits.features).any(1)
+        assert changed[gone].all() == (kind != "ordinary")
+    assert max(len(gone) for gone in rows) > 1
+    found = empirical_sensitivity(visits, removals=6, settings=SMALL, seed=2)
+    assert [removal.rows for removal in found.removals] == [tuple(gone) for gone in rows]
+    assert found.unit == "person"
+    assert found.logit.because.endswith(" person.")
+    assert found.to_json()["unit"] == "person"
+
+
+def test_a_person_moves_a_sum_by_at_most_one_only_if_every_row_weighs_one_over_their_number(visits) -> None:
+    """A sum of unit rows: the bound 1 holds for a record; it holds for a person with the weights of THEORY 3.7."""
+
+    def summing(share):
+        def retrain(kept):
+            unit = kept.features / np.linalg.norm(kept.features, axis=1, keepdims=True)
+            return Retraining((unit * share(kept)[:, None]).sum(0), unit[:1])
+
+        return retrain
+
+    def one_over_rows(kept):
+        return 1 / np.bincount(kept.units)[kept.units]
+
+    bound = Sensitivity(1.0 + 1e-6, "certified", "THEORY 3.7")
+    by_person = empirical_sensitivity_by(summing(one_over_rows), visits, removals=20)
+    assert by_person.against({"weights_l2": bound})[0].verdict == "consistent"
+    assert by_person.weights_l2.value > 0.99  # of a person with one row
+    by_row = empirical_sensitivity_by(summing(lambda kept: np.ones(len(kept))), visits, removals=20)
+    assert by_row.against({"weights_l2": bound})[0].verdict == "refuted"

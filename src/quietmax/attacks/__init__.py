@@ -23,7 +23,7 @@ from quietmax.attacks.metrics import Estimate, RocCurve
 from quietmax.attacks.report import AttackReport, plot_reports
 from quietmax.attacks.rmia import RMIA
 from quietmax.attacks.shadow import Shadow
-from quietmax.attacks.shadow_models import ShadowPool
+from quietmax.attacks.shadow_models import ShadowPool, with_shadow_data
 from quietmax.attacks.targets import Endpoint, EndpointError, QueryResult, query_target
 from quietmax.attacks.threshold import Threshold
 
@@ -48,4 +48,5 @@ __all__ = [
     "query_target",
     "registered_attacks",
     "run_together",
+    "with_shadow_data",
 ]

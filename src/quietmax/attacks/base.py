@@ -20,7 +20,14 @@ from quietmax._plugins import with_plugins
 from quietmax.accounting.budget import Budget
 from quietmax.attacks.metrics import Floats, Released, released_by
 from quietmax.attacks.report import AttackReport
-from quietmax.attacks.shadow_models import Design, Rows, ShadowPool, candidate_rows, disjoint_set_size
+from quietmax.attacks.shadow_models import (
+    Design,
+    Rows,
+    ShadowPool,
+    candidate_rows,
+    check_nonmembers,
+    disjoint_set_size,
+)
 from quietmax.attacks.targets import QueryResult, Target, query_target
 from quietmax.data.records import Split
 from quietmax.errors import InvalidInput, unknown_name
@@ -95,6 +102,12 @@ class Attack(ABC):
     def designs(self) -> tuple[Design, ...]:
         """The designs of shadow pools that the attack can learn from, the preferred one first."""
 
+    def designs_for(self, data: Split) -> tuple[Design, ...]:
+        """Return the designs that ``data`` permits: without a pool no disjoint one, unless the attack has no other."""
+        if len(data.pool_rows):
+            return self.designs
+        return tuple(design for design in self.designs if design != "disjoint") or self.designs
+
     @abstractmethod
     def fit(self, pool: ShadowPool, released: Released, progress: Progress | None = None) -> FittedAttack:
         """Learn from shadow networks.
@@ -142,7 +155,7 @@ class Attack(ABC):
             The shadow networks.
         """
         return ShadowPool.train(
-            self.designs[0], data, settings, self.models, seed=self.seed, progress=progress
+            self.designs_for(data)[0], data, settings, self.models, seed=self.seed, progress=progress
         )
 
     def run(
@@ -176,10 +189,11 @@ class Attack(ABC):
             How well members were told from non-members.
         """
         settings = _training_settings(model, data, target)
+        check_nonmembers(data)
         if pool is not None:
             self.check_pool(pool)
             _check_same_split(pool, data)
-        elif self.designs[0] == "disjoint":
+        elif self.designs_for(data)[0] == "disjoint":
             disjoint_set_size(data)  # raises before the target is charged
         result = self.query(model if target is None else target, data)
         chosen = self.train_pool(data, settings, progress) if pool is None else pool
@@ -187,6 +201,8 @@ class Attack(ABC):
 
     def report(self, fitted: FittedAttack, result: QueryResult, pool: ShadowPool) -> AttackReport:
         """Score the target's answers and compute the report.
+
+        With persons, the score of a person is the mean of the scores of their rows.
 
         Parameters
         ----------
@@ -202,8 +218,9 @@ class Attack(ABC):
         AttackReport
             The report.
         """
-        scores = np.asarray(fitted.scores(result.answers), dtype=np.float64)
-        members = len(pool.data.train_rows)
+        units = pool.units(candidate_rows(pool.data))
+        scores = units.means(np.asarray(fitted.scores(result.answers), dtype=np.float64))
+        members = len(pool.units(pool.data.train_rows))
         return AttackReport.from_scores(
             attack=self.name,
             target=result.target,
@@ -216,14 +233,15 @@ class Attack(ABC):
             spent=result.spent,
             settings=self.described(pool),
             notes=(*pool.notes, *fitted.notes),
+            unit=pool.data.records.unit,
         )
 
     def check_pool(self, pool: ShadowPool) -> None:
         """Raise `InvalidInput` if the attack cannot learn from the design of ``pool``."""
-        if pool.design not in self.designs:
+        designs = self.designs_for(pool.data)
+        if pool.design not in designs:
             raise InvalidInput(
-                f"The attack '{self.name}' requires a shadow pool of design {' or '.join(self.designs)}, got "
-                f"{pool.design}."
+                f"The attack '{self.name}' requires a shadow pool of design {' or '.join(designs)}, got {pool.design}."
             )
 
     def described(self, pool: ShadowPool) -> dict[str, Any]:
@@ -341,7 +359,8 @@ def run_together(
     if not attacks:
         raise InvalidInput("run_together requires at least one attack, got none.")
     settings = _training_settings(model, data, target)
-    designs = shared_designs(attacks)
+    check_nonmembers(data)
+    designs = shared_designs(attacks, data)
     if "disjoint" in designs:
         disjoint_set_size(data)  # raises before the target is charged
     rows = np.unique(np.concatenate([attack.queried_rows(data) for attack in attacks]))
@@ -350,7 +369,7 @@ def run_together(
     reports = []
     for attack, design in zip(attacks, designs, strict=True):
         if design not in pools:
-            networks = max(other.models for other in attacks if design in other.designs)
+            networks = max(other.models for other in attacks if design in other.designs_for(data))
             pools[design] = ShadowPool.train(
                 design, data, settings, networks, seed=attack.seed, progress=progress
             )
@@ -364,20 +383,17 @@ def run_together(
     return [replace(report, notes=(*report.notes, note)) for report in reports]
 
 
-def shared_designs(attacks: Sequence[Attack]) -> list[Design]:
-    """Choose a design for each of ``attacks`` so that as few pools as possible are trained.
+def shared_designs(attacks: Sequence[Attack], data: Split) -> list[Design]:
+    """Choose a design that ``data`` permits for each of ``attacks``, so that as few pools as possible are trained.
 
+    >>> import quietmax as qm
     >>> from quietmax.attacks import LiRA, Threshold
-    >>> shared_designs([Threshold(), LiRA()])
+    >>> shared_designs([Threshold(), LiRA()], qm.load("mnist-5k", records=100))
     ['overlapping', 'overlapping']
     """
-    needed = {attack.designs[0] for attack in attacks if len(attack.designs) == 1}
-    if not needed:
-        needed = {attack.designs[0] for attack in attacks}
-    return [
-        next((design for design in attack.designs if design in needed), attack.designs[0])
-        for attack in attacks
-    ]
+    possible = [attack.designs_for(data) for attack in attacks]
+    needed = {designs[0] for designs in possible if len(designs) == 1} or {designs[0] for designs in possible}
+    return [next((design for design in designs if design in needed), designs[0]) for designs in possible]
 
 
 @dataclass(frozen=True, eq=False)
@@ -463,6 +479,7 @@ def leakage_curve(
     if not epsilons:
         raise InvalidInput("epsilons must contain at least one number, got none.")
     settings = _training_settings(model, data, model)
+    check_nonmembers(data)
     if pool is not None:
         _check_same_split(pool, data)
     plain = attack.query(model, data)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from quietmax.attacks import metrics
 from quietmax.attacks.base import Attack, FittedAttack
 from quietmax.attacks.metrics import Floats, Labels, Released, Statistic
-from quietmax.attacks.shadow_models import Design, ShadowPool, candidate_rows
+from quietmax.attacks.shadow_models import Design, ShadowPool, candidate_rows, folds
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms.base import Answers
 from quietmax.models.stacked import Progress
@@ -39,7 +39,8 @@ class LiRA(Attack):
     Parameters
     ----------
     models : int
-        Number of reference networks, at least 8 in practice.
+        Number of reference networks, at least 8 in practice. Every candidate must be outside some of them, and online
+        inside some: with a holdout of 0.2 a network leaves out one candidate in five, so take at least 10.
     seed : int
         Determines the reference networks.
     mode : {"online", "offline"}
@@ -107,12 +108,13 @@ class LiRA(Attack):
         members, nonmembers = self._distributions(values, inside, released, leave_one_out=False)
         if not nonmembers.known.all() or (members is not None and not members.known.all()):
             raise self._too_few(pool)
+        rows = pool.reference_rows
         if pool.design == "disjoint":
-            rows = pool.reference_rows
             values, inside = pool.values(rows, statistic, released), pool.inside[:, rows]
         without = self._distributions(values, inside, released, leave_one_out=True)
-        judged = _scores(values, *without)
         known = without[1].known if without[0] is None else without[0].known & without[1].known
+        units = pool.units(rows)
+        judged, known, inside = units.means(_scores(values, *without)), units.all(known), units.all(inside)
         if not (known & inside).any() or not (known & ~inside).any():
             raise self._too_few(pool)
         return FittedLiRA(
@@ -138,7 +140,7 @@ class LiRA(Attack):
     def _too_few(self, pool: ShadowPool) -> InvalidInput:
         return InvalidInput(
             f"{pool.networks} reference networks are too few for {self.mode} LiRA with {self.variance} variance; at "
-            "least 8 are recommended."
+            f"least {max(8, 2 * folds(pool.data))} are recommended."
         )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from quietmax._io import write_figure
 from quietmax.accounting.costs import Cost
+from quietmax.accounting.guarantee import Unit
 from quietmax.attacks.metrics import (
     Estimate,
     Floats,
@@ -46,7 +47,7 @@ class AttackReport:
     released : {"probabilities", "labels"}
         What the target released.
     members, nonmembers : int
-        Numbers of records of each kind.
+        Numbers of records of each kind, or of persons.
     tpr, fpr : Estimate
         Shares of members and of non-members that the attack called members.
     leakage : Estimate
@@ -69,6 +70,8 @@ class AttackReport:
         Settings of the attack and its shadow pool, as JSON values.
     notes : tuple of str
         What a reader of the figures has to know.
+    unit : {"record", "person"}
+        What was attacked: single records, or persons with all their rows.
     """
 
     attack: str
@@ -89,6 +92,7 @@ class AttackReport:
     roc: RocCurve
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    unit: Unit = "record"
 
     @classmethod
     def from_scores(
@@ -105,6 +109,7 @@ class AttackReport:
         spent: Cost | None = None,
         settings: Mapping[str, Any] | None = None,
         notes: Sequence[str] = (),
+        unit: Unit = "record",
     ) -> AttackReport:
         """Compute the report of an attack from its scores.
 
@@ -128,6 +133,8 @@ class AttackReport:
             Settings of the attack, as JSON values.
         notes : sequence of str
             What a reader of the figures has to know.
+        unit : {"record", "person"}
+            What the scores belong to.
 
         Returns
         -------
@@ -167,6 +174,7 @@ class AttackReport:
             roc=curve,
             settings={} if settings is None else settings,
             notes=tuple(notes),
+            unit=unit,
         )
 
     def estimates(self) -> dict[str, Estimate]:
@@ -191,9 +199,11 @@ class AttackReport:
 
     @property
     def title(self) -> str:
-        """Attack, target and number of records in one line."""
+        """Attack, target and number of records or persons in one line."""
+        persons = " (persons)" if self.unit == "person" else ""
         return (
             f"{self.attack} against {self.target}: {self.members:,} members, {self.nonmembers:,} non-members"
+            f"{persons}"
         )
 
     def __str__(self) -> str:
@@ -207,6 +217,7 @@ class AttackReport:
             "attack": self.attack,
             "target": self.target,
             "released": self.released,
+            "unit": self.unit,
             "members": self.members,
             "nonmembers": self.nonmembers,
             "tpr": self.tpr.to_json(),

@@ -24,7 +24,7 @@ from quietmax.attacks import metrics
 from quietmax.attacks.base import Attack, FittedAttack
 from quietmax.attacks.lira import Mode
 from quietmax.attacks.metrics import SMALLEST_PROBABILITY, Floats, Labels, Released, Statistic
-from quietmax.attacks.shadow_models import Design, Rows, ShadowPool, candidate_rows, leftover_rows
+from quietmax.attacks.shadow_models import Design, Rows, ShadowPool, Units, candidate_rows, leftover_rows
 from quietmax.data.records import Split
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms.base import Answers
@@ -42,7 +42,7 @@ class RMIA(Attack):
     Parameters
     ----------
     models : int
-        Number of reference networks, at least 8 in practice.
+        Number of reference networks, at least 8 in practice; with a holdout of 0.2 at least 10, as in `LiRA`.
     seed : int
         Determines the reference networks and the population.
     mode : {"online", "offline"}
@@ -53,7 +53,8 @@ class RMIA(Attack):
         The offset ``a`` of the offline attack, from 0 to 1. None: the one of `OFFSETS` with the best AUC on the shadow
         networks.
     population : int
-        Largest number of population records. They are chosen from the records that the split leaves over.
+        Number of population records. They are chosen from the pool: the records that the split leaves over, or a table
+        of other people (`with_shadow_data`). Without a pool, candidates are compared with each other.
 
     Examples
     --------
@@ -122,13 +123,13 @@ class RMIA(Attack):
         queried, candidates = self.queried_rows(pool.data), len(candidate_rows(pool.data))
         statistic = _log_correct if released == "labels" else metrics.log_probability
         on_queried = _Reference.of(pool, queried, statistic, released)
-        on_reference = on_queried.part(slice(candidates))
+        on_reference, units = on_queried.part(slice(candidates)), pool.units(pool.reference_rows)
         if pool.design == "disjoint":
             on_reference = _Reference.of(pool, pool.reference_rows, statistic, released)
-        population = on_queried.part(slice(candidates, None)) if len(queried) > candidates else on_queried
+        population = on_queried.part(slice(candidates, None)) if len(queried) > candidates else None
         # Ratios of correct labels seldom differ by as much as 2.
         gamma = 1.0 if released == "labels" else self.gamma
-        offset = self._tuned(on_reference, population, gamma) if self.mode == "offline" else None
+        offset = self._tuned(on_reference, units, population, gamma) if self.mode == "offline" else None
         log_normalisers = on_queried.log_normalisers(offset, leave_one_out=False)
         if np.isnan(log_normalisers[:candidates]).any():
             raise _too_few(pool.networks)
@@ -145,15 +146,20 @@ class RMIA(Attack):
             log_normalisers,
             candidates,
             gamma,
-            threshold=metrics.best_threshold(*_against_each(on_reference, population, offset, gamma)),
+            threshold=metrics.best_threshold(*_against_each(on_reference, units, population, offset, gamma)),
             notes=tuple(notes),
         )
 
-    def _tuned(self, reference: _Reference, population: _Reference, gamma: float) -> float:
+    def _tuned(
+        self, reference: _Reference, units: Units, population: _Reference | None, gamma: float
+    ) -> float:
         """Return the offset with the best AUC when every shadow network in turn is the target."""
         if self.offset is not None:
             return self.offset
-        aucs = [metrics.auc(*_against_each(reference, population, offset, gamma)).value for offset in OFFSETS]
+        aucs = [
+            metrics.auc(*_against_each(reference, units, population, offset, gamma)).value
+            for offset in OFFSETS
+        ]
         return OFFSETS[int(np.argmax(aucs))]
 
 
@@ -244,18 +250,20 @@ def dominated(ratios: Floats, population: Floats, gamma: float) -> Floats:
 
 
 def _against_each(
-    reference: _Reference, population: _Reference, offset: float | None, gamma: float
+    reference: _Reference, units: Units, population: _Reference | None, offset: float | None, gamma: float
 ) -> tuple[Floats, Floats]:
-    """Score members and non-members when every network in turn is the target and the others are references."""
-    ratios, among = reference.ratios(offset), population.ratios(offset)
-    scores = np.stack(
-        [
-            dominated(own, others[~seen], gamma)
-            for own, others, seen in zip(ratios, among, population.inside, strict=True)
-        ]
-    )
-    known = ~np.isnan(ratios)
-    members, nonmembers = scores[known & reference.inside], scores[known & ~reference.inside]
+    """Score members and non-members when every network in turn is the target and the others are references.
+
+    As with the target, the population are records that the network did not train on, or without any population the
+    records of ``reference`` themselves.
+    """
+    ratios = reference.ratios(offset)
+    among = ratios
+    if population is not None:
+        among = np.where(population.inside, np.nan, population.ratios(offset))
+    scores = np.stack([dominated(own, others, gamma) for own, others in zip(ratios, among, strict=True)])
+    scores, known, inside = units.means(scores), units.all(~np.isnan(ratios)), units.all(reference.inside)
+    members, nonmembers = scores[known & inside], scores[known & ~inside]
     if not len(members) or not len(nonmembers):
         raise _too_few(len(ratios))
     return members, nonmembers
@@ -267,4 +275,7 @@ def _log_correct(answers: Answers, labels: Labels) -> Floats:
 
 
 def _too_few(networks: int) -> InvalidInput:
-    return InvalidInput(f"{networks} reference networks are too few for RMIA; at least 8 are recommended.")
+    return InvalidInput(
+        f"{networks} reference networks are too few for RMIA; at least 8 are recommended, and at least 2 divided by "
+        "the holdout's share."
+    )

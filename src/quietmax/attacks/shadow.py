@@ -1,6 +1,7 @@
 """Shadow: the attack of Shokri et al. (2017), as the paper runs it.
 
-Shadow networks are trained like the target on sets drawn from other records. Their answers to members and non-members
+Shadow networks are trained like the target on sets drawn from other records; of a table without a pool, on sets drawn
+from the table itself. Their answers to members and non-members
 of those sets are the training data of small attack networks, one per true class, which then judge the target's answers.
 Attack networks always learn from answers without noise, even if the target adds noise.
 """
@@ -16,7 +17,15 @@ from numpy.typing import NDArray
 
 from quietmax.attacks.base import Attack, FittedAttack
 from quietmax.attacks.metrics import Floats, Released, best_threshold, released_probabilities
-from quietmax.attacks.shadow_models import Design, ShadowPool, candidate_rows, plain_answers
+from quietmax.attacks.shadow_models import (
+    Design,
+    Rows,
+    ShadowPool,
+    Units,
+    candidate_rows,
+    plain_answers,
+)
+from quietmax.data.records import Split
 from quietmax.mechanisms.base import Answers
 from quietmax.models.losses import CrossEntropy
 from quietmax.models.mlp import MLP
@@ -91,8 +100,12 @@ class Shadow(Attack):
 
     @property
     def designs(self) -> tuple[Design, ...]:
-        """Shadow sets are disjoint from the target's records."""
-        return ("disjoint",)
+        """Shadow sets are disjoint from the target's records; any networks whose members are known will do."""
+        return ("disjoint", "overlapping")
+
+    def designs_for(self, data: Split) -> tuple[Design, ...]:
+        """Return the paper's disjoint sets if ``data`` has a pool, else overlapping ones."""
+        return ("disjoint",) if len(data.pool_rows) else ("overlapping",)
 
     def fit(self, pool: ShadowPool, released: Released, progress: Progress | None = None) -> FittedShadow:
         """Train one attack network per class, all at once.
@@ -100,7 +113,7 @@ class Shadow(Attack):
         Parameters
         ----------
         pool : ShadowPool
-            Disjoint shadow networks.
+            The shadow networks.
         released : {"probabilities", "labels"}
             What the target releases.
         progress : callable or None
@@ -130,8 +143,8 @@ class Shadow(Attack):
             seeds=[int(seed) for seed in seeds],
             progress=progress,
         )
-        judged = _log_odds(networks, network_of_class, data.features, data.labels)
-        was_inside = data.inside == 1
+        judged = data.means(_log_odds(networks, network_of_class, data.features, data.labels))
+        was_inside = data.means(data.inside) == 1
         return FittedShadow(
             networks,
             network_of_class,
@@ -158,29 +171,49 @@ class AttackData:
         True labels of the records.
     inside : array of int
         1 if the record was in the shadow network's training set, else 0.
+    parts : tuple of (int, Units)
+        For every network in turn the number of its records, and their persons.
     """
 
     features: NDArray[np.float32]
     labels: NDArray[np.int64]
     inside: NDArray[np.int64]
+    parts: tuple[tuple[int, Units], ...]
+
+    def means(self, values: NDArray[Any]) -> Floats:
+        """Return the mean of ``values`` over the rows of each person that a network answered."""
+        ends = np.cumsum([rows for rows, _ in self.parts])[:-1]
+        pieces = np.split(np.asarray(values, dtype=np.float64), ends)
+        return np.concatenate([units.means(own) for own, (_, units) in zip(pieces, self.parts, strict=True)])
 
 
 def attack_data(pool: ShadowPool, released: Released) -> AttackData:
     """Collect the answers of every network of ``pool`` to its own members, then to its own non-members.
 
-    ``released`` says what an answer contains: probabilities or labels.
+    There are as many members as non-members, persons or single records. ``released`` says what an answer contains:
+    probabilities or labels.
     """
     records = pool.data.records
-    features, labels, inside = [], [], []
+    features, labels, inside, parts = [], [], [], []
     for index, network in enumerate(pool.each()):
-        members = np.flatnonzero(pool.inside[index])
         held_out = np.flatnonzero(pool.drawn[index] & ~pool.inside[index])
+        members = _as_many(pool, np.flatnonzero(pool.inside[index]), len(pool.units(held_out)), index)
         rows = np.concatenate([members, held_out])
         answers = plain_answers(network, records.features[rows], released)
         features.append(_attack_features(answers, released, records.classes))
         labels.append(records.labels[rows])
         inside.append(np.repeat([1, 0], [len(members), len(held_out)]))
-    return AttackData(np.concatenate(features), np.concatenate(labels), np.concatenate(inside))
+        parts.append((len(rows), pool.units(rows)))
+    return AttackData(np.concatenate(features), np.concatenate(labels), np.concatenate(inside), tuple(parts))
+
+
+def _as_many(pool: ShadowPool, rows: Rows, count: int, seed: int) -> Rows:
+    """Return rows of ``count`` units chosen at random, or all ``rows`` if they have no more units."""
+    units = pool.units(rows)
+    if len(units) <= count:
+        return rows
+    chosen = np.random.default_rng((0xE4A1, seed)).permutation(len(units))[:count]
+    return np.sort(rows[units.rows_of(chosen)])
 
 
 def _attack_features(answers: Answers, released: Released, classes: int) -> NDArray[np.float32]:

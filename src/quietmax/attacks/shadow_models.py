@@ -2,20 +2,27 @@
 
 There are two designs. Every attack states which of them it can use.
 
-* ``disjoint``: every network's training set, and an equally large set that it did not see, are drawn from the records
-  that the target's training and test parts leave over. The sets of two networks may overlap each other; none contains
-  a candidate. The adversary of Shokri et al. (2017) knows the distribution and no candidate.
-* ``overlapping``: networks come in pairs, trained on the two halves of a random division of the *candidates* (the
-  target's training and test records together). Every candidate is in the training set of half of the networks, and
-  every network has as many records as the target. The adversary of Carlini et al. (2022) knows the candidates but not
-  which half the target was trained on. Dividing all records, the left-over ones included, would give networks of
-  another size than the target: on Location that cost 0.04 of LiRA's AUC at twice the training time.
+* ``disjoint``: every network's training set, and an equally large set that it did not see, are drawn from the pool:
+  the records that the target's training and test parts leave over, or a table of other people (`with_shadow_data`).
+  The sets of two networks may overlap each other; none contains a candidate. The adversary of Shokri et al. (2017)
+  knows the distribution and no candidate.
+* ``overlapping``: the *candidates* (the target's training and test records together) are divided at random into folds,
+  and each of as many networks is trained on all folds but one; then they are divided anew. There are as many folds as
+  give a network the target's size: two halves for the paper's split, five folds for a holdout of 0.2, at most ten.
+  The adversary of Carlini et al. (2022) knows the candidates but not who was held out. Dividing all records, the
+  left-over ones included, would give networks of another size than the target: on Location that cost 0.04 of LiRA's
+  AUC at twice the training time.
+
+The user's own table has no pool: unless there is a table of other people, all attacks use the overlapping design.
+
+Sets are drawn by units: persons with all rows if the records have persons, else single records (THEORY 3.7). Members
+and non-members are told apart by units, too: the score of a person is the mean of the scores of their rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Literal
@@ -24,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietmax.attacks.metrics import Floats, Released, Statistic
-from quietmax.data.records import Split
+from quietmax.data.records import Holdout, Records, Split, is_held_out
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms.base import Answers
 from quietmax.models.mlp import MLP
@@ -37,6 +44,56 @@ Rows = NDArray[np.int64]
 MAX_MEMORY = 1_500_000_000
 """Bytes of working memory for networks that are trained together; more networks are trained in groups."""
 _REFERENCE_RECORDS = 10_000
+_MOST_FOLDS = 10
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """The persons, or single records, that some rows belong to, in the order of their first rows.
+
+    Use `of`, which finds them.
+
+    Parameters
+    ----------
+    order : array of int
+        Places of the rows, those of one unit next to each other.
+    starts : array of int
+        Where each unit begins in ``order``.
+
+    Examples
+    --------
+    >>> persons = np.array(["ann", "bob", "ann"], dtype=object)
+    >>> visits = Records("visits", np.zeros((3, 1)), np.zeros(3, int), classes=2, persons=persons)
+    >>> Units.of(visits, np.arange(3)).means(np.array([1.0, 5.0, 2.0])).tolist()
+    [1.5, 5.0]
+    """
+
+    order: Rows
+    starts: Rows
+
+    @classmethod
+    def of(cls, records: Records, rows: Rows) -> Units:
+        """Find the units of these ``rows`` of ``records``."""
+        numbers = records.take(rows).units
+        order = np.argsort(numbers, kind="stable")
+        return cls(order, np.flatnonzero(np.diff(numbers[order], prepend=-1)))
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def means(self, values: Floats) -> Floats:
+        """Return the mean over each unit's rows of ``values`` of shape (..., rows); shape (..., units)."""
+        sums = np.add.reduceat(values[..., self.order], self.starts, axis=-1)
+        return np.asarray(sums / np.diff(self.starts, append=len(self.order)))
+
+    def all(self, marks: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return whether all of each unit's rows are marked in ``marks`` of shape (..., rows)."""
+        return np.asarray(np.logical_and.reduceat(marks[..., self.order], self.starts, axis=-1))
+
+    def rows_of(self, units: Rows) -> Rows:
+        """Return the places of all rows of some ``units``, unit by unit."""
+        parts = np.split(self.order, self.starts[1:])
+        return np.concatenate([parts[unit] for unit in units])
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +152,8 @@ class ShadowPool:
         Parameters
         ----------
         design : {"disjoint", "overlapping"}
-            How the sets are drawn. A disjoint set has the target's size, or half of the left-over records if they do
-            not hold two such sets; then the pool carries a note.
+            How the sets are drawn. A disjoint set has the target's size, or half of the pool if that does not hold two
+            such sets; then the shadow pool carries a note.
         data : Split
             The split that the target was trained on.
         settings : TrainingSettings
@@ -115,25 +172,37 @@ class ShadowPool:
         """
         if networks < 1:
             raise InvalidInput(f"The number of shadow networks must be at least 1, got {networks}.")
+        check_nonmembers(data)
         notes: tuple[str, ...] = ()
         if design == "disjoint":
             generator = np.random.default_rng((0x5AD0, seed))
-            size = disjoint_set_size(data)
-            drawn = [generator.permutation(data.pool_rows)[: 2 * size] for _ in range(networks)]
-            inside = [rows[:size] for rows in drawn]
-            if size < len(data.train_rows):
+            size, units = disjoint_set_size(data), Units.of(data.records, data.pool_rows)
+            orders = [generator.permutation(len(units))[: 2 * size] for _ in range(networks)]
+            drawn = [data.pool_rows[units.rows_of(order)] for order in orders]
+            inside = [data.pool_rows[units.rows_of(order[:size])] for order in orders]
+            members = len(Units.of(data.records, data.train_rows))
+            if size < members:
+                what = f"{data.records.unit}s"
                 notes = (
-                    f"Only {len(data.pool_rows)} records are left over for shadow networks. Each trains on half of "
-                    f"them, {size}, but the target on {len(data.train_rows)}: the attack is weaker than with enough "
-                    "records.",
+                    f"Only {len(units)} {what} are available to shadow networks. Each trains on half of them, {size}, "
+                    f"but the target on {members}: the attack is weaker than with enough {what}.",
                 )
         elif design == "overlapping":
             generator = np.random.default_rng((0xA401, seed))
             candidates = candidate_rows(data)
-            halves: list[Rows] = []
-            while len(halves) < networks:
-                halves += np.array_split(generator.permutation(candidates), 2)
-            inside, drawn = halves[:networks], [candidates] * networks
+            units, count = Units.of(data.records, candidates), folds(data)
+            inside = []
+            while len(inside) < networks:
+                parts = np.array_split(generator.permutation(len(units)), count)
+                for left_out in reversed(range(count)):
+                    kept = np.concatenate(parts[:left_out] + parts[left_out + 1 :])
+                    inside.append(candidates[units.rows_of(kept)])
+            inside, drawn = inside[:networks], [candidates] * networks
+            if not len(data.pool_rows):
+                notes = (
+                    f"Shadow networks are trained on the table itself, each without another 1 in {count} of its "
+                    f"{data.records.unit}s: this adversary knows everybody and not who was held out.",
+                )
         else:
             raise InvalidInput(f"design must be 'disjoint' or 'overlapping', got {design!r}.")
         seeds = [int(each) for each in generator.integers(2**62, size=networks)]
@@ -152,6 +221,10 @@ class ShadowPool:
         if self.design == "overlapping":
             return candidate_rows(self.data)
         return leftover_rows(self.data, _REFERENCE_RECORDS, 0)
+
+    def units(self, rows: Rows) -> Units:
+        """Return the persons, or single records, of some ``rows``."""
+        return Units.of(self.data.records, rows)
 
     def each(self) -> Iterator[MLP]:
         """Iterate over the networks in order."""
@@ -180,31 +253,126 @@ class ShadowPool:
         )
 
 
-def disjoint_set_size(data: Split) -> int:
-    """Return the size of a shadow set drawn from the left-over records of ``data``; raise if there are none.
+def check_nonmembers(data: Split) -> None:
+    """Raise `InvalidInput` if ``data`` has nobody outside the training set."""
+    if not len(data.test_rows):
+        raise InvalidInput(
+            f"An attack requires people who were not trained on, but everybody in '{data.name}' was: train with "
+            "`holdout` (0.2 holds out a fifth), or give `shadow_data`, a table of other people."
+        )
 
-    It is the size of the target's training part, or half of the left-over records if they are fewer than two such sets.
+
+def disjoint_set_size(data: Split) -> int:
+    """Return how many units of the pool of ``data`` a disjoint shadow set has; raise if there are too few.
+
+    It is the number of units of the target's training part, or half of the pool if that holds fewer than two such sets.
     """
-    available = len(data.pool_rows)
+    available = len(Units.of(data.records, data.pool_rows))
     if available < 2:
         raise InvalidInput(
-            f"Disjoint shadow sets require at least 2 records outside the training and test parts; the split of "
-            f"'{data.name}' leaves {available}. A smaller number of training records leaves more."
+            f"Disjoint shadow sets require at least 2 {data.records.unit}s outside the training and test parts; the "
+            f"split of '{data.name}' leaves {available}. `shadow_data`, a table of other people, provides them."
         )
-    return min(len(data.train_rows), available // 2)
+    return min(len(Units.of(data.records, data.train_rows)), available // 2)
 
 
 def candidate_rows(data: Split) -> Rows:
-    """Return the records of ``data`` to be told apart: the members, then as many non-members."""
+    """Return the records of ``data`` to be told apart: the members, then the non-members."""
     return np.concatenate([data.train_rows, data.test_rows])
 
 
+def folds(data: Split) -> int:
+    """Return into how many folds the candidates of ``data`` are divided by the overlapping design.
+
+    A network is trained on all folds but one, so it has about the target's size: 2 folds for sets of equal size, 5 for
+    a holdout of 0.2, at most 10.
+    """
+    candidates, nonmembers = (
+        len(Units.of(data.records, rows)) for rows in (candidate_rows(data), data.test_rows)
+    )
+    return min(max(2, round(candidates / nonmembers)), _MOST_FOLDS)
+
+
 def leftover_rows(data: Split, count: int, seed: int) -> Rows:
-    """Return at most ``count`` records of ``data`` that are no candidates, chosen by ``seed``, in row order."""
+    """Return rows of about ``count`` records of the pool of ``data``, whole persons, chosen by ``seed``, in row order.
+
+    The last person may exceed ``count``; without persons there are at most ``count`` records.
+    """
     if len(data.pool_rows) <= count:
         return data.pool_rows
-    chosen = np.random.default_rng((0x1EF7, seed)).permutation(data.pool_rows)[:count]
-    return np.sort(chosen)
+    units = Units.of(data.records, data.pool_rows)
+    order = units.rows_of(np.random.default_rng((0x1EF7, seed)).permutation(len(units)))
+    numbers = data.records.units[data.pool_rows[order]]
+    chosen = order[np.isin(numbers, numbers[:count])]
+    return np.sort(data.pool_rows[chosen])
+
+
+def with_shadow_data(data: Split, others: Records, *, seed: int = 0) -> Split:
+    """Add a table of other people, from which shadow sets are drawn.
+
+    Parameters
+    ----------
+    data : Split
+        The split that the target was trained on.
+    others : Records
+        People outside the table, encoded in the same way.
+    seed : int
+        Without a holdout: determines which half of the other people serve as non-members.
+
+    Returns
+    -------
+    Split
+        The same training set. The other people are the pool. If ``data`` has no holdout, half of them are the test
+        part instead, chosen by a keyed hash.
+
+    Raises
+    ------
+    InvalidInput
+        If the tables do not match, or have a person in common.
+
+    Examples
+    --------
+    >>> from quietmax.data.records import hold_out
+    >>> own = Records("own", np.arange(4.0)[:, None], np.array([0, 1, 0, 1]), classes=2)
+    >>> others = Records("others", np.arange(10.0, 18.0)[:, None], np.zeros(8, int), classes=2)
+    >>> more = with_shadow_data(hold_out(own), others)
+    >>> len(more.train), len(more.test) + len(more.pool)
+    (4, 8)
+    """
+    own = data.records
+    facts = [
+        (
+            each.features.shape[1],
+            each.classes,
+            each.unit,
+            None if each.encoding is None else each.encoding.to_json(),
+        )
+        for each in (own, others)
+    ]
+    if facts[0] != facts[1]:
+        raise InvalidInput(
+            f"`shadow_data` must be encoded like '{data.name}': the same columns, classes and schema, and a person "
+            "column if the table has one."
+        )
+    persons = None
+    if own.persons is not None and others.persons is not None:
+        if not set(own.persons).isdisjoint(others.persons):
+            raise InvalidInput(f"`shadow_data` must hold other people: some are in '{data.name}' too.")
+        persons = np.concatenate([own.persons, others.persons])
+    together = Records(
+        own.name,
+        np.concatenate([own.features, others.features]),
+        np.concatenate([own.labels, others.labels]),
+        own.classes,
+        own.image_shape,
+        own.encoding,
+        persons,
+    )
+    added = len(own) + np.arange(len(others))
+    if len(data.test_rows):
+        return replace(data, records=together, pool_rows=np.concatenate([data.pool_rows, added]))
+    outside = is_held_out(others, Holdout(0.5, seed))
+    return replace(data, records=together, test_rows=added[outside], pool_rows=added[~outside])
 
 
 def plain_answers(network: MLP, features: NDArray[np.float32], released: Released) -> Answers:

@@ -95,6 +95,8 @@ class Threshold(Attack):
             return FittedThreshold(metrics.correct, labels, 0.5, (note,))
         statistic = _STATISTICS[self.statistic]
         rows = pool.reference_rows
-        values, inside = pool.values(rows, statistic, released), pool.inside[:, rows]
-        held_out = pool.drawn[:, rows] & ~inside
+        units = pool.units(rows)
+        values = units.means(pool.values(rows, statistic, released))
+        inside = units.all(pool.inside[:, rows])
+        held_out = units.all(pool.drawn[:, rows]) & ~inside
         return FittedThreshold(statistic, labels, metrics.best_threshold(values[inside], values[held_out]))

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietmax.accounting.costs import Cost
-from quietmax.accounting.guarantee import Guarantee
+from quietmax.accounting.guarantee import Guarantee, Unit
 from quietmax.audit.bounds import (
     CONFIDENCE,
     EventCounts,
@@ -68,6 +68,7 @@ def distinguish(
     delta: float = 1e-5,
     subject: str = "release",
     details: Mapping[str, Any] | None = None,
+    unit: Unit = "record",
 ) -> AuditReport:
     """Audit a release from draws on two neighbouring inputs.
 
@@ -92,6 +93,8 @@ def distinguish(
         Name for the report.
     details : Mapping[str, Any] or None
         Further figures for the report, as JSON values.
+    unit : {"record", "person"}
+        What the two inputs differ in.
 
     Returns
     -------
@@ -141,6 +144,7 @@ def distinguish(
             "event_where_unlikely": counts.unlikely,
             "event_trials": counts.trials,
         },
+        unit=unit,
     )
 
 

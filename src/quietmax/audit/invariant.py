@@ -20,7 +20,14 @@ import torch
 from numpy.typing import NDArray
 
 from quietmax.audit.report import Verdict
-from quietmax.data.encoding import Encoding, NumericColumn
+from quietmax.data.encoding import (
+    BooleanColumn,
+    Column,
+    DateColumn,
+    Encoding,
+    HashedColumn,
+    NumericColumn,
+)
 from quietmax.errors import InvalidInput
 from quietmax.estimators.dpsgd.gradients import exact_clipped_sum
 from quietmax.estimators.head.exact_sums import Table, clipped_rows, gradient_sum
@@ -310,14 +317,18 @@ def _check_sums(records: int, width: int, classes: int, seed: int) -> InvariantC
     """Check that the sums that get noise do not depend on the order of the records, as exact sums do not."""
     rows = clipped_rows(_synthetic_records(records, width, seed), np.sqrt(width)).astype(np.float32)
     labels = np.arange(records) % classes
+    repeats = np.arange(records) % 5 + 1  # what rows of persons with 1 to 5 rows weigh
     weights = np.random.default_rng((seed, 2)).normal(size=(classes, width))
     network = initial_mlp((width, 16, classes), "tanh", (seed,), torch.float64)
 
     def sums(order: Rows) -> tuple[NDArray[np.float64], ...]:
         inputs, targets = torch.from_numpy(rows[order]), torch.from_numpy(labels[order])
         clipped = exact_clipped_sum(network, inputs, targets, 0.5)
-        gradient = gradient_sum(Table(rows[order], labels[order], classes), weights, 0.5)
-        return gradient, *(tensor.numpy() for tensor in clipped.tensors())
+        gradients = (
+            gradient_sum(Table(rows[order], labels[order], classes, rows_of_person), weights, 0.5)
+            for rows_of_person in (None, repeats[order])
+        )
+        return *gradients, *(tensor.numpy() for tensor in clipped.tensors())
 
     compared = 0
     expected = sums(np.arange(records))
@@ -369,13 +380,23 @@ def _synthetic_table(encoding: Encoding, records: int, seed: int) -> pd.DataFram
     generator = np.random.default_rng((seed, 3))
     columns = {}
     for column in encoding.columns:
-        if isinstance(column, NumericColumn):
-            reach = column.high - column.low
-            known = [
-                repr(float(value)) for value in column.low + reach * generator.uniform(-0.1, 1.1, records)
-            ]
-        else:
-            known = [str(each) for each in generator.choice([*column.categories, "another"], records)]
+        cells = _synthetic_cells(column, records, generator)
         absent = generator.random(records) < 0.05 * column.missing
-        columns[column.name] = [None if gone else text for gone, text in zip(absent, known, strict=True)]
+        columns[column.name] = [None if gone else text for gone, text in zip(absent, cells, strict=True)]
     return pd.DataFrame(columns, dtype="string")
+
+
+def _synthetic_cells(column: Column, records: int, generator: np.random.Generator) -> list[str]:
+    """Return cells of one column, none of them missing."""
+    if isinstance(column, NumericColumn):
+        values = column.low + (column.high - column.low) * generator.uniform(-0.1, 1.1, records)
+        return [repr(float(value)).replace(".", column.decimal) for value in values]
+    if isinstance(column, DateColumn):
+        low, high = pd.Timestamp(column.low), pd.Timestamp(column.high)
+        shares = generator.uniform(-0.1, 1.1, records)
+        return [(low + share * (high - low)).strftime(column.format or "%Y-%m-%d") for share in shares]
+    if isinstance(column, BooleanColumn):
+        return [str(each) for each in generator.choice(["yes", "No", "TRUE", "f", "1", "0"], records)]
+    if isinstance(column, HashedColumn):
+        return [f"{number:05}" for number in generator.integers(0, 10**5, records)]
+    return [str(each) for each in generator.choice([*column.categories, "another"], records)]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from quietmax._io import write_figure
 from quietmax.accounting.costs import Cost, PureCost
-from quietmax.accounting.guarantee import Definition, Guarantee
+from quietmax.accounting.guarantee import Definition, Guarantee, Unit
 from quietmax.audit.bounds import Parameter
 from quietmax.errors import InvalidInput
 from quietmax.sensitivity.empirical import BoundCheck
@@ -45,6 +45,8 @@ class AuditReport:
         Gaussian.
     details : Mapping[str, Any]
         Further figures as JSON values.
+    unit : {"record", "person"}
+        What the neighbouring inputs differ in: one record, or one person with all rows.
 
     Examples
     --------
@@ -63,6 +65,7 @@ class AuditReport:
     epsilon_claimed: float
     epsilon_lower_bound: float
     details: Mapping[str, Any] = field(default_factory=dict)
+    unit: Unit = "record"
 
     @property
     def verdict(self) -> Verdict:
@@ -83,6 +86,7 @@ class AuditReport:
         return {
             "subject": self.subject,
             "verdict": self.verdict,
+            "unit": self.unit,
             "definition": self.definition,
             "claimed": self.claimed,
             "lower_bound": self.lower_bound,
@@ -100,6 +104,7 @@ class AuditReport:
         name = "mu" if self.definition == "gaussian" else "epsilon"
         lines = [
             ("verdict", self.verdict),
+            ("unit", f"one {self.unit}"),
             (f"{name} claimed", f"{self.claimed:.4g}"),
             (f"{name} at least", f"{self.lower_bound:.4g}"),
         ]

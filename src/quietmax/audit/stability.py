@@ -200,7 +200,7 @@ def audit_stability(
         [np.arange(len(records))] * (removed + 1),
         settings=chosen,
         seeds=[seed] * (removed + 1),
-        left_out=[None, *map(int, rows)],
+        left_out=[[], *([int(row)] for row in rows)],
         progress=progress,
     )
     own = records.take(rows)

@@ -2,11 +2,15 @@
 
 *One run*: each of many canaries is put in by a fair coin; the auditor trains once and guesses which ones are in.
 *Repeated*: the auditor trains many times with and many times without one canary and tells the models apart.
+
+A canary is one record; of records with a person column it is one person with all rows (THEORY 3.7), in the training
+set with all of them or with none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -27,8 +31,8 @@ from quietmax.models.stacked import Progress, TrainingSettings, train_stack
 Floats = NDArray[np.float64]
 Method = Literal["one-run", "repeated"]
 Trained = TypeVar("Trained")
-Fit = Callable[[NDArray[np.float32], NDArray[np.int64]], Trained]
-Score = Callable[[Trained, NDArray[np.float32], NDArray[np.int64]], NDArray[Any]]
+Fit = Callable[[Records], Trained]
+Score = Callable[[Trained, Records], NDArray[Any]]
 
 TRAINING_CONFIDENCE = 0.99
 """Default confidence of an audit of training: canaries and trainings are few, draws of a mechanism many."""
@@ -61,16 +65,19 @@ def audit_training(
     Parameters
     ----------
     fit : callable
-        ``fit(features, labels)`` trains and returns a model. It must draw fresh randomness at every call.
+        ``fit(records)`` trains and returns a model. It must draw fresh randomness at every call.
     score : callable
-        ``score(model, features, labels)`` returns what the adversary looks at. One run: one number per canary, larger
-        if it is likelier in the training set. Repeated: one or more numbers per model, for example its weights.
+        ``score(model, canaries)`` returns what the adversary looks at. One run: one number per row of the canaries,
+        larger if it is likelier in the training set; a person's score is the mean of their rows. Repeated: one or more
+        numbers per model, for example its weights.
     records : Records
         Records that are always in the training set.
     canaries : Records
-        One run: at least 2, each added with probability 1/2. Repeated: exactly 1.
+        One run: at least 2 records or persons, each added with probability 1/2. Repeated: exactly 1 record, or the
+        rows of 1 person if ``records`` have persons; none of ``records`` may belong to a canary.
     claimed : Guarantee, Cost or None
-        The claim to test. None: the ``guarantee_`` of the trained model.
+        The claim to test. None: the ``guarantee_`` of the trained model. A claim for one record is tested for whole
+        persons if the records have them.
     method : {"one-run", "repeated"}
         Train once and guess (bounds: `quietmax.audit.bounds`), or many times and distinguish
         (`quietmax.audit.distinguishing`).
@@ -100,8 +107,8 @@ def audit_training(
     >>> from quietmax.accounting import PureCost
     >>> zero = Records("zero", np.zeros((1, 1)), np.zeros(1, int), classes=2)
     >>> canaries = Records("canaries", np.arange(1, 101)[:, None], np.zeros(100, int), classes=2)
-    >>> remember = lambda features, labels: set(features[:, 0])
-    >>> is_in = lambda model, features, labels: np.array([float(each in model) for each in features[:, 0]])
+    >>> remember = lambda records: set(records.features[:, 0])
+    >>> is_in = lambda model, canaries: np.array([float(each in model) for each in canaries.features[:, 0]])
     >>> audit_training(remember, is_in, zero, canaries, PureCost(1.0)).verdict
     'refuted'
     """
@@ -111,15 +118,22 @@ def audit_training(
     if method != "repeated":
         raise InvalidInput(f"method must be 'one-run' or 'repeated', got {method!r}.")
     without, inside = _repeated_draws(fit, score, records, canaries, 2 * times, progress)
+    tested = claimed if claimed is not None else _claim_of(fit(records))
     return distinguish(
         without,
         inside,
-        claimed if claimed is not None else _claim_of(fit(records.features, records.labels)),
+        tested,
         samples=times,
         confidence=confidence,
         delta=delta,
         subject=subject,
-        details={"method": "repeated training", "records": len(records)},
+        details={
+            "method": "repeated training",
+            "records": len(records),
+            **({"canary_rows": len(canaries)} if records.unit == "person" else {}),
+            **_claimed_for(tested, records),
+        },
+        unit=records.unit,
     )
 
 
@@ -136,20 +150,25 @@ def _one_run(
     subject: str,
 ) -> AuditReport:
     """Train once with a random half of the canaries and guess which ones were in."""
-    count = len(canaries)
+    everyone = _joined(records, canaries)
+    count = _unit_count(canaries)
     if count < 2:
         raise InvalidInput(f"A one-run audit requires at least 2 canaries, got {count}.")
     if not shares or any(not 0 < share <= 1 for share in shares):
         raise InvalidInput(f"shares must be numbers above 0 and at most 1, got {tuple(shares)}.")
     generator = np.random.default_rng((0xCA7A51, seed))
     inside = generator.random(count) < 0.5
-    model = fit(*_joined(records, canaries.take(inside)))
-    claim = Claim.of(claimed if claimed is not None else _claim_of(model))
-    scores = np.asarray(score(model, canaries.features, canaries.labels), dtype=np.float64)
-    if scores.shape != (count,) or np.isnan(scores).any():
+    kept = np.concatenate([np.ones(len(records), np.bool_), inside[canaries.units]])
+    model = fit(everyone.take(kept))
+    tested = claimed if claimed is not None else _claim_of(model)
+    claim = Claim.of(tested)
+    values = np.asarray(score(model, canaries), dtype=np.float64)
+    if values.shape != (len(canaries),) or np.isnan(values).any():
         raise InvalidInput(
-            f"score must return {count} numbers, one per canary; got shape {scores.shape}, or NaN values."
+            f"score must return {len(canaries)} numbers, one per row of the canaries; got shape {values.shape}, or "
+            "NaN values."
         )
+    scores = np.bincount(canaries.units, values) / np.bincount(canaries.units)
     # Sorted by score, ties in random order: guesses about equal scores must not depend on the order of canaries.
     order = np.lexsort((generator.random(count), scores))
     sides = sorted({max(1, int(share * count) // 2) for share in shares})
@@ -172,7 +191,9 @@ def _one_run(
             "records": len(records),
             "canaries_inside": int(inside.sum()),
             "games": games,
+            **_claimed_for(tested, records),
         },
+        unit=records.unit,
     )
 
 
@@ -203,12 +224,12 @@ def _repeated_draws(
     _check_single(canary)
     trained = 0
 
-    def draws(features: NDArray[np.float32], labels: NDArray[np.int64]) -> Draw:
+    def draws(given: Records) -> Draw:
         def draw(count: int) -> Floats:
             nonlocal trained
             found = []
             for _ in range(count):
-                values = score(fit(features, labels), canary.features, canary.labels)
+                values = score(fit(given), canary)
                 found.append(np.asarray(values, dtype=np.float64).ravel())
                 trained += 1
                 if progress is not None:
@@ -217,26 +238,26 @@ def _repeated_draws(
 
         return draw
 
-    return draws(records.features, records.labels), draws(*_joined(records, canary))
+    return draws(records), draws(_joined(records, canary))
 
 
-def label_score(model: _Predicts, features: NDArray[np.float32], labels: NDArray[np.int64]) -> Floats:
+def label_score(model: _Predicts, canaries: Records) -> Floats:
     """Score canaries by how much a model agrees with their labels.
 
     Parameters
     ----------
     model : estimator
         Its classes are the integers from 0, as in encoded records.
-    features : array of shape (canaries, features)
+    canaries : Records
         The canaries.
-    labels : array of int
-        Their labels.
 
     Returns
     -------
     array of float
-        ``ln p[label]`` if the model releases probabilities; else 1 where it predicts the label, 0 elsewhere.
+        One number per row: ``ln p[label]`` if the model releases probabilities; else 1 where it predicts the label, 0
+        elsewhere.
     """
+    features, labels = canaries.features, canaries.labels
     try:
         # An estimator that releases labels only has no such method, or raises when it is called.
         probabilities = np.asarray(model.predict_proba(features))  # type: ignore[attr-defined]
@@ -246,14 +267,14 @@ def label_score(model: _Predicts, features: NDArray[np.float32], labels: NDArray
 
 
 def mislabelled(records: Records, *, count: int, seed: int = 0) -> Records:
-    """Make canaries: some of the records, each with a wrong label drawn at random.
+    """Make canaries: some of the records, or of their persons with all rows, with wrong labels drawn at random.
 
     Parameters
     ----------
     records : Records
         Records that are not in the training set.
     count : int
-        Number of canaries.
+        Number of canaries: records, or persons if the records have them.
     seed : int
         Determines which records and labels are drawn.
 
@@ -262,14 +283,18 @@ def mislabelled(records: Records, *, count: int, seed: int = 0) -> Records:
     Records
         The canaries.
     """
-    if not 1 <= count <= len(records) or records.classes < 2:
+    available = _unit_count(records)
+    if not 1 <= count <= available or records.classes < 2:
         raise InvalidInput(
-            f"count must be from 1 to the number of records, {len(records)}, of at least 2 classes; got {count}."
+            f"count must be from 1 to the number of {records.unit}s, {available}, of at least 2 classes; got {count}."
         )
     generator = np.random.default_rng((0xCA7A52, seed))
-    chosen = records.take(np.sort(generator.choice(len(records), count, replace=False)))
-    wrong = (chosen.labels + generator.integers(1, records.classes, count)) % records.classes
-    return Records(chosen.name, chosen.features, wrong, chosen.classes, chosen.image_shape, chosen.encoding)
+    chosen = np.sort(generator.choice(available, count, replace=False))
+    further = np.zeros(available, np.int64)
+    further[chosen] = generator.integers(1, records.classes, count)
+    canaries = records.take(np.isin(records.units, chosen))
+    wrong = (canaries.labels + further[records.units[np.isin(records.units, chosen)]]) % records.classes
+    return replace(canaries, labels=wrong)
 
 
 def network_draws(
@@ -283,14 +308,15 @@ def network_draws(
 ) -> tuple[Draw, Draw]:
     """Return draws for `distinguish`: the canary's logits from ordinary networks trained without and with it.
 
-    Many networks are trained at once, each from its own seed. The release is the plain answer to one query, the canary.
+    Many networks are trained at once, each from its own seed. The release is the plain answer to one query, the canary;
+    of a person with several rows it is the mean of the answers.
 
     Parameters
     ----------
     records : Records
         The training records.
     canary : Records
-        One record.
+        One record, or the rows of one person if the records have persons.
     settings : TrainingSettings
         How the networks are trained.
     seed : int
@@ -306,21 +332,21 @@ def network_draws(
         Draws without and with the canary.
     """
     _check_single(canary)
-    features, labels = _joined(records, canary)
+    joined = _joined(records, canary)
 
     def train(rows: NDArray[np.int64], seeds: list[int]) -> Floats:
         stack = train_stack(
-            features,
-            labels,
+            joined.features,
+            joined.labels,
             records.classes,
             [rows] * len(seeds),
             settings=settings,
             seeds=seeds,
             progress=progress,
         )
-        return np.asarray(stack.stacked_logits(canary.features).double().numpy()[:, 0])
+        return np.asarray(stack.stacked_logits(canary.features).double().numpy().mean(1))
 
-    return _neighbouring_draws(len(labels), train, seed, at_once)
+    return _neighbouring_draws(len(records), len(canary), train, seed, at_once)
 
 
 def private_network_draws(
@@ -365,13 +391,17 @@ def private_network_draws(
         Draws without and with the canary.
     """
     _check_single(canary)
-    features, labels = _joined(records, canary)
-    widths = (features.shape[1], *settings.hidden, records.classes)
+    if len(canary) > 1:
+        raise InvalidInput(
+            "private_network_draws trains by records; audit_training with DPSGD audits whole persons."
+        )
+    joined = _joined(records, canary)
+    widths = (joined.features.shape[1], *settings.hidden, records.classes)
 
     def train(rows: NDArray[np.int64], seeds: list[int]) -> Floats:
         stack = train_private_stack(
-            features,
-            labels,
+            joined.features,
+            joined.labels,
             records.classes,
             [rows] * len(seeds),
             settings=settings,
@@ -385,14 +415,18 @@ def private_network_draws(
         own = moved[:, int(canary.labels[0])]
         return np.asarray((own - (moved.sum(1) - own) / (records.classes - 1)).double().numpy())
 
-    return _neighbouring_draws(len(labels), train, seed, at_once)
+    return _neighbouring_draws(len(records), len(canary), train, seed, at_once)
 
 
 def _neighbouring_draws(
-    count: int, train: Callable[[NDArray[np.int64], list[int]], Floats], seed: int, at_once: int
+    records: int,
+    canary_rows: int,
+    train: Callable[[NDArray[np.int64], list[int]], Floats],
+    seed: int,
+    at_once: int,
 ) -> tuple[Draw, Draw]:
-    """Return draws without the last of ``count`` records, and with it; every network gets its own seed."""
-    everything = np.arange(count)
+    """Return draws without the canary, whose rows come after the records, and with it; each network has a seed."""
+    everything = np.arange(records + canary_rows)
     taken = 0
 
     def draws(rows: NDArray[np.int64]) -> Draw:
@@ -407,7 +441,7 @@ def _neighbouring_draws(
 
         return draw
 
-    return draws(everything[:-1]), draws(everything)
+    return draws(everything[:records]), draws(everything)
 
 
 def _claim_of(model: object) -> Guarantee | Cost:
@@ -418,16 +452,44 @@ def _claim_of(model: object) -> Guarantee | Cost:
     return own
 
 
+def _claimed_for(claimed: Guarantee | Cost, records: Records) -> dict[str, Any]:
+    """Return the unit of the claim if it is another one than the audit's."""
+    unit = claimed.unit if isinstance(claimed, Guarantee) else records.unit
+    return {} if unit == records.unit else {"claimed_for": f"one {unit}"}
+
+
+def _unit_count(records: Records) -> int:
+    """Return the number of persons, or of records without persons."""
+    return int(records.units.max(initial=-1)) + 1
+
+
 def _check_single(canary: Records) -> None:
-    if len(canary) != 1:
-        raise InvalidInput(f"Neighbouring training sets differ in exactly 1 canary, got {len(canary)}.")
+    if _unit_count(canary) != 1:
+        raise InvalidInput(
+            f"Neighbouring training sets differ in exactly 1 canary, got {_unit_count(canary)} {canary.unit}s."
+        )
 
 
-def _joined(records: Records, more: Records) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return the features and labels of both."""
-    if records.features.shape[1] != more.features.shape[1]:
+def _joined(records: Records, canaries: Records) -> Records:
+    """Return the records, then the canaries."""
+    if records.features.shape[1] != canaries.features.shape[1]:
         raise InvalidInput(
             f"Canaries must have {records.features.shape[1]} features like the records, got "
-            f"{more.features.shape[1]}."
+            f"{canaries.features.shape[1]}."
         )
-    return np.concatenate([records.features, more.features]), np.concatenate([records.labels, more.labels])
+    persons = None
+    if records.persons is not None or canaries.persons is not None:
+        if records.persons is None or canaries.persons is None:
+            raise InvalidInput("Records and canaries must both have persons, or neither.")
+        if not set(records.persons).isdisjoint(canaries.persons):
+            raise InvalidInput("A canary must not be a person of the records.")
+        persons = np.concatenate([records.persons, canaries.persons])
+    return Records(
+        records.name,
+        np.concatenate([records.features, canaries.features]),
+        np.concatenate([records.labels, canaries.labels]),
+        records.classes,
+        records.image_shape,
+        records.encoding,
+        persons,
+    )

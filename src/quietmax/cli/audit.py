@@ -29,7 +29,17 @@ app = typer.Typer(no_args_is_help=True)
 
 Data = Annotated[str, typer.Argument(help="Data set, or .csv, .parquet or .npz file.")]
 Records = Annotated[
-    int | None, typer.Option(min=2, help="Number of training records. Default: that of the data set.")
+    int | None,
+    typer.Option(
+        min=2, help="Data sets of the paper: number of training records. Default: that of the data set."
+    ),
+]
+Holdout = Annotated[
+    float | None,
+    typer.Option(
+        help="Your own table: share of the persons (without a person column: of the rows) that are not trained on, as "
+        "in 0.2."
+    ),
 ]
 Epochs = Annotated[int, typer.Option(min=0, help="Epochs of the network.")]
 Alpha = Annotated[float, typer.Option(help="Constant of the convexified loss; 0 is cross-entropy.")]
@@ -41,6 +51,8 @@ Plot = Annotated[
     typer.Option(help="Plot found beside claimed to this .png, .pdf or .svg file."),
 ]
 
+_CANARY_HOLDOUT = 0.2
+"""Share of the user's own table that canaries are taken from unless it is given."""
 _COLOURS = {"refuted": "red", "consistent": "green"}
 _VERDICTS = {
     "refuted": "The claim is refuted: the event tells the inputs apart better than the claim permits.",
@@ -160,10 +172,13 @@ def _cost(measure: Measure, epsilon: float, delta: float, share: float) -> Cost:
 def sensitivity(
     data: Data,
     records: Records = None,
+    holdout: Holdout = None,
     removals: Annotated[
         int,
         typer.Option(
-            min=1, help="Records to retrain without: mislabelled, extreme and ordinary ones in turn."
+            min=1,
+            help="Records (persons with a person column) to retrain without: mislabelled, extreme and ordinary ones "
+            "in turn.",
         ),
     ] = 6,
     queries: Annotated[int, typer.Option(min=0, help="Test records whose logits are compared.")] = 1000,
@@ -175,9 +190,10 @@ def sensitivity(
     download: Download = False,
     as_json: Json = False,
 ) -> None:
-    """Retrain without single records and compare the changes with the paper's bounds.
+    """Retrain without single records, or persons, and compare the changes with the paper's bounds.
 
-    All networks have the same initial weights and the same batches.
+    All networks have the same initial weights and the same batches. With a person column all rows of a person are left
+    out together.
 
     Example: quietmax audit sensitivity mnist-5k --removals 3
     """
@@ -188,7 +204,7 @@ def sensitivity(
     from quietmax.sensitivity.published import published_sensitivity_for
 
     check_figure(plot)
-    split = load(data, records=records, seed=seed, data_dir=data_dir, download=download)
+    split = load(data, records=records, holdout=holdout, seed=seed, data_dir=data_dir, download=download)
     settings = _settings(epochs, alpha)
     with progress_bar(f"training {removals + 1} networks", quiet=as_json) as progress:
         found = empirical_sensitivity(
@@ -203,7 +219,7 @@ def sensitivity(
         split.records.features.shape[1], settings.hidden, split.classes, len(split.train), l2=settings.l2
     )
     checks = found.against(formulas)
-    title = f"Removing one of {found.records:,} records of {split.name}"
+    title = f"Removing one {found.unit} of {split.name}, {found.records:,} records"
     if as_json:
         print_json(
             {
@@ -249,7 +265,11 @@ class TrainingOptions:
     ] = "head"
     method: Annotated[str, typer.Option(help="one-run or repeated.")] = "one-run"
     canaries: Annotated[
-        int, typer.Option(min=2, help="one-run: number of mislabelled records, each added by a fair coin.")
+        int,
+        typer.Option(
+            min=2,
+            help="one-run: number of mislabelled records (persons with a person column), each added by a fair coin.",
+        ),
     ] = 500
     times: Annotated[
         int, typer.Option(min=64, help="repeated: trainings with, and as many without, one canary.")
@@ -284,6 +304,7 @@ def training(
     data: Data,
     options: TrainingOptions,
     records: Records = None,
+    holdout: Holdout = None,
     plot: Plot = None,
     data_dir: DataDir = None,
     download: Download = False,
@@ -291,20 +312,27 @@ def training(
 ) -> None:
     """Audit a training algorithm with canaries: mislabelled records that are in the training set or not.
 
-    The canaries come from the records outside the training and test parts. The noise is seeded, so a run can be
-    repeated.
+    The canaries come from the records outside the training and test parts; of your own table, from the holdout, which
+    is 0.2 here unless --holdout says otherwise. With a person column a canary is a person with all rows. The noise is
+    seeded, so a run can be repeated.
 
     Example: quietmax audit training mnist-5k --estimator head --canaries 500
     """
     from quietmax._io import check_figure
     from quietmax.audit.training import TRAINING_CONFIDENCE, mislabelled
     from quietmax.data.load import load
+    from quietmax.data.tables import is_table_path
 
     options.check()
     check_figure(plot)
-    split = load(data, records=records, seed=options.seed, data_dir=data_dir, download=download)
+    if holdout is None and is_table_path(data):
+        holdout = _CANARY_HOLDOUT
+    split = load(
+        data, records=records, holdout=holdout, seed=options.seed, data_dir=data_dir, download=download
+    )
     count = options.canaries if options.method == "one-run" else 1
-    canaries = mislabelled(split.pool, count=count, seed=options.seed)
+    outside = split.pool if split.holdout is None else split.test
+    canaries = mislabelled(outside, count=count, seed=options.seed)
     subject = f"{options.estimator} on {split.name}"
     confidence = TRAINING_CONFIDENCE if options.confidence is None else options.confidence
     with progress_bar(f"training {options.estimator}", quiet=as_json) as progress:
@@ -328,7 +356,7 @@ def _audit_training(
     stated = Guarantee(
         "approximate", epsilon=options.epsilon, delta=options.delta, because="Stated on the command line."
     )
-    if options.method == "repeated" and options.estimator == "dpsgd":
+    if options.method == "repeated" and options.estimator == "dpsgd" and canaries.unit == "record":
         return _audit_repeated_dpsgd(split, canaries, options, confidence, subject, progress)
     if options.method == "repeated" and options.estimator == "network":
         without, inside = network_draws(
@@ -346,6 +374,7 @@ def _audit_training(
             confidence=confidence,
             subject=subject,
             details={"method": "repeated training", "records": len(split.train)},
+            unit=canaries.unit,
         )
     return audit_training(
         _fit(split, len(canaries), options),
@@ -370,26 +399,29 @@ def _fit(split: Split, canaries: int, options: TrainingOptions) -> Fit[Any]:
     from quietmax.estimators.teachers import Teachers
 
     seeds = itertools.count(options.seed)
+    units = int(split.train.units.max()) + 1
 
-    def fit(features: Any, labels: Any) -> Any:
+    def fit(records: TrainingRecords) -> Any:
         state = next(seeds) % 2**32
         if options.estimator == "network":
-            return _ordinary_network(features, labels, split.classes, options.epochs, state)
+            return _ordinary_network(records, options.epochs, state)
         public: dict[str, Any] = {
             "classes": tuple(range(split.classes)),
-            "declared_size": len(split.train),
+            "declared_size": units,
             "random_state": state,
         }
+        private: Any = PrivateHead(options.epsilon, options.delta, **public)
         if options.estimator == "dpsgd":
-            return DPSGD(options.epsilon, options.delta, **public).fit(features, labels)
-        if options.estimator == "teachers":
-            return Teachers(options.epsilon, options.delta, queries=canaries, **public).fit(features, labels)
-        return PrivateHead(options.epsilon, options.delta, **public).fit(features, labels)
+            private = DPSGD(options.epsilon, options.delta, **public)
+        elif options.estimator == "teachers":
+            private = Teachers(options.epsilon, options.delta, queries=canaries, **public)
+        persons = {} if records.persons is None else {"groups": records.persons}
+        return private.fit(records.features, records.labels, **persons)
 
     return fit
 
 
-def _ordinary_network(features: Any, labels: Any, classes: int, epochs: int, seed: int) -> Model:
+def _ordinary_network(records: TrainingRecords, epochs: int, seed: int) -> Model:
     """Train one network without privacy."""
     import numpy as np
 
@@ -397,9 +429,11 @@ def _ordinary_network(features: Any, labels: Any, classes: int, epochs: int, see
     from quietmax.models.training import Model
 
     settings = _settings(epochs, 0.0)
-    rows = [np.arange(len(labels))]
-    stack = train_stack(features, labels, classes, rows, settings=settings, seeds=[seed])
-    return Model(stack, settings, len(labels), "audit", seed)
+    rows = [np.arange(len(records))]
+    stack = train_stack(
+        records.features, records.labels, records.classes, rows, settings=settings, seeds=[seed]
+    )
+    return Model(stack, settings, len(records), "audit", seed)
 
 
 def _audit_repeated_dpsgd(
@@ -448,6 +482,7 @@ def _audit_repeated_dpsgd(
 def stability(
     data: Data,
     records: Records = None,
+    holdout: Holdout = None,
     removed: Annotated[int, typer.Option(min=2, help="Number of random records to retrain without.")] = 31,
     noise: Annotated[
         list[float] | None, typer.Option(help="Standard deviation of noise on every weight. Repeatable.")
@@ -468,7 +503,7 @@ def stability(
     from quietmax.audit.stability import audit_stability
     from quietmax.data.load import load
 
-    split = load(data, records=records, seed=seed, data_dir=data_dir, download=download)
+    split = load(data, records=records, holdout=holdout, seed=seed, data_dir=data_dir, download=download)
     with progress_bar(f"training {removed + 1} networks", quiet=as_json) as progress:
         report = audit_stability(
             split.train,

@@ -133,7 +133,7 @@ class SharedInputs:
         -------
         ShadowPool
         """
-        design = shared_designs(self.attacks)[self.attacks.index(attack)]
+        design = shared_designs(self.attacks, self.data)[self.attacks.index(attack)]
         if design not in self._pools:
             self._pools[design] = self._pool(design, attack.seed)
         return self._pools[design]

@@ -93,7 +93,7 @@ def train_stack(
     settings: TrainingSettings,
     seeds: Sequence[int],
     alphas: Sequence[float] | None = None,
-    left_out: Sequence[int | None] | None = None,
+    left_out: Sequence[Sequence[int] | Rows] | None = None,
     dtype: torch.dtype = torch.float32,
     progress: Progress | None = None,
 ) -> MLP:
@@ -115,9 +115,9 @@ def train_stack(
         For each network the seed of its initial weights and of its order of records.
     alphas : sequence of float, optional
         For each network its own constant of the convexified loss.
-    left_out : sequence of int or None, optional
-        For each network one row that is skipped wherever it occurs, while initial weights and order stay the same:
-        the neighbour of THEORY 2.3 and of empirical sensitivity.
+    left_out : sequence of sequences of int, optional
+        For each network the rows that are skipped wherever they occur, while initial weights and order stay the same:
+        the neighbour of THEORY 2.3 and of empirical sensitivity, without one record or one person.
     dtype : torch.dtype
         Type of the weights.
     progress : callable, optional
@@ -150,9 +150,10 @@ def train_stack(
     stack = _reordered(start, torch.tensor(order))
     batches = _Batches([rows[index] for index in order], [seeds[index] for index in order], settings)
     excluded = None
-    if left_out is not None and any(row is not None for row in left_out):
+    if left_out is not None and any(len(each) for each in left_out):
+        most = max(len(each) for each in left_out)
         excluded = torch.tensor(
-            [_PADDING - 1 if (row := left_out[index]) is None else row for index in order]
+            [[*left_out[index], *[_PADDING] * (most - len(left_out[index]))] for index in order]
         )
     stacked_alphas = None
     if alphas is not None:
@@ -241,7 +242,7 @@ def train_independent(
     streams = [
         _endless_batches(each, seed, settings.batch_size) for each, seed in zip(rows, seeds, strict=True)
     ]
-    nobody = torch.full((len(rows),), _PADDING)
+    nobody = torch.full((len(rows), 1), _PADDING)
     for done in range(1, steps + 1):
         records = torch.from_numpy(np.stack([next(stream) for stream in streams]))
         trainer.step(records, _kept(records, nobody))
@@ -479,9 +480,11 @@ class _ActiveStack:
 
 
 def _kept(records: Tensor, excluded: Tensor | None) -> Tensor:
-    """Return True for the records that count, False for padding and each network's left-out one."""
+    """Return True for the records that count, False for padding and each network's left-out ones."""
     counting = records >= 0
-    return counting if excluded is None else counting & (records != excluded[: len(records), None])
+    if excluded is None:
+        return counting
+    return counting & (records[:, :, None] != excluded[: len(records), None, :]).all(-1)
 
 
 def adam_step(

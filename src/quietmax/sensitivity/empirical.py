@@ -1,9 +1,10 @@
-"""Empirical sensitivity: train with and without one record and compare weights and logits.
+"""Empirical sensitivity: train with and without one unit and compare weights and logits.
 
-The largest change is a lower bound on the true sensitivity: it can refute a claimed upper bound and never prove one.
-Ordinary records move a model little, so `plant` changes some records before training: mislabelled ones, and extreme
-ones whose every feature is at the far end of the range. The training set contains them and each neighbour lacks one of
-them. Everything else is the same, including the initial weights and the order of the records (THEORY 2.3).
+The unit is one person with all rows if the records have a person column, else one record (THEORY 3.7). The largest
+change is a lower bound on the true sensitivity: it can refute a claimed upper bound and never prove one. Ordinary
+records move a model little, so `plant` changes some units before training: mislabelled ones, and extreme ones whose
+every feature is at the far end of the range. The training set contains them and each neighbour lacks one of them.
+Everything else is the same, including the initial weights and the order of the records (THEORY 2.3).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quietmax.accounting.guarantee import Unit
 from quietmax.data.records import Records
 from quietmax.errors import InvalidInput
 from quietmax.models.stacked import Progress, TrainingSettings, train_stack
@@ -23,6 +25,7 @@ from quietmax.sensitivity.base import Basis, Sensitivity
 from quietmax.sensitivity.published import PublishedSensitivity
 
 Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
 Kind = Literal["mislabelled", "extreme", "ordinary"]
 Quantity = Literal["weight", "weights_l2", "logit"]
 
@@ -32,14 +35,14 @@ QUANTITIES: tuple[Quantity, ...] = ("weight", "weights_l2", "logit")
 
 @dataclass(frozen=True)
 class Removal:
-    """What removing one record changed.
+    """What removing one unit changed.
 
     Parameters
     ----------
-    row : int
-        The row of the removed record.
+    rows : tuple of int
+        The removed rows: one record, or all rows of one person.
     kind : {"mislabelled", "extreme", "ordinary"}
-        What kind of record it was.
+        What kind of unit it was.
     weight : float
         The largest change of one weight.
     weights_l2 : float
@@ -48,7 +51,7 @@ class Removal:
         The largest change of one logit.
     """
 
-    row: int
+    rows: tuple[int, ...]
     kind: Kind
     weight: float
     weights_l2: float
@@ -93,16 +96,19 @@ class EmpiricalSensitivity:
     Parameters
     ----------
     removals : tuple of Removal
-        One entry for each record that was removed.
+        One entry for each unit that was removed.
     records : int
         The number of training records.
     queries : int
         The number of queries whose logits were compared.
+    unit : {"record", "person"}
+        What was removed each time.
     """
 
     removals: tuple[Removal, ...]
     records: int
     queries: int
+    unit: Unit = "record"
 
     @property
     def weight(self) -> Sensitivity:
@@ -123,7 +129,9 @@ class EmpiricalSensitivity:
         """Return the largest change of one quantity."""
         worst = max(self.removals, key=lambda removal: float(getattr(removal, quantity)))
         article = "a" if worst.kind == "mislabelled" else "an"
-        because = f"The largest of {len(self.removals)} retrainings, without {article} {worst.kind} record."
+        because = (
+            f"The largest of {len(self.removals)} retrainings, without {article} {worst.kind} {self.unit}."
+        )
         return Sensitivity(float(getattr(worst, quantity)), "empirical", because)
 
     def against(
@@ -154,6 +162,7 @@ class EmpiricalSensitivity:
     def to_json(self) -> dict[str, Any]:
         """Return every removal and the largest changes by name."""
         return {
+            "unit": self.unit,
             "records": self.records,
             "queries": self.queries,
             **{quantity: self._largest(quantity).value for quantity in QUANTITIES},
@@ -187,32 +196,32 @@ def empirical_sensitivity(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> EmpiricalSensitivity:
-    """Measure the sensitivity of a network by retraining it without single records.
+    """Measure the sensitivity of a network by retraining it without single units: persons, or records.
 
-    One network is trained on all records and one without each removed record, all at once. Weights are the kernels
+    One network is trained on all records and one without each removed unit, all at once. Weights are the kernels
     without the biases, as in the paper.
 
     Parameters
     ----------
     records : Records
-        The training records.
+        The training records. With persons, a unit is all rows of one person.
     removals : int
-        How many records are removed, one at a time.
+        How many units are removed, one at a time.
     kinds : sequence of {"mislabelled", "extreme", "ordinary"}
-        What kinds of records are removed, in turn.
+        What kinds of units are removed, in turn.
     queries : ndarray of shape (queries, features) or None
         Logits are compared on these rows and on the removed records.
     settings : TrainingSettings or None
         How the networks are trained; the paper's settings by default.
     seed : int
-        Seed of the initial weights, the order of the records and the choice of the removed records.
+        Seed of the initial weights, the order of the records and the choice of the removed units.
     progress : callable or None
         Called with the number of finished epochs and of all epochs.
 
     Returns
     -------
     EmpiricalSensitivity
-        The changes, one entry per removed record.
+        The changes, one entry per removed unit.
 
     Examples
     --------
@@ -231,16 +240,16 @@ def empirical_sensitivity(
         [np.arange(len(planted))] * (removals + 1),
         settings=settings or TrainingSettings(),
         seeds=[seed] * (removals + 1),
-        left_out=[None, *rows],
+        left_out=[(), *rows],
         progress=progress,
     )
-    asked = planted.features[rows]
+    asked = planted.features[np.concatenate(rows)]
     if queries is not None:
         asked = np.concatenate([np.asarray(queries, dtype=np.float32), asked])
     weights = torch.cat([kernel.flatten(1) for kernel in stack.kernels], 1).double().numpy()
     logits = stack.stacked_logits(asked).double().numpy()
     first, *others = (Retraining(*each) for each in zip(weights, logits, strict=True))
-    return _compared(first, others, rows, kind_of, len(records))
+    return _compared(first, others, rows, kind_of, records)
 
 
 def empirical_sensitivity_by(
@@ -251,99 +260,105 @@ def empirical_sensitivity_by(
     kinds: Sequence[Kind] = KINDS,
     seed: int = 0,
 ) -> EmpiricalSensitivity:
-    """Measure the sensitivity of any deterministic training by retraining without single records.
+    """Measure the sensitivity of any deterministic training by retraining without single units.
 
     Parameters
     ----------
     retrain : callable
         Trains on the given records and returns weights and logits. It must be deterministic.
     records : Records
-        The training records.
+        The training records. With persons, a unit is all rows of one person.
     removals : int
-        How many records are removed, one at a time.
+        How many units are removed, one at a time.
     kinds : sequence of {"mislabelled", "extreme", "ordinary"}
-        What kinds of records are removed, in turn.
+        What kinds of units are removed, in turn.
     seed : int
-        Seed of the choice of the removed records.
+        Seed of the choice of the removed units.
 
     Returns
     -------
     EmpiricalSensitivity
-        The changes, one entry per removed record.
+        The changes, one entry per removed unit.
     """
     planted, rows, kind_of = plant(records, removals=removals, kinds=kinds, seed=seed)
-    others = [retrain(planted.take(np.delete(np.arange(len(planted)), row))) for row in rows]
-    return _compared(retrain(planted), others, rows, kind_of, len(records))
+    others = [retrain(planted.take(np.delete(np.arange(len(planted)), gone))) for gone in rows]
+    return _compared(retrain(planted), others, rows, kind_of, records)
 
 
 def plant(
     records: Records, *, removals: int, kinds: Sequence[Kind] = KINDS, seed: int = 0
-) -> tuple[Records, list[int], list[Kind]]:
-    """Choose rows that will be removed and change them into records of the given kinds.
+) -> tuple[Records, list[Rows], list[Kind]]:
+    """Choose units that will be removed and change them into units of the given kinds.
 
-    A mislabelled record gets the next class. Every feature of an extreme record is moved to the end of the range of
-    all features that is farther away. An ordinary record is left as it is.
+    Mislabelled rows get the next class. Every feature of extreme rows is moved to the end of the range of all features
+    that is farther away. Ordinary rows are left as they are.
 
     Parameters
     ----------
     records : Records
-        The records before the change.
+        The records before the change. With persons, all rows of a chosen person are changed.
     removals : int
-        The number of rows to choose.
+        The number of units to choose.
     kinds : sequence of {"mislabelled", "extreme", "ordinary"}
-        The kinds of the chosen rows, in turn.
+        The kinds of the chosen units, in turn.
     seed : int
         Seed of the choice.
 
     Returns
     -------
-    tuple of (Records, list of int, list of str)
-        The changed records, the chosen rows and their kinds.
+    tuple of (Records, list of arrays of int, list of str)
+        The changed records, the rows of each chosen unit, and the kinds of the units.
 
     Raises
     ------
     InvalidInput
-        If there are too few records, or a kind is unknown.
+        If there are too few units, or a kind is unknown.
 
     Examples
     --------
     >>> points = Records("points", np.array([[0.0], [0.2], [1.0]]), np.array([0, 1, 1]), classes=2)
     >>> changed, rows, _ = plant(points, removals=1, kinds=["mislabelled"], seed=0)
-    >>> bool(changed.labels[rows[0]] != points.labels[rows[0]])
-    True
+    >>> (changed.labels[rows[0]] != points.labels[rows[0]]).tolist()
+    [True]
     """
-    if not 1 <= removals < len(records) or not kinds or any(kind not in KINDS for kind in kinds):
+    units = len(np.unique(records.units))
+    if not 1 <= removals < units or not kinds or any(kind not in KINDS for kind in kinds):
         raise InvalidInput(
-            f"removals must be between 1 and {len(records) - 1} and kinds among {', '.join(KINDS)}, "
+            f"removals must be between 1 and {units - 1} and kinds among {', '.join(KINDS)}, "
             f"got {removals} and {tuple(kinds)}."
         )
     generator = np.random.default_rng((0x0B5E, seed))
-    rows = [int(row) for row in generator.choice(len(records), removals, replace=False)]
+    chosen = generator.choice(units, removals, replace=False)
+    rows = [np.flatnonzero(records.units == unit) for unit in chosen]
     kind_of: list[Kind] = [kinds[place % len(kinds)] for place in range(removals)]
     features, labels = records.features.copy(), records.labels.copy()
     low, high = float(features.min()), float(features.max())
-    for row, kind in zip(rows, kind_of, strict=True):
+    for changed, kind in zip(rows, kind_of, strict=True):
         if kind == "mislabelled":
-            labels[row] = (labels[row] + 1) % records.classes
+            labels[changed] = (labels[changed] + 1) % records.classes
         elif kind == "extreme":
-            features[row] = np.where(features[row] > (low + high) / 2, low, high)
+            features[changed] = np.where(features[changed] > (low + high) / 2, low, high)
     return replace(records, features=features, labels=labels), rows, kind_of
 
 
 def _compared(
-    first: Retraining, others: Sequence[Retraining], rows: Sequence[int], kinds: Sequence[Kind], records: int
+    first: Retraining,
+    others: Sequence[Retraining],
+    rows: Sequence[Rows],
+    kinds: Sequence[Kind],
+    records: Records,
 ) -> EmpiricalSensitivity:
     """Compare each retraining with the first training."""
     removals = []
-    for other, row, kind in zip(others, rows, kinds, strict=True):
+    for other, gone, kind in zip(others, rows, kinds, strict=True):
         moved = other.weights - first.weights
         removals.append(
             Removal(
-                row=row,
+                rows=tuple(gone.tolist()),
                 kind=kind,
                 weight=float(np.abs(moved).max()),
                 weights_l2=float(np.linalg.norm(moved)),
                 logit=float(np.abs(other.logits - first.logits).max()),
             )
         )
-    return EmpiricalSensitivity(tuple(removals), records, len(first.logits))
+    return EmpiricalSensitivity(tuple(removals), len(records), len(first.logits), records.unit)
