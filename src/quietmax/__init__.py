@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from quietmax.accounting.costs import GaussianCost as GaussianCost
     from quietmax.accounting.costs import PureCost as PureCost
     from quietmax.accounting.guarantee import Guarantee as Guarantee
+    from quietmax.data.draft import draft_schema as draft_schema
     from quietmax.data.load import load as load
     from quietmax.data.records import Records as Records
     from quietmax.data.records import Split as Split
     from quietmax.data.registry import datasets as datasets
+    from quietmax.data.schema import Schema as Schema
     from quietmax.errors import BudgetExhausted as BudgetExhausted
     from quietmax.errors import QuietmaxError as QuietmaxError
     from quietmax.estimators.dpsgd.estimator import DPSGD as DPSGD
@@ -79,12 +81,14 @@ _MODULES = {
     "QuietmaxError": "errors",
     "Records": "data.records",
     "SampledNeuron": "mechanisms.sampled_neuron",
+    "Schema": "data.schema",
     "SeededNoise": "noise.sources",
     "Split": "data.records",
     "Teachers": "estimators.teachers",
     "TorchModel": "models.training",
     "TrainingSettings": "models.stacked",
     "datasets": "data.registry",
+    "draft_schema": "data.draft",
     "load": "data.load",
     "load_model": "models.serialization",
     "save_model": "models.serialization",

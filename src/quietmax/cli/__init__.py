@@ -20,6 +20,7 @@ from quietmax.errors import InvalidData, InvalidInput, QuietmaxError
 COMMANDS = {
     "demo": "End-to-end demo on MNIST digits (two minutes).",
     "datasets": "List the data sets and where their files come from.",
+    "schema": "Propose or check a table's schema: what is public about its columns.",
     "train": "Train a network, a private head, teachers or DP-SGD.",
     "sensitivity": "Compute the paper's sensitivity formulas.",
     "predict": "Answer the queries in a file.",

@@ -892,7 +892,7 @@ class Encoding:
 
     def to_json(self) -> str:
         """Return the encoding as a JSON string."""
-        columns = [{"type": _TYPES[type(column)], **asdict(column)} for column in self.columns]
+        columns = [{"type": COLUMN_TYPES[type(column)], **asdict(column)} for column in self.columns]
         content = {
             "format": _FORMATS[0],
             "columns": columns,
@@ -943,7 +943,7 @@ class Encoding:
             ) from error
 
 
-_TYPES: dict[type[Column], str] = {
+COLUMN_TYPES: dict[type[Column], str] = {
     NumericColumn: "numeric",
     CategoricalColumn: "categorical",
     BooleanColumn: "boolean",
@@ -957,7 +957,7 @@ def _column_from_json(entry: Mapping[str, Any]) -> Column:
     fields: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
     }
-    kinds = {name: column for column, name in _TYPES.items()}
+    kinds = {name: column for column, name in COLUMN_TYPES.items()}
     return kinds[fields.pop("type")](**fields)
 
 

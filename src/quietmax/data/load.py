@@ -181,12 +181,37 @@ def load_records(name: str | Path, **options: Unpack[Options]) -> Records:
     return _load_table(name, options) if is_table else _load_registered(str(name), options)
 
 
-def _load_table(path: str | Path, options: Options) -> Records:
-    """Read the user's own file with its declarations."""
+def find_schema(path: str | Path, schema: Schema | str | Path | None = None) -> Schema:
+    """Return the schema of a table.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file of the table.
+    schema : Schema or path, optional
+        The schema or its file; by default the .toml file of the same name beside the table, if there is one.
+
+    Returns
+    -------
+    Schema
+        Without any declaration if there is no file.
+
+    Raises
+    ------
+    DataUnavailable
+        If the schema file cannot be read.
+    InvalidInput
+        If its content is not a schema.
+    """
     table = Path(path).expanduser()
     beside = table.with_suffix(".toml") if table.name else table
-    given = options.get("schema") or (beside if beside.is_file() else None)
-    schema = given if isinstance(given, Schema) else Schema() if given is None else Schema.from_file(given)
+    given = schema or (beside if beside.is_file() else None)
+    return given if isinstance(given, Schema) else Schema() if given is None else Schema.from_file(given)
+
+
+def _load_table(path: str | Path, options: Options) -> Records:
+    """Read the user's own file with its declarations."""
+    schema = find_schema(path, options.get("schema"))
     declared = {key: options.get(key) for key in Schema.__dataclass_fields__}
     return read_records(
         path,

@@ -223,6 +223,21 @@ class Schema:
         }
         return replace(self, **values)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return what is declared, by key, as JSON values; `from_dict` reads it.
+
+        Returns
+        -------
+        dict
+
+        Examples
+        --------
+        >>> Schema(label="ill", booleans=("smoker",)).to_dict()
+        {'label': 'ill', 'booleans': ['smoker']}
+        """
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {key: _json_value(value) for key, value in values.items() if value}
+
     def to_toml(self) -> str:
         """Return the schema as the content of a .toml file.
 
@@ -252,6 +267,13 @@ class Schema:
 
 _COLUMN_KEYS = ("bounds", "categories", "dates", "booleans", "hashed", "ignore")
 """The keys that say what a column holds; a column may be named in one of them."""
+
+
+def _json_value(value: Any) -> Any:
+    """Return tuples as lists and mappings as dictionaries."""
+    if isinstance(value, Mapping):
+        return {name: _json_value(listed) for name, listed in value.items()}
+    return [_json_value(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _toml_key(name: str) -> str:

@@ -1,0 +1,112 @@
+"""`quietmax schema`: propose a schema for a table, and show what a table loses when it is read as declared."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quietmax.cli._options import Json
+from quietmax.cli._output import console, print_json, print_table
+from quietmax.errors import InvalidData
+
+if TYPE_CHECKING:
+    from quietmax.data.check import TableReport
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+Table = Annotated[Path, typer.Argument(metavar="TABLE", help="A CSV, TSV or Parquet file.")]
+
+
+@app.command()
+def draft(
+    table: Table,
+    label: Annotated[str | None, typer.Option(help="Column to predict. Default: proposed.")] = None,
+    person: Annotated[
+        str | None,
+        typer.Option(help="Column that tells people apart. Default: proposed if one looks like it."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Propose a schema for a table, for its owner to check and confirm.
+
+    The draft is read from the records and may reveal something about them. Check each proposal and delete its line
+    under [confirm].
+
+    Example: quietmax schema draft people.csv --label income > people.toml
+    """
+    from quietmax.data.draft import draft_schema
+
+    proposed = draft_schema(table, label=label, person=person)
+    if as_json:
+        print_json(proposed.schema.to_dict())
+    else:
+        sys.stdout.write(proposed.to_toml())
+
+
+@app.command()
+def check(
+    table: Table,
+    schema: Annotated[
+        Path | None,
+        typer.Option(help="TOML or JSON file. Default: the .toml file of the same name beside the table."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a table loses when it is read as the schema declares: clipped, unknown and missing values.
+
+    The numbers are exact and for the owner of the table only. Exit code 1 if training would be refused.
+
+    Example: quietmax schema check people.csv --schema people.toml
+    """
+    from quietmax.data.check import check_table
+    from quietmax.data.load import find_schema
+
+    report = check_table(table, find_schema(table, schema))
+    if as_json:
+        print_json(report)
+    else:
+        _print_report(report)
+    if report.problems:
+        raise InvalidData(" ".join(report.problems))
+
+
+def _print_report(report: TableReport) -> None:
+    """Print the losses of each column, and the classes and persons."""
+    rows = report.rows
+
+    def share(count: int) -> str:
+        return f"{count / rows:.2%}" if count else "-"
+
+    print_table(
+        "Share of values that are lost or changed (exact: for the owner's eyes only)",
+        ("column", "type", "missing", "clipped", "unknown", "unreadable"),
+        (
+            (
+                column.name,
+                column.kind,
+                share(column.losses.missing),
+                share(column.losses.clipped),
+                share(column.losses.unknown),
+                share(column.losses.unreadable),
+            )
+            for column in report.columns
+        ),
+    )
+    console.print(f"Rows: {rows:,}.")
+    if report.persons is None:
+        console.print("Persons: no person column; guarantees hold for one row.")
+    else:
+        console.print(f"Persons: {report.persons:,}, with at most {report.most_rows:,} rows each.")
+    if report.classes:
+        counts = ", ".join(f"{name} {count:,}" for name, count in report.classes.items())
+        console.print(f"Classes: {counts}.", soft_wrap=True)
+    if report.ignored:
+        console.print(f"Ignored: {', '.join(report.ignored)}.", soft_wrap=True)
+    if report.unconfirmed:
+        console.print(
+            f"Not confirmed: {', '.join(report.unconfirmed)}. Check each and delete its line under [confirm].",
+            soft_wrap=True,
+        )

@@ -1,0 +1,149 @@
+"""A first schema for a table, proposed from its columns, for the owner to confirm.
+
+Everything that a draft proposes is read from the records and may reveal something about them.  It stands in the
+section `confirm` of the schema, with how it was found, until the owner has checked it and deletes the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from quietmax.data.encoding import as_strings, is_missing, require_columns
+from quietmax.data.inference import Proposal, infer_classes, propose, with_proposals
+from quietmax.data.schema import Schema
+from quietmax.data.tables import as_frame, read_table
+from quietmax.errors import InvalidData, InvalidInput
+
+MAX_CLASSES = 100
+_LABELS = ("label", "target", "class", "outcome", "y")
+_HEADER = """\
+# A draft. Each line under [confirm] says how a proposal was found in the records. Only facts that would be the same
+# without any of these people may stay: check each proposal, correct it if needed, and delete its line under [confirm].
+"""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A proposed schema.
+
+    Parameters
+    ----------
+    schema : Schema
+        The proposals; `confirm` names each of them and says how it was found.
+
+    Examples
+    --------
+    >>> people = pd.DataFrame({"age": [17, 90, 45], "ill": ["no", "yes", "no"]})
+    >>> draft_schema(people, label="ill").schema.confirm["age"]
+    'bounds 0 to 100: from the values, rounded outwards'
+    """
+
+    schema: Schema
+
+    def to_toml(self) -> str:
+        """Return the draft as the content of a .toml file, with a comment that says what to do with it."""
+        missing = "" if self.schema.label else '# label = "..."    the column to predict; and its classes\n'
+        return f"{_HEADER}\n{missing}{self.schema.to_toml()}"
+
+
+def draft_schema(table: Any, *, label: str | None = None, person: str | None = None) -> Draft:
+    """Propose a schema for a table.
+
+    Parameters
+    ----------
+    table : str, Path, pandas.DataFrame, pyarrow.Table, polars.DataFrame or object with `__arrow_c_stream__`
+        A CSV, TSV or Parquet file, or a frame.
+    label : str, optional
+        Name of the label column; by default the draft proposes one.
+    person : str, optional
+        Name of the column that tells people apart; by default the draft proposes one if a column looks like it.
+
+    Returns
+    -------
+    Draft
+
+    Raises
+    ------
+    DataUnavailable
+        If the file cannot be read.
+    InvalidInput
+        If the table has no such column, no rows, or is not a table.
+
+    Examples
+    --------
+    >>> visits = pd.DataFrame({"patient_id": [1, 1, 2, 3], "smoker": ["Y", "n", "y", ""], "ill": [0, 1, 1, 0]})
+    >>> draft = draft_schema(visits, label="ill")
+    >>> draft.schema.person, draft.schema.booleans, draft.schema.classes
+    ('patient_id', ('smoker',), ('0', '1'))
+    """
+    frame = _frame(table)
+    require_columns(frame, [name for name in (label, person) if name is not None])
+    proposals = {str(name): propose(str(name), frame[name]) for name in frame.columns}
+    how: dict[str, str] = {}
+    if label is None:
+        label, how["label"] = _find_label(frame, proposals)
+    if person is None:
+        person, how["person"] = _find_person(proposals, label)
+    columns = {name: found for name, found in proposals.items() if name not in (label, person)}
+    schema = Schema(label=label, person=person)
+    if label is not None:
+        schema, how["classes"] = _with_classes(schema, frame, label)
+    schema = with_proposals(schema, columns)
+    how = {name: because for name, because in how.items() if because}
+    confirm = {**how, **{name: found.because for name, found in columns.items()}}
+    return Draft(replace(schema, confirm=confirm))
+
+
+def _frame(table: Any) -> pd.DataFrame:
+    """Return the table as a frame with at least one row."""
+    if isinstance(table, str | Path):
+        if Path(table).suffix.lower() == ".npz":
+            raise InvalidInput("A draft needs named columns: a CSV, TSV or Parquet file, or a frame.")
+        return read_table(table).frame
+    frame = as_frame(table)
+    if frame.empty:
+        raise InvalidData("The table has no rows.")
+    return frame
+
+
+def _find_label(frame: pd.DataFrame, proposals: Mapping[str, Proposal]) -> tuple[str | None, str]:
+    """Return the column that is probably the label, and why."""
+    for name in proposals:
+        if name.casefold() in _LABELS:
+            return name, "from the name"
+    last = str(frame.columns[-1])
+    if {"booleans", "categories"} & proposals[last].declared.keys():
+        return last, "the last column, which has few values"
+    return None, ""
+
+
+def _find_person(proposals: Mapping[str, Proposal], label: str | None) -> tuple[str | None, str]:
+    """Return the column that probably tells people apart, and why."""
+    candidates = [name for name, found in proposals.items() if found.identifies and name != label]
+    if not candidates:
+        return None, ""
+    best = max(candidates, key=lambda name: proposals[name].identifies)
+    return best, (
+        "from the name and the values; it must be the same in all rows of one person. Delete `person` if rows are not "
+        "people: the guarantee then holds for one row"
+    )
+
+
+def _with_classes(schema: Schema, frame: pd.DataFrame, label: str) -> tuple[Schema, str]:
+    """Return the schema with the classes of the label, and how they were found."""
+    strings = as_strings(frame[label])
+    present = strings[~is_missing(strings)]
+    classes, ignore_case = infer_classes(np.asarray(present, dtype=object))
+    if len(classes) > MAX_CLASSES:
+        return (
+            schema,
+            f"not proposed: the label has more than {MAX_CLASSES} values; name ranges of it as classes",
+        )
+    because = "from the values of the label" + (", in any case" if ignore_case else "")
+    return replace(schema, classes=classes, ignore_case=(label,) if ignore_case else ()), because
