@@ -107,7 +107,7 @@ class TrainingSet:
     Parameters
     ----------
     records : array of float32 of shape (rows, columns)
-        Finite numbers.
+        Finite numbers; of another type if `training_set` was told to leave it.
     labels : array of int of shape (rows,)
         Indices into ``classes``.
     classes : array of shape (classes,)
@@ -197,7 +197,9 @@ def data_conditions(
     return tuple(conditions)
 
 
-def training_set(estimator: Any, X: Any, y: Any, groups: Any) -> TrainingSet:
+def training_set(
+    estimator: Any, X: Any, y: Any, groups: Any, *, dtypes: Sequence[Any] = (np.float32,)
+) -> TrainingSet:
     """Check what an estimator is trained on, and set its `encoding_`, `classes_` and `n_features_in_`.
 
     Parameters
@@ -210,6 +212,8 @@ def training_set(estimator: Any, X: Any, y: Any, groups: Any) -> TrainingSet:
         The labels. With a schema they may be in the frame instead. None for Records.
     groups : array-like or None
         Whose row each row is. With a schema or Records that have a `person` column, None.
+    dtypes : sequence of types
+        Arrays of one of these types are not copied; the estimator converts them part by part to save memory.
 
     Returns
     -------
@@ -223,7 +227,7 @@ def training_set(estimator: Any, X: Any, y: Any, groups: Any) -> TrainingSet:
     """
     found = _encoded(estimator, X, y)
     if found is None:
-        records, given = checked_records(estimator, X, y)
+        records, given = checked_records(estimator, X, y, dtypes=dtypes)
         classes, labels = class_numbers(given, estimator.classes)
         names, encoding, declared = None, None, estimator.classes is not None
     else:

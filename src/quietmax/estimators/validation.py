@@ -144,7 +144,9 @@ def named_features(features: Any, image_shape: ImageShape | None) -> Any:
     return UnitNorm(1.0) if features == "unit-norm" else Identity()
 
 
-def checked_records(estimator: Any, X: ArrayLike, y: ArrayLike) -> tuple[NDArray[np.float32], NDArray[Any]]:
+def checked_records(
+    estimator: Any, X: ArrayLike, y: ArrayLike, *, dtypes: Sequence[Any] = (np.float32,)
+) -> tuple[NDArray[np.float32], NDArray[Any]]:
     """Check a training set as scikit-learn does, with messages that show no value and no number of records.
 
     Parameters
@@ -155,12 +157,14 @@ def checked_records(estimator: Any, X: ArrayLike, y: ArrayLike) -> tuple[NDArray
         The records.
     y : array-like of shape (records,)
         Their labels.
+    dtypes : sequence of types
+        Records of one of these types are not copied. Others are converted to the first.
 
     Returns
     -------
     tuple of arrays
-        The records as float32, and the labels. If NumPy has no type that leaves all labels as they are, the labels
-        are an array of objects.
+        The records as one of these types, and the labels. If NumPy has no type that leaves all labels as they are, the
+        labels are an array of objects.
 
     Raises
     ------
@@ -174,7 +178,7 @@ def checked_records(estimator: Any, X: ArrayLike, y: ArrayLike) -> tuple[NDArray
         with np.errstate(over="ignore"):
             # Zeros stand in for objects: scikit-learn would judge all of them by the first one.
             records, checked = validate_data(
-                estimator, X, np.zeros(np.shape(labels)) if by_object else labels, dtype=np.float32
+                estimator, X, np.zeros(np.shape(labels)) if by_object else labels, dtype=list(dtypes)
             )
         if by_object:
             return records, np.reshape(labels, -1)

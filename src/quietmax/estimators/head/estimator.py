@@ -258,7 +258,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._check_settings()
         for stale in ("coef_", "predictor_"):
             self.__dict__.pop(stale, None)
-        data = training_set(self, X, y, groups)
+        data = training_set(self, X, y, groups, dtypes=(np.float32, np.float64))
         self.budget_ = self._budget()
         source = self._noise_source()
 

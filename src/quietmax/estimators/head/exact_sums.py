@@ -90,11 +90,13 @@ def clipped_rows(features: NDArray[np.float32], radius: float) -> Floats:
            [0.25, 0.  ]])
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        divided = features.astype(np.float64) / radius
-        scaled = np.nan_to_num(divided, nan=0.0, posinf=0.0, neginf=0.0)
+        scaled = features.astype(np.float64)
+        scaled /= radius
+        scaled[~np.isfinite(scaled)] = 0.0
         # A row whose length is too large for float64 becomes 0.
         lengths = np.sqrt(square_sums(scaled))
-    return on_grid(scaled * (_SHORTENED / np.maximum(lengths, _SHORTENED)))
+    scaled *= _SHORTENED / np.maximum(lengths, _SHORTENED)
+    return on_grid(scaled)
 
 
 def unit_rows(rows: Floats, centre: Floats, bias: float) -> Floats:
@@ -116,11 +118,14 @@ def unit_rows(rows: Floats, centre: Floats, bias: float) -> Floats:
     array of shape (records, features + 1)
         Rows on the grid, of length at most 1.
     """
-    shifted = np.concatenate([rows - centre, np.full((len(rows), 1), on_grid(np.array(bias)))], axis=1)
+    shifted = np.empty((len(rows), rows.shape[1] + 1))
+    np.subtract(rows, centre, out=shifted[:, :-1])
+    shifted[:, -1] = on_grid(np.array(bias))
     # Exact: integer multiples of 2^-40, at most 2^43 of them.
     squares = np.square(shifted).sum(axis=1, keepdims=True)
-    lengths = np.sqrt(np.maximum(squares, 2.0**-60))
-    return on_grid(shifted / lengths * _SHORTENED)
+    shifted /= np.sqrt(np.maximum(squares, 2.0**-60))
+    shifted *= _SHORTENED
+    return on_grid(shifted)
 
 
 def whitening_on_grid(matrix: Floats) -> Floats:
@@ -205,6 +210,29 @@ def whitened_rows(rows: Floats, matrix: Floats) -> Floats:
 def _block_rows(features: int) -> int:
     """Return the number of rows of a block: at most 4096, whose clipped gradients sum to less than 2^53 units."""
     return min(max(_BLOCK // features, 16), 4096)
+
+
+def thread_pieces(records: int) -> list[slice]:
+    """Divide a number of records into consecutive pieces, one for each of torch's threads, fewer if there are few.
+
+    Parameters
+    ----------
+    records : int
+        Number of records.
+
+    Returns
+    -------
+    list of slice
+        At least one piece.
+
+    Examples
+    --------
+    >>> thread_pieces(3)
+    [slice(0, 3, None)]
+    """
+    count = max(1, min(torch.get_num_threads(), records // ROWS_AT_ONCE))
+    edges = [records * piece // count for piece in range(count + 1)]
+    return [slice(start, stop) for start, stop in itertools.pairwise(edges)]
 
 
 @dataclass(frozen=True)
@@ -303,9 +331,7 @@ class Table:
     @property
     def pieces(self) -> list[slice]:
         """Consecutive parts of the records: one for each of torch's threads, fewer if there are few records."""
-        count = max(1, min(torch.get_num_threads(), len(self.rows) // ROWS_AT_ONCE))
-        edges = [len(self.rows) * piece // count for piece in range(count + 1)]
-        return [slice(start, stop) for start, stop in itertools.pairwise(edges)]
+        return thread_pieces(len(self.rows))
 
     def blocks(self, piece: slice | None = None) -> Iterator[tuple[torch.Tensor, slice]]:
         """Iterate over blocks of rows.

@@ -11,6 +11,7 @@ hardly matter once a step is short (`eta * S` about 20) and cost time, so the si
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ from quietmax.estimators.head.exact_sums import (
     moment_sum,
     on_grid,
     row_sum,
+    thread_pieces,
     unit_rows,
     whitened_rows,
     whitening_on_grid,
@@ -131,16 +133,33 @@ def clipped_features(
     rows = np.empty((len(records), feature_map.dimension(records.shape[1]) + 1), dtype=np.float32)
     rows[:, -1] = 0.0
 
-    def fill(number: int) -> None:
-        part = slice(number * _RECORDS_AT_ONCE, (number + 1) * _RECORDS_AT_ONCE)
-        rows[part, :-1] = clipped_rows(feature_map.transform(records[part]), radius)
+    def fill(piece: slice, height: int) -> None:
+        for part in _parts(piece, height):
+            rows[part, :-1] = clipped_rows(feature_map.transform(records[part]), radius)
 
-    parts = -(-len(records) // _RECORDS_AT_ONCE)
     if _may_run_on_any_thread(feature_map):
-        parallel_map(fill, parts)
+        pieces = thread_pieces(len(records))
+        parallel_map(lambda number: fill(pieces[number], 2 * ROWS_AT_ONCE), len(pieces))
     else:
-        for number in range(parts):
-            fill(number)
+        fill(slice(0, len(records)), _RECORDS_AT_ONCE)
+    return rows
+
+
+def _parts(piece: slice, height: int) -> Iterator[slice]:
+    """Iterate over parts of a piece with at most `height` rows."""
+    for start in range(piece.start, piece.stop, height):
+        yield slice(start, min(start + height, piece.stop))
+
+
+def _replace_rows(rows: NDArray[np.float32], function: Callable[[Floats], Floats]) -> NDArray[np.float32]:
+    """Replace every row by its image under a function of rows in float64, on all threads."""
+    pieces = thread_pieces(len(rows))
+
+    def fill(number: int) -> None:
+        for part in _parts(pieces[number], ROWS_AT_ONCE):
+            rows[part] = function(rows[part].astype(np.float64))
+
+    parallel_map(fill, len(pieces))
     return rows
 
 
@@ -166,13 +185,7 @@ def centred(rows: NDArray[np.float32], centre: Floats) -> NDArray[np.float32]:
     array of shape (records, features + 1)
         Rows of length at most 1 on the grid.
     """
-
-    def fill(number: int) -> None:
-        part = slice(number * ROWS_AT_ONCE, (number + 1) * ROWS_AT_ONCE)
-        rows[part] = unit_rows(rows[part, :-1].astype(np.float64), centre, BIAS)
-
-    parallel_map(fill, -(-len(rows) // ROWS_AT_ONCE))
-    return rows
+    return _replace_rows(rows, lambda part: unit_rows(part[:, :-1], centre, BIAS))
 
 
 def whitened(rows: NDArray[np.float32], whitening: Floats) -> NDArray[np.float32]:
@@ -190,13 +203,7 @@ def whitened(rows: NDArray[np.float32], whitening: Floats) -> NDArray[np.float32
     array of shape (records, features + 1)
         Rows of length at most 1 on the grid.
     """
-
-    def fill(number: int) -> None:
-        part = slice(number * ROWS_AT_ONCE, (number + 1) * ROWS_AT_ONCE)
-        rows[part] = whitened_rows(rows[part].astype(np.float64), whitening)
-
-    parallel_map(fill, -(-len(rows) // ROWS_AT_ONCE))
-    return rows
+    return _replace_rows(rows, lambda part: whitened_rows(part, whitening))
 
 
 # --- The noisy size, centre and second moments ------------------------------------------------------------------------
