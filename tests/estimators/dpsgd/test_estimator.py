@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
@@ -15,6 +16,7 @@ from sklearn.base import clone
 from quietmax.accounting import Guarantee
 from quietmax.accounting.dpsgd import Schedule, noise_multiplier
 from quietmax.data import load, load_records, split
+from quietmax.data.schema import Schema
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import open_private, save_private
 from quietmax.estimators.dpsgd.estimator import DPSGD, NUMERICAL, PLACES, POISSON
@@ -47,6 +49,45 @@ def test_a_private_network_learns_and_its_guarantee_is_proven() -> None:
     assert Guarantee.from_json(json.loads(json.dumps(claimed.to_json()))) == claimed
 
 
+def test_with_groups_the_guarantee_is_for_persons() -> None:
+    features, labels = _blobs()
+    people = np.arange(1000) // 3
+    others, truth = _blobs(seed=1)
+    fitted = _private(sampling_rate=0.5, declared_size=334).fit(features, labels, groups=people)
+    claimed = fitted.guarantee_
+    assert (claimed.status, claimed.unit) == ("proven", "person")
+    assert "persons' mean clipped gradients" in claimed.because
+    assert claimed.delta == 1 / 3340
+    assert fitted.score(others, truth) > 0.7
+    unsized = _private(declared_size=None, steps=2).fit(features, labels, groups=people)
+    assert unsized.plan_.size == 334
+    assert any("number of persons is public" in each for each in unsized.guarantee_.assumptions)
+    full = _private(sampling_rate=1.0, steps=2).fit(features, labels, groups=people).guarantee_
+    assert (full.definition, full.unit) == ("gaussian", "person")
+
+
+def test_a_frame_with_a_person_column_trains_as_arrays_with_groups_do() -> None:
+    features, labels = _blobs(300)
+    columns = [f"x{number}" for number in range(6)]
+    names = np.array(["low", "middle", "high"])
+    frame = pd.DataFrame(features.astype(float), columns=columns)
+    frame = frame.assign(grade=names[labels], owner=[f"p{row // 3}" for row in range(300)])
+    schema = Schema(
+        label="grade",
+        classes=("low", "middle", "high"),
+        bounds=dict.fromkeys(columns, (0.0, 1.0)),
+        complete=tuple(columns),
+        person="owner",
+    )
+    made: dict[str, Any] = {"random_state": 3, "declared_size": 100, "steps": 5}
+    framed = _private(classes=None, schema=schema, **made).fit(frame)
+    arrays = _private(**made).fit(features, labels, groups=frame["owner"])
+    np.testing.assert_array_equal(framed.predict(frame), names[arrays.predict(features)])
+    np.testing.assert_array_equal(framed.predict_proba(frame), arrays.predict_proba(features))
+    assert framed.guarantee_.unit == "person"
+    assert framed.encoding_ is not None
+
+
 def test_full_batches_are_claimed_in_the_gaussian_measure() -> None:
     features, labels = _blobs()
     claimed = _private(delta=1e-5).fit(features, labels).guarantee_
@@ -70,7 +111,7 @@ def test_the_published_analysis_is_conditional_shuffles_and_names_its_assumption
     ).fit(features, labels)
     claimed, settings = fitted.guarantee_, fitted.plan_.settings
     assert (claimed.status, claimed.definition) == ("conditional", "approximate")
-    assert (POISSON if accountant == "rdp" else PLACES) in claimed.assumptions
+    assert (POISSON if accountant == "rdp" else PLACES.format(unit="record")) in claimed.assumptions
     assert (settings.sampling, settings.optimizer, settings.learning_rate) == ("shuffled", "adam", 0.001)
     assert (settings.steps, settings.max_grad_norm, settings.l2) == (300, 1.0, 0.001)
     assert fitted.plan_.schedule.epochs == 100

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -238,6 +239,89 @@ def test_removing_a_record_subtracts_exactly_its_own_contribution_which_the_clip
     assert torch.equal(with_it - without, own)  # fewer than 2^53 units: the subtraction is exact
     assert float(own.norm()) <= max_grad_norm
     assert torch.equal(with_it, _sum(network, inputs[order], labels[order], max_grad_norm))
+
+
+def _exact_square(vector: torch.Tensor) -> Fraction:
+    """The squared length without rounding: every entry is a float, and a float is a fraction."""
+    return sum((Fraction(entry) ** 2 for entry in vector.tolist()), Fraction(0))
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    rows=st.integers(1, 60) | st.just(700),
+    max_grad_norm=st.floats(1e-6, 1e6),
+    stretch=st.sampled_from([1e-30, 1.0, 1e6, 1e30]),
+    alike=st.booleans(),
+    shape=st.sampled_from(list(SHAPES_of_exact_sums)),
+    activation=st.sampled_from(ACTIVATIONS),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_person_contributes_at_most_the_clip_norm_exactly_and_independently_of_everybody_else(
+    seed: int, rows: int, max_grad_norm: float, stretch: float, alike: bool, shape: Any, activation: str
+) -> None:
+    """k rows of weight 1/k, also equal rows, whose clipped gradients add up without cancelling."""
+    widths = SHAPES_of_exact_sums[shape]
+    network = _network(widths, seed % 89, activation)
+    inputs, labels = _batch(rows + 40, widths, seed)
+    inputs[:rows] *= stretch
+    if alike:
+        inputs[:rows], labels[:rows] = inputs[0].clone(), labels[0].clone()
+    weights = torch.ones(rows + 40, dtype=torch.float64)
+    weights[:rows] = 1 / rows
+    weights[rows : rows + 3] = 1 / 3
+
+    def total(chosen: torch.Tensor) -> torch.Tensor:
+        return _vector(
+            exact_clipped_sum(network, inputs[chosen], labels[chosen], max_grad_norm, weights[chosen])
+        )
+
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(rows + 40))
+    own = total(torch.arange(rows))
+    assert _exact_square(own) <= Fraction(max_grad_norm) ** 2
+    assert torch.equal(total(order) - total(order[order >= rows]), own)
+
+
+def test_the_bound_of_a_person_is_reached_by_equal_rows() -> None:
+    network = _network((11, 6, 4))
+    inputs, labels = _batch(1, (11, 4))
+    for rows in (1, 2, 7, 30):
+        sums = exact_clipped_sum(
+            network,
+            100 * inputs.expand(rows, -1),
+            labels.expand(rows),
+            0.25,
+            torch.full((rows,), 1 / rows, dtype=torch.float64),
+        )
+        assert float(_vector(sums).norm()) == pytest.approx(0.25, rel=1e-4)
+    # Without weights, the same rows move the sum 30 times as far: a record-level bound does not protect a person.
+    plain = _sum(network, 100 * inputs.expand(30, -1), labels.expand(30), 0.25)
+    assert float(plain.norm()) == pytest.approx(30 * 0.25, rel=1e-4)
+
+
+@pytest.mark.parametrize("widths", SHAPES_of_exact_sums.values(), ids=SHAPES_of_exact_sums)
+def test_weighted_sums_are_what_a_loop_over_persons_computes(widths: tuple[int, ...]) -> None:
+    network = _network(widths)
+    inputs, labels = _batch(20, widths)
+    people = np.repeat([0, 1, 2], [5, 1, 14])
+    wanted = torch.zeros(_sum(network, inputs, labels, 0.4).shape, dtype=torch.float64)
+    for person in range(3):
+        own = [_sum(network, inputs[[row]], labels[[row]], 0.4) for row in np.flatnonzero(people == person)]
+        wanted += torch.stack(own).mean(0)
+    weights = torch.from_numpy(1 / np.bincount(people)[people])
+    exact = _vector(exact_clipped_sum(network, inputs, labels, 0.4, weights))
+    torch.testing.assert_close(exact, wanted, rtol=1e-4, atol=1e-5)
+    padded = torch.cat([inputs, torch.zeros(1, widths[0])]).double()
+    targets = torch.cat([labels, torch.zeros(1, dtype=torch.int64)])
+    fast = ClippedSums(
+        network,
+        padded,
+        targets,
+        torch.tensor([0.4], dtype=torch.float64),
+        row_weights=torch.cat([weights, torch.zeros(1, dtype=torch.float64)]),
+    )
+    ordinary = Gradients.zeros(network)
+    fast.add_to(ordinary, torch.arange(len(inputs)).unsqueeze(0))
+    torch.testing.assert_close(_vector(ordinary), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_the_bound_is_reached() -> None:

@@ -63,7 +63,7 @@ def test_the_clipped_sum_of_a_module_equals_a_loop_over_its_records(build: Any) 
             total += parameter.grad * min(1.0, 0.5 / float(norm))
     clipped = _Clipped(module.train(), 0.5)
     sums = [torch.zeros_like(parameter) for parameter in clipped.parameters]
-    clipped.add_to(sums, inputs, targets)
+    clipped.add_to(sums, inputs, targets, torch.ones(len(inputs)))
     for ours, theirs in zip(sums, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
@@ -74,12 +74,38 @@ def test_a_record_that_overflows_counts_nothing() -> None:
     inputs, targets = torch.from_numpy(features), torch.from_numpy(labels)
     clipped = _Clipped(module.train(), 0.5)
     wanted = [torch.zeros_like(parameter) for parameter in clipped.parameters]
-    clipped.add_to(wanted, inputs[1:], targets[1:])
+    clipped.add_to(wanted, inputs[1:], targets[1:], torch.ones(len(inputs) - 1))
     inputs[0] = 3e38
     sums = [torch.zeros_like(parameter) for parameter in clipped.parameters]
-    clipped.add_to(sums, inputs, targets)
+    clipped.add_to(sums, inputs, targets, torch.ones(len(inputs)))
     for ours, theirs in zip(sums, wanted, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("rows", [1, 6, 300])
+def test_a_person_moves_the_clipped_sum_of_a_module_by_one_clip_norm_at_most(rows: int) -> None:
+    """Equal rows, whose gradients do not cancel, as the guarantee of a module of one's own assumes: 1.001 at most."""
+    torch.manual_seed(0)
+    clipped = _Clipped(_convolution().train(), 0.5)
+    features, labels = _blobs(1)
+    inputs = torch.from_numpy(9 * features).expand(rows, -1)
+    targets = torch.from_numpy(1 - labels % 2).expand(rows)
+    sums = [torch.zeros_like(parameter) for parameter in clipped.parameters]
+    weights = torch.full((rows,), 1 / rows)
+    for part in torch.split(torch.arange(rows), 256):
+        clipped.add_to(sums, inputs[part], targets[part], weights[part])
+    moved = float(torch.cat([each.flatten() for each in sums]).double().norm())
+    assert 0.99 * 0.5 <= moved <= 1.001 * 0.5
+
+
+def test_a_module_of_ones_own_is_trained_by_person() -> None:
+    features, labels = _blobs()
+    people = np.arange(len(labels)) // 4
+    fitted = DPSGD(
+        epsilon=8.0, network=_convolution, declared_size=100, classes=range(3), steps=3, length=4.0
+    ).fit(features, labels, groups=people)
+    assert fitted.guarantee_.unit == "person"
+    assert any("One person moves the module's" in each for each in fitted.guarantee_.assumptions)
 
 
 def test_the_noise_on_a_module_has_the_stated_spread() -> None:

@@ -19,6 +19,7 @@ from quietmax.estimators.dpsgd.training import (
     train_private_stack,
     train_sweep,
 )
+from quietmax.estimators.training_set import Persons
 from quietmax.models import Convexified
 from quietmax.models.losses import value
 from quietmax.models.mlp import initial_mlp
@@ -204,6 +205,90 @@ def test_shuffled_batches_take_every_record_once_an_epoch(source: str) -> None:
     assert len(set(orders)) == 3
 
 
+PEOPLE = Persons.of(["ann", "bob", "ann", "cid", "bob", "ann", "dan"])
+
+
+@pytest.mark.parametrize("source", ["seeded", "operating system"])
+@pytest.mark.parametrize("sampling", ["poisson", "shuffled"])
+def test_a_batch_has_all_rows_of_a_person_or_none(source: str, sampling: Any) -> None:
+    settings = PrivateSettings(sampling_rate=0.5, steps=1, sampling=sampling)
+    batches = (
+        seeded_batches(np.arange(7), 3, 4, settings, PEOPLE)
+        if source == "seeded"
+        else secret_batches(7, 4, settings, PEOPLE)
+    )
+    seen = set()
+    for _ in range(60):
+        batch = np.sort(next(batches))
+        names = sorted(set(PEOPLE.names[batch]))
+        np.testing.assert_array_equal(batch, np.flatnonzero(np.isin(PEOPLE.names, names)))
+        seen.add(tuple(names))
+        if sampling == "shuffled":
+            assert len(names) == 2
+    assert len(seen) >= 4
+
+
+@pytest.mark.parametrize("source", ["seeded", "operating system"])
+def test_persons_are_sampled_independently_at_the_stated_rate_however_many_rows_they_have(
+    source: str,
+) -> None:
+    """4,000 steps: a count of mean 1200 and deviation 29 is off by more than 6.5 deviations with p < 1e-10."""
+    settings = PrivateSettings(sampling_rate=0.3, steps=1)
+    people, steps = 40, 4000
+    persons = Persons.of(np.repeat(np.arange(people), 1 + np.arange(people) % 5))
+    rows = len(persons.names)
+    batches = (
+        seeded_batches(np.arange(rows), 5, people, settings, persons)
+        if source == "seeded"
+        else secret_batches(rows, people, settings, persons)
+    )
+    taken = np.zeros((steps, people))
+    for line in taken:
+        line[persons.codes[next(batches)]] = 1
+    assert np.abs(taken.mean(0) - 0.3).max() < 6.5 * np.sqrt(0.3 * 0.7 / steps)
+    pairs = taken[:, ::2] * taken[:, 1::2]
+    assert np.abs(pairs.mean(0) - 0.09).max() < 6.5 * np.sqrt(0.09 * 0.91 / steps)
+    assert taken.sum(1).var() == pytest.approx(people * 0.3 * 0.7, rel=0.16)
+
+
+def test_one_word_of_the_operating_system_decides_about_one_person(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = np.array([0, 2**63 - 1, 2**63, 2**64 - 1], np.uint64)
+    asked = []
+
+    def urandom(count: int) -> bytes:
+        asked.append(count)
+        return words.tobytes()
+
+    monkeypatch.setattr("quietmax.estimators.dpsgd.training.os.urandom", urandom)
+    batch = next(secret_batches(7, 4, PrivateSettings(sampling_rate=0.5, steps=1), PEOPLE))
+    assert asked == [8 * 4]
+    # A person is taken if and only if its own word is below one half of 2^64.
+    assert set(PEOPLE.names[batch]) == {"ann", "bob"}
+
+
+def test_persons_of_one_row_each_are_trained_like_records() -> None:
+    features, labels = _blobs(60)
+    alone = Persons.of(np.arange(60))
+    settings = PrivateSettings(sampling_rate=0.4, steps=8)
+    options: dict[str, Any] = {"settings": settings, "noise_multipliers": [1.0], "seeds": [3]}
+    plain = train_private_stack(features, labels, 3, [np.arange(60)], **options)
+    named = train_private_stack(features, labels, 3, [np.arange(60)], persons=alone, **options)
+    torch.testing.assert_close(plain.weight_vectors(), named.weight_vectors(), rtol=0, atol=0)
+
+
+def test_a_network_gets_all_rows_of_a_person_or_none() -> None:
+    features, labels = _blobs(7)
+    options: dict[str, Any] = {
+        "settings": PrivateSettings(steps=2),
+        "noise_multipliers": [1.0],
+        "seeds": [3],
+        "persons": PEOPLE,
+    }
+    train_private_stack(features, labels, 3, [np.array([1, 3, 4])], **options)
+    with pytest.raises(InvalidInput, match="all records of a person"):
+        train_private_stack(features, labels, 3, [np.array([0, 1, 4])], **options)
+
+
 def test_alpha_convexifies_the_loss_of_each_record_by_itself() -> None:
     features, labels = _blobs(12, classes=4)
     network = initial_mlp((5, 6, 4), "tanh", (0,))
@@ -305,6 +390,44 @@ def test_it_trains_what_the_stacked_engine_trains_when_there_is_hardly_any_noise
         features, labels, 3, [np.arange(600)], settings=settings, noise_multipliers=[0.0], seeds=[3]
     ).weight_vectors()
     torch.testing.assert_close(exact.float(), stacked, rtol=1e-2, atol=1e-3)
+
+
+def test_with_persons_it_trains_what_the_stacked_engine_trains_when_there_is_hardly_any_noise() -> None:
+    features, labels = _clusters()
+    persons = Persons.of(np.repeat(np.arange(60), np.arange(60) % 19 + 1)[:600])
+    settings = PrivateSettings(sampling_rate=1.0, steps=20, max_grad_norm=0.5, learning_rate=0.5)
+    rows = len(persons.names)
+    exact = train_private(
+        features[:rows],
+        labels[:rows],
+        3,
+        settings=settings,
+        noise_multiplier=1e-6,
+        size=persons.count,
+        seed=3,
+        persons=persons,
+    ).weight_vectors()
+    options: dict[str, Any] = {"settings": settings, "noise_multipliers": [0.0], "seeds": [3]}
+    stacked = train_private_stack(
+        features[:rows], labels[:rows], 3, [np.arange(rows)], persons=persons, **options
+    ).weight_vectors()
+    torch.testing.assert_close(exact.float(), stacked, rtol=1e-2, atol=1e-3)
+    by_record = train_private_stack(features[:rows], labels[:rows], 3, [np.arange(rows)], **options)
+    assert float((stacked - by_record.weight_vectors()).norm()) > 0.02
+
+
+def test_the_number_of_persons_is_limited_but_not_that_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quietmax.estimators.dpsgd.training.LARGEST_BATCH", 4)
+    features, labels = _blobs(7)
+    options: dict[str, Any] = {
+        "settings": PrivateSettings(steps=1),
+        "noise_multiplier": 1.0,
+        "size": 4,
+        "seed": 0,
+    }
+    train_private(features, labels, 3, persons=PEOPLE, **options)
+    with pytest.raises(InvalidInput, match="at most 4 records or persons"):
+        train_private(features, labels, 3, **options)
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "shuffled"])

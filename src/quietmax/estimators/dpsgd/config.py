@@ -45,7 +45,7 @@ class PrivateSettings:
     activation : str, default="tanh"
         Activation of the hidden layers: "tanh", "sigmoid" or "relu".
     sampling_rate : float, default=0.1
-        Poisson sampling rate: the probability that a record is in a step's batch.
+        Poisson sampling rate: the probability that a record or person is in a step's batch.
     steps : int, default=100
         Number of steps.
     max_grad_norm : float, default=1.0
@@ -113,7 +113,7 @@ class Plan:
     analysis : {"proven", "published"}
         How the steps were counted.
     size : int
-        The public number of records.
+        The public number of records or persons.
     """
 
     settings: PrivateSettings
@@ -159,7 +159,7 @@ def make_plan(
     Parameters
     ----------
     size : int
-        The public number of records.
+        The public number of records or persons.
     epsilon : float
         epsilon of the whole run.
     delta : float, optional

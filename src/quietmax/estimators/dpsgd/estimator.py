@@ -10,28 +10,27 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
 
 from quietmax.accounting.dpsgd import Accountant, NoiseAnalysis
-from quietmax.accounting.guarantee import Guarantee, Status
+from quietmax.accounting.guarantee import Guarantee, Status, Unit
+from quietmax.data.encoding import Encoding
+from quietmax.data.schema import Schema
 from quietmax.estimators.dpsgd.config import Optimizer, Plan, Preset, default_length, make_plan
-from quietmax.estimators.dpsgd.opacus import OWN_MODULE, Build, train_private_module
+from quietmax.estimators.dpsgd.opacus import Build, own_module_condition, train_private_module
 from quietmax.estimators.dpsgd.training import train_private, train_private_stack
+from quietmax.estimators.training_set import TrainingSet, data_conditions, queries, training_set
 from quietmax.estimators.validation import (
-    CLASSES,
     OWN_MAP,
     SEEDED_WEIGHTS,
     SETTINGS_PUBLIC,
-    SIZE,
     ImageShape,
-    checked_records,
-    class_numbers,
     map_assumptions,
     named_features,
     runs_own_code,
+    size_condition,
     weakened,
 )
 from quietmax.models.features.base import FeatureMap
@@ -48,7 +47,7 @@ NUMERICAL = {
 }
 """What a proven guarantee assumes of the libraries that compute it, by accountant."""
 PLACES = (
-    "Removing a record leaves the other records in their batches: epochs are counted as one Gaussian mechanism each, "
+    "Removing a {unit} leaves the other {unit}s in their batches: epochs are counted as one Gaussian mechanism each, "
     "although a shuffled order moves them."
 )
 POISSON = "Shuffled batches protect as well as Poisson samples of the same expected size, as which they are counted."
@@ -67,7 +66,8 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A network trained by differentially private stochastic gradient descent (DP-SGD).
 
     Its weights may be published, and any number of predictions is free. The guarantee holds for one record added or
-    removed.
+    removed, or for all records of one person if ``fit`` is told whose they are: then persons are sampled, and a person
+    counts with the mean of its clipped gradients.
 
     Parameters
     ----------
@@ -110,9 +110,12 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         public random records in [0, 1] have after the feature map, or 0.3 per root of the number of columns without a
         map.
     declared_size : int, optional
-        The public number of records. If None, the true number is used and the guarantee is conditional.
+        The public number of records, or of persons. If None, the true number is used and the guarantee is conditional.
     classes : sequence, optional
-        The public set of labels. If None, it is read off ``y`` and the guarantee is conditional.
+        The public set of labels. If None, it is read off ``y`` and the guarantee is conditional. A schema declares
+        them instead.
+    schema : Schema, optional
+        What is public about the columns of a table; ``fit`` then takes a data frame.
     random_state : int, RandomState or None, default=None
         None: exact noise from the operating system. Otherwise seeded noise for experiments, and a conditional
         guarantee.
@@ -127,8 +130,10 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         The released network.
     classes_ : array of shape (classes,)
         The labels.
+    encoding_ : Encoding or None
+        How the rows of a table are encoded; None for arrays.
     n_features_in_ : int
-        Number of columns of a record.
+        Number of columns of an encoded record.
     feature_map_ : object or None
         The feature map that was used.
 
@@ -162,6 +167,7 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         length: float | None = None,
         declared_size: int | None = None,
         classes: Sequence[Any] | None = None,
+        schema: Schema | None = None,
         random_state: Any = None,
     ) -> None:
         self.epsilon = epsilon
@@ -183,49 +189,55 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.length = length
         self.declared_size = declared_size
         self.classes = classes
+        self.schema = schema
         self.random_state = random_state
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> DPSGD:
+    def fit(self, X: Any, y: Any = None, *, groups: Any = None) -> DPSGD:
         """Train on private records and release the network.
 
         Parameters
         ----------
-        X : array-like of shape (records, columns)
-            The private records.
-        y : array-like of shape (records,)
-            Their labels.
+        X : array-like of shape (records, columns), data frame or Records
+            The private records. A pandas or polars frame if there is a ``schema``.
+        y : array-like of shape (records,), optional
+            Their labels, unless they are in the frame.
+        groups : array-like of shape (records,), optional
+            Whose record each one is. The unit of the guarantee is then the person. The `person` column of a schema
+            does the same.
 
         Returns
         -------
         DPSGD
             The fitted estimator.
         """
-        records, given = checked_records(self, X, y)
-        self.classes_, labels = class_numbers(given, self.classes)
+        found = training_set(self, X, y, groups)
         self.feature_map_ = self._feature_map()
-        self.plan_ = self._plan(len(records), records.shape[1])
-        inputs = self._mapped(records)
+        self.plan_ = self._plan(found.units, found.records.shape[1])
+        inputs = self._mapped(found.records)
         seed = None
         if self.random_state is not None:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self.model_ = PrivateNetwork(self._trained(inputs, labels, seed))
+        self.model_ = PrivateNetwork(self._trained(inputs, found, seed))
         self.guarantee_: Guarantee = network_guarantee(
             self.plan_,
             exact=seed is None,
             own_module=self.network is not None,
             size_declared=self.declared_size is not None,
-            classes_declared=self.classes is not None,
+            classes_declared=found.classes_declared,
             features=self.feature_map_,
+            unit=found.unit,
+            encoding=found.encoding,
+            fitted_steps=found.fitted_steps,
             parameters={"dimension": inputs.shape[1], "classes": len(self.classes_)},
         )
         return self
 
-    def predict(self, X: ArrayLike) -> NDArray[Any]:
+    def predict(self, X: Any) -> NDArray[Any]:
         """Predict labels.
 
         Parameters
         ----------
-        X : array-like of shape (records, columns)
+        X : array-like of shape (records, columns) or data frame
             Queries.
 
         Returns
@@ -236,12 +248,12 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         queries = self._queries(X)
         return np.asarray(self.classes_[self.model_.predict(queries)])
 
-    def predict_proba(self, X: ArrayLike) -> Floats:
+    def predict_proba(self, X: Any) -> Floats:
         """Predict class probabilities.
 
         Parameters
         ----------
-        X : array-like of shape (records, columns)
+        X : array-like of shape (records, columns) or data frame
             Queries.
 
         Returns
@@ -252,12 +264,12 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         queries = self._queries(X)
         return self.model_.predict_proba(queries)
 
-    def decision_function(self, X: ArrayLike) -> Floats:
+    def decision_function(self, X: Any) -> Floats:
         """Compute logits.
 
         Parameters
         ----------
-        X : array-like of shape (records, columns)
+        X : array-like of shape (records, columns) or data frame
             Queries.
 
         Returns
@@ -278,10 +290,10 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return None
         return named_features(self.features, self.image_shape)
 
-    def _plan(self, records: int, columns: int) -> Plan:
-        """Return the settings, from public numbers (the true number of records only if none is declared)."""
+    def _plan(self, units: int, columns: int) -> Plan:
+        """Return the settings, from public numbers (the true number of units only if none is declared)."""
         return make_plan(
-            records if self.declared_size is None else self.declared_size,
+            units if self.declared_size is None else self.declared_size,
             epsilon=self.epsilon,
             delta=self.delta,
             accountant=self.accountant,
@@ -305,22 +317,34 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         probes = np.random.default_rng(0).random((_PROBES, columns), dtype=np.float32)
         return max(float(np.median(np.linalg.norm(self._mapped(probes), axis=1))), 1e-6)
 
-    def _trained(
-        self, inputs: NDArray[np.float32], labels: NDArray[np.int64], seed: int | None
-    ) -> MLP | TorchModel:
+    def _trained(self, inputs: NDArray[np.float32], found: TrainingSet, seed: int | None) -> MLP | TorchModel:
         """Train the user's module, the built-in network with exact noise, or the built-in network with a seed."""
         settings, multiplier, size = self.plan_.settings, self.plan_.noise_multiplier, self.plan_.size
-        classes = len(self.classes_)
+        classes, labels, persons = len(self.classes_), found.labels, found.persons
         if self.network is not None:
             module = self.network(inputs.shape[1], classes)
             trained = train_private_module(
-                module, inputs, labels, settings=settings, noise_multiplier=multiplier, size=size, seed=seed
+                module,
+                inputs,
+                labels,
+                settings=settings,
+                noise_multiplier=multiplier,
+                size=size,
+                seed=seed,
+                persons=persons,
             )
             return TorchModel(trained, classes)
         if seed is None:
             first = int.from_bytes(os.urandom(4), "big")
             return train_private(
-                inputs, labels, classes, settings=settings, noise_multiplier=multiplier, size=size, seed=first
+                inputs,
+                labels,
+                classes,
+                settings=settings,
+                noise_multiplier=multiplier,
+                size=size,
+                seed=first,
+                persons=persons,
             )
         return train_private_stack(
             inputs,
@@ -331,12 +355,12 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             noise_multipliers=[multiplier],
             seeds=[seed],
             sizes=[size],
+            persons=persons,
         )
 
-    def _queries(self, X: ArrayLike) -> NDArray[np.float32]:
+    def _queries(self, X: Any) -> NDArray[np.float32]:
         """Return the public features of queries."""
-        check_is_fitted(self)
-        return self._mapped(validate_data(self, X, dtype=np.float32, reset=False))
+        return self._mapped(queries(self, X))
 
     def _mapped(self, records: NDArray[np.float32]) -> NDArray[np.float32]:
         """Apply the feature map."""
@@ -387,6 +411,9 @@ def network_guarantee(
     size_declared: bool,
     classes_declared: bool,
     features: object = None,
+    unit: Unit = "record",
+    encoding: Encoding | None = None,
+    fitted_steps: Sequence[str] = (),
     parameters: Mapping[str, Any] | None = None,
 ) -> Guarantee:
     """Return the guarantee of a network trained by a plan.
@@ -402,10 +429,14 @@ def network_guarantee(
         Whether the noise is exact; otherwise it is seeded.
     own_module : bool
         Whether the network is the user's own module.
-    size_declared, classes_declared : bool
-        Whether the number of records and the classes were declared.
+    size_declared : bool
+        Whether the number of records or persons was declared.
+    classes_declared, encoding, fitted_steps
+        See `data_conditions`.
     features : object, optional
         The feature map.
+    unit : {"record", "person"}, default="record"
+        What is sampled and protected.
     parameters : mapping, optional
         Further public facts that the guarantee names.
 
@@ -417,7 +448,7 @@ def network_guarantee(
     description = _described(features)
     steps = plan.settings.steps
     gaussian = plan.analysis == "proven" and plan.settings.sampling_rate == 1
-    status, because, assumptions = _counting(plan, gaussian)
+    status, because, assumptions = _counting(plan, gaussian, unit)
     guarantee = Guarantee(
         definition="gaussian" if gaussian else "approximate",
         epsilon=None if gaussian else plan.epsilon,
@@ -432,39 +463,38 @@ def network_guarantee(
             **(parameters or {}),
             "classes_declared": classes_declared,
             "size_declared": size_declared,
+            **({"fitted_steps": list(fitted_steps)} if fitted_steps else {}),
             "noise_source": {"source": "exact" if exact else "seeded", "exact": exact},
         },
         assumptions=(SETTINGS_PUBLIC, *map_assumptions(description), *assumptions),
+        unit=unit,
     )
-    conditions = (
-        (OWN_MODULE, own_module),
-        (OWN_MAP, runs_own_code(features)),
-        (CLASSES, not classes_declared),
-        (SIZE, not size_declared),
-        (SEEDED_WEIGHTS, not exact),
+    return weakened(
+        guarantee,
+        *((own_module_condition(unit),) if own_module else ()),
+        *((OWN_MAP,) if runs_own_code(features) else ()),
+        *data_conditions(classes_declared=classes_declared, encoding=encoding, fitted_steps=fitted_steps),
+        *(() if size_declared else (size_condition(unit),)),
+        *(() if exact else (SEEDED_WEIGHTS,)),
     )
-    return weakened(guarantee, *(condition for condition, applies in conditions if applies))
 
 
-def _counting(plan: Plan, gaussian: bool) -> tuple[Status, str, tuple[str, ...]]:
+def _counting(plan: Plan, gaussian: bool, unit: Unit) -> tuple[Status, str, tuple[str, ...]]:
     """Return the status, the reason and the assumptions that follow from how the steps are counted."""
     steps, accountant = plan.settings.steps, _ACCOUNTANT_NAMES[plan.accountant]
+    gradients, where = "clipped gradients", "DP-SGD page, section 2"
+    if unit == "person":
+        gradients, where = "persons' mean clipped gradients", f"THEORY 3.7; {where}"
     if gaussian:
-        reason = (
-            f"{steps} Gaussian mechanisms on clipped gradient sums of all records (DP-SGD page, section 2)."
-        )
-        return "proven", reason, ()
+        return "proven", f"{steps} Gaussian mechanisms on sums of all {gradients} ({where}).", ()
     if plan.analysis == "proven":
-        reason = (
-            f"{steps} Gaussian mechanisms on Poisson samples of clipped gradients, composed by {accountant} (DP-SGD "
-            "page, section 2)."
-        )
+        reason = f"{steps} Gaussian mechanisms on Poisson samples of {gradients}, composed by {accountant} ({where})."
         return "proven", reason, (NUMERICAL[plan.accountant],) if plan.accountant in NUMERICAL else ()
     reason = (
         f"The noise is what the paper's program computes by {accountant}, for batches other than those it shuffles "
         "(DP-SGD page, section 3)."
     )
-    return "conditional", reason, (POISSON if plan.accountant == "rdp" else PLACES,)
+    return "conditional", reason, (POISSON if plan.accountant == "rdp" else PLACES.format(unit=unit),)
 
 
 def _described(features: object) -> Any:

@@ -10,6 +10,9 @@ gradient is ever formed, and one backward pass is enough (Goodfellow 2015, arXiv
 **`exact_clipped_sum`, without rounding.** The same sum for a model that will be released. Every number that enters a
 sum over records is an integer multiple of a power of two, with so few bits that products and sums are exact. So a
 record's contribution does not depend on the other records (THEORY 3.8).
+
+**Persons.** With ``row_weights`` of 1/k for the k rows of a person, the person contributes the mean of its clipped
+gradients. The mean of k vectors of length at most S has length at most S (THEORY 3.7).
 """
 
 from __future__ import annotations
@@ -28,12 +31,13 @@ _FAST_ROWS = 2048
 ROWS_AT_ONCE = 512
 """Rows that `exact_clipped_sum` takes at once."""
 LARGEST_BATCH = 2**19
-"""More records would overflow 63 bits: each adds at most 2 to a sum counted in multiples of 2^-42."""
+"""More records or persons would overflow 63 bits: each adds at most 2 to a sum counted in multiples of 2^-42."""
 BITS = 20
 _SLOPE_BITS = 22
 _MANTISSA = 53
 _SHORTENED = 1.0 - 2.0**-40
-"""Norms computed in float64 are right up to 2^-45; scaling to this share of the clipping norm keeps them below it."""
+"""Norms computed in float64 are right up to 2^-45, and sums of k weights 1/k up to 2^-52; scaling to this share of the
+clipping norm keeps the contribution of a record or person below it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +85,8 @@ class ClippedSums:
     alpha : float, optional
         Convexifies the loss of each record as a batch of one, `(1/a) ln[(exp(a*l) + C - 1)/C]`. Its gradient is that
         of the cross-entropy l times `1/(1 + (C - 1)*p_y^a)`, since exp(-l) = p_y.
+    row_weights : tensor of shape (records + 1,), optional
+        Factor of each row's clipped gradient: 1/k for the k rows of a person.
     """
 
     def __init__(
@@ -91,12 +97,14 @@ class ClippedSums:
         max_grad_norms: Tensor,
         weights: Tensor | None = None,
         alpha: float | None = None,
+        row_weights: Tensor | None = None,
     ) -> None:
         self._network, self._inputs, self._targets = network, inputs.contiguous(), targets
         self._lengths = inputs.square().sum(1)
         self._max_grad_norms = max_grad_norms.unsqueeze(1)
         self._weights = None if weights is None else weights.unsqueeze(1)
         self._alpha = alpha
+        self._row_weights = row_weights
         self._activation = activation(network.activation)
 
     def add_to(self, gradients: Gradients, records: Tensor) -> None:
@@ -125,6 +133,8 @@ class ClippedSums:
         factors *= records != len(self._inputs) - 1
         if self._weights is not None:
             factors *= self._weights
+        if self._row_weights is not None:
+            factors *= self._row_weights[picked].view(shared, width)
         lost = ~torch.isfinite(norms)
         if bool(lost.any()):
             # A record whose gradient overflows contributes nothing, rather than spoiling the sum of the others.
@@ -169,10 +179,13 @@ class ClippedSums:
             gradients.biases[depth].add_(scaled.sum(1, keepdim=True))
 
 
-def exact_clipped_sum(network: MLP, inputs: Tensor, labels: Tensor, max_grad_norm: float) -> Gradients:
+def exact_clipped_sum(
+    network: MLP, inputs: Tensor, labels: Tensor, max_grad_norm: float, row_weights: Tensor | None = None
+) -> Gradients:
     """Return the sum over all rows of the clipped cross-entropy gradients of a single network, in float64.
 
     One row more or less changes it by at most ``max_grad_norm`` in L2, up to rounding the finished sum to float64.
+    With weights of 1/k, the same holds for all k rows of a person together.
 
     Parameters
     ----------
@@ -184,6 +197,8 @@ def exact_clipped_sum(network: MLP, inputs: Tensor, labels: Tensor, max_grad_nor
         Their class indices.
     max_grad_norm : float
         Per-example gradient clipping norm.
+    row_weights : tensor of float64 of shape (records,), optional
+        Factor from 0 to 1 of each row's clipped gradient.
 
     Returns
     -------
@@ -193,7 +208,7 @@ def exact_clipped_sum(network: MLP, inputs: Tensor, labels: Tensor, max_grad_nor
     sums = _ExactSums(network, max_grad_norm)
     for start in range(0, len(inputs), ROWS_AT_ONCE):
         part = slice(start, start + ROWS_AT_ONCE)
-        sums.add(inputs[part].double(), labels[part])
+        sums.add(inputs[part].double(), labels[part], None if row_weights is None else row_weights[part])
     return sums.gradients()
 
 
@@ -213,8 +228,8 @@ class _ExactSums:
         self._kernel_sums = [torch.zeros(kernel.shape, dtype=torch.int64) for kernel in plain]
         self._bias_sums = [torch.zeros(bias.shape[1], dtype=torch.int64) for bias in self._biases]
 
-    def add(self, rows: Tensor, labels: Tensor) -> None:
-        """Add at most `ROWS_AT_ONCE` records."""
+    def add(self, rows: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
+        """Add at most `ROWS_AT_ONCE` records, each times its weight."""
         signals, slopes = self._pass(rows, labels)
         squares = torch.zeros(len(rows), 1, dtype=torch.float64)
         for (size, signal), (steepness, slope) in zip(signals, slopes, strict=True):
@@ -223,6 +238,8 @@ class _ExactSums:
         limit = self._max_grad_norm * _SHORTENED
         factors = limit / torch.clamp(squares.sqrt(), min=limit)
         factors = torch.where(torch.isfinite(squares), factors, 0.0)
+        if weights is not None:
+            factors = factors * weights.unsqueeze(1)
         for depth, ((size, signal), (steepness, slope)) in enumerate(zip(signals, slopes, strict=True)):
             scaled = factors * steepness * slope
             kernel = signal.T @ self._units(size * scaled)

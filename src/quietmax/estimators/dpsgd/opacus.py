@@ -19,9 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quietmax.accounting.guarantee import Unit
 from quietmax.errors import InvalidInput, short_message
 from quietmax.estimators.dpsgd.config import PrivateSettings
 from quietmax.estimators.dpsgd.training import secret_batches, seeded_batches
+from quietmax.estimators.training_set import Persons
 from quietmax.estimators.validation import Condition
 from quietmax.models.stacked import Progress, Rows, check_weights
 from quietmax.noise.release import release_gaussian
@@ -30,14 +32,35 @@ Build = Callable[[int, int], torch.nn.Module]
 
 ROUNDING = 2.0**-10
 """Share of the clipping norm that is added to the sensitivity, for sums in floating point."""
-OWN_MODULE = Condition(
-    "The module is the user's own.",
-    (
-        "The module computes every record of a batch by itself.",
-        "One record moves the module's clipped gradient sums, computed in floating point, by at most 1.001 clip norms.",
-    ),
-)
 _ROWS_AT_ONCE = 256
+
+
+def own_module_condition(unit: Unit) -> Condition:
+    """Return the condition of a module of the user's own.
+
+    Parameters
+    ----------
+    unit : {"record", "person"}
+        What the guarantee protects.
+
+    Returns
+    -------
+    Condition
+        The module computes records one by one, and rounding is small.
+
+    Examples
+    --------
+    >>> own_module_condition("person").because
+    "The module is the user's own."
+    """
+    return Condition(
+        "The module is the user's own.",
+        (
+            "The module computes every record of a batch by itself.",
+            f"One {unit} moves the module's clipped gradient sums, computed in floating point, by at most 1.001 clip "
+            "norms.",
+        ),
+    )
 
 
 def train_private_module(
@@ -49,6 +72,7 @@ def train_private_module(
     noise_multiplier: float,
     size: int,
     seed: int | None = None,
+    persons: Persons | None = None,
     progress: Progress | None = None,
 ) -> torch.nn.Module:
     """Train a module with the steps of `train_private_stack`.
@@ -67,9 +91,11 @@ def train_private_module(
     noise_multiplier : float
         Standard deviation of the noise as a multiple of the clipping norm.
     size : int
-        The public number of records.
+        The public number of records or persons.
     seed : int, optional
         Seed of batches and noise. None draws both from the operating system, the noise exactly.
+    persons : Persons, optional
+        Whom each record belongs to; the unit that is protected is then the person.
     progress : callable, optional
         Called with the steps done and all steps.
 
@@ -90,15 +116,16 @@ def train_private_module(
     noise = _Noise(settings.max_grad_norm, noise_multiplier, seed)
     batches: Iterator[Rows]
     if seed is None:
-        batches = secret_batches(len(inputs), size, settings)
+        batches = secret_batches(len(inputs), size, settings, persons)
     else:
-        batches = seeded_batches(np.arange(len(inputs)), seed, size, settings)
+        batches = seeded_batches(np.arange(len(inputs)), seed, size, settings, persons)
+    weights = torch.ones(len(inputs)) if persons is None else torch.from_numpy(1 / persons.rows).float()
     expected = settings.sampling_rate * size
     for step in range(1, settings.steps + 1):
         batch = torch.from_numpy(next(batches))
         sums = [torch.zeros_like(parameter) for parameter in parameters]
         for part in torch.split(batch, _ROWS_AT_ONCE):
-            clipped.add_to(sums, inputs[part], targets[part])
+            clipped.add_to(sums, inputs[part], targets[part], weights[part])
         for parameter, total in zip(parameters, noise.added(sums), strict=True):
             parameter.grad = total / expected
         optimizer.step()
@@ -144,28 +171,28 @@ class _Clipped:
                 "BatchNorm is not supported; GroupNorm is."
             ) from problem
 
-    def add_to(self, sums: list[Tensor], inputs: Tensor, labels: Tensor) -> None:
-        """Add the clipped gradients of these records."""
+    def add_to(self, sums: list[Tensor], inputs: Tensor, labels: Tensor, weights: Tensor) -> None:
+        """Add the clipped gradients of these records, each times its weight."""
         if not len(labels):
             return
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                finite = self._clip_and_sum(inputs, labels)
+                finite = self._clip_and_sum(inputs, labels, weights)
             except NotImplementedError:
-                # Tied weights: Opacus max_grad_norms them without ghosts.
+                # Tied weights: Opacus clips them without ghosts.
                 self.unwrapped()
                 self._wrapped = self._wrap(ghost=False)
-                finite = self._clip_and_sum(inputs, labels)
+                finite = self._clip_and_sum(inputs, labels, weights)
         if not bool(finite.all()):
             # A record whose gradient overflows contributes nothing, rather than spoiling the sum of the others.
-            self.add_to(sums, inputs[finite], labels[finite])
+            self.add_to(sums, inputs[finite], labels[finite], weights[finite])
             return
         for total, parameter in zip(sums, self.parameters, strict=True):
             if parameter.grad is not None:
                 total += parameter.grad
 
-    def _clip_and_sum(self, inputs: Tensor, labels: Tensor) -> Tensor:
+    def _clip_and_sum(self, inputs: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         """Leave the clipped sum in the parameters' gradients; return which records have finite gradients."""
         wrapped = self._wrapped
         wrapped.zero_grad()
@@ -176,7 +203,7 @@ class _Clipped:
         wrapped.zero_grad()
         wrapped.disable_hooks()
         try:
-            weighted = (torch.clamp(self._max_grad_norm / norms, max=1.0) * losses).sum()
+            weighted = (weights * torch.clamp(self._max_grad_norm / norms, max=1.0) * losses).sum()
             weighted.backward()  # type: ignore[no-untyped-call]
         finally:
             wrapped.enable_hooks()

@@ -8,6 +8,10 @@ alone, drawn once, so a sweep over epsilon compares like with like.
 `train_private` trains a network that may be released: batches and noise come from the operating system, and sums over
 records are exact.
 
+If records belong to persons, a batch is a sample of persons with all their rows, and each row's clipped gradient counts
+1/k for a person of k rows. A person is then sampled like a record, and contributes at most the clipping norm (THEORY
+3.7); sizes are numbers of persons.
+
 The loss is cross-entropy, which the paper's table of settings names. The convexified loss is no mean of per-example
 losses: a record's weight in it depends on the other records of the batch, so there is no per-example gradient to clip.
 The convexified loss of each record as a batch of one can be clipped; ``alpha`` asks for that.
@@ -30,6 +34,7 @@ from quietmax.data.records import Split
 from quietmax.errors import InvalidInput
 from quietmax.estimators.dpsgd.config import Plan, Preset, PrivateSettings, make_plan
 from quietmax.estimators.dpsgd.gradients import LARGEST_BATCH, ClippedSums, Gradients, exact_clipped_sum
+from quietmax.estimators.training_set import Persons
 from quietmax.estimators.validation import check_positive
 from quietmax.models.losses import Convexified
 from quietmax.models.mlp import MLP, initial_mlp
@@ -88,6 +93,7 @@ def train_private_stack(
     max_grad_norms: Sequence[float] | None = None,
     sizes: Sequence[int] | None = None,
     alpha: float | None = None,
+    persons: Persons | None = None,
     progress: Progress | None = None,
 ) -> MLP:
     """Train one network per entry of ``rows`` on those records, with seeded noise. A step is
@@ -115,9 +121,11 @@ def train_private_stack(
     max_grad_norms : sequence of float, optional
         Clipping norm of each network; by default that of the settings.
     sizes : sequence of int, optional
-        The public numbers of records by which steps are scaled; by default the true ones.
+        The public numbers of records or persons by which steps are scaled; by default the true ones.
     alpha : float, optional
         Convexifies each record's loss by itself.
+    persons : Persons, optional
+        Whom each record belongs to. A network has all records of a person or none.
     progress : callable, optional
         Called with the steps done and all steps.
 
@@ -136,13 +144,14 @@ def train_private_stack(
     inputs = torch.as_tensor(features).to(torch.float32)
     targets = torch.as_tensor(labels).to(torch.int64)
     limits = [settings.max_grad_norm] * len(rows) if max_grad_norms is None else list(max_grad_norms)
-    declared = [len(each) for each in rows] if sizes is None else list(sizes)
+    units = [_Units(np.asarray(each, np.int64), persons) for each in rows]
+    declared = [each.count for each in units] if sizes is None else list(sizes)
     check_records(inputs, targets, classes)
     _check(len(inputs), rows, seeds, noise_multipliers, limits, declared)
     if alpha is not None:
         Convexified(alpha)  # raises for an invalid constant
     network = initial_mlp((inputs.shape[1], *settings.hidden, classes), settings.activation, tuple(seeds))
-    batches = _Batches(rows, seeds, declared, settings, padding=len(inputs))
+    batches = _Batches(units, seeds, declared, settings, padding=len(inputs))
     expected = [settings.sampling_rate * size for size in declared]
     sums = ClippedSums(
         network,
@@ -151,6 +160,7 @@ def train_private_stack(
         torch.tensor(limits, dtype=torch.float32),
         torch.tensor([1 / batch for batch in expected], dtype=torch.float32),
         alpha,
+        None if persons is None else torch.tensor([*(1 / persons.rows), 0.0], dtype=torch.float32),
     )
     spreads = [
         multiplier * max_grad_norm / batch
@@ -188,6 +198,27 @@ def _check(
         raise InvalidInput("max_grad_norms and sizes must be positive.")
 
 
+class _Units:
+    """What is sampled: single rows, or persons with all their rows."""
+
+    def __init__(self, rows: Rows, persons: Persons | None) -> None:
+        self.rows, self.codes, self.count = rows, None, len(rows)
+        if persons is not None:
+            _, codes, sizes = np.unique(persons.codes[rows], return_inverse=True, return_counts=True)
+            if (sizes[codes] != persons.rows[rows]).any():
+                raise InvalidInput("A network must be trained on all records of a person or on none.")
+            self.codes, self.count = codes, len(sizes)
+
+    def taken(self, mask: NDArray[np.bool_]) -> Rows:
+        """Return the rows of the units in a mask."""
+        return self.rows[mask if self.codes is None else mask[self.codes]]
+
+    def batches(self, order: Rows, width: int) -> Iterator[Rows]:
+        """Return the rows of all units in batches of so many units, in this order of the units."""
+        for chosen in np.split(order, range(width, max(len(order), 1), width)):
+            yield self.rows[chosen if self.codes is None else np.isin(self.codes, chosen)]
+
+
 class _Batches:
     """One batch of row indices per network and step, filled up with `padding`.
 
@@ -196,7 +227,7 @@ class _Batches:
 
     def __init__(
         self,
-        rows: Sequence[Rows],
+        units: Sequence[_Units],
         seeds: Sequence[int],
         sizes: Sequence[int],
         settings: PrivateSettings,
@@ -206,12 +237,11 @@ class _Batches:
         names: dict[tuple[object, ...], int] = {}
         self.streams: list[int] = []
         self._draws: list[Iterator[Rows]] = []
-        for each, seed, size in zip(rows, seeds, sizes, strict=True):
-            own = np.asarray(each, np.int64)
-            name = (seed, size, own.tobytes())
+        for own, seed, size in zip(units, seeds, sizes, strict=True):
+            name = (seed, size, own.rows.tobytes())
             if name not in names:
                 names[name] = len(names)
-                self._draws.append(seeded_batches(own, seed, size, settings))
+                self._draws.append(_seeded_batches(own, seed, size, settings))
             self.streams.append(names[name])
         self._padding = padding
 
@@ -225,7 +255,9 @@ class _Batches:
         return torch.from_numpy(batch if len(drawn) == 1 else batch[self.streams])
 
 
-def seeded_batches(rows: Rows, seed: int, size: int, settings: PrivateSettings) -> Iterator[Rows]:
+def seeded_batches(
+    rows: Rows, seed: int, size: int, settings: PrivateSettings, persons: Persons | None = None
+) -> Iterator[Rows]:
     """Draw batches of row indices without end, from a seed.
 
     Parameters
@@ -235,25 +267,31 @@ def seeded_batches(rows: Rows, seed: int, size: int, settings: PrivateSettings) 
     seed : int
         The seed.
     size : int
-        The public number of records, for the width of shuffled batches.
+        The public number of records or persons, for the width of shuffled batches.
     settings : PrivateSettings
         Sampling and sampling rate.
+    persons : Persons, optional
+        Whom each record belongs to; persons are then drawn with all their rows.
 
     Yields
     ------
     array of int
         The rows of one step.
     """
+    return _seeded_batches(_Units(rows, persons), seed, size, settings)
+
+
+def _seeded_batches(units: _Units, seed: int, size: int, settings: PrivateSettings) -> Iterator[Rows]:
+    """Draw batches of units without end."""
     generator = np.random.default_rng((0x0DE5, seed))
     width = max(1, round(settings.sampling_rate * size))
     while True:
         if settings.sampling == "shuffled":
-            order = generator.permutation(rows)
-            yield from np.split(order, range(width, max(len(order), 1), width))
+            yield from units.batches(generator.permutation(units.count), width)
         elif settings.sampling_rate == 1:
-            yield rows
+            yield units.rows
         else:
-            yield rows[generator.random(len(rows)) < settings.sampling_rate]
+            yield units.taken(generator.random(units.count) < settings.sampling_rate)
 
 
 class _Noise:
@@ -294,6 +332,7 @@ def train_private(
     noise_multiplier: float,
     size: int,
     seed: int,
+    persons: Persons | None = None,
     progress: Progress | None = None,
 ) -> MLP:
     """Train one network that may be released: the step of `train_private_stack` with exact noise and exact sums.
@@ -314,9 +353,11 @@ def train_private(
     noise_multiplier : float
         Standard deviation of the noise as a multiple of the clipping norm.
     size : int
-        The public number of records.
+        The public number of records or persons.
     seed : int
         Seed of the initial weights alone.
+    persons : Persons, optional
+        Whom each record belongs to; the unit that is protected is then the person.
     progress : callable, optional
         Called with the steps done and all steps.
 
@@ -328,7 +369,7 @@ def train_private(
     Raises
     ------
     InvalidInput
-        If an argument is invalid, or there are more than `LARGEST_BATCH` records.
+        If an argument is invalid, or there are more than `LARGEST_BATCH` records or persons.
     QuietmaxError
         If training diverges.
     """
@@ -336,15 +377,18 @@ def train_private(
     targets = torch.as_tensor(np.ascontiguousarray(labels, dtype=np.int64))
     check_records(inputs, targets, classes)
     check_positive(noise_multiplier=noise_multiplier, size=size)
-    if len(inputs) > LARGEST_BATCH:
-        raise InvalidInput(f"DP-SGD can be trained on at most {LARGEST_BATCH:,} records.")
+    units = _Units(np.arange(len(inputs)), persons)
+    if units.count > LARGEST_BATCH:
+        raise InvalidInput(f"DP-SGD can be trained on at most {LARGEST_BATCH:,} records or persons.")
+    weights = None if persons is None else torch.from_numpy(1.0 / persons.rows)
     widths = (inputs.shape[1], *settings.hidden, classes)
     network = initial_mlp(widths, settings.activation, (seed,), torch.float64)
     update = _Update(network, settings)
-    batches = secret_batches(len(inputs), size, settings)
+    batches = _secret_batches(units, size, settings)
     for step in range(1, settings.steps + 1):
         batch = torch.from_numpy(next(batches))
-        sums = exact_clipped_sum(network, inputs[batch], targets[batch], settings.max_grad_norm)
+        shares = None if weights is None else weights[batch]
+        sums = exact_clipped_sum(network, inputs[batch], targets[batch], settings.max_grad_norm, shares)
         update.take(_released(sums, settings.max_grad_norm, noise_multiplier, settings.sampling_rate * size))
         check_weights([tensor for _, tensor in network.parameters()])
         if progress is not None and (step % 16 == 0 or step == settings.steps):
@@ -352,38 +396,46 @@ def train_private(
     return network
 
 
-def secret_batches(records: int, size: int, settings: PrivateSettings) -> Iterator[Rows]:
+def secret_batches(
+    records: int, size: int, settings: PrivateSettings, persons: Persons | None = None
+) -> Iterator[Rows]:
     """Draw batches of row indices without end, from the entropy of the operating system.
 
-    With Poisson sampling a record is taken if its 64-bit word is below the rate's share of 2^64, rounded down: never
-    more often than stated, and a lower rate is at least as private.
+    With Poisson sampling a record or person is taken if its own 64-bit word is below the rate's share of 2^64, rounded
+    down: never more often than stated, and a lower rate is at least as private.
 
     Parameters
     ----------
     records : int
         The number of records to draw from.
     size : int
-        The public number of records, for the width of shuffled batches.
+        The public number of records or persons, for the width of shuffled batches.
     settings : PrivateSettings
         Sampling and sampling rate.
+    persons : Persons, optional
+        Whom each record belongs to; persons are then drawn with all their rows.
 
     Yields
     ------
     array of int
         The rows of one step.
     """
-    everyone = np.arange(records)
+    return _secret_batches(_Units(np.arange(records), persons), size, settings)
+
+
+def _secret_batches(units: _Units, size: int, settings: PrivateSettings) -> Iterator[Rows]:
+    """Draw batches of units without end."""
     width = max(1, round(settings.sampling_rate * size))
     threshold = np.uint64(min(int(settings.sampling_rate * 2.0**64), 2**64 - 1))
     while True:
         if settings.sampling == "poisson" and settings.sampling_rate == 1:
-            yield everyone
+            yield units.rows
             continue
-        words = np.frombuffer(os.urandom(8 * records), np.uint64)
+        words = np.frombuffer(os.urandom(8 * units.count), np.uint64)
         if settings.sampling == "poisson":
-            yield everyone[words < threshold]
+            yield units.taken(words < threshold)
         else:
-            yield from np.split(np.argsort(words, kind="stable"), range(width, max(records, 1), width))
+            yield from units.batches(np.argsort(words, kind="stable"), width)
 
 
 def _released(
