@@ -144,7 +144,7 @@ def with_proposals(schema: Schema, proposals: Mapping[str, Proposal]) -> Schema:
     --------
     >>> age = propose("age", pd.Series([17, 90]))
     >>> with_proposals(Schema(bounds={"income": (0, 9)}), {"age": age}).bounds
-    {'age': (0.0, 100.0), 'income': (0, 9)}
+    {'income': (0, 9), 'age': (0.0, 100.0)}
     """
     values: dict[str, Any] = {}
     for name, proposal in proposals.items():
@@ -153,7 +153,7 @@ def with_proposals(schema: Schema, proposals: Mapping[str, Proposal]) -> Schema:
             if value is True:
                 values[key] = (*before, *({name} - set(before)))
             else:
-                values[key] = {name: value, **before}
+                values[key] = {**before, name: before.get(name, value)}
     return replace(schema, **values)
 
 
@@ -327,7 +327,7 @@ def _numeric(name: str, numbers: NDArray[np.float64], found: str, declared: dict
         finite, distinct = finite[finite >= 0], distinct[1:]
     low, high = round_outwards(float(distinct[0]), float(distinct[-1]))
     declared = {**declared, "bounds": (low, high)}
-    because = f"bounds {low:g} to {high:g}: {found}, rounded outwards"
+    because = f"bounds {low:.15g} to {high:.15g}: {found}, rounded outwards"
     if low == 0 and high >= 1_000 and float(finite.mean()) < high / 20:
         declared["scales"] = "log"
         because += "; log scale, as most values are small"

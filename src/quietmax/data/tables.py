@@ -127,7 +127,7 @@ def read_table(path: str | Path, *, features: str = "features", label: str | Non
         elif suffix in (".parquet", ".pq"):
             table = RawTable(_read_parquet(file))
         else:
-            table = RawTable(_read_text(file, "\t" if suffix == ".tsv" else ","))
+            table = RawTable(_read_text(file, ("\t",) if suffix == ".tsv" else (",", ";", "\t")))
     except OSError as error:
         # Errors of the parsers may show cells. Those of the operating system have a strerror and show none.
         raise DataUnavailable(f"The file {file} cannot be read: {error.strerror or 'it is damaged'}.") from (
@@ -138,10 +138,12 @@ def read_table(path: str | Path, *, features: str = "features", label: str | Non
     return table
 
 
-def _read_text(file: Path, delimiter: str) -> pd.DataFrame:
-    """Read a CSV or TSV file; every cell is a string."""
+def _read_text(file: Path, delimiters: Sequence[str]) -> pd.DataFrame:
+    """Read a CSV or TSV file; every cell is a string.  The delimiter is the one that gives the longest header."""
     try:
-        header, lines = _header(file, delimiter)
+        headers = {delimiter: _header(file, delimiter) for delimiter in delimiters}
+        delimiter = max(delimiters, key=lambda each: len(headers[each][0]))
+        header, lines = headers[delimiter]
         _require_distinct(file, header)
         if file.stat().st_size > _MAX_TEXT_BYTES:
             raise InvalidData(
@@ -162,18 +164,25 @@ def _read_text(file: Path, delimiter: str) -> pd.DataFrame:
         )
     except UnicodeDecodeError:
         # Here and below, `from None`: what the parser raises shows the row.
-        raise InvalidData(f"The file {file} is not encoded as UTF-8.") from None
+        raise InvalidData(_not_utf_8(file)) from None
     except (pyarrow.ArrowInvalid, csv.Error) as error:
         if "Could not skip" in str(error):
             return pd.DataFrame()
         if "UTF8" in str(error):
-            raise InvalidData(f"The file {file} is not encoded as UTF-8.") from None
+            raise InvalidData(_not_utf_8(file)) from None
         row = re.search(r"Row #(\d+)", str(error))
         where = f"row {row[1]} (counting the header)" if row else "some row"
         raise InvalidData(
             f"In the file {file}, {where} does not have as many fields as the header; the file may be truncated."
         ) from None
     return cast(pd.DataFrame, table.to_pandas())
+
+
+def _not_utf_8(file: Path) -> str:
+    return (
+        f"The file {file} is not encoded as UTF-8. Spreadsheets can save it as 'CSV UTF-8'; "
+        "'iconv -f WINDOWS-1252 -t UTF-8' converts files of Windows."
+    )
 
 
 def _header(file: Path, delimiter: str) -> tuple[list[str], int]:
