@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from quietmax.errors import BudgetExhausted as BudgetExhausted
     from quietmax.errors import QuietmaxError as QuietmaxError
     from quietmax.estimators.dpsgd.estimator import DPSGD as DPSGD
+    from quietmax.estimators.evaluation import Evaluation as Evaluation
     from quietmax.estimators.head.estimator import PrivateHead as PrivateHead
     from quietmax.estimators.teachers import Teachers as Teachers
     from quietmax.mechanisms.algorithm1 import Algorithm1 as Algorithm1
@@ -67,6 +68,7 @@ _MODULES = {
     "BudgetExhausted": "errors",
     "Convexified": "models.losses",
     "CrossEntropy": "models.losses",
+    "Evaluation": "estimators.evaluation",
     "ExactNoise": "noise.sources",
     "FileAccount": "spending",
     "GaussianCost": "accounting.costs",

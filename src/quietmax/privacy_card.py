@@ -1,12 +1,13 @@
-"""The privacy card of a model: one page with its guarantee, status, assumptions, spending and observed leakage.
+"""The privacy card of a model: one page in plain words, for people who decide whether a model may be used.
 
-It is made from the model folder and from the attack results that `quietmax attack` writes beside the folder. Attack
-results are computed from private records and have no guarantee, so they are not kept in a folder that may be published.
+It says what an adversary can learn at most, for whom, under which assumptions, how good the model is, and what attacks
+saw. It is made from the model folder and from the attack results that `quietmax attack` writes beside the folder.
+Attack results are computed from private records and have no guarantee, so they are not kept in a folder that may be
+published.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -17,13 +18,19 @@ from typing import Any
 
 from quietmax._io import atomic_write
 from quietmax.accounting.guarantee import Guarantee
+from quietmax.data.records import Holdout
 from quietmax.errors import DataUnavailable, QuietmaxError, short_message
+from quietmax.estimators.evaluation import (
+    Evaluation,
+    composed_guarantee,
+    read_evaluations,
+    weights_digest,
+)
 from quietmax.estimators.serialization import open_private
 from quietmax.estimators.validation import SIZE
 from quietmax.models.serialization import read_description
 from quietmax.spending import ACCOUNT_FILE, FileAccount
 
-_WEIGHTS = "weights.safetensors"
 OBSERVED = (
     "Not for publication: computed from the private training records without noise. The guarantee covers the model's "
     "answers, but not these numbers."
@@ -32,6 +39,8 @@ _PLAIN = (
     "No guarantee: this is an ordinary model. Its answers and its files may reveal who was in the training data. Keep "
     "both private, or answer through a mechanism."
 )
+_MOST_CLASSES = 10
+"""Recalls that the card shows; of more classes it shows the lowest."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +56,25 @@ class PrivacyCard:
     dataset : str
         What it was trained on.
     declared_size : int or None
-        The number of training records that the folder states.
+        The number of training records or persons that the folder states.
     guarantee : Guarantee or None
-        What is guaranteed; None for an ordinary model.
+        What is guaranteed of the model; None for an ordinary model.
     delta : float or None
         delta of the budget.
     epsilon_at_delta : float or None
-        epsilon of the guarantee at this delta.
-    queries : str
-        Number of answers that the budget pays for, in words.
+        epsilon of the guarantee of everything that was released, at this delta.
+    queries : int or None
+        Number of answers that the budget pays for; None if answers are not charged.
     answered : int or None
-        Answers charged so far; None if answers are free.
+        Answers charged so far; None if answers are not charged.
     leakage : tuple of dict
         Results of attacks.
+    holdout : Holdout or None
+        How people were held out of training; None if nobody was.
+    evaluation : Evaluation or None
+        The last evaluation.
+    released : Guarantee or None
+        What is guaranteed of the model and its evaluations together; None without evaluations.
     """
 
     model: str
@@ -69,42 +84,116 @@ class PrivacyCard:
     guarantee: Guarantee | None
     delta: float | None
     epsilon_at_delta: float | None
-    queries: str
+    queries: int | None
     answered: int | None
     leakage: tuple[dict[str, Any], ...]
+    holdout: Holdout | None = None
+    evaluation: Evaluation | None = None
+    released: Guarantee | None = None
 
     @property
     def status(self) -> str:
         """``proven``, ``conditional``, ``refuted``, or ``none`` for an ordinary model."""
-        return "none" if self.guarantee is None else self.guarantee.status
+        total = self._total
+        return "none" if total is None else total.status
+
+    @property
+    def _total(self) -> Guarantee | None:
+        """What is guaranteed of everything that was released."""
+        return self.guarantee if self.released is None else self.released
+
+    @property
+    def _many(self) -> str:
+        """What the guarantee protects, as a plural."""
+        return "people" if self.guarantee is not None and self.guarantee.unit == "person" else "records"
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return the card as a list of (name, value)."""
-        rows = [("model", self.model), ("kind", self.kind), ("trained on", self.dataset)]
-        if self.declared_size is not None:
-            rows.append((self._size_name, f"{self.declared_size:,}"))
-        rows.append(("status", self.status))
+        """Return the card as a list of (name, value), the most important first."""
+        rows = self._model_rows()
+        rows += [("in plain words", sentence) for sentence in self.in_words()]
         rows += self._guarantee_rows()
-        rows.append(("queries", self.queries))
-        if self.answered is not None:
-            rows.append(("answers paid for so far", f"{self.answered:,}"))
+        rows += self._evaluation_rows()
         rows += self._leakage_rows()
         if self.guarantee is not None:
             rows += [(f"parameter {name}", f"{value}") for name, value in self.guarantee.parameters.items()]
         return rows
 
+    def in_words(self) -> list[str]:
+        """Return what the guarantee of everything that was released means, as plain sentences."""
+        return [_PLAIN] if self._total is None else self._total.in_words()
+
+    def _model_rows(self) -> list[tuple[str, str]]:
+        """Return what the model is and whom it was trained on."""
+        rows = [("model", self.model), ("kind", self.kind), ("trained on", self.dataset)]
+        if self.declared_size is not None:
+            rows.append((self._size_name, f"{self.declared_size:,}"))
+        return [*rows, ("status", self.status)]
+
+    @property
+    def _model_line(self) -> str:
+        """What the model is and whom it was trained on, in one line."""
+        size = "" if self.declared_size is None else f"; {self._size_name}: {self.declared_size:,}"
+        return f"{self.kind}, trained on {self.dataset}{size}"
+
     def _guarantee_rows(self) -> list[tuple[str, str]]:
-        """Return what is guaranteed and what it assumes."""
-        guarantee = self.guarantee
+        """Return what is guaranteed, for whom, for how many answers, and what it assumes."""
+        rows = [("answers", self._answers)]
+        guarantee = self._total
         if guarantee is None:
-            return [("guarantee", _PLAIN)]
-        rows = [("guarantee", str(guarantee))]
-        if self.delta is not None and self.epsilon_at_delta is not None:
+            return rows
+        rows.append(("guarantee", str(guarantee)))
+        if self.delta is not None and self.epsilon_at_delta is not None and self.epsilon_at_delta < math.inf:
             rows.append(("in (epsilon, delta)", f"({self.epsilon_at_delta:.4g}, {self.delta:g})"))
-        rows.append(("neighbours", f"{guarantee.neighbours}: training sets that differ by one record"))
-        rows.append(("for a source table", _of_source_table(guarantee)))
+        rows.append(("protects", self._protects))
         assumptions = guarantee.assumptions or ("nothing further",)
         return rows + [("assumes", assumption) for assumption in assumptions]
+
+    @property
+    def _answers(self) -> str:
+        """How many answers the budget pays for."""
+        if self.guarantee is None:
+            return "no budget"
+        if self.queries is None:
+            return "paid at training, any number of answers"
+        return f"{self.answered or 0:,} of {self.queries:,} answers charged so far"
+
+    @property
+    def _protects(self) -> str:
+        """Whom the guarantee protects."""
+        one = (
+            "one person, with all rows of this person"
+            if self._many == "people"
+            else "one record; a person with several records is protected less"
+        )
+        if self.holdout is None:
+            return f"{one}, in the training set"
+        return (
+            f"{one}, in the table: {self.holdout.share:.0%} of the {self._many} were held out of training by a keyed "
+            "hash, and nobody is in both parts"
+        )
+
+    def _evaluation_rows(self) -> list[tuple[str, str]]:
+        """Return how good the model is."""
+        if self.evaluation is None:
+            known = (
+                "not evaluated; run 'quietmax evaluate'" if self.guarantee is not None else "not evaluated"
+            )
+            return [("accuracy", known)]
+        recalls = list(self.evaluation.recall.items())
+        which = "recall by class"
+        if len(recalls) > _MOST_CLASSES:
+            recalls.sort(key=lambda recall: math.inf if recall[1].value is None else recall[1].value)
+            which = f"lowest recalls of {len(recalls)} classes"
+        people = "held-out " + self._many if self.evaluation.composition == "parallel" else self._many
+        return [
+            ("accuracy", str(self.evaluation.accuracy)),
+            (which, "; ".join(f"{name}: {estimate}" for name, estimate in recalls[:_MOST_CLASSES])),
+            (
+                "evaluated on",
+                f"about {self.evaluation.size.value:,.0f} {people}. The figures have noise and may be published. In "
+                "brackets: 95% intervals for sampling and noise.",
+            ),
+        ]
 
     def _leakage_rows(self) -> list[tuple[str, str]]:
         """Return what attacks observed."""
@@ -121,33 +210,37 @@ class PrivacyCard:
 
     @property
     def _size_name(self) -> str:
-        """Where the number of records comes from: declared, released with noise, or counted."""
+        """Where the number of records or people comes from: declared, released with noise, or counted."""
         if self.guarantee is None or SIZE.assumptions[0] in self.guarantee.assumptions:
-            return "true number of records, assumed to be public"
+            return f"true number of {self._many}, assumed to be public"
         noisy = self.guarantee.parameters.get("size_from") == "noisy count"
-        return "noisy number of records" if noisy else "declared number of records"
+        return f"{'noisy' if noisy else 'declared'} number of {self._many}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the card as JSON values."""
         return {
             **{name: getattr(self, name) for name in ("model", "kind", "dataset", "declared_size", "status")},
+            "in_words": self.in_words(),
             "guarantee": None if self.guarantee is None else self.guarantee.to_json(),
             "delta": self.delta,
             "epsilon_at_delta": self.epsilon_at_delta,
             "queries": self.queries,
             "answered": self.answered,
+            "holdout": None if self.holdout is None else self.holdout.to_json(),
+            "evaluation": None if self.evaluation is None else self.evaluation.to_json(),
+            "released": None if self.released is None else self.released.to_json(),
             "leakage": list(self.leakage),
             "leakage_caveat": OBSERVED if self.leakage else None,
         }
 
     def to_html(self) -> str:
-        """Return the card as one self-contained HTML page."""
+        """Return the card as one self-contained HTML page, which prints on one sheet of A4."""
         colour = {"proven": "#1a7f37", "conditional": "#9a6700", "refuted": "#cf222e", "none": "#cf222e"}[
             self.status
         ]
-        lines = "\n".join(
-            f"<tr><th>{escape(what)}</th><td>{escape(value)}</td></tr>" for what, value in self.rows()
-        )
+        words = "\n".join(f"<p>{escape(sentence)}</p>" for sentence in self.in_words())
+        parameters = [] if self.guarantee is None else list(self.guarantee.parameters.items())
+        details = _table([(name, f"{value}") for name, value in parameters])
         return f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -156,35 +249,50 @@ class PrivacyCard:
 <style>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem; color: #1f2328; }}
 h1 {{ font-size: 1.4rem; }}
+h2 {{ font-size: 1.1rem; margin: 1.2rem 0 .3rem; }}
+p {{ margin: .3rem 0; }}
 .status {{ display: inline-block; padding: .1rem .7rem; border-radius: 1rem; color: #fff; background: {colour}; }}
+.words {{ border-left: .3rem solid {colour}; padding: .2rem 0 .2rem 1rem; }}
 table {{ border-collapse: collapse; width: 100%; }}
-th, td {{ text-align: left; vertical-align: top; padding: .35rem .5rem; border-bottom: 1px solid #d0d7de; }}
+th, td {{ text-align: left; vertical-align: top; padding: .25rem .5rem; border-bottom: 1px solid #d0d7de; }}
 th {{ width: 13rem; font-weight: 600; }}
-td {{ overflow-wrap: anywhere; }}
+h1, p, th, td {{ overflow-wrap: anywhere; }}
 @media (max-width: 40rem) {{ th, td {{ display: block; width: auto; border: 0; padding: .1rem 0; }}
 tr {{ display: block; border-bottom: 1px solid #d0d7de; padding: .4rem 0; }} }}
+@page {{ size: A4; margin: 12mm; }}
+@media print {{ body {{ font-size: 8.5pt; line-height: 1.3; margin: 0; padding: 0; max-width: none; }}
+details {{ display: none; }} th, td {{ padding: .1rem .3rem; }} th {{ width: 11rem; }}
+h1 {{ font-size: 13pt; margin: 0 0 .3rem; }} h2 {{ font-size: 10pt; margin: .6rem 0 .1rem; }}
+.status {{ print-color-adjust: exact; }} }}
 </style>
 <h1>Privacy card <span class="status">{escape(self.status)}</span></h1>
-<table>
-{lines}
-</table>
+<p><b>{escape(self.model)}</b></p>
+<p>{escape(self._model_line)}</p>
+<h2>What somebody can learn from it, at most</h2>
+<div class="words">
+{words}
+</div>
+<h2>What is guaranteed</h2>
+{_table(self._guarantee_rows())}
+<h2>How good it is</h2>
+{_table(self._evaluation_rows())}
+<h2>What attacks saw</h2>
+{_table(self._leakage_rows())}
+<details>
+<summary>Parameters of the training</summary>
+{details}
+</details>
 </html>
 """
 
 
-def _of_source_table(guarantee: Guarantee) -> str:
-    """Return what holds for a record of the table from which a split took the training part."""
-    twice = {
-        "pure": "epsilon doubles",
-        "gaussian": "mu doubles",
-        "approximate": "epsilon doubles, delta grows by the factor 1 + e^epsilon",
-    }[guarantee.definition]
-    return (
-        "if the training set is the training part of a split, as 'quietmax train' makes it, and no two records of the "
-        "table have the same features (with a person column: the same person), one record more or less in the table "
-        f"may replace one training record, which counts as a removal and an addition: {twice}; if such copies occur, "
-        "one record may move many others, and nothing is claimed for the table"
-    )
+def _table(rows: Sequence[tuple[str, str]]) -> str:
+    """Return rows as an HTML table; equal names that follow each other are written once."""
+    lines, previous = [], ""
+    for name, value in rows:
+        lines.append(f"<tr><th>{'' if name == previous else escape(name)}</th><td>{escape(value)}</td></tr>")
+        previous = name
+    return "<table>\n" + "\n".join(lines) + "\n</table>"
 
 
 def leakage_file(folder: str | Path) -> Path:
@@ -207,11 +315,7 @@ def leakage_file(folder: str | Path) -> Path:
     DataUnavailable
         If the weights cannot be read.
     """
-    try:
-        digest = hashlib.sha256((Path(folder) / _WEIGHTS).read_bytes()).hexdigest()
-    except OSError as problem:
-        raise DataUnavailable(f"The weights in {folder} cannot be read ({problem.strerror}).") from problem
-    return Path(folder).resolve().parent / f"leakage-{digest[:16]}.json"
+    return Path(folder).resolve().parent / f"leakage-{weights_digest(folder)[:16]}.json"
 
 
 def record_leakage(folder: str | Path, reports: Sequence[Mapping[str, Any]]) -> None:
@@ -286,16 +390,21 @@ def read_card(folder: str | Path) -> PrivacyCard:
     Raises
     ------
     DataUnavailable
-        If the folder or its attack results are missing or damaged.
+        If the folder, its attack results or its evaluations are missing or damaged.
     """
     place = Path(folder)
     description = read_description(place)
     account = place / ACCOUNT_FILE
     answered = FileAccount(account).answered if account.exists() else None
     leakage = tuple(_recorded(leakage_file(place)))
+    evaluations = read_evaluations(place)
     try:
         delta, size, queries = (_number(description, name) for name in ("delta", "declared_size", "queries"))
-        guarantee = open_private(place).guarantee if "guarantee" in description else None
+        model = open_private(place) if "guarantee" in description else None
+        guarantee = None if model is None else model.guarantee
+        charges = [each.charge for each in evaluations]
+        released = composed_guarantee(guarantee, charges) if guarantee is not None and charges else None
+        total = released or guarantee
         card = PrivacyCard(
             model=str(place),
             kind=str(description.get("kind")),
@@ -303,12 +412,13 @@ def read_card(folder: str | Path) -> PrivacyCard:
             declared_size=None if size is None else int(size),
             guarantee=guarantee,
             delta=delta,
-            epsilon_at_delta=guarantee.at_delta(delta) if guarantee is not None and delta else None,
-            queries="any number"
-            if queries is None and guarantee is not None
-            else f"{queries or 'no budget'}",
+            epsilon_at_delta=total.at_delta(delta) if total is not None and delta else None,
+            queries=None if queries is None else int(queries),
             answered=answered,
             leakage=leakage,
+            holdout=None if model is None else model.holdout,
+            evaluation=next((each.result for each in reversed(evaluations) if each.result is not None), None),
+            released=released,
         )
         card.rows()  # a value of a wrong type is noticed here, and not when the card is shown
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:

@@ -3,9 +3,11 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,21 +15,34 @@ from numpy.typing import NDArray
 
 from quietmax.accounting.conversions import epsilon_of, mu_of
 from quietmax.accounting.guarantee import Guarantee
-from quietmax.errors import BudgetExhausted, InvalidInput
+from quietmax.data.records import Records, hold_out
+from quietmax.data.schema import Schema
+from quietmax.data.tables import encode_table
+from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput
+from quietmax.estimators import evaluation as evaluation_module
 from quietmax.estimators.evaluation import (
     BINS,
     CONFIDENCE,
+    EVALUATION_FILE,
     Evaluation,
     EvaluationCharge,
+    StoredEvaluation,
     composed_guarantee,
     count_answers,
+    evaluate,
+    evaluate_folder,
     evaluation_mu,
     exact_evaluation,
     free_answers,
     noisy_evaluation,
     ratio,
+    read_evaluations,
+    split_name,
 )
+from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.head.weights import HeadWeights
+from quietmax.estimators.serialization import open_private, save_private
+from quietmax.estimators.teachers import Teachers
 from quietmax.noise.sources import SeededNoise
 
 TRAINING = Guarantee("gaussian", mu=0.268, status="proven", because="Training.", unit="person")
@@ -41,7 +56,6 @@ def noisy(counts: NDArray[np.int64], seed: int = 0, mu: float = 0.268, **setting
     charges = [EvaluationCharge(mu, "parallel")]
     return noisy_evaluation(
         *(counts * UNITS, None, range(len(counts)), TRAINING, charges),
-        unit="person",
         source=SeededNoise(seed),
         **settings,
     )
@@ -165,7 +179,6 @@ def test_the_noise_has_the_size_that_the_guarantee_states() -> None:
     assert np.var(drawn) == pytest.approx(one[0].noise ** 2, rel=5 * math.sqrt(2 / 2000))
     both = noisy_evaluation(
         *(empty, np.zeros((BINS, 2), dtype=np.int64), "ab", TRAINING, [EvaluationCharge(0.268, "parallel")]),
-        unit="person",
     )
     assert both.noise == pytest.approx(math.sqrt(2) / 0.268, rel=1e-3)
     assert both.guarantee == composed_guarantee(TRAINING, [EvaluationCharge(0.268, "parallel")])
@@ -183,7 +196,6 @@ def test_published_figures_cover_the_true_ones_and_are_close_to_the_exact_ones()
         counts = count_answers(labels, np.where(right, labels, 1 - labels), bins, None, classes=2)
         evaluation = noisy_evaluation(
             *(*counts, ("no", "yes"), TRAINING, [EvaluationCharge(0.268, "parallel")]),
-            unit="person",
             source=SeededNoise(seed),
         )
         exact = exact_evaluation(*counts, ("no", "yes"), "person")
@@ -207,7 +219,6 @@ def test_both_tables_are_used_for_the_accuracy() -> None:
     for seed in range(300):
         evaluation = noisy_evaluation(
             *(counts, calibration, range(10), TRAINING, [EvaluationCharge(0.268, "parallel")]),
-            unit="person",
             source=SeededNoise(seed),
         )
         right, wrong, right_noise, wrong_noise = evaluation._totals
@@ -312,3 +323,200 @@ def test_exact_figures_are_marked_and_never_read_back() -> None:
     ):
         with pytest.raises((ValueError, TypeError, KeyError)):
             Evaluation.from_json(published | {name: value})
+
+
+# --- estimators and folders ---------------------------------------------------------------------------------------
+
+
+def people(count: int = 3000, *, persons: bool = True, seed: int = 0) -> Records:
+    """Records whose label follows the first feature; with persons, two rows each."""
+    rng = np.random.default_rng(seed)
+    features = rng.random((count, 4)).astype(np.float32)
+    labels = (features[:, 0] + 0.2 * rng.normal(size=count) > 0.5).astype(np.int64)
+    names = np.array([f"p{row // 2}" for row in range(count)], dtype=object)
+    return Records("people", features, labels, 2, persons=names if persons else None)
+
+
+def head(**settings: Any) -> PrivateHead:
+    return PrivateHead(epsilon=1.0, delta=1e-5, declared_size=1200, **settings)
+
+
+@pytest.mark.parametrize("persons", [True, False])
+def test_a_model_is_evaluated_on_its_holdout_for_free_and_on_nobody_else(persons: bool) -> None:
+    split = hold_out(people(persons=persons), 0.3, seed=4)
+    fitted = head().fit(split.train)
+    evaluation = evaluate(fitted, split.records)  # training set and holdout
+    assert evaluation.composition == "parallel"
+    assert evaluation.guarantee is not None
+    assert evaluation.guarantee.mu == fitted.guarantee_.mu
+    assert evaluation.guarantee.status == "proven"
+    assert evaluation.unit == fitted.guarantee_.unit == ("person" if persons else "record")
+    held_out = len(set(split.test.persons)) if split.test.persons is not None else len(split.test)
+    # 5 standard deviations of the noise; the training set is three times as large.
+    assert evaluation.size.value == pytest.approx(held_out, abs=5 * evaluation.noise * 3)
+    right = np.mean(fitted.predict(split.test.features) == split.test.labels)
+    assert evaluation.accuracy.value == pytest.approx(right, abs=0.08)
+    with pytest.raises(BudgetExhausted):
+        evaluate(fitted, split.test)
+    further = evaluate(fitted, split.test, mu=fitted.guarantee_.mu)
+    assert further.guarantee is not None
+    assert further.guarantee.mu == pytest.approx(fitted.guarantee_.mu * math.sqrt(2))
+    fitted.fit(split.train)
+    assert evaluate(fitted, split.test).guarantee == evaluation.guarantee
+
+
+def test_arrays_compose_unless_they_are_declared_disjoint() -> None:
+    data = people(persons=False)
+    X, y = data.features, data.labels
+    fitted = head(classes=(0, 1)).fit(X[:2000], y[:2000])
+    with pytest.raises(InvalidInput, match="a budget is required"):
+        evaluate(fitted, X[2000:], y[2000:])
+    composed = evaluate(fitted, X, y, epsilon=1.0, delta=1e-5).guarantee
+    assert composed is not None
+    assert composed.mu == pytest.approx(fitted.guarantee_.mu * math.sqrt(2))
+    assert composed.status == "proven"
+    declared = evaluate(fitted, X[2000:], y[2000:], disjoint=True).guarantee
+    assert declared is not None
+    assert (declared.mu, declared.status) == (composed.mu, "conditional")
+    assert any("No evaluated person is in the training set" in each for each in declared.assumptions)
+
+
+def test_the_evaluation_counts_the_unit_that_the_model_protects() -> None:
+    data = people()
+    by_person = head(classes=(0, 1)).fit(data.features, data.labels, groups=data.persons)
+    with pytest.raises(InvalidInput, match="`groups` is required"):
+        evaluate(by_person, data.features, data.labels, mu=1.0)
+    evaluation = evaluate(by_person, data.features, data.labels, data.persons, mu=1.0)
+    assert evaluation.size.value == pytest.approx(1500, abs=40)
+    by_record = head(classes=(0, 1)).fit(data.features, data.labels)
+    with pytest.raises(InvalidInput, match="leave out `groups`"):
+        evaluate(by_record, data.features, data.labels, data.persons, mu=1.0)
+
+
+def test_a_frame_is_encoded_and_its_labels_and_persons_are_found() -> None:
+    data = people()
+    frame = pd.DataFrame(
+        {"a": data.features[:, 0], "who": data.persons, "ill": np.array(["no", "yes"])[data.labels]}
+    )
+    schema = Schema(label="ill", classes=("no", "yes"), bounds={"a": (0, 1)}, person="who")
+    fitted = head(schema=schema).fit(frame)
+    evaluation = evaluate(fitted, frame, mu=1.0)
+    assert (evaluation.classes, evaluation.unit) == (("no", "yes"), "person")
+    assert evaluation.size.value == pytest.approx(1500, abs=40)
+    assert evaluation.recall["yes"].low > 0.6
+    labels = frame.pop("ill")
+    again = evaluate(fitted, frame, labels, mu=1.0)
+    assert again.accuracy.value == pytest.approx(evaluation.accuracy.value, abs=0.1)
+    with pytest.raises(InvalidInput, match="leave out `groups`"):
+        evaluate(fitted, frame, labels, data.persons, mu=1.0)
+
+
+def test_a_model_that_is_paid_per_answer_charges_each_row_and_states_no_calibration() -> None:
+    split = hold_out(people(400, persons=False), 0.3, seed=1)
+    teachers = Teachers(
+        epsilon=10.0, delta=1e-5, queries=200, teachers=5, declared_size=280, random_state=0
+    ).fit(split.train)
+    before = teachers.predictor_.remaining.queries
+    evaluation = evaluate(teachers, split.records)
+    assert teachers.predictor_.remaining.queries == before - len(split.test)
+    assert evaluation.calibration is None
+    assert evaluation.bins == ()
+    assert evaluation.guarantee is not None
+    assert any("at every place of a batch" in each for each in evaluation.guarantee.assumptions)
+    with pytest.raises(BudgetExhausted):
+        evaluate(teachers, people(400, persons=False, seed=5), mu=1.0)
+
+
+def saved(tmp_path: Path, records: Records, share: float = 0.3, **settings: Any) -> Path:
+    fitted = head(**settings).fit(hold_out(records, share).train)
+    return save_private(fitted, tmp_path / "model", dataset="people")
+
+
+def test_a_folder_keeps_its_evaluations_and_what_they_cost(tmp_path: Path) -> None:
+    records = people()
+    folder = saved(tmp_path, records)
+    model = open_private(folder)
+    assert read_evaluations(folder) == []
+    first = evaluate_folder(folder, model, records, mu=0.1)
+    second = evaluate_folder(folder, model, records)  # what is left
+    assert second.guarantee is not None
+    assert second.guarantee.mu == model.guarantee.mu
+    assert math.hypot(0.1, second.mu or 0.0) == pytest.approx(model.guarantee.mu or 0.0)
+    assert [each.result for each in read_evaluations(folder)] == [first, second]
+    with pytest.raises(BudgetExhausted, match="as much as the training"):
+        evaluate_folder(folder, model, records)
+    third = evaluate_folder(folder, model, records, mu=1.0)
+    assert third.guarantee is not None
+    assert third.guarantee.mu == pytest.approx(math.hypot(model.guarantee.mu or 0.0, 1.0))
+    assert len(read_evaluations(folder)) == 3
+
+
+def test_exact_figures_are_neither_charged_nor_stored(tmp_path: Path) -> None:
+    records = people()
+    folder = saved(tmp_path, records)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    exact = evaluate_folder(folder, open_private(folder), records, exact=True)
+    assert exact.exact
+    assert exact.guarantee is None
+    assert exact.to_json()["publishable"] is False
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    held_out = hold_out(records, 0.3).test
+    assert exact.size.value == pytest.approx(len(set(held_out.persons)), abs=1e-3)  # type: ignore[arg-type]
+
+
+def test_a_cost_is_durable_before_the_noise_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = people()
+    folder = saved(tmp_path, records)
+    model = open_private(folder)
+
+    def crash(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluation_module, "release_gaussian", crash)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_folder(folder, model, records)
+    monkeypatch.undo()
+    assert read_evaluations(folder) == [
+        StoredEvaluation(EvaluationCharge(model.guarantee.mu or 0.0, "parallel"), None)
+    ]
+    with pytest.raises(BudgetExhausted):
+        evaluate_folder(folder, model, records)
+
+
+def test_evaluations_of_another_model_or_edited_ones_are_refused(tmp_path: Path) -> None:
+    records = people()
+    folder = saved(tmp_path, records)
+    evaluate_folder(folder, open_private(folder), records)
+    path = folder / EVALUATION_FILE
+    content = json.loads(path.read_text())
+    entry = content["evaluations"][0]
+    for edited in (
+        [], {}, {**content, "format": "x"}, {**content, "weights_sha256": "0" * 64}, {**content, "evaluations": 3},
+        {**content, "evaluations": [{**entry, "mu": 0.01}]},
+        {**content, "evaluations": [{**entry, "composition": "none", "result": None}]},
+        {**content, "evaluations": [{**entry, "result": {**entry["result"], "noise": 0}}]},
+    ):  # fmt: skip
+        path.write_text(json.dumps(edited))
+        with pytest.raises(DataUnavailable, match="What was spent on them is unknown"):
+            read_evaluations(folder)
+        with pytest.raises(DataUnavailable):
+            evaluate_folder(folder, open_private(folder), records)
+
+
+def test_models_that_hold_out_different_people_have_splits_of_different_names(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": people().features[:, 0], "ill": people().labels, "who": people().persons})
+    names = set()
+    for number, (share, seed, person, bound) in enumerate(
+        [(0.3, 0, "who", 1), (0.3, 1, "who", 1), (0.2, 0, "who", 1), (0.3, 0, None, 1), (0.3, 0, None, 2)]
+    ):
+        ignore = () if person else ("who",)
+        schema = Schema(
+            label="ill", classes=("0", "1"), bounds={"a": (0, bound)}, person=person, ignore=ignore
+        )
+        split = hold_out(encode_table(frame, schema), share, seed=seed)
+        folder = save_private(head().fit(split.train), tmp_path / f"{number}", dataset="people")
+        names.add(split_name(open_private(folder)))
+    assert len(names) == 5
+    assert None not in names
+    folder = save_private(head().fit(people()), tmp_path / "everybody", dataset="people")
+    assert split_name(open_private(folder)) is None

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from quietmax.accounting import Guarantee
 from quietmax.data import Records, split
 from quietmax.errors import InvalidInput
-from quietmax.privacy_card import PrivacyCard
 
 groups = st.lists(st.integers(1, 9), min_size=3, max_size=25)
 
@@ -84,12 +82,3 @@ def test_with_copies_one_row_can_replace_many_training_rows(size: int | None) ->
     lost, gained = worst(size)
     assert lost >= 59
     assert gained >= 59
-
-
-def test_the_card_claims_a_doubled_mu_only_without_copies() -> None:
-    guarantee = Guarantee("gaussian", mu=1.0, status="proven", because="Theory section 3.")
-    card = PrivacyCard("m", "head", "people.csv", 100, guarantee, 1e-5, 4.38, "any number", None, ())
-    clause = dict(card.rows())["for a source table"]
-    assert "mu doubles" in clause
-    assert "no two records of the table have the same features" in clause
-    assert clause.endswith("nothing is claimed for the table")

@@ -18,17 +18,28 @@ weaker of them (parallel composition). Anybody else may be in both, and the two 
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Literal, Protocol, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import ndtri
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
 
+from quietmax._io import atomic_write
 from quietmax.accounting.conversions import (
     decimal,
     delta_of,
@@ -40,10 +51,19 @@ from quietmax.accounting.conversions import (
 )
 from quietmax.accounting.costs import GaussianCost
 from quietmax.accounting.guarantee import Guarantee
-from quietmax.errors import BudgetExhausted, InvalidInput
-from quietmax.estimators.validation import Condition, weakened
+from quietmax.data.encoding import Encoding
+from quietmax.data.records import Holdout, Records, is_held_out
+from quietmax.data.tables import as_frame, person_names
+from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
+from quietmax.estimators.training_set import Persons, queries
+from quietmax.estimators.validation import Condition, checked_records, class_numbers, weakened
 from quietmax.noise.release import release_gaussian
-from quietmax.noise.sources import EXACT, ExactNoise, NoiseSource
+from quietmax.noise.sources import EXACT, ExactNoise, NoiseSource, SeededNoise
+from quietmax.predictor import Predictor
+from quietmax.spending import DESCRIPTION_FILE
+
+if TYPE_CHECKING:
+    from quietmax.estimators.serialization import PrivateModel
 
 Counts = NDArray[np.int64]
 Composition = Literal["parallel", "sequential"]
@@ -51,6 +71,7 @@ Composition = Literal["parallel", "sequential"]
 NOT_FOR_PUBLICATION = (
     "Not for publication: computed from private records without noise, so no guarantee covers it."
 )
+WEIGHTS_FILE = "weights.safetensors"
 BINS = 5
 """Number of bins of confidence."""
 CONFIDENCE = 0.95
@@ -660,8 +681,8 @@ def noisy_evaluation(
     classes: Sequence[object],
     training: Guarantee,
     charges: Sequence[EvaluationCharge],
-    *conditions: Condition,
-    unit: Literal["record", "person"],
+    *,
+    conditions: Sequence[Condition] = (),
     source: NoiseSource = EXACT,
 ) -> Evaluation:
     """Draw the noise of an evaluation that was charged, and return the publishable figures.
@@ -676,10 +697,8 @@ def noisy_evaluation(
         What is guaranteed of the model.
     charges : sequence of EvaluationCharge
         What the evaluations of this model cost; the last one is this one.
-    *conditions : Condition
+    conditions : sequence of Condition
         Conditions on which the evaluation rests.
-    unit : {"record", "person"}
-        What counts as one.
     source : NoiseSource
         Where the noise comes from. Exact noise by default.
 
@@ -696,8 +715,404 @@ def noisy_evaluation(
         counts,
         classes,
         noise=scale,
-        unit=unit,
+        unit=training.unit,
         mu=charge.mu,
         composition=charge.composition,
         guarantee=composed_guarantee(training, charges, *conditions),
     )
+
+
+def evaluate(
+    estimator: Any,
+    X: Any,
+    y: Any = None,
+    groups: Any = None,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    mu: float | None = None,
+    disjoint: bool = False,
+) -> Evaluation:
+    """Evaluate a fitted private estimator so that the result may be published.
+
+    Parameters
+    ----------
+    estimator : PrivateHead, DPSGD or Teachers
+        A fitted estimator. If it is paid per answer, each row is charged as an answer.
+    X : array-like, data frame or Records
+        The people to evaluate on, as for `fit`. If the estimator was trained on records that a split held people out
+        of, only people whom the same rule holds out are counted.
+    y : array-like, optional
+        The labels, unless they are in the frame or the records.
+    groups : array-like, optional
+        Whose row each row is. Required exactly if the estimator protects persons and `X` does not name them.
+    epsilon, delta : float, optional
+        The budget of the evaluation; see `evaluation_mu`.
+    mu : float, optional
+        The budget of the evaluation, instead of `epsilon` and `delta`.
+    disjoint : bool
+        Whether you declare that no evaluated person is in the training set. The guarantee is then conditional.
+
+    Returns
+    -------
+    Evaluation
+        The published figures. Its guarantee covers the estimator and all of its evaluations together.
+
+    Raises
+    ------
+    BudgetExhausted
+        If no budget is stated and nothing is left, or the answers cannot be paid.
+    InvalidInput
+        If the rows do not fit the estimator.
+
+    Examples
+    --------
+    >>> from quietmax import PrivateHead
+    >>> X, y = np.array([[0.0, 1.0], [1.0, 0.0]] * 5000), np.array([0, 1] * 5000)
+    >>> head = PrivateHead(declared_size=8000, classes=(0, 1), random_state=0).fit(X[:8000], y[:8000])
+    >>> evaluation = evaluate(head, X[8000:], y[8000:], disjoint=True)
+    >>> evaluation.accuracy.low > 0.98, evaluation.guarantee.mu == head.guarantee_.mu
+    (True, True)
+    """
+    check_is_fitted(estimator)
+    training: Guarantee = estimator.guarantee_
+    evaluated, charges = getattr(estimator, "_evaluation_charges", (None, []))
+    if evaluated is not training:  # fitted again since
+        charges = []
+    subject = _Subject(
+        classifier=estimator.predictor_
+        if hasattr(estimator, "predictor_")
+        else getattr(estimator, "model_", None) or estimator._released_weights,
+        feature_map=estimator.feature_map_,
+        classes=tuple(estimator.classes_.tolist()),
+        training=training,
+        holdout=getattr(estimator, "holdout_", None),
+    )
+    records = _as_records(estimator, X, y, groups)
+    counted = subject.counted(records, disjoint=disjoint)
+    charge = EvaluationCharge(
+        evaluation_mu(training, charges, counted.composition, epsilon=epsilon, delta=delta, mu=mu),
+        counted.composition,
+    )
+    answers = subject.answers(counted)
+    estimator._evaluation_charges = (training, [*charges, charge])
+    seed = getattr(estimator, "random_state", None)
+    source = EXACT if seed is None else SeededNoise(int(check_random_state(seed).randint(2**31 - 1)))
+    return subject.released(counted, answers, [*charges, charge], source)
+
+
+def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> Records:
+    """Return what an estimator is evaluated on, checked as in training."""
+    if isinstance(X, Records):
+        if y is not None or groups is not None:
+            raise InvalidInput("Records have labels and persons: leave out `y` and `groups`.")
+        return replace(X, features=queries(estimator, X))
+    encoding: Encoding | None = estimator.encoding_
+    if encoding is not None and (isinstance(X, pd.DataFrame) or hasattr(X, "__arrow_c_stream__")):
+        frame = as_frame(X)
+        persons = None if encoding.person is None else person_names(frame, encoding.person)
+        if y is not None:
+            frame = frame.assign(**{encoding.label: np.asarray(y, dtype=object)})
+        labels, features = encoding.encode_labels(frame), queries(estimator, frame)
+        if persons is not None and groups is not None:
+            raise InvalidInput("The table has a `person` column already: leave out `groups`.")
+    else:
+        persons, features = None, queries(estimator, X)
+        _, given = checked_records(BaseEstimator(), features, y)
+        _, labels = class_numbers(given, estimator.classes_)
+    if groups is not None:
+        persons = Persons.of(groups).names
+    return Records("evaluation", features, labels, len(estimator.classes_), None, encoding, persons)
+
+
+@dataclass(frozen=True, eq=False)
+class _Counted:
+    """The people who are counted, and how their evaluation composes with the training."""
+
+    records: Records
+    composition: Composition
+    conditions: tuple[Condition, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Subject:
+    """What is evaluated: a classifier of mapped records, what is guaranteed of it, and whom training held out."""
+
+    classifier: Any
+    feature_map: Any
+    classes: tuple[Any, ...]
+    training: Guarantee
+    holdout: Holdout | None
+
+    @property
+    def paid_per_answer(self) -> bool:
+        """Whether each answer is charged."""
+        return isinstance(self.classifier, Predictor)
+
+    def counted(self, records: Records, *, disjoint: bool) -> _Counted:
+        """Return the people who are counted: the holdout, or everybody in the records."""
+        if records.unit != self.training.unit:
+            raise InvalidInput(
+                "The model protects persons, so the evaluation must know whose row each row is: `groups` is required."
+                if self.training.unit == "person"
+                else "The model protects single records, so rows cannot be counted by person: leave out `groups`."
+            )
+        if self.training.status == "refuted":
+            raise InvalidInput(
+                "The guarantee of the model is refuted, so no evaluation of it may be published."
+            )
+        if self.holdout is not None and self.holdout.share > 0:
+            return _Counted(records.take(is_held_out(records, self.holdout)), "parallel", ())
+        if disjoint:
+            return _Counted(records, "parallel", (_DISJOINT,))
+        return _Counted(records, "sequential", ())
+
+    def answers(self, counted: _Counted) -> tuple[Counts, Counts | None]:
+        """Answer every row and count the answers. Answers of a model that is paid per answer are charged."""
+        records = counted.records
+        features = (
+            records.features if self.feature_map is None else self.feature_map.transform(records.features)
+        )
+        predicted: Counts
+        bins: Counts | None
+        if isinstance(self.classifier, Predictor):
+            predicted, bins = self.classifier.predict(features), None
+        else:
+            predicted, bins = free_answers(self.classifier, features, len(self.classes))
+        rows = None if records.persons is None else Persons(records.persons).rows
+        return count_answers(records.labels, predicted, bins, rows, len(self.classes))
+
+    def released(
+        self,
+        counted: _Counted,
+        answers: tuple[Counts, Counts | None],
+        charges: Sequence[EvaluationCharge],
+        source: NoiseSource = EXACT,
+    ) -> Evaluation:
+        """Draw the noise; the charges, this one last, were made before."""
+        training = self.training
+        if self.paid_per_answer:
+            training = replace(training, assumptions=(*training.assumptions, _BATCHED_ANSWERS))
+        confusion, calibration = answers
+        return noisy_evaluation(
+            confusion,
+            calibration,
+            self.classes,
+            training,
+            charges,
+            conditions=counted.conditions,
+            source=source,
+        )
+
+
+# --- evaluations of a model folder --------------------------------------------------------------------------------
+
+EVALUATION_FILE = "evaluation.json"
+"""The file of a model folder with its evaluations and what they cost. It may be published with the folder."""
+_FORMAT = "quietmax evaluations"
+
+
+@dataclass(frozen=True)
+class StoredEvaluation:
+    """An evaluation that was charged to the holdout of a model folder.
+
+    Parameters
+    ----------
+    charge : EvaluationCharge
+        What it cost.
+    result : Evaluation or None
+        The published figures. None: the program ended between the charge and the result.
+    """
+
+    charge: EvaluationCharge
+    result: Evaluation | None
+
+
+def read_evaluations(folder: str | Path) -> list[StoredEvaluation]:
+    """Read the evaluations of a model folder.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The model folder.
+
+    Returns
+    -------
+    list of StoredEvaluation
+        The oldest first; empty if the model was never evaluated.
+
+    Raises
+    ------
+    DataUnavailable
+        If the file cannot be read or belongs to another model. What was spent is then unknown.
+    """
+    path = Path(folder) / EVALUATION_FILE
+    if not path.exists():
+        return []
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != _FORMAT or content["weights_sha256"] != weights_digest(folder):
+            raise ValueError("another model")
+        found = [
+            StoredEvaluation(
+                EvaluationCharge(GaussianCost(float(entry["mu"])).mu, entry["composition"]),
+                None if entry["result"] is None else Evaluation.from_json(entry["result"]),
+            )
+            for entry in content["evaluations"]
+        ]
+        for each in found:
+            stated = each.charge if each.result is None else each.result
+            if each.charge.composition not in get_args(Composition) or (
+                (each.charge.mu, each.charge.composition) != (stated.mu, stated.composition)
+            ):
+                raise ValueError("a result that is not the one charged for")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
+        raise DataUnavailable(
+            f"The evaluations in {path} cannot be read, or belong to another model. What was spent on them is unknown. "
+            "Restore the file from a copy."
+        ) from problem
+    return found
+
+
+def evaluate_folder(
+    folder: str | Path,
+    model: PrivateModel,
+    records: Records,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    mu: float | None = None,
+    exact: bool = False,
+) -> Evaluation:
+    """Evaluate a saved model, and store the result in its folder.
+
+    The folder keeps account of what its evaluations cost. The cost is written to the disk before the noise is drawn.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The model folder.
+    model : PrivateModel
+        The model, opened from the folder.
+    records : Records
+        The people to evaluate on, encoded as the model's. If the model was trained with a holdout, only people whom
+        the same rule holds out are counted, who cannot be in the training set.
+    epsilon, delta, mu : float, optional
+        The budget, as for `evaluate`.
+    exact : bool
+        Return the owner's exact figures instead. They are not for publication: nothing is charged and nothing is
+        stored.
+
+    Returns
+    -------
+    Evaluation
+        The figures. Their guarantee covers the model and all of its evaluations together.
+
+    Raises
+    ------
+    BudgetExhausted
+        If no budget is stated and nothing is left, or the answers cannot be paid.
+    InvalidInput
+        If the rows do not fit the model, or no budget is stated for people who may be in the training set.
+    QuietmaxError
+        If the result cannot be written.
+    """
+    subject = _Subject(model.classifier, model.features, model.classes, model.guarantee, model.holdout)
+    counted = subject.counted(records, disjoint=False)
+    if exact:
+        return exact_evaluation(*subject.answers(counted), model.classes, model.guarantee.unit)
+    with _locked(folder):
+        earlier = read_evaluations(folder)
+        charges = [each.charge for each in earlier]
+        chosen = evaluation_mu(
+            model.guarantee, charges, counted.composition, epsilon=epsilon, delta=delta, mu=mu
+        )
+        charge = EvaluationCharge(chosen, counted.composition)
+        answers = subject.answers(counted)
+        _write_evaluations(folder, [*earlier, StoredEvaluation(charge, None)])
+        result = subject.released(counted, answers, [*charges, charge])
+        _write_evaluations(folder, [*earlier, StoredEvaluation(charge, result)])
+    return result
+
+
+def split_name(model: PrivateModel) -> str | None:
+    """Return a name of the split that held people out of a model's training set.
+
+    Two models with the same name of the split hold the same people out of a table. People are held out by their name
+    in the `person` column, and rows by their encoded content, which depends on the encoding.
+
+    Parameters
+    ----------
+    model : PrivateModel
+        The model.
+
+    Returns
+    -------
+    str or None
+        None if nobody was held out.
+    """
+    holdout = model.holdout
+    if holdout is None or holdout.share == 0:
+        return None
+    if model.encoding is not None and model.encoding.person is not None:
+        who = f"people by {model.encoding.person!r}"
+    else:
+        text = f"{model.inputs}" if model.encoding is None else model.encoding.to_json()
+        who = f"rows of encoding {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return f"{holdout.share!r} of the {who}, seed {holdout.seed}"
+
+
+def _write_evaluations(folder: str | Path, evaluations: Sequence[StoredEvaluation]) -> None:
+    """Replace the file of a model's evaluations."""
+    content = {
+        "format": _FORMAT,
+        "weights_sha256": weights_digest(folder),
+        "evaluations": [
+            {
+                "mu": each.charge.mu,
+                "composition": each.charge.composition,
+                "result": None if each.result is None else each.result.to_json(),
+            }
+            for each in evaluations
+        ],
+    }
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    path = Path(folder) / EVALUATION_FILE
+    try:
+        atomic_write(path, lambda staging: staging.write_text(text, encoding="utf-8"))
+    except OSError as problem:
+        raise QuietmaxError(f"The evaluation cannot be written to {path} ({problem.strerror}).") from problem
+
+
+@contextmanager
+def _locked(folder: str | Path) -> Iterator[None]:
+    """Hold the lock of a model folder, so that two evaluations do not spend the same budget."""
+    try:
+        file = os.open(Path(folder) / DESCRIPTION_FILE, os.O_RDONLY)
+    except OSError as problem:
+        raise DataUnavailable(f"The model in {folder} cannot be opened ({problem.strerror}).") from problem
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
+        os.close(file)
+
+
+def weights_digest(folder: str | Path) -> str:
+    """Return the SHA-256 of the weights of a model folder.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The model folder.
+
+    Raises
+    ------
+    DataUnavailable
+        If the weights cannot be read.
+    """
+    try:
+        return hashlib.sha256((Path(folder) / WEIGHTS_FILE).read_bytes()).hexdigest()
+    except OSError as problem:
+        raise DataUnavailable(f"The weights in {folder} cannot be read ({problem.strerror}).") from problem

@@ -1,0 +1,139 @@
+"""`quietmax evaluate`: the accuracy of a model, with noise so that it may be published, or exact for its owner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quietmax.cli._options import DataDir, Json
+from quietmax.cli._output import console, print_guarantee, print_json, print_table
+from quietmax.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from quietmax.data.records import Records
+    from quietmax.estimators.evaluation import Evaluation
+    from quietmax.estimators.serialization import PrivateModel
+
+
+def command(
+    model: Annotated[Path, typer.Argument(help="Model folder, written by 'quietmax train'.")],
+    data: Annotated[
+        str,
+        typer.Option(help="The table (CSV, TSV, Parquet, NPZ) or data set that the model was trained on."),
+    ],
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="Budget of the evaluation. Default: for a holdout, that of the training."),
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="delta of the budget. Default: 1e-5.")] = None,
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact", help="Exact figures for the owner, not for publication. Nothing is charged or stored."
+        ),
+    ] = False,
+    charge_answers: Annotated[
+        bool,
+        typer.Option("--charge-answers", help="Let a model that is paid per answer charge one for each row."),
+    ] = False,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Evaluate a private model: noisy counts that may be published, with accuracy, recall and calibration.
+
+    A model that was trained with --holdout is evaluated on the people who were held out, for free: model and
+    evaluation together have the guarantee of the model. Everybody else may be in the training set; then the costs add
+    up, and --epsilon is required. The result is stored in the model folder and shown by 'quietmax card'.
+
+    Examples:
+
+    quietmax evaluate income --data people.csv
+
+    quietmax evaluate income --data people.csv --exact
+    """
+    from quietmax.estimators.evaluation import evaluate_folder
+    from quietmax.estimators.serialization import open_private
+
+    opened = open_private(model)
+    if opened.remaining is not None and not charge_answers:
+        raise InvalidInput(
+            f"The model in {model} is paid per answer, and {opened.remaining} answers are left. An evaluation charges "
+            "one answer for each row; --charge-answers allows it."
+        )
+    records = _records(opened, data, data_dir)
+    evaluation = evaluate_folder(model, opened, records, epsilon=epsilon, delta=delta, exact=exact)
+    if as_json:
+        print_json(evaluation.to_json())
+    else:
+        _print(evaluation, model)
+
+
+def _records(model: PrivateModel, data: str, data_dir: Path | None) -> Records:
+    """Read the table with the encoding of the model."""
+    from quietmax.data.load import load_records
+    from quietmax.data.records import Records
+    from quietmax.data.tables import is_table_path, person_names, read_table
+
+    encoding = model.encoding
+    if not is_table_path(data):
+        if model.holdout is None or model.holdout.share == 0:
+            raise InvalidInput(
+                f"The model was trained on {data!r} without --holdout, so nobody is left to evaluate it on: --data "
+                "must be a file."
+            )
+        records = load_records(data, data_dir=data_dir)
+        if records.features.shape[1] != model.inputs or records.encoding != encoding:
+            raise InvalidInput(f"The data set {data!r} is not encoded as the records of the model.")
+        return records
+    if encoding is None:
+        raise InvalidInput("The model was not trained on a table: --data must be a data set.")
+    frame = read_table(data, label=encoding.label).frame
+    features, labels = encoding.encode(frame, encoding.label)
+    persons = None if encoding.person is None else person_names(frame, encoding.person)
+    return Records(
+        Path(data).stem, features, labels, len(encoding.classes), encoding=encoding, persons=persons
+    )
+
+
+def _print(evaluation: Evaluation, folder: Path) -> None:
+    """Print the figures, and what may be done with them."""
+    from quietmax.estimators.evaluation import NOT_FOR_PUBLICATION
+
+    many = "people" if evaluation.unit == "person" else "records"
+    rows = [("accuracy", str(evaluation.accuracy))]
+    rows += [(f"recall of {name}", str(estimate)) for name, estimate in evaluation.recall.items()]
+    rows += [
+        (f"right with confidence {each.low:.2f} to {each.high:.2f}", str(each.right))
+        for each in evaluation.bins
+    ]
+    size = evaluation.size
+    rows.append(
+        (
+            many,
+            f"{size.value:,.0f}"
+            if evaluation.exact
+            else f"{size.value:,.0f} ({size.low:,.0f} to {size.high:,.0f})",
+        )
+    )
+    title = "Exact figures, not for publication" if evaluation.exact else "Evaluation"
+    print_table(title, ("", "value (95% interval)"), rows)
+    print_table(
+        f"Number of {many} by true class (rows) and predicted class",
+        ("", *evaluation.classes),
+        [
+            (name, *(f"{count:,.0f}" for count in counts))
+            for name, counts in zip(evaluation.classes, evaluation.confusion, strict=True)
+        ],
+    )
+    if evaluation.guarantee is None:
+        console.print(NOT_FOR_PUBLICATION)
+        return
+    console.print(
+        "These figures may be published. They have noise, so counts can be negative. "
+        f"Stored in {folder}; 'quietmax card {folder}' shows them.",
+        soft_wrap=True,
+    )
+    console.print("Model and evaluations together:", style="bold")
+    print_guarantee(evaluation.guarantee)
