@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,14 @@ from quietmax.estimators.head import exact_sums as head_table
 from quietmax.estimators.head.exact_sums import (
     BITS,
     GRID,
+    MOMENTS_GRID,
+    WHITENING_BITS,
     Table,
     clipped_residuals,
     clipped_rows,
     gradient_sum,
+    is_whitening,
+    moment_sum,
     on_grid,
     probabilities,
     repeatable_exp,
@@ -28,6 +33,8 @@ from quietmax.estimators.head.exact_sums import (
     row_sum,
     unit_rows,
     weights_on_grid,
+    whitened_rows,
+    whitening_on_grid,
 )
 from quietmax.estimators.head.training import centred
 from quietmax.models import softmax
@@ -41,16 +48,40 @@ def random_table(rng: np.random.Generator, records: int, columns: int, classes: 
 
 
 def contributions(table: Table, weights: np.ndarray, max_grad_norm: float) -> np.ndarray:
-    """What every record adds, one at a time: (n, C, d), exact."""
+    """What every row adds, one at a time: (n, C, d), exact."""
     grid = torch.from_numpy(weights_on_grid(weights))
+    shares = np.ones(len(table)) if table.shares is None else table.shares
     parts = []
-    for row, label in zip(table.rows, table.labels, strict=True):
+    for row, label, share in zip(table.rows, table.labels, shares, strict=True):
         one = torch.from_numpy(row[None].astype(np.float64))
         errors = clipped_residuals(
-            residuals(grid, one, np.array([label])), np.sqrt(np.square(one.numpy()).sum(1)), max_grad_norm
+            residuals(grid, one, np.array([label])),
+            np.sqrt(np.square(one.numpy()).sum(1)),
+            max_grad_norm,
+            np.array([share]),
         )
         parts.append(errors @ one.numpy())
     return np.array(parts)
+
+
+def with_persons(rng: np.random.Generator, table: Table, persons: int) -> tuple[Table, np.ndarray]:
+    """The same rows, given to persons at random, and the person of each row."""
+    owner = rng.integers(persons, size=len(table))
+    return Table(table.rows, table.labels, table.classes, np.bincount(owner)[owner]), owner
+
+
+def without(table: Table, owner: np.ndarray, person: int) -> Table:
+    """The table without all rows of a person."""
+    kept = owner != person
+    assert table.repeats is not None
+    return Table(table.rows[kept], table.labels[kept], table.classes, table.repeats[kept])
+
+
+def units(values: np.ndarray, bits: int) -> list[int]:
+    """Numbers as unbounded integers in units of 2^-bits; they must be such multiples."""
+    scaled = [math.ldexp(float(value), bits) for value in np.ravel(values)]
+    assert all(each == int(each) for each in scaled)
+    return [int(each) for each in scaled]
 
 
 def test_the_gradient_sum_is_the_exact_sum_of_every_records_own_contribution() -> None:
@@ -58,9 +89,9 @@ def test_the_gradient_sum_is_the_exact_sum_of_every_records_own_contribution() -
     for _ in range(20):
         table = random_table(rng, int(rng.integers(1, 60)), int(rng.integers(1, 9)), int(rng.integers(2, 5)))
         weights = rng.normal(size=(table.classes, table.features)) * 10 ** rng.uniform(-2, 3)
-        units = np.ldexp(contributions(table, weights, 0.3), 2 * BITS)
-        assert (units == np.rint(units)).all()
-        exact = units.astype(np.int64).sum(axis=0)
+        scaled = np.ldexp(contributions(table, weights, 0.3), 2 * BITS)
+        assert (scaled == np.rint(scaled)).all()
+        exact = scaled.astype(np.int64).sum(axis=0)
         rounded = (exact + 2**9) >> 10
         np.testing.assert_array_equal(gradient_sum(table, weights, 0.3), rounded * GRID)
 
@@ -212,8 +243,8 @@ def test_an_empty_row_without_constant_stays_zero() -> None:
 def test_the_sum_of_rows_is_exact() -> None:
     rng = np.random.default_rng(7)
     rows = clipped_rows(rng.normal(size=(3000, 4)).astype(np.float32), 1.0).astype(np.float32)
-    units = np.ldexp(rows.astype(np.float64), BITS).astype(np.int64)
-    np.testing.assert_array_equal(np.ldexp(row_sum(rows), BITS), units.sum(axis=0))
+    scaled = np.ldexp(rows.astype(np.float64), BITS).astype(np.int64)
+    np.testing.assert_array_equal(np.ldexp(row_sum(rows), BITS), scaled.sum(axis=0))
 
 
 def test_a_decision_on_centred_unit_rows_is_an_affine_decision_on_features() -> None:
@@ -242,3 +273,171 @@ def test_the_bits_of_the_largest_sum_fit_into_the_integers_used() -> None:
     assert 4096 * widest < 2**53
     assert head_table.LARGEST_TABLE * math.sqrt(2) / GRID < 2**53
     assert 4.1 * 2.0 ** (2 * BITS) < 2**53
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 30, 1000, 4097, 100_000])
+def test_one_persons_rows_together_contribute_at_most_what_one_record_does(rows: int) -> None:
+    """In unbounded integers: the worst person, whose rows are equal and all clipped, and one with rows of all kinds."""
+    rng = np.random.default_rng(rows)
+    max_grad_norm = 0.2
+    worst = unit_rows(clipped_rows(np.array([[0.3, -0.4, 0.1]], np.float32), 1.0), np.zeros(3), 0.2)
+    mixed = random_table(rng, min(rows, 1000), 3, 2)
+    for one in (Table(worst.astype(np.float32), np.array([0]), 2), mixed):
+        copies = rows // len(one)
+        if copies * len(one) != rows:
+            continue
+        table = Table(one.rows, one.labels, 2, np.full(len(one), rows))
+        weights = np.array([[-90.0, 80.0, 0.0, 0.0], [90.0, -80.0, 0.0, 0.0]])
+        # each of `copies` copies adds the same, so its integers are multiplied
+        gradient = sum(
+            np.array(units(each, 2 * BITS), object) for each in contributions(table, weights, max_grad_norm)
+        )
+        length = sum((int(each) * copies) ** 2 for each in gradient)
+        assert length <= Fraction(max_grad_norm) ** 2 * 2 ** (4 * BITS)
+        shortened = units(row_sum(table.rows, table.repeats), BITS)
+        assert sum((each * copies) ** 2 for each in shortened) <= 2 ** (2 * BITS)
+        halves = on_grid(table.rows.astype(np.float64) * np.sqrt(1.0 / rows))
+        scaled = np.array([units(row, BITS) for row in halves], object)
+        moments = (scaled.T @ scaled) * copies
+        assert (moments**2).sum() <= 2 ** (4 * BITS)
+        if one is not mixed and rows <= 1000:
+            assert float(length) > (0.98 * max_grad_norm) ** 2 * 2.0 ** (4 * BITS)
+            assert sum((each * copies) ** 2 for each in shortened) > 0.98**2 * 2 ** (2 * BITS)
+            assert (moments**2).sum() > 0.98**2 * 2 ** (4 * BITS)
+
+
+def test_the_sums_over_persons_are_the_exact_sums_of_their_rows() -> None:
+    rng = np.random.default_rng(10)
+    for _ in range(20):
+        table, _ = with_persons(rng, random_table(rng, 50, int(rng.integers(1, 6)), 3), 12)
+        weights = rng.normal(size=(3, table.features)) * 10 ** rng.uniform(-1, 2)
+        each = [units(part, 2 * BITS) for part in contributions(table, weights, 0.3)]
+        expected = [((sum(column) + 2**9) >> 10) * GRID for column in zip(*each, strict=True)]
+        np.testing.assert_array_equal(gradient_sum(table, weights, 0.3).ravel(), expected)
+        assert table.repeats is not None
+        scaled = np.array(
+            [
+                units(on_grid(row.astype(np.float64) * np.sqrt(1.0 / count)), BITS)
+                for row, count in zip(table.rows, table.repeats, strict=True)
+            ],
+            object,
+        )
+        exact = (scaled.T @ scaled + 2**19) >> 20
+        np.testing.assert_array_equal(moment_sum(table), exact.astype(np.float64) * MOMENTS_GRID)
+        shares = [
+            units(on_grid(row.astype(np.float64) / count), BITS)
+            for row, count in zip(table.rows, table.repeats, strict=True)
+        ]
+        assert units(row_sum(table.rows, table.repeats), BITS) == [
+            sum(column) for column in zip(*shares, strict=True)
+        ]
+
+
+def test_removing_any_person_moves_every_released_sum_by_at_most_the_certified_sensitivity() -> None:
+    rng = np.random.default_rng(11)
+    largest = np.zeros(3)
+    for _ in range(40):
+        table, owner = with_persons(rng, random_table(rng, 40, int(rng.integers(1, 6)), 3), 8)
+        weights = rng.normal(size=(3, table.features)) * 10 ** rng.uniform(0, 2)
+        bounds = np.array([
+            certified.head_gradient(0.2, coordinates=weights.size, grid=GRID).value,
+            1.0,
+            certified.head_moments(features=table.features, grid=MOMENTS_GRID).value,
+        ])  # fmt: skip
+        for person in set(owner.tolist()):
+            fewer = without(table, owner, person)
+            moved = np.array([
+                np.linalg.norm(gradient_sum(table, weights, 0.2) - gradient_sum(fewer, weights, 0.2)),
+                np.linalg.norm(row_sum(table.rows, table.repeats) - row_sum(fewer.rows, fewer.repeats)),
+                np.linalg.norm(moment_sum(table) - moment_sum(fewer)),
+            ])  # fmt: skip
+            assert (moved <= bounds).all()
+            largest = np.maximum(largest, moved / bounds)
+    assert (largest > 0.99).all()
+
+
+def test_the_number_of_persons_is_counted_whatever_their_rows() -> None:
+    owner = np.repeat(np.arange(500), np.arange(500) % 30 + 1)
+    table = Table(
+        np.zeros((len(owner), 2), np.float32), np.zeros(len(owner), np.int64), 2, np.bincount(owner)[owner]
+    )
+    assert table.units == 500
+    assert Table(table.rows, table.labels, 2).units == len(owner)
+
+
+def test_the_second_moments_depend_on_neither_the_order_of_the_rows_nor_the_threads() -> None:
+    rng = np.random.default_rng(12)
+    table, _ = with_persons(rng, random_table(rng, 3000, 20, 2), 700)
+    whole, order = moment_sum(table), rng.permutation(3000)
+    assert table.repeats is not None
+    torch.set_num_threads(3)
+    assert len(table.pieces) == 3
+    np.testing.assert_array_equal(moment_sum(table), whole)
+    shuffled = Table(table.rows[order], table.labels[order], 2, table.repeats[order])
+    np.testing.assert_array_equal(moment_sum(shuffled), whole)
+    np.testing.assert_array_equal(whole, whole.T)
+    roots = np.sqrt(1.0 / table.repeats)[:, None] * table.rows
+    np.testing.assert_allclose(whole, roots.T @ roots, atol=3000 * 2.0**-19)
+
+
+def test_whitened_rows_are_exact_products_divided_by_their_length() -> None:
+    """The products in unbounded integers; a row's result does not depend on the rows beside it."""
+    rng = np.random.default_rng(13)
+    for condition in (1.0, 1e3, 1e6):
+        rows = random_table(rng, 40, 30, 2).rows.astype(np.float64)
+        directions = np.linalg.qr(rng.normal(size=(31, 31)))[0]
+        matrix = whitening_on_grid(directions * np.geomspace(1.0, 1 / condition, 31) @ directions.T)
+        assert is_whitening(matrix, 31)
+        whole = whitened_rows(rows, matrix)
+        exact = np.array([units(row, BITS) for row in rows], object) @ np.array(
+            [units(row, WHITENING_BITS) for row in matrix], object
+        )
+        product = (torch.from_numpy(rows) @ torch.from_numpy(matrix)).numpy()
+        assert [int(each) for each in exact.ravel()] == units(product, BITS + WHITENING_BITS)
+        assert max(sum(int(each) ** 2 for each in row) for row in exact) <= 2 ** (2 * (BITS + WHITENING_BITS))
+        for number, row in enumerate(whole):
+            assert sum(each**2 for each in units(row, BITS)) <= 2 ** (2 * BITS)
+            np.testing.assert_array_equal(whitened_rows(rows[number : number + 1], matrix)[0], row)
+        np.testing.assert_array_equal(whitened_rows(rows[::-1].copy(), matrix)[::-1], whole)
+        np.testing.assert_array_equal(whole.astype(np.float32), whole)
+        direct = rows @ matrix
+        direct /= np.linalg.norm(direct, axis=1, keepdims=True)
+        np.testing.assert_allclose(whole, direct, atol=2e-5)
+
+
+def test_a_row_that_the_whitening_makes_too_short_becomes_zero() -> None:
+    matrix = whitening_on_grid(np.diag([1.0, 2.0**-30]))
+    np.testing.assert_array_equal(whitened_rows(np.array([[0.0, 0.5]]), matrix), np.zeros((1, 2)))
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        np.eye(3),
+        np.eye(2) / 3,
+        np.eye(2) * 2,
+        np.array([[0.5, 0.25], [0.0, 0.5]]),
+        np.diag([0.5, np.nan]),
+        np.eye(2, dtype=np.float32),
+    ],
+    ids=["shape", "grid", "long", "asymmetric", "nan", "type"],
+)
+def test_a_matrix_that_cannot_be_a_whitening_is_recognised(matrix: np.ndarray) -> None:
+    assert not is_whitening(matrix, 2)
+    assert is_whitening(whitening_on_grid(np.eye(2)), 2)
+
+
+def test_a_binary_softmax_is_the_general_one_bit_for_bit() -> None:
+    logits = np.random.default_rng(14).normal(size=(2, 3000)) * 10 ** np.random.default_rng(15).uniform(
+        -3, 3, 3000
+    )
+    logits[:, :3] = [[0.0, 1e-320, -5.0], [0.0, 0.0, -5.0]]
+    exponentials = repeatable_exp(logits - logits.max(axis=0))
+    np.testing.assert_array_equal(probabilities(logits), exponentials / (exponentials[0] + exponentials[1]))
+
+
+def test_the_bits_of_the_largest_moments_fit_into_the_numbers_used() -> None:
+    assert head_table.LARGEST_TABLE * 2.0 ** (2 * BITS) < 2**63
+    assert 4096 * 2.0 ** (2 * BITS) < 2**53
+    assert head_table.LARGEST_TABLE / MOMENTS_GRID * 181 < 2**53  # times the square root of two, 181/128
+    assert BITS + WHITENING_BITS <= 52

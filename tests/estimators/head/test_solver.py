@@ -359,3 +359,86 @@ def test_the_reference_solver_finds_a_known_minimiser() -> None:
     t = float(weights[0])
     np.testing.assert_allclose(weights, [t, -t], atol=1e-9)
     assert 0.1 * t == pytest.approx(1 / (1 + math.exp(2 * t)) / 4, abs=1e-9)
+
+
+def persons_table(
+    rng: np.random.Generator, persons: int, rows: int, classes: int = 3
+) -> tuple[Table, np.ndarray]:
+    """A table whose first person has `rows` rows and the others one to four, and the person of each row."""
+    owner = np.repeat(np.arange(persons), np.concatenate([[rows], rng.integers(1, 5, persons - 1)]))
+    plain = table_of(rng.normal(size=(len(owner), 3)), rng.integers(classes, size=len(owner)), classes)
+    return Table(plain.rows, plain.labels, classes, np.bincount(owner)[owner]), owner
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+def test_the_gradient_over_persons_is_that_of_weighted_losses(objective: Any) -> None:
+    rng = np.random.default_rng(20)
+    table, _ = persons_table(rng, 12, 9)
+    shares = torch.from_numpy(1.0 / np.asarray(table.repeats))
+    for _ in range(5):
+        weights = rng.normal(size=(3, 4)) * 3
+        matrix = torch.tensor(weights, requires_grad=True)
+        logits = torch.from_numpy(table.rows.astype(np.float64)) @ matrix.T
+        losses = torch.nn.functional.cross_entropy(logits, torch.from_numpy(table.labels), reduction="none")
+        if isinstance(objective, MeanCrossEntropy):
+            loss = (losses * shares).sum() / objective.size
+        else:
+            loss = (
+                torch.log(objective.mass + (torch.exp(objective.alpha * losses) * shares).sum())
+                / objective.alpha
+            )
+        value = loss + objective.regularisation / 2 * matrix.square().sum()
+        value.backward()
+        assert matrix.grad is not None
+        computed, gradient = objective.value_and_gradient(table, weights)
+        assert computed == pytest.approx(value.item(), rel=1e-12)
+        assert np.linalg.norm(gradient - matrix.grad.numpy()) <= objective.rounding(table, weights) < 1e-10
+
+
+def test_equal_rows_of_a_person_count_as_one_record() -> None:
+    plain = random_table(21, records=30)
+    repeats = np.random.default_rng(21).integers(1, 50, 30)
+    order = np.repeat(np.arange(30), repeats)
+    table = Table(plain.rows[order], plain.labels[order], 3, repeats[order])
+    assert table.units == 30
+    for objective in (MeanCrossEntropy(30.0, 0.02), Tilted(0.7, 30.0, 0.02)):
+        one, many = (minimise(each, objective, 1e-9).weights for each in (plain, table))
+        np.testing.assert_allclose(many, one, atol=2e-7)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 300])
+def test_removing_one_person_moves_the_minimiser_by_at_most_the_bound(rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    largest = 0.0
+    for trial in range(30):
+        table, owner = persons_table(rng, 12, rows)
+        first = owner == 0
+        if (
+            trial % 2
+        ):  # the worst person: all rows in one direction and of another class than the short rows there
+            table.rows[first], table.labels[first] = table.rows[0], 0
+            table.rows[~first], table.labels[~first] = table.rows[0] * 2.0**-6, 1
+        assert table.repeats is not None
+        fewer = Table(table.rows[~first], table.labels[~first], 3, table.repeats[~first])
+        objective = MeanCrossEntropy(12.0, 0.5)
+        plain = certified.head_output(regularisation=0.5, declared_size=12.0, tolerance=1e-8).value
+        moved = minimise(table, objective, 1e-8).weights - minimise(fewer, objective, 1e-8).weights
+        assert np.linalg.norm(moved) <= plain
+        largest = max(largest, float(np.linalg.norm(moved)) / plain)
+        tilted = Tilted(0.3, 40.0, 0.5)
+        bound = certified.head_tilted(
+            alpha=0.3, mass=40.0, regularisation=0.5, classes=3, tolerance=1e-8
+        ).value
+        moved = minimise(table, tilted, 1e-8).weights - minimise(fewer, tilted, 1e-8).weights
+        assert np.linalg.norm(moved) <= bound
+    assert largest > 0.5
+
+
+def test_the_tolerance_for_persons_covers_any_number_of_rows() -> None:
+    objective = MeanCrossEntropy(1000.0, 1e-3)
+    shape = TableShape(objective.max_records, 20, 3, repeated=True)
+    assert len(shape) == 2**22
+    tolerance = certifiable_tolerance(objective, 20, 3, 0.0, repeated=True)
+    assert tolerance > certifiable_tolerance(objective, 20, 3, 0.0)
+    farthest = np.full((1, 1), objective.max_weight_norm(3) + tolerance / 1e-3)
+    assert objective.rounding(shape, farthest) <= tolerance / 2

@@ -13,7 +13,16 @@ from quietmax.errors import InvalidInput
 from quietmax.estimators.head import training
 from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.head.exact_sums import Table, clipped_rows, unit_rows
-from quietmax.estimators.head.training import Allowance, descend, released_centre, released_size
+from quietmax.estimators.head.training import (
+    Allowance,
+    descend,
+    moments_share,
+    released_centre,
+    released_moments,
+    released_size,
+    whitened,
+    whitening_matrix,
+)
 from quietmax.noise import SeededNoise
 
 TABLE, LABELS = make_blobs(400, centers=3, n_features=4, cluster_std=1.0, random_state=0)
@@ -85,3 +94,44 @@ def test_a_thousand_releases_on_neighbours_cannot_be_told_apart_better_than_the_
     # the true advantage is at most 2 Phi(mu/2) - 1; by DKW each empirical distribution is off by more with p = 1e-8
     margin = 2 * math.sqrt(math.log(2e8) / (2 * releases))
     assert 0.5 < best <= 2 * norm.cdf(mu / 2) - 1 + margin < 0.9
+
+
+def test_the_second_moments_get_the_stated_noise() -> None:
+    """Noise of 1/mu on the diagonal and 1/(sqrt(2) mu) above it, mirrored below: chi-square at six deviations."""
+    table = Table(np.zeros((10, 120), np.float32), np.zeros(10, np.int64), 2)
+    noise = released_moments(table, 0.5, SeededNoise(3)) * 0.5
+    np.testing.assert_array_equal(noise, noise.T)
+    diagonal, above = np.diag(noise), noise[np.triu_indices(120, 1)] * math.sqrt(2)
+    assert abs(np.square(diagonal).sum() - 120) / math.sqrt(240) < 6
+    assert abs(np.square(above).sum() / len(above) - 1) < 6 * math.sqrt(2 / len(above)) + 4e-4
+
+
+def test_without_noise_the_whitening_makes_the_moments_equal_in_all_directions() -> None:
+    rng = np.random.default_rng(5)
+    features = rng.normal(size=(20_000, 6)) * np.geomspace(1.0, 0.01, 6)
+    rows = unit_rows(clipped_rows((features / 5).astype(np.float32), 1.0), np.zeros(6), 0.2).astype(
+        np.float32
+    )
+    table = Table(rows, np.zeros(20_000, np.int64), 2)
+    before = np.linalg.eigvalsh(released_moments(table, 1e9, SeededNoise(0)) / 20_000)
+    matrix = whitening_matrix(released_moments(table, 1e9, SeededNoise(0)), 20_000.0, 1e9)
+    after = np.linalg.eigvalsh(
+        np.cov(whitened(rows, matrix).T, bias=True) + np.outer(rows.mean(0), rows.mean(0))
+    )
+    assert before[-1] / before[0] > 1000
+    assert after[-1] / after[0] < 5
+
+
+def test_second_moments_are_used_where_the_size_is_large_against_the_features() -> None:
+    assert moments_share(1e6, 52, 0.26) == training.MOMENTS_SHARE
+    assert moments_share(39_000, 100, 0.26) == training.MOMENTS_SHARE
+    for size, features in ((60_000, 3970), (10_000, 3970), (1200, 447), (400, 6), (300, 20)):
+        assert moments_share(size, features, 0.26) == 0.0
+
+
+def test_shares_with_second_moments_add_up_to_the_budget() -> None:
+    parts = Allowance.of(0.8, 0.01, 0.05, 0.1)
+    each = [part or 0.0 for part in (parts.size, parts.centre, parts.moments, parts.training)]
+    assert math.hypot(*each) == pytest.approx(0.8, rel=1e-9)
+    assert sum(part**2 for part in each) <= 0.64
+    assert parts.moments == pytest.approx(0.8 * math.sqrt(0.1))

@@ -54,9 +54,10 @@ from quietmax.estimators.head.training import (
     moments_share,
     output_plan,
     released_centre,
+    released_moments,
     released_size,
-    released_whitening,
     whitened,
+    whitening_matrix,
 )
 from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
 from quietmax.estimators.training_set import TrainingSet, data_conditions, queries, training_set
@@ -284,7 +285,8 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         centred(rows, self.centre_)
         self.whitening_: Floats | None = None
         if allowance.moments is not None:
-            self.whitening_ = released_whitening(table, self.size_, allowance.moments, source)
+            moments = released_moments(table, allowance.moments, source)
+            self.whitening_ = whitening_matrix(moments, self.size_, allowance.moments)
             whitened(rows, self.whitening_)
 
         # The weights: released with noise, or kept and asked through a mechanism that charges for every answer.

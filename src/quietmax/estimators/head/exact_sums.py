@@ -149,6 +149,7 @@ def whitening_on_grid(matrix: Floats) -> Floats:
     array([[1.  , 0.  ],
            [0.  , 0.25]])
     """
+    matrix = (matrix + matrix.T) / 2
     norm = float(np.linalg.norm(matrix, 2))
     units: Floats = np.trunc(matrix * ((1.0 - 2.0**-10) / norm * 2.0**WHITENING_BITS))
     return units / 2.0**WHITENING_BITS

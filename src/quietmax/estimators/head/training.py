@@ -196,7 +196,7 @@ def whitened(rows: NDArray[np.float32], whitening: Floats) -> NDArray[np.float32
     rows : array of shape (records, features + 1)
         What `centred` returned. It is overwritten, since it can be large.
     whitening : array of shape (features + 1, features + 1)
-        What `released_whitening` returned.
+        What `whitening_matrix` returned.
 
     Returns
     -------
@@ -314,19 +314,15 @@ def released_centre(
     return on_grid(noisy * ((1.0 - 2.0**-BITS) / max(length, 1.0)))
 
 
-def released_whitening(table: Table, size: float, mu: float, source: NoiseSource) -> Floats:
-    """Release noisy second moments M of the rows, and return a whitening matrix computed from them (THEORY 3.10).
+def released_moments(table: Table, mu: float, source: NoiseSource) -> Floats:
+    """Release the noisy second moments of the rows (THEORY 3.10).
 
-    The matrix is `(M_+ / N + c I)^(-1/2)` up to its scale, where `M_+` is the positive part of M and `c = sqrt(d) /
-    (mu N)` is about the size of the noise. Rows multiplied by it vary about equally in all directions, so that few
-    gradient steps are enough.
+    The noise has standard deviation 1/mu on the diagonal and 1/(sqrt(2) mu) above it.
 
     Parameters
     ----------
     table : Table
-        The records.
-    size : float
-        The public number of records or persons N.
+        The records; one record or person changes the sum of their moments by at most 1 in Frobenius norm.
     mu : float
         mu of this release.
     source : NoiseSource
@@ -335,21 +331,47 @@ def released_whitening(table: Table, size: float, mu: float, source: NoiseSource
     Returns
     -------
     array of shape (features, features)
-        A matrix for `whitened`.
+        A symmetric matrix, not divided by the number of records.
     """
-    features = table.features
-    sensitivity = certified.head_moments(features=features, grid=MOMENTS_GRID)
-    above = np.triu_indices(features, 1)
-    total = moment_sum(table)
+    sensitivity = certified.head_moments(features=table.features, grid=MOMENTS_GRID)
+    total, above = moment_sum(table), np.triu_indices(table.features, 1)
     # An entry above the diagonal counts twice in the Frobenius norm, so it is released times (a little below) sqrt(2).
-    # It is a multiple of 2^-20 below 2^22, so the product is exact.
+    # It is a multiple of 2^-20 and at most 2^22, so the product is exact.
     values = np.concatenate([np.diag(total), total[above] * _ROOT_OF_TWO])
     noisy = release_gaussian(values, sensitivity=sensitivity.value, mu=mu, source=source).values
-    moments = np.diag(noisy[:features])
-    moments[above] = noisy[features:] / _ROOT_OF_TWO
-    moments.T[above] = moments[above]
+    moments = np.diag(noisy[: table.features])
+    moments[above] = noisy[table.features :] / _ROOT_OF_TWO
+    return np.triu(moments) + np.triu(moments, 1).T
+
+
+def whitening_matrix(moments: Floats, size: float, mu: float) -> Floats:
+    """Compute the matrix `(M_+ / N + c I)^(-1/2)`, up to its scale, from released second moments M.
+
+    `M_+` is the positive part of M, and `c = sqrt(d) / (mu N)` is about the size of the noise in it. Rows multiplied by
+    the matrix vary about equally in all directions, so that few gradient steps are enough.
+
+    Parameters
+    ----------
+    moments : array of shape (features, features)
+        What `released_moments` returned.
+    size : float
+        The public number of records or persons N.
+    mu : float
+        mu of the moments.
+
+    Returns
+    -------
+    array of shape (features, features)
+        A matrix for `whitened`.
+
+    Examples
+    --------
+    >>> whitening_matrix(np.diag([90.0, 10.0]), 100.0, 1e6).round(3)
+    array([[0.333, 0.   ],
+           [0.   , 0.999]])
+    """
     variances, directions = np.linalg.eigh(moments / size)
-    floor = math.sqrt(features) / (mu * size)
+    floor = math.sqrt(len(moments)) / (mu * size)
     return whitening_on_grid(directions / np.sqrt(np.maximum(variances, 0.0) + floor) @ directions.T)
 
 
