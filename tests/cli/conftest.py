@@ -60,7 +60,7 @@ def head(run: Run, people: Path, tmp_path: Path) -> Path:
     """The folder of a private head trained on `people`."""
     folder = tmp_path / "head"
     code, _, err = run(
-        "train", "head", people, *DECLARED, "--declared-size", 480, "--epsilon", 4, "-o", folder
+        "train", "head", people, *DECLARED, "--declared-size", 1000, "--epsilon", 4, "-o", folder
     )
     assert code == 0, err
     return folder

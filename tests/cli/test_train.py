@@ -11,16 +11,17 @@ import pytest
 
 from quietmax.cli import train as commands
 from quietmax.data.load import load
+from quietmax.data.records import Records
 from quietmax.estimators.dpsgd.estimator import DPSGD
 from quietmax.estimators.head import estimator as head_module
 from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.teachers import Teachers
 from quietmax.models.stacked import TrainingSettings
 from tests.cli.conftest import Run, assert_error
-from tests.cli.own_table import DECLARED
+from tests.cli.own_table import DECLARED, add_persons
 
 SMALL = ("mnist-5k", "--records", 300, "--epochs", 1)
-DECLARED_SIZE = ("--declared-size", 480)
+DECLARED_SIZE = ("--declared-size", 1000)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +106,8 @@ def test_the_report_of_a_network_says_that_it_must_not_be_published(run: Run) ->
         (["mnist-5k", "--activation", "step"], 2, "step"),
         (["mnist-5k", "--averaged-over", "classes"], 2, "--averaged-over"),
         (["mnist-5k", "--label", "y"], 2, "--label"),
+        (["people.csv", "--records", "100"], 2, "--holdout"),
+        (["people.csv", "--records", "100", "--holdout", "0.2"], 2, "only one of them"),
         (["people.csv", "--bounds", "age"], 2, "column=low:high"),
         (["people.csv", "--classes", "yes"], 2, "at least two names"),
         (["people.csv", "--classes", "1"], 2, "at least two names"),
@@ -153,9 +156,9 @@ def test_a_folder_that_cannot_be_written_is_an_error(run: Run, tmp_path: Path) -
 
 def test_a_head_answers_any_number_of_queries(run: Run, people: Path, queries: Path, tmp_path: Path) -> None:
     folder = tmp_path / "head"
-    train = ("train", "head", people, *DECLARED, *DECLARED_SIZE, "--epsilon", 4, "-o", folder, "--json")
-    code, out, _ = run(*train)
-    assert code == 0
+    options = ("--holdout", 0.2, "--epsilon", 4, "-o", folder, "--json")
+    code, out, err = run("train", "head", people, *DECLARED, *DECLARED_SIZE, *options)
+    assert code == 0, err
     result = json.loads(out)
     assert result["guarantee"]["status"] == "proven"
     assert result["test_accuracy"] > 0.8
@@ -200,23 +203,28 @@ def _numbers(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["head", "teachers", "dpsgd"])
-def test_the_true_number_of_records_appears_nowhere_if_one_is_declared(
+def test_the_true_number_of_rows_and_persons_appears_nowhere_if_one_is_declared(
     run: Run, people: Path, tmp_path: Path, name: str
 ) -> None:
+    add_persons(people)
     facts: dict[str, Any] = {"label": "income", "classes": ["lo", "hi"], "bounds": {"age": (18, 90)}}
-    true = str(len(load(people, **facts, categories={"sex": ["F", "M"]}).train))
+    facts |= {"categories": {"sex": ["F", "M"]}, "person": "id"}
+    training = load(people, **facts, holdout=0.2).train
+    assert training.persons is not None
+    true = {str(len(training)), str(len(set(training.persons))), "1200"}
     folder = tmp_path / "model"
     queries = ("--queries", 1) if name == "teachers" else ()
-    train = ("train", name, people, *DECLARED, *queries, "--declared-size", 5000, "--epsilon", 4)
+    options = ("--person", "id", "--holdout", 0.2, "--declared-size", 5000, "--epsilon", 4)
+    train = ("train", name, people, *DECLARED, *queries, *options)
     shown = [run(*train, "-o", folder, "--json"), run(*train)]
     shown += [run("card", folder), run("card", folder, "--json")]
     assert [code for code, _, _ in shown] == [0, 0, 0, 0]
     result = json.loads(shown[0][1])
-    assert (result["records"], result["records_from"]) == (5000, "declared")
-    assert true not in _numbers("".join(out + err for _, out, err in shown))
+    assert (result["unit"], result["size"], result["size_from"]) == ("person", 5000, "declared")
+    assert not true & _numbers("".join(out + err for _, out, err in shown))
     for file in folder.iterdir():
         if file.suffix != ".safetensors":
-            assert true not in _numbers(file.read_text())
+            assert not true & _numbers(file.read_text())
 
 
 def test_a_head_without_declared_size_shows_the_noisy_count_that_it_paid_for(
@@ -227,12 +235,110 @@ def test_a_head_without_declared_size_shows_the_noisy_count_that_it_paid_for(
     code, out, _ = run("train", "head", people, *DECLARED, "-o", folder, "--json")
     assert code == 0
     result = json.loads(out)
-    assert (result["records"], result["records_from"]) == (4322, "noisy count")
-    assert set(result["not_for_publication"]) == {"test_accuracy", "seconds"}
+    assert (result["unit"], result["size"], result["size_from"]) == ("record", 4322, "noisy count")
+    assert result["not_for_publication"] == ["seconds"]
     code, out, _ = run("card", folder)
     assert code == 0
     assert "noisy number of records" in " ".join(out.split())
     assert "declared number of records" not in " ".join(out.split())
+
+
+def test_everybody_is_trained_on_unless_a_holdout_is_asked_for(
+    run: Run, people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained_on: list[int] = []
+    fit = PrivateHead.fit
+
+    def counted(self: PrivateHead, records: Records) -> PrivateHead:
+        trained_on.append(len(records))
+        return fit(self, records)
+
+    monkeypatch.setattr(PrivateHead, "fit", counted)
+    train = ("train", "head", people, *DECLARED, *DECLARED_SIZE)
+    result = json.loads(run(*train, "--json")[1])
+    assert (trained_on.pop(), result["test_accuracy"], result["holdout"]) == (1200, None, 0)
+    held_out = ("--holdout", 0.25, "--seed", 3)
+    result = json.loads(run(*train, *held_out, "--json", "-o", tmp_path / "first")[1])
+    assert result["holdout"] == 0.25
+    assert result["not_for_publication"] == ["test_accuracy", "seconds"]
+    # 2 sexes times 72 ages: rows of equal features stay together, so the share is that of 144 groups.
+    assert 0.5 < trained_on.pop() / 1200 < 0.95
+    assert json.loads((tmp_path / "first" / "model.json").read_text())["holdout"] == {
+        "share": 0.25,
+        "seed": 3,
+    }
+    code, out, _ = run(*train, *held_out, "-o", tmp_path / "second")
+    assert code == 0
+    assert f"quietmax evaluate {tmp_path / 'second'} --data {people}" in out
+
+
+def test_a_table_has_no_records_option_and_a_share_below_one(run: Run, people: Path) -> None:
+    train = ("train", "head", people, *DECLARED, *DECLARED_SIZE)
+    assert_error(
+        run(*train, "--records", 100), 2, "--records applies only to registered data sets", "--holdout"
+    )
+    assert_error(run(*train, "--holdout", 1.5), 2, "--holdout must be a number of at least 0 and below 1")
+
+
+@pytest.mark.parametrize("name", ["head", "teachers", "dpsgd"])
+def test_with_a_person_column_the_guarantee_is_for_persons(
+    run: Run, people: Path, tmp_path: Path, name: str
+) -> None:
+    add_persons(people)
+    queries = ("--queries", 1) if name == "teachers" else ()
+    folder = tmp_path / "model"
+    options = ("--person", "id", "--declared-size", 400, *queries, "-o", folder, "--json")
+    code, out, err = run("train", name, people, *DECLARED, *options)
+    assert code == 0, err
+    result = json.loads(out)
+    assert (result["unit"], result["size"]) == ("person", 400)
+    assert result["guarantee"]["unit"] == "person"
+    assert result["guarantee"]["status"] == "proven"
+    assert "for one person" in " ".join(run("card", folder)[1].split())
+
+
+def test_facts_that_nobody_confirmed_are_an_error_that_names_them_and_the_flag(
+    run: Run, people: Path, tmp_path: Path
+) -> None:
+    schema = tmp_path / "draft.toml"
+    code, out, err = run("schema", "draft", people, "--label", "income")
+    assert code == 0, err
+    schema.write_text(out, encoding="utf-8")
+    train = ("train", "head", people, "--schema", schema, *DECLARED_SIZE, "--json")
+    assert_error(run(*train), 2, "age", "sex", "classes", "[confirm]", "--infer")
+    code, out, err = run(*train, "--infer")
+    assert code == 0, err
+    assert json.loads(out)["guarantee"]["status"] == "conditional"
+
+
+def test_an_interrupted_training_leaves_the_folder_as_it_was(
+    run: Run, people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = ("train", "head", people, *DECLARED, *DECLARED_SIZE, "-o", tmp_path / "model", "--overwrite")
+    assert run(*train)[0] == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    names = sorted(path.name for path in tmp_path.iterdir())
+    rename = Path.rename
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    def interrupted_second_rename(path: Path, target: Path) -> Path:
+        if target == tmp_path / "model" and not path.name.endswith("-replaced"):
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    for place, replacement in (
+        ("quietmax.estimators.head.estimator.PrivateHead.fit", interrupted),
+        ("quietmax.models.serialization.safetensors.torch.save", interrupted),
+        ("quietmax.models.serialization.os.fsync", interrupted),
+        ("pathlib.Path.rename", interrupted_second_rename),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(place, replacement)
+            assert run(*train) == (130, "", "quietmax: Interrupted.\n"), place
+        assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == before, place
+        assert sorted(path.name for path in tmp_path.iterdir()) == names, place
 
 
 def test_inferred_facts_make_the_guarantee_conditional(run: Run, people: Path) -> None:
@@ -248,7 +354,8 @@ def test_dpsgd_trains_a_network_that_is_queried_served_and_attacked(
 ) -> None:
     folder = tmp_path / "network"
     options = ("--epsilon", 200, "--declared-size", 600, "--sampling-rate", 0.5, "--steps", 60, "-o", folder)
-    code, out, err = run("train", "dpsgd", people, *DECLARED, *options, "--learning-rate", 16, "--json")
+    more = ("--learning-rate", 16, "--holdout", 0.4, "--json")
+    code, out, err = run("train", "dpsgd", people, *DECLARED, *options, *more)
     assert code == 0, err
     result = json.loads(out)
     # The larger class has 0.54; in 30 trainings, each with its own noise, 0.826 was the least.

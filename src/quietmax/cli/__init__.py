@@ -18,12 +18,13 @@ from quietmax.errors import InvalidData, InvalidInput, QuietmaxError
 
 # Each command is the module of its name, with a function `command`, or a Typer `app` if it has subcommands.
 COMMANDS = {
-    "demo": "End-to-end demo on MNIST digits (two minutes).",
+    "demo": "End-to-end demo: a survey of people, then the paper (one minute).",
     "datasets": "List the data sets and where their files come from.",
-    "schema": "Propose or check a table's schema: what is public about its columns.",
-    "train": "Train a network, a private head, teachers or DP-SGD.",
-    "sensitivity": "Compute the paper's sensitivity formulas.",
+    "schema": "Draft and check the schema of your own table.",
+    "train": "Train a private head, teachers or DP-SGD, or an ordinary network.",
     "predict": "Answer the queries in a file.",
+    "evaluate": "Measure an accuracy that may be published.",
+    "sensitivity": "Compute the paper's sensitivity formulas.",
     "attack": "Run membership-inference attacks on a model.",
     "audit": "Search for lower bounds on a claimed epsilon.",
     "card": "Show the privacy card of a model.",

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quietmax.cli._options import DataOptions, Json, arguments_of, with_groups
-from quietmax.cli._output import print_guarantee, print_json, print_table, progress_bar
+from quietmax.cli._output import console, print_guarantee, print_json, print_table, progress_bar
 from quietmax.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from quietmax.data.records import Records
     from quietmax.estimators.dpsgd.estimator import DPSGD
     from quietmax.estimators.head.estimator import PrivateHead
     from quietmax.estimators.teachers import Teachers
@@ -65,7 +66,10 @@ class PrivacyOptions:
     ] = None
     declared_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Public number of training records; need not be the true number."),
+        typer.Option(
+            min=1,
+            help="Public number of persons (without --person: of rows) in the training; need not be exact.",
+        ),
     ] = None
     features: Annotated[
         str | None,
@@ -107,7 +111,7 @@ class DPSGDOptions(PrivacyOptions):
     """Arguments of `quietmax.DPSGD`."""
 
     delta: Annotated[
-        float | None, typer.Option(help="Delta of the whole training. Default: 1/(10 * number of records).")
+        float | None, typer.Option(help="Delta of the whole training. Default: 1/(10 * declared size).")
     ] = None
     accountant: Annotated[str | None, typer.Option(help="pld, rdp, zcdp, ac or nc. Default: pld.")] = None
     analysis: Annotated[
@@ -224,7 +228,7 @@ def network(
         "loss": loss,
         "alpha": model.settings.loss.alpha if isinstance(model.settings.loss, Convexified) else None,
         "train_accuracy": accuracy(model, split.train),
-        "test_accuracy": accuracy(model, split.test),
+        "test_accuracy": accuracy(model, split.test) if len(split.test) else None,
         "model": None if output.output is None else str(output.output),
         "not_for_publication": ["records", "train_accuracy", "test_accuracy", "model"],
     }
@@ -266,13 +270,14 @@ def head(*, data: Data, privacy: HeadOptions, output: OutputOptions, source: Dat
     """Train a private head: softmax regression on public features.
 
     Its weights may be published and answer any number of queries. With --queries nothing is published by training;
-    each answer is a label with a pure epsilon guarantee.
+    each answer is a label with a pure epsilon guarantee. Everybody in your own table is trained on, except the share
+    that --holdout keeps for 'quietmax evaluate'.
 
     Examples:
 
-    quietmax train head mnist-5k --declared-size 2000 --output private
+    quietmax train head people.csv --holdout 0.2 --output income
 
-    quietmax train head people.csv --label income --epsilon 1 --output income
+    quietmax train head mnist-5k --declared-size 2000 --output private
     """
     from quietmax.estimators.head.estimator import PrivateHead
 
@@ -319,55 +324,63 @@ def _train_private(
 ) -> None:
     """Fit the estimator to the training part, save it and report."""
     from quietmax.estimators.dpsgd.estimator import DPSGD
-    from quietmax.estimators.serialization import save_private, with_encoding
-    from quietmax.models.training import accuracy
+    from quietmax.estimators.serialization import save_private
 
     output.check()
     split = source.load(data, quiet=output.as_json)
-    estimator.set_params(image_shape=split.records.image_shape, classes=range(split.classes))
+    estimator.set_params(image_shape=split.records.image_shape)
     started = time.perf_counter()
     with progress_bar(f"training {name}", quiet=output.as_json):
-        estimator.fit(split.train.features, split.train.labels)
+        estimator.fit(split.train)
     seconds = time.perf_counter() - started
-    encoding = split.records.encoding
     if output.output is not None:
-        save_private(
-            estimator, output.output, dataset=split.name, encoding=encoding, overwrite=output.overwrite
-        )
-    guarantee = with_encoding(estimator.guarantee_, encoding)
+        save_private(estimator, output.output, dataset=split.name, overwrite=output.overwrite)
     paid_per_answer = hasattr(estimator, "predictor_")
+    # Released weights answer the test records at no cost; answers that are paid for are not spent here.
+    tested = len(split.test) > 0 and not paid_per_answer
     result = {
         "dataset": split.name,
         "estimator": name,
         "epsilon": estimator.epsilon,
         "delta": estimator.plan_.delta if isinstance(estimator, DPSGD) else estimator.delta,
         "queries": estimator.queries if paid_per_answer else "any number",
+        "unit": estimator.guarantee_.unit,
         **_size(estimator),
+        "holdout": split.holdout.share if split.holdout else None,
         **(_dpsgd_settings(estimator) if isinstance(estimator, DPSGD) else {}),
-        # Released weights answer the test records at no cost; answers that are paid for are not spent here.
-        "test_accuracy": None if paid_per_answer else accuracy(estimator, split.test),
+        "test_accuracy": _accuracy(estimator, split.test) if tested else None,
         "seconds": round(seconds, 2),
         "model": None if output.output is None else str(output.output),
-        "not_for_publication": ["seconds"] if paid_per_answer else ["test_accuracy", "seconds"],
+        "not_for_publication": ["test_accuracy", "seconds"] if tested else ["seconds"],
     }
     if output.as_json:
-        print_json({**result, "guarantee": guarantee.to_json()})
+        print_json({**result, "guarantee": estimator.guarantee_.to_json()})
         return
     unprotected = " and ".join(result["not_for_publication"]).replace("_", " ")
     _print_result(
         "Trained with privacy", result, f"Do not publish: {unprotected}. The guarantee does not cover them."
     )
-    print_guarantee(guarantee)
+    print_guarantee(estimator.guarantee_)
+    if output.output is not None and split.holdout and split.holdout.share and not paid_per_answer:
+        console.print(
+            f"An accuracy that may be published: quietmax evaluate {output.output} --data {data}",
+            soft_wrap=True,
+        )
+
+
+def _accuracy(estimator: Any, records: Records) -> float:
+    """The exact share of records whose class the estimator predicts."""
+    return float((estimator.predict(records) == estimator.classes_[records.labels]).mean())
 
 
 def _size(estimator: Any) -> dict[str, Any]:
-    """The number of records that training used, and where it comes from; the true number only if assumed public."""
+    """The number of persons or records in the training, and its origin; the true number only if assumed public."""
     if estimator.declared_size is not None:
-        return {"records": estimator.declared_size, "records_from": "declared"}
+        return {"size": estimator.declared_size, "size_from": "declared"}
     if hasattr(estimator, "size_"):
-        return {"records": round(estimator.size_), "records_from": "noisy count"}
+        return {"size": round(estimator.size_), "size_from": "noisy count"}
     counted = estimator.guarantee_.parameters["declared_size"]
-    return {"records": counted, "records_from": "counted, assumed to be public"}
+    return {"size": counted, "size_from": "counted, assumed to be public"}
 
 
 def _dpsgd_settings(estimator: DPSGD) -> dict[str, Any]:
