@@ -19,7 +19,16 @@ from quietmax.models import Model, TrainingSettings, save_model
 from quietmax.models.features import Identity
 from quietmax.models.mlp import initial_mlp
 from quietmax.server import Service, Settings, deploy, load_models
-from tests.server.running_service import CLASSES, FEATURES, TABLE, Running, Start, running
+from tests.server.running_service import (
+    CLASSES,
+    FEATURES,
+    LOANS,
+    TABLE,
+    Running,
+    Start,
+    running,
+    some_loans,
+)
 
 INSTALL_CHROMIUM = "install it with: apt-get install -y chromium (or name another with QUIETMAX_CHROMIUM)"
 
@@ -48,13 +57,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     network = initial_mlp((len(TABLE.feature_names), 8, 2), "tanh", (0,))
     save_model(Model(network, TrainingSettings((8,)), 160, "people", 0, encoding=TABLE), folder / "table")
     rows = rng.random((400, len(TABLE.feature_names)), dtype=np.float32)
-    answers = (rows[:, 2] > 0.5).astype(int)
-    survey = Teachers(
-        2.0, 1e-5, 40, 5, network=TrainingSettings((8,), epochs=2), declared_size=400, classes=range(2)
-    )
-    save_private(survey.fit(rows, answers), folder / "survey", dataset="survey.csv", encoding=TABLE)
-    loans = PrivateHead(8.0, 1e-5, features=Identity(), declared_size=400, classes=range(2))
-    save_private(loans.fit(rows, answers), folder / "loans", dataset="loans.csv", encoding=TABLE)
+    answers = Records("survey", rows, (rows[:, 2] > 0.5).astype(int), 2, encoding=TABLE)
+    survey = Teachers(2.0, 1e-5, 40, 5, network=TrainingSettings((8,), epochs=2), declared_size=400)
+    save_private(survey.fit(answers), folder / "survey", dataset="survey.csv")
+    loans = PrivateHead(8.0, 1e-5, features=Identity(), declared_size=2000)
+    repaid = Records("loans", *LOANS.encode(some_loans(2000), label="repaid"), 2, encoding=LOANS)
+    save_private(loans.fit(repaid), folder / "loans", dataset="loans.csv")
     return folder
 
 

@@ -13,9 +13,17 @@ from typing import Any, TypeVar
 
 import httpx
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from quietmax.data import CategoricalColumn, Encoding, NumericColumn
+from quietmax.data.encoding import (
+    BooleanColumn,
+    CategoricalColumn,
+    DateColumn,
+    Encoding,
+    HashedColumn,
+    NumericColumn,
+)
 from quietmax.errors import LedgerUnavailable
 from quietmax.ledger import Ledger, Terms
 from quietmax.server import Service, Settings, deploy, load_models
@@ -36,7 +44,21 @@ TABLE = Encoding(
     "approved",
     ("no", "yes"),
 )
-"""The encoding of the models of a table."""
+"""The encoding of the models `table` and `survey`."""
+LOANS = Encoding(
+    (
+        NumericColumn("age", 18, 100, missing=False),
+        NumericColumn("income", 0, 100_000, decimal=",", thousands="."),
+        CategoricalColumn("région", ("north", "south"), missing=False),
+        BooleanColumn("smoker"),
+        DateColumn("joined", "2010-01-01", "2025-12-31", format="%d.%m.%Y"),
+        DateColumn("seen", "2024-01-01 00:00:00", "2024-12-31 00:00:00"),
+        HashedColumn("zip", 8),
+    ),
+    "repaid",
+    ("no", "yes"),
+)
+"""The encoding of the model `loans`: columns of every kind."""
 LEDGER_DOWN = LedgerUnavailable("The ledger is down.")
 
 
@@ -97,6 +119,26 @@ def column_inference(columns: dict[str, list[Any]], **more: Any) -> dict[str, An
         for name, cells in columns.items()
     ]
     return {"inputs": inputs, **more}
+
+
+def some_loans(count: int, seed: int = 0) -> pd.DataFrame:
+    """Rows of the table that `loans` is trained on, with types, and repaid exactly if the income is high."""
+    rng = np.random.default_rng(seed)
+    income = rng.uniform(0, 100_000, count).round(2)
+    days = pd.to_timedelta(rng.integers(0, 365, count), unit="D")
+    return pd.DataFrame(
+        {
+            "customer": [f"C{number}" for number in range(count)],
+            "age": rng.integers(18, 100, count),
+            "income": income,
+            "région": rng.choice(["north", "south"], count),
+            "smoker": rng.random(count) < 0.3,
+            "joined": pd.Timestamp("2012-03-04") + days,
+            "seen": pd.Timestamp("2024-01-01 08:30:00") + days,
+            "zip": rng.choice(["8001", "1010", "75001"], count),
+            "repaid": np.where(income > 50_000, "yes", "no"),
+        }
+    )
 
 
 def some_rows(count: int, seed: int = 0) -> NDArray[np.float64]:

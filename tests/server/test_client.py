@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,12 @@ from quietmax.models.mlp import initial_mlp
 from quietmax.server import Client
 from tests.server.running_service import (
     CLASSES,
+    LOANS,
     TABLE,
     Running,
     Start,
     running,
+    some_loans,
     some_rows,
 )
 
@@ -96,6 +99,43 @@ def test_class_names_are_read_from_the_binary_tensor_and_by_the_attacks(start: S
         assert result.answers.probabilities is None
         assert [TABLE.classes[label] for label in result.answers.labels] == response.labels.tolist()
         assert client.budget("survey")["remaining_answers"] == 38
+
+
+def test_columns_of_every_type_arrive_as_the_encoding_reads_them(start: Start) -> None:
+    """Typed values need no separators or date formats; strings are read as the columns declare."""
+    frame = some_loans(40).astype({"smoker": "boolean"})
+    frame.loc[::7, ["income", "joined", "smoker"]] = None
+    written = frame.assign(
+        income=frame.income.map("{:.2f}".format).str.replace(".", ",").where(frame.income.notna(), "NA"),
+        joined=frame.joined.dt.strftime("%d.%m.%Y").fillna(""),
+        seen=frame.seen.dt.tz_localize("UTC").dt.tz_convert("Asia/Tokyo"),
+        smoker=frame.smoker.map({True: "Yes", False: "f"}, na_action="ignore"),
+    )
+    others = [
+        written,
+        frame.convert_dtypes(dtype_backend="pyarrow"),
+        frame.astype(object),
+        frame.astype({"age": "category", "income": "category", "zip": "category"}),
+        frame.assign(
+            income=frame.income.map(lambda value: value if np.isnan(value) else Decimal(str(value)))
+        ),
+        pyarrow.Table.from_pandas(frame),
+    ]
+    with start("loans") as service, Client(service.url, service.key) as client:
+        expected = client.infer("loans", LOANS.encode(frame))
+        assert expected.probabilities is not None
+        for other in others:
+            response = client.infer("loans", other)
+            np.testing.assert_array_equal(response.probabilities, expected.probabilities)
+            np.testing.assert_array_equal(response.labels, expected.labels)
+        assert (response.labels == frame.repaid).mean() > 0.7
+        with pytest.raises(InvalidInput, match="'income' must hold numbers or strings, got both"):
+            client.infer("loans", frame.assign(income=[1.5, "2"] * 20))
+        with pytest.raises(InvalidInput, match="'smoker'"):
+            client.infer("loans", frame.assign(smoker="perhaps"))
+        with pytest.raises(InvalidInput, match="'joined'"):
+            client.infer("loans", frame.assign(joined="2020-01-31"))
+        assert service.service.deployment("loans").status == "proven"
 
 
 def test_rows_with_names_need_a_model_of_a_table(plain: Running) -> None:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quietmax.accounting import LIMIT
-from quietmax.data import Encoding, NumericColumn
+from quietmax.data.encoding import DateColumn, Encoding, NumericColumn
 from quietmax.ledger import Terms
 from quietmax.mechanisms import Answers
 from quietmax.models import Model, TrainingSettings, save_model
@@ -33,6 +33,7 @@ from quietmax.server.codec import (
     unpack_answers,
 )
 from quietmax.server.deployment import Deployment
+from quietmax.server.errors import HttpError
 from tests.server.running_service import (
     FEATURES,
     TABLE,
@@ -437,6 +438,52 @@ def test_booleans_are_zero_and_one_listed_and_binary(table_deployment: Deploymen
     np.testing.assert_array_equal(_rows_of(table_deployment, request), expected)
     request["inputs"][0].update(data=None, parameters={"binary_data_size": 2})
     np.testing.assert_array_equal(_rows_of(table_deployment, request, b"\x01\x00"), expected)
+
+
+def test_a_request_of_the_pandas_codec_of_mlserver_is_understood(table_deployment: Deployment) -> None:
+    """The inputs as `PandasCodec.encode_request` of MLServer 1.7.1 writes them."""
+    request = {
+        "parameters": {"content_type": "pd"},
+        "inputs": [
+            {"name": "age", "shape": [2, 1], "datatype": "FP64", "data": [30.0, None]},
+            {"name": "income", "shape": [2, 1], "datatype": "INT64", "data": [1, 2]},
+            {
+                "name": "région",
+                "shape": [2, 1],
+                "datatype": "BYTES",
+                "parameters": {"content_type": "str"},
+                "data": ["north", "south"],
+            },
+        ],
+    }
+    expected = pd.DataFrame({"age": [30, None], "income": [1, 2], "région": ["north", "south"]})
+    np.testing.assert_array_equal(_rows_of(table_deployment, request), TABLE.encode(expected))
+
+
+def test_the_content_type_datetime_means_iso_dates_whatever_the_column_declares(
+    table_deployment: Deployment,
+) -> None:
+    column = DateColumn("joined", "2020-01-01 00:00:00", "2020-01-11 00:00:00", format="%Y-%d-%m")
+    encoding = Encoding((column,), "ill", ("no", "yes"))
+    deployment = replace(table_deployment, encoding=encoding, inputs=2)
+    tensor: dict[str, Any] = {"name": "joined", "shape": [4], "datatype": "BYTES"}
+    tensor["data"] = ["2020-01-06", "2020-01-06T00:00Z", "2020-01-06 02:00:00+02:00", ""]
+    tensor["parameters"] = {"content_type": "datetime"}
+    assert _rows_of(deployment, {"inputs": [tensor]}).tolist() == [[0.5, 0.0]] * 3 + [[0.0, 1.0]]
+    tensor["parameters"] = {"content_type": "str"}
+    tensor["data"] = ["2020-06-01"] * 3 + ["NA"]
+    assert _rows_of(deployment, {"inputs": [tensor]}).tolist() == [[0.5, 0.0]] * 3 + [[0.0, 1.0]]
+    for content_type, cell, told in (
+        ("datetime", "6.1.2020", "Row 1 of `joined` must be a date such as 2024-01-31."),
+        ("str", "2020-01-16", "Row 1 (and 3 more) has no date in the column 'joined'"),
+        ("base64", "", "must be str or datetime"),
+        (5, "", "must be str or datetime"),
+    ):
+        tensor.update(data=[cell] * 4, parameters={"content_type": content_type})
+        with pytest.raises(HttpError) as error:
+            _rows_of(deployment, {"inputs": [tensor]})
+        assert error.value.status == 422
+        assert told in error.value.message
 
 
 def test_encoded_rows_are_accepted_beside_columns(table_deployment: Deployment) -> None:

@@ -6,24 +6,29 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+import pandas as pd
 import pytest
 
 from quietmax.ledger import Terms
 from quietmax.models import Model, TrainingSettings, save_model
 from quietmax.models.mlp import initial_mlp
-from quietmax.server import Settings
+from quietmax.server import Client, Settings
 from quietmax.server.errors import unavailable
 from tests.server.running_service import (
     LEDGER_DOWN,
+    TABLE,
     Running,
     Start,
     inference,
     running,
+    some_loans,
     some_rows,
 )
 
@@ -136,7 +141,13 @@ def service(chromium: str, model: Path, tmp_path: Path) -> Iterator[Running]:  #
 
 @pytest.fixture(params=[DESK, PHONE], ids=["desk", "phone"])
 def page(browser: Any, service: Running, request: pytest.FixtureRequest) -> Iterator[Any]:
-    context = browser.new_context(viewport=request.param, base_url=service.url)
+    with _opened(browser, service, request.param) as opened:
+        yield opened
+
+
+@contextmanager
+def _opened(browser: Any, service: Running, viewport: dict[str, int]) -> Iterator[Any]:
+    context = browser.new_context(viewport=viewport, base_url=service.url)
     opened = context.new_page()
     opened.set_default_timeout(TIMEOUT)
     opened.wrong = []
@@ -148,11 +159,11 @@ def page(browser: Any, service: Running, request: pytest.FixtureRequest) -> Iter
     context.close()
 
 
-def _log_in(page: Any, key: str) -> None:
+def _log_in(page: Any, key: str, account: str = "people") -> None:
     page.goto("/")
     page.get_by_label("API key").fill(key)
     page.get_by_role("button", name="Log in").click()
-    page.get_by_role("heading", name="Budget of people").wait_for()
+    page.get_by_role("heading", name=f"Budget of {account}").wait_for()
 
 
 def _percent(page: Any) -> float:
@@ -239,3 +250,224 @@ def test_spending_by_others_appears_without_reloading(page: Any, service: Runnin
     service.infer(np.ones((1, 6)), model="digits")
     expect(page.locator('[data-field="clients"] tr', has_text="ann")).to_be_visible(timeout=TIMEOUT)
     expect(page.locator('[data-field="percent"]')).to_have_text(f"{100 / QUERIES:.1f}%", timeout=TIMEOUT)
+
+
+FORM = {"age": "40", "income": "75000.5", "joined": "2015-06-30", "zip": "8001", "seen": "2024-03-01T08:30"}
+
+
+def _csv_file(frame: pd.DataFrame) -> str:
+    """A file as a spreadsheet may write it: BOM, semicolons, quotes, blanks in the header, decimal commas."""
+    written = frame.assign(
+        income=frame.income.map("{:.2f}".format).str.replace(".", ","),
+        joined=frame.joined.dt.strftime("%d.%m.%Y"),
+        customer='Müller; "' + frame.customer + '"',
+    ).rename(columns={"age": " age "})
+    return "\ufeff" + written.to_csv(sep=";", index=False, lineterminator="\r\n")
+
+
+def _drop(page: Any, content: str) -> None:
+    transfer = page.evaluate_handle(
+        """content => {
+            const transfer = new DataTransfer();
+            transfer.items.add(new File([content], "people.csv", {type: "text/csv"}));
+            return transfer;
+        }""",
+        content,
+    )
+    page.dispatch_event(".drop", "drop", {"dataTransfer": transfer})
+
+
+def _fits_the_screen(page: Any) -> bool:
+    return bool(page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))
+
+
+@pytest.fixture(params=[DESK, PHONE], ids=["desk", "phone"])
+def loans_page(browser: Any, start: Start, request: pytest.FixtureRequest) -> Iterator[tuple[Any, Running]]:
+    with start("loans") as service, _opened(browser, service, request.param) as page:
+        _log_in(page, service.key, "loans.csv")
+        yield page, service
+
+
+def test_the_form_of_a_table_is_filled_in_with_the_keyboard_and_answered_with_a_class_name(
+    loans_page: tuple[Any, Running], screenshot: Any
+) -> None:
+    page, service = loans_page
+    output = page.locator("form.try output")
+    page.get_by_label("age").focus()
+    page.keyboard.type(FORM["age"])
+    page.keyboard.press("Tab")
+    page.keyboard.type(FORM["income"])
+    page.keyboard.press("Tab")
+    page.keyboard.type("so")
+    page.keyboard.press("Tab")
+    page.keyboard.type("y")
+    for name in ("joined", "seen", "zip"):
+        page.get_by_label(name).fill(FORM[name])
+    page.get_by_label("zip").press("Enter")
+    output.locator("table").wait_for()
+    screenshot(page, "form")
+    typed: Any = {**FORM, "age": 40, "income": 75_000.5, "région": "south", "smoker": True}
+    typed.update(joined=pd.Timestamp(typed["joined"]), seen=pd.Timestamp(typed["seen"]))
+    with Client(service.url, service.key) as client:
+        expected = client.infer("loans", pd.DataFrame([typed]))
+    assert expected.probabilities is not None
+    answer = f"Class {expected.labels[0]} with probability {expected.probabilities.max():.3f}."
+    assert output.inner_text().startswith(f"{answer} Free: paid at training.")
+    cells = output.locator("td").all_inner_texts()
+    assert cells == [
+        "no",
+        f"{expected.probabilities[0, 0]:.3f}",
+        "yes",
+        f"{expected.probabilities[0, 1]:.3f}",
+    ]
+    assert _fits_the_screen(page)
+    assert all(url.startswith(service.url) for url in page.requested)
+    assert page.wrong == []
+
+
+def test_the_form_requires_what_may_not_be_missing_and_tells_what_is_clipped(
+    loans_page: tuple[Any, Running],
+) -> None:
+    from playwright.sync_api import expect
+
+    page, service = loans_page
+    send, output = page.get_by_role("button", name="Send query"), page.locator("form.try output")
+    send.click()
+    expect(output).to_have_text("age needs a number.")
+    assert page.evaluate("document.activeElement.labels[0].textContent") == "age"
+    page.get_by_label("age").fill("250")
+    send.click()
+    expect(output).to_have_text("région needs a value.")
+    assert not [url for url in page.requested if "/try" in url], "nothing was sent so far"
+    page.get_by_label("région").select_option("north")
+    send.click()
+    output.locator("table").wait_for()
+    assert "age counts as 100." in output.inner_text()
+    assert page.get_by_label("age").get_attribute("max") == "100"
+    assert page.get_by_label("région").locator("option").all_inner_texts() == ["choose", "north", "south"]
+    assert page.get_by_label("smoker").locator("option").all_inner_texts() == ["unknown", "yes", "no"]
+    assert page.get_by_label("joined").get_attribute("min") == "2010-01-01"
+    assert page.get_by_label("seen").get_attribute("max") == "2024-12-31T00:00:00"
+    assert service.ledger.account("loans.csv").spent_units == service.ledger.account("loans.csv").limit_units
+    assert page.wrong == []
+
+
+def test_a_model_that_was_paid_at_training_shows_no_bar_and_says_what_its_guarantee_means(
+    loans_page: tuple[Any, Running],
+) -> None:
+    page, service = loans_page
+    assert page.get_by_text("Paid at training: any number of answers.").is_visible()
+    assert page.locator(".bar").count() == 0
+    assert "%" not in page.locator("[data-account]").inner_text()
+    guarantee = service.service.deployment("loans").guarantee
+    for sentence in guarantee.in_words():
+        assert page.locator(".plain", has_text=sentence).is_visible()
+
+
+def test_a_dropped_csv_file_is_answered_as_a_table_and_as_a_file(
+    loans_page: tuple[Any, Running], screenshot: Any
+) -> None:
+    from playwright.sync_api import expect
+
+    page, service = loans_page
+    frame = some_loans(1203)
+    get = page.get_by_role("button", name="Get answers")
+    assert get.is_disabled()
+    _drop(page, _csv_file(frame))
+    expect(page.locator(".status")).to_have_text("1203 rows. Not sent: customer, repaid.")
+    get.click()
+    expect(page.locator(".status")).to_have_text("1203 rows answered.")
+    screenshot(page, "answers")
+    assert page.locator(".answers tbody tr").count() == 101
+    with page.expect_download() as download:
+        page.get_by_text("Save all answers").click()
+    saved = pd.read_csv(download.value.path(), encoding="utf-8-sig")
+    with Client(service.url, service.key) as client:
+        parts = [client.infer("loans", frame[start : start + 500]) for start in range(0, 1203, 500)]
+    labels = np.concatenate([part.labels for part in parts])
+    probabilities = np.concatenate([part.probabilities for part in parts])
+    assert saved.prediction.tolist() == labels.tolist()
+    np.testing.assert_allclose(saved[["probability of no", "probability of yes"]], probabilities, atol=1e-6)
+    assert saved.repaid.tolist() == frame.repaid.tolist()
+    assert saved.customer[0] == 'Müller; "C0"'
+    first = page.locator(".answers tbody tr").first.locator("td").all_inner_texts()
+    assert first[:3] == ["1", labels[0], f"{probabilities[0].max():.3f}"]
+    assert sum("/try" in url for url in page.requested) == 3, "in batches of 500"
+    assert _fits_the_screen(page)
+    assert page.wrong == []
+
+
+def test_a_file_is_chosen_or_pasted_too_and_a_wrong_one_is_not_sent(loans_page: tuple[Any, Running]) -> None:
+    from playwright.sync_api import expect
+
+    page, _ = loans_page
+    status, get = page.locator(".status"), page.get_by_role("button", name="Get answers")
+    lines = _csv_file(some_loans(3))
+    page.locator("[type=file]").set_input_files(
+        {"name": "p.csv", "mimeType": "text/csv", "buffer": lines.encode()}
+    )
+    expect(status).to_have_text("3 rows. Not sent: customer, repaid.")
+    paste = page.get_by_label("or paste the lines")
+    for text, told in (
+        (lines.replace("income", "salary"), "The file has no column income."),
+        (lines.replace("customer", "zip"), "The file has several columns named zip."),
+        (lines.splitlines()[0], "The file has no rows below its header."),
+        (lines + "x;y\n", "Row 4 has 2 cells; the header has 9."),
+        (lines + '"x', "A quoted cell does not end."),
+        ("", "The file has no column age, income, région, smoker, joined, seen, zip."),
+    ):
+        paste.fill(text)
+        expect(status).to_have_text(told)
+        assert get.is_disabled()
+    assert not [url for url in page.requested if "/try" in url]
+    paste.fill(lines.replace("north", "east").replace("south", "east"))
+    get.click()
+    expect(status).to_have_text("3 rows answered. 3 values are not among the declared categories (région).")
+    paste.fill(lines.replace("True", "perhaps").replace("False", "perhaps"))
+    get.click()
+    expect(status).to_contain_text(
+        "Row 1 (and 2 more) has neither yes nor no in the boolean column 'smoker'."
+    )
+
+
+def test_a_file_with_more_rows_than_the_budget_pays_for_is_answered_as_far_as_it_goes(
+    browser: Any, start: Start
+) -> None:
+    from playwright.sync_api import expect
+
+    lines = "age,income,région\n" + "".join(f"{age},5,north\n" for age in range(70))
+    with (
+        start("survey", settings=Settings(max_rows=30)) as service,
+        _opened(browser, service, DESK) as page,
+    ):
+        _log_in(page, service.key, "survey.csv")
+        page.get_by_label("or paste the lines").fill(lines)
+        page.get_by_role("button", name="Get answers").click()
+        expect(page.locator(".status")).to_have_text(
+            "Privacy budget exhausted: 30 answers requested, 10 left. Nothing was charged. "
+            "The first 30 rows were answered."
+        )
+        assert page.locator(".answers tbody tr").count() == 30
+        assert service.http.get("/v2/models/survey/budget").json()["remaining_answers"] == 10
+        expect(page.locator('[data-field="percent"]')).to_have_text("75.0%", timeout=TIMEOUT)
+        assert [text for text in page.wrong if "403" not in text] == []
+
+
+def test_the_page_shows_nothing_that_was_inferred_from_the_records(models: Path, tmp_path: Path) -> None:
+    inferred = replace(TABLE, inferred=("bounds of age", "categories of région"))
+    network = initial_mlp((len(inferred.feature_names), 8, 2), "tanh", (0,))
+    model = Model(network, TrainingSettings((8,)), 160, "people", 0, encoding=inferred)
+    pages = []
+    for place in (save_model(model, tmp_path / "inferred"), models / "table"):
+        with running(
+            f"sqlite:///{tmp_path / 'l.sqlite'}",
+            [f"m={place}"],
+            budget=Terms(10.0),
+            queries=20,
+            settings=Settings(anonymous=True),
+        ) as service:
+            pages.append(httpx.get(service.url).text)
+    for secret in ("south", "100000"):
+        assert secret not in pages[0]
+        assert secret in pages[1], "what was declared is shown"
+    assert 'name="column-2" type="text"' in pages[0]

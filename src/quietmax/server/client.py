@@ -9,6 +9,7 @@ import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, quote, urlsplit
@@ -17,14 +18,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError
-from quietmax.server.codec import join_strings, split_strings
+from quietmax.server.codec import split_strings
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _DATATYPES = {"INT64": "<i8", "FP32": "<f4"}
-_Tensor = tuple[str, list[int], str, bytes]
-"""Name, shape, datatype and binary data."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,30 +120,21 @@ class Client:
         BudgetExhausted
             If the budget or quota does not pay for all rows. Nothing was charged.
         """
-        tensors = self._tensors(model, version, features)
-        inputs = [
-            {
-                "name": name,
-                "shape": shape,
-                "datatype": datatype,
-                "parameters": {"binary_data_size": len(data)},
-            }
-            for name, shape, datatype, data in tensors
-        ]
+        inputs, binary = self._inputs(model, version, features)
         head = json.dumps(
             {
                 "id": request_id or uuid.uuid4().hex,
                 "inputs": inputs,
                 "parameters": {"binary_data_output": True},
-            }
+            },
+            ensure_ascii=False,
         ).encode()
         headers = {
             "content-type": "application/octet-stream",
             "inference-header-content-length": str(len(head)),
         }
-        sent = b"".join([head, *(data for _, _, _, data in tensors)])
         path = _model_path(model, version) + "/infer"
-        content, received = self._exchange("POST", path, sent, headers)
+        content, received = self._exchange("POST", path, head + binary, headers)
         length = int(received.get("inference-header-content-length", len(content)))
         body = json.loads(content[:length])
         outputs: dict[str, NDArray[Any]] = {}
@@ -200,18 +190,18 @@ class Client:
         """
         return self._get(_model_path(model, version) + "/budget")
 
-    def _tensors(self, model: str, version: str | None, features: Any) -> list[_Tensor]:
-        """Return queries as input tensors."""
+    def _inputs(self, model: str, version: str | None, features: Any) -> tuple[list[dict[str, Any]], bytes]:
+        """Return queries as input tensors, and the binary data of those that have none in JSON."""
         by_name = isinstance(features, Sequence) and len(features) > 0 and isinstance(features[0], Mapping)
         if by_name or hasattr(features, "columns") or hasattr(features, "__arrow_c_stream__"):
-            return _column_tensors(features, self._column_names(model, version))
+            return _columns(features, self._column_names(model, version))
         try:
             rows = np.ascontiguousarray(features, dtype="<f4")
         except (ValueError, TypeError) as error:
             raise InvalidInput(
                 f"features must be a table, or an array of numbers of shape (rows, features) ({error})."
             ) from error
-        return [("features", list(rows.shape), "FP32", rows.tobytes())]
+        return [_binary_tensor("features", "FP32", rows)], rows.tobytes()
 
     def _column_names(self, model: str, version: str | None) -> list[str]:
         """Return the names of a model's columns; they are read once."""
@@ -265,26 +255,57 @@ class Client:
         return self._connection
 
 
-def _column_tensors(table: Any, names: list[str]) -> list[_Tensor]:
-    """Return the named columns of a table as tensors: numbers as numbers, everything else as strings."""
+def _columns(table: Any, names: list[str]) -> tuple[list[dict[str, Any]], bytes]:
+    """Return the named columns of a table as input tensors, and their binary data."""
     import pandas as pd
 
-    from quietmax.data.encoding import as_strings, require_columns
+    from quietmax.data.encoding import require_columns
     from quietmax.data.tables import as_frame
 
     frame = as_frame(pd.DataFrame(table) if isinstance(table, Sequence) else table)
     require_columns(frame, names)
-    tensors: list[_Tensor] = []
+    tensors, binary = [], b""
     for name in names:
-        values = frame[name]
-        if isinstance(values.dtype, np.dtype) and values.dtype.kind == "f":
-            tensor = "FP64", values.to_numpy("<f8").tobytes()
-        elif isinstance(values.dtype, np.dtype) and values.dtype.kind == "i":
-            tensor = "INT64", values.to_numpy("<i8").tobytes()
-        else:
-            tensor = "BYTES", join_strings(as_strings(values))
-        tensors.append((name, [len(frame)], *tensor))
-    return tensors
+        tensor, data = _column(name, frame[name])
+        tensors.append(tensor)
+        binary += data
+    return tensors, binary
+
+
+def _column(name: str, values: pd.Series[Any]) -> tuple[dict[str, Any], bytes]:
+    """Return a column as a tensor, and its binary data. Only strings are left to the declarations of the column."""
+    import pandas as pd
+
+    from quietmax.data.encoding import as_numbers, as_strings
+
+    if isinstance(values.dtype, pd.CategoricalDtype):
+        values = values.astype(values.dtype.categories.dtype)
+    typed = values.infer_objects()
+    kind = pd.api.types.infer_dtype(typed, skipna=True)
+    if kind in ("floating", "decimal"):
+        numbers = np.ascontiguousarray(as_numbers(typed, name), "<f8")
+        return _binary_tensor(name, "FP64", numbers), numbers.tobytes()
+    tensor: dict[str, Any] = {"name": name, "shape": [len(values)]}
+    if kind in ("integer", "boolean"):
+        convert, datatype = (bool, "BOOL") if kind == "boolean" else (int, "INT64")
+        if typed.dtype.kind == "u":
+            datatype = "UINT64"
+        cells = [None if pd.isna(cell) else convert(cell) for cell in typed.tolist()]
+        return {**tensor, "datatype": datatype, "data": cells}, b""
+    if kind in ("date", "datetime", "datetime64"):
+        tensor["parameters"] = {"content_type": "datetime"}
+    if kind.startswith("mixed") and any(isinstance(cell, float | Decimal) for cell in typed.dropna()):
+        raise InvalidInput(f"Column {name!r} must hold numbers or strings, got both.")
+    return {**tensor, "datatype": "BYTES", "data": as_strings(typed).tolist()}, b""
+
+
+def _binary_tensor(name: str, datatype: str, values: NDArray[Any]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "shape": list(values.shape),
+        "datatype": datatype,
+        "parameters": {"binary_data_size": values.nbytes},
+    }
 
 
 def _values(datatype: str, content: bytes) -> NDArray[Any]:

@@ -14,6 +14,7 @@ import json
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,17 @@ import orjson
 import pandas as pd
 from numpy.typing import NDArray
 
-from quietmax.data.encoding import CategoricalColumn, Column, Encoding, NumericColumn, quoted
+from quietmax.data.encoding import (
+    MISSING_MARKERS,
+    BooleanColumn,
+    CategoricalColumn,
+    Column,
+    DateColumn,
+    Encoding,
+    NumericColumn,
+    parse_date,
+    quoted,
+)
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms.base import Answers
 from quietmax.server.deployment import Deployment, Rows
@@ -281,7 +292,9 @@ def column_datatype(column: Column) -> str:
     column : Column
         A column of a table.
     """
-    return "FP64" if isinstance(column, NumericColumn) else "BYTES"
+    if isinstance(column, NumericColumn):
+        return "FP64"
+    return "BOOL" if isinstance(column, BooleanColumn) else "BYTES"
 
 
 def takes_encoded_rows(encoding: Encoding) -> bool:
@@ -302,17 +315,13 @@ def _is_encoded(inputs: list[dict[str, Any]], encoding: Encoding) -> bool:
 
 def _frame(inputs: list[dict[str, Any]], binary: bytes, encoding: Encoding, max_rows: int) -> pd.DataFrame:
     """Return the input tensors as the columns of a table."""
-    names = [column.name for column in encoding.columns]
-    _check_columns([tensor["name"] for tensor in inputs], names)
-    count = _column_length(inputs[0])
-    if count < 1:
-        raise unprocessable("Columns must have at least 1 row.")
-    if count > max_rows:
-        raise HttpError(413, f"Columns must have at most {max_rows} rows, got {count}.")
+    known = {column.name: column for column in encoding.columns}
+    _check_columns([tensor["name"] for tensor in inputs], list(known))
+    count = _common_length(inputs, max_rows)
     columns: dict[str, Any] = {}
     start = 0
     for tensor in inputs:
-        name = tensor["name"]
+        name, parameters = tensor["name"], _parameters(tensor)
         if _column_length(tensor) != count:
             raise unprocessable(
                 f"Columns must have the same number of rows; `{name}` differs from the first."
@@ -320,19 +329,47 @@ def _frame(inputs: list[dict[str, Any]], binary: bytes, encoding: Encoding, max_
         datatype = tensor.get("datatype")
         if not isinstance(datatype, str) or datatype not in COLUMN_DATATYPES:
             raise unprocessable(f"The `datatype` of `{name}` must be one of {', '.join(COLUMN_DATATYPES)}.")
-        size = _parameters(tensor).get("binary_data_size")
+        size = parameters.get("binary_data_size")
         if size is None:
-            columns[name] = _listed_column(tensor, datatype, count)
-            continue
-        if tensor.get("data") is not None:
-            raise bad_request(f"`{name}` must have either `data` or `binary_data_size`, got both.")
-        if type(size) is not int or not 0 <= size <= len(binary) - start:
-            raise unprocessable(f"The `binary_data_size` of `{name}` must be its number of bytes.")
-        columns[name] = _binary_column(name, binary[start : start + size], datatype, count)
-        start += size
+            cells = _listed_column(tensor, datatype, count)
+        else:
+            if tensor.get("data") is not None:
+                raise bad_request(f"`{name}` must have either `data` or `binary_data_size`, got both.")
+            if type(size) is not int or not 0 <= size <= len(binary) - start:
+                raise unprocessable(f"The `binary_data_size` of `{name}` must be its number of bytes.")
+            cells = _binary_column(name, binary[start : start + size], datatype, count)
+            start += size
+        if datatype == "BYTES" and "content_type" in parameters:
+            cells = _typed_strings(cells, parameters["content_type"], known[name])
+        columns[name] = cells
     if start != len(binary):
         raise unprocessable(f"The columns have {start} bytes of binary data, got {len(binary)} bytes.")
     return pd.DataFrame(columns)
+
+
+def _typed_strings(cells: NDArray[np.object_], content_type: Any, column: Column) -> Any:
+    """Return strings whose content type is stated, as MLServer does: `str`, or `datetime` for ISO 8601."""
+    if content_type == "datetime" and isinstance(column, DateColumn):
+        return _dates(cells, column.name)
+    if content_type not in ("str", "datetime"):
+        raise unprocessable(f"The `content_type` of `{column.name}` must be str or datetime.")
+    return cells
+
+
+def _dates(cells: NDArray[np.object_], name: str) -> Any:
+    """Return dates and timestamps of ISO 8601 as UTC, whatever format the column declares for its strings."""
+    moments: list[datetime | None] = []
+    for row, cell in enumerate(cells):
+        string = "" if cell is None else cell.strip()
+        moment = None if string in MISSING_MARKERS else parse_date(string)
+        if moment is None and string not in MISSING_MARKERS:
+            raise unprocessable(f"Row {row + 1} of `{name}` must be a date such as 2024-01-31.")
+        moments.append(moment)
+    in_utc = [
+        moment if moment is None or moment.tzinfo is None else moment.astimezone(UTC).replace(tzinfo=None)
+        for moment in moments
+    ]
+    return pd.Series(in_utc, dtype="datetime64[us]")
 
 
 def _check_columns(given: list[str], names: list[str]) -> None:
@@ -348,6 +385,18 @@ def _check_columns(given: list[str], names: list[str]) -> None:
         )
     if len(given) > len(names):
         raise unprocessable("Every column must be given once.")
+
+
+def _common_length(inputs: list[dict[str, Any]], max_rows: int) -> int:
+    """Return the number of rows of all columns."""
+    count = _column_length(inputs[0])
+    if any(_column_length(tensor) != count for tensor in inputs):
+        raise unprocessable("All columns must have the same number of rows.")
+    if count < 1:
+        raise unprocessable("Columns must have at least 1 row.")
+    if count > max_rows:
+        raise HttpError(413, f"Columns must have at most {max_rows} rows, got {count}.")
+    return count
 
 
 def _column_length(tensor: Mapping[str, Any]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -12,11 +13,18 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
-from quietmax.data.encoding import CategoricalColumn, Column, Encoding, NumericColumn
+from quietmax.data.encoding import (
+    BooleanColumn,
+    CategoricalColumn,
+    Column,
+    DateColumn,
+    Encoding,
+    NumericColumn,
+    parse_date,
+)
 from quietmax.ledger.accounts import AccountState
 from quietmax.ledger.ledger import SpendingPoint
 from quietmax.server.auth import SESSION_SECONDS, Caller, is_cross_site
-from quietmax.server.codec import column_datatype
 from quietmax.server.deployment import Deployment
 from quietmax.server.errors import HttpError
 from quietmax.server.inference import decoded_request, encoded_answer
@@ -233,18 +241,32 @@ def _fields(encoding: Encoding) -> list[dict[str, Any]]:
 
 
 def _field(column: Column, public: bool) -> dict[str, Any]:
-    field: dict[str, Any] = {
-        "name": column.name,
-        "datatype": column_datatype(column),
-        "required": not column.missing,
-        "type": "number" if isinstance(column, NumericColumn) else "text",
-    }
-    if public and isinstance(column, NumericColumn):
-        field.update(low=column.low, high=column.high)
-        field.update(shown_low=f"{column.low:,.12g}", shown_high=f"{column.high:,.12g}")
-    if public and isinstance(column, CategoricalColumn):
-        field.update(type="choice", choices=list(column.categories))
+    """Return a form field: its name, whether it is required, and what the browser needs to show it."""
+    field: dict[str, Any] = {"name": column.name, "required": not column.missing, "type": "text"}
+    if isinstance(column, NumericColumn):
+        field["type"] = "number"
+        if public:
+            field.update(low=column.low, high=column.high)
+            field["hint"] = f"{column.low:,.12g} to {column.high:,.12g}"
+    elif isinstance(column, DateColumn):
+        field["type"] = "date" if len(column.low) == 10 else "datetime-local"
+        if public:
+            field.update(low=_local_time(column.low), high=_local_time(column.high))
+            field["hint"] = f"{column.low} to {column.high}"
+    elif isinstance(column, BooleanColumn):
+        field["choices"] = ["yes", "no"]
+    elif isinstance(column, CategoricalColumn) and public:
+        field["choices"] = list(column.categories)
     return field
+
+
+def _local_time(bound: str) -> str:
+    """Write the bound of a column of dates as an input of HTML does: in UTC, without an offset."""
+    moment = parse_date(bound)
+    if moment is None or len(bound) == 10:
+        return bound
+    in_utc = moment if moment.tzinfo is None else moment.astimezone(UTC).replace(tzinfo=None)
+    return in_utc.isoformat(timespec="seconds")
 
 
 async def _account_state(service: Service, account: AccountState, caller: Caller) -> dict[str, Any]:
