@@ -42,7 +42,7 @@ def write_messy_table(path: Path) -> None:
     empty column.
     """
     generator = np.random.default_rng(0)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for person in range(PERSONS):
         age, income = int(generator.integers(18, 80)), float(generator.gamma(4, 800))
         region, smoker = int(generator.integers(3)), int(generator.integers(2))
