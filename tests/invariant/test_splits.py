@@ -1,15 +1,19 @@
-"""What one row more or less in the source table does to the training part of the paper's split (`data.records`)."""
+"""What one row, or one person, more or less in the source table does to the two kinds of splits (`data.records`).
+
+In the paper's split other rows can move.  In the split of a user's own table (THEORY 3.8) nobody else moves.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from quietmax.data import Records, split
+from quietmax.data import Holdout, Records, hold_out, is_held_out, split
 from quietmax.errors import InvalidInput
 
 groups = st.lists(st.integers(1, 9), min_size=3, max_size=25)
@@ -82,3 +86,75 @@ def test_with_copies_one_row_can_replace_many_training_rows(size: int | None) ->
     lost, gained = worst(size)
     assert lost >= 59
     assert gained >= 59
+
+
+# A user's own table: a person is held out or not, whoever else is in the table.
+
+rows_of_people = st.lists(
+    st.tuples(st.sampled_from("abcdefghijkl"), st.integers(0, 9)), min_size=1, max_size=40
+)
+
+
+def visits(rows: list[tuple[str, int]], by_person: bool) -> Records:
+    """Rows of named people, or of nobody: then the content of a row decides."""
+    persons = np.array([name for name, _ in rows], dtype=object) if by_person else None
+    features = np.array([[ord(name), number] for name, number in rows], dtype=np.float32).reshape(-1, 2)
+    return Records("visits", features, np.arange(len(rows)) % 2, 2, persons=persons)
+
+
+@settings(max_examples=300)
+@given(
+    rows_of_people, rows_of_people, st.booleans(), st.floats(0, 1, exclude_max=True), st.integers(0, 2**70)
+)
+def test_adding_and_removing_people_moves_nobody_else_to_the_other_side(
+    rows: list[tuple[str, int]], others: list[tuple[str, int]], by_person: bool, share: float, seed: int
+) -> None:
+    holdout = Holdout(share, seed)
+    sides: dict[object, bool] = {}
+    for source in (rows, rows[1:], [*others, *rows], others):
+        for row, held_out in zip(
+            source, is_held_out(visits(source, by_person), holdout).tolist(), strict=True
+        ):
+            assert sides.setdefault(row[0] if by_person else row, held_out) == held_out
+
+
+@settings(max_examples=200)
+@given(rows_of_people, st.booleans(), st.integers(0, 999), st.randoms())
+def test_the_order_of_the_rows_does_not_change_their_side(
+    rows: list[tuple[str, int]], by_person: bool, seed: int, random: Random
+) -> None:
+    records = visits(rows, by_person)
+    order = random.sample(range(len(rows)), k=len(rows))
+    before, after = (is_held_out(source, Holdout(0.5, seed)) for source in (records, records.take(order)))
+    assert after.tolist() == before[order].tolist()
+
+
+@settings(max_examples=200)
+@given(rows_of_people, st.booleans(), st.integers(0, 999))
+def test_leaving_one_person_out_takes_that_person_and_nobody_else_from_the_training_set(
+    rows: list[tuple[str, int]], by_person: bool, seed: int
+) -> None:
+    gone = rows[0][0] if by_person else rows[0]
+    rest = [row for row in rows if (row[0] if by_person else row) != gone]
+    before, after = (hold_out(visits(source, by_person), 0.4, seed=seed).train for source in (rows, rest))
+    kept = [
+        row
+        for row in before.features.tolist()
+        if (chr(int(row[0])) if by_person else (chr(int(row[0])), int(row[1]))) != gone
+    ]
+    assert after.features.tolist() == kept
+
+
+@settings(max_examples=100)
+@given(rows_of_people, st.integers(0, 999))
+def test_no_person_is_on_both_sides_and_a_larger_share_only_adds_people(
+    rows: list[tuple[str, int]], seed: int
+) -> None:
+    records = visits(rows, True)
+    small, large = (hold_out(records, share, seed=seed) for share in (0.3, 0.6))
+    for parts in (small, large):
+        assert parts.train.persons is not None
+        assert parts.test.persons is not None
+        assert not set(parts.train.persons) & set(parts.test.persons)
+        assert sorted([*parts.train_rows, *parts.test_rows]) == [*range(len(rows))]
+    assert set(small.test_rows) <= set(large.test_rows)

@@ -17,12 +17,14 @@ import json
 import os
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import polars
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
@@ -30,10 +32,13 @@ import pytest
 
 from quietmax.data import (
     CategoricalColumn,
-    Encoding,
+    DateColumn,
     Holdout,
     NumericColumn,
     Records,
+    Schema,
+    as_frame,
+    encode_table,
     is_held_out,
     load,
     load_records,
@@ -123,6 +128,53 @@ NUMBERS = [
     "?",
     " 6 ",
 ]
+
+
+ANSWERS = ["yes", "No", "TRUE", "f", "1", "0.0", "y", " N ", "", "?", "unknown"]
+LOCAL_NUMBERS = [
+    "1.234,50",
+    "1.234",
+    "7",
+    "-0,5",
+    "12.345.678",
+    " 3,25 ",
+    "1e3",
+    "-inf",
+    "",
+    "NA",
+    "unknown",
+    "0,1",
+]
+MOMENTS = [
+    "2020-02-29",
+    "2019-12-31 23:59:59.999999",
+    "2021-06-01T08:30:00Z",
+    "2021-06-01T00:30:00+05:30",
+    "1900-01-01",
+    "9999-12-31",
+    "",
+    "NA",
+    "unknown",
+]
+GERMAN_DAYS = ["29.02.2020", "1.1.2021", "31.12.1899", "", "?", "unknown", "15.07.2024"]
+PLACES = ["North", "NORTH", " north", "Süd", "SÜD", "", "unknown", "östlich", "1", "1.0"]
+SPECIAL_ARROWS = {
+    "booleans": [pa.bool_(), pa.int8(), pa.float64(), *STRINGS, pa.dictionary(pa.int32(), pa.string())],
+    "dates": [
+        pa.date32(),
+        pa.date64(),
+        pa.timestamp("s"),
+        pa.timestamp("us"),
+        pa.timestamp("ns"),
+        pa.timestamp("us", "UTC"),
+        pa.timestamp("ms", "Europe/Berlin"),
+        pa.timestamp("ns", "+05:30"),
+        *STRINGS,
+        pa.dictionary(pa.int32(), pa.timestamp("us")),
+    ],
+    "hashed": FLAT,
+}
+"""The Arrow types of columns that are declared as booleans, dates or hashed."""
 
 
 @dataclass
@@ -243,8 +295,78 @@ def _declare(rng: random.Random, declared: dict[str, Any], name: str, texts: Seq
         ]
 
 
+def _declare_special(rng: random.Random, declared: dict[str, Any], name: str, kind: str) -> None:
+    """Declare a column as booleans, dates or hashed."""
+    if rng.random() < 0.3:
+        declared["complete"].append(name)
+    if kind in ("booleans", "dates", "separators") or rng.random() < 0.5:
+        declared["missing_values"][name] = ["unknown"]
+    if kind == "booleans":
+        declared["booleans"].append(name)
+    elif kind == "dates":
+        days, times = ("2000-01-01", "2021-12-31"), ("2019-12-31 23:59:59", "2021-06-01 08:30:00Z")
+        declared["dates"][name] = rng.choice([days, times])
+    elif kind == "hashed":
+        declared["hashed"][name] = rng.choice([2, 7, 64])
+        if rng.random() < 0.5:
+            declared["ignore_case"].append(name)
+
+
+def _special_array(rng: random.Random, kind: str, count: int) -> Any:
+    """A random array for a column that is declared as booleans, dates or hashed."""
+    arrow = rng.choice(SPECIAL_ARROWS[kind])
+    if kind == "hashed":
+        return _array(rng, arrow, count, False)
+    inner = arrow.value_type if pa.types.is_dictionary(arrow) else arrow
+    if inner in STRINGS:
+        strings = [rng.choice(ANSWERS if kind == "booleans" else MOMENTS) for _ in range(count)]
+        return pa.array(strings).cast(inner).cast(arrow)
+    gaps = rng.choice([0.0, 0.2])
+    if kind == "booleans":
+        numbers = [None if rng.random() < gaps else rng.randrange(2) for _ in range(count)]
+        return pa.array(numbers, pa.int8()).cast(arrow)
+    days = [rng.randrange(-30_000, 40_000) for _ in range(count)]  # 1887 to 2079
+    if pa.types.is_date32(inner):
+        stored = days
+    elif pa.types.is_date64(inner):
+        stored = [day * 86_400_000 for day in days]
+    else:
+        unit = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[inner.unit]
+        stored = [day * 86_400 * unit + rng.randrange(86_400 * unit) for day in days]
+    cells = [None if rng.random() < gaps else number for number in stored]
+    array = pa.array(cells, pa.int32() if inner.bit_width == 32 else pa.int64()).view(inner)
+    return array.dictionary_encode() if pa.types.is_dictionary(arrow) else array
+
+
+def _special_text(rng: random.Random, declared: dict[str, Any], name: str, count: int) -> list[str]:
+    """Random strings for a column of a special type, and its declaration."""
+    kind = rng.choice(["booleans", "dates", "hashed", "separators", "format", "case"])
+    pools = {"booleans": ANSWERS, "dates": MOMENTS, "separators": LOCAL_NUMBERS, "format": GERMAN_DAYS}
+    if kind in ("booleans", "dates", "hashed", "separators"):
+        _declare_special(rng, declared, name, kind)
+    if kind == "separators":
+        declared["bounds"][name] = (-1, rng.choice([5, 1e6]))
+        declared["decimal"][name], declared["thousands"][name] = ",", "."
+    elif kind == "format":
+        declared["dates"][name] = ("1990-01-01", "2021-12-31")
+        declared["date_formats"][name] = "%d.%m.%Y"
+        declared["missing_values"][name] = ["unknown"]
+    elif kind == "case":
+        declared["categories"][name] = ["north", "süd", "1"]
+        declared["ignore_case"].append(name)
+    return [rng.choice(pools.get(kind, PLACES)) for _ in range(count)]
+
+
 def _empty_declaration() -> dict[str, Any]:
     return {
+        "dates": {},
+        "date_formats": {},
+        "booleans": [],
+        "hashed": {},
+        "decimal": {},
+        "thousands": {},
+        "ignore_case": [],
+        "missing_values": {},
         "bounds": {},
         "categories": {},
         "scales": {},
@@ -263,6 +385,11 @@ def generate_arrow(rng: random.Random) -> Generated:
     count, declared, columns = rng.randrange(4, 14), _empty_declaration(), {}
     for number in range(rng.randrange(1, 4)):
         name, numeric = f"c{number}", rng.random() < 0.5
+        if rng.random() < 0.4:
+            special = rng.choice([*SPECIAL_ARROWS])
+            columns[name] = _special_array(rng, special, count)
+            _declare_special(rng, declared, name, special)
+            continue
         kind = rng.choice(NUMERIC if numeric else FLAT)
         columns[name] = _array(rng, kind, count, numeric)
         _declare(rng, declared, name, None if numeric else _strings(columns[name]))
@@ -309,6 +436,9 @@ def generate_text(rng: random.Random) -> Generated:
     count, declared, columns = rng.randrange(4, 14), _empty_declaration(), {}
     for number in range(rng.randrange(1, 4)):
         name, numeric = f"c{number}", rng.random() < 0.5
+        if rng.random() < 0.5:
+            columns[name] = _special_text(rng, declared, name, count)
+            continue
         made = (
             [*(str(rng.randrange(2**64)) for _ in range(2)), repr(rng.uniform(-1, 1)), *NUMBERS]
             if numeric
@@ -393,26 +523,41 @@ def generate_frame(rng: random.Random) -> Generated:
     return Generated({"frame": pd.DataFrame(frame)}, table.declared, rng, table.rows)
 
 
+def generate_polars(rng: random.Random) -> Generated:
+    """A polars frame with strings, numbers, booleans, dates and categories."""
+    table = generate_text(rng)
+    columns: dict[str, Any] = dict(table.columns)
+    for name in list(columns):
+        if name in table.declared["categories"] and rng.random() < 0.5:
+            columns[name] = polars.Series(columns[name], dtype=polars.Categorical)
+    declared, count = table.declared, table.rows
+    columns["bit"] = [rng.choice([True, False, None]) for _ in range(count)]
+    columns["day"] = [rng.choice([date(2020, 2, 29), date(1999, 1, 1), None]) for _ in range(count)]
+    columns["size"] = polars.Series([rng.choice([1, 2**40, None]) for _ in range(count)], dtype=polars.Int64)
+    declared["booleans"].append("bit")
+    declared["dates"]["day"] = ("2000-01-01", "2021-12-31")
+    declared["bounds"]["size"] = (0, 1e13)
+    return Generated({"polars": polars.DataFrame(columns)}, declared, rng, count)
+
+
 def read_frame(table: Generated, rows: list[int], _folder: Path) -> list[bytes]:
-    declared = table.declared
+    return _bits_with_codes(table.columns["frame"].take(rows), table)
+
+
+def read_polars(table: Generated, rows: list[int], _folder: Path) -> list[bytes]:
+    return _bits_with_codes(table.columns["polars"][rows], table)
+
+
+def _bits_with_codes(frame: Any, table: Generated) -> list[bytes]:
+    """The bits of each row, with categories as one feature each and as codes."""
+    records = encode_table(frame, Schema.from_dict(table.declared))
+    assert records.encoding is not None
     columns = tuple(
-        NumericColumn(
-            name,
-            low=declared["bounds"][name][0],
-            high=declared["bounds"][name][1],
-            scale=declared["scales"].get(name, "linear"),
-            edges=tuple(declared["edges"].get(name, ())),
-        )
-        if name in declared["bounds"]
-        else CategoricalColumn(
-            name, tuple(declared["categories"][name]), style=("one-hot", "codes")[len(name) % 2]
-        )
-        for name in table.columns["frame"].columns
-        if name not in ("y", "who")
+        replace(column, style="codes") if isinstance(column, CategoricalColumn) else column
+        for column in records.encoding.columns
     )
-    encoding = Encoding(columns, "y", tuple(declared["classes"]))
-    features, labels = encoding.encode(table.columns["frame"].take(rows), "y")
-    return _bits(Records("frame", features, labels, len(declared["classes"])))
+    codes = replace(records.encoding, columns=columns).encode(as_frame(frame))
+    return _bits(replace(records, features=np.hstack([records.features, codes])))
 
 
 def read_file(
@@ -444,6 +589,7 @@ WAYS: dict[
     "parquet": (generate_arrow, read_file(write_parquet)),
     "npz": (generate_arrays, read_file(write_arrays)),
     "frame": (generate_frame, read_frame),
+    "polars": (generate_polars, read_polars),
 }
 
 
@@ -519,6 +665,56 @@ def test_a_column_scaled_by_its_own_maximum_is_caught(
 
     monkeypatch.setattr(NumericColumn, "encode", fitted)
     assert _found(way, tmp_path)
+
+
+def test_dates_scaled_by_the_latest_one_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = DateColumn.encode
+
+    def fitted(self: DateColumn, values: Any, features: Any) -> None:
+        honest(self, values, features)
+        features[:, 0] /= max(features[:, 0].max(), 1e-3)
+
+    monkeypatch.setattr(DateColumn, "encode", fitted)
+    assert _found("csv", tmp_path)
+    assert _found("parquet", tmp_path)
+
+
+def test_separators_that_are_read_from_the_column_are_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = NumericColumn._read
+
+    def guessed(self: NumericColumn, values: Any) -> Any:
+        commas = any("," in str(value) for value in values)
+        return honest(self if commas else replace(self, decimal=".", thousands=""), values)
+
+    monkeypatch.setattr(NumericColumn, "_read", guessed)
+    assert _found("csv", tmp_path)
+
+
+def test_a_holdout_of_every_second_row_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        globals(), "is_held_out", lambda records, holdout: np.arange(len(records)) % 2 < holdout.share
+    )
+    assert _found("csv", tmp_path)
+
+
+def test_the_generators_make_columns_of_every_declared_type() -> None:
+    keys = (
+        "booleans",
+        "dates",
+        "date_formats",
+        "hashed",
+        "decimal",
+        "ignore_case",
+        "missing_values",
+        "categories",
+    )
+    for generate in (generate_text, generate_arrow):
+        made = [generate(random.Random(f"types {seed}")).declared for seed in range(200)]
+        assert [key for key in keys if not any(declared[key] for declared in made)] == (
+            [] if generate is generate_text else ["date_formats", "decimal"]
+        )
 
 
 def test_the_generator_makes_columns_of_every_type() -> None:
