@@ -490,12 +490,13 @@ def test_evaluations_of_another_model_or_edited_ones_are_refused(tmp_path: Path)
     path = folder / EVALUATION_FILE
     content = json.loads(path.read_text())
     entry = content["evaluations"][0]
-    for edited in (
+    edits: list[object] = [
         [], {}, {**content, "format": "x"}, {**content, "weights_sha256": "0" * 64}, {**content, "evaluations": 3},
         {**content, "evaluations": [{**entry, "mu": 0.01}]},
         {**content, "evaluations": [{**entry, "composition": "none", "result": None}]},
         {**content, "evaluations": [{**entry, "result": {**entry["result"], "noise": 0}}]},
-    ):  # fmt: skip
+    ]  # fmt: skip
+    for edited in edits:
         path.write_text(json.dumps(edited))
         with pytest.raises(DataUnavailable, match="What was spent on them is unknown"):
             read_evaluations(folder)

@@ -537,15 +537,15 @@ def evaluation_mu(
         return mu_of(epsilon, 1e-5 if delta is None else delta)
     if composition == "sequential":
         raise InvalidInput(
-            "The evaluated people may be in the training set, so the evaluation costs them more than the training did: "
-            "a budget is required (epsilon and delta). A model that was trained with a holdout is evaluated for free."
+            "The evaluated people may be in the training set, so the evaluation costs them something in addition to "
+            "the training: a budget is required (`epsilon`, `delta`). For people who were held out it is free."
         )
     left = _as_gaussian(training).amount - _amount(charges, "parallel")
     found = root_rounded_down(left) if left > 0 else 0.0
     if found < 1e-3 * _as_gaussian(training).mu:
         raise BudgetExhausted(
             "The evaluations of this holdout have spent as much as the training. A further evaluation requires a "
-            "budget (epsilon and delta) and weakens the guarantee of the model and its evaluations together."
+            "budget (`epsilon`, `delta`) and weakens the guarantee of the model and its evaluations together."
         )
     return found
 
