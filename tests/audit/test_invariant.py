@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quietmax import PrivateHead, Teachers
 from quietmax.audit import audit_invariant, audit_model_invariant
-from quietmax.data import CategoricalColumn, Encoding, NumericColumn
+from quietmax.data import CategoricalColumn, Encoding, NumericColumn, Records
 from quietmax.data.encoding import BooleanColumn, DateColumn, HashedColumn
 from quietmax.errors import InvalidInput
 from quietmax.estimators.serialization import PrivateModel, open_private, save_private
@@ -26,10 +26,10 @@ WIDTH = len(ENCODING.feature_names)
 
 @pytest.fixture
 def head(tmp_path: Path) -> PrivateModel:
-    records = np.random.default_rng(0).random((80, WIDTH), np.float32)
-    fitted = PrivateHead(features=RandomFourier(count=8), classes=("no", "yes"), declared_size=80)
-    fitted.fit(records, np.array(["no", "yes"] * 40))
-    return open_private(save_private(fitted, tmp_path / "head", dataset="people", encoding=ENCODING))
+    rows = np.random.default_rng(0).random((80, WIDTH), np.float32)
+    records = Records("people", rows, np.arange(80) % 2, 2, encoding=ENCODING)
+    fitted = PrivateHead(features=RandomFourier(count=8), declared_size=80).fit(records)
+    return open_private(save_private(fitted, tmp_path / "head", dataset="people"))
 
 
 def test_a_correct_head_is_consistent_in_every_part(head: PrivateModel) -> None:

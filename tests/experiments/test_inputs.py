@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from quietmax.attacks.shadow_models import ShadowPool
+from quietmax.data import Holdout
+from quietmax.errors import InvalidInput
 from quietmax.experiments import inputs as inputs_module
 from quietmax.experiments.evaluate import measure
 from quietmax.experiments.grid import DataSource, Effort, Group, Trial
-from quietmax.experiments.inputs import SharedInputs, training_records
+from quietmax.experiments.inputs import SharedInputs, holdout_share, training_size
 from quietmax.experiments.results import ResultStore
 
 
@@ -27,13 +29,34 @@ def test_shared_networks_are_read_back_rather_than_trained_again(
     )
 
 
-def test_a_comparison_trains_on_the_data_sets_number_of_records_or_two_fifths_of_a_table(
+def test_a_comparison_trains_on_the_data_sets_number_of_records_or_on_what_the_holdout_leaves(
     table: DataSource,
 ) -> None:
-    assert training_records(DataSource.of("mnist"), None) == 10_000
-    assert training_records(DataSource.of("mnist"), 500) == 500
-    assert training_records(table, None) == 240
-    assert training_records(table, 100) == 100
+    mnist, fair = DataSource.of("mnist"), DataSource.of("fair")
+    assert holdout_share(mnist, None, None) is None
+    assert training_size(mnist, None, None) == 10_000
+    assert training_size(mnist, 500, None) == 500
+    assert holdout_share(fair, None, None) == 0.2
+    assert holdout_share(fair, 500, None) is None
+    assert holdout_share(table, None, None) == 0.2
+    assert holdout_share(table, None, 0.3) == 0.3
+    assert training_size(table, None, 0.2) == 480
+    with pytest.raises(InvalidInput, match="`holdout` is the share of a table"):
+        holdout_share(table, 100, None)
+    with pytest.raises(InvalidInput, match="`holdout` must be above 0"):
+        holdout_share(table, None, 0.0)
+
+
+def test_the_holdout_is_the_test_part_and_is_stored_in_keys_only_where_there_is_one(
+    table: DataSource, store: ResultStore
+) -> None:
+    shared = SharedInputs(Group(table, Effort(480, 2, holdout=0.2), seed=3), store)
+    assert shared.data.holdout == Holdout(0.2, 3)
+    assert len(shared.data.train_rows) + len(shared.data.test_rows) == 600
+    assert 80 < len(shared.data.test_rows) < 160  # 120 expected, 4 standard deviations on either side
+    assert not len(shared.data.pool_rows)
+    assert "holdout" not in Effort(480, 2).to_json()
+    assert Effort(480, 2, holdout=0.2).to_json()["holdout"] == 0.2
 
 
 def test_published_dpsgd_loses_less_accuracy_with_less_noise(

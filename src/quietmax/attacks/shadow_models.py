@@ -359,14 +359,12 @@ def with_shadow_data(data: Split, others: Records, *, seed: int = 0) -> Split:
         if not set(own.persons).isdisjoint(others.persons):
             raise InvalidInput(f"`shadow_data` must hold other people: some are in '{data.name}' too.")
         persons = np.concatenate([own.persons, others.persons])
-    together = Records(
-        own.name,
-        np.concatenate([own.features, others.features]),
-        np.concatenate([own.labels, others.labels]),
-        own.classes,
-        own.image_shape,
-        own.encoding,
-        persons,
+    together = replace(
+        own,
+        features=np.concatenate([own.features, others.features]),
+        labels=np.concatenate([own.labels, others.labels]),
+        persons=persons,
+        raw_hashes=None,
     )
     added = len(own) + np.arange(len(others))
     if len(data.test_rows):

@@ -25,6 +25,7 @@ from quietmax.data.records import Records
 from quietmax.errors import InvalidInput
 from quietmax.estimators.dpsgd.config import PrivateSettings
 from quietmax.estimators.dpsgd.training import train_private_stack
+from quietmax.estimators.training_set import Persons
 from quietmax.models.mlp import initial_mlp
 from quietmax.models.stacked import Progress, TrainingSettings, train_stack
 
@@ -362,22 +363,22 @@ def private_network_draws(
 ) -> tuple[Draw, Draw]:
     """Return draws for `distinguish`: how far DP-SGD moved the canary's margin, trained without and with it.
 
-    The margin is the logit of the canary's label minus the mean of the others. The adversary sees the released weights
-    and the initial ones, which no record enters; the change of the margin is a function of both. Many networks are
-    trained at once, each from its own seed.
+    The margin is the logit of the canary's label minus the mean of the others, averaged over a person's rows. The
+    adversary sees the released weights and the initial ones, which no record enters; the change of the margin is a
+    function of both. Many networks are trained at once, each from its own seed.
 
     Parameters
     ----------
     records : Records
         The training records.
     canary : Records
-        One record.
+        One record, or the rows of one person if the records have persons.
     settings : PrivateSettings
         How the networks are trained.
     noise_multiplier : float
         Noise multiplier of DP-SGD.
     size : int
-        The declared number of records.
+        The declared number of records, or of persons.
     seed : int
         The first seed.
     at_once : int
@@ -391,11 +392,8 @@ def private_network_draws(
         Draws without and with the canary.
     """
     _check_single(canary)
-    if len(canary) > 1:
-        raise InvalidInput(
-            "private_network_draws trains by records; audit_training with DPSGD audits whole persons."
-        )
     joined = _joined(records, canary)
+    persons = None if joined.persons is None else Persons(joined.persons)
     widths = (joined.features.shape[1], *settings.hidden, records.classes)
 
     def train(rows: NDArray[np.int64], seeds: list[int]) -> Floats:
@@ -408,12 +406,14 @@ def private_network_draws(
             noise_multipliers=[noise_multiplier] * len(seeds),
             seeds=seeds,
             sizes=[size] * len(seeds),
+            persons=persons,
             progress=progress,
         )
         first = initial_mlp(widths, settings.activation, tuple(seeds))
-        moved = (stack.stacked_logits(canary.features) - first.stacked_logits(canary.features))[:, 0]
-        own = moved[:, int(canary.labels[0])]
-        return np.asarray((own - (moved.sum(1) - own) / (records.classes - 1)).double().numpy())
+        moved = stack.stacked_logits(canary.features) - first.stacked_logits(canary.features)
+        own = moved[:, np.arange(len(canary)), canary.labels]
+        margins = own - (moved.sum(2) - own) / (records.classes - 1)
+        return np.asarray(margins.double().numpy().mean(1))
 
     return _neighbouring_draws(len(records), len(canary), train, seed, at_once)
 
@@ -484,12 +484,10 @@ def _joined(records: Records, canaries: Records) -> Records:
         if not set(records.persons).isdisjoint(canaries.persons):
             raise InvalidInput("A canary must not be a person of the records.")
         persons = np.concatenate([records.persons, canaries.persons])
-    return Records(
-        records.name,
-        np.concatenate([records.features, canaries.features]),
-        np.concatenate([records.labels, canaries.labels]),
-        records.classes,
-        records.image_shape,
-        records.encoding,
-        persons,
+    return replace(
+        records,
+        features=np.concatenate([records.features, canaries.features]),
+        labels=np.concatenate([records.labels, canaries.labels]),
+        persons=persons,
+        raw_hashes=None,
     )

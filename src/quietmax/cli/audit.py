@@ -356,7 +356,7 @@ def _audit_training(
     stated = Guarantee(
         "approximate", epsilon=options.epsilon, delta=options.delta, because="Stated on the command line."
     )
-    if options.method == "repeated" and options.estimator == "dpsgd" and canaries.unit == "record":
+    if options.method == "repeated" and options.estimator == "dpsgd":
         return _audit_repeated_dpsgd(split, canaries, options, confidence, subject, progress)
     if options.method == "repeated" and options.estimator == "network":
         without, inside = network_draws(
@@ -410,13 +410,12 @@ def _fit(split: Split, canaries: int, options: TrainingOptions) -> Fit[Any]:
             "declared_size": units,
             "random_state": state,
         }
-        private: Any = PrivateHead(options.epsilon, options.delta, **public)
+        private: DPSGD | Teachers | PrivateHead = PrivateHead(options.epsilon, options.delta, **public)
         if options.estimator == "dpsgd":
             private = DPSGD(options.epsilon, options.delta, **public)
         elif options.estimator == "teachers":
             private = Teachers(options.epsilon, options.delta, queries=canaries, **public)
-        persons = {} if records.persons is None else {"groups": records.persons}
-        return private.fit(records.features, records.labels, **persons)
+        return private.fit(records.features, records.labels, groups=records.persons)
 
     return fit
 
@@ -450,7 +449,7 @@ def _audit_repeated_dpsgd(
     from quietmax.estimators.dpsgd.config import default_length, make_plan
     from quietmax.estimators.dpsgd.estimator import network_guarantee
 
-    size, columns = len(split.train), split.train.features.shape[1]
+    size, columns = int(split.train.units.max()) + 1, split.train.features.shape[1]
     planned = make_plan(
         size,
         epsilon=options.epsilon,
@@ -469,12 +468,20 @@ def _audit_repeated_dpsgd(
     return distinguish(
         without,
         inside,
-        network_guarantee(planned, exact=False, own_module=False, size_declared=True, classes_declared=True),
+        network_guarantee(
+            planned,
+            exact=False,
+            own_module=False,
+            size_declared=True,
+            classes_declared=True,
+            unit=canary.unit,
+        ),
         samples=options.times,
         confidence=confidence,
         delta=options.delta,
         subject=subject,
-        details={"method": "repeated training", "records": size},
+        details={"method": "repeated training", "records": len(split.train)},
+        unit=canary.unit,
     )
 
 

@@ -52,7 +52,16 @@ def command(
     repeats: Annotated[int, typer.Option(min=1, help="Random splits to average over.")] = 1,
     records: Annotated[
         int | None,
-        typer.Option(min=10, help="Training records. Default: the data set's number; two fifths of a table."),
+        typer.Option(
+            min=10, help="Data sets of the paper: number of training records. Default: the data set's number."
+        ),
+    ] = None,
+    holdout: Annotated[
+        float | None,
+        typer.Option(
+            help="Your own table: share of the persons (without --person: of the rows) that is the test part. "
+            "Default: 0.2."
+        ),
     ] = None,
     shadows: Annotated[int, typer.Option(min=1, help="Shadow networks of the attacks.")] = 10,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of the network and its shadow networks.")] = 100,
@@ -68,9 +77,10 @@ def command(
 ) -> None:
     """Compare accuracy, leakage, claimed and audited epsilon, and times of all methods on the same splits.
 
-    The output names the methods without a proven guarantee. The report is for the owner of the records only: it is
-    computed from them without noise, and the number of records is taken as public. The command can be interrupted; the
-    same command continues from there.
+    The output names the methods without a proven guarantee. A table is split by --holdout; the attacks train shadow
+    networks on the table itself, each without another random part of it, and tell persons apart if there is a person
+    column. The report is for the owner of the records only: it is computed from them without noise, and the number of
+    records is taken as public. The command can be interrupted; the same command continues from there.
 
     Examples:
 
@@ -79,7 +89,7 @@ def command(
     quietmax compare people.csv --label income --epsilons 1 --queries 1,100
     """
     from quietmax.experiments.grid import DataSource, Effort, Group
-    from quietmax.experiments.inputs import SharedInputs, training_records
+    from quietmax.experiments.inputs import SharedInputs, holdout_share, training_size
     from quietmax.experiments.methods import check_attacks, method_trials
     from quietmax.experiments.report import OWNER_ONLY, SEEDED_NOISE, ReportInfo, write_report
     from quietmax.experiments.results import ResultStore
@@ -89,8 +99,9 @@ def command(
     chosen_methods = list(dict.fromkeys(listed(methods) or DEFAULT_METHODS))
     source = DataSource.of(subject, table.given())
     alpha = _check_source(source, data_dir, download)
-    size = training_records(source, records, data_dir)
-    effort = Effort(size, shadows, alpha, epochs, attack_epochs, chosen_attacks)
+    share = holdout_share(source, records, holdout)
+    size = training_size(source, records, share, data_dir)
+    effort = Effort(size, shadows, alpha, epochs, attack_epochs, chosen_attacks, share)
     groups = [Group(source, effort, repeat, seed) for repeat in range(repeats)]
     chosen_epsilons = numbers(epsilons, "--epsilons") or list(DEFAULT_EPSILONS)
     trials = [
@@ -98,13 +109,15 @@ def command(
         for group in groups
         for trial in method_trials(group, chosen_methods, chosen_epsilons, _counts(queries))
     ]
-    check_attacks(chosen_methods, SharedInputs(groups[0], ResultStore(output), data_dir))
+    shared = SharedInputs(groups[0], ResultStore(output), data_dir)
+    check_attacks(chosen_methods, shared)
     done = run_with_progress(trials, output, workers=workers, ray=ray, data_dir=data_dir, quiet=as_json)
     summaries = summarize(done.results)
     failures = {str(trial): failure for trial, failure in done.failures.items()}
     info = ReportInfo(
         f"Privacy and utility on {source.title}",
-        f"{size:,} training records, {shadows} shadow networks, {epochs} epochs, {repeats} repeats",
+        f"{size:,} training {shared.data.records.unit}s, {shadows} shadow networks, {epochs} epochs, "
+        f"{repeats} repeats",
         seed,
         tuple(f"{trial}: {failure}" for trial, failure in failures.items()),
         paper=False,

@@ -124,7 +124,7 @@ def _claim(trial: Trial, chosen: Method, prepared: PreparedMethod, shared: Share
     # The number of records of a user's own table is taken as public, so its guarantee rests on that assumption.
     if status == "proven" and (shared.encoding_measured or trial.group.source.digest):
         status = "conditional"
-    delta = declared_delta(len(shared.data.train_rows)) if chosen.axis == "like-for-like" else 0.0
+    delta = declared_delta(trial.group.effort.records) if chosen.axis == "like-for-like" else 0.0
     return {
         "status": status,
         "claimed_epsilon": trial.epsilon,
@@ -144,9 +144,10 @@ def _audit(
 
     A mechanism is audited once, at repeat 0, against the claim for *one* answer. The bound of a model takes the
     division into members and non-members as fair coins (`quietmax.audit.bounds`) and gives each attack its share of
-    the permitted error; it is 0 where the attacks hardly guess better than a coin.
+    the permitted error; it is 0 where the attacks hardly guess better than a coin. If there are more members than
+    non-members, as with a holdout, a random part of them counts, as large as the non-members.
     """
-    delta = declared_delta(len(shared.data.train_rows))
+    delta = declared_delta(trial.group.effort.records)
     if prepared.mechanism is not None:
         if trial.group.repeat:
             return {"audited_epsilon": None, "audited": ""}
@@ -165,17 +166,30 @@ def _audit(
         }
     if not reports:
         return {"audited_epsilon": None, "audited": ""}
-    bounds = [
-        epsilon_from_guesses(
-            report.members + report.nonmembers,
-            report.members + report.nonmembers,
-            round(report.tpr.value * report.members + (1 - report.fpr.value) * report.nonmembers),
-            delta=0.0 if chosen.status == "none" else delta,
-            confidence=1 - (1 - AUDIT_CONFIDENCE) / len(reports),
+    bounds = []
+    for attacked in reports.values():
+        guesses, right = _fair_guesses(attacked, trial.noise_seed)
+        bounds.append(
+            epsilon_from_guesses(
+                guesses,
+                guesses,
+                right,
+                delta=0.0 if chosen.status == "none" else delta,
+                confidence=1 - (1 - AUDIT_CONFIDENCE) / len(reports),
+            )
         )
-        for report in reports.values()
-    ]
     return {"audited_epsilon": _finite(max(bounds)), "audited": "the attacks' guesses"}
+
+
+def _fair_guesses(report: AttackReport, seed: int) -> tuple[int, int]:
+    """Return the number of guesses about as many members as non-members, and of right ones."""
+    found = round(report.tpr.value * report.members)
+    counted = min(report.members, report.nonmembers)
+    if counted < report.members:
+        generator = np.random.default_rng((0xFA12, seed))
+        found = int(generator.hypergeometric(found, report.members - found, counted))
+    rejected = round((1 - report.fpr.value) * report.nonmembers)
+    return counted + report.nonmembers, found + rejected
 
 
 def _finite(value: float | None) -> float | None:

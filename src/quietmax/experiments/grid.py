@@ -107,7 +107,7 @@ class Effort:
     Parameters
     ----------
     records : int
-        Training records.
+        Training records; with a holdout, about the number of training persons or rows, which is taken as public.
     shadows : int
         Shadow networks.
     alpha : float
@@ -118,6 +118,8 @@ class Effort:
         Epochs of the attack networks.
     attacks : tuple of str
         Names of the attacks. Without any, no shadow network is trained.
+    holdout : float, optional
+        Share of the persons (without persons: of the rows) that is the test part. None: the paper's split.
     """
 
     records: int
@@ -126,9 +128,10 @@ class Effort:
     epochs: int = 100
     attack_epochs: int = 100
     attacks: tuple[str, ...] = ("shadow",)
+    holdout: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields."""
+        """Return all fields; the holdout only if there is one, so that results of the paper's split are found."""
         return {
             "records": self.records,
             "shadows": self.shadows,
@@ -136,6 +139,7 @@ class Effort:
             "epochs": self.epochs,
             "attack_epochs": self.attack_epochs,
             "attacks": list(self.attacks),
+            **({} if self.holdout is None else {"holdout": self.holdout}),
         }
 
 

@@ -23,9 +23,10 @@ from quietmax.attacks.metrics import Released
 from quietmax.attacks.shadow import FittedShadow, Shadow
 from quietmax.attacks.shadow_models import Design, ShadowPool, candidate_rows
 from quietmax.data.load import load_records
-from quietmax.data.records import Records, Split, split
+from quietmax.data.records import Records, Split, hold_out, split
 from quietmax.data.registry import dataset
 from quietmax.data.tables import is_table_path
+from quietmax.errors import InvalidInput
 from quietmax.estimators.dpsgd.training import train_sweep
 from quietmax.estimators.head.training import default_features
 from quietmax.experiments.grid import DataSource, Group
@@ -50,6 +51,10 @@ every one.
 """
 
 
+_HOLDOUT = 0.2
+"""Share of a table that is the test part of a comparison unless it is given."""
+
+
 class SharedInputs:
     """The shared inputs of one group.
 
@@ -71,8 +76,11 @@ class SharedInputs:
     @cached_property
     def data(self) -> Split:
         """The records in the paper's encoding, split by the repeat's seed."""
-        records = source_records(self.group.source, self._data_dir)
-        return split(records, size=self.group.effort.records, seed=self.group.seed + self.group.repeat)
+        records, effort = source_records(self.group.source, self._data_dir), self.group.effort
+        seed = self.group.seed + self.group.repeat
+        if effort.holdout is not None:
+            return hold_out(records, effort.holdout, seed=seed)
+        return split(records, size=effort.records, seed=seed)
 
     @cached_property
     def settings(self) -> TrainingSettings:
@@ -287,15 +295,61 @@ def _public_records(source: DataSource, data_dir: str | Path | None, data: Split
     return load_records(source.name, data_dir=data_dir) if source.name in _CENTRED else data.records
 
 
-def training_records(source: DataSource, records: int | None, data_dir: str | Path | None = None) -> int:
-    """Return the number of training records of a comparison.
+def holdout_share(source: DataSource, records: int | None, holdout: float | None) -> float | None:
+    """Return the share of a comparison's records that is the test part, None for the paper's split.
+
+    Parameters
+    ----------
+    source : DataSource
+        A data set or table.
+    records : int, optional
+        The number of training records that the user wants, for the paper's split.
+    holdout : float, optional
+        The share that the user wants; by default the data set's, and 0.2 of a table.
+
+    Returns
+    -------
+    float or None
+
+    Raises
+    ------
+    InvalidInput
+        If the two contradict each other or the source, or nobody would be held out.
+
+    Examples
+    --------
+    >>> holdout_share(DataSource.of("mnist"), None, None) is None
+    True
+    """
+    table = is_table_path(source.name)
+    if records is not None:
+        if table or holdout is not None:
+            raise InvalidInput(
+                "`records` applies only to the paper's split of registered data sets; `holdout` is the share of a "
+                "table that is held out."
+            )
+        return None
+    share = holdout if holdout is not None else _HOLDOUT if table else dataset(source.name).holdout
+    if share is not None and not 0 < share < 1:
+        raise InvalidInput(
+            f"`holdout` must be above 0 and below 1, since a comparison tests on it; got {share}."
+        )
+    return share
+
+
+def training_size(
+    source: DataSource, records: int | None, share: float | None, data_dir: str | Path | None = None
+) -> int:
+    """Return the number of training records, or persons, of a comparison.
 
     Parameters
     ----------
     source : DataSource
         A data set or table. A table is read, which detects errors in it before anything is trained.
     records : int, optional
-        The number that the user wants; by default the data set's, and two fifths of a table.
+        The number that the user wants; by default the data set's.
+    share : float, optional
+        What `holdout_share` returned. With a holdout, the number is what it leaves of all persons or rows.
     data_dir : str or pathlib.Path, optional
         Folder of the data sets' files.
 
@@ -303,9 +357,10 @@ def training_records(source: DataSource, records: int | None, data_dir: str | Pa
     -------
     int
     """
-    if is_table_path(source.name):
-        return len(split(source_records(source, data_dir), size=records).train_rows)
-    return records or dataset(source.name).records
+    if share is None:
+        return records or dataset(source.name).records
+    units = int(source_records(source, data_dir).units.max(initial=-1)) + 1
+    return max(1, round((1 - share) * units))
 
 
 def _stack_to_arrays(stack: MLP) -> dict[str, NDArray[Any]]:

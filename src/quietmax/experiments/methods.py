@@ -178,8 +178,7 @@ def _sampled_neuron(trial: Trial, shared: SharedInputs) -> PreparedMethod:
         queries=queries,
         **_public(trial, shared),
     )
-    features, labels = _training_part(shared, shared.public_features)
-    _, seconds = _timed(lambda: head.fit(features, labels))
+    seconds = _fit(head, shared, shared.public_features)
     budget, source = Budget(_epsilon(trial), queries=queries), SeededNoise(trial.noise_seed)
     answerer = Answerer.prepare(head.predictor_.model, SampledNeuron("laplace"), budget, noise=source)
     return _charged(answerer, lambda rows: shared.public_features[_places(shared, rows)], seconds)
@@ -193,8 +192,7 @@ def _teachers(trial: Trial, shared: SharedInputs) -> PreparedMethod:
         features=Identity(),
         **_public(trial, shared),
     )
-    features, labels = _training_part(shared, shared.public_features)
-    _, seconds = _timed(lambda: teachers.fit(features, labels))
+    seconds = _fit(teachers, shared, shared.public_features)
     answerer = Answerer(teachers.ensemble_, teachers.predictor_.mechanism, SeededNoise(trial.noise_seed))
     return _charged(answerer, lambda rows: shared.public_features[_places(shared, rows)], seconds)
 
@@ -229,8 +227,7 @@ def _released(
     estimator: PrivateHead | DPSGD, shared: SharedInputs, inputs: NDArray[np.float32]
 ) -> PreparedMethod:
     """A method whose model may be released, so that it answers any number of queries."""
-    training, labels = _training_part(shared, inputs)
-    _, seconds = _timed(lambda: estimator.fit(training, labels))
+    seconds = _fit(estimator, shared, inputs)
 
     def answer(rows: Rows) -> Answers:
         probabilities = estimator.predict_proba(inputs[_places(shared, rows)])
@@ -259,12 +256,13 @@ def _public(trial: Trial, shared: SharedInputs) -> dict[str, Any]:
     }
 
 
-def _training_part(
-    shared: SharedInputs, inputs: NDArray[np.float32]
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Inputs and labels of the training records, which come first among the candidates."""
-    labels = shared.data.records.labels[shared.data.train_rows]
-    return inputs[: len(labels)], labels
+def _fit(
+    estimator: PrivateHead | Teachers | DPSGD, shared: SharedInputs, inputs: NDArray[np.float32]
+) -> float:
+    """Train on the training records, which come first among the candidates, and return the seconds it took."""
+    train = shared.data.train
+    _, seconds = _timed(lambda: estimator.fit(inputs[: len(train)], train.labels, groups=train.persons))
+    return seconds
 
 
 def _places(shared: SharedInputs, rows: Rows) -> NDArray[np.int64]:

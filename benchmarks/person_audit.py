@@ -1,0 +1,144 @@
+"""Audit private training for whole persons: 2,000 persons with 1 to 30 rows, one worst-case person in or out.
+
+The auditor adds a person with 30 identical rows that lie where nobody else's do and have the wrong label. A private
+head is trained many times without and many times with all of these rows, with exact noise. From the released weights
+the auditor computes one number, their product with the person's own gradient, which is the direction in which the
+person moves them, and bounds mu from below. The same audit runs twice: of a head that knows whose row each row is, and
+of a head trained by records, whose claim is for one record only.
+
+    python benchmarks/person_audit.py [--times 500] [--epsilon 8] [--output docs/results/person-audit.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quietmax import PrivateHead
+from quietmax.audit import AuditReport, audit_training
+from quietmax.data import Records
+
+PERSONS, MOST_ROWS, COLUMNS = 2000, 30, 4
+DELTA = 1e-5
+SETTINGS: dict[str, Any] = {
+    "features": "unit-norm",
+    "centring": 0.0,
+    "second_moments": 0.0,
+    "steps": 10,
+    "learning_rate": 20.0,
+    "max_grad_norm": 0.2,
+}
+"""The whole budget goes into ten gradient steps, which the auditor sees only through the released weights."""
+
+
+def people(persons: int = PERSONS, seed: int = 0) -> Records:
+    """Persons with 1 to 30 rows; the label follows the first two columns, and the last one is 0 for everybody."""
+    generator = np.random.default_rng(seed)
+    numbers = np.repeat(np.arange(persons), generator.integers(1, MOST_ROWS + 1, persons))
+    features = generator.random((len(numbers), COLUMNS), np.float32)
+    features[:, -1] = 0.0
+    names = np.array([f"person {number}" for number in numbers], dtype=object)
+    labels = (features[:, 0] > features[:, 1]).astype(np.int64)
+    return Records("visits", features, labels, classes=2, persons=names)
+
+
+def worst_case_person() -> Records:
+    """A person with 30 identical rows, far along the column in which everybody else is 0, with label 1."""
+    features = np.zeros((MOST_ROWS, COLUMNS), np.float32)
+    features[:, -1] = 10.0
+    names = np.array(["the auditor's person"] * MOST_ROWS, dtype=object)
+    return Records("worst case", features, np.ones(MOST_ROWS, np.int64), classes=2, persons=names)
+
+
+def audit_head(
+    records: Records,
+    *,
+    by_person: bool,
+    epsilon: float,
+    times: int,
+    confidence: float = 0.99,
+    seed: int | None = None,
+) -> AuditReport:
+    """Train ``times`` heads without and as many with the worst-case person, and bound mu; exact noise without a seed.
+
+    By person the declared size is the number of persons, by records the number of rows.
+    """
+    states = itertools.repeat(None) if seed is None else itertools.count(seed)
+    size = int(records.units.max()) + 1 if by_person else len(records)
+
+    def fit(given: Records) -> PrivateHead:
+        head = PrivateHead(
+            epsilon, DELTA, classes=(0, 1), declared_size=size, random_state=next(states), **SETTINGS
+        )
+        return head.fit(given.features, given.labels, groups=given.persons if by_person else None)
+
+    return audit_training(
+        fit,
+        along_the_gradient,
+        records,
+        worst_case_person(),
+        method="repeated",
+        times=times,
+        confidence=confidence,
+        delta=DELTA,
+        subject=f"private head trained by {'persons' if by_person else 'records'}",
+    )
+
+
+def along_the_gradient(head: PrivateHead, person: Records) -> NDArray[np.float64]:
+    """Return the product of the released weights and the direction in which the person moves them.
+
+    All gradients of the person are multiples of (e_y - e_other) f^T, so the product is the margin of their label.
+    """
+    return np.asarray(head.decision_function(person.features[:1]))
+
+
+def main() -> None:
+    """Run both audits, print them and store them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--times", type=int, default=500, help="trainings without, and as many with, the person"
+    )
+    parser.add_argument("--epsilon", type=float, default=8.0)
+    parser.add_argument("--output", type=Path, default=Path("docs/results/person-audit.json"))
+    options = parser.parse_args()
+    records = people()
+    rows = np.bincount(records.units)
+    results = []
+    for by_person in (True, False):
+        started = time.perf_counter()
+        report = audit_head(records, by_person=by_person, epsilon=options.epsilon, times=options.times)
+        seconds = time.perf_counter() - started
+        results.append({**report.to_json(), "share": report.share, "seconds": round(seconds, 1)})
+        print(
+            f"{report.subject}: mu claimed {report.claimed:.4f}, at least {report.lower_bound:.4f}", end=" "
+        )
+        print(f"({report.share:.2f} of the claim), {report.verdict}, {seconds:.0f} s")
+    table = {
+        "persons": len(rows),
+        "rows": len(records),
+        "rows_per_person": [int(rows.min()), int(rows.max())],
+        "columns": COLUMNS,
+        "canary_rows": MOST_ROWS,
+    }
+    content = {
+        "command": f"python benchmarks/person_audit.py --times {options.times} --epsilon {options.epsilon:g}",
+        "python": platform.python_version(),
+        "noise": "exact",
+        "table": table,
+        "settings": {"epsilon": options.epsilon, "delta": DELTA, **SETTINGS},
+        "audits": results,
+    }
+    options.output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
