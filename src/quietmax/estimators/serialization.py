@@ -25,6 +25,8 @@ from quietmax.accounting.conversions import mu_of
 from quietmax.accounting.dpsgd import loss_delta, noise_multiplier, renyi_epsilon
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
+from quietmax.data.records import Holdout
+from quietmax.data.tables import as_frame
 from quietmax.errors import DataUnavailable, InvalidInput, short_message
 from quietmax.estimators.dpsgd.config import Plan, PrivateSettings
 from quietmax.estimators.dpsgd.estimator import DPSGD, PrivateNetwork, network_guarantee
@@ -37,7 +39,7 @@ from quietmax.estimators.head.estimator import (
     weights_guarantee,
 )
 from quietmax.estimators.head.exact_sums import is_whitening
-from quietmax.estimators.head.training import BIAS
+from quietmax.estimators.head.training import BIAS, whitening_kind
 from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
 from quietmax.estimators.teachers import TeacherEnsemble, Teachers, vote_guarantee
 from quietmax.estimators.validation import CLASSES, SIZE, Condition, runs_own_code, weakened
@@ -91,6 +93,8 @@ class PrivateModel:
         The public feature map.
     classifier : HeadWeights, PrivateNetwork or Predictor
         Answers from the mapped features. A `Predictor` charges for every answer.
+    holdout : Holdout or None
+        Which persons of the table were held out of training; None if nobody was.
     """
 
     kind: str
@@ -100,6 +104,29 @@ class PrivateModel:
     encoding: Encoding | None
     features: FeatureMap | None
     classifier: PrivateClassifier
+    holdout: Holdout | None = None
+
+    def encode(self, table: Any) -> NDArray[np.float32]:
+        """Encode the rows of a table as in training.
+
+        Parameters
+        ----------
+        table : pandas.DataFrame, pyarrow.Table, polars.DataFrame or object with `__arrow_c_stream__`
+            The rows, with the columns of the table that the model was trained on. Other columns are ignored.
+
+        Returns
+        -------
+        array of shape (rows, inputs)
+            Encoded records for `predict`.
+
+        Raises
+        ------
+        InvalidInput
+            If the model was not trained on a table, a column is missing or a cell cannot be read.
+        """
+        if self.encoding is None:
+            raise InvalidInput("The model was trained on numbers, not on a table: it has no encoding.")
+        return self.encoding.encode(as_frame(table))
 
     def predict(self, records: NDArray[np.float32]) -> NDArray[np.int64]:
         """Predict class indices.
@@ -141,14 +168,7 @@ class PrivateModel:
         return records if self.features is None else self.features.transform(records)
 
 
-def save_private(
-    estimator: Estimator,
-    folder: str | Path,
-    *,
-    dataset: str,
-    encoding: Encoding | None = None,
-    overwrite: bool = False,
-) -> Path:
+def save_private(estimator: Estimator, folder: str | Path, *, dataset: str, overwrite: bool = False) -> Path:
     """Write a fitted private estimator to a folder.
 
     Released weights (DP-SGD, a head with ``release="weights"``) may be published, as the guarantee says. The folder of
@@ -164,8 +184,6 @@ def save_private(
         Where to write.
     dataset : str
         Name of the data set, for the description.
-    encoding : Encoding, optional
-        How the table was encoded.
     overwrite : bool, default=False
         Replace a model that is already there, unless answers were paid from its account.
 
@@ -187,15 +205,18 @@ def save_private(
             "records before training."
         )
     own, tensors = _KINDS[kind].write(estimator)
+    encoding, holdout = estimator.encoding_, estimator.holdout_
     description = {
         "kind": kind,
         "dataset": dataset,
+        "unit": estimator.guarantee_.unit,
+        "holdout": None if holdout is None else holdout.to_json(),
         "encoding": None if encoding is None else json.loads(encoding.to_json()),
         "features": None if estimator.feature_map_ is None else estimator.feature_map_.to_json(),
         "inputs": estimator.n_features_in_,
         "classes": [label.item() if isinstance(label, np.generic) else label for label in estimator.classes_],
         **own,
-        "guarantee": with_encoding(estimator.guarantee_, encoding).to_json(),
+        "guarantee": estimator.guarantee_.to_json(),
     }
     predictor: Predictor | None = getattr(estimator, "predictor_", None)
     if predictor is None:
@@ -238,25 +259,27 @@ def open_private(folder: str | Path) -> PrivateModel:
         )
     description, tensors = read_folder(folder, kind)
     try:
-        features, stated = description["features"], description["encoding"]
-        encoding = None if stated is None else Encoding.from_json(json.dumps(stated))
+        features, encoding = description["features"], description["encoding"]
+        holdout = description["holdout"] if description["format_version"] >= 4 else None
         stored = _Stored(
             Path(folder),
             description,
             tensors,
             Guarantee.from_json(description["guarantee"]),
             None if features is None else feature_map_from_json(features),
+            None if encoding is None else Encoding.from_json(json.dumps(encoding)),
         )
-        classifier, computed = _KINDS[kind].read(stored)
-        guarantee = with_encoding(computed, encoding)
+        _check_unit(stored)
+        classifier, guarantee = _KINDS[kind].read(stored)
         model = PrivateModel(
             kind=kind,
             inputs=int(description["inputs"]),
             classes=tuple(str(label) for label in description["classes"]),
             guarantee=guarantee,
-            encoding=encoding,
+            encoding=stored.encoding,
             features=stored.features,
             classifier=classifier,
+            holdout=None if holdout is None else Holdout.from_json(holdout),
         )
         _check_shapes(model)
         _check_account(stored.folder, classifier)
@@ -270,42 +293,19 @@ def open_private(folder: str | Path) -> PrivateModel:
         ) from problem
 
 
-def with_encoding(guarantee: Guarantee, encoding: Encoding | None) -> Guarantee:
-    """Return the guarantee of a model whose records were encoded in some way.
-
-    Parameters
-    ----------
-    guarantee : Guarantee
-        The guarantee for encoded records.
-    encoding : Encoding or None
-        The encoding.
-
-    Returns
-    -------
-    Guarantee
-        Conditional if something of the encoding was inferred from the private records.
-    """
-    if encoding is None or not encoding.inferred:
-        return guarantee
-    inferred = Condition(
-        "The encoding was measured on the private records (THEORY 3).",
-        (f"What was read off the records is public: {', '.join(encoding.inferred)}.",),
-    )
-    return weakened(guarantee, inferred)
-
-
 # --- What each kind of estimator writes and reads ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class _Stored:
-    """The content of a model folder: its description, weights, stated guarantee and feature map."""
+    """The content of a model folder: its description, weights, stated guarantee, feature map and encoding."""
 
     folder: Path
     description: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     guarantee: Guarantee
     features: FeatureMap | None
+    encoding: Encoding | None
 
     def account(self) -> FileAccount:
         """Return the account of the answers paid for.
@@ -371,7 +371,7 @@ def _read_head(stored: _Stored) -> _Read:
     _check_head(stored, head)
     if not description["released"]:
         return _read_query_head(stored, head)
-    guarantee = weights_guarantee(facts, own_map=False)
+    guarantee = weights_guarantee(facts, own_map=False, encoding=stored.encoding)
     for name in ("bounds", "queries"):
         _check_same(name, description[name], None)
     _check_same("mu", guarantee.mu, mu_of(description["epsilon"], description["delta"]), within=1e-6)
@@ -398,7 +398,7 @@ def _read_query_head(stored: _Stored, head: HeadWeights) -> _Read:
     predictor = Predictor(private, NoisyMax("permute-and-flip"), budget, account=stored.account())
     answers = predictor.guarantee_with(stored.noise_source())
     _check_parameters(stored.guarantee, answers)
-    return predictor, query_guarantee(answers, facts, own_map=False)
+    return predictor, query_guarantee(answers, facts, own_map=False, encoding=stored.encoding)
 
 
 def _check_head(stored: _Stored, head: HeadWeights) -> None:
@@ -427,10 +427,14 @@ def _check_head(stored: _Stored, head: HeadWeights) -> None:
         raise ValueError(f"its tolerance is {facts['tolerance']:g}, but its training certifies {least:g}")
     if facts.get("mu_centring") is None and head.centre.any():
         raise ValueError("it has a centre, but nothing was spent on releasing one")
-    if (head.whitening is None) != (facts.get("mu_moments") is None):
+    kind = whitening_kind(head.whitening)
+    _check_same("whitening", facts.get("whitening", "none"), kind)
+    if (kind == "moments") != (facts.get("mu_moments") is not None):
         raise ValueError("it must have a whitening matrix if and only if second moments were released")
+    if kind == "centre" and facts.get("mu_centring") is None:
+        raise ValueError("it is whitened by a centre, but nothing was spent on releasing one")
     if head.whitening is not None and not is_whitening(head.whitening, head.weights.shape[1]):
-        raise ValueError("its whitening matrix is not a symmetric one of its dimension on the grid")
+        raise ValueError("its whitening is not a symmetric matrix of its dimension on the grid")
 
 
 _HEAD_METHODS = {("gradient", "cross-entropy"), ("output", "cross-entropy"), ("output", "convexified")}
@@ -492,7 +496,7 @@ def _read_teachers(stored: _Stored) -> _Read:
         own_modules=False,
         size_declared=stored.declared("size_declared", SIZE),
         classes_declared=stored.declared("classes_declared", CLASSES),
-        encoding=None,
+        encoding=stored.encoding,
         fitted_steps=stored.guarantee.parameters.get("fitted_steps", ()),
     )
     return predictor, guarantee
@@ -537,6 +541,9 @@ def _read_dpsgd(stored: _Stored) -> _Read:
         size_declared=stored.declared("size_declared", SIZE),
         classes_declared=stored.declared("classes_declared", CLASSES),
         features=stored.features,
+        unit=stored.guarantee.unit,
+        encoding=stored.encoding,
+        fitted_steps=facts.get("fitted_steps", ()),
         parameters={"dimension": network.widths[0], "classes": network.classes},
     )
     return PrivateNetwork(network), guarantee
@@ -581,6 +588,17 @@ _KINDS = {
 # --- Checks of a folder: each raises ValueError -----------------------------------------------------------------------
 
 
+def _check_unit(stored: _Stored) -> None:
+    """Raise if the description, the guarantee and the encoding disagree about whom the guarantee protects.
+
+    Before format version 4 the unit was always the record.
+    """
+    unit = stored.description["unit"] if stored.description["format_version"] >= 4 else "record"
+    _check_same("unit", unit, stored.guarantee.unit)
+    if stored.encoding is not None and stored.encoding.person is not None:
+        _check_same("unit", stored.guarantee.unit, "person")
+
+
 def _check_shapes(model: PrivateModel) -> None:
     """Raise if the feature map, the weights, the classes and the encoding do not fit together; zeros are scored."""
     if not 1 <= model.inputs <= _MOST_INPUTS:
@@ -608,7 +626,7 @@ def _check_guarantee(stated: Guarantee, computed: Guarantee, format_version: int
     In the current format version all fields must agree, word for word. An earlier version may have used other words
     and known fewer assumptions. There, the stated words must not name a condition that the folder does not explain.
     """
-    for name in ("status", "definition", "neighbours", "epsilon", "mu", "delta", "extra_delta"):
+    for name in ("status", "definition", "neighbours", "unit", "epsilon", "mu", "delta", "extra_delta"):
         _check_same(name, getattr(stated, name), getattr(computed, name))
     _check_parameters(stated, computed)
     if len(stated.assumptions) > len(computed.assumptions):

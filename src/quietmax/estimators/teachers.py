@@ -156,6 +156,8 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         The labels.
     encoding_ : Encoding or None
         How the rows of a table are encoded; None for arrays.
+    holdout_ : Holdout or None
+        Which persons of the table were held out of training; None if nobody was.
     n_features_in_ : int
         Number of columns of an encoded record.
     feature_map_ : object or None

@@ -24,7 +24,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from quietmax.accounting.guarantee import Unit
 from quietmax.data.encoding import Encoding, as_strings, is_missing
-from quietmax.data.records import Records
+from quietmax.data.records import Holdout, Records
 from quietmax.data.tables import as_frame, encode_table
 from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators.validation import CLASSES, Condition, checked_records, class_numbers
@@ -116,6 +116,8 @@ class TrainingSet:
         Whom each row belongs to; None if every row stands for itself.
     encoding : Encoding or None
         How the rows of a table became records; None for plain arrays.
+    holdout : Holdout or None
+        Which persons of the table were held out; None if nobody was.
     classes_declared : bool
         Whether the classes were declared; otherwise they were read off the labels.
     fitted_steps : tuple of str
@@ -134,6 +136,7 @@ class TrainingSet:
     classes: NDArray[Any]
     persons: Persons | None
     encoding: Encoding | None
+    holdout: Holdout | None
     classes_declared: bool
     fitted_steps: tuple[str, ...] = ()
 
@@ -200,7 +203,7 @@ def data_conditions(
 def training_set(
     estimator: Any, X: Any, y: Any, groups: Any, *, dtypes: Sequence[Any] = (np.float32,)
 ) -> TrainingSet:
-    """Check what an estimator is trained on, and set its `encoding_`, `classes_` and `n_features_in_`.
+    """Check what an estimator is trained on; set `classes_`, `encoding_`, `holdout_` and `n_features_in_`.
 
     Parameters
     ----------
@@ -229,14 +232,17 @@ def training_set(
     if found is None:
         records, given = checked_records(estimator, X, y, dtypes=dtypes)
         classes, labels = class_numbers(given, estimator.classes)
-        names, encoding, declared = None, None, estimator.classes is not None
+        names, encoding, holdout, declared = None, None, None, estimator.classes is not None
     else:
         records, labels = checked_records(estimator, found.features, found.labels)
         classes = _classes(estimator, found)
-        names, encoding, declared = found.persons, found.encoding, True
+        names, encoding, holdout, declared = found.persons, found.encoding, found.holdout, True
     persons = _persons(names, groups, len(records))
-    estimator.classes_, estimator.encoding_ = classes, encoding
-    return TrainingSet(records, labels, classes, persons, encoding, declared, steps_before(estimator))
+    held_out = None if holdout is None or holdout.share == 0 else holdout
+    estimator.classes_, estimator.encoding_, estimator.holdout_ = classes, encoding, held_out
+    return TrainingSet(
+        records, labels, classes, persons, encoding, held_out, declared, steps_before(estimator)
+    )
 
 
 def _encoded(estimator: Any, X: Any, y: Any) -> Records | None:

@@ -33,8 +33,8 @@ from quietmax.models.stacked import TrainingSettings
 from quietmax.models.training import Model
 from quietmax.spending import ACCOUNT_FILE, DESCRIPTION_FILE, FileAccount
 
-FORMAT, FORMAT_VERSION = "quietmax model", 3
-_READABLE = (1, 2, FORMAT_VERSION)
+FORMAT, FORMAT_VERSION = "quietmax model", 4
+_READABLE = (1, 2, 3, FORMAT_VERSION)
 _DESCRIPTION, _WEIGHTS, _DIGEST = DESCRIPTION_FILE, "weights.safetensors", "weights_sha256"
 _BASES: dict[str, CrossEntropy | Quadratic] = {"cross-entropy": CrossEntropy(), "quadratic": Quadratic()}
 
@@ -239,14 +239,14 @@ def _fill(
 
 
 def _replace(target: Path, staging: Path) -> None:
-    """Rename a folder to its target; what was there is removed, or restored if the renaming fails."""
+    """Rename a folder to its target; what was there is removed, or restored if the renaming fails or is interrupted."""
     replaced = staging.with_name(staging.name + "-replaced")
-    if target.exists():
-        target.rename(replaced)
     try:
+        if target.exists():
+            target.rename(replaced)
         staging.rename(target)
-    except OSError:
-        if replaced.exists():
+    except BaseException:
+        if replaced.exists() and not target.exists():
             replaced.rename(target)
         raise
     shutil.rmtree(replaced, ignore_errors=True)
