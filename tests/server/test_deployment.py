@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quietmax.accounting import LIMIT, PureCost
+from quietmax.accounting import LIMIT, GaussianCost, PureCost
+from quietmax.data.records import Records, hold_out
 from quietmax.errors import BudgetExhausted, InvalidInput, LedgerUnavailable, QuietmaxError
 from quietmax.estimators import DPSGD, PrivateHead, Teachers, open_private, save_private
+from quietmax.estimators.evaluation import evaluate_folder
 from quietmax.ledger import Charge, Charged, Failed, Ledger, Terms
 from quietmax.models import TrainingSettings
 from quietmax.models.features import Identity
@@ -348,3 +350,27 @@ def test_a_cost_per_answer_of_zero_is_refused(folder: Path, ledger: Ledger) -> N
     with pytest.raises(InvalidInput, match="must be greater than 0"):
         deploy(ledger, [replace(model, cost=PureCost(0.0))])
     assert ledger.accounts() == []
+
+
+def test_evaluations_of_the_holdout_are_free_and_others_are_charged(tmp_path: Path, ledger: Ledger) -> None:
+    rng = np.random.default_rng(0)
+    features = rng.random((2000, 3)).astype(np.float32)
+    records = Records("people", features, (features[:, 0] > 0.5).astype(np.int64), 2)
+    fitted = PrivateHead(epsilon=1.0, delta=1e-5, declared_size=1600).fit(hold_out(records, 0.2).train)
+    folder = save_private(fitted, tmp_path / "income", dataset="people")
+    deploy(ledger, load_models([str(folder)]))
+    evaluate_folder(folder, open_private(folder), records)
+    for _ in range(2):
+        deploy(ledger, load_models([str(folder)]))
+    rows = [(row.kind, row.units) for row in ledger.export("people")]
+    assert rows == [("open", 0), ("training", LIMIT), ("evaluation", 0)]
+    assert ledger.account("people").remaining_units == 0
+    evaluate_folder(folder, open_private(folder), records, mu=0.1)
+    with pytest.raises(QuietmaxError, match="Evaluating the model income/1 spent more than remains"):
+        deploy(ledger, load_models([str(folder)]))
+    ledger.grant("people", Terms(2.0, 1e-5), "A second evaluation was allowed.")
+    deploy(ledger, load_models([str(folder)]))
+    spent = ledger.account("people").spent
+    assert isinstance(spent, GaussianCost)
+    assert spent.mu == pytest.approx((fitted.guarantee_.mu**2 + 0.01) ** 0.5)
+    assert ledger.verify().sound

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from quietmax._io import atomic_write
 from quietmax.accounting.budget import LIMIT
-from quietmax.accounting.costs import Cost, Measure
+from quietmax.accounting.costs import Cost, GaussianCost, Measure
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
 from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError
+from quietmax.estimators.evaluation import EvaluationCharge
 from quietmax.ledger.accounts import AccountState, Terms
 from quietmax.ledger.journal import START
 from quietmax.ledger.ledger import TRAINING_CLIENT, Ledger
@@ -91,6 +92,10 @@ class Deployment:
         How columns of a table become features. With it, requests may name columns, and answers are class names.
     migrated_budget : MigratedBudget or None
         The budget to move out of the model folder.
+    split : str or None
+        Name of the split that held people out of the training set.
+    evaluations : tuple of EvaluationCharge
+        What the evaluations in the model folder cost the people who were evaluated.
     bound_account : AccountState or None
         The account as it was when the model was deployed.
     unit_cost : int
@@ -114,6 +119,8 @@ class Deployment:
     image_shape: tuple[int, ...] | None = None
     encoding: Encoding | None = None
     migrated_budget: MigratedBudget | None = None
+    split: str | None = None
+    evaluations: tuple[EvaluationCharge, ...] = ()
     bound_account: AccountState | None = None
     unit_cost: int = 0
 
@@ -244,12 +251,28 @@ def _bind(
     )
     if model.cost is None:
         # A guarantee without a cost adds up with no other, so it takes the whole account.
-        ledger.charge_training(state, model.label, model.digest.hex(), model.training_cost or "all")
+        ledger.charge_training(
+            state, model.label, model.digest.hex(), model.training_cost or "all", split=model.split
+        )
+    _charge_evaluations(ledger, model, state)
     if model.migrated_budget is not None:
         _migrate_budget(ledger, model.label, model.migrated_budget, state, unit_cost)
     if model.status != "proven":
         ledger.record_unproven(state, model.label, model.status)
     return replace(model, bound_account=ledger.account(state.name), unit_cost=unit_cost)
+
+
+def _charge_evaluations(ledger: Ledger, model: Deployment, state: AccountState) -> None:
+    """Charge, once, for each evaluation in the model folder. That of a holdout is free next to the training."""
+    for number, charge in enumerate(model.evaluations):
+        digest = f"{model.digest.hex()} {number} {charge.mu!r} {charge.composition}"
+        split = model.split if charge.composition == "parallel" else None
+        try:
+            ledger.charge_evaluation(state, model.label, digest, GaussianCost(charge.mu), split=split)
+        except InvalidInput as error:
+            raise InvalidInput(
+                f"The evaluations of the model {model.label} cannot be paid from the account {state.name!r}: {error}"
+            ) from error
 
 
 def _total(

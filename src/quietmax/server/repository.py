@@ -21,6 +21,7 @@ import numpy as np
 from quietmax.accounting.budget import Budget
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput
+from quietmax.estimators.evaluation import read_evaluations, split_name
 from quietmax.estimators.serialization import PrivateModel, open_private
 from quietmax.ledger.accounts import Terms
 from quietmax.mechanisms.algorithm1 import Algorithm1
@@ -211,6 +212,7 @@ def _load_private(folder: ModelFolder) -> Deployment:
     epsilon, delta = folder.description.get("epsilon"), folder.description.get("delta")
     terms = None if epsilon is None else Terms(float(epsilon), float(delta or 0.0))
     classes = model.classes if model.encoding is None else model.encoding.classes
+    evaluations = tuple(each.charge for each in read_evaluations(folder.path))
     if isinstance(model.classifier, Predictor):
         predictor = model.classifier
         mechanism = _mechanism(folder, predictor)
@@ -228,6 +230,8 @@ def _load_private(folder: ModelFolder) -> Deployment:
                 predictor.remaining.queries + predictor.answered,
                 folder.digest().hex(),
             ),
+            split=split_name(model),
+            evaluations=evaluations,
         )
     if folder.mechanism is not None:
         raise InvalidInput(
@@ -248,6 +252,8 @@ def _load_private(folder: ModelFolder) -> Deployment:
         training_cost=None if guarantee.definition == "approximate" else guarantee.cost,
         terms=terms,
         encoding=model.encoding,
+        split=split_name(model),
+        evaluations=evaluations,
     )
 
 
