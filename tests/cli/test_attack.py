@@ -150,15 +150,8 @@ def test_the_account_of_a_private_model_is_charged(
 ) -> None:
     from quietmax.estimators import Teachers, save_private
 
-    crowd = Teachers(1.0, 1e-5, queries=500, teachers=5, declared_size=70, classes=range(3)).fit(
-        data.train.features, data.train.labels
-    )
-    folder = save_private(
-        crowd,
-        tmp_path / "private",
-        dataset="tosses",
-        encoding=data.records.encoding,
-    )
+    crowd = Teachers(1.0, 1e-5, queries=500, teachers=5, declared_size=70).fit(data.train)
+    folder = save_private(crowd, tmp_path / "private", dataset="tosses")
     out = run(
         folder,
         "--data",
