@@ -22,12 +22,14 @@ from quietmax.server import Service, Settings, deploy, load_models
 from tests.server.running_service import (
     CLASSES,
     FEATURES,
-    LOANS,
+    LOANS_SCHEMA,
     TABLE,
+    TABLE_SCHEMA,
     Running,
     Start,
     running,
     some_loans,
+    some_people,
 )
 
 INSTALL_CHROMIUM = "install it with: apt-get install -y chromium (or name another with QUIETMAX_CHROMIUM)"
@@ -56,13 +58,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_private(asked.fit(features, labels), folder / "asked", dataset="members")
     network = initial_mlp((len(TABLE.feature_names), 8, 2), "tanh", (0,))
     save_model(Model(network, TrainingSettings((8,)), 160, "people", 0, encoding=TABLE), folder / "table")
-    rows = rng.random((400, len(TABLE.feature_names)), dtype=np.float32)
-    answers = Records("survey", rows, (rows[:, 2] > 0.5).astype(int), 2, encoding=TABLE)
-    survey = Teachers(2.0, 1e-5, 40, 5, network=TrainingSettings((8,), epochs=2), declared_size=400)
-    save_private(survey.fit(answers), folder / "survey", dataset="survey.csv")
-    loans = PrivateHead(8.0, 1e-5, features=Identity(), declared_size=2000)
-    repaid = Records("loans", *LOANS.encode(some_loans(2000), label="repaid"), 2, encoding=LOANS)
-    save_private(loans.fit(repaid), folder / "loans", dataset="loans.csv")
+    survey = Teachers(
+        2.0, 1e-5, 40, 5, network=TrainingSettings((8,), epochs=2), declared_size=400, schema=TABLE_SCHEMA
+    )
+    save_private(survey.fit(some_people(400)), folder / "survey", dataset="survey.csv")
+    loans = PrivateHead(8.0, 1e-5, features=Identity(), declared_size=1000, schema=LOANS_SCHEMA)
+    save_private(loans.fit(some_loans(2000)), folder / "loans", dataset="loans.csv")
     return folder
 
 

@@ -16,14 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from quietmax.data.encoding import (
-    BooleanColumn,
-    CategoricalColumn,
-    DateColumn,
-    Encoding,
-    HashedColumn,
-    NumericColumn,
-)
+from quietmax.data import Encoding, Schema, encode_table
 from quietmax.errors import LedgerUnavailable
 from quietmax.ledger import Ledger, Terms
 from quietmax.server import Service, Settings, deploy, load_models
@@ -35,30 +28,32 @@ from quietmax.server.run import Listener, run_in_thread
 T = TypeVar("T")
 FEATURES, CLASSES = 6, 4
 Start = Callable[..., AbstractContextManager["Running"]]
-TABLE = Encoding(
-    (
-        NumericColumn("age", 0, 100),
-        NumericColumn("income", 0, 100_000, missing=False),
-        CategoricalColumn("région", ("north", "south")),
-    ),
-    "approved",
-    ("no", "yes"),
+TABLE_SCHEMA = Schema(
+    label="approved",
+    classes=("no", "yes"),
+    bounds={"age": (0, 100), "income": (0, 100_000)},
+    categories={"région": ("north", "south")},
+    complete=("income",),
 )
-"""The encoding of the models `table` and `survey`."""
-LOANS = Encoding(
-    (
-        NumericColumn("age", 18, 100, missing=False),
-        NumericColumn("income", 0, 100_000, decimal=",", thousands="."),
-        CategoricalColumn("région", ("north", "south"), missing=False),
-        BooleanColumn("smoker"),
-        DateColumn("joined", "2010-01-01", "2025-12-31", format="%d.%m.%Y"),
-        DateColumn("seen", "2024-01-01 00:00:00", "2024-12-31 00:00:00"),
-        HashedColumn("zip", 8),
-    ),
-    "repaid",
-    ("no", "yes"),
+"""What is declared about the table of the models `table` and `survey`."""
+LOANS_SCHEMA = Schema(
+    label="repaid",
+    classes=("no", "yes"),
+    person="customer",
+    bounds={"age": (18, 100), "income": (0, 100_000)},
+    decimal={"income": ","},
+    thousands={"income": "."},
+    categories={"région": ("north", "south")},
+    booleans=("smoker",),
+    dates={
+        "joined": ("2010-01-01", "2025-12-31"),
+        "seen": ("2024-01-01 00:00:00", "2024-12-31 00:00:00"),
+    },
+    date_formats={"joined": "%d.%m.%Y"},
+    hashed={"zip": 8},
+    complete=("age", "région"),
 )
-"""The encoding of the model `loans`: columns of every kind."""
+"""What is declared about the table of the model `loans`: columns of every kind, and persons."""
 LEDGER_DOWN = LedgerUnavailable("The ledger is down.")
 
 
@@ -121,6 +116,20 @@ def column_inference(columns: dict[str, list[Any]], **more: Any) -> dict[str, An
     return {"inputs": inputs, **more}
 
 
+def some_people(count: int, seed: int = 0) -> pd.DataFrame:
+    """Rows of the table of `table` and `survey`; approved exactly if the income is high."""
+    rng = np.random.default_rng(seed)
+    income = rng.uniform(0, 100_000, count)
+    return pd.DataFrame(
+        {
+            "age": rng.integers(0, 100, count),
+            "income": income,
+            "région": rng.choice(["north", "south"], count),
+            "approved": np.where(income > 50_000, "yes", "no"),
+        }
+    )
+
+
 def some_loans(count: int, seed: int = 0) -> pd.DataFrame:
     """Rows of the table that `loans` is trained on, with types, and repaid exactly if the income is high."""
     rng = np.random.default_rng(seed)
@@ -128,7 +137,7 @@ def some_loans(count: int, seed: int = 0) -> pd.DataFrame:
     days = pd.to_timedelta(rng.integers(0, 365, count), unit="D")
     return pd.DataFrame(
         {
-            "customer": [f"C{number}" for number in range(count)],
+            "customer": [f"C{number // 2}" for number in range(count)],
             "age": rng.integers(18, 100, count),
             "income": income,
             "région": rng.choice(["north", "south"], count),
@@ -168,6 +177,16 @@ def check_message(response: httpx.Response) -> None:
     assert "\n" not in message
     assert "Traceback" not in message
     assert len(message) < 400
+
+
+def _encoding(frame: pd.DataFrame, schema: Schema) -> Encoding:
+    encoding = encode_table(frame, schema).encoding
+    assert encoding is not None
+    return encoding
+
+
+TABLE = _encoding(some_people(9), TABLE_SCHEMA)
+LOANS = _encoding(some_loans(9), LOANS_SCHEMA)
 
 
 @contextmanager
