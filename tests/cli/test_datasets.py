@@ -5,12 +5,12 @@ import json
 from tests.cli.conftest import Run
 
 
-def test_all_twelve_data_sets_are_listed(run: Run) -> None:
+def test_all_thirteen_data_sets_are_listed(run: Run) -> None:
     code, out, _ = run("datasets", "--json")
     assert code == 0
     names = [entry["name"] for entry in json.loads(out)]
-    assert len(names) == 12
-    assert "mnist-5k" in names
+    assert len(names) == 13
+    assert {"fair", "mnist-5k"} <= set(names)
     code, out, _ = run("datasets")
     assert code == 0
     assert all(name in out for name in names)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from decimal import Decimal
 from functools import partial
 from typing import Any
@@ -12,8 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quietmax.data import CategoricalColumn, Encoding, NumericColumn
-from quietmax.data.encoding import Column, as_string
+from quietmax.data import (
+    BooleanColumn,
+    CategoricalColumn,
+    DateColumn,
+    Encoding,
+    HashedColumn,
+    NumericColumn,
+)
+from quietmax.data.encoding import Column, Losses, as_string
 from quietmax.errors import InvalidInput
 from tests.data.conftest import ErrorMessage
 
@@ -308,11 +316,27 @@ def test_an_encoding_survives_json() -> None:
     np.testing.assert_array_equal(again.encode(TABLE), ENCODING.encode(TABLE))
 
 
-def test_the_json_of_version_0_1_is_read() -> None:
-    content = json.loads(ENCODING.to_json())
-    content["measurements"] = content.pop("inferred")
-    old = json.dumps({**content, "format": "quietmax encoding 1"})
-    assert Encoding.from_json(old) == ENCODING
+OLD_COLUMNS = """[
+    {"type": "numeric", "name": "age", "low": 0, "high": 100, "scale": "linear", "edges": [18.0], "missing": true},
+    {"type": "categorical", "name": "sex", "categories": ["f", "m"], "style": "codes", "missing": false}
+]"""
+
+
+@pytest.mark.parametrize(("age", "key"), [(1, "measurements"), (2, "inferred")])
+def test_the_json_of_earlier_versions_is_read(age: int, key: str) -> None:
+    old = (
+        f'{{"format": "quietmax encoding {age}", "columns": {OLD_COLUMNS}, "label": "ill", "classes": ["no", "yes"], '
+        f'"{key}": ["the classes of label \'ill\'"]}}'
+    )
+    assert Encoding.from_json(old) == Encoding(
+        (
+            NumericColumn("age", 0, 100, edges=(18.0,)),
+            CategoricalColumn("sex", ("f", "m"), style="codes", missing=False),
+        ),
+        "ill",
+        ("no", "yes"),
+        ("the classes of label 'ill'",),
+    )
 
 
 names = st.text(min_size=1, max_size=8)
@@ -389,3 +413,255 @@ def test_an_encoding_needs_two_classes_and_different_columns(error_message: Erro
     cases: list[tuple[tuple[Column, ...], str]] = [((), "ill"), ((age, age), "ill"), ((age,), "age")]
     for columns, label in cases:
         assert "different" in error_message(partial(Encoding, columns, label, ("a", "b")), InvalidInput)
+
+
+@pytest.mark.parametrize(
+    ("separators", "written", "number"),
+    [
+        ((",", ""), "1,5", 1.5),
+        ((",", ""), "-,5", -0.5),
+        ((",", "."), "1.234.567,89", 1234567.89),
+        ((",", "."), "1234,5", 1234.5),
+        ((",", "."), "1,5e3", 1500.0),
+        ((".", ","), "12,345", 12345.0),
+        ((".", " "), "1\u202f234 567.5", 1234567.5),
+        ((".", "'"), "1\u2019234'567", 1234567.0),
+        ((",", "."), "-Infinity", -math.inf),
+    ],
+)
+def test_numbers_are_read_with_the_declared_separators(
+    separators: tuple[str, str], written: str, number: float
+) -> None:
+    column = NumericColumn("x", 0, 1, decimal=separators[0], thousands=separators[1])
+    assert column.parse(written) == number
+
+
+@pytest.mark.parametrize(
+    ("separators", "written"),
+    [
+        ((",", "."), "1.5"),  # would be 15 if separators were just dropped
+        ((",", "."), "12.34,5"),
+        ((",", "."), "1.2345"),
+        ((",", "."), "1,234,5"),
+        ((",", ""), "1.5"),
+        ((".", ","), "1,23"),
+        ((".", ","), ",123"),
+        ((".", ""), "1,234"),
+        ((",", "."), ","),
+        ((",", "."), "€5"),
+    ],
+)
+def test_a_number_with_other_separators_is_an_error_and_never_another_number(
+    separators: tuple[str, str], written: str, error_message: ErrorMessage
+) -> None:
+    column = NumericColumn("x", 0, 1, decimal=separators[0], thousands=separators[1])
+    assert column.parse(written) is None
+    message = error_message(lambda: encoded(column, ["1", written]), InvalidInput)
+    assert "Row 2 has no number in the numeric column 'x'" in message
+    assert written not in message
+
+
+def test_separators_apply_to_strings_and_not_to_numbers() -> None:
+    column = NumericColumn("x", 0, 10, decimal=",", thousands=".", missing=False)
+    typed: list[object] = [2.5, Decimal("2.5"), 2, "2,5", b"2,5"]
+    assert encoded(column, pd.Series(typed, dtype=object)) == [
+        [0.25],
+        [0.25],
+        [np.float32(0.2)],
+        [0.25],
+        [0.25],
+    ]
+
+
+@pytest.mark.parametrize("wrong", [{"decimal": ";"}, {"thousands": "-"}, {"decimal": ",", "thousands": ","}])
+def test_separators_that_are_not_valid_are_rejected(
+    wrong: dict[str, str], error_message: ErrorMessage
+) -> None:
+    assert "separators of column 'x'" in error_message(
+        lambda: NumericColumn("x", 0, 1, **wrong),  # type: ignore[arg-type]
+        InvalidInput,
+    )
+
+
+def test_declared_missing_values_are_missing_as_strings_and_as_numbers() -> None:
+    column = NumericColumn("x", 0, 10, missing_values=("-999", "unknown"))
+    expected = [[0.5, 0], [0, 1], [0, 1]]
+    assert encoded(column, ["5", "-999.0", "unknown"]) == expected
+    assert encoded(column, [5, -999, math.nan]) == expected
+    categories = CategoricalColumn("c", ("a",), missing_values=("none",))
+    assert encoded(categories, ["a", "none", "other"]) == [[1, 0], [0, 1], [0, 0]]
+    with pytest.raises(InvalidInput, match="both a category and a missing value"):
+        CategoricalColumn("c", ("a", "none"), missing_values=("none",))
+
+
+def test_booleans_are_read_in_any_spelling_and_type() -> None:
+    column = BooleanColumn("smoker")
+    yes, no, missing = [0, 1, 0], [1, 0, 0], [0, 0, 1]
+    cells = ["Yes", "y", "TRUE", "t", "1", "1.0", "no", "N", "False", "f", "0", "", "?", None]
+    assert encoded(column, cells) == [yes] * 6 + [no] * 5 + [missing] * 3
+    assert encoded(column, [True, False]) == [yes, no]
+    assert encoded(column, [1.0, 0.0, math.nan]) == [yes, no, missing]
+    assert encoded(BooleanColumn("smoker", missing=False), ["y", ""]) == [[0, 1], [0, 0]]
+
+
+@pytest.mark.parametrize("cell", ["maybe", "2", "yes!", "ja"])
+def test_a_boolean_that_is_neither_yes_nor_no_is_an_error_without_its_value(
+    cell: str, error_message: ErrorMessage
+) -> None:
+    message = error_message(lambda: encoded(BooleanColumn("smoker"), ["yes", cell]), InvalidInput)
+    assert message == "Row 2 has neither yes nor no in the boolean column 'smoker'."
+
+
+def test_dates_count_in_days_between_bounds_that_are_dates() -> None:
+    column = DateColumn("day", "2020-01-01", "2020-01-11", missing=False)
+    cells = ["2020-01-06", "2020-01-06 23:59:59", "2019-01-01", "2021-01-01", "2020-01-06T23:30:00-05:00", ""]
+    assert encoded(column, cells) == [[0.5], [0.5], [0], [1], [0.5], [0]]
+
+
+def test_timestamps_count_in_utc_between_bounds_that_are_timestamps() -> None:
+    column = DateColumn("at", "2020-01-01 00:00:00", "2020-01-01T10:00:00Z", missing=False)
+    cells = ["2020-01-01 05:00", "2020-01-01T07:00:00+02:00", "2020-01-01 02:30:00.000", "2020-01-01"]
+    assert encoded(column, cells) == [[0.5], [0.5], [0.25], [0]]
+
+
+@pytest.mark.parametrize(
+    "dtype", ["datetime64[ns]", "datetime64[s]", "date32[day][pyarrow]", "timestamp[us][pyarrow]"]
+)
+def test_dates_of_every_type_are_the_same_dates(dtype: str) -> None:
+    column = DateColumn("day", "2020-01-01", "2020-01-11", format="%d.%m.%Y")
+    written = ["06.01.2020", "1.1.2020", ""]
+    typed = pd.Series(["2020-01-06", "2020-01-01", None]).astype("datetime64[s]").astype(dtype)
+    assert encoded(column, written) == encoded(column, typed) == [[0.5, 0], [0, 0], [0, 1]]
+
+
+@pytest.mark.parametrize("cell", ["31.01.2020", "2020-02-30", "2020-1-1", "20200101", "January"])
+def test_a_cell_that_is_no_date_is_an_error_without_its_value(cell: str, error_message: ErrorMessage) -> None:
+    column = DateColumn("day", "2020-01-01", "2020-01-11")
+    message = error_message(lambda: encoded(column, ["2020-01-02", cell]), InvalidInput)
+    assert "Row 2 has no date in the column 'day'" in message
+    assert cell not in message
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"low": "2020-01-02"},
+        {"low": "01.01.2020"},
+        {"low": "2019-12-31 00:00:00"},
+        {"low": 2019},
+        {"format": "day"},
+        {"format": "%x"},
+        {"format": "%d.%m.%"},
+    ],
+)
+def test_bounds_and_formats_of_dates_that_are_not_valid_are_rejected(
+    wrong: dict[str, Any], error_message: ErrorMessage
+) -> None:
+    given: dict[str, Any] = {"low": "2020-01-01", "high": "2020-01-02", **wrong}
+    assert "column 'day'" in error_message(lambda: DateColumn("day", **given), InvalidInput)
+
+
+def test_hashed_strings_fall_into_public_buckets() -> None:
+    column = HashedColumn("zip", 4)
+    assert column.feature_names == ("zip#0", "zip#1", "zip#2", "zip#3", "zip missing")
+    rows = np.array(encoded(column, ["01234", " 01234 ", "1234", None, "NA"]))
+    assert rows.sum(axis=1).tolist() == [1] * 5
+    assert rows[0].tolist() == rows[1].tolist()
+    assert rows[3].tolist() == rows[4].tolist() == [0, 0, 0, 0, 1]
+    # BLAKE2b with 8 bytes, little-endian, modulo 4: fixed for ever, as models depend on it.
+    assert np.array(encoded(HashedColumn("zip", 4, missing=False), ["a", "b", "é"])).argmax(
+        axis=1
+    ).tolist() == [0, 0, 3]
+
+
+def test_hashed_strings_are_spread_evenly() -> None:
+    # 20,000 strings in 8 buckets: each Binomial(20000, 1/8); 6 standard deviations: false alarm below 2e-8.
+    rows = np.array(
+        encoded(HashedColumn("zip", 8, missing=False), [f"{number:05}" for number in range(20_000)])
+    )
+    assert np.abs(rows.sum(axis=0) - 2_500).max() < 6 * math.sqrt(20_000 / 8 * 7 / 8)
+
+
+def test_case_is_ignored_only_where_it_is_declared() -> None:
+    cells = ["North", "NORTH", "south"]
+    assert encoded(CategoricalColumn("r", ("north",), missing=False), cells) == [[0], [0], [0]]
+    assert encoded(CategoricalColumn("r", ("north",), missing=False, ignore_case=True), cells) == [
+        [1],
+        [1],
+        [0],
+    ]
+    with pytest.raises(InvalidInput, match="more than case"):
+        CategoricalColumn("r", ("north", "North"), ignore_case=True)
+    hashed = encoded(HashedColumn("r", 64, ignore_case=True), ["Süd", "SÜD"])
+    assert hashed[0] == hashed[1]
+    assert encoded(HashedColumn("r", 64), ["Süd"]) != encoded(HashedColumn("r", 64), ["SÜD"])
+    labels = Encoding((BooleanColumn("b"),), "y", ("No", "Yes"), label_ignores_case=True)
+    assert labels.encode_labels(pd.DataFrame({"y": ["no", "YES", "Yes"]})).tolist() == [0, 1, 1]
+    with pytest.raises(InvalidInput, match="outside the classes"):
+        Encoding((BooleanColumn("b"),), "y", ("No", "Yes")).encode_labels(pd.DataFrame({"y": ["no"]}))
+
+
+@pytest.mark.parametrize("buckets", [1, 0, 2**17, 2.5, True, "64"])
+def test_a_number_of_buckets_that_is_not_valid_is_rejected(buckets: Any, error_message: ErrorMessage) -> None:
+    assert "buckets of column 'zip'" in error_message(lambda: HashedColumn("zip", buckets), InvalidInput)
+
+
+EVERY_TYPE = Encoding(
+    (
+        NumericColumn("income", 0, 1e6, "log", missing_values=("-999",), decimal=",", thousands="."),
+        NumericColumn("age", 0, 100, edges=(18, 65), missing=False),
+        CategoricalColumn("region", ("north", "süd"), ignore_case=True),
+        BooleanColumn("smoker", missing_values=("unknown",)),
+        DateColumn("joined", "2010-01-01", "2020-12-31", "%d.%m.%Y"),
+        HashedColumn("zip", 16, ignore_case=True),
+    ),
+    "y",
+    ("no", "yes"),
+    ("what column 'age' holds",),
+    (("region", "smoker"),),
+    label_ignores_case=True,
+    person="customer",
+)
+
+
+def test_every_column_type_is_read_back_from_json() -> None:
+    assert Encoding.from_json(EVERY_TYPE.to_json()) == EVERY_TYPE
+
+
+def test_a_name_may_have_outer_blanks_in_the_table() -> None:
+    table = pd.DataFrame({" age ": [25, 50], "y ": ["no", "yes"]})
+    features, labels = Encoding((NumericColumn("age", 0, 100, missing=False),), "y", ("no", "yes")).encode(
+        table, "y"
+    )
+    assert (features.tolist(), labels.tolist()) == ([[0.25], [0.5]], [0, 1])
+
+
+@pytest.mark.parametrize(
+    "crosses",
+    [
+        (("region", "region"),),
+        (("region", "nobody"),),
+        (("region", "smoker"), ("smoker", "region")),
+        (("region", "y"),),
+    ],
+)
+def test_crosses_must_be_different_pairs_of_columns(
+    crosses: tuple[tuple[str, str], ...], error_message: ErrorMessage
+) -> None:
+    message = error_message(lambda: replace(EVERY_TYPE, crosses=crosses), InvalidInput)
+    assert "different pairs of two columns" in message
+
+
+@pytest.mark.parametrize(
+    ("column", "cells", "losses"),
+    [
+        (NumericColumn("x", 0, 9), ["1", "10", "-1", "", "x"], Losses(1, 2, 0, 1)),
+        (NumericColumn("x", 0, 9, missing_values=("x",)), ["1", "inf", "x"], Losses(1, 1, 0, 0)),
+        (CategoricalColumn("x", ("a",)), ["a", "b", "?"], Losses(1, 0, 1, 0)),
+        (BooleanColumn("x"), ["y", "b", "?"], Losses(1, 0, 0, 1)),
+        (DateColumn("x", "2020-01-01", "2020-01-02"), ["2020-01-03", "b", "?"], Losses(1, 1, 0, 1)),
+        (HashedColumn("x", 2), ["a", "b", "?"], Losses(1, 0, 0, 0)),
+    ],
+)
+def test_losses_count_what_is_not_taken_as_it_is(column: Column, cells: list[str], losses: Losses) -> None:
+    assert column.losses(pd.Series(cells)) == losses

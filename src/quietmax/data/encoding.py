@@ -270,7 +270,7 @@ class NumericColumn:
         if self.decimal == "." and not self.thousands:
             return None
         separator = THOUSANDS.get(self.thousands)
-        integer = f"([0-9]+|[0-9]{{1,3}}({separator}[0-9]{{3}})+)" if separator else "[0-9]+"
+        integer = f"([0-9]+|[0-9]{{1,3}}({separator}[0-9]{{3}})+)" if separator else "([0-9]+)"
         fraction = f"({re.escape(self.decimal)}[0-9]*)"
         return re.compile(rf"[+-]?{integer}?{fraction}?([eE][+-]?[0-9]+)?|[+-]?inf(inity)?", re.IGNORECASE)
 

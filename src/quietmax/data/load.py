@@ -132,6 +132,7 @@ def load(
     >>> len(data.train), len(data.test), len(data.pool), data.classes
     (2000, 2000, 1000, 10)
     """
+    check_type(name, (str, Path), "name", "the name of a data set or the path of a file")
     if records is not None and holdout is not None:
         raise InvalidInput("records and `holdout` are two ways to split; only one of them may be given.")
     if is_table_path(name):

@@ -8,6 +8,7 @@ Errors are for the owner of the file: they name rows and columns, never a value.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import re
 import zipfile
@@ -141,9 +142,7 @@ def read_table(path: str | Path, *, features: str = "features", label: str | Non
 def _read_text(file: Path, delimiters: Sequence[str]) -> pd.DataFrame:
     """Read a CSV or TSV file; every cell is a string.  The delimiter is the one that gives the longest header."""
     try:
-        headers = {delimiter: _header(file, delimiter) for delimiter in delimiters}
-        delimiter = max(delimiters, key=lambda each: len(headers[each][0]))
-        header, lines = headers[delimiter]
+        header, lines, delimiter = _longest_header(file, delimiters)
         _require_distinct(file, header)
         if file.stat().st_size > _MAX_TEXT_BYTES:
             raise InvalidData(
@@ -183,6 +182,17 @@ def _not_utf_8(file: Path) -> str:
         f"The file {file} is not encoded as UTF-8. Spreadsheets can save it as 'CSV UTF-8'; "
         "'iconv -f WINDOWS-1252 -t UTF-8' converts files of Windows."
     )
+
+
+def _longest_header(file: Path, delimiters: Sequence[str]) -> tuple[list[str], int, str]:
+    """Return the header that has the most columns, the number of lines up to its end, and its delimiter."""
+    first, *others = delimiters
+    best = (*_header(file, first), first)
+    for delimiter in others:
+        with contextlib.suppress(csv.Error):  # the whole header in one field may be too long for the parser
+            header, lines = _header(file, delimiter)
+            best = (header, lines, delimiter) if len(header) > len(best[0]) else best
+    return best
 
 
 def _header(file: Path, delimiter: str) -> tuple[list[str], int]:
