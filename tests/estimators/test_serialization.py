@@ -46,6 +46,21 @@ def test_a_saved_head_answers_any_number_of_queries_as_before(tmp_path: Path, me
     assert opened.guarantee.status == "proven"
 
 
+@pytest.mark.parametrize(
+    "settings", [{"second_moments": 0.2}, {"second_moments": 0.2, "method": "output"}], ids=str
+)
+def test_a_saved_whitened_head_of_persons_answers_as_before(tmp_path: Path, settings: Any) -> None:
+    features, labels = _data()
+    options = {"epsilon": 50.0, "delta": 1e-5, "classes": range(3), "declared_size": 130}
+    head = PrivateHead(**(options | settings)).fit(features, labels, groups=np.arange(400) // 3)
+    opened = open_private(save_private(head, tmp_path / "model", dataset="made up"))
+    np.testing.assert_array_equal(opened.predict_proba(features), head.predict_proba(features))
+    assert opened.guarantee == head.guarantee_
+    assert opened.guarantee.status == "proven"
+    assert opened.guarantee.unit == "person"
+    assert opened.guarantee.parameters["mu_moments"] == pytest.approx(head.guarantee_.mu * 0.2**0.5)
+
+
 def test_a_head_that_answers_per_query_keeps_its_account_and_its_bounds(tmp_path: Path) -> None:
     head, (features, _) = _fitted_head(method="output", release="query", queries=4), _data()
     folder = save_private(head, tmp_path / "model", dataset="made up")

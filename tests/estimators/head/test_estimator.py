@@ -49,6 +49,8 @@ def test_a_head_is_proven_and_states_its_guarantee_within_what_was_asked() -> No
         {"declared_size": 7, "method": "output", "steps": 3},
         {"steps": 1},
         {"steps": 77, "max_grad_norm": 2.0},
+        {"second_moments": 0.3},
+        {"second_moments": 0.5, "centring": 0.2, "method": "output"},
     ],
     ids=str,
 )
@@ -60,7 +62,9 @@ def test_all_releases_together_never_cost_more_than_the_budget(
     allowed = budget.get("mu") or mu_of(budget["epsilon"], budget.get("delta", 1e-5))
     assert head.guarantee_.mu <= allowed
     assert head.guarantee_.mu == pytest.approx(allowed, rel=1e-9)
-    parts = [head.guarantee_.parameters[name] or 0.0 for name in ("mu_size", "mu_centring", "mu_training")]
+    names = ("mu_size", "mu_centring", "mu_moments", "mu_training")
+    parts = [head.guarantee_.parameters[name] or 0.0 for name in names]
+    assert (head.guarantee_.parameters["mu_moments"] is not None) == bool(settings.get("second_moments"))
     assert math.hypot(*parts) <= allowed
 
 
@@ -409,3 +413,97 @@ def test_ten_thousand_digits_reach_the_promised_accuracy_with_the_defaults(
     head.fit(split.train.features, split.train.labels)
     assert head.guarantee_.status == "proven"
     assert head.score(split.test.features, split.test.labels) >= least
+
+
+# --- persons ----------------------------------------------------------------------------------------------------------
+
+
+def repeated(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Every record of the table one to six times, in random order, with the person of each row."""
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(np.repeat(np.arange(400), rng.integers(1, 7, 400)))
+    return TABLE[order], LABELS[order], order
+
+
+@pytest.mark.parametrize("method", ["gradient", "output"])
+def test_a_person_with_equal_rows_counts_as_one_record(method: Any) -> None:
+    """The same noise, and sums that differ only by the rounding of the shares."""
+    settings: dict[str, Any] = {"mu": 1.0, "method": method, "classes": (0, 1, 2), "random_state": 3}
+    alone = PrivateHead(**settings).fit(TABLE, LABELS)
+    rows, labels, persons = repeated()
+    together = PrivateHead(**settings).fit(rows, labels, groups=persons)
+    assert together.size_ == alone.size_
+    np.testing.assert_allclose(together.centre_, alone.centre_, atol=1e-5)
+    assert np.abs(together.coef_ - alone.coef_).max() < 1e-3 * np.abs(alone.coef_).max()
+    assert together.sensitivity_.value == pytest.approx(alone.sensitivity_.value)
+    by_row = PrivateHead(**settings).fit(rows, labels)
+    assert abs(by_row.size_ - together.size_) > 500
+
+
+def test_the_guarantee_names_the_person_if_there_are_groups() -> None:
+    rows, labels, persons = repeated()
+    head = PrivateHead(1.0, 1e-5, **PUBLIC).fit(rows, labels, groups=persons)
+    assert head.guarantee_.unit == "person"
+    assert head.guarantee_.status == "proven"
+    assert head.guarantee_.mu == pytest.approx(mu_of(1.0, 1e-5), rel=1e-9)
+    assert PrivateHead(1.0, 1e-5, **PUBLIC).fit(rows, labels).guarantee_.unit == "record"
+    asked = PrivateHead(5.0, release="query", queries=3, **PUBLIC).fit(rows, labels, groups=persons)
+    assert asked.guarantee_.unit == "person"
+    assert asked.guarantee_.status == "proven"
+
+
+def test_the_minimisers_with_and_without_one_person_are_within_the_certified_sensitivity() -> None:
+    rows, labels, persons = repeated(1)
+    settings: dict[str, Any] = {"release": "query", "classes": (0, 1, 2), "declared_size": 30}
+    few = persons < 30
+    whole: Any = PrivateHead(**settings).fit(rows[few], labels[few], groups=persons[few])
+    for person in range(0, 30, 3):
+        kept = few & (persons != person)
+        other: Any = PrivateHead(**settings).fit(rows[kept], labels[kept], groups=persons[kept])
+        moved = whole.predictor_.model.weights - other.predictor_.model.weights
+        assert 0.0 < np.linalg.norm(moved) <= whole.sensitivity_.value
+
+
+# --- whitening --------------------------------------------------------------------------------------------------------
+
+
+def uneven(records: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
+    """Columns of very different spread; the label depends on the ones of small spread."""
+    rng = np.random.default_rng(7)
+    rows = rng.normal(size=(records, 12)) * np.geomspace(1.0, 0.02, 12)
+    return rows, (rows @ (1.0 / np.geomspace(1.0, 0.02, 12)) + rng.normal(size=records) > 0).astype(int)
+
+
+def test_second_moments_help_where_columns_have_very_different_spread() -> None:
+    rows, labels = uneven(40_000)
+    settings: dict[str, Any] = {"declared_size": 20_000, "classes": (0, 1), "random_state": 0}
+    plain = PrivateHead(1.0, 1e-5, second_moments=0.0, **settings).fit(rows[:20_000], labels[:20_000])
+    whitened = PrivateHead(1.0, 1e-5, **settings).fit(rows[:20_000], labels[:20_000])
+    assert plain.whitening_ is None
+    assert whitened.whitening_.shape == (14, 14)
+    assert whitened.plan_.steps < plain.plan_.steps
+    assert whitened.guarantee_.mu == pytest.approx(plain.guarantee_.mu, rel=1e-9)
+    gain = whitened.score(rows[20_000:], labels[20_000:]) - plain.score(rows[20_000:], labels[20_000:])
+    assert gain > 0.02
+
+
+def test_a_whitened_head_predicts_from_each_row_alone() -> None:
+    rows, labels = uneven(6000)
+    head = PrivateHead(mu=1.0, second_moments=0.1, classes=(0, 1), declared_size=6000).fit(rows, labels)
+    together = head.decision_function(rows[:50])
+    for number in range(50):
+        np.testing.assert_allclose(
+            head.decision_function(rows[number : number + 1]), together[number], rtol=1e-12
+        )
+
+
+@pytest.mark.parametrize("share", [-0.1, 0.95, 1.0, float("nan")])
+def test_a_share_for_second_moments_that_leaves_nothing_is_refused(share: float) -> None:
+    with pytest.raises(InvalidInput, match="second_moments must be"):
+        PrivateHead(second_moments=share).fit(TABLE, LABELS)
+
+
+def test_records_too_large_for_float32_are_refused_in_float64_too() -> None:
+    for kind in (np.float32, np.float64):
+        with pytest.raises(InvalidInput, match=r"finite|infinity|large"), np.errstate(over="ignore"):
+            PrivateHead(**PUBLIC).fit(np.where(TABLE > 0.99, 1e300, TABLE).astype(kind), LABELS)

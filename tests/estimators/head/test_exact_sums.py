@@ -289,10 +289,9 @@ def test_one_persons_rows_together_contribute_at_most_what_one_record_does(rows:
         table = Table(one.rows, one.labels, 2, np.full(len(one), rows))
         weights = np.array([[-90.0, 80.0, 0.0, 0.0], [90.0, -80.0, 0.0, 0.0]])
         # each of `copies` copies adds the same, so its integers are multiplied
-        gradient = sum(
-            np.array(units(each, 2 * BITS), object) for each in contributions(table, weights, max_grad_norm)
-        )
-        length = sum((int(each) * copies) ** 2 for each in gradient)
+        each = [units(part, 2 * BITS) for part in contributions(table, weights, max_grad_norm)]
+        gradient = [sum(column) for column in zip(*each, strict=True)]
+        length = sum((column * copies) ** 2 for column in gradient)
         assert length <= Fraction(max_grad_norm) ** 2 * 2 ** (4 * BITS)
         shortened = units(row_sum(table.rows, table.repeats), BITS)
         assert sum((each * copies) ** 2 for each in shortened) <= 2 ** (2 * BITS)
@@ -403,6 +402,16 @@ def test_whitened_rows_are_exact_products_divided_by_their_length() -> None:
         direct = rows @ matrix
         direct /= np.linalg.norm(direct, axis=1, keepdims=True)
         np.testing.assert_allclose(whole, direct, atol=2e-5)
+
+
+def test_a_diagonal_whitening_is_the_matrix_with_that_diagonal() -> None:
+    rng = np.random.default_rng(16)
+    rows = random_table(rng, 40, 30, 2).rows.astype(np.float64)
+    diagonal = whitening_on_grid(rng.uniform(0.01, 3.0, 31))
+    assert is_whitening(diagonal, 31)
+    assert is_whitening(np.diag(diagonal), 31)
+    assert not is_whitening(diagonal, 30)
+    np.testing.assert_array_equal(whitened_rows(rows, diagonal), whitened_rows(rows, np.diag(diagonal)))
 
 
 def test_a_row_that_the_whitening_makes_too_short_becomes_zero() -> None:

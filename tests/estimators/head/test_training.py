@@ -16,6 +16,7 @@ from quietmax.estimators.head.exact_sums import Table, clipped_rows, unit_rows
 from quietmax.estimators.head.training import (
     Allowance,
     descend,
+    indicator_scale,
     moments_share,
     released_centre,
     released_moments,
@@ -135,3 +136,45 @@ def test_shares_with_second_moments_add_up_to_the_budget() -> None:
     assert math.hypot(*each) == pytest.approx(0.8, rel=1e-9)
     assert sum(part**2 for part in each) <= 0.64
     assert parts.moments == pytest.approx(0.8 * math.sqrt(0.1))
+
+
+def test_indicators_are_scaled_to_equal_second_moments_by_their_mean() -> None:
+    rng = np.random.default_rng(6)
+    chances = np.array([0.5, 0.2, 0.2, 0.09, 0.01])
+    records = np.eye(5)[rng.choice(5, size=50_000, p=chances)]
+    scale = indicator_scale(records.mean(0), 50_000.0, 1e9)
+    assert (np.diff(scale[:5]) >= -1e-3).all()
+    moments = np.square(records * scale[:5]).mean(0)
+    np.testing.assert_allclose(moments, moments[0], rtol=0.01)
+    # the constant feature is scaled as a typical row is
+    assert scale[5] ** 2 == pytest.approx(np.square(records * scale[:5]).sum(1).mean(), rel=0.01)
+    noisy = indicator_scale(np.array([0.2, 1e-9, -0.1]), 1000.0, 0.1)
+    assert noisy[1] == pytest.approx(noisy[2])
+    assert noisy[1] / noisy[0] == pytest.approx(math.sqrt(0.24 / 0.04), rel=1e-6)
+    np.testing.assert_allclose(
+        indicator_scale(np.zeros(3), 10.0, 1.0)[:3], indicator_scale(np.zeros(3), 10.0, 1.0)[0]
+    )
+
+
+def test_the_released_weights_are_the_mean_after_the_last_steps() -> None:
+    rows = unit_rows(clipped_rows(TABLE.astype(np.float32), 1.0), np.zeros(4), 0.2).astype(np.float32)
+    table = Table(rows, LABELS, 3)
+    after = [
+        descend(table, training.GradientPlan(steps, 2.0, 0.3), 400.0, math.sqrt(steps), SeededNoise(1))
+        for steps in (1, 2, 3, 4)
+    ]
+    averaged = descend(table, training.GradientPlan(4, 2.0, 0.3, averaged=3), 400.0, 2.0, SeededNoise(1))
+    np.testing.assert_allclose(averaged, np.mean(after[1:], axis=0), atol=1e-12)
+
+
+def test_whitened_rows_get_plans_of_few_steps_that_keep_the_noise_on_a_logit() -> None:
+    large = training.gradient_plan(1e6, 52, 2, 0.26, whitening="moments")
+    assert large.steps == 20
+    assert large.averaged == 10
+    assert large.learning_rate * large.max_grad_norm == training.LONGEST_WHITENED_STEP * 52
+    small = training.gradient_plan(39_000, 1750, 2, 0.26, whitening="centre")
+    assert small.steps <= 60
+    assert small.learning_rate * small.max_grad_norm * small.steps / (0.26 * 39_000) == pytest.approx(
+        training.INDICATOR_NOISE
+    )
+    assert training.gradient_plan(39_000, 1750, 2, 0.26).averaged == 1

@@ -26,6 +26,7 @@ from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
+from quietmax.estimators.evaluation import Evaluation, evaluate
 from quietmax.estimators.head.exact_sums import Floats, Table
 from quietmax.estimators.head.solver import (
     MeanCrossEntropy,
@@ -51,12 +52,14 @@ from quietmax.estimators.head.training import (
     descend,
     gradient_plan,
     gradient_sensitivity,
+    indicator_scale,
     moments_share,
     output_plan,
     released_centre,
     released_moments,
     released_size,
     whitened,
+    whitening_kind,
     whitening_matrix,
 )
 from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
@@ -130,7 +133,8 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     second_moments : float, optional
         Share of mu^2 spent on the second moments of the features, by which the rows are whitened so that few steps are
         enough; 0 leaves them out. By default the gradient method uses a tenth of what the count and the centre leave if
-        the size is large against the number of features, and 0 otherwise (`training.moments_share`).
+        the size is large against the number of features, and 0 otherwise (`training.moments_share`). Features of
+        tables that have a schema need none: they are scaled by the mean (`training.indicator_scale`).
     radius : float, default=1.0
         Features are clipped to this length, from 1e-12 to 1e12.
     loss : {"cross-entropy", "convexified"}, default="cross-entropy"
@@ -159,8 +163,9 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         The released weights; the last column is for the constant feature. Absent with ``release="query"``.
     centre_ : array of shape (features,)
         The released mean of the features.
-    whitening_ : array of shape (features + 1, features + 1) or None
-        The matrix computed from the released second moments; None if they were not used.
+    whitening_ : array of shape (features + 1, features + 1) or (features + 1,), or None
+        What the centred features are multiplied by: a matrix computed from the released second moments, or, for
+        features of tables, a diagonal one computed from the released mean. None if neither is used.
     size_ : float
         The number of records or persons that the settings were computed from: declared, or a noisy count.
     guarantee_ : Guarantee
@@ -283,10 +288,8 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             else released_centre(rows, self.size_, allowance.centre, source, repeats)
         )
         centred(rows, self.centre_)
-        self.whitening_: Floats | None = None
-        if allowance.moments is not None:
-            moments = released_moments(table, allowance.moments, source)
-            self.whitening_ = whitening_matrix(moments, self.size_, allowance.moments)
+        self.whitening_ = self._whitening(table, allowance, source)
+        if self.whitening_ is not None:
             whitened(rows, self.whitening_)
 
         # The weights: released with noise, or kept and asked through a mechanism that charges for every answer.
@@ -307,6 +310,20 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         return self
 
+    def _whitening(self, table: Table, allowance: Allowance, source: NoiseSource) -> Floats | None:
+        """Return what the rows are whitened by: second moments, released now, or the centre; None for nothing."""
+        if allowance.moments is not None:
+            moments = released_moments(table, allowance.moments, source)
+            return whitening_matrix(moments, self.size_, allowance.moments)
+        if self._has_indicators and allowance.centre is not None:
+            return indicator_scale(self.centre_, self.size_, allowance.centre)
+        return None
+
+    @property
+    def _has_indicators(self) -> bool:
+        """Whether the gradient method sees features of a table, which are mostly indicators."""
+        return self._training_method == "gradient" and self.feature_map_.kind == "table"
+
     def _fit_by_gradient(self, table: Table, mu: float, source: NoiseSource) -> None:
         """Release every clipped gradient sum with noise, and step along it."""
         plan = gradient_plan(
@@ -314,7 +331,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             table.features,
             table.classes,
             mu,
-            whitened=self.whitening_ is not None,
+            whitening=whitening_kind(self.whitening_),
             steps=self.steps,
             learning_rate=self.learning_rate,
             max_grad_norm=self.max_grad_norm,
@@ -416,6 +433,39 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         scores = self._released_weights.scores(features)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
+    def evaluate(
+        self,
+        X: Any,
+        y: Any = None,
+        groups: Any = None,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        mu: float | None = None,
+        disjoint: bool = False,
+    ) -> Evaluation:
+        """Evaluate the head so that the result may be published (THEORY 3.9): see `quietmax.estimators.evaluation`.
+
+        Parameters
+        ----------
+        X : array-like, data frame or Records
+            The people to evaluate on, as for `fit`.
+        y : array-like, optional
+            Their labels, unless the frame or the records have them.
+        groups : array-like, optional
+            Whose row each row is.
+        epsilon, delta, mu : float, optional
+            The budget of the evaluation.
+        disjoint : bool
+            Whether you declare that no evaluated person is in the training set.
+
+        Returns
+        -------
+        Evaluation
+            Noisy accuracy, confusion matrix, recall and calibration, with intervals and a guarantee.
+        """
+        return evaluate(self, X, y, groups, epsilon=epsilon, delta=delta, mu=mu, disjoint=disjoint)
+
     @property
     def _released_weights(self) -> HeadWeights:
         return HeadWeights(self.coef_, self.centre_, BIAS, self.radius_, whitening=self.whitening_)
@@ -470,7 +520,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         moments = self.second_moments
         if moments is None:
             left = self._mu * math.sqrt(1.0 - size_share - self.centring)
-            by_rule = self._training_method == "gradient"
+            by_rule = self._training_method == "gradient" and not self._has_indicators
             moments = moments_share(self.size_, features, left) * (left / self._mu) ** 2 if by_rule else 0.0
         return Allowance.of(self._mu, size_share, self.centring, moments)
 
@@ -496,6 +546,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "size_from": "noisy count" if self.declared_size is None else "declared",
             "radius": self.radius_,
             "bias": BIAS,
+            "whitening": whitening_kind(self.whitening_),
             "sensitivity": self.sensitivity_.value,
             "noise_source": source.describe(),
             **self.plan_.to_json(),

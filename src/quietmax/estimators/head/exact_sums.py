@@ -47,7 +47,7 @@ _MANTISSA = 53
 MOMENTS_GRID = 2.0**-20
 """Released second moments are multiples of this."""
 WHITENING_BITS = 32
-"""A whitening matrix consists of multiples of 2^-32."""
+"""A whitening consists of multiples of 2^-32."""
 _IMAGE_BITS = 26
 
 
@@ -128,42 +128,47 @@ def unit_rows(rows: Floats, centre: Floats, bias: float) -> Floats:
     return on_grid(shifted)
 
 
-def whitening_on_grid(matrix: Floats) -> Floats:
-    """Scale a symmetric matrix to spectral norm below 1 and round it to multiples of 2^-32.
+def whitening_on_grid(whitening: Floats) -> Floats:
+    """Scale a whitening to spectral norm below 1 and round it to multiples of 2^-32.
 
-    Products of its rows with rows on the grid are then exact: partial sums are multiples of 2^-52 and at most 1.
+    Products with rows on the grid are then exact: all partial sums are multiples of 2^-52 and at most 1.
 
     Parameters
     ----------
-    matrix : array of shape (features, features)
-        A symmetric matrix. Its scale does not matter to `whitened_rows`.
+    whitening : array of shape (features, features) or (features,)
+        A symmetric matrix, or the diagonal of one. Its scale does not matter to `whitened_rows`.
 
     Returns
     -------
-    array of shape (features, features)
-        The matrix A for `whitened_rows`.
+    array of the same shape
+        A for `whitened_rows`.
 
     Examples
     --------
-    >>> whitening_on_grid(np.diag([8.0, 2.0])).round(2)
-    array([[1.  , 0.  ],
-           [0.  , 0.25]])
+    >>> whitening_on_grid(np.array([8.0, 2.0])).round(2)
+    array([1.  , 0.25])
     """
-    matrix = (matrix + matrix.T) / 2
-    norm = float(np.linalg.norm(matrix, 2))
-    units: Floats = np.trunc(matrix * ((1.0 - 2.0**-10) / norm * 2.0**WHITENING_BITS))
+    if whitening.ndim == 2:
+        whitening = (whitening + whitening.T) / 2
+    factor = (1.0 - 2.0**-10) / _spectral_norm(whitening) * 2.0**WHITENING_BITS
+    units: Floats = np.trunc(whitening * factor)
     return units / 2.0**WHITENING_BITS
 
 
-def is_whitening(matrix: Floats, features: int) -> bool:
-    """Return whether a matrix is one that `whitening_on_grid` may have returned.
+def _spectral_norm(whitening: Floats) -> float:
+    """Return the largest singular value of a matrix, or of a diagonal one."""
+    return float(np.linalg.norm(whitening, 2) if whitening.ndim == 2 else np.abs(whitening).max())
+
+
+def is_whitening(whitening: Floats, features: int) -> bool:
+    """Return whether an array is one that `whitening_on_grid` may have returned.
 
     Parameters
     ----------
-    matrix : array
-        Any matrix.
+    whitening : array
+        Any numbers.
     features : int
-        Its expected number of rows and columns.
+        The number of features.
 
     Returns
     -------
@@ -174,30 +179,32 @@ def is_whitening(matrix: Floats, features: int) -> bool:
     >>> is_whitening(whitening_on_grid(np.eye(2)), 2), is_whitening(np.eye(2) / 3, 2)
     (True, False)
     """
-    if matrix.dtype != np.float64 or matrix.shape != (features, features) or not np.isfinite(matrix).all():
+    if whitening.dtype != np.float64 or whitening.shape not in ((features, features), (features,)):
         return False
-    units = matrix * 2.0**WHITENING_BITS
-    symmetric = bool((matrix == matrix.T).all() and (units == np.trunc(units)).all())
-    return symmetric and float(np.linalg.norm(matrix, 2)) <= 1.0
+    units = whitening * 2.0**WHITENING_BITS
+    if not np.isfinite(whitening).all() or not (units == np.trunc(units)).all():
+        return False
+    return bool((whitening == whitening.T).all()) and _spectral_norm(whitening) <= 1.0
 
 
-def whitened_rows(rows: Floats, matrix: Floats) -> Floats:
-    """Compute `A g / ||A g||` on the grid, for rows g and a matrix A.
+def whitened_rows(rows: Floats, whitening: Floats) -> Floats:
+    """Compute `A g / ||A g||` on the grid, for rows g and a symmetric matrix A.
 
     Parameters
     ----------
     rows : array of shape (records, features)
         Rows g on the grid, of length at most 1.
-    matrix : array of shape (features, features)
-        A from `whitening_on_grid`, symmetric.
+    whitening : array of shape (features, features) or (features,)
+        A, or its diagonal, from `whitening_on_grid`.
 
     Returns
     -------
     array of shape (records, features)
         Rows on the grid, of length at most 1.
     """
-    # The product is exact; rounded to multiples of 2^-26, so is the sum of squares: at most 2^52 units of 2^-52.
-    images = (torch.from_numpy(rows) @ torch.from_numpy(matrix)).numpy()
+    diagonal = whitening.ndim == 1
+    images = rows * whitening if diagonal else (torch.from_numpy(rows) @ torch.from_numpy(whitening)).numpy()
+    # The products are exact; rounded to multiples of 2^-26, so is the sum of squares: at most 2^52 units of 2^-52.
     images *= 2.0**_IMAGE_BITS
     np.trunc(images, out=images)
     squares = np.square(images).sum(axis=1, keepdims=True)

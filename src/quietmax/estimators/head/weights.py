@@ -34,8 +34,9 @@ class HeadWeights(LogitClassifier):
         b.
     radius : float
         Features are clipped to this length and divided by it.
-    whitening : array of shape (features + 1, features + 1), optional
-        The released matrix A by which the rows are multiplied before they are divided by their length again.
+    whitening : array of shape (features + 1, features + 1) or (features + 1,), optional
+        The released matrix A, or its diagonal, by which the rows are multiplied before they are divided by their length
+        again.
     """
 
     weights: Floats
