@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import polars
 import pyarrow
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
@@ -94,6 +96,10 @@ def test_groups_make_the_person_the_unit() -> None:
         pd.Series([1, 2, 1], dtype="int32[pyarrow]"),
         pd.Series(["1", "2", "1"], dtype="category"),
         range(1, 3),
+        pyarrow.array([1, 2, 1]),
+        pyarrow.chunked_array([["1"], ["2", "1"]]),
+        polars.Series([1, 2, 1]),
+        torch.tensor([1, 2, 1]),
     ],
 )
 def test_a_person_has_the_same_name_whatever_holds_the_groups(groups: Any) -> None:
@@ -135,11 +141,25 @@ def test_a_row_without_a_person_is_an_error_that_shows_no_value(missing: Any) ->
 def test_groups_of_the_wrong_length_or_shape_are_errors() -> None:
     with pytest.raises(InvalidInput, match="one entry for each row"):
         seen([[0.0], [1.0]], [0, 1], groups=["ann"])
+    for wrong in (
+        [["ann"], ["bob"]],
+        "ab",
+        b"ab",
+        {"ann": 1, "bob": 2},
+        pd.DataFrame({"a": [1], "b": [2]}),
+        7,
+    ):
+        with pytest.raises(InvalidInput, match="flat sequence"):
+            seen([[0.0], [1.0]], [0, 1], groups=wrong)
     with pytest.raises(InvalidInput, match="flat sequence"):
-        seen([[0.0], [1.0]], [0, 1], groups=[["ann"], ["bob"]])
+        seen([[0.0], [1.0]], [0, 1], groups=np.array([["ann"], ["bob"]]))
 
 
-@pytest.mark.parametrize("made", [lambda frame: frame, pyarrow.Table.from_pandas], ids=["pandas", "arrow"])
+@pytest.mark.parametrize(
+    "made",
+    [lambda frame: frame, pyarrow.Table.from_pandas, polars.from_pandas],
+    ids=["pandas", "arrow", "polars"],
+)
 def test_a_frame_is_encoded_by_the_schema(made: Any) -> None:
     found = seen(made(PEOPLE), schema=replace(PERSONAL))
     assert found.classes.tolist() == ["no", "yes"]
@@ -193,6 +213,7 @@ def test_queries_are_frames_or_encoded_rows() -> None:
     for given_queries in (
         PEOPLE[["region", "age"]],
         pyarrow.Table.from_pandas(PEOPLE),
+        polars.from_pandas(PEOPLE),
         fitted.seen_.records,
         encode_table(PEOPLE, PERSONAL),
     ):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from quietmax import DPSGD, PrivateHead, Teachers
 from quietmax.audit import audit_invariant
+from quietmax.data.schema import Schema
 from quietmax.estimators.dpsgd.gradients import exact_clipped_sum
 from quietmax.estimators.head.exact_sums import (
     BITS,
@@ -22,6 +24,7 @@ from quietmax.estimators.head.exact_sums import (
 )
 from quietmax.estimators.head.training import centred, clipped_features
 from quietmax.estimators.teachers import LINEAR, NETWORK, TeacherEnsemble
+from quietmax.estimators.training_set import Persons, TrainingSet, training_set
 from quietmax.estimators.validation import LIBRARY_ROUNDING, LIBRARY_STACK, checked_records, class_numbers
 from quietmax.models import MLP, TrainingSettings, train_independent
 from quietmax.models.features import FeatureMap, Identity, RandomFourier, Scattering, UnitNorm
@@ -194,6 +197,84 @@ def test_a_dpsgd_sum_changes_by_exactly_what_the_removed_record_adds_alone(
         others, alone = total(np.delete(np.arange(700), removed)), total(np.array([removed]))
         assert all(torch.equal(a, b + c) for a, b, c in zip(everyone, others, alone, strict=True))
         assert sum(float(each.square().sum()) for each in alone) <= 0.8**2
+
+
+@THREADS
+def test_a_dpsgd_sum_changes_by_exactly_what_the_removed_person_adds_alone(threads: int) -> None:
+    torch.set_num_threads(threads)
+    network = initial_mlp((30, 17, 3), "tanh", (2,), torch.float64)
+    inputs = torch.from_numpy(digits(700, 30))
+    inputs[5] *= 2.0**100
+    labels = torch.arange(700) % 3
+    persons = Persons.of(np.where(np.arange(700) < 600, np.arange(700) // 7, 1000))
+    weights = torch.from_numpy(1 / persons.rows)
+
+    def total(chosen: np.ndarray) -> list[torch.Tensor]:
+        sums = exact_clipped_sum(network, inputs[chosen], labels[chosen], 0.8, weights[chosen])
+        return list(sums.tensors())
+
+    everyone = total(np.random.default_rng(0).permutation(700))
+    for removed in ("0", "50", "85", "1000"):
+        own = persons.names == removed
+        others, alone = total(np.flatnonzero(~own)), total(np.flatnonzero(own))
+        assert all(torch.equal(a, b + c) for a, b, c in zip(everyone, others, alone, strict=True))
+        assert 0 < sum(float(each.square().sum()) for each in alone) <= 0.8**2
+
+
+STRANGERS = {
+    "a name of another type": {"who": "x7", "age": 5, "town": "a"},
+    "a name with a fraction": {"who": 2.5, "age": 5, "town": "a"},
+    "a huge number": {"who": 2**70, "age": 5, "town": "a"},
+    "a missing value": {"who": 77, "age": None, "town": None},
+    "a number as a string": {"who": 77, "age": "5", "town": "a"},
+    "an unknown category": {"who": 77, "age": 1e300, "town": "elsewhere"},
+}
+
+
+@pytest.mark.parametrize("stranger", STRANGERS.values(), ids=STRANGERS)
+def test_a_stranger_in_a_frame_changes_nothing_about_anybody_else(stranger: dict[str, object]) -> None:
+    """Names, shares, encoded rows and labels keep every bit, although pandas may give whole columns another type."""
+    rows: list[dict[str, object]] = [
+        {"who": row // 3, "age": row % 50, "town": "ab"[row % 2], "ill": row % 2} for row in range(60)
+    ]
+    schema = Schema(
+        label="ill",
+        classes=("0", "1"),
+        bounds={"age": (0, 60)},
+        categories={"town": ("a", "b")},
+        person="who",
+    )
+
+    def found(people: list[dict[str, object]]) -> TrainingSet:
+        return training_set(PrivateHead(schema=schema), pd.DataFrame(people), None, None)
+
+    plain, disturbed = found(rows), found([{**stranger, "ill": 1}] * 2 + rows[::-1])
+    assert plain.persons is not None
+    assert disturbed.persons is not None
+    for before, after in (
+        (plain.records, disturbed.records),
+        (plain.labels, disturbed.labels),
+        (plain.persons.names, disturbed.persons.names),
+        (plain.persons.rows, disturbed.persons.rows),
+    ):
+        np.testing.assert_array_equal(after[2:][::-1], before)
+    assert disturbed.persons.count == plain.persons.count + 1
+
+
+@THREADS
+def test_removing_a_person_changes_one_teacher(threads: int) -> None:
+    torch.set_num_threads(threads)
+    records, labels = digits(300, 5), np.arange(300) % 3
+    people = np.where(np.arange(300) < 90, 999, np.arange(300) // 4)
+
+    def weights(kept: np.ndarray) -> np.ndarray:
+        teachers = Teachers(teachers=7, classes=(0, 1, 2), declared_size=60, random_state=0)
+        fitted = teachers.fit(records[kept], labels[kept], groups=people[kept])
+        return weights_of(fitted.ensemble_)
+
+    everyone = weights(np.arange(300))
+    for person in (999, 30, 74):
+        assert (everyone != weights(np.flatnonzero(people != person))).any(axis=1).sum() == 1
 
 
 def weights_of(ensemble: TeacherEnsemble) -> np.ndarray:

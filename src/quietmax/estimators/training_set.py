@@ -8,7 +8,7 @@ person's rows alone (THEORY 3.8); messages show no value of the private records.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -73,11 +73,8 @@ class Persons:
         InvalidInput
             If an entry is missing, or not a number or a string. The message shows no entry.
         """
-        if not isinstance(groups, pd.Series):
-            values = groups.tolist() if isinstance(groups, np.ndarray) else list(groups)
-            groups = pd.Series(_objects(values), dtype=object)
         try:
-            names = as_strings(groups)
+            names = as_strings(groups if isinstance(groups, pd.Series) else _series(groups))
         except InvalidData:
             raise InvalidInput("groups must be a flat sequence of numbers or strings.") from None
         if is_missing(names).any():
@@ -281,11 +278,17 @@ def _persons(names: NDArray[np.object_] | None, groups: Any, rows: int) -> Perso
     return persons
 
 
-def _objects(values: list[Any]) -> NDArray[np.object_]:
-    """Return values as an array of objects; a nested list stays one object."""
-    array = np.empty(len(values), dtype=object)
-    array[:] = [value.item() if getattr(value, "ndim", None) == 0 else value for value in values]
-    return array
+def _series(groups: Any) -> pd.Series[Any]:
+    """Return groups as a series of Python objects, each as it is."""
+    if isinstance(groups, str | bytes | Mapping | pd.DataFrame) or not hasattr(groups, "__iter__"):
+        raise InvalidData("Not a flat sequence.")
+    if hasattr(groups, "to_pylist"):  # an Arrow array
+        groups = groups.to_pylist()
+    values = groups.tolist() if isinstance(groups, np.ndarray) else groups
+    cells = [value.item() if getattr(value, "ndim", None) == 0 else value for value in values]
+    objects = np.empty(len(cells), dtype=object)
+    objects[:] = cells
+    return pd.Series(objects)
 
 
 def queries(estimator: Any, X: Any) -> NDArray[np.float32]:
