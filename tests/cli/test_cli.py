@@ -114,7 +114,7 @@ def test_brackets_in_help_texts_are_printed(run: Run) -> None:
         assert "quietmax[ray]" in "".join(line.strip("│ ") for line in out.splitlines())
 
 
-@pytest.mark.parametrize("arguments", [[], ["train"], ["ledger"], ["ledger", "key"]])
+@pytest.mark.parametrize("arguments", [[], ["schema"], ["train"], ["ledger"], ["ledger", "key"]])
 def test_a_group_without_a_command_shows_its_help(run: Run, arguments: list[str]) -> None:
     code, out, err = run(*arguments)
     assert (code, err) == (2, "")
@@ -192,7 +192,8 @@ def test_the_examples_work_when_they_are_pasted(
     for _, example, _ in _examples():
         if example in NOT_RUN or (example.startswith("quietmax reproduce") and not real):
             continue
-        code, _, err = run(*shlex.split(example)[1:])
+        words = shlex.split(example.partition(" > ")[0])  # the folder has the confirmed schema already
+        code, _, err = run(*words[1:])
         assert code == 0, f"{example}: {err}"
 
 

@@ -18,10 +18,10 @@ from quietmax.errors import InvalidData, InvalidInput, QuietmaxError
 
 # Each command is the module of its name, with a function `command`, or a Typer `app` if it has subcommands.
 COMMANDS = {
-    "demo": "End-to-end demo: a survey of people, then the paper (one minute).",
+    "demo": "End-to-end demo: a survey of people, then the paper.",
     "datasets": "List the data sets and where their files come from.",
     "schema": "Draft and check the schema of your own table.",
-    "train": "Train a private head, teachers or DP-SGD, or an ordinary network.",
+    "train": "Train a private head, teachers, DP-SGD or a network.",
     "predict": "Answer the queries in a file.",
     "evaluate": "Measure an accuracy that may be published.",
     "sensitivity": "Compute the paper's sensitivity formulas.",
