@@ -51,13 +51,12 @@ UNITS = 2**24
 SLACK = math.sqrt(math.log(1e6) / (2 * 4000))
 
 
-def noisy(counts: NDArray[np.int64], seed: int = 0, mu: float = 0.268, **settings: Any) -> Evaluation:
+def noisy(counts: NDArray[np.int64], seed: int = 0, mu: float = 0.268) -> Evaluation:
     """Evaluate a table of whole people by true and predicted class."""
-    charges = [EvaluationCharge(mu, "parallel")]
+    charges = [EvaluationCharge(mu, "parallel", ("seeded",))]
     return noisy_evaluation(
         *(counts * UNITS, None, range(len(counts)), TRAINING, charges),
         source=SeededNoise(seed),
-        **settings,
     )
 
 
@@ -195,7 +194,7 @@ def test_published_figures_cover_the_true_ones_and_are_close_to_the_exact_ones()
         bins = rng.integers(0, BINS, 2000)  # confidence tells nothing here: every bin is right as often
         counts = count_answers(labels, np.where(right, labels, 1 - labels), bins, None, classes=2)
         evaluation = noisy_evaluation(
-            *(*counts, ("no", "yes"), TRAINING, [EvaluationCharge(0.268, "parallel")]),
+            *(*counts, ("no", "yes"), TRAINING, [EvaluationCharge(0.268, "parallel", ("seeded",))]),
             source=SeededNoise(seed),
         )
         exact = exact_evaluation(*counts, ("no", "yes"), "person")
@@ -218,7 +217,7 @@ def test_both_tables_are_used_for_the_accuracy() -> None:
     values = []
     for seed in range(300):
         evaluation = noisy_evaluation(
-            *(counts, calibration, range(10), TRAINING, [EvaluationCharge(0.268, "parallel")]),
+            *(counts, calibration, range(10), TRAINING, [EvaluationCharge(0.268, "parallel", ("seeded",))]),
             source=SeededNoise(seed),
         )
         right, wrong, right_noise, wrong_noise = evaluation._totals
@@ -293,6 +292,11 @@ def test_seeded_noise_makes_the_guarantee_conditional() -> None:
     assert guarantee is not None
     assert guarantee.status == "conditional"
     assert any("seed" in assumption for assumption in guarantee.assumptions)
+    with pytest.raises(InvalidInput, match="must be charged as one that assumes 'seeded'"):
+        noisy_evaluation(
+            *(np.eye(2, dtype=np.int64), None, "ab", TRAINING, [EvaluationCharge(0.268, "parallel")]),
+            source=SeededNoise(0),
+        )
 
 
 # --- JSON ---------------------------------------------------------------------------------------------------------
@@ -451,6 +455,32 @@ def test_a_folder_keeps_its_evaluations_and_what_they_cost(tmp_path: Path) -> No
     assert len(read_evaluations(folder)) == 3
 
 
+def test_an_estimator_that_is_saved_keeps_its_evaluations_in_the_folder(tmp_path: Path) -> None:
+    split = hold_out(people(), 0.3)
+    fitted = head().fit(split.train)
+    before = evaluate(fitted, split.test, mu=0.1)
+    folder = save_private(fitted, tmp_path / "model", dataset="people")
+    assert [each.result for each in read_evaluations(folder)] == [before]
+    evaluate_folder(folder, open_private(folder), split.records, mu=0.1)
+    rest = evaluate(fitted, split.test)
+    assert rest.mu == pytest.approx(math.sqrt(fitted.guarantee_.mu**2 - 0.02))
+    assert [each.result for each in read_evaluations(folder)][2] == rest
+    save_private(head().fit(split.train), folder, dataset="people", overwrite=True)
+    assert read_evaluations(folder) == []
+    with pytest.raises(DataUnavailable, match="was replaced by another one"):
+        evaluate(fitted, split.test, mu=0.1)
+
+
+def test_what_an_evaluation_assumes_is_stored_with_its_charge(tmp_path: Path) -> None:
+    data = people(persons=False)
+    fitted = head(classes=(0, 1), random_state=0).fit(data.features[:2000], data.labels[:2000])
+    evaluation = evaluate(fitted, data.features[2000:], data.labels[2000:], disjoint=True)
+    folder = save_private(fitted, tmp_path / "model", dataset="people")
+    (stored,) = read_evaluations(folder)
+    assert stored.charge.assumes == ("disjoint", "seeded")
+    assert composed_guarantee(open_private(folder).guarantee, [stored.charge]) == evaluation.guarantee
+
+
 def test_exact_figures_are_neither_charged_nor_stored(tmp_path: Path) -> None:
     records = people()
     folder = saved(tmp_path, records)
@@ -494,6 +524,7 @@ def test_evaluations_of_another_model_or_edited_ones_are_refused(tmp_path: Path)
         [], {}, {**content, "format": "x"}, {**content, "weights_sha256": "0" * 64}, {**content, "evaluations": 3},
         {**content, "evaluations": [{**entry, "mu": 0.01}]},
         {**content, "evaluations": [{**entry, "composition": "none", "result": None}]},
+        {**content, "evaluations": [{**entry, "assumes": ["nothing"]}]},
         {**content, "evaluations": [{**entry, "result": {**entry["result"], "noise": 0}}]},
     ]  # fmt: skip
     for edited in edits:

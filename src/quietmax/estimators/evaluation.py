@@ -23,9 +23,10 @@ import hashlib
 import json
 import math
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -85,16 +86,20 @@ _Z_SIZE = float(ndtri(1 - _SIZE_ERROR))
 _Z = float(ndtri(1 - (1 - CONFIDENCE - _SIZE_ERROR) / 2))
 _Z_COUNT = float(ndtri((1 + CONFIDENCE) / 2))
 _CONTINUITY = 0.5
-_DISJOINT = Condition(
-    "Who was held out was declared, and not computed by the library (THEORY 3.8).",
-    (
-        "No evaluated person is in the training set, and on which side a person is does not depend on other people.",
+Assumed = Literal["disjoint", "seeded", "batched"]
+_CONDITIONS: dict[Assumed, Condition] = {
+    "disjoint": Condition(
+        "Who was held out was declared, and not computed by the library (THEORY 3.8).",
+        (
+            "No evaluated person is in the training set, and on which side a person is does not depend on other "
+            "people.",
+        ),
     ),
-)
-_SEEDED = Condition(
-    "The noise of the evaluation is seeded and in floating point, for experiments only (THEORY 3.5).",
-    ("Nobody knows the seed, and nobody looks at the low digits of the counts.",),
-)
+    "seeded": Condition(
+        "The noise of the evaluation is seeded and in floating point, for experiments only (THEORY 3.5).",
+        ("Nobody knows the seed, and nobody looks at the low digits of the counts.",),
+    ),
+}
 _BATCHED_ANSWERS = (
     "The numerical library rounds the scores of an evaluated row alike at every place of a batch."
 )
@@ -480,10 +485,14 @@ class EvaluationCharge:
         The Gaussian cost.
     composition : {"parallel", "sequential"}
         "parallel": they were held out of training. "sequential": they may be in the training set too.
+    assumes : tuple of {"disjoint", "seeded", "batched"}
+        What the evaluation rests on: a declaration that they were held out, seeded noise, or answers that were
+        computed in one batch.
     """
 
     mu: float
     composition: Composition
+    assumes: tuple[Assumed, ...] = ()
 
 
 def evaluation_mu(
@@ -564,9 +573,7 @@ def _amount(charges: Sequence[EvaluationCharge], composition: Composition) -> Fr
     )
 
 
-def composed_guarantee(
-    training: Guarantee, charges: Sequence[EvaluationCharge], *conditions: Condition
-) -> Guarantee:
+def composed_guarantee(training: Guarantee, charges: Sequence[EvaluationCharge]) -> Guarantee:
     """Return what is guaranteed of a model and its evaluations together.
 
     A person of the training set is charged for the training, a person of the holdout for the evaluations of the
@@ -580,8 +587,6 @@ def composed_guarantee(
         What is guaranteed of the model.
     charges : sequence of EvaluationCharge
         What the evaluations cost, at least one.
-    *conditions : Condition
-        Conditions on which the evaluations rest.
 
     Returns
     -------
@@ -597,7 +602,10 @@ def composed_guarantee(
     0.5
     """
     parallel, sequential = _amount(charges, "parallel"), _amount(charges, "sequential")
-    because = f"{training.because} Evaluation: Gaussian mechanism on counts to which one adds at most 1 (THEORY 3.9)."
+    because = (
+        f"{training.because} Evaluation: Gaussian mechanism on counts to which one {training.unit} adds at most 1 "
+        "(THEORY 3.9)."
+    )
     if parallel:
         because += " The holdout is not in the training set: parallel composition (THEORY 3.8)."
     if sequential:
@@ -610,7 +618,9 @@ def composed_guarantee(
         },
         "evaluations": [{"mu": each.mu, "composition": each.composition} for each in charges],
     }
-    common: dict[str, Any] = {"because": because, "parameters": parameters}
+    assumed = {name for each in charges for name in each.assumes}
+    assumptions = (*training.assumptions, *((_BATCHED_ANSWERS,) if "batched" in assumed else ()))
+    common: dict[str, Any] = {"because": because, "parameters": parameters, "assumptions": assumptions}
     if training.definition == "approximate":
         claimed, delta = cast(float, training.epsilon), cast(float, training.delta)
         holdout = root_rounded_up(parallel)
@@ -623,7 +633,7 @@ def composed_guarantee(
     else:
         total = max(training.cost.as_gaussian().amount, parallel) + sequential
         composed = replace(training, definition="gaussian", epsilon=None, mu=root_rounded_up(total), **common)
-    return weakened(composed, *conditions)
+    return weakened(composed, *(condition for name, condition in _CONDITIONS.items() if name in assumed))
 
 
 # --- evaluating ---------------------------------------------------------------------------------------------------
@@ -681,8 +691,6 @@ def noisy_evaluation(
     classes: Sequence[object],
     training: Guarantee,
     charges: Sequence[EvaluationCharge],
-    *,
-    conditions: Sequence[Condition] = (),
     source: NoiseSource = EXACT,
 ) -> Evaluation:
     """Draw the noise of an evaluation that was charged, and return the publishable figures.
@@ -697,8 +705,6 @@ def noisy_evaluation(
         What is guaranteed of the model.
     charges : sequence of EvaluationCharge
         What the evaluations of this model cost; the last one is this one.
-    conditions : sequence of Condition
-        Conditions on which the evaluation rests.
     source : NoiseSource
         Where the noise comes from. Exact noise by default.
 
@@ -706,10 +712,15 @@ def noisy_evaluation(
     -------
     Evaluation
         The noisy counts with their guarantee.
+
+    Raises
+    ------
+    InvalidInput
+        If the noise is not exact, and the charge does not say so.
     """
     charge = charges[-1]
-    if not (type(source) is ExactNoise and source.exact):
-        conditions = (*conditions, _SEEDED)
+    if not (type(source) is ExactNoise and source.exact) and "seeded" not in charge.assumes:
+        raise InvalidInput("An evaluation with seeded noise must be charged as one that assumes 'seeded'.")
     counts, scale = _noisy(confusion, calibration, charge.mu, source)
     return _evaluation(
         counts,
@@ -718,7 +729,7 @@ def noisy_evaluation(
         unit=training.unit,
         mu=charge.mu,
         composition=charge.composition,
-        guarantee=composed_guarantee(training, charges, *conditions),
+        guarantee=composed_guarantee(training, charges),
     )
 
 
@@ -775,30 +786,21 @@ def evaluate(
     (True, True)
     """
     check_is_fitted(estimator)
-    training: Guarantee = estimator.guarantee_
-    evaluated, charges = getattr(estimator, "_evaluation_charges", (None, []))
-    if evaluated is not training:  # fitted again since
-        charges = []
+    seed = getattr(estimator, "random_state", None)
     subject = _Subject(
         classifier=estimator.predictor_
         if hasattr(estimator, "predictor_")
         else getattr(estimator, "model_", None) or estimator._released_weights,
         feature_map=estimator.feature_map_,
         classes=tuple(estimator.classes_.tolist()),
-        training=training,
-        holdout=getattr(estimator, "holdout_", None),
+        training=estimator.guarantee_,
+        holdout=estimator.holdout_,
+        source=EXACT if seed is None else SeededNoise(int(check_random_state(seed).randint(2**31 - 1))),
     )
     records = _as_records(estimator, X, y, groups)
-    counted = subject.counted(records, disjoint=disjoint)
-    charge = EvaluationCharge(
-        evaluation_mu(training, charges, counted.composition, epsilon=epsilon, delta=delta, mu=mu),
-        counted.composition,
+    return subject.evaluated(
+        records, _account(estimator), disjoint=disjoint, epsilon=epsilon, delta=delta, mu=mu
     )
-    answers = subject.answers(counted)
-    estimator._evaluation_charges = (training, [*charges, charge])
-    seed = getattr(estimator, "random_state", None)
-    source = EXACT if seed is None else SeededNoise(int(check_random_state(seed).randint(2**31 - 1)))
-    return subject.released(counted, answers, [*charges, charge], source)
 
 
 def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> Records:
@@ -826,15 +828,6 @@ def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> Records:
 
 
 @dataclass(frozen=True, eq=False)
-class _Counted:
-    """The people who are counted, and how their evaluation composes with the training."""
-
-    records: Records
-    composition: Composition
-    conditions: tuple[Condition, ...]
-
-
-@dataclass(frozen=True, eq=False)
 class _Subject:
     """What is evaluated: a classifier of mapped records, what is guaranteed of it, and whom training held out."""
 
@@ -843,33 +836,51 @@ class _Subject:
     classes: tuple[Any, ...]
     training: Guarantee
     holdout: Holdout | None
+    source: NoiseSource = EXACT
 
-    @property
-    def paid_per_answer(self) -> bool:
-        """Whether each answer is charged."""
-        return isinstance(self.classifier, Predictor)
+    def evaluated(
+        self, records: Records, account: _Account, *, disjoint: bool, **budget: float | None
+    ) -> Evaluation:
+        """Charge the account, draw the noise and keep the result."""
+        counted, composition = self.counted(records), self.composition(disjoint=disjoint)
+        assumes: tuple[Assumed, ...] = (
+            *(("disjoint",) if composition == "parallel" and self.holdout is None else ()),
+            *(("seeded",) if self.source is not EXACT else ()),
+            *(("batched",) if isinstance(self.classifier, Predictor) else ()),
+        )
+        with account.locked():
+            earlier = account.read()
+            charges = [each.charge for each in earlier]
+            mu = evaluation_mu(self.training, charges, composition, **budget)
+            charge = EvaluationCharge(mu, composition, assumes)
+            confusion, calibration = self.answers(counted)
+            account.write([*earlier, StoredEvaluation(charge, None)])
+            result = noisy_evaluation(
+                confusion, calibration, self.classes, self.training, [*charges, charge], self.source
+            )
+            account.write([*earlier, StoredEvaluation(charge, result)])
+        return result
 
-    def counted(self, records: Records, *, disjoint: bool) -> _Counted:
-        """Return the people who are counted: the holdout, or everybody in the records."""
+    def counted(self, records: Records) -> Records:
+        """Return the people who are counted: those whom training held out, or everybody if it held out nobody."""
         if records.unit != self.training.unit:
             raise InvalidInput(
                 "The model protects persons, so the evaluation must know whose row each row is: `groups` is required."
                 if self.training.unit == "person"
                 else "The model protects single records, so rows cannot be counted by person: leave out `groups`."
             )
+        return records if self.holdout is None else records.take(is_held_out(records, self.holdout))
+
+    def composition(self, *, disjoint: bool) -> Composition:
+        """Return how an evaluation composes with the training."""
         if self.training.status == "refuted":
             raise InvalidInput(
                 "The guarantee of the model is refuted, so no evaluation of it may be published."
             )
-        if self.holdout is not None and self.holdout.share > 0:
-            return _Counted(records.take(is_held_out(records, self.holdout)), "parallel", ())
-        if disjoint:
-            return _Counted(records, "parallel", (_DISJOINT,))
-        return _Counted(records, "sequential", ())
+        return "parallel" if self.holdout is not None or disjoint else "sequential"
 
-    def answers(self, counted: _Counted) -> tuple[Counts, Counts | None]:
+    def answers(self, records: Records) -> tuple[Counts, Counts | None]:
         """Answer every row and count the answers. Answers of a model that is paid per answer are charged."""
-        records = counted.records
         features = (
             records.features if self.feature_map is None else self.feature_map.transform(records.features)
         )
@@ -882,39 +893,13 @@ class _Subject:
         rows = None if records.persons is None else Persons(records.persons).rows
         return count_answers(records.labels, predicted, bins, rows, len(self.classes))
 
-    def released(
-        self,
-        counted: _Counted,
-        answers: tuple[Counts, Counts | None],
-        charges: Sequence[EvaluationCharge],
-        source: NoiseSource = EXACT,
-    ) -> Evaluation:
-        """Draw the noise; the charges, this one last, were made before."""
-        training = self.training
-        if self.paid_per_answer:
-            training = replace(training, assumptions=(*training.assumptions, _BATCHED_ANSWERS))
-        confusion, calibration = answers
-        return noisy_evaluation(
-            confusion,
-            calibration,
-            self.classes,
-            training,
-            charges,
-            conditions=counted.conditions,
-            source=source,
-        )
 
-
-# --- evaluations of a model folder --------------------------------------------------------------------------------
-
-EVALUATION_FILE = "evaluation.json"
-"""The file of a model folder with its evaluations and what they cost. It may be published with the folder."""
-_FORMAT = "quietmax evaluations"
+# --- what evaluations have cost -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class StoredEvaluation:
-    """An evaluation that was charged to the holdout of a model folder.
+    """An evaluation that was charged to the people who were evaluated.
 
     Parameters
     ----------
@@ -926,6 +911,76 @@ class StoredEvaluation:
 
     charge: EvaluationCharge
     result: Evaluation | None
+
+
+class _Account(Protocol):
+    """The evaluations of one model, and what they cost."""
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Keep others from spending the same budget meanwhile."""
+        ...
+
+    def read(self) -> list[StoredEvaluation]:
+        """Return the evaluations so far."""
+        ...
+
+    def write(self, evaluations: list[StoredEvaluation]) -> None:
+        """Replace the evaluations."""
+        ...
+
+
+_MEMORY_LOCK = threading.RLock()
+
+
+@dataclass(eq=False)
+class _MemoryAccount:
+    """The evaluations of an estimator that was not saved."""
+
+    training: Guarantee
+    evaluations: list[StoredEvaluation] = field(default_factory=list)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        with _MEMORY_LOCK:
+            yield
+
+    def read(self) -> list[StoredEvaluation]:
+        return self.evaluations
+
+    def write(self, evaluations: list[StoredEvaluation]) -> None:
+        self.evaluations = evaluations
+
+
+def _account(estimator: Any) -> _Account:
+    """Return the account of a fitted estimator; a new one if it was fitted since."""
+    account: _MemoryAccount | _FolderAccount | None = getattr(estimator, "_evaluations", None)
+    if account is None or account.training is not estimator.guarantee_:
+        account = estimator._evaluations = _MemoryAccount(estimator.guarantee_)
+    return account
+
+
+def move_evaluations(estimator: Any, folder: str | Path) -> None:
+    """Move the evaluations of an estimator into the folder that it was saved to; later ones are stored there too.
+
+    Parameters
+    ----------
+    estimator : PrivateHead, DPSGD or Teachers
+        The estimator.
+    folder : str or Path
+        Its model folder.
+    """
+    evaluations = _account(estimator).read()
+    account = _FolderAccount(Path(folder).resolve(), weights_digest(folder), estimator.guarantee_)
+    if evaluations:
+        account.write(evaluations)
+    estimator._evaluations = account
+
+
+# --- evaluations of a model folder --------------------------------------------------------------------------------
+
+EVALUATION_FILE = "evaluation.json"
+"""The file of a model folder with its evaluations and what they cost. It may be published with the folder."""
+_FORMAT = "quietmax evaluations"
 
 
 def read_evaluations(folder: str | Path) -> list[StoredEvaluation]:
@@ -953,25 +1008,26 @@ def read_evaluations(folder: str | Path) -> list[StoredEvaluation]:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != _FORMAT or content["weights_sha256"] != weights_digest(folder):
             raise ValueError("another model")
-        found = [
-            StoredEvaluation(
-                EvaluationCharge(GaussianCost(float(entry["mu"])).mu, entry["composition"]),
-                None if entry["result"] is None else Evaluation.from_json(entry["result"]),
-            )
-            for entry in content["evaluations"]
-        ]
-        for each in found:
-            stated = each.charge if each.result is None else each.result
-            if each.charge.composition not in get_args(Composition) or (
-                (each.charge.mu, each.charge.composition) != (stated.mu, stated.composition)
-            ):
-                raise ValueError("a result that is not the one charged for")
+        found = [_stored_from_json(entry) for entry in content["evaluations"]]
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
         raise DataUnavailable(
             f"The evaluations in {path} cannot be read, or belong to another model. What was spent on them is unknown. "
             "Restore the file from a copy."
         ) from problem
     return found
+
+
+def _stored_from_json(entry: Mapping[str, Any]) -> StoredEvaluation:
+    """Return an evaluation that `_FolderAccount` wrote."""
+    charge = EvaluationCharge(
+        GaussianCost(float(entry["mu"])).mu, entry["composition"], tuple(entry["assumes"])
+    )
+    if charge.composition not in get_args(Composition) or not set(charge.assumes) <= set(get_args(Assumed)):
+        raise ValueError("not the charge of an evaluation")
+    result = None if entry["result"] is None else Evaluation.from_json(entry["result"])
+    if result is not None and (result.mu, result.composition) != (charge.mu, charge.composition):
+        raise ValueError("a result that is not the one charged for")
+    return StoredEvaluation(charge, result)
 
 
 def evaluate_folder(
@@ -1018,21 +1074,12 @@ def evaluate_folder(
         If the result cannot be written.
     """
     subject = _Subject(model.classifier, model.features, model.classes, model.guarantee, model.holdout)
-    counted = subject.counted(records, disjoint=False)
     if exact:
-        return exact_evaluation(*subject.answers(counted), model.classes, model.guarantee.unit)
-    with _locked(folder):
-        earlier = read_evaluations(folder)
-        charges = [each.charge for each in earlier]
-        chosen = evaluation_mu(
-            model.guarantee, charges, counted.composition, epsilon=epsilon, delta=delta, mu=mu
+        return exact_evaluation(
+            *subject.answers(subject.counted(records)), model.classes, model.guarantee.unit
         )
-        charge = EvaluationCharge(chosen, counted.composition)
-        answers = subject.answers(counted)
-        _write_evaluations(folder, [*earlier, StoredEvaluation(charge, None)])
-        result = subject.released(counted, answers, [*charges, charge])
-        _write_evaluations(folder, [*earlier, StoredEvaluation(charge, result)])
-    return result
+    account = _FolderAccount(Path(folder), weights_digest(folder), model.guarantee)
+    return subject.evaluated(records, account, disjoint=False, epsilon=epsilon, delta=delta, mu=mu)
 
 
 def split_name(model: PrivateModel) -> str | None:
@@ -1052,7 +1099,7 @@ def split_name(model: PrivateModel) -> str | None:
         None if nobody was held out.
     """
     holdout = model.holdout
-    if holdout is None or holdout.share == 0:
+    if holdout is None:
         return None
     if model.encoding is not None and model.encoding.person is not None:
         who = f"people by {model.encoding.person!r}"
@@ -1062,41 +1109,51 @@ def split_name(model: PrivateModel) -> str | None:
     return f"{holdout.share!r} of the {who}, seed {holdout.seed}"
 
 
-def _write_evaluations(folder: str | Path, evaluations: Sequence[StoredEvaluation]) -> None:
-    """Replace the file of a model's evaluations."""
-    content = {
-        "format": _FORMAT,
-        "weights_sha256": weights_digest(folder),
-        "evaluations": [
-            {
-                "mu": each.charge.mu,
-                "composition": each.charge.composition,
-                "result": None if each.result is None else each.result.to_json(),
-            }
-            for each in evaluations
-        ],
-    }
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    path = Path(folder) / EVALUATION_FILE
-    try:
-        atomic_write(path, lambda staging: staging.write_text(text, encoding="utf-8"))
-    except OSError as problem:
-        raise QuietmaxError(f"The evaluation cannot be written to {path} ({problem.strerror}).") from problem
+@dataclass(frozen=True, eq=False)
+class _FolderAccount:
+    """The evaluations of a model folder, in its file."""
 
+    folder: Path
+    digest: str
+    training: Guarantee
 
-@contextmanager
-def _locked(folder: str | Path) -> Iterator[None]:
-    """Hold the lock of a model folder, so that two evaluations do not spend the same budget."""
-    try:
-        file = os.open(Path(folder) / DESCRIPTION_FILE, os.O_RDONLY)
-    except OSError as problem:
-        raise DataUnavailable(f"The model in {folder} cannot be opened ({problem.strerror}).") from problem
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-    finally:
-        fcntl.flock(file, fcntl.LOCK_UN)
-        os.close(file)
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        try:
+            file = os.open(self.folder / DESCRIPTION_FILE, os.O_RDONLY)
+        except OSError as problem:
+            raise DataUnavailable(
+                f"The model in {self.folder} cannot be opened ({problem.strerror})."
+            ) from problem
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
+            os.close(file)
+
+    def read(self) -> list[StoredEvaluation]:
+        if weights_digest(self.folder) != self.digest:
+            raise DataUnavailable(f"The model in {self.folder} was replaced by another one.")
+        return read_evaluations(self.folder)
+
+    def write(self, evaluations: list[StoredEvaluation]) -> None:
+        content = {
+            "format": _FORMAT,
+            "weights_sha256": self.digest,
+            "evaluations": [
+                {**asdict(each.charge), "result": None if each.result is None else each.result.to_json()}
+                for each in evaluations
+            ],
+        }
+        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+        path = self.folder / EVALUATION_FILE
+        try:
+            atomic_write(path, lambda staging: staging.write_text(text, encoding="utf-8"))
+        except OSError as problem:
+            raise QuietmaxError(
+                f"The evaluation cannot be written to {path} ({problem.strerror})."
+            ) from problem
 
 
 def weights_digest(folder: str | Path) -> str:

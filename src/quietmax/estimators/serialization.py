@@ -30,6 +30,7 @@ from quietmax.data.tables import as_frame
 from quietmax.errors import DataUnavailable, InvalidInput, short_message
 from quietmax.estimators.dpsgd.config import Plan, PrivateSettings
 from quietmax.estimators.dpsgd.estimator import DPSGD, PrivateNetwork, network_guarantee
+from quietmax.estimators.evaluation import move_evaluations
 from quietmax.estimators.head.estimator import (
     PrivateHead,
     least_tolerance,
@@ -220,7 +221,9 @@ def save_private(estimator: Estimator, folder: str | Path, *, dataset: str, over
     }
     predictor: Predictor | None = getattr(estimator, "predictor_", None)
     if predictor is None:
-        return write_folder(folder, description, tensors, overwrite=overwrite)
+        write_folder(folder, description, tensors, overwrite=overwrite)
+        move_evaluations(estimator, folder)
+        return Path(folder)
 
     identity = description[ACCOUNT_ID] = new_identity()
 
@@ -229,6 +232,7 @@ def save_private(estimator: Estimator, folder: str | Path, *, dataset: str, over
         return FileAccount(written / ACCOUNT_FILE, identity=identity)
 
     predictor.move_account(moved)
+    move_evaluations(estimator, folder)
     return Path(folder)
 
 
