@@ -201,6 +201,8 @@ def test_the_privacy_card_of_every_model_is_built(name: str) -> None:
 def test_a_card_states_the_same_numbers_as_before(name: str) -> None:
     stored = json.loads((SAMPLES / "output" / f"card-{name}.json").read_text())
     card = read_card(SAMPLES / "models" / name).to_json()
+    # Version 0.1 wrote a string: a number, or why there is none.
+    stored["queries"] = int(stored["queries"]) if stored["queries"].isdigit() else None
     for key in ("kind", "dataset", "declared_size", "status", "delta", "queries", "answered"):
         assert card[key] == stored[key], key
     if name == "network":

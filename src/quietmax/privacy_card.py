@@ -27,7 +27,7 @@ from quietmax.estimators.evaluation import (
     weights_digest,
 )
 from quietmax.estimators.serialization import open_private
-from quietmax.estimators.validation import SIZE
+from quietmax.estimators.validation import size_condition
 from quietmax.models.serialization import read_description
 from quietmax.spending import ACCOUNT_FILE, FileAccount
 
@@ -211,9 +211,10 @@ class PrivacyCard:
     @property
     def _size_name(self) -> str:
         """Where the number of records or people comes from: declared, released with noise, or counted."""
-        if self.guarantee is None or SIZE.assumptions[0] in self.guarantee.assumptions:
+        claimed = self.guarantee
+        if claimed is None or size_condition(claimed.unit).assumptions[0] in claimed.assumptions:
             return f"true number of {self._many}, assumed to be public"
-        noisy = self.guarantee.parameters.get("size_from") == "noisy count"
+        noisy = claimed.parameters.get("size_from") == "noisy count"
         return f"{'noisy' if noisy else 'declared'} number of {self._many}"
 
     def to_json(self) -> dict[str, Any]:
