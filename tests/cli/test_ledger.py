@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quietmax.accounting import PureCost
+from quietmax.accounting import GaussianCost, PureCost
 from quietmax.cli._output import console
 from quietmax.ledger import Charge, Ledger, Terms
 from tests.cli.conftest import Run, assert_error
@@ -53,6 +53,23 @@ def test_status_shows_what_is_spent_and_by_whom(run: Run, path: Path, run_json: 
     assert f"patients:{account['rows']}:{account['head']}" in out
     assert "25.00%" in out
     assert "Clients of patients" in out
+
+
+def test_status_shows_what_the_training_set_and_the_holdout_have_spent(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "new.sqlite"
+    with Ledger(path) as ledger:
+        account = ledger.open_account("people", GaussianCost(1.0), Terms(4.4, 1e-5))
+        ledger.charge_training(account, "head/1", "model", GaussianCost(0.6), split="a fifth held out")
+        ledger.charge_evaluation(account, "head/1", "evaluation", GaussianCost(0.5), split="a fifth held out")
+    (shown,) = json.loads(run("ledger", "status", "--ledger", path, "--json")[1])["accounts"]
+    assert shown["spent"]["mu"] == pytest.approx(0.6)
+    assert [(part["side"], part["split"]) for part in shown["parts"]] == [
+        ("training", "a fifth held out"),
+        ("holdout", "a fifth held out"),
+    ]
+    _, out, _ = run("ledger", "status", "--ledger", path)
+    assert "36.00%" in out
+    assert "25.00%" in out
 
 
 def test_a_ledger_without_accounts_says_what_opens_them(run: Run, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from quietmax.errors import InvalidInput, QuietmaxError
 if TYPE_CHECKING:
     from quietmax.accounting.costs import Cost
     from quietmax.ledger.accounts import AccountState, Subaccount
+    from quietmax.ledger.transactions import Part
     from quietmax.ledger.api_keys import ApiKey
     from quietmax.ledger.journal import JournalEntry
     from quietmax.ledger.ledger import Ledger
@@ -70,7 +71,7 @@ def status(address: Address = None, as_json: Json = False) -> None:
     """
     with _open(address) as ledger:
         accounts = [
-            (account, ledger.subaccounts(account), ledger.unproven_models(account))
+            (account, ledger.subaccounts(account), ledger.unproven_models(account), ledger.parts(account))
             for account in ledger.accounts()
         ]
         if as_json:
@@ -79,13 +80,19 @@ def status(address: Address = None, as_json: Json = False) -> None:
                     **account.to_json(),
                     "clients": [vars(each) for each in subaccounts],
                     "unproven_models": [f"{model} ({status})" for model, status in unproven],
+                    "parts": [
+                        {"split": part.split, "side": part.side, "spent_units": units}
+                        for part, units in parts.items()
+                    ],
                 }
-                for account, subaccounts, unproven in accounts
+                for account, subaccounts, unproven, parts in accounts
             ]
             print_json({"ledger": ledger.address, "accounts": shown})
             return
-    for account, subaccounts, _ in accounts:
+    for account, subaccounts, _, parts in accounts:
         _print_account(account)
+        if parts:
+            _print_parts(account, parts)
         if subaccounts:
             _print_clients(account, subaccounts)
     if not accounts:
@@ -169,6 +176,17 @@ def _print_account(account: AccountState) -> None:
         ),
     )
     console.print(f"Audit log: {account.name}:{account.sequence}:{account.head}", soft_wrap=True)
+
+
+def _print_parts(account: AccountState, parts: dict[Part, int]) -> None:
+    """Print what each side of a split has spent. Nobody is on both sides, so only the larger amount counts."""
+    rows = [
+        (part.split, part.side, _percent(units, account.limit_units))
+        for part, units in sorted(parts.items(), key=lambda item: (item[0].split, item[0].side))
+    ]
+    print_table(
+        f"Parts of {account.name}: of each split, the larger side counts", ("split", "side", "spent"), rows
+    )
 
 
 def _print_clients(account: AccountState, subaccounts: list[Subaccount]) -> None:
