@@ -31,11 +31,12 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 OWN = ("--label", "labels", "--classes", "0,1,2", "--bounds", "*=0:1")
+HALF = (*OWN, "--holdout", "0.5")
 
 
 @pytest.fixture(scope="module")
 def data(table: Path) -> Split:
-    return load(table, label="labels", classes=["0", "1", "2"], bounds={"*": (0, 1)}, records=70, seed=3)
+    return load(table, label="labels", classes=["0", "1", "2"], bounds={"*": (0, 1)}, holdout=0.5, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +66,11 @@ def run() -> Attack:
 
 
 def test_a_saved_model_is_attacked_with_several_attacks_and_plotted(
-    run: Attack, folder: Path, table: Path, tmp_path: Path
+    run: Attack, folder: Path, table: Path, data: Split, tmp_path: Path
 ) -> None:
     plot = tmp_path / "roc.png"
     out = run(
-        folder, "--data", table, *OWN, "--attack", "threshold", "--attack", "lira", "--attack", "rmia-offline",
+        folder, "--data", table, *HALF, "--attack", "threshold", "--attack", "lira", "--attack", "rmia-offline",
         "--shadows", 8, "--plot", plot, "--json",
     )  # fmt: skip
     values = json.loads(out)
@@ -77,14 +78,15 @@ def test_a_saved_model_is_attacked_with_several_attacks_and_plotted(
     assert {report["settings"]["pool"] for report in values["reports"]} == {"overlapping"}
     assert values["reports"][1]["auc"]["value"] > 0.9
     assert {report["queries"] for report in values["reports"]} == {300}
-    assert values["records"] == 70
+    assert values["records"] == len(data.train)
+    assert values["unit"] == "record"
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_card_lists_every_variant_of_an_attack(run: Attack, folder: Path, table: Path) -> None:
     names = ["threshold", "threshold-entropy", "lira", "lira-offline"]
     for name in names:
-        run(folder, "--data", table, *OWN, "--attack", name, "--shadows", 4)
+        run(folder, "--data", table, *HALF, "--attack", name, "--shadows", 4)
     kept = [entry["attack"] for entry in json.loads(leakage_file(folder).read_text())["attacks"]]
     assert set(names) <= set(kept)
 
@@ -95,7 +97,7 @@ def test_a_plot_that_cannot_be_written_is_an_error_before_the_target_is_queried(
 ) -> None:
     monkeypatch.setattr("quietmax.attacks.base.run_together", lambda *_, **__: pytest.fail("queried"))
     with pytest.raises(QuietmaxError, match="The figure cannot be written to"):
-        run(folder, "--data", table, *OWN, "--plot", tmp_path / name)
+        run(folder, "--data", table, *HALF, "--plot", tmp_path / name)
 
 
 def test_a_plot_that_fails_does_not_lose_the_reports(
@@ -108,16 +110,18 @@ def test_a_plot_that_fails_does_not_lose_the_reports(
     leakage_file(folder).unlink(missing_ok=True)
     shown: list[Any] = []
     monkeypatch.setattr(attack, "print_json", shown.append)
-    arguments = ("--data", table, *OWN, "--attack", "threshold", "--shadows", 2, "--json")
+    arguments = ("--data", table, *HALF, "--attack", "threshold", "--shadows", 2, "--json")
     with pytest.raises(QuietmaxError, match="disk"):
         run(folder, *arguments, "--plot", tmp_path / "roc.png")
     assert shown[0]["reports"][0].attack == "threshold"
     assert json.loads(leakage_file(folder).read_text())["attacks"][0]["attack"] == "threshold"
 
 
-def test_shadow_is_the_default_attack_and_prints_a_table(run: Attack, folder: Path, table: Path) -> None:
-    out = run(folder, "--data", table, *OWN, "--shadows", 3)
-    assert "shadow against plain model: 70 members" in out
+def test_shadow_is_the_default_attack_and_prints_a_table(
+    run: Attack, folder: Path, table: Path, data: Split
+) -> None:
+    out = run(folder, "--data", table, *HALF, "--shadows", 3)
+    assert f"shadow against plain model: {len(data.train)} members" in out
     for word in ("leakage", "AUC", "TPR at 0.1% FPR", "95% interval", "Clopper-Pearson"):
         assert word in out
 
@@ -133,7 +137,7 @@ def test_a_data_set_is_trained_on_first(run: Attack, monkeypatch: pytest.MonkeyP
 
 
 def test_algorithm_1_is_attacked_at_an_epsilon_per_answer(run: Attack, folder: Path, table: Path) -> None:
-    arguments = (folder, "--data", table, *OWN, "--attack", "threshold", "--shadows", 4, "--json")
+    arguments = (folder, "--data", table, *HALF, "--attack", "threshold", "--shadows", 4, "--json")
     plain = json.loads(run(*arguments))["reports"][0]
     noisy = json.loads(
         run(*arguments, "--mechanism", "algorithm1", "--epsilon", 0.1, "--noise", "laplace", "--seeded", 1)
@@ -141,7 +145,7 @@ def test_algorithm_1_is_attacked_at_an_epsilon_per_answer(run: Attack, folder: P
     report = noisy["reports"][0]
     assert noisy["epsilon_per_answer"] == 0.1
     assert report["target"] == "algorithm1"
-    assert report["spent"]["epsilon"] == pytest.approx(0.1 * 140)
+    assert report["spent"]["epsilon"] == pytest.approx(0.1 * 300)
     assert report["auc"]["value"] < plain["auc"]["value"]
 
 
@@ -150,17 +154,13 @@ def test_the_account_of_a_private_model_is_charged(
 ) -> None:
     from quietmax.estimators import Teachers, save_private
 
-    crowd = Teachers(1.0, 1e-5, queries=500, teachers=5, declared_size=70).fit(data.train)
+    crowd = Teachers(1.0, 1e-5, queries=500, teachers=5, declared_size=150).fit(data.train)
     folder = save_private(crowd, tmp_path / "private", dataset="tosses")
     out = run(
         folder,
         "--data",
         table,
         *OWN,
-        "--records",
-        70,
-        "--seed",
-        3,
         "--attack",
         "threshold",
         "--shadows",
@@ -169,7 +169,8 @@ def test_the_account_of_a_private_model_is_charged(
     )
     report = json.loads(out)["reports"][0]
     assert report["released"] == "labels"
-    assert report["queries"] == 140
+    assert (report["members"], report["nonmembers"]) == (len(data.train), len(data.test))
+    assert report["queries"] == 300
     assert report["spent"]["measure"] in ("pure", "gaussian")
 
 
@@ -206,7 +207,7 @@ def test_a_server_is_queried_instead_of_the_model_with_the_key_from_the_environm
     url = f"http://127.0.0.1:{server.server_port}/v2/models/tosses"
     try:
         out = run(
-            folder, "--data", table, *OWN, "--attack", "threshold", "--shadows", 2, "--target", url, "--json"
+            folder, "--data", table, *HALF, "--attack", "threshold", "--shadows", 2, "--target", url, "--json"
         )
     finally:
         server.shutdown()
@@ -251,7 +252,64 @@ def test_a_model_of_an_unknown_table_requires_the_table(run: Attack, folder: Pat
 
 def test_other_declarations_than_at_training_are_an_error(run: Attack, folder: Path, table: Path) -> None:
     with pytest.raises(QuietmaxError, match="encoded differently"):
-        run(folder, "--data", table, "--label", "labels", "--classes", "0,1,2", "--bounds", "*=0:2")
+        run(folder, "--data", table, *HALF[:4], "--bounds", "*=0:2", "--holdout", "0.5")
+
+
+def test_the_holdout_must_be_that_of_the_training(
+    run: Attack, folder: Path, table: Path, data: Split, tmp_path: Path
+) -> None:
+    from quietmax.estimators import PrivateHead, save_private
+
+    with pytest.raises(QuietmaxError, match=r"--holdout 0\.2 leaves .* must be as in training"):
+        run(folder, "--data", table, *OWN, "--holdout", 0.2)
+    held_out = save_private(PrivateHead(declared_size=150).fit(data.train), tmp_path / "a", dataset="tosses")
+    with pytest.raises(QuietmaxError, match=r"--holdout must be 0\.5 as in the training"):
+        run(held_out, "--data", table, *OWN, "--holdout", 0.2)
+    everybody = load(table, label="labels", classes=["0", "1", "2"], bounds={"*": (0, 1)}).train
+    whole = save_private(PrivateHead(declared_size=300).fit(everybody), tmp_path / "b", dataset="tosses")
+    with pytest.raises(QuietmaxError, match="trained on everybody"):
+        run(whole, "--data", table, *OWN, "--holdout", 0.2)
+    with pytest.raises(QuietmaxError, match="requires people who were not trained on"):
+        run(whole, "--data", table, *OWN)
+
+
+def people(path: Path, persons: int, start: int, seed: int) -> Path:
+    """Persons with two rows each and random labels."""
+    generator = np.random.default_rng(seed)
+    lines = ["who,ill," + ",".join(f"x{number}" for number in range(20))]
+    for row in range(2 * persons):
+        values = ",".join(str(value) for value in generator.integers(0, 2, 20))
+        lines.append(f"p{start + row // 2},{['no', 'yes'][generator.integers(2)]},{values}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_other_people_serve_as_shadow_data_and_as_nonmembers_and_persons_are_told_apart(
+    run: Attack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The schema beside the attacked table describes the other table too; its rows are whole persons."""
+    table, others = people(tmp_path / "people.csv", 40, 0, 1), people(tmp_path / "others.csv", 90, 500, 2)
+    bounds = "".join(f"x{number} = [0, 1]\n" for number in range(20))
+    table.with_suffix(".toml").write_text(
+        f'label = "ill"\nclasses = ["no", "yes"]\nperson = "who"\n[bounds]\n{bounds}'
+    )
+    settings = TrainingSettings((16,), loss=CrossEntropy(), learning_rate=0.02, epochs=60, batch_size=20)
+    monkeypatch.setattr("quietmax.models.stacked.TrainingSettings", lambda loss: settings)  # noqa: ARG005
+    out = run(
+        table, "--shadow-data", others, "--attack", "shadow", "--attack", "lira", "--shadows", 8, "--json"
+    )
+    values = json.loads(out)
+    assert values["unit"] == "person"
+    shadow, lira = values["reports"]
+    assert {shadow["members"], lira["members"]} == {40}
+    assert 25 < shadow["nonmembers"] < 65  # 90 fair coins; more than four standard deviations on either side
+    assert (shadow["settings"]["pool"], lira["settings"]["pool"]) == ("disjoint", "overlapping")
+    assert shadow["auc"]["low"] > 0.6
+    assert lira["auc"]["low"] > 0.6
+    with pytest.raises(QuietmaxError, match="must hold other people"):
+        run(table, "--shadow-data", table)
+    with pytest.raises(QuietmaxError, match="can only be combined with your own table"):
+        run("mnist-5k", "--shadow-data", others, "--records", 50)
 
 
 def test_the_help_names_every_built_in_attack() -> None:

@@ -297,7 +297,7 @@ def _answers_of(target: Target, features: Features, classes: int) -> Answers:
     if isinstance(target, Classifier):
         return _with_labels(softmax(target.scores(features)))
     if hasattr(target, "predict"):
-        return Answers(_known_labels(_integers(_numbers(target.predict(features))), columns), None)
+        return Answers(_known_labels(_label_numbers(target, target.predict(features)), columns), None)
     if callable(target):
         return _answers_of_function(target, features)
     raise InvalidInput(
@@ -328,6 +328,8 @@ def _class_of_each_column(target: Target, classes: int) -> NDArray[np.int64] | N
     stated = getattr(target, "classes_", None)
     if stated is None:
         return None
+    if getattr(target, "encoding_", None) is not None:
+        return _label_numbers(target, stated)
     known = np.asarray(stated)
     if not np.issubdtype(known.dtype, np.number) or not np.isin(known, np.arange(classes)).all():
         raise InvalidInput(
@@ -335,6 +337,14 @@ def _class_of_each_column(target: Target, classes: int) -> NDArray[np.int64] | N
             f"{', '.join(map(repr, known.tolist()[:5]))}."
         )
     return known.astype(np.int64)
+
+
+def _label_numbers(target: Target, labels: Any) -> NDArray[np.int64]:
+    """Return the class numbers of labels; an estimator that was trained on a table names its classes."""
+    encoding = getattr(target, "encoding_", None)
+    if encoding is None:
+        return _integers(_numbers(labels))
+    return np.array([encoding.classes.index(str(label)) for label in labels], dtype=np.int64)
 
 
 def _all_classes(

@@ -15,7 +15,7 @@ from quietmax.errors import InvalidInput
 if TYPE_CHECKING:
     from quietmax.attacks.report import AttackReport
     from quietmax.attacks.targets import Target
-    from quietmax.data.records import Split
+    from quietmax.data.records import Holdout, Split
     from quietmax.models.stacked import TrainingSettings
     from quietmax.models.training import Model
 
@@ -86,6 +86,13 @@ def command(
             help="Model folder: the data set or table it was trained on. Default: the data set it names."
         ),
     ] = None,
+    shadow_data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Your own table: a table of other people with the same columns. Shadow networks train on them; if the "
+            "model was trained without --holdout, half of them are the non-members."
+        ),
+    ] = None,
     mechanism: MechanismOptions,
     options: DataOptions,
     as_json: Json = False,
@@ -93,7 +100,9 @@ def command(
     """Run membership-inference attacks on a model and report how well they work.
 
     The attacker trains shadow networks on records of the same data and queries the model for its training and test
-    records. A private model's account is charged for the queries.
+    records. A private model's account is charged for the queries. Of your own table the non-members are the holdout of
+    the training, or other people from --shadow-data. With a person column persons are told apart, by the mean score of
+    their rows.
 
     Examples:
 
@@ -104,13 +113,15 @@ def command(
     from quietmax._io import check_figure
     from quietmax.attacks.base import make_attack, run_together
     from quietmax.attacks.report import INTERVALS, plot_reports
+    from quietmax.attacks.shadow_models import check_nonmembers
     from quietmax.data.registry import datasets
     from quietmax.privacy_card import OBSERVED, record_leakage
 
     _check_mechanism(mechanism, target)
     check_figure(plot)
     found = _find(subject, data, options)
-    split = found.options.load(found.data, quiet=as_json)
+    split = _with_others(found, found.options.load(found.data, quiet=as_json), shadow_data)
+    check_nonmembers(split)
     known = datasets().get(found.data)
     alpha = known.alpha if known else 1.0
     model = _model(found, split, alpha, train_first=target is None, quiet=as_json)
@@ -127,6 +138,7 @@ def command(
             {
                 "dataset": split.name,
                 "records": len(split.train),
+                "unit": split.records.unit,
                 "model": subject if found.is_folder else None,
                 "mechanism": mechanism.mechanism,
                 "epsilon_per_answer": mechanism.epsilon,
@@ -190,9 +202,43 @@ def _find(subject: str, data: str | None, options: DataOptions) -> _Found:
         )
     if description.get("kind") == "mlp":
         model = load_model(subject)
-        found = replace(options, records=options.records or model.records, seed=model.seed)
+        found = replace(options, seed=model.seed)
+        if not is_table_path(trained_on) and options.holdout is None:
+            found = replace(found, records=options.records or model.records)
         return _Found(trained_on, found, model=model)
-    return _Found(trained_on, options, private=open_private(subject))
+    private = open_private(subject)
+    if is_table_path(trained_on) or private.holdout is not None:
+        options = _with_holdout(options, private.holdout)
+    return _Found(trained_on, options, private=private)
+
+
+def _with_holdout(options: DataOptions, holdout: Holdout | None) -> DataOptions:
+    """Return the options with the holdout that the model was trained with; raise if another one was given."""
+    if holdout is None:
+        if options.holdout:
+            raise InvalidInput("--holdout does not apply: the model was trained on everybody in the table.")
+        return replace(options, holdout=0.0)
+    if options.holdout is not None and options.holdout != holdout.share:
+        raise InvalidInput(
+            f"--holdout must be {holdout.share:g} as in the training of the model, got {options.holdout:g}."
+        )
+    return replace(options, holdout=holdout.share, seed=holdout.seed)
+
+
+def _with_others(found: _Found, split: Split, shadow_data: Path | None) -> Split:
+    """Add a table of other people, read with the declarations of the attacked table."""
+    from quietmax.attacks.shadow_models import with_shadow_data
+    from quietmax.data.load import load_records
+
+    if shadow_data is None:
+        return split
+    if split.holdout is None:
+        raise InvalidInput("--shadow-data can only be combined with your own table.")
+    facts = found.options.given()
+    beside = Path(found.data).expanduser().with_suffix(".toml")
+    if "schema" not in facts and beside.is_file():
+        facts["schema"] = beside
+    return with_shadow_data(split, load_records(shadow_data, **facts), seed=found.options.seed)
 
 
 def _model(
@@ -205,6 +251,11 @@ def _model(
 
     if found.model is not None:
         _check_encoding(found.model, split)
+        if split.holdout is not None and len(split.train_rows) != found.model.records:
+            raise InvalidInput(
+                f"The model was trained on {found.model.records} records, but --holdout {split.holdout.share:g} leaves "
+                f"{len(split.train_rows)}; --holdout must be as in training."
+            )
         return found.model
     settings = TrainingSettings(loss=Convexified(alpha))
     if found.private is not None or not train_first:
