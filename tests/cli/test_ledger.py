@@ -64,8 +64,8 @@ def test_status_shows_what_the_training_set_and_the_holdout_have_spent(run: Run,
     (shown,) = json.loads(run("ledger", "status", "--ledger", path, "--json")[1])["accounts"]
     assert shown["spent"]["mu"] == pytest.approx(0.6)
     assert [(part["side"], part["split"]) for part in shown["parts"]] == [
-        ("training", "a fifth held out"),
         ("holdout", "a fifth held out"),
+        ("training", "a fifth held out"),
     ]
     _, out, _ = run("ledger", "status", "--ledger", path)
     assert "36.00%" in out

@@ -20,10 +20,10 @@ from quietmax.errors import InvalidInput, QuietmaxError
 if TYPE_CHECKING:
     from quietmax.accounting.costs import Cost
     from quietmax.ledger.accounts import AccountState, Subaccount
-    from quietmax.ledger.transactions import Part
     from quietmax.ledger.api_keys import ApiKey
     from quietmax.ledger.journal import JournalEntry
     from quietmax.ledger.ledger import Ledger
+    from quietmax.ledger.transactions import Part
 
 app = typer.Typer(help="Manage budgets, API keys and the audit log.", no_args_is_help=True)
 key_app = typer.Typer(help="Manage API keys of clients and administrators.", no_args_is_help=True)
@@ -180,10 +180,7 @@ def _print_account(account: AccountState) -> None:
 
 def _print_parts(account: AccountState, parts: dict[Part, int]) -> None:
     """Print what each side of a split has spent. Nobody is on both sides, so only the larger amount counts."""
-    rows = [
-        (part.split, part.side, _percent(units, account.limit_units))
-        for part, units in sorted(parts.items(), key=lambda item: (item[0].split, item[0].side))
-    ]
+    rows = [(part.split, part.side, _percent(units, account.limit_units)) for part, units in parts.items()]
     print_table(
         f"Parts of {account.name}: of each split, the larger side counts", ("split", "side", "spent"), rows
     )

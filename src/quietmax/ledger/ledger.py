@@ -333,10 +333,11 @@ class Ledger:
         Returns
         -------
         dict of Part to int
-            Empty if everything that was charged concerns everybody.
+            In the order of their names. Empty if everything that was charged concerns everybody.
         """
         with read_transaction(self._engine) as connection:
-            return spent_by_part(Cursor(connection), [account.id])[account.id]
+            spent = spent_by_part(Cursor(connection), [account.id])[account.id]
+        return dict(sorted(spent.items(), key=lambda item: (item[0].split, item[0].side)))
 
     def request_key(self, client: int, request_id: str) -> bytes:
         """Return the keyed hash that stands for a request id. Different clients have different keys.
