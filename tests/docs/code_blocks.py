@@ -1,11 +1,14 @@
 """Finds the code blocks of a page and runs them: Python in one namespace, `quietmax` commands in this process.
 
+The output of a command may go to a file, as in ``quietmax schema draft people.csv > people.toml``.
+
 An HTML comment on the line before a fence says what is special about a block:
 
     <!-- not run: why -->          not run with its page
     <!-- exits with 1 -->          a command that is meant to be refused
     <!-- serves -->                stays in the foreground; run by `test_code_blocks`, with what follows on the page
     <!-- asks -->                  needs the service that the page has started
+    <!-- file: people.toml -->     not a program: the reader saves it as this file, and so does the test
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
-MARK = re.compile(r"<!--\s*(not run: .+?|exits with \d|serves|asks)\s*-->\s*\Z")
+MARK = re.compile(r"<!--\s*(not run: .+?|exits with \d|serves|asks|file: [\w.-]+)\s*-->\s*\Z")
 LANGUAGES = ("python", "sh")
 # What is shown but is no program.
 SHOWN = ("", "text", "toml", "bibtex", "json")
@@ -45,12 +48,16 @@ class Block:
         return self.mark in ("serves", "asks")
 
     @property
+    def saved_as(self) -> str | None:
+        return self.mark.removeprefix("file: ") if self.mark.startswith("file: ") else None
+
+    @property
     def expected_exit(self) -> int:
         return int(self.mark.removeprefix("exits with ")) if self.mark.startswith("exits") else 0
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """The programs of a page, in order."""
+    """The programs of a page, and the files that it tells the reader to save, in order."""
     text = page.read_text(encoding="utf-8")
     found = []
     for match in FENCE.finditer(text):
@@ -59,14 +66,18 @@ def blocks_of(page: Path) -> list[Block]:
         assert language in LANGUAGES + SHOWN, (
             f"{page.name}:{line} has a block of unknown language {language!r}"
         )
-        if language in LANGUAGES:
-            mark = MARK.search(text[: match.start()])
-            found.append(Block(page, line, language, content, mark.group(1) if mark else ""))
+        mark = MARK.search(text[: match.start()])
+        block = Block(page, line, language, content, mark.group(1) if mark else "")
+        if language in LANGUAGES or block.saved_as:
+            found.append(block)
     return found
 
 
 def run(block: Block, namespace: dict[str, Any]) -> str:
     """Run one block and return what it printed; fails with the page and line if it fails."""
+    if block.saved_as is not None:
+        Path(block.saved_as).write_text(block.text, encoding="utf-8")
+        return ""
     told = io.StringIO()
     place = f"{block.page.name}:{block.line}"
     with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
@@ -91,11 +102,18 @@ def exit_code(words: list[str]) -> int:
     from quietmax.cli import main
 
     assert words[0] == "quietmax", f"{words[0]} is not run here; mark its block '<!-- not run: why -->'"
+    file = None
+    if ">" in words:
+        *words, _, file = words
     before, sys.argv = sys.argv, words
+    told = io.StringIO()
     try:
-        main()
+        with contextlib.nullcontext() if file is None else contextlib.redirect_stdout(told):
+            main()
     except SystemExit as ended:
         return int(ended.code or 0)
     finally:
         sys.argv = before
+        if file is not None:
+            Path(file).write_text(told.getvalue(), encoding="utf-8")
     return 0

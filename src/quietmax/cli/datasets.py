@@ -21,6 +21,7 @@ def command(data_dir: DataDir = None, as_json: Json = False) -> None:
                     "name": name,
                     "title": each.title,
                     "records": each.records,
+                    "holdout": each.holdout,
                     "features": each.features,
                     "classes": each.classes,
                     "shadow_models": each.shadow_models,
@@ -38,7 +39,7 @@ def command(data_dir: DataDir = None, as_json: Json = False) -> None:
         (
             (
                 name,
-                f"{each.records:,}",
+                f"{each.records:,}" if each.holdout is None else f"all but {each.holdout:.0%}",
                 f"{each.features:,}",
                 str(each.classes),
                 str(each.shadow_models),
