@@ -617,6 +617,51 @@ def table_service(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield service
 
 
+def _mutated_columns(rng: random.Random) -> tuple[bytes, bytes]:
+    """A request of columns with something wrong in it: JSON, and binary data of its first column or none."""
+    request = _people()
+    tensor = request["inputs"][rng.randrange(3)]
+    wrong = [value for value in _BROKEN if value not in (None, [None], "x", [], "\u0000")]
+    how = rng.randrange(8)
+    binary = b""
+    if how == 0:
+        tensor[rng.choice(["name", "shape", "datatype", "data"])] = rng.choice(wrong)
+    elif how == 1:
+        field = rng.choice(["inputs", "outputs", "parameters"])
+        request[field] = rng.choice([value for value in wrong if value != {}])
+    elif how == 2:
+        tensor["shape"] = [rng.choice([0, 2, 7, 10**9, -5, 1.5])]
+    elif how == 3:
+        tensor["data"] = [
+            rng.choice([value for value in wrong if not isinstance(value, str)] + [[], [1, 2]])
+        ] * 2
+    elif how == 4:
+        request["inputs"].remove(tensor)
+    elif how == 5:
+        request["inputs"].append(rng.choice([{**tensor}, {**tensor, "name": "weight"}]))
+    elif how == 6:
+        content = struct.pack("<I", rng.choice([1, 3, 5, 2**32 - 1])) + b"ab"
+        request["inputs"][0].update(
+            data=None, datatype="BYTES", parameters={"binary_data_size": rng.choice([len(content), 4, 2, 0])}
+        )
+        binary = content
+    text = json.dumps(request).encode()
+    return (text[: rng.randrange(len(text) - 1)], b"") if how == 7 else (text, binary)
+
+
+def test_five_hundred_mutated_requests_of_columns_are_all_refused_and_charge_nothing(
+    table_service: Running,
+) -> None:
+    rng = random.Random(0)
+    for _ in range(500):
+        text, binary = _mutated_columns(rng)
+        headers = {"inference-header-content-length": str(len(text))} if binary else {}
+        response = table_service.http.post("/v2/models/table/infer", content=text + binary, headers=headers)
+        assert 400 <= response.status_code < 500, (response.text, text, binary)
+        check_message(response)
+    assert table_service.ledger.account("people").spent_units == 0
+
+
 @given(st.lists(st.text()))
 def test_strings_are_split_as_they_were_joined(strings: list[str]) -> None:
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 from fastapi import FastAPI
 
 from quietmax.accounting import LIMIT
+from quietmax.data import Encoding
 from quietmax.ledger import Terms
 from quietmax.server import Service, Settings
 from quietmax.server.inference import InferenceEndpoint
@@ -139,3 +141,21 @@ def test_an_internal_error_is_500_and_reveals_nothing(
     assert "secret" not in response.text
     assert b'"event":"failed","kind":"RuntimeError"' in plain.log.getvalue()
     assert b"secret" not in plain.log.getvalue()
+
+
+def test_large_tables_are_encoded_in_a_thread_and_small_ones_at_once(
+    table: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    encode = Encoding.encode
+
+    def noted(*arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return encode(*arguments)
+
+    monkeypatch.setattr(Encoding, "encode", noted)
+    for cell in ("north", "south", "x" * 100_000, ""):
+        body = table.infer_columns({"age": [30], "income": [5], "région": [cell]}).json()
+        assert body["parameters"]["new_answers"] == 1
+    assert len(set(threads)) == 2
+    assert threads[0] == threads[1] == threads[3], "the thread of the event loop"

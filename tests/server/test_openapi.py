@@ -44,7 +44,11 @@ def test_schemathesis_finds_nothing_in_a_short_search(plain: Running) -> None:
     _schemathesis(plain, examples=5)
 
 
-def _schemathesis(service: Running, examples: int) -> None:
+def test_schemathesis_finds_nothing_in_a_short_search_of_a_table(table: Running) -> None:
+    _schemathesis(table, examples=5, model="table")
+
+
+def _schemathesis(service: Running, examples: int, model: str = "plain") -> None:
     """Send valid and invalid requests to every operation, half of those to models for the one that exists."""
     schema = schemathesis.openapi.from_url(f"{service.url}/openapi.json")
     checks = [
@@ -71,7 +75,7 @@ def _schemathesis(service: Running, examples: int) -> None:
         @given(case=cases, real=st.booleans())
         def search(case: Any, real: bool) -> None:
             if real and case.path_parameters:
-                case.path_parameters = {"name": "plain", "version": "1"}
+                case.path_parameters = {"name": model, "version": "1"}
             response = case.call(headers={"Authorization": f"Bearer {service.key}"})
             case.validate_response(response, checks=checks)
             statuses.add(response.status_code)
