@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quietmax.data import Schema, load
 from quietmax.errors import DataUnavailable, InvalidInput
@@ -62,3 +65,101 @@ def test_a_missing_schema_file_is_rejected(tmp_path: Path, error_message: ErrorM
 
 def test_the_key_identifier_of_version_0_1_is_the_person_column() -> None:
     assert Schema.from_dict({"identifier": "patient"}) == Schema(person="patient")
+
+
+EVERYTHING = Schema(
+    label="churn",
+    classes=("no", "yes"),
+    bounds={"age": (0, 100), "Einkommen (€)": (0, 1e6), 'a"b': (-0.5, 1e300)},
+    categories={"region": ("north", "sü\nd", "1")},
+    scales={"Einkommen (€)": "log"},
+    edges={"age": (18, 65.5)},
+    complete=("age",),
+    ignore=("notes", ""),
+    person="customer id",
+    dates={"joined": ("2010-01-01", "2020-12-31 08:00:00")},
+    date_formats={"joined": "%d.%m.%Y"},
+    booleans=("smoker",),
+    decimal={"Einkommen (€)": ","},
+    thousands={"Einkommen (€)": "."},
+    hashed={"zip": 64},
+    ignore_case=("region", "churn"),
+    missing_values={"age": ("-999", "?\x7f")},
+    crosses=(("region", "smoker"),),
+    confirm={"age": 'bounds: "from" the values'},
+)
+
+
+def test_a_schema_is_read_back_from_toml_and_json(tmp_path: Path) -> None:
+    toml = written(tmp_path, EVERYTHING.to_toml(), "schema.toml")
+    text = written(tmp_path, json.dumps(EVERYTHING.to_dict()), "schema.json")
+    assert Schema.from_file(toml) == Schema.from_file(text) == EVERYTHING
+    assert Schema.from_dict(Schema().to_dict()) == Schema()
+    assert Schema().to_toml().strip() == ""
+
+
+@given(
+    st.dictionaries(
+        st.text(min_size=1).map(str.strip).filter(bool), st.lists(st.text().map(str.strip), max_size=3)
+    )
+)
+def test_any_names_and_categories_are_read_back_from_toml(categories: dict[str, list[str]]) -> None:
+    schema = Schema.from_dict({"categories": categories, "ignore": list(categories)})
+    assert Schema.from_dict(tomllib.loads(schema.to_toml())) == schema
+
+
+def test_dates_may_be_written_as_toml_dates(tmp_path: Path) -> None:
+    toml = "[dates]\nday = [2010-01-01, 2020-12-31]\nat = [2010-01-01T00:00:00, 2020-12-31T08:00:00Z]\n"
+    schema = Schema.from_file(written(tmp_path, toml, "schema.toml"))
+    assert schema.dates["day"] == ("2010-01-01", "2020-12-31")
+    assert schema.dates["at"] == ("2010-01-01 00:00:00", "2020-12-31 08:00:00+00:00")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("dates", {"day": ["2010-01-01"]}),
+        ("dates", {"day": "2010-01-01"}),
+        ("booleans", "smoker"),
+        ("hashed", {"zip": "64"}),
+        ("hashed", {"zip": True}),
+        ("hashed", ["zip"]),
+        ("crosses", [["a"]]),
+        ("crosses", ["ab"]),
+        ("decimal", {"x": 1}),
+        ("missing_values", {"x": "-999"}),
+        ("confirm", ["age"]),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_rejected(key: str, value: Any, error_message: ErrorMessage) -> None:
+    assert f"{key} must be" in error_message(lambda: Schema.from_dict({key: value}), InvalidInput)
+
+
+DRAFTED = {**DECLARED, "confirm": {"age": "bounds 20 to 60: from the values", "classes": "from the values"}}
+
+
+def test_an_unconfirmed_draft_is_refused_with_the_names_of_what_to_confirm(
+    tmp_path: Path, error_message: ErrorMessage
+) -> None:
+    message = error_message(lambda: load(written(tmp_path), **DRAFTED), InvalidInput)
+    assert "'age', 'classes'" in message
+    assert "[confirm]" in message
+    assert "`infer`" in message
+
+
+def test_an_unconfirmed_draft_is_inferred_if_the_owner_says_so(tmp_path: Path) -> None:
+    encoding = load(written(tmp_path), **DRAFTED, infer=True).train.encoding
+    assert encoding is not None
+    assert encoding.inferred == (
+        "what the schema says about 'age', which nobody has confirmed",
+        "what the schema says about 'classes', which nobody has confirmed",
+    )
+
+
+def test_what_is_declared_as_an_argument_counts_as_confirmed(tmp_path: Path) -> None:
+    schema = Schema.from_dict(DRAFTED)
+    confirmed = schema.updated({"bounds": {"age": (20, 60)}, "classes": ["no", "yes"]})
+    assert not confirmed.confirm
+    assert set(schema.updated({"bounds": {"gain": (0, 100)}}).confirm) == {"age", "classes"}
+    assert set(schema.updated({"confirm": {"sex": "categories"}}).confirm) == {"age", "classes", "sex"}
+    expect_people(written(tmp_path), schema=confirmed, **dict.fromkeys(DECLARED))

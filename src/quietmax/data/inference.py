@@ -36,7 +36,10 @@ _MANY_ROWS = 20
 _MARKERS = 3
 """At most so many strings among numbers or dates are taken for marks of missing values."""
 
-_SEPARATORS = ((".", ""), (".", ","), (",", "."), (",", ""), (".", " "), (",", " "), (".", "'"), (",", "'"))
+_LARGEST = 1e300
+"""Numbers above count as infinite: they are clipped to the bounds of the others."""
+
+_SEPARATORS = ((".", ""), (".", ","), (",", ""), (",", "."), (".", " "), (",", " "), (".", "'"), (",", "'"))
 """Pairs of decimal and thousands separators, in the order in which they are tried."""
 
 _DAYS = (
@@ -204,7 +207,7 @@ def round_outwards(low: float, high: float) -> tuple[float, float]:
     if low / 2 <= high <= 0 or low == high:
         return -_rounded_up(-low), 0.0
     step = 10.0 ** math.floor(math.log10(high - low))
-    down, up = math.floor(low / step) * step, math.ceil(high / step) * step
+    down, up = (float(f"{number * step:.12g}") for number in (math.floor(low / step), math.ceil(high / step)))
     return (down, up) if down < up else (down, down + step)
 
 
@@ -212,7 +215,8 @@ def _rounded_up(number: float) -> float:
     """Return the next of 1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(number))
     steps = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
-    return next(float(f"{step * power:.6g}") for step in steps if step * power * (1 + 1e-12) >= number)
+    rounded = (float(f"{step * power:.6g}") for step in (*steps, 12))
+    return next(bound for bound in rounded if bound >= number)
 
 
 def _has_numbers(values: pd.Series[Any]) -> bool:
@@ -309,7 +313,7 @@ def _with_markers(
 
 def _numeric(name: str, numbers: NDArray[np.float64], found: str, declared: dict[str, Any]) -> Proposal:
     """Propose bounds for numbers, or that they identify somebody."""
-    finite = numbers[np.isfinite(numbers)]
+    finite = numbers[np.abs(numbers) < _LARGEST]
     if not len(finite):
         return Proposal({"ignore": True}, "ignored: the column is empty")
     distinct = np.unique(finite)
@@ -370,7 +374,7 @@ def _is_text(counts: Mapping[str, int]) -> bool:
 def _spellings(counts: Mapping[str, int]) -> list[str]:
     """Return the strings, and of those that differ in case only the most frequent one."""
     best: dict[str, str] = {}
-    for string in sorted(counts, key=lambda each: (-counts[each], each)):
+    for string in sorted(counts, key=lambda each: (-counts[each], each.isupper(), each)):
         best.setdefault(string.casefold(), string)
     return [*best.values()]
 

@@ -217,8 +217,18 @@ def _read_parquet(file: Path) -> pd.DataFrame:
 
 def _arrow_frame(content: pyarrow.Table) -> pd.DataFrame:
     """Return an Arrow table as a frame; every column keeps its Arrow type, and names may repeat."""
-    columns = {number: pd.arrays.ArrowExtensionArray(column) for number, column in enumerate(content.columns)}
+    columns = {
+        number: pd.arrays.ArrowExtensionArray(_without_views(column))
+        for number, column in enumerate(content.columns)
+    }
     return pd.DataFrame(columns, index=pd.RangeIndex(content.num_rows)).set_axis(content.schema.names, axis=1)
+
+
+def _without_views(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    """Return strings and bytes in the view layout in the usual one, which pandas can take rows of."""
+    if pyarrow.types.is_string_view(column.type):
+        return column.cast(pyarrow.large_string())
+    return column.cast(pyarrow.large_binary()) if pyarrow.types.is_binary_view(column.type) else column
 
 
 def _read_npz(file: Path, features: str, label: str | None) -> RawTable:

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from quietmax.data import Schema, TableReport, check_table
+from quietmax.data.encoding import Losses
+from quietmax.errors import InvalidInput
+from tests.data.conftest import ErrorMessage
+from tests.data.people import DECLARED, written
+
+SCHEMA = Schema.from_dict(DECLARED)
+
+
+def test_the_report_counts_what_each_column_loses(tmp_path: Path) -> None:
+    report = check_table(written(tmp_path), SCHEMA)
+    assert {column.name: column.losses for column in report.columns} == {
+        "age": Losses(missing=1, clipped=1),
+        "sex": Losses(missing=1, unknown=1),
+        "gain": Losses(missing=1, clipped=1),
+    }
+    assert [column.kind for column in report.columns] == ["numeric", "categorical", "numeric"]
+    assert (report.rows, report.ignored, report.classes) == (5, ("name",), {"no": 3, "yes": 2})
+    assert (report.persons, report.unlabelled, report.problems) == (None, 0, ())
+
+
+def test_the_report_counts_people_and_their_rows(tmp_path: Path) -> None:
+    text = "who,x,y\n" + "a,1,0\na,2,1\nb,3,0\n,4,1\n"
+    schema = Schema(label="y", classes=("0", "1"), bounds={"x": (0, 9)}, person="who")
+    report = check_table(written(tmp_path, text), schema)
+    assert (report.persons, report.most_rows, report.without_person) == (2, 2, 1)
+    assert any("person column" in problem for problem in report.problems)
+
+
+PEOPLE = pd.DataFrame({"age": ["25", "old", "?"], "ill": ["no", "YES", ""], "zip": ["1", "2", "3"]})
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({}, "does not declare the label"),
+        ({"label": "ill", "classes": ["no", "yes"]}, "2 rows have no label"),
+        ({"label": "ill", "classes": ["no", "yes"], "ignore_case": ["ill"]}, "1 rows have no label"),
+        ({"bounds": {"age": (0, 9)}}, "'zip' hold"),
+        ({"bounds": {"age": (0, 9)}, "ignore": ["zip"]}, "1 cells of column 'age' cannot be read as numeric"),
+    ],
+)
+def test_problems_say_why_training_would_be_refused(facts: dict[str, Any], said: str) -> None:
+    problems = check_table(PEOPLE, Schema.from_dict(facts)).problems
+    assert any(said in problem for problem in problems)
+
+
+def test_unconfirmed_proposals_are_listed_and_are_no_problem_of_the_table(tmp_path: Path) -> None:
+    report = check_table(written(tmp_path), SCHEMA.updated({"confirm": {"age": "bounds"}}))
+    assert (report.unconfirmed, report.problems) == (("age",), ())
+
+
+def test_the_report_becomes_json(tmp_path: Path) -> None:
+    report = check_table(written(tmp_path), SCHEMA)
+    assert isinstance(report, TableReport)
+    content = json.loads(json.dumps(report.to_json()))
+    assert content["columns"][0] == {
+        "name": "age",
+        "kind": "numeric",
+        "losses": {"missing": 1, "clipped": 1, "unknown": 0, "unreadable": 0},
+    }
+    assert content["problems"] == []
+
+
+def test_a_schema_that_does_not_fit_is_rejected(tmp_path: Path, error_message: ErrorMessage) -> None:
+    assert "no column 'agee'" in error_message(
+        lambda: check_table(written(tmp_path), SCHEMA.updated({"bounds": {"agee": (0, 1)}})), InvalidInput
+    )
+    assert "frames only" in error_message(lambda: check_table(tmp_path / "a.npz", SCHEMA), InvalidInput)

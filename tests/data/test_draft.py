@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars
+import pyarrow
+import pytest
+
+import quietmax
+from quietmax.data import Schema, draft_schema, load
+from quietmax.errors import InvalidData, InvalidInput
+from tests.data.conftest import ErrorMessage
+from tests.data.people import written
+
+VISITS = pd.DataFrame(
+    {
+        "customer_id": [f"c{number // 2}" for number in range(60)],
+        "visit_no": range(60),
+        "age": [20 + number % 50 for number in range(60)],
+        "region": [("north", "South", "SOUTH")[number % 3] for number in range(60)],
+        "joined": [f"{1 + number % 28:02}.03.20{10 + number % 9}" for number in range(60)],
+        "notes": [f"asked on day {number} about her loan" for number in range(60)],
+        "nothing": [None] * 60,
+        "left": [("no", "yes")[number % 2] for number in range(60)],
+    }
+)
+EXPECTED = Schema(
+    label="left",
+    classes=("no", "yes"),
+    bounds={"age": (0, 80)},
+    categories={"region": ("South", "north")},
+    ignore=("visit_no", "notes", "nothing"),
+    person="customer_id",
+    dates={"joined": ("2010-01-01", "2018-12-31")},
+    date_formats={"joined": "%d.%m.%Y"},
+    ignore_case=("region",),
+)
+
+
+def facts(schema: Schema) -> dict[str, Any]:
+    return {key: value for key, value in schema.to_dict().items() if key != "confirm"}
+
+
+def test_a_draft_proposes_types_bounds_categories_classes_and_the_person() -> None:
+    schema = draft_schema(VISITS).schema
+    assert facts(schema) == facts(EXPECTED)
+    assert set(schema.confirm) == {"label", "classes", "person"} | set(VISITS) - {"customer_id", "left"}
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "arrow", "polars"])
+def test_a_draft_is_the_same_for_every_kind_of_table(kind: str, tmp_path: Path) -> None:
+    table: Any = {"arrow": pyarrow.table(VISITS), "polars": polars.DataFrame(VISITS.to_dict("list"))}.get(
+        kind
+    )
+    if kind == "csv":
+        table = tmp_path / "visits.csv"
+        VISITS.to_csv(table, index=False)
+    elif kind == "parquet":
+        table = str(tmp_path / "visits.parquet")
+        VISITS.to_parquet(table)
+    assert draft_schema(table).schema == draft_schema(VISITS).schema
+
+
+def test_given_columns_need_no_confirmation() -> None:
+    schema = quietmax.draft_schema(VISITS, label="region", person="visit_no").schema
+    assert (schema.label, schema.person) == ("region", "visit_no")
+    assert (schema.classes, schema.ignore_case) == (("South", "north"), ("region",))
+    assert not {"label", "person"} & set(schema.confirm)
+    assert "customer_id" in schema.ignore
+    assert "left" in schema.booleans
+
+
+def test_every_proposal_stands_under_confirm_and_shows_no_more_than_the_schema() -> None:
+    text = draft_schema(VISITS).to_toml()
+    assert text.startswith("# A draft.")
+    content = tomllib.loads(text)
+    assert content["confirm"]["age"] == "bounds 0 to 80: from the values, rounded outwards"
+    assert "free text" in content["confirm"]["notes"]
+    assert "empty" in content["confirm"]["nothing"]
+    assert not any(
+        character.isdigit()
+        for name in ("person", "classes", "label")
+        for character in content["confirm"][name]
+    )
+
+
+def test_a_draft_trains_only_when_it_is_confirmed(tmp_path: Path) -> None:
+    table = tmp_path / "visits.csv"
+    VISITS.to_csv(table, index=False)
+    draft = draft_schema(table)
+    written(tmp_path, draft.to_toml(), "visits.toml")
+    with pytest.raises(InvalidInput, match=r"delete its line under \[confirm\]"):
+        load(table)
+    assert load(table, infer=True).train.encoding.inferred  # type: ignore[union-attr]
+    confirmed = draft.to_toml().partition("\n[confirm]")[0]
+    written(tmp_path, confirmed, "visits.toml")
+    data = load(table, holdout=0.3)
+    assert data.train.encoding is not None
+    assert not data.train.encoding.inferred
+    assert (data.train.unit, len(set(data.records.persons))) == ("person", 30)  # type: ignore[arg-type]
+
+
+def test_without_a_likely_label_the_draft_says_so() -> None:
+    table = pd.DataFrame({"x": np.arange(50) / 7, "z": np.arange(50) * 1.5})
+    draft = draft_schema(table)
+    assert draft.schema.label is None
+    assert "# label =" in draft.to_toml()
+    assert draft_schema(table.assign(target=1, other=2.5)).schema.label == "target"
+
+
+def test_a_label_with_very_many_values_gets_no_classes() -> None:
+    schema = draft_schema(pd.DataFrame({"x": range(200), "price": range(200)}), label="price").schema
+    assert schema.classes is None
+    assert "more than 100 values" in schema.confirm["classes"]
+
+
+def test_a_person_named_as_such_is_preferred_to_other_numbers() -> None:
+    table = pd.DataFrame(
+        {"loan_id": range(90), "patient": [number // 3 for number in range(90)], "y": [0, 1] * 45}
+    )
+    schema = draft_schema(table).schema
+    assert (schema.person, schema.ignore) == ("patient", ("loan_id",))
+    assert draft_schema(table.drop(columns="patient")).schema.person == "loan_id"
+
+
+def test_what_is_not_a_table_with_rows_is_rejected(tmp_path: Path, error_message: ErrorMessage) -> None:
+    assert "no column 'income'" in error_message(lambda: draft_schema(VISITS, label="income"), InvalidInput)
+    assert "no rows" in error_message(lambda: draft_schema(VISITS[:0]), InvalidData)
+    assert "list" in error_message(lambda: draft_schema([1, 2]), InvalidInput)
+    assert "named columns" in error_message(lambda: draft_schema(tmp_path / "a.npz"), InvalidInput)
