@@ -1,0 +1,79 @@
+"""Private training protects whole persons if it knows whose row each row is, and only single records if it does not.
+
+The script `benchmarks/person_audit.py` makes the table and the auditor's person; its stored result is
+`docs/results/person-audit.json`.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from quietmax.audit import AuditReport
+from quietmax.audit.bounds import EventCounts
+from tests.docs.scripts import ROOT, script
+
+SURE = 1 - 1e-6
+person_audit = script("benchmarks/person_audit.py")
+
+
+def sure_bound(report: AuditReport) -> float:
+    """The bound on mu from the same event, which was fixed before it was counted, at the confidence `SURE`."""
+    counts = (report.details[f"event_{name}"] for name in ("where_likely", "where_unlikely", "trials"))
+    return EventCounts(*counts).lower_bound("mu", 0.0, SURE)
+
+
+def test_the_table_has_persons_with_1_to_30_rows_and_the_auditor_adds_30_rows_that_stand_alone() -> None:
+    records, person = person_audit.people(), person_audit.worst_case_person()
+    rows = np.bincount(records.units)
+    assert (len(rows), rows.min(), rows.max()) == (2000, 1, 30)
+    assert (len(person), len(np.unique(person.features, axis=0)), len(set(person.persons))) == (30, 1, 1)
+    # Nobody else has anything in the direction of the auditor's person.
+    assert (records.features @ person.features[0] == 0).all()
+
+
+def test_training_by_persons_is_consistent_and_training_by_records_is_refuted_for_persons() -> None:
+    """200 trainings without and 200 with the person, on 60 others. A true claim is refuted with probability 1e-6.
+
+    By records the person moves the weights by 30 times what the claim, mu = 0.92, permits: the two kinds of models lie
+    27 standard deviations apart.
+    """
+    records = person_audit.people(persons=60)
+    options = {"epsilon": 4.0, "times": 200, "confidence": SURE, "seed": 1}
+    honest = person_audit.audit_head(records, by_person=True, **options)
+    assert (honest.unit, honest.verdict) == ("person", "consistent")
+    assert "claimed_for" not in honest.details
+    broken = person_audit.audit_head(records, by_person=False, **options)
+    assert (broken.unit, broken.verdict) == ("person", "refuted")
+    assert broken.details["claimed_for"] == "one record"
+    assert broken.claimed == pytest.approx(honest.claimed)
+
+
+@pytest.mark.slow
+def test_a_thousand_trainings_show_at_least_half_of_the_claim_for_a_person() -> None:
+    """The run of the documentation with fixed seeds: 500 trainings without and 500 with the person.
+
+    The auditor's bound is expected at three quarters of mu = 1.67, at 99% confidence; half of it is about four standard
+    errors away. A true claim exceeds the bound at `SURE` with probability 1e-6 at most.
+    """
+    records = person_audit.people()
+    honest = person_audit.audit_head(records, by_person=True, epsilon=8.0, times=500, seed=10)
+    assert sure_bound(honest) <= honest.claimed
+    assert honest.verdict == "consistent"
+    assert honest.share >= 0.5
+    broken = person_audit.audit_head(records, by_person=False, epsilon=8.0, times=500, seed=10)
+    assert sure_bound(broken) > broken.claimed
+
+
+def test_the_stored_result_is_that_of_a_thousand_trainings_with_exact_noise() -> None:
+    stored = json.loads((ROOT / "docs/results/person-audit.json").read_text())
+    assert stored["noise"] == "exact"
+    assert stored["table"]["persons"] == 2000
+    assert stored["table"]["rows_per_person"] == [1, 30]
+    by_person, by_record = stored["audits"]
+    assert by_person["samples"] == by_record["samples"] == 500
+    assert (by_person["verdict"], by_record["verdict"]) == ("consistent", "refuted")
+    assert by_person["lower_bound"] >= by_person["claimed"] / 2
+    assert by_record["claimed_for"] == "one record"
