@@ -11,7 +11,14 @@ from quietmax.models.features.generic import (
     runs_user_code,
 )
 from quietmax.models.features.images import Scattering, dead_leaves, scatter
-from quietmax.models.features.tabular import Identity, OneHot, Scaling, UnitNorm
+from quietmax.models.features.tabular import (
+    Identity,
+    OneHot,
+    Scaling,
+    TableFeatures,
+    UnitNorm,
+    table_features,
+)
 
 __all__ = [
     "BatchedMap",
@@ -23,6 +30,7 @@ __all__ = [
     "RandomFourier",
     "Scaling",
     "Scattering",
+    "TableFeatures",
     "UnitNorm",
     "dead_leaves",
     "describe_map",
@@ -30,4 +38,5 @@ __all__ = [
     "is_batched",
     "runs_user_code",
     "scatter",
+    "table_features",
 ]

@@ -14,7 +14,7 @@ import torch
 from quietmax.errors import InvalidInput
 from quietmax.models.features.base import WIDTH, BatchedMap, FeatureMap, Floats
 from quietmax.models.features.images import Scattering
-from quietmax.models.features.tabular import Identity, OneHot, Scaling, UnitNorm
+from quietmax.models.features.tabular import Identity, OneHot, Scaling, TableFeatures, UnitNorm
 
 _ROWS_AT_ONCE = 256
 
@@ -361,7 +361,17 @@ def is_batched(description: Mapping[str, Any]) -> bool:
 
 _KINDS: dict[str, type[FeatureMap]] = {
     kind.kind: kind
-    for kind in (Identity, Scaling, OneHot, UnitNorm, RandomFourier, Scattering, FrozenModule, Pipeline)
+    for kind in (
+        Identity,
+        Scaling,
+        OneHot,
+        UnitNorm,
+        TableFeatures,
+        RandomFourier,
+        Scattering,
+        FrozenModule,
+        Pipeline,
+    )
 }
 
 

@@ -1,4 +1,8 @@
-"""Feature maps for tables: identity, scaling, one-hot encoding and normalisation, all with given constants."""
+"""Feature maps for tables, all with given constants.
+
+`Identity`, `Scaling`, `OneHot` and `UnitNorm` take any numbers. `TableFeatures` takes the rows of an encoded table: it
+adds indicators of public bins and of declared crosses. `table_features` chooses its bins from public numbers.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,30 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from quietmax.data.encoding import DateColumn, Encoding, NumericColumn
 from quietmax.errors import InvalidInput
 from quietmax.models.features.base import FeatureMap, Floats, square_sums
+
+Block = tuple[int, int]
+"""A range of features: the first, and the one after the last."""
+
+CONSTANT_PER_COLUMN = 0.3
+"""Plain features of tables: `UnitNorm` with this constant times the root of the number of columns."""
+COARSE_BINS, FINE_BINS = (8, 16, 32), 256
+UNITS_PER_BIN = 10.0
+"""A numeric column has at most `mu N / 10` bins, divided by the number of numeric columns."""
+FINE_FROM = 64.0
+"""Fine bins are used where that many coarse bins would be possible."""
+LARGEST_TABLE = 2**28
+"""The features of all rows together are at most this many numbers (of 4 bytes)."""
+LARGEST_HEAD = 2**14
+"""Features times classes: the noise values of one gradient step."""
+_SCALE_FLOOR = 4.0
+_ATOM = 4.0
+"""A fine bin that holds this many times its even share of the coarse bin keeps its full scale."""
+_ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
@@ -319,3 +344,254 @@ class UnitNorm(FeatureMap):
         UnitNorm
         """
         return cls(float(values["constant"]))
+
+
+@dataclass(frozen=True)
+class TableFeatures(FeatureMap):
+    """The rows of an encoded table, with indicators of bins and crosses, divided by their length.
+
+    Each number in [0, 1] keeps its value and is also described by one indicator of `bins[0]` equal intervals and, if
+    there are two numbers of bins, by one of `bins[1]` narrower intervals. A missing value is in no interval. A cross
+    has one feature for each pair of features of two blocks: their product. All features are at least 0 if the row is.
+
+    Parameters
+    ----------
+    columns : int
+        Numbers per encoded row.
+    numbers : tuple of int
+        Positions of the numbers that are divided into bins.
+    missing : tuple of (int or None)
+        For each of them, the position of the feature that is 1 for a missing value, or None.
+    bins : tuple of int
+        No, one or two numbers of bins; the second is a multiple of the first.
+    crosses : tuple of pairs of blocks
+        Each block is a range (first, after the last) of the features before the crosses: the encoded row, then the
+        bins `bins[0]` of all numbers, then the bins `bins[1]`.
+
+    Raises
+    ------
+    InvalidInput
+        If the parameters are not valid.
+
+    Examples
+    --------
+    >>> TableFeatures(columns=3, numbers=(0,), missing=(None,), bins=(2,)).transform([[0.0, 0.0, 1.0]]).round(2)
+    array([[0.  , 0.  , 0.71, 0.71, 0.  ]], dtype=float32)
+    """
+
+    columns: int
+    numbers: tuple[int, ...] = ()
+    missing: tuple[int | None, ...] = ()
+    bins: tuple[int, ...] = ()
+    crosses: tuple[tuple[Block, Block], ...] = ()
+    kind: ClassVar[str] = "table"
+
+    def __post_init__(self) -> None:
+        flags = [position for position in self.missing if position is not None]
+        positions = [*self.numbers, *flags]
+        if not all(0 <= position < self.columns for position in positions) or len(set(positions)) < len(
+            positions
+        ):
+            raise InvalidInput(
+                f"The positions of numbers and missing values must be different, from 0 to {self.columns - 1}."
+            )
+        if len(self.missing) != len(self.numbers):
+            raise InvalidInput("`missing` needs a position or None for each number.")
+        coarse, fine = (*self.bins, 1, 1)[:2] if len(self.bins) < 2 else self.bins[:2]
+        if len(self.bins) > 2 or coarse < 1 or fine < 1 or (len(self.bins) == 2 and fine % coarse):
+            raise InvalidInput(
+                f"`bins` must be at most two positive numbers, the second a multiple of the first; got {self.bins}."
+            )
+        if not all(0 <= first < last <= self._binned for pair in self.crosses for first, last in pair):
+            raise InvalidInput(
+                f"Each block of a cross must be a range of the {self._binned} features before the crosses."
+            )
+
+    @property
+    def _binned(self) -> int:
+        """Number of features before the crosses."""
+        return self.columns + len(self.numbers) * sum(self.bins)
+
+    def dimension(self, columns: int) -> int:
+        """Return the number of features: the encoded row, one per bin, and one per pair of crossed features.
+
+        Parameters
+        ----------
+        columns : int
+            Numbers per record.
+
+        Returns
+        -------
+        int
+        """
+        if columns != self.columns:
+            raise InvalidInput(f"The encoded rows must have {self.columns} numbers, got {columns}.")
+        return self._binned + sum((b - a) * (d - c) for (a, b), (c, d) in self.crosses)
+
+    def _features(self, records: Floats) -> Floats:
+        features = np.empty((len(records), self.dimension(records.shape[1])), np.float32)
+        for start in range(0, len(records), _ROWS_AT_ONCE):
+            part = slice(start, start + _ROWS_AT_ONCE)
+            features[part] = self._unit_rows(records[part])
+        return features
+
+    def _unit_rows(self, records: Floats) -> NDArray[np.float64]:
+        """Return the features of some records; each number is computed by operations on single numbers alone."""
+        wide = np.zeros((len(records), self.dimension(records.shape[1])))
+        wide[:, : self.columns] = records
+        start = self.columns
+        for bins in self.bins:
+            for number, flag in zip(self.numbers, self.missing, strict=True):
+                values = np.clip(records[:, number].astype(np.float64), 0.0, 1.0)
+                interval = np.minimum((values * bins).astype(np.int64), bins - 1)
+                present = (
+                    np.flatnonzero(records[:, flag] == 0.0) if flag is not None else np.arange(len(records))
+                )
+                wide[present, start + interval[present]] = 1.0
+                start += bins
+        for (a, b), (c, d) in self.crosses:
+            products = wide[:, a:b, None] * wide[:, None, c:d]
+            stop = start + (b - a) * (d - c)
+            wide[:, start:stop] = products.reshape(len(wide), -1)
+            start = stop
+        lengths = np.sqrt(square_sums(wide))
+        return np.divide(wide, lengths, out=wide, where=lengths > 0.0)
+
+    def scale(self, centre: NDArray[np.float64], noise: float) -> NDArray[np.float64]:
+        """Return a factor for each feature, computed from the released mean of the features.
+
+        An indicator of height h has the second moment `E f^2 = h E f`: the mean is proportional to the diagonal of the
+        second moments, and the factor `(max(m, 0) + 4 noise)^(-1/2)` makes frequent and rare indicators vary alike. A
+        fine bin that holds a share s of its coarse bin tells nothing new where the values are spread evenly. Its
+        factor is multiplied by `min(1, s / s0)^2`, where s0 is four times the even share: values that many rows have in
+        common keep their own factor.
+
+        Parameters
+        ----------
+        centre : array of shape (d,)
+            The released mean m.
+        noise : float
+            Standard deviation of the noise of each coordinate of m.
+
+        Returns
+        -------
+        ndarray of float64, shape (d,)
+            Positive factors. A typical scaled row has length 1.
+
+        Examples
+        --------
+        >>> TableFeatures(columns=3).scale(np.array([0.4, 0.1, 0.1]), 0.0).round(2)
+        array([0.71, 1.41, 1.41])
+        """
+        means = np.maximum(centre, 0.0)
+        floored = means + max(_SCALE_FLOOR * noise, np.finfo(np.float64).tiny)
+        factors = 1.0 / np.sqrt(floored)
+        if len(self.bins) == 2 and self.numbers:
+            coarse, fine = self.bins
+            first = self.columns + coarse * len(self.numbers)
+            inner = slice(first, self._binned)
+            outer = np.repeat(floored[self.columns : first], fine // coarse)
+            factors[inner] *= np.minimum(1.0, floored[inner] / outer * (fine / (coarse * _ATOM))) ** 2
+        typical = math.sqrt(float((factors**2 * means).sum()) / float(means.sum())) if means.any() else 1.0
+        return np.asarray(factors / typical)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the positions, bins and crosses as JSON values.
+
+        Returns
+        -------
+        dict
+        """
+        return {
+            "kind": self.kind,
+            "columns": self.columns,
+            "numbers": list(self.numbers),
+            "missing": list(self.missing),
+            "bins": list(self.bins),
+            "crosses": [[list(block) for block in pair] for pair in self.crosses],
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> TableFeatures:
+        """Return the map that `to_json` described.
+
+        Parameters
+        ----------
+        values : mapping
+            What `to_json` returned.
+
+        Returns
+        -------
+        TableFeatures
+        """
+        return cls(
+            int(values["columns"]),
+            tuple(int(position) for position in values["numbers"]),
+            tuple(None if position is None else int(position) for position in values["missing"]),
+            tuple(int(count) for count in values["bins"]),
+            tuple(((int(a), int(b)), (int(c), int(d))) for (a, b), (c, d) in values["crosses"]),
+        )
+
+
+def table_features(encoding: Encoding, size: float, classes: int, mu: float) -> FeatureMap:
+    """Return the feature map of a table, chosen from public numbers alone.
+
+    Each of the k numeric columns and dates gets the largest number of bins among 8, 16 and 32 that is at most
+    `b = mu N / (10 k)`. From b = 64 on it also gets 256 fine bins. Fewer are used where all features together would
+    be more than 2^28 numbers (1 GB), or features times classes more than 2^14. A table with numbers but without bins
+    gets `UnitNorm` instead. Crosses are those that the encoding declares; a number is crossed by its coarse bins.
+
+    Parameters
+    ----------
+    encoding : Encoding
+        The public columns.
+    size : float
+        The public number N of records or persons.
+    classes : int
+        Number of classes.
+    mu : float
+        Privacy of the whole training; with answers per query, epsilon of one answer.
+
+    Returns
+    -------
+    FeatureMap
+        `TableFeatures`, or `UnitNorm`.
+
+    Examples
+    --------
+    >>> encoding = Encoding((NumericColumn("age", 0, 100, missing=False),), "ill", ("no", "yes"))
+    >>> table_features(encoding, 1_000, 2, 0.3).bins
+    (16,)
+    """
+    blocks: dict[str, Block] = {}
+    numbers: list[int] = []
+    missing: list[int | None] = []
+    binned = []
+    start = 0
+    for column in encoding.columns:
+        stop = start + len(column.feature_names)
+        blocks[column.name] = (start, stop)
+        if isinstance(column, DateColumn) or (isinstance(column, NumericColumn) and not column.edges):
+            numbers.append(start)
+            missing.append(stop - 1 if column.missing else None)
+            binned.append(column.name)
+        start = stop
+
+    def with_bins(bins: tuple[int, ...]) -> TableFeatures:
+        for place, name in enumerate(binned):
+            first = start + place * (bins or (0,))[0]
+            blocks[name] = (first, first + bins[0]) if bins else (numbers[place], numbers[place] + 1)
+        crosses = tuple((blocks[one], blocks[other]) for one, other in encoding.crosses)
+        return TableFeatures(start, tuple(numbers), tuple(missing), bins, crosses)
+
+    possible = mu * size / (UNITS_PER_BIN * max(1, len(numbers)))
+    coarse = [count for count in reversed(COARSE_BINS) if count <= possible]
+    choices = [(count, FINE_BINS) for count in coarse[:1] if possible >= FINE_FROM]
+    for bins in (*choices, *((count,) for count in coarse)) if numbers else ((),):
+        chosen = with_bins(bins)
+        features = chosen.dimension(start)
+        if features * max(size, 1.0) <= LARGEST_TABLE and features * classes <= LARGEST_HEAD:
+            return chosen
+    return (
+        with_bins(()) if encoding.crosses or not numbers else UnitNorm(CONSTANT_PER_COLUMN * math.sqrt(start))
+    )
