@@ -417,7 +417,7 @@ def table_and_split():
     ]
     told["features"] = declared.features[:, linear]
     for seed in (0, 7):
-        parts = load(TABLE, seed=seed, records=200)
+        parts = split(declared, size=200, seed=seed)
         told[f"split {seed}"] = [parts.train_rows, parts.test_rows, parts.pool_rows]
     plain = split(points().records, size=50, seed=3)
     told["split by content"] = [plain.train_rows, plain.test_rows, plain.pool_rows]
@@ -426,10 +426,22 @@ def table_and_split():
 
 
 def as_version_1(encoding):
-    """An encoding under the keys that version 0.1 wrote."""
-    assert encoding["format"] == "quietmax encoding 2"
-    kept = {key: value for key, value in encoding.items() if key != "inferred"}
-    return {**kept, "format": "quietmax encoding 1", "measurements": encoding["inferred"]}
+    """An encoding under the keys that version 0.1 wrote; newer keys must have the values that mean nothing new."""
+    assert encoding["format"] == "quietmax encoding 3"
+    new = {"decimal": ".", "thousands": "", "missing_values": [], "ignore_case": False}
+    columns = [dict(column) for column in encoding["columns"]]
+    for column in columns:
+        for key, value in new.items():
+            assert column.pop(key, value) == value
+    assert encoding["crosses"] == []
+    assert encoding["label_ignores_case"] is False
+    return {
+        "format": "quietmax encoding 1",
+        "columns": columns,
+        "label": encoding["label"],
+        "classes": encoding["classes"],
+        "measurements": encoding["inferred"],
+    }
 
 
 @case()
@@ -515,7 +527,7 @@ def observed_changes():
     )
     return {
         "removals": [
-            [removal.row, removal.kind, round(removal.weights_l2, 3), round(removal.logit, 3)]
+            [*removal.rows, removal.kind, round(removal.weights_l2, 3), round(removal.logit, 3)]
             for removal in seen.removals
         ],
         "bits": np.array([[each.weight, each.weights_l2, each.logit] for each in seen.removals]),
@@ -755,13 +767,12 @@ def audits():
 
 
 def test_a_small_comparison_gives_the_same_figures(monkeypatch, capsys, tmp_path):
-    """Methods, attacks and seeds as `quietmax compare` combines them. Seeds follow from the name of the file too."""
-    monkeypatch.chdir(TABLE.parent)
+    """Methods, attacks and seeds as `quietmax compare` combines them. Seeds follow from the data set's name too."""
     methods = "plain,algorithm1-gaussian,algorithm1-laplace,sampled-neuron,teachers,head,dpsgd,published-zcdp"
     monkeypatch.setattr(
         sys,
         "argv",
-        ["quietmax", "compare", TABLE.name, "--methods", methods, "--epsilons", "1", "--queries", "1,10",
+        ["quietmax", "compare", "mnist-5k", "--methods", methods, "--epsilons", "1", "--queries", "1,10",
          "--attacks", "shadow,threshold", "--records", "100", "--shadows", "2", "--epochs", "2",
          "--attack-epochs", "2", "--workers", "1", "--output", str(tmp_path), "--json"],
     )  # fmt: skip

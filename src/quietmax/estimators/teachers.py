@@ -434,7 +434,7 @@ class TeacherEnsemble:
 
     @classmethod
     def _of_fit(
-        cls, teachers: MLP, silent: NDArray[np.bool_], classes: int, soft: bool, unit: Unit
+        cls, teachers: MLP, silent: NDArray[np.bool_], classes: int, soft: bool, unit: Unit = "record"
     ) -> TeacherEnsemble:
         """Return an ensemble with proven bounds; only for teachers that this library trained on separate shards."""
         ensemble = cls(teachers, silent, classes, soft, unit)
