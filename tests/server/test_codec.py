@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 import struct
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ from quietmax.server.deployment import Deployment
 from quietmax.server.errors import HttpError
 from tests.server.running_service import (
     FEATURES,
+    LOANS,
     TABLE,
     Running,
     check_message,
@@ -660,6 +663,22 @@ def test_five_hundred_mutated_requests_of_columns_are_all_refused_and_charge_not
         assert 400 <= response.status_code < 500, (response.text, text, binary)
         check_message(response)
     assert table_service.ledger.account("people").spent_units == 0
+
+
+@pytest.mark.parametrize("column", [column.name for column in LOANS.columns])
+@pytest.mark.parametrize(
+    "cell", ["1" * 20_000 + "x", "1" * 10**6, "-" * 10**6, "1.111" * 10**5, "2024-01-01 " * 10**5]
+)
+def test_a_long_cell_takes_no_longer_than_many_short_ones(
+    table_deployment: Deployment, column: str, cell: str
+) -> None:
+    deployment = replace(table_deployment, encoding=LOANS, inputs=len(LOANS.feature_names))
+    cells = {"age": 30, "income": 5, "région": "north", "smoker": "yes", "joined": "", "seen": "", "zip": "1"}
+    request = column_inference({name: [value] for name, value in {**cells, column: cell}.items()})
+    started = time.process_time()
+    with suppress(HttpError):
+        _rows_of(deployment, request)
+    assert time.process_time() - started < 5, "a quadratic search takes longer"
 
 
 @given(st.lists(st.text()))

@@ -62,7 +62,7 @@ _FORMATS = ("quietmax encoding 3", "quietmax encoding 2", "quietmax encoding 1")
 _LITERAL = re.compile(r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 """A number among categories; 01 is a code, not a number."""
 
-_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?inf(inity)?", re.IGNORECASE)
+_DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?inf(inity)?", re.IGNORECASE)
 """A number in a numeric column."""
 
 _ISO_DATE = re.compile(
