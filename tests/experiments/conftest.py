@@ -37,3 +37,17 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> ResultStore:
 def shared(group: Group, store: ResultStore) -> SharedInputs:
     """The shared inputs of the group."""
     return SharedInputs(group, store)
+
+
+@pytest.fixture(scope="session")
+def visits(tmp_path_factory: pytest.TempPathFactory) -> DataSource:
+    """150 persons with 1 to 4 rows in the unit square; the label says whether a + b is above 1."""
+    path = tmp_path_factory.mktemp("visits") / "visits.csv"
+    generator = np.random.default_rng(1)
+    persons = np.repeat(np.arange(150), np.arange(150) % 4 + 1)
+    points = generator.random((len(persons), 2))
+    rows = [f"p{who},{a:.4f},{b:.4f},{int(a + b > 1)}" for who, (a, b) in zip(persons, points, strict=True)]
+    path.write_text("who,a,b,above\n" + "\n".join(rows) + "\n")
+    bounds = {"a": [0.0, 1.0], "b": [0.0, 1.0]}
+    declared = {"label": "above", "classes": ["0", "1"], "bounds": bounds, "person": "who"}
+    return DataSource.of(str(path), declared)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quietmax.experiments.evaluate import measure
-from quietmax.experiments.grid import DataSource, Group, Trial
+from quietmax.attacks import AttackReport
+from quietmax.experiments.evaluate import _fair_guesses, measure
+from quietmax.experiments.grid import DataSource, Effort, Group, Trial
 from quietmax.experiments.inputs import SharedInputs
 from quietmax.experiments.methods import method
 from quietmax.experiments.results import ResultStore
@@ -47,3 +48,56 @@ def test_a_mechanism_is_audited_once_and_the_bound_stays_below_a_true_claim(
     other = Group(table, group.effort, repeat=1)
     second = measure(Trial(other, "sampled-neuron", 1.0, 1), SharedInputs(other, store))
     assert second["audited_epsilon"] is None
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "algorithm1-laplace", "sampled-neuron", "teachers", "head", "dpsgd"]
+)
+def test_a_table_with_persons_is_held_out_attacked_and_protected_by_persons(
+    name: str, visits: DataSource, store: ResultStore
+) -> None:
+    effort = Effort(120, 10, epochs=5, attack_epochs=3, attacks=("shadow", "threshold", "lira"), holdout=0.2)
+    group = Group(visits, effort)
+    shared = SharedInputs(group, store)
+    chosen = method(name)
+    trial = Trial(group, name, None if chosen.status == "none" else 5.0, 1 if chosen.per_answer else None)
+    found = measure(trial, shared)
+    assert found["records"] == len(shared.data.train_rows)
+    assert set(found["attacks"]) == {"shadow", "threshold", "lira"}
+    pool = shared.pool_for(shared.attacks[0])
+    assert pool.design == "overlapping"
+    persons = shared.data.records.units
+    assert all(set(persons[inside]).isdisjoint(persons[~inside]) for inside in pool.inside)
+    claim = chosen.prepare(trial, shared).claim
+    if name in ("sampled-neuron", "teachers", "head", "dpsgd"):
+        assert claim is not None
+        assert claim.unit == "person"
+        assert found["claimed_delta"] == pytest.approx(1 / 1200)
+    if not chosen.per_answer:
+        # Attacks on networks that hardly learned, and on private ones, guess like a coin.
+        assert (found["audited"], found["audited_epsilon"]) == ("the attacks' guesses", 0.0)
+
+
+def _report(members: int, called: int, nonmembers: int, called_too: int) -> AttackReport:
+    return AttackReport.from_scores(
+        attack="made up",
+        target="nothing",
+        released="labels",
+        member_scores=np.repeat([1.0, 0.0], [called, members - called]),
+        nonmember_scores=np.repeat([1.0, 0.0], [called_too, nonmembers - called_too]),
+        decision=0.5,
+        threshold=0.5,
+        queries=members + nonmembers,
+    )
+
+
+def test_guesses_count_as_many_members_as_nonmembers() -> None:
+    """Whoever calls everybody a member is right about half of a fair sample, however many members there are."""
+    assert _fair_guesses(_report(100, 70, 100, 20), seed=0) == (200, 150)
+    assert _fair_guesses(_report(800, 800, 200, 200), seed=0) == (400, 200)
+    counted = [_fair_guesses(_report(800, 400, 200, 50), seed) for seed in range(50)]
+    assert {guesses for guesses, _ in counted} == {400}
+    rights = np.array([right for _, right in counted])
+    assert len(set(rights)) > 5
+    # 150 right rejections, and 100 expected of 200 members with standard deviation 6.1; the mean of 50 has 0.87.
+    assert abs(rights.mean() - 250) < 5

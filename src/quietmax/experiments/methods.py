@@ -206,9 +206,20 @@ def _charged(
 
 
 def _head(trial: Trial, shared: SharedInputs) -> PreparedMethod:
-    delta = declared_delta(shared.group.effort.records)
-    head = PrivateHead(_epsilon(trial), delta, features=Identity(), **_public(trial, shared))
-    return _released(head, shared, shared.public_features)
+    delta, public = declared_delta(shared.group.effort.records), _public(trial, shared)
+    if shared.group.effort.holdout is None:
+        head = PrivateHead(_epsilon(trial), delta, features=Identity(), **public)
+        return _released(head, shared, shared.public_features)
+    # A user's own table: as `quietmax train head` trains it, with the head's own features.
+    del public["classes"]
+    table_head = PrivateHead(_epsilon(trial), delta, **public)
+    _, seconds = _timed(lambda: table_head.fit(shared.data.train))
+
+    def answer(rows: Rows) -> Answers:
+        probabilities = table_head.predict_proba(shared.data.records.features[rows])
+        return Answers(probabilities.argmax(-1), probabilities)
+
+    return PreparedMethod(answer, seconds, table_head.guarantee_)
 
 
 def _dpsgd(trial: Trial, shared: SharedInputs, *, accountant: Accountant) -> PreparedMethod:
