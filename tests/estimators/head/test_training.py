@@ -16,7 +16,6 @@ from quietmax.estimators.head.exact_sums import Table, clipped_rows, unit_rows
 from quietmax.estimators.head.training import (
     Allowance,
     descend,
-    indicator_scale,
     moments_share,
     released_centre,
     released_moments,
@@ -126,7 +125,7 @@ def test_without_noise_the_whitening_makes_the_moments_equal_in_all_directions()
 def test_second_moments_are_used_where_the_size_is_large_against_the_features() -> None:
     assert moments_share(1e6, 52, 0.26) == training.MOMENTS_SHARE
     assert moments_share(39_000, 100, 0.26) == training.MOMENTS_SHARE
-    for size, features in ((60_000, 3970), (10_000, 3970), (1200, 447), (400, 6), (300, 20)):
+    for size, features in ((60_000, 3970), (10_000, 3970), (1200, 447), (400, 6), (4000, 120)):
         assert moments_share(size, features, 0.26) == 0.0
 
 
@@ -136,24 +135,6 @@ def test_shares_with_second_moments_add_up_to_the_budget() -> None:
     assert math.hypot(*each) == pytest.approx(0.8, rel=1e-9)
     assert sum(part**2 for part in each) <= 0.64
     assert parts.moments == pytest.approx(0.8 * math.sqrt(0.1))
-
-
-def test_indicators_are_scaled_to_equal_second_moments_by_their_mean() -> None:
-    rng = np.random.default_rng(6)
-    chances = np.array([0.5, 0.2, 0.2, 0.09, 0.01])
-    records = np.eye(5)[rng.choice(5, size=50_000, p=chances)]
-    scale = indicator_scale(records.mean(0), 50_000.0, 1e9)
-    assert (np.diff(scale[:5]) >= -1e-3).all()
-    moments = np.square(records * scale[:5]).mean(0)
-    np.testing.assert_allclose(moments, moments[0], rtol=0.01)
-    # the constant feature is scaled as a typical row is
-    assert scale[5] ** 2 == pytest.approx(np.square(records * scale[:5]).sum(1).mean(), rel=0.01)
-    noisy = indicator_scale(np.array([0.2, 1e-9, -0.1]), 1000.0, 0.1)
-    assert noisy[1] == pytest.approx(noisy[2])
-    assert noisy[1] / noisy[0] == pytest.approx(math.sqrt(0.24 / 0.04), rel=1e-6)
-    np.testing.assert_allclose(
-        indicator_scale(np.zeros(3), 10.0, 1.0)[:3], indicator_scale(np.zeros(3), 10.0, 1.0)[0]
-    )
 
 
 def test_the_released_weights_are_the_mean_after_the_last_steps() -> None:
@@ -169,12 +150,15 @@ def test_the_released_weights_are_the_mean_after_the_last_steps() -> None:
 
 def test_whitened_rows_get_plans_of_few_steps_that_keep_the_noise_on_a_logit() -> None:
     large = training.gradient_plan(1e6, 52, 2, 0.26, whitening="moments")
-    assert large.steps == 20
-    assert large.averaged == 10
+    assert (large.steps, large.averaged) == (20, 10)
     assert large.learning_rate * large.max_grad_norm == training.LONGEST_WHITENED_STEP * 52
-    small = training.gradient_plan(39_000, 1750, 2, 0.26, whitening="centre")
-    assert small.steps <= 60
-    assert small.learning_rate * small.max_grad_norm * small.steps / (0.26 * 39_000) == pytest.approx(
-        training.INDICATOR_NOISE
-    )
+    assert training.gradient_plan(1e4, 52, 2, 0.26, whitening="moments").steps == 40
+    for size, features, whitening, kappa in (
+        (4000, 40, "moments", training.GRADIENT_NOISE),
+        (39_000, 1750, "centre", training.INDICATOR_NOISE),
+    ):
+        plan = training.gradient_plan(size, features, 2, 0.26, whitening=whitening)  # type: ignore[arg-type]
+        assert plan.averaged == plan.steps // 2
+        noise = plan.learning_rate * plan.max_grad_norm * plan.steps / (0.26 * size)
+        assert noise == pytest.approx(kappa)
     assert training.gradient_plan(39_000, 1750, 2, 0.26).averaged == 1

@@ -27,7 +27,7 @@ from quietmax.data.encoding import Encoding
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
 from quietmax.estimators.evaluation import Evaluation, evaluate
-from quietmax.estimators.head.exact_sums import Floats, Table
+from quietmax.estimators.head.exact_sums import Floats, Table, whitening_on_grid
 from quietmax.estimators.head.solver import (
     MeanCrossEntropy,
     Tilted,
@@ -52,7 +52,6 @@ from quietmax.estimators.head.training import (
     descend,
     gradient_plan,
     gradient_sensitivity,
-    indicator_scale,
     moments_share,
     output_plan,
     released_centre,
@@ -81,6 +80,7 @@ from quietmax.estimators.validation import (
 from quietmax.mechanisms.noisy_max import NoisyMax
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.generic import describe_map
+from quietmax.models.features.tabular import TableFeatures, table_features
 from quietmax.noise.release import release_gaussian
 from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor
@@ -115,8 +115,8 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         "gradient": noisy full-batch gradient steps. "output": noise on a certified minimiser. By default "gradient" if
         the weights are released and "output" if they are not.
     features : FeatureMap or {"auto", "identity", "unit-norm", "scattering"}, default="auto"
-        The public feature map. "auto": wavelet scattering if ``image_shape`` is given, otherwise each record divided by
-        its length together with a constant.
+        The public feature map. "auto": wavelet scattering if ``image_shape`` is given, for a table with a schema
+        `table_features`, otherwise each record divided by its length together with a constant.
     image_shape : tuple of int, optional
         Channels, height and width, if the records are images.
     classes : sequence, optional
@@ -134,7 +134,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Share of mu^2 spent on the second moments of the features, by which the rows are whitened so that few steps are
         enough; 0 leaves them out. By default the gradient method uses a tenth of what the count and the centre leave if
         the size is large against the number of features, and 0 otherwise (`training.moments_share`). Features of
-        tables that have a schema need none: they are scaled by the mean (`training.indicator_scale`).
+        tables that have a schema need none: they are scaled by the mean (`TableFeatures.scale`).
     radius : float, default=1.0
         Features are clipped to this length, from 1e-12 to 1e12.
     loss : {"cross-entropy", "convexified"}, default="cross-entropy"
@@ -315,14 +315,17 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if allowance.moments is not None:
             moments = released_moments(table, allowance.moments, source)
             return whitening_matrix(moments, self.size_, allowance.moments)
-        if self._has_indicators and allowance.centre is not None:
-            return indicator_scale(self.centre_, self.size_, allowance.centre)
+        table_map = self._table_map
+        if table_map is not None and allowance.centre is not None:
+            scale = table_map.scale(self.centre_, 1.0 / (allowance.centre * self.size_))
+            return whitening_on_grid(np.append(scale, 1.0))
         return None
 
     @property
-    def _has_indicators(self) -> bool:
-        """Whether the gradient method sees features of a table, which are mostly indicators."""
-        return self._training_method == "gradient" and self.feature_map_.kind == "table"
+    def _table_map(self) -> TableFeatures | None:
+        """The feature map, if the gradient method sees features of a table, which are mostly indicators."""
+        by_gradient = self._training_method == "gradient"
+        return self.feature_map_ if by_gradient and isinstance(self.feature_map_, TableFeatures) else None
 
     def _fit_by_gradient(self, table: Table, mu: float, source: NoiseSource) -> None:
         """Release every clipped gradient sum with noise, and step along it."""
@@ -472,7 +475,8 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _public_features(self, X: Any) -> NDArray[np.float32]:
         """Return the public features of queries."""
-        return self.feature_map_.transform(queries(self, X))
+        rows = queries(self, X)
+        return self.feature_map_.transform(rows)
 
     @property
     def _training_method(self) -> TrainingMethod:
@@ -481,6 +485,9 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _feature_map(self, data: TrainingSet) -> FeatureMap:
         """Return the feature map that ``features`` names."""
+        if self.features == "auto" and data.encoding is not None:
+            strength = float(self.epsilon) / int(self.queries) if self.release == "query" else self._mu
+            return table_features(data.encoding, self.size_, len(self.classes_), strength)
         if self.features == "auto":
             return default_features(data.records.shape[1], self.image_shape)
         named: FeatureMap = named_features(self.features, self.image_shape)
@@ -520,7 +527,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         moments = self.second_moments
         if moments is None:
             left = self._mu * math.sqrt(1.0 - size_share - self.centring)
-            by_rule = self._training_method == "gradient" and not self._has_indicators
+            by_rule = self._training_method == "gradient" and self._table_map is None
             moments = moments_share(self.size_, features, left) * (left / self._mu) ** 2 if by_rule else 0.0
         return Allowance.of(self._mu, size_share, self.centring, moments)
 
