@@ -47,7 +47,12 @@ def _jsonable(value: Any) -> Any:
 
 
 def print_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str | None = None
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    caption: str | None = None,
+    *,
+    prose: bool = False,
 ) -> None:
     """Print a table. The first column is left-aligned, the others right-aligned; long entries are wrapped.
 
@@ -61,10 +66,12 @@ def print_table(
         The entries, row by row.
     caption : str, optional
         Text below the table.
+    prose : bool, default False
+        Left-align all columns: the entries are sentences.
     """
     table = Table(title=title, title_justify="left", show_header=any(columns))
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+        table.add_column(column, justify="left" if prose or index == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*(Text(entry) for entry in row))
     console.print(table)

@@ -17,7 +17,7 @@ def command(
     html: Annotated[Path | None, typer.Option(help="Also write the card as a web page to this file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the privacy card of a model: guarantee, status, assumptions, spending and observed leakage.
+    """Show the privacy card of a model: what somebody can learn at most, for whom, and how good the model is.
 
     Example: quietmax card model --html card.html
     """
@@ -33,6 +33,6 @@ def command(
     if as_json:
         print_json(card.to_json())
         return
-    print_table(f"Privacy card: {card.status}", ("", ""), card.rows())
+    print_table(f"Privacy card: {card.status}", ("", ""), card.rows(), prose=True)
     if html is not None:
         console.print(f"Wrote {html}.", soft_wrap=True)

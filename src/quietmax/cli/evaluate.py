@@ -60,7 +60,7 @@ def command(
     if opened.remaining is not None and not charge_answers:
         raise InvalidInput(
             f"The model in {model} is paid per answer, and {opened.remaining} answers are left. An evaluation charges "
-            "one answer for each row; --charge-answers allows it."
+            "one answer for each row, and its own cost; --charge-answers allows it."
         )
     records = _records(opened, data, data_dir)
     evaluation = evaluate_folder(model, opened, records, epsilon=epsilon, delta=delta, exact=exact)
@@ -120,8 +120,8 @@ def _print(evaluation: Evaluation, folder: Path) -> None:
     title = "Exact figures, not for publication" if evaluation.exact else "Evaluation"
     print_table(title, ("", "value (95% interval)"), rows)
     print_table(
-        f"Number of {many} by true class (rows) and predicted class",
-        ("", *evaluation.classes),
+        f"Number of {many}",
+        ("true class", *(f"predicted {name}" for name in evaluation.classes)),
         [
             (name, *(f"{count:,.0f}" for count in counts))
             for name, counts in zip(evaluation.classes, evaluation.confusion, strict=True)
