@@ -221,6 +221,7 @@ def test_the_true_number_of_rows_and_persons_appears_nowhere_if_one_is_declared(
     assert [code for code, _, _ in shown] == [0, 0, 0, 0]
     result = json.loads(shown[0][1])
     assert (result["unit"], result["size"], result["size_from"]) == ("person", 5000, "declared")
+    assert "5,000 (declared)" in shown[1][1]
     assert not true & _numbers("".join(out + err for _, out, err in shown))
     for file in folder.iterdir():
         if file.suffix != ".safetensors":
@@ -446,7 +447,10 @@ def test_invalid_options_of_private_training_are_one_line(
 
 
 def test_a_private_model_is_not_attacked_through_another_mechanism(
-    run: Run, people: Path, head: Path
+    run: Run, people: Path, tmp_path: Path
 ) -> None:
-    attack = ("attack", head, "--data", people, *DECLARED, "--mechanism", "algorithm1", "--epsilon", 1)
+    folder = tmp_path / "model"
+    code, _, err = run("train", "head", people, *DECLARED, *DECLARED_SIZE, "--holdout", 0.2, "-o", folder)
+    assert code == 0, err
+    attack = ("attack", folder, "--data", people, *DECLARED, "--mechanism", "algorithm1", "--epsilon", 1)
     assert_error(run(*attack), 2, "--mechanism")

@@ -357,8 +357,11 @@ def _train_private(
         print_json({**result, "guarantee": estimator.guarantee_.to_json()})
         return
     unprotected = " and ".join(result["not_for_publication"]).replace("_", " ")
+    size = f"{result['size']:,} ({result['size_from']})"
+    shown = {f"{result['unit']}s" if name == "size" else name: value for name, value in result.items()}
+    shown |= {f"{result['unit']}s": size, "size_from": None}
     _print_result(
-        "Trained with privacy", result, f"Do not publish: {unprotected}. The guarantee does not cover them."
+        "Trained with privacy", shown, f"Do not publish: {unprotected}. The guarantee does not cover them."
     )
     print_guarantee(estimator.guarantee_)
     if output.output is not None and split.holdout and split.holdout.share and not paid_per_answer:
