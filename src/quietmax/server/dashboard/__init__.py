@@ -34,6 +34,8 @@ from quietmax.server.service import Service, cost_amount
 COOKIE = "quietmax_session"
 _CHART_WIDTH, _CHART_HEIGHT = 600, 160
 _MAX_LOGIN_BYTES = 2**12
+_MAX_BATCH_ROWS = 500
+"""Rows of a CSV file that the page sends in one request."""
 _LOGIN_PAGE: dict[str, Any] = {
     "description": "The login page.",
     "content": {"text/html": {"schema": {"type": "string"}}},
@@ -64,7 +66,16 @@ def add_routes(app: FastAPI, service: Service) -> None:
         caller = await _session(service, request)
         if caller is None:
             return _html("login.html", wrong=False)
-        return _html("page.html", state=await _state(service, caller))
+        return _html(
+            "page.html",
+            state=await _state(service, caller),
+            columns={
+                deployment.label: _fields(deployment.encoding)
+                for deployment in service.deployments
+                if deployment.encoding is not None
+            },
+            max_rows=min(service.settings.max_rows, _MAX_BATCH_ROWS),
+        )
 
     @app.get("/state", tags=["dashboard"], responses=responses("DashboardState", 401, 403, 503))
     async def current_state(request: Request) -> Response:
@@ -197,7 +208,6 @@ async def _state(service: Service, caller: Caller) -> dict[str, Any]:
         "client": caller.client,
         "admin": caller.admin,
         "ready": await service.readiness_error() is None,
-        "max_rows": service.settings.max_rows,
         "models": [
             _model_state(service, deployment, accounts[deployment.account.name])
             for deployment in service.deployments
@@ -217,7 +227,6 @@ def _model_state(service: Service, deployment: Deployment, account: AccountState
         "dataset": deployment.dataset,
         "classes": list(deployment.classes),
         "inputs": deployment.inputs,
-        "columns": None if deployment.encoding is None else _fields(deployment.encoding),
         "account": account.name,
         "status": deployment.status,
         "guarantee": str(guarantee).removesuffix(guarantee.because).strip(),
