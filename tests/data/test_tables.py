@@ -2,21 +2,34 @@ from __future__ import annotations
 
 import errno
 import traceback
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import polars
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from quietmax.data import Encoding, NumericColumn, load, load_records, read_table
+from quietmax.data import (
+    Encoding,
+    NumericColumn,
+    Schema,
+    as_frame,
+    encode_table,
+    load,
+    load_records,
+    read_records,
+    read_table,
+)
+from quietmax.data.encoding import as_strings
 from quietmax.data.tables import read_queries
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
 from tests.data.conftest import ErrorMessage
-from tests.data.people import DECLARED, FEATURES, PEOPLE, expect_people, written
+from tests.data.people import DECLARED, FEATURES, LABELS, PEOPLE, expect_people, written
 
 
 def test_a_csv_file_is_encoded_as_declared_with_missing_unknown_and_outlying_values(tmp_path: Path) -> None:
@@ -517,3 +530,186 @@ def test_without_an_encoding_numbers_are_taken_as_they_are(tmp_path: Path) -> No
     path = tmp_path / "queries.csv"
     path.write_text("a,b,c\n1,2,3\n4,5,-6.5\n")
     assert read_queries(path, encoding=None, width=3).tolist() == [[1, 2, 3], [4, 5, -6.5]]
+
+
+PEOPLE_FRAME = pd.DataFrame(
+    {
+        " age": [30.0, None, 95.0, 40.0, 20.0],
+        "sex ": ["f", "m", "x", None, "f"],
+        "gain": [10, 0, 1000, None, 5],
+        "ill": ["yes", "no", "no", "yes", "no"],
+    }
+)
+FRAME_SCHEMA = Schema.from_dict({**DECLARED, "ignore": []})
+
+
+def frames() -> dict[str, Any]:
+    """The same people as frames of several libraries, and as types of them."""
+    rows = PEOPLE_FRAME.rename(columns=str.strip)
+    return {
+        "pandas": PEOPLE_FRAME,
+        "pandas nullable": rows.convert_dtypes(),
+        "pandas arrow": rows.convert_dtypes(dtype_backend="pyarrow"),
+        "pandas category": rows.astype({"sex": "category", "ill": "category"}),
+        "pandas index": rows.set_axis([5, 5, 1, 0, 9]),
+        "arrow": pyarrow.Table.from_pandas(rows),
+        "arrow batch": pyarrow.RecordBatch.from_pandas(rows),
+        "polars": polars.from_arrow(pyarrow.Table.from_pandas(rows)),
+        "polars categories": polars.DataFrame(
+            rows.astype(object).where(rows.notna(), None).to_dict("list")
+        ).with_columns(
+            polars.col("sex").cast(polars.Categorical), polars.col("ill").cast(polars.Enum(["no", "yes"]))
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", frames())
+def test_every_kind_of_frame_gives_the_same_records(kind: str) -> None:
+    records = encode_table(frames()[kind], FRAME_SCHEMA)
+    np.testing.assert_allclose(records.features, FEATURES, rtol=1e-6)
+    assert records.labels.tolist() == LABELS
+    assert read_records(frames()[kind], FRAME_SCHEMA).features.tobytes() == records.features.tobytes()
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["yes", "no", "no", "yes", "no"],
+        np.array(["yes", "no", "no", "yes", "no"]),
+        pd.Series(["yes", "no", "no", "yes", "no"], index=[9, 8, 7, 6, 5]),
+        pd.Categorical(["yes", "no", "no", "yes", "no"]),
+        polars.Series(["yes", "no", "no", "yes", "no"]),
+        pyarrow.array(["yes", "no", "no", "yes", "no"]),
+    ],
+    ids=lambda labels: type(labels).__module__ + "." + type(labels).__name__,
+)
+def test_labels_may_be_given_beside_the_frame(labels: Any) -> None:
+    frame = PEOPLE_FRAME.drop(columns="ill")
+    records = encode_table(frame, FRAME_SCHEMA, y=labels)
+    assert records.labels.tolist() == LABELS
+    assert encode_table(PEOPLE_FRAME.assign(ill="no"), FRAME_SCHEMA, y=labels).labels.tolist() == LABELS
+    unnamed = encode_table(frame, replace(FRAME_SCHEMA, label=None), y=labels)
+    assert unnamed.encoding is not None
+    assert (unnamed.labels.tolist(), unnamed.encoding.label) == (LABELS, "label")
+
+
+def test_a_frame_and_labels_that_do_not_fit_are_rejected(error_message: ErrorMessage) -> None:
+    frame = PEOPLE_FRAME
+    for y in (["yes"], [["yes"]] * 5, pd.DataFrame({"ill": LABELS})):
+        assert "y must" in error_message(partial(encode_table, frame, FRAME_SCHEMA, y=y), InvalidInput)
+    assert "label column" in error_message(
+        lambda: encode_table(frame, replace(FRAME_SCHEMA, label=None)), InvalidInput
+    )
+    assert "got ndarray" in error_message(lambda: as_frame(np.eye(2)), InvalidInput)
+    assert "several columns named 'age'" in error_message(
+        lambda: as_frame(pd.DataFrame([[1, 2]], columns=["age", "age "])), InvalidInput
+    )
+    strange = polars.DataFrame({"x": [object()]}, schema={"x": polars.Object})
+    assert "Arrow cannot represent" in error_message(lambda: as_frame(strange), InvalidInput)
+
+
+def test_a_frame_of_arrow_columns_keeps_their_types_and_can_be_cut(tmp_path: Path) -> None:
+    days = pyarrow.array([18_000, None, 19_000], pyarrow.int32()).view(pyarrow.date32())
+    table = pyarrow.table({"day": days, "word": pyarrow.array(["a", "b", None]).cast(pyarrow.string_view())})
+    frame = as_frame(table)
+    assert [str(kind) for kind in frame.dtypes] == ["date32[day][pyarrow]", "large_string[pyarrow]"]
+    assert as_strings(frame[1:]["day"]).tolist() == ["", "2022-01-08"]
+    assert as_strings(frame.take([2, 0])["word"]).tolist() == ["", "a"]
+    pyarrow.parquet.write_table(table, tmp_path / "days.parquet")
+    assert as_strings(read_table(tmp_path / "days.parquet").frame["day"]).tolist() == [
+        "2019-04-14",
+        "",
+        "2022-01-08",
+    ]
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_the_delimiter_of_a_text_file_is_found_by_its_header(delimiter: str, tmp_path: Path) -> None:
+    path = written(tmp_path, PEOPLE.replace(",", delimiter))
+    expect_people(path)
+    quoted = 'x;"a, b";y\n1;"2, 3";0\n4;5;1\n'
+    frame = read_table(written(tmp_path, quoted, "quoted.csv")).frame
+    assert frame.columns.tolist() == ["x", "a, b", "y"]
+    assert frame["a, b"].tolist() == ["2, 3", "5"]
+    single = read_table(written(tmp_path, "x\n1;2\n", "single.csv")).frame
+    assert single["x"].tolist() == ["1;2"]
+
+
+MESSY = (
+    "\ufeff Kunde , Âge,Einkommen (€), Région ,Raucher,Beitritt,PLZ,leer,Gekündigt \r\n"
+    'k1,30,"1.234,50",Nord,Y,31.01.2020,01234,,Ja\r\n'
+    'k1, 31 ,"12,5",NORD,n,1.2.2020,1234,,nein\r\n'
+    "k2,NA,?,süd,TRUE,,01234,,JA\r\n"
+    'k3,-999,"999.999.999",Île,,29.02.2020,,,Nein\r\n'
+)
+MESSY_SCHEMA = Schema(
+    label="Gekündigt",
+    classes=("nein", "ja"),
+    bounds={"Âge": (0, 100), "Einkommen (€)": (0, 2469)},
+    categories={"Région": ("nord", "süd")},
+    dates={"Beitritt": ("2020-01-01", "2020-02-10")},
+    date_formats={"Beitritt": "%d.%m.%Y"},
+    booleans=("Raucher",),
+    decimal={"Einkommen (€)": ","},
+    thousands={"Einkommen (€)": "."},
+    hashed={"PLZ": 4},
+    ignore=("leer",),
+    ignore_case=("Région", "Gekündigt"),
+    missing_values={"Âge": ("-999",)},
+    person="Kunde",
+)
+
+
+def test_a_messy_text_file_is_read_cell_by_cell_as_declared(tmp_path: Path) -> None:
+    records = read_records(written(tmp_path, MESSY), MESSY_SCHEMA)
+    assert records.encoding is not None
+    columns = dict(zip(records.encoding.feature_names, records.features.T.tolist(), strict=True))
+    assert columns["Âge"] == pytest.approx([0.3, 0.31, 0, 0])
+    assert columns["Âge missing"] == [0, 0, 1, 1]
+    assert columns["Einkommen (€)"] == pytest.approx([0.5, 12.5 / 2469, 0, 1])
+    assert columns["Région=nord"] == [1, 1, 0, 0]
+    assert (columns["Raucher=yes"], columns["Raucher missing"]) == ([1, 0, 1, 0], [0, 0, 0, 1])
+    assert columns["Beitritt"] == pytest.approx([30 / 40, 31 / 40, 0, 1])
+    zips = np.array([columns[f"PLZ#{bucket}"] for bucket in range(4)]).T
+    assert zips.sum(axis=1).tolist() == [1, 1, 1, 0]
+    assert zips[0].tolist() == zips[2].tolist()
+    assert records.labels.tolist() == [1, 0, 1, 0]
+    assert records.persons is not None
+    assert (records.persons.tolist(), records.unit) == (["k1", "k1", "k2", "k3"], "person")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"booleans": ["Raucher", "Région"]}, "'Région' is declared more than once"),
+        ({"dates": {"Gekündigt": ("2020-01-01", "2020-02-10")}}, "'Gekündigt' is declared more than once"),
+        ({"booleans": ["Kunde"]}, "'Kunde' is declared more than once"),
+        (
+            {"decimal": {"Région": ","}},
+            "'Région' is named in `decimal`, which is for columns in `bounds` only",
+        ),
+        ({"date_formats": {"Âge": "%Y"}}, "'Âge' is named in `date_formats`"),
+        (
+            {"ignore_case": ["Âge"]},
+            "'Âge' is named in `ignore_case`, which is for columns in `categories` or `hashed`",
+        ),
+        ({"crosses": [("Âge", "nobody")]}, "no column 'nobody'"),
+        ({"crosses": [("Âge", "leer")]}, "crosses must be"),
+        ({"hashed": {"nobody": 4}}, "no column 'nobody'"),
+        ({"missing_values": {"nobody": ["1"]}}, "no column 'nobody'"),
+        ({"date_formats": {"Beitritt": "%q"}}, "date format of column 'Beitritt'"),
+    ],
+)
+def test_declarations_that_do_not_fit_the_columns_are_rejected(
+    change: dict[str, Any], said: str, tmp_path: Path, error_message: ErrorMessage
+) -> None:
+    schema = MESSY_SCHEMA.updated(change)
+    assert said in error_message(lambda: read_records(written(tmp_path, MESSY), schema), InvalidInput)
+
+
+def test_the_encoding_names_the_person_and_the_crosses(tmp_path: Path) -> None:
+    schema = MESSY_SCHEMA.updated({"crosses": [("Région", "Raucher")]})
+    encoding = read_records(written(tmp_path, MESSY), schema).encoding
+    assert encoding is not None
+    assert (encoding.person, encoding.crosses) == ("Kunde", (("Région", "Raucher"),))
+    assert "Kunde" not in {column.name for column in encoding.columns}

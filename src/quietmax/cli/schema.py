@@ -81,7 +81,7 @@ def _print_report(report: TableReport) -> None:
         return f"{count / rows:.2%}" if count else "-"
 
     print_table(
-        "Share of values that are lost or changed (exact: for the owner's eyes only)",
+        "Lost or changed values (exact: for the owner's eyes only)",
         ("column", "type", "missing", "clipped", "unknown", "unreadable"),
         (
             (

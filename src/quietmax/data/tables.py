@@ -316,10 +316,13 @@ def as_frame(table: Any) -> pd.DataFrame:
     if isinstance(table, pd.DataFrame):
         frame = table
     elif hasattr(table, "__arrow_c_stream__"):
+        problem = "The table has a column of a type that Arrow cannot represent."
+        if any(str(kind) == "Object" for kind in getattr(table, "dtypes", ())):
+            raise InvalidData(problem)  # polars would export the addresses of the objects
         try:
             content = pyarrow.table(table)
         except Exception:  # what a foreign library raises while it exports a column may show cells
-            raise InvalidData("The table has a column of a type that Arrow cannot represent.") from None
+            raise InvalidData(problem) from None
         frame = _arrow_frame(content)
     else:
         raise InvalidInput(
@@ -420,8 +423,10 @@ def _label_series(y: Any) -> pd.Series[Any]:
         return y
     if isinstance(y, pd.DataFrame) or np.ndim(y) != 1:
         raise InvalidInput("y must be a sequence with one label per row.")
-    if hasattr(y, "__arrow_c_stream__"):
-        return pd.Series(pd.arrays.ArrowExtensionArray(pyarrow.chunked_array(y)))
+    if hasattr(y, "__arrow_c_stream__") or hasattr(y, "__arrow_c_array__"):
+        stream = hasattr(y, "__arrow_c_stream__")
+        labels = pyarrow.chunked_array(y) if stream else pyarrow.chunked_array([pyarrow.array(y)])
+        return pd.Series(pd.arrays.ArrowExtensionArray(_without_views(labels)))
     return pd.Series(y if isinstance(y, np.ndarray) else np.array(list(y), dtype=object))
 
 

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from quietmax.data import Schema, draft_schema
+from tests.cli.conftest import Run, assert_error
+
+TABLE = "customer id; Âge ;income;region;joined;notes;left\n" + "".join(
+    f'c{number // 3};{18 + number % 60};"{number}.000,50";{("Nord", "SÜD", "nord")[number % 3]};'
+    f"{1 + number % 28}.3.2020;called on day {number} about a loan;{('no', 'Yes')[number % 2]}\n"
+    for number in range(90)
+)
+
+
+@pytest.fixture
+def customers(tmp_path: Path) -> Path:
+    path = tmp_path / "customers.csv"
+    path.write_text(TABLE, encoding="utf-8")
+    return path
+
+
+def confirm(text: str) -> str:
+    """The draft as an owner leaves it who agrees with every line."""
+    return text.partition("\n[confirm]")[0] + "\n"
+
+
+def test_a_draft_is_printed_as_toml_with_every_line_to_confirm(run: Run, customers: Path) -> None:
+    code, out, err = run("schema", "draft", customers)
+    assert (code, err) == (0, "")
+    content = tomllib.loads(out)
+    assert Schema.from_dict(content) == draft_schema(customers).schema
+    assert (content["label"], content["person"]) == ("left", "customer id")
+    assert set(content["confirm"]) == {
+        "label",
+        "classes",
+        "person",
+        "Âge",
+        "income",
+        "region",
+        "joined",
+        "notes",
+    }
+    assert content["thousands"] == {"income": "."}
+
+
+def test_a_draft_is_printed_as_json_that_is_a_schema_file(run: Run, customers: Path, tmp_path: Path) -> None:
+    code, out, _ = run("schema", "draft", customers, "--label", "region", "--person", "notes", "--json")
+    assert code == 0
+    assert (json.loads(out)["label"], json.loads(out)["person"]) == ("region", "notes")
+    (tmp_path / "draft.json").write_text(out, encoding="utf-8")
+    assert Schema.from_file(tmp_path / "draft.json").label == "region"
+
+
+def test_a_draft_must_be_confirmed_before_training_and_is_then_checked(run: Run, customers: Path) -> None:
+    _, text, _ = run("schema", "draft", customers)
+    schema = customers.with_suffix(".toml")
+    schema.write_text(text, encoding="utf-8")
+    train = ("train", "head", customers, "--declared-size", 30, "-o", customers.parent / "head")
+    assert_error(run(*train), 2, "nobody has confirmed", "'Âge'", "[confirm]", "--infer")
+    code, out, _ = run("schema", "check", customers)
+    assert code == 0
+    assert "Not confirmed: label" in out
+    schema.write_text(confirm(text), encoding="utf-8")
+    code, out, err = run("schema", "check", customers)
+    assert (code, err) == (0, "")
+    assert "Not confirmed" not in out
+    assert "Persons: 30, with at most 3 rows each." in out
+    assert "Ignored: notes." in out
+
+
+def test_the_check_shows_shares_for_the_owner(run: Run, customers: Path, tmp_path: Path) -> None:
+    _, text, _ = run("schema", "draft", customers)
+    narrow = confirm(text).replace('"Âge" = [0, 80]', '"Âge" = [0, 47]')
+    schema = tmp_path / "narrow.toml"
+    schema.write_text(narrow, encoding="utf-8")
+    code, out, _ = run("schema", "check", customers, "--schema", schema, "--json")
+    assert code == 0
+    report = json.loads(out)
+    losses = {column["name"]: column["losses"] for column in report["columns"]}
+    assert losses["Âge"]["clipped"] == 30
+    assert report["classes"] == {"Yes": 45, "no": 45}
+    assert (report["persons"], report["most_rows"]) == (30, 3)
+    code, out, _ = run("schema", "check", customers, "--schema", schema)
+    assert "33.33%" in out
+    assert "owner's eyes only" in out
+
+
+def test_the_check_fails_if_training_would_be_refused(run: Run, customers: Path) -> None:
+    _, text, _ = run("schema", "draft", customers)
+    schema = customers.with_suffix(".toml")
+    schema.write_text(confirm(text).replace('income = ","', "").replace('income = "."', ""), encoding="utf-8")
+    code, _, err = run("schema", "check", customers)
+    assert code == 1
+    assert "cannot be read as numeric" in err
+    schema.unlink()
+    code, _, err = run("schema", "check", customers)
+    assert code == 1
+    assert "'customer id'" in err
+
+
+def test_wrong_arguments_are_one_sentence(run: Run, customers: Path, tmp_path: Path) -> None:
+    assert_error(run("schema", "draft", tmp_path / "gone.csv"), 1, "does not exist")
+    assert_error(run("schema", "draft", customers, "--label", "income tax"), 2, "no column 'income tax'")
+    assert_error(run("schema", "check", customers, "--schema", tmp_path / "gone.toml"), 1, "cannot be read")
