@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.records import Records, hold_out
 from quietmax.data.schema import Schema
 from quietmax.data.tables import encode_table
-from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput
+from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators import evaluation as evaluation_module
+from quietmax.estimators.dpsgd.estimator import DPSGD
 from quietmax.estimators.evaluation import (
     BINS,
     CONFIDENCE,
@@ -349,7 +352,7 @@ def head(**settings: Any) -> PrivateHead:
 def test_a_model_is_evaluated_on_its_holdout_for_free_and_on_nobody_else(persons: bool) -> None:
     split = hold_out(people(persons=persons), 0.3, seed=4)
     fitted = head().fit(split.train)
-    evaluation = evaluate(fitted, split.records)  # training set and holdout
+    evaluation = fitted.evaluate(split.records)  # training set and holdout
     assert evaluation.composition == "parallel"
     assert evaluation.guarantee is not None
     assert evaluation.guarantee.mu == fitted.guarantee_.mu
@@ -431,6 +434,21 @@ def test_a_model_that_is_paid_per_answer_charges_each_row_and_states_no_calibrat
         evaluate(teachers, people(400, persons=False, seed=5), mu=1.0)
 
 
+def test_networks_and_heads_that_are_paid_per_answer_are_evaluated_too() -> None:
+    split = hold_out(people(1200), 0.3, seed=2)
+    network = DPSGD(epsilon=4.0, delta=1e-5, declared_size=420, steps=20, sampling_rate=0.2).fit(split.train)
+    evaluation = network.evaluate(split.records)
+    assert evaluation.guarantee is not None
+    assert evaluation.guarantee.definition == network.guarantee_.definition == "approximate"
+    assert (evaluation.guarantee.epsilon, evaluation.guarantee.delta) == (4.0, 1e-5)
+    assert len(evaluation.bins) == BINS
+    labels = PrivateHead(epsilon=9.0, release="query", queries=600, declared_size=420).fit(split.train)
+    asked = labels.evaluate(split.records)
+    assert asked.guarantee is not None
+    assert asked.guarantee.mu == labels.guarantee_.cost.as_gaussian().mu
+    assert labels.predictor_.answered == len(split.test)
+
+
 def saved(tmp_path: Path, records: Records, share: float = 0.3, **settings: Any) -> Path:
     fitted = head(**settings).fit(hold_out(records, share).train)
     return save_private(fitted, tmp_path / "model", dataset="people")
@@ -469,6 +487,16 @@ def test_an_estimator_that_is_saved_keeps_its_evaluations_in_the_folder(tmp_path
     assert read_evaluations(folder) == []
     with pytest.raises(DataUnavailable, match="was replaced by another one"):
         evaluate(fitted, split.test, mu=0.1)
+
+
+def test_a_copy_of_an_estimator_that_was_evaluated_has_no_budget_left() -> None:
+    split = hold_out(people(), 0.3)
+    fitted = head().fit(split.train)
+    evaluate(fitted, split.test, mu=0.1)
+    for copied in (copy.deepcopy(fitted), pickle.loads(pickle.dumps(fitted))):
+        with pytest.raises(QuietmaxError, match="A copy of the budget pays for nothing"):
+            evaluate(copied, split.test, mu=0.1)
+    evaluate(fitted, split.test, mu=0.1)
 
 
 def test_what_an_evaluation_assumes_is_stored_with_its_charge(tmp_path: Path) -> None:

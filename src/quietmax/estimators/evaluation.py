@@ -61,7 +61,7 @@ from quietmax.estimators.validation import Condition, checked_records, class_num
 from quietmax.noise.release import release_gaussian
 from quietmax.noise.sources import EXACT, ExactNoise, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor
-from quietmax.spending import DESCRIPTION_FILE
+from quietmax.spending import DESCRIPTION_FILE, OwnProcess
 
 if TYPE_CHECKING:
     from quietmax.estimators.serialization import PrivateModel
@@ -934,13 +934,15 @@ _MEMORY_LOCK = threading.RLock()
 
 @dataclass(eq=False)
 class _MemoryAccount:
-    """The evaluations of an estimator that was not saved."""
+    """The evaluations of an estimator that was not saved. A copy of it, in a fork or elsewhere, pays for nothing."""
 
     training: Guarantee
     evaluations: list[StoredEvaluation] = field(default_factory=list)
+    process: OwnProcess = field(default_factory=OwnProcess)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
+        self.process.check()
         with _MEMORY_LOCK:
             yield
 
