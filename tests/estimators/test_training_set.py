@@ -272,6 +272,11 @@ def test_a_fitted_step_of_a_pipeline_is_seen(before: list[Any], named: tuple[str
         assert named[0] in found.conditions[0].assumptions[0]
 
 
+def test_a_pipeline_hands_groups_on() -> None:
+    pipeline = make_pipeline(Normalizer(), Bare()).fit(X, Y, bare__groups=np.arange(12) // 3)
+    assert (pipeline[-1].seen_.unit, pipeline[-1].seen_.units) == ("person", 4)
+
+
 def test_steps_of_outer_pipelines_and_searches_are_seen() -> None:
     nested = make_pipeline(StandardScaler(), make_pipeline(Normalizer(), Bare())).fit(X, Y)
     assert nested[-1][-1].seen_.fitted_steps == ("StandardScaler",)

@@ -126,6 +126,16 @@ class TrainingSet:
         What a guarantee protects.
     units : int
         The number of persons, or of records if every row stands for itself.
+    conditions : tuple of Condition
+        The conditions on which every guarantee for this training set rests.
+
+    Examples
+    --------
+    >>> labels = np.array([0, 1, 1])
+    >>> persons = Persons.of(["ann", "bob", "ann"])
+    >>> found = TrainingSet(np.eye(3, dtype=np.float32), labels, np.array(["no", "yes"]), persons, None, None, True)
+    >>> found.unit, found.units, found.conditions
+    ('person', 2, ())
     """
 
     records: NDArray[np.float32]
@@ -224,6 +234,13 @@ def training_set(
     ------
     InvalidInput
         If something is wrong. The message shows no value.
+
+    Examples
+    --------
+    >>> from quietmax.estimators import PrivateHead
+    >>> found = training_set(PrivateHead(), [[0.0], [1.0], [2.0]], ["no", "yes", "no"], ["ann", "bob", "ann"])
+    >>> found.unit, found.units, found.classes.tolist()
+    ('person', 2, ['no', 'yes'])
     """
     found = _encoded(estimator, X, y)
     if found is None:
@@ -310,6 +327,13 @@ def queries(estimator: Any, X: Any) -> NDArray[np.float32]:
     ------
     InvalidInput
         If a column is missing, or a cell cannot be read.
+
+    Examples
+    --------
+    >>> from quietmax.estimators import PrivateHead
+    >>> head = PrivateHead(classes=(0, 1)).fit(np.eye(2), [0, 1])
+    >>> queries(head, [[0.5, 0.25]])
+    array([[0.5 , 0.25]], dtype=float32)
     """
     check_is_fitted(estimator)
     if isinstance(X, Records):
@@ -327,7 +351,7 @@ def steps_before(estimator: Any) -> tuple[str, ...]:
 
     scikit-learn tells an estimator nothing about the pipeline it is in, so this looks at the calls in progress: the
     steps of every `Pipeline` that is being fitted, and every search over settings. It cannot see a transformer that
-    was applied by hand, nor a search that runs in other processes.
+    was applied by hand, nor a search that runs in other threads or processes.
 
     Parameters
     ----------
