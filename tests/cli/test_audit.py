@@ -241,3 +241,49 @@ def test_a_folder_without_a_private_model_is_an_error(run: Run, tmp_path: Path) 
     code, _, err = run("audit", "invariant", tmp_path)
     assert code == 1
     assert err.startswith("quietmax: ")
+
+
+@pytest.fixture(scope="module")
+def visits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """120 persons with two or three rows in the unit square, with a schema beside the table."""
+    path = tmp_path_factory.mktemp("visits") / "visits.csv"
+    generator = np.random.default_rng(0)
+    persons = np.repeat(np.arange(120), np.arange(120) % 2 + 2)
+    points = generator.random((len(persons), 2))
+    rows = [f"p{who},{a:.4f},{b:.4f},{int(a > b)}" for who, (a, b) in zip(persons, points, strict=True)]
+    path.write_text("who,a,b,more\n" + "\n".join(rows) + "\n")
+    path.with_suffix(".toml").write_text(
+        'label = "more"\nclasses = ["0", "1"]\nperson = "who"\n[bounds]\na = [0, 1]\nb = [0, 1]\n'
+    )
+    return path
+
+
+@pytest.mark.parametrize("estimator", ["head", "teachers", "dpsgd"])
+def test_canaries_of_an_own_table_are_whole_persons_of_the_holdout(visits: Path, estimator: str) -> None:
+    options = ("--estimator", estimator, "--holdout", 0.4, "--canaries", 30, "--json")
+    report = json.loads(audit("training", visits, *options))
+    assert (report["unit"], report["verdict"], report["samples"]) == ("person", "consistent", 30)
+    assert "claimed_for" not in report
+
+
+@pytest.mark.parametrize("estimator", ["head", "dpsgd", "network"])
+def test_repeated_training_of_an_own_table_leaves_a_whole_person_out(visits: Path, estimator: str) -> None:
+    options = ("--estimator", estimator, "--method", "repeated", "--times", 64, "--epochs", 3, "--json")
+    report = json.loads(audit("training", visits, *options))
+    assert report["unit"] == "person"
+    assert 150 < report["records"] < 300
+    if estimator != "network":
+        assert report["verdict"] == "consistent"
+
+
+def test_sensitivity_of_an_own_table_is_that_of_whole_persons(visits: Path) -> None:
+    report = json.loads(audit("sensitivity", visits, "--removals", 3, "--epochs", 2, "--json"))
+    assert report["unit"] == "person"
+    assert {len(removal["rows"]) for removal in report["removals"]} <= {2, 3}
+    assert report["records"] == 300
+    assert "Removing one person of visits" in audit("sensitivity", visits, "--removals", 2, "--epochs", 1)
+
+
+def test_records_of_an_own_table_are_an_error_that_names_the_holdout(visits: Path) -> None:
+    with pytest.raises(InvalidInput, match="holdout"):
+        audit("stability", visits, "--records", 50)

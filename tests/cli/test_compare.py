@@ -180,3 +180,51 @@ def test_the_help_of_ray_names_the_extra_to_install() -> None:
     """Brackets in a help text are not markup."""
     shown = " ".join(run("compare", "--help").output.replace("│", " ").split())
     assert "Requires quietmax[ray]." in shown
+
+
+def test_a_table_with_persons_is_compared_on_its_holdout_by_persons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "write_figures", lambda *_: [])
+    table = tmp_path / "visits.csv"
+    rows = [
+        f"p{number // 3},{20 + number % 50}.{number},{'yes' if number % 2 else 'no'}" for number in range(360)
+    ]
+    table.write_text("who,age,income\n" + "\n".join(rows) + "\n")
+    declared = ("--label", "income", "--classes", "no,yes", "--bounds", "age=0:100", "--person", "who")
+    quick = (
+        "--shadows",
+        8,
+        "--epochs",
+        2,
+        "--attack-epochs",
+        2,
+        "--epsilons",
+        "1",
+        "--methods",
+        "plain,head",
+    )
+    done = run(
+        "compare", table, *declared, *quick, "--attacks", "shadow,lira,rmia", "--holdout", "0.25",
+        "--output", tmp_path / "out", "--json",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    head = next(line for line in json.loads(done.stdout)["results"] if line["method"] == "head")
+    assert {"leakage_shadow", "leakage_lira", "leakage_rmia"} <= set(head)
+    assert "90 training persons" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--records", 100), "--holdout is the share of a table"),
+        (("--holdout", 0), "--holdout must be above 0 and below 1"),
+    ],
+)
+def test_a_table_is_split_by_its_holdout_only(
+    people: Path, tmp_path: Path, options: tuple[object, ...], words: str
+) -> None:
+    declared = ("--label", "income", "--classes", "no,yes", "--bounds", "age=0:100")
+    done = run("compare", people, *declared, *options, "--output", tmp_path / "out")
+    assert done.exit_code == 2
+    assert words in " ".join(done.stderr.split())
