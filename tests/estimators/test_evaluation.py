@@ -270,6 +270,8 @@ def test_an_evaluation_of_people_who_may_be_in_the_training_set_composes() -> No
     assert evaluation_mu(training, [], "sequential", epsilon=1.0) == mu_of(1.0, 1e-5)
     with pytest.raises(InvalidInput, match="Only one of mu and epsilon"):
         evaluation_mu(training, [], "parallel", epsilon=1.0, mu=1.0)
+    with pytest.raises(InvalidInput, match="`delta` requires `epsilon`"):
+        evaluation_mu(training, [], "parallel", delta=1e-6)
 
 
 def test_pure_and_approximate_guarantees_compose_too() -> None:
@@ -580,3 +582,45 @@ def test_models_that_hold_out_different_people_have_splits_of_different_names(tm
     assert None not in names
     folder = save_private(head().fit(people()), tmp_path / "everybody", dataset="people")
     assert split_name(open_private(folder)) is None
+
+
+def test_a_person_changes_the_counts_by_what_this_person_adds_and_nobody_elses(tmp_path: Path) -> None:
+    """From the table to the counts, bit for bit: encoding, side of the split, features, answers and shares."""
+    rng = np.random.default_rng(8)
+    count = 400
+    frame = pd.DataFrame(
+        {
+            "age": rng.integers(18, 90, count),
+            "city": rng.choice(["a", "b", "c"], count),
+            "who": [f"p{each}" for each in rng.integers(0, 120, count)],
+        }
+    )
+    frame["ill"] = np.where(frame["age"] + 20 * rng.normal(size=count) > 50, "yes", "no")
+    schema = Schema(
+        label="ill",
+        classes=("no", "yes"),
+        bounds={"age": (18, 90)},
+        categories={"city": ("a", "b", "c")},
+        person="who",
+    )
+    folder = save_private(
+        head().fit(hold_out(encode_table(frame, schema), 0.5).train), tmp_path / "model", dataset="people"
+    )
+    model = open_private(folder)
+
+    def counts(rows: pd.DataFrame) -> NDArray[np.float64]:
+        exact = evaluate_folder(folder, model, encode_table(rows, schema), exact=True)
+        assert exact.calibration is not None
+        return np.array([*np.ravel(exact.confusion), *np.ravel(exact.calibration)]) * UNITS
+
+    everybody = counts(frame)
+    assert np.array_equal(everybody, counts(frame.sample(frac=1, random_state=1)))
+    both_classes = frame.groupby("who")["ill"].nunique() == 2  # encode_table needs two classes
+    moved = 0
+    for who in both_classes.index[both_classes][:25]:
+        own = counts(frame[frame["who"] == who])
+        assert np.array_equal(everybody - counts(frame[frame["who"] != who]), own)
+        assert own[:4].sum() <= UNITS
+        assert own[4:].sum() <= UNITS
+        moved += bool(own.any())
+    assert 3 < moved < 22  # the others were in the training set

@@ -530,7 +530,8 @@ def evaluation_mu(
     BudgetExhausted
         If no budget is stated and nothing is left.
     InvalidInput
-        If no budget is stated for people who may be in the training set, or both budgets are stated.
+        If no budget is stated for people who may be in the training set, or the stated one is incomplete or stated
+        twice.
 
     Examples
     --------
@@ -540,6 +541,8 @@ def evaluation_mu(
     """
     if mu is not None and epsilon is not None:
         raise InvalidInput("Only one of mu and epsilon can be given.")
+    if delta is not None and epsilon is None:
+        raise InvalidInput("`delta` requires `epsilon`.")
     if mu is not None:
         return GaussianCost(mu).mu
     if epsilon is not None:
