@@ -75,6 +75,11 @@ BENCHMARKS = (
         quick=("--dataset", "mnist-5k", "--records", "300", "--removals", "2"),
         needs_data=True,
     ),
+    Benchmark(
+        "person_audit",
+        "Audits for a person with 30 rows, of training by persons and by records",
+        quick=("--times", "64", "--output", os.devnull),
+    ),
     Benchmark("growth", "How the cost grows with records, networks, classes, queries and replicas"),
 )
 
