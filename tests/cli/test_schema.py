@@ -63,13 +63,13 @@ def test_a_draft_must_be_confirmed_before_training_and_is_then_checked(run: Run,
     assert_error(run(*train), 2, "nobody has confirmed", "'Âge'", "[confirm]", "--infer")
     code, out, _ = run("schema", "check", customers)
     assert code == 0
-    assert "Not confirmed: label" in out
+    assert "Not confirmed: 'label'" in out
     schema.write_text(confirm(text), encoding="utf-8")
     code, out, err = run("schema", "check", customers)
     assert (code, err) == (0, "")
     assert "Not confirmed" not in out
     assert "Persons: 30, with at most 3 rows each." in out
-    assert "Ignored: notes." in out
+    assert "Ignored: 'notes'." in out
 
 
 def test_the_check_shows_shares_for_the_owner(run: Run, customers: Path, tmp_path: Path) -> None:

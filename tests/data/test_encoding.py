@@ -461,6 +461,35 @@ def test_a_number_with_other_separators_is_an_error_and_never_another_number(
     assert written not in message
 
 
+@pytest.mark.parametrize(
+    ("unit", "written", "number"),
+    [
+        ("$", "$1,234.50", 1234.5),
+        ("$", "-$ 5", -5.0),
+        ("$", "7", 7.0),
+        ("%", "12 %", 12.0),
+        ("kg", "75kg", 75.0),
+        ("$", "$", None),
+        ("$", "$$5", None),
+        ("$", "5$5", None),
+        ("kg", "75 lb", None),
+        ("$", "$NA", math.nan),
+    ],
+)
+def test_a_declared_unit_may_stand_before_or_after_a_number(
+    unit: str, written: str, number: float | None
+) -> None:
+    read = NumericColumn("x", 0, 1, thousands=",", unit=unit).parse(written)
+    assert read == number or (
+        read is not None and number is not None and math.isnan(read) == math.isnan(number)
+    )
+
+
+@pytest.mark.parametrize("unit", [" €", "1", "-", "a.b"])
+def test_a_unit_that_could_be_part_of_a_number_is_rejected(unit: str, error_message: ErrorMessage) -> None:
+    assert "unit of column 'x'" in error_message(lambda: NumericColumn("x", 0, 1, unit=unit), InvalidInput)
+
+
 def test_separators_apply_to_strings_and_not_to_numbers() -> None:
     column = NumericColumn("x", 0, 10, decimal=",", thousands=".", missing=False)
     typed: list[object] = [2.5, Decimal("2.5"), 2, "2,5", b"2,5"]
@@ -608,7 +637,9 @@ def test_a_number_of_buckets_that_is_not_valid_is_rejected(buckets: Any, error_m
 
 EVERY_TYPE = Encoding(
     (
-        NumericColumn("income", 0, 1e6, "log", missing_values=("-999",), decimal=",", thousands="."),
+        NumericColumn(
+            "income", 0, 1e6, "log", missing_values=("-999",), decimal=",", thousands=".", unit="€"
+        ),
         NumericColumn("age", 0, 100, edges=(18, 65), missing=False),
         CategoricalColumn("region", ("north", "süd"), ignore_case=True),
         BooleanColumn("smoker", missing_values=("unknown",)),

@@ -71,6 +71,10 @@ def test_rounded_bounds_hold_the_values_and_differ(first: float, second: float) 
         (["1,5", "2,25"], {"bounds": (1.5, 2.3), "decimal": ","}),
         (["1,234.5", "12"], {"bounds": (0, 1500), "thousands": ","}),
         (["1 234", "45\u00a0678"], {"bounds": (0, 50_000), "thousands": " "}),
+        (["$1,200.50", "$7", "-$5"], {"bounds": (-1000, 2000), "thousands": ",", "units": "$"}),
+        (["1.200,50 €", "7 €"], {"bounds": (0, 1500), "decimal": ",", "thousands": ".", "units": "€"}),
+        (["12%", "5%", ""], {"bounds": (0, 12), "units": "%"}),
+        (["K1", "K2", "K3"], {"categories": ("K1", "K2", "K3")}),
         (["01234", "90210"], {"categories": ("01234", "90210")}),
         ([*map(str, range(40)), "unknown"], {"bounds": (0, 40), "missing_values": ("unknown",)}),
         ([*map(str, range(5, 40)), "-999"], {"bounds": (0, 40), "missing_values": ("-999",)}),
@@ -112,6 +116,8 @@ def test_strings_with_many_values_are_hashed_and_free_text_is_ignored() -> None:
     assert "free text" in propose("notes", pd.Series(notes)).because
     names = [f"name{number}x" for number in range(100)]
     assert "nearly every row" in propose("surname", pd.Series(names)).because
+    for name in ("", "Index", "Unnamed: 0"):
+        assert "number the rows" in propose(name, pd.Series(range(100))).because
     assert declared([f"{number:05}" for number in range(100)], "zip_code") == {"hashed": 64}
     assert declared([*range(10_000, 10_100)], "PLZ") == {"hashed": 64}
 
@@ -126,6 +132,7 @@ def test_strings_with_many_values_are_hashed_and_free_text_is_ignored() -> None:
         ("id", [number // 3 for number in range(300)], 1),
         ("loan_id", [*range(300)], 1),
         ("LoanId", [*range(300)], 1),
+        ("Account No.", [*range(300)], 1),
         ("customer_age", [number % 80 for number in range(300)], 0),
         ("number_of_children", [number % 5 for number in range(300)], 0),
         ("paid", [*range(300)], 0),

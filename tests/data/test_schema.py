@@ -82,11 +82,12 @@ EVERYTHING = Schema(
     booleans=("smoker",),
     decimal={"Einkommen (€)": ","},
     thousands={"Einkommen (€)": "."},
+    units={"Einkommen (€)": "€"},
     hashed={"zip": 64},
     ignore_case=("region", "churn"),
     missing_values={"age": ("-999", "?\x7f")},
     crosses=(("region", "smoker"),),
-    confirm={"age": 'bounds: "from" the values'},
+    confirm={"age": 'bounds: "from" the values', "": "ignored"},
 )
 
 

@@ -688,6 +688,7 @@ def test_a_messy_text_file_is_read_cell_by_cell_as_declared(tmp_path: Path) -> N
             {"decimal": {"Région": ","}},
             "'Région' is named in `decimal`, which is for columns in `bounds` only",
         ),
+        ({"units": {"Beitritt": "€"}}, "'Beitritt' is named in `units`"),
         ({"date_formats": {"Âge": "%Y"}}, "'Âge' is named in `date_formats`"),
         (
             {"ignore_case": ["Âge"]},

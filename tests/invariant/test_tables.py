@@ -144,6 +144,8 @@ LOCAL_NUMBERS = [
     "NA",
     "unknown",
     "0,1",
+    "2 €",
+    "-€3",
 ]
 MOMENTS = [
     "2020-02-29",
@@ -346,7 +348,7 @@ def _special_text(rng: random.Random, declared: dict[str, Any], name: str, count
         _declare_special(rng, declared, name, kind)
     if kind == "separators":
         declared["bounds"][name] = (-1, rng.choice([5, 1e6]))
-        declared["decimal"][name], declared["thousands"][name] = ",", "."
+        declared["decimal"][name], declared["thousands"][name], declared["units"][name] = ",", ".", "€"
     elif kind == "format":
         declared["dates"][name] = ("1990-01-01", "2021-12-31")
         declared["date_formats"][name] = "%d.%m.%Y"
@@ -365,6 +367,7 @@ def _empty_declaration() -> dict[str, Any]:
         "hashed": {},
         "decimal": {},
         "thousands": {},
+        "units": {},
         "ignore_case": [],
         "missing_values": {},
         "bounds": {},

@@ -75,6 +75,8 @@ def check(
 
 def _print_report(report: TableReport) -> None:
     """Print the losses of each column, and the classes and persons."""
+    from quietmax.data.encoding import quoted
+
     rows = report.rows
 
     def share(count: int) -> str:
@@ -104,9 +106,9 @@ def _print_report(report: TableReport) -> None:
         counts = ", ".join(f"{name} {count:,}" for name, count in report.classes.items())
         console.print(f"Classes: {counts}.", soft_wrap=True)
     if report.ignored:
-        console.print(f"Ignored: {', '.join(report.ignored)}.", soft_wrap=True)
+        console.print(f"Ignored: {quoted(report.ignored)}.", soft_wrap=True)
     if report.unconfirmed:
         console.print(
-            f"Not confirmed: {', '.join(report.unconfirmed)}. Check each and delete its line under [confirm].",
+            f"Not confirmed: {quoted(report.unconfirmed)}. Check each and delete its line under [confirm].",
             soft_wrap=True,
         )

@@ -133,6 +133,8 @@ class NumericColumn:
         Decimal separator of numbers that are written as strings.
     thousands : {"", ".", ",", " ", "'", "_"}
         Their thousands separator.  It must stand before every third digit or nowhere.
+    unit : str
+        A currency sign or unit that may stand before or after such a number, as "€" or "kg".
     missing_values : tuple of str
         Further values that stand for a missing one, such as "-999" or "unknown".
 
@@ -156,6 +158,7 @@ class NumericColumn:
     decimal: str = "."
     thousands: str = ""
     missing_values: tuple[str, ...] = ()
+    unit: str = ""
 
     def __post_init__(self) -> None:
         if not (self.low < self.high and math.isfinite(self.high - self.low)):
@@ -178,6 +181,11 @@ class NumericColumn:
             raise InvalidInput(
                 f"The separators of column '{self.name}' must be '.' or ',' for decimals and another one of "
                 f"{quoted([*THOUSANDS])} for thousands; got {self.decimal!r} and {self.thousands!r}."
+            )
+        if self.unit != self.unit.strip() or re.search("[0-9.,+-]", self.unit):
+            raise InvalidInput(
+                f"The unit of column '{self.name}' must be a sign or word without digits, signs and separators, got "
+                f"{self.unit!r}."
             )
 
     @property
@@ -257,6 +265,12 @@ class NumericColumn:
         >>> NumericColumn("income", 0, 1e6, decimal=",", thousands=".").parse("1.234,50")
         1234.5
         """
+        if self.unit and self.unit in string:
+            sign, rest = (string[0], string[1:]) if string[0] in "+-" else ("", string)
+            rest = (
+                rest.removeprefix(self.unit) if rest.startswith(self.unit) else rest.removesuffix(self.unit)
+            )
+            string = sign + rest.strip() or self.unit
         if self._pattern is None or string in MISSING_MARKERS:
             return parse_number(string)
         if not self._pattern.fullmatch(string):
@@ -1122,10 +1136,7 @@ def as_numbers(values: pd.Series[Any], name: str) -> NDArray[np.float64]:
     return numbers
 
 
-_NOT_A_NUMBER = (
-    "no number in the numeric column '{}'. An empty cell is a missing value; a column of other values needs "
-    "`categories`"
-)
+_NOT_A_NUMBER = "no number in the numeric column '{}'; a missing value is an empty cell"
 
 
 def _refuse(unreadable: NDArray[np.bool_], name: str, problem: str) -> None:

@@ -42,6 +42,30 @@ _LARGEST = 1e300
 _SEPARATORS = ((".", ""), (".", ","), (",", ""), (",", "."), (".", " "), (",", " "), (".", "'"), (",", "'"))
 """Pairs of decimal and thousands separators, in the order in which they are tried."""
 
+_UNITS = (
+    "$",
+    "€",
+    "£",
+    "¥",
+    "%",
+    "USD",
+    "EUR",
+    "GBP",
+    "CHF",
+    "kg",
+    "g",
+    "lb",
+    "lbs",
+    "cm",
+    "m",
+    "km",
+    "°C",
+    "°F",
+)
+_QUANTITY = re.compile(
+    r"[+-]?(?P<before>[^\d\s.,+-]*)\s*[0-9][0-9.,' \u00a0\u202f\u2019]*\s*(?P<after>[^\d\s]*)"
+)
+
 _DAYS = (
     "%d.%m.%Y",
     "%d/%m/%Y",
@@ -65,6 +89,7 @@ _IDENTIFIER = re.compile(
     "(.*[^a-z0-9])?(id|ids|nr|no|num|number|nummer|key|uuid|guid|identifier)|pid|uid|uuid"
 )
 _POSTAL = re.compile(".*(zip|zipcode|postcode|postalcode|plz)")
+_ROW_NUMBER = ("", "index", "row", "rows", "rownumber", "rowno", "unnamed0")
 _LEADING_ZERO = re.compile("0[0-9]+")
 _GROUPED = re.compile(r"[+-]?[0-9]{1,3}([.,][0-9]{3})+")
 
@@ -259,8 +284,9 @@ def _as_separated_numbers(name: str, counts: Mapping[str, int]) -> Proposal | No
     """Propose numbers if the strings are numbers with one pair of separators."""
     if any(_LEADING_ZERO.fullmatch(string) for string in counts):
         return None
+    unit = _find_unit(counts)
     for decimal, thousands in _SEPARATORS:
-        column = NumericColumn(name, 0, 1, decimal=decimal, thousands=thousands)
+        column = NumericColumn(name, 0, 1, decimal=decimal, thousands=thousands, unit=unit)
         numbers, markers = _read(counts, column.parse)
         if not _few(markers, numbers):
             continue
@@ -272,6 +298,9 @@ def _as_separated_numbers(name: str, counts: Mapping[str, int]) -> Proposal | No
         if thousands:
             declared["thousands"] = thousands
             found += f", thousands separator '{thousands}'"
+        if unit:
+            declared["units"] = unit
+            found += f", unit '{unit}'"
         dotted = [string for string in numbers if "." in string or "," in string]
         if dotted and all(_GROUPED.fullmatch(string) for string in dotted):
             found += " (check whether '.' and ',' separate thousands or decimals)"
@@ -279,6 +308,15 @@ def _as_separated_numbers(name: str, counts: Mapping[str, int]) -> Proposal | No
         proposal = _numeric(name, present, found, declared)
         return Proposal(*_with_markers(proposal.declared, proposal.because, markers), proposal.identifies)
     return None
+
+
+def _find_unit(counts: Mapping[str, int]) -> str:
+    """Return the currency sign or unit that stands beside most of the numbers, or nothing."""
+    found = Counter(
+        match["before"] or match["after"] for string in counts if (match := _QUANTITY.fullmatch(string))
+    )
+    unit, count = max(found.items(), key=lambda item: item[1], default=("", 0))
+    return unit if unit in _UNITS and count >= len(counts) / 2 else ""
 
 
 def _read(counts: Mapping[str, int], parse: Callable[[str], Any]) -> tuple[dict[str, Any], dict[str, int]]:
@@ -322,6 +360,8 @@ def _numeric(name: str, numbers: NDArray[np.float64], found: str, declared: dict
         identifies = _identifies(name, len(distinct), len(finite))
         if identifies:
             return Proposal({"ignore": True}, "ignored: it seems to number people or rows", identifies)
+        if _letters(name) in _ROW_NUMBER and len(distinct) == len(finite):
+            return Proposal({"ignore": True}, "ignored: it seems to number the rows")
         if _POSTAL.fullmatch(_letters(name)):
             return Proposal({"hashed": BUCKETS}, f"hashed into {BUCKETS} buckets: from the name")
     sentinels = [number for number in (-9.0, -99.0, -999.0, -9999.0) if distinct[0] == number]
@@ -389,6 +429,6 @@ def _identifies(name: str, distinct: int, rows: int) -> int:
         return 0
     if _PERSON.fullmatch(_letters(name)):
         return 2
-    separated = re.sub("([a-z0-9])([A-Z])", r"\1_\2", name).casefold()
+    separated = re.sub("([a-z0-9])([A-Z])", r"\1_\2", name).casefold().strip(" .:#_-")
     named = _IDENTIFIER.fullmatch(separated) is not None
     return 1 if named and (separated == "id" or distinct >= rows / 3) else 0

@@ -48,7 +48,7 @@ class TableOptions(TypedDict, total=False):
         The declarations, or the file that holds them; by default the .toml file of the same name beside the table,
         if there is one (`people.toml` beside `people.csv`).
     label, classes, bounds, categories, scales, edges, complete, ignore, person, dates, date_formats, booleans, \
-    decimal, thousands, hashed, ignore_case, missing_values, crosses, confirm
+    decimal, thousands, units, hashed, ignore_case, missing_values, crosses, confirm
         Further declarations, as in `Schema`; they replace those of the schema.  `classes` may be their number, if
         the labels are 0, 1, ...
     infer : bool
@@ -72,6 +72,7 @@ class TableOptions(TypedDict, total=False):
     booleans: Sequence[str] | None
     decimal: Mapping[str, str] | None
     thousands: Mapping[str, str] | None
+    units: Mapping[str, str] | None
     hashed: Mapping[str, int] | None
     ignore_case: Sequence[str] | None
     missing_values: Mapping[str, Sequence[str]] | None

@@ -15,6 +15,7 @@ These are public facts.  They come as arguments or in a small TOML or JSON file 
     edges = { age = [30, 45, 60] }
     decimal = { gain = "," }                            # 1.234,50
     thousands = { gain = "." }
+    units = { gain = "€" }                              # 1.234,50 €
     categories = { sex = ["Female", "Male"] }
     dates = { joined = ["2010-01-01", "2025-12-31"] }
     date_formats = { joined = "%d.%m.%Y" }
@@ -78,6 +79,8 @@ class Schema:
         Columns of yes and no; see `BooleanColumn`.
     decimal, thousands : mapping of str to str
         Separators of numeric columns that are written as strings; see `NumericColumn`.
+    units : mapping of str to str
+        Currency signs or units beside the numbers of such columns; see `NumericColumn`.
     hashed : mapping of str to int
         Number of buckets of each column of strings with very many values; see `HashedColumn`.
     ignore_case : tuple of str
@@ -110,6 +113,7 @@ class Schema:
     booleans: tuple[str, ...] = ()
     decimal: Mapping[str, str] = field(default_factory=dict)
     thousands: Mapping[str, str] = field(default_factory=dict)
+    units: Mapping[str, str] = field(default_factory=dict)
     hashed: Mapping[str, int] = field(default_factory=dict)
     ignore_case: tuple[str, ...] = ()
     missing_values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -299,7 +303,9 @@ def _string(value: object) -> str:
 
 
 def _name(value: object) -> str:
-    return _string(value).strip()
+    if not isinstance(value, str):
+        raise TypeError
+    return value.strip()
 
 
 def _strings(value: object) -> tuple[str, ...]:
@@ -354,7 +360,7 @@ def _of_columns(parse: Callable[[Any], Any]) -> Callable[[Mapping[object, Any]],
 
 
 _PARSERS: Mapping[str, Callable[[Any], Any]] = {
-    "label": _name,
+    "label": lambda value: _string(_name(value)),
     "classes": _classes,
     "bounds": _of_columns(_pair),
     "categories": _of_columns(_strings),
@@ -362,12 +368,13 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "edges": _of_columns(_numbers),
     "complete": _strings,
     "ignore": _strings,
-    "person": _name,
+    "person": lambda value: _string(_name(value)),
     "dates": _of_columns(_two_dates),
     "date_formats": _of_columns(_string),
     "booleans": _strings,
     "decimal": _of_columns(_string),
     "thousands": _of_columns(_string),
+    "units": _of_columns(_string),
     "hashed": _of_columns(_integer),
     "ignore_case": _strings,
     "missing_values": _of_columns(_strings),
@@ -389,6 +396,7 @@ _EXPECTED = {
     "booleans": "a list of column names",
     "decimal": "'.' or ',' for each named column",
     "thousands": "a separator such as ',' for each named column",
+    "units": "a sign or unit such as '€' for each named column",
     "hashed": "a number of buckets for each named column",
     "ignore_case": "a list of column names",
     "missing_values": "a list of values for each named column",

@@ -477,6 +477,7 @@ _REFINEMENTS = {
     "edges": ("bounds",),
     "decimal": ("bounds",),
     "thousands": ("bounds",),
+    "units": ("bounds",),
     "date_formats": ("dates",),
     "ignore_case": ("categories", "hashed"),
 }
@@ -590,6 +591,7 @@ def declared_column(name: str, table: RawTable, schema: Schema) -> Column | None
         decimal=schema.decimal.get(name, "."),
         thousands=schema.thousands.get(name, ""),
         missing_values=values,
+        unit=schema.units.get(name, ""),
     )
 
 
