@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import polars
 import pyarrow
 import pytest
 
@@ -120,6 +121,7 @@ def test_columns_of_every_type_arrive_as_the_encoding_reads_them(start: Start) -
             income=frame.income.map(lambda value: value if np.isnan(value) else Decimal(str(value)))
         ),
         pyarrow.Table.from_pandas(frame),
+        polars.from_pandas(frame),
     ]
     with start("loans") as service, Client(service.url, service.key) as client:
         expected = client.infer("loans", LOANS.encode(frame))
