@@ -431,9 +431,6 @@ class Guarantee:
 
 
 def _percent(share: float) -> str:
-    """Return a probability as a percentage of three significant digits, rounded up."""
-    percent = 100.0 * share
-    if not 0.0 < percent < 100.0:
-        return "0%" if percent <= 0.0 else "100%"
-    digits = max(0, 2 - math.floor(math.log10(percent)))
-    return f"{min(100.0, math.ceil(percent * 10**digits) / 10**digits):.{digits}f}%"
+    """Return a positive probability as a percentage of three significant digits, rounded up."""
+    digits = 2 - math.floor(math.log10(100.0 * share))
+    return f"{math.ceil(100.0 * share * 10**digits) / 10**digits:.{digits}f}%"
