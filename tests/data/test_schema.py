@@ -151,10 +151,7 @@ def test_an_unconfirmed_draft_is_refused_with_the_names_of_what_to_confirm(
 def test_an_unconfirmed_draft_is_inferred_if_the_owner_says_so(tmp_path: Path) -> None:
     encoding = load(written(tmp_path), **DRAFTED, infer=True).train.encoding
     assert encoding is not None
-    assert encoding.inferred == (
-        "what the schema says about 'age', which nobody has confirmed",
-        "what the schema says about 'classes', which nobody has confirmed",
-    )
+    assert encoding.inferred == ("the lines of the schema that nobody has confirmed: 'age', 'classes'",)
 
 
 def test_what_is_declared_as_an_argument_counts_as_confirmed(tmp_path: Path) -> None:

@@ -453,9 +453,8 @@ def _encoding(table: RawTable, schema: Schema, label: str, *, infer: bool) -> En
     inferred = [f"what column '{name}' holds, and its bounds or categories" for name in undeclared]
     if schema.classes is None:
         inferred.append(f"the classes of label '{label}'")
-    inferred += [
-        f"what the schema says about '{name}', which nobody has confirmed" for name in schema.confirm
-    ]
+    if schema.confirm:
+        inferred.append(f"the lines of the schema that nobody has confirmed: {quoted([*schema.confirm])}")
     completed = _infer(table.frame, schema, undeclared, label)
     check_declarations(table.frame, completed, label)
     used = [name for name in used if name not in completed.ignore]
