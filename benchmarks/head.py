@@ -6,6 +6,11 @@ differential privacy, its own guarantee). Means and standard deviations over ran
 `fit`, features included.
 
     python benchmarks/head.py [--sets mnist adult location cifar-10] [--splits 2] [--official]
+    python benchmarks/head.py --large [--rounds 5] [--json docs/results/large-table.json]
+
+`--large` compares the head with logistic regression on a synthetic table of 10^6 rows and 50 numeric columns, held in
+float64: alternating fits, test accuracy, and the peak memory of a process of its own that makes the table and fits the
+head once. Of the second table, on which logistic regression needs many steps, there is one fit each.
 
 The real data are read from QUIETMAX_DATA. `--official` adds all 60,000 MNIST training records and the official
 test set. diffprivlib 0.6.6 does not work with scikit-learn 1.7 or later: `--diffprivlib PYTHON` names an
@@ -15,6 +20,7 @@ interpreter where it does (for example an environment with scikit-learn 1.5.2).
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import subprocess
 import sys
@@ -22,6 +28,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +39,7 @@ import quietmax.data
 from quietmax.data import Records
 from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.head.training import default_features
+from ratios import report
 
 RECORDS = {"mnist": 10_000, "adult": 10_000, "location": 1_200, "cifar-10": 10_000, "mnist-5k": 500}
 OPTIONS = {"adult": {"encoding": "one-hot"}}
@@ -184,6 +192,93 @@ def official() -> None:
         print(line("head, gradient method", f"({epsilon:g}, {DELTA:g})", fits, fits))
 
 
+LARGE_ROWS, LARGE_COLUMNS, LARGE_TEST = 1_000_000, 50, 200_000
+
+
+def large_table(rows: int, seed: int, *, uneven: bool) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Numeric columns and labels that follow a logistic model. Uneven: correlated columns of different spread."""
+    public = np.random.default_rng(2026)
+    weights = public.normal(size=LARGE_COLUMNS)
+    mixing = public.normal(size=(LARGE_COLUMNS, LARGE_COLUMNS))
+    mixing *= 0.3 * np.exp(public.normal(size=LARGE_COLUMNS))
+    generator = np.random.default_rng(seed)
+    table = np.empty((rows, LARGE_COLUMNS))
+    labels = np.empty(rows, dtype=np.int64)
+    for start in range(0, rows, 10_000):
+        part = table[start : start + 10_000]
+        generator.standard_normal(out=part)
+        logits = part @ weights * (2 / np.sqrt(LARGE_COLUMNS))
+        if uneven:
+            part[:] = 1 / (1 + np.exp(-(part @ mixing)))
+            logits = 4 * (part - 0.5) @ weights
+        labels[start : start + 10_000] = generator.random(len(part)) < 1 / (1 + np.exp(-logits))
+    return table, labels
+
+
+def large_head(rows: int) -> PrivateHead:
+    return PrivateHead(1.0, DELTA, classes=(0, 1), declared_size=rows)
+
+
+def peak_kib() -> int:
+    """The peak resident memory of this process; unlike `getrusage`, without that of the process it was forked from."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.split("VmHWM:")[1].split()[0])
+
+
+def large_memory(rows: int) -> None:
+    """Print the peak memory before there is a table, with it, and after a fit, in KiB."""
+    before = peak_kib()
+    table, labels = large_table(rows, 0, uneven=False)
+    made = peak_kib()
+    large_head(rows).fit(table, labels)
+    print(json.dumps({"libraries": before, "with_table": made, "after_fit": peak_kib()}))
+
+
+def large(rows: int, rounds: int, output: str | None) -> None:
+    threads = torch.get_num_threads()
+    results: dict[str, Any] = {"rows": rows, "columns": LARGE_COLUMNS, "rounds": rounds, "threads": threads}
+    for case, uneven in (("independent columns", False), ("uneven, correlated columns", True)):
+        table, labels = large_table(rows, 0, uneven=uneven)
+        test, test_labels = large_table(min(LARGE_TEST, rows), 1, uneven=uneven)
+        ours: list[float] = []
+        theirs: list[float] = []
+        for _ in range(1 if uneven else rounds):
+            started = time.perf_counter()
+            private = large_head(rows).fit(table, labels)
+            ours.append(time.perf_counter() - started)
+            started = time.perf_counter()
+            plain = LogisticRegression(max_iter=300).fit(table, labels)
+            theirs.append(time.perf_counter() - started)
+        assert private.guarantee_.status == "proven"
+        report("head", f"{rows:,} x 50, {case}", ours, "s", peer="LogisticRegression", theirs=theirs)
+        results[case] = {
+            "head_seconds": ours,
+            "logistic_regression_seconds": theirs,
+            "head_over_logistic_regression": statistics.median(
+                a / b for a, b in zip(ours, theirs, strict=True)
+            ),
+            "head_accuracy": private.score(test, test_labels),
+            "logistic_regression_accuracy": float(plain.score(test, test_labels)),
+            "steps": private.plan_.steps,
+            "mu": private.guarantee_.mu,
+        }
+        print({name: value for name, value in results[case].items() if not name.endswith("seconds")})
+        del table, labels
+    run = subprocess.run(
+        [sys.executable, __file__, "--large-memory", str(rows)], capture_output=True, text=True, check=True
+    )
+    memory = {f"{name}_kib": value for name, value in json.loads(run.stdout).items()}
+    table_kib = rows * LARGE_COLUMNS * 8 / 1024
+    results["memory"] = memory | {
+        "table_kib": table_kib,
+        "peak_over_table": memory["after_fit_kib"] / table_kib,
+        "peak_without_libraries_over_table": (memory["after_fit_kib"] - memory["libraries_kib"]) / table_kib,
+    }
+    print(results["memory"])
+    if output is not None:
+        Path(output).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sets", nargs="+", default=["adult", "location", "mnist"], choices=list(RECORDS))
@@ -191,7 +286,17 @@ def main() -> None:
     parser.add_argument("--official", action="store_true")
     parser.add_argument("--quick", action="store_true", help="One split of 500 embedded digits.")
     parser.add_argument("--diffprivlib", default=sys.executable, metavar="PYTHON")
+    parser.add_argument("--large", action="store_true", help="Only a table of 10^6 rows and 50 columns.")
+    parser.add_argument("--rounds", type=int, default=5, help="Alternating fits of --large.")
+    parser.add_argument("--json", metavar="FILE", help="Where to store the results of --large.")
+    parser.add_argument("--large-memory", type=int, metavar="ROWS", help="Only the peak memory of one fit.")
     arguments = parser.parse_args()
+    if arguments.large_memory is not None:
+        large_memory(arguments.large_memory)
+        return
+    if arguments.large:
+        large(20_000 if arguments.quick else LARGE_ROWS, arguments.rounds, arguments.json)
+        return
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     for name in ["mnist-5k"] if arguments.quick else arguments.sets:
         compare(name, 1 if arguments.quick else arguments.splits, arguments.diffprivlib)
