@@ -43,6 +43,7 @@ LOANS_SCHEMA = Schema(
     bounds={"age": (18, 100), "income": (0, 100_000)},
     decimal={"income": ","},
     thousands={"income": "."},
+    units={"income": "€"},
     categories={"région": ("north", "south")},
     booleans=("smoker",),
     dates={

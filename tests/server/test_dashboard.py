@@ -258,7 +258,7 @@ FORM = {"age": "40", "income": "75000.5", "joined": "2015-06-30", "zip": "8001",
 def _csv_file(frame: pd.DataFrame) -> str:
     """A file as a spreadsheet may write it: BOM, semicolons, quotes, blanks in the header, decimal commas."""
     written = frame.assign(
-        income=frame.income.map("{:.2f}".format).str.replace(".", ","),
+        income=frame.income.map("{:.2f} €".format).str.replace(".", ","),
         joined=frame.joined.dt.strftime("%d.%m.%Y"),
         customer='Müller; "' + frame.customer + '"',
     ).rename(columns={"age": " age "})
@@ -344,6 +344,7 @@ def test_the_form_requires_what_may_not_be_missing_and_tells_what_is_clipped(
     output.locator("table").wait_for()
     assert "age counts as 100." in output.inner_text()
     assert page.get_by_label("age").get_attribute("max") == "100"
+    assert page.get_by_text("0 to 100,000 €").is_visible()
     assert page.get_by_label("région").locator("option").all_inner_texts() == ["choose", "north", "south"]
     assert page.get_by_label("smoker").locator("option").all_inner_texts() == ["unknown", "yes", "no"]
     assert page.get_by_label("joined").get_attribute("min") == "2010-01-01"

@@ -381,7 +381,7 @@ def _check_columns(given: list[str], names: list[str]) -> None:
     absent = [name for name in names if name not in given]
     if absent:
         raise unprocessable(
-            f"Every column must be given; without a value for {quoted(absent, 10)}, send null or an empty string."
+            f"The request has no column {quoted(absent, 10)}; every column must be given, null for a missing value."
         )
     if len(given) > len(names):
         raise unprocessable("Every column must be given once.")

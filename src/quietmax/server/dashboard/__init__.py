@@ -256,7 +256,7 @@ def _field(column: Column, public: bool) -> dict[str, Any]:
         field["type"] = "number"
         if public:
             field.update(low=column.low, high=column.high)
-            field["hint"] = f"{column.low:,.12g} to {column.high:,.12g}"
+            field["hint"] = f"{column.low:,.12g} to {column.high:,.12g} {column.unit}".strip()
     elif isinstance(column, DateColumn):
         field["type"] = "date" if len(column.low) == 10 else "datetime-local"
         if public:
