@@ -203,7 +203,8 @@ def _find(subject: str, data: str | None, options: DataOptions) -> _Found:
     if description.get("kind") == "mlp":
         model = load_model(subject)
         found = replace(options, seed=model.seed)
-        if not is_table_path(trained_on) and options.holdout is None:
+        by_size = not is_table_path(trained_on) and datasets()[trained_on].holdout is None
+        if by_size and options.holdout is None:
             found = replace(found, records=options.records or model.records)
         return _Found(trained_on, found, model=model)
     private = open_private(subject)
@@ -254,7 +255,7 @@ def _model(
         if split.holdout is not None and len(split.train_rows) != found.model.records:
             raise InvalidInput(
                 f"The model was trained on {found.model.records} records, but --holdout {split.holdout.share:g} leaves "
-                f"{len(split.train_rows)}; --holdout must be as in training."
+                f"{len(split.train_rows)}; --holdout or --records must be as in training."
             )
         return found.model
     settings = TrainingSettings(loss=Convexified(alpha))
