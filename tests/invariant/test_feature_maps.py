@@ -25,6 +25,7 @@ from quietmax.models.features import (
     RandomFourier,
     Scaling,
     Scattering,
+    TableFeatures,
     UnitNorm,
 )
 from quietmax.models.features import images as scattering
@@ -67,6 +68,15 @@ def _image_maps() -> Iterator[Configuration]:
         yield images(1, side, side, scales=4, groups=1, angles=4)
 
 
+def table_map(columns: int) -> TableFeatures:
+    """Every third number in two kinds of bins, the number after it a missing value, and all bins of two crossed."""
+    numbers = tuple(range(0, columns, 3))
+    missing = tuple(place + 1 if place + 1 < columns else None for place in numbers)
+    blocks = tuple((columns + 7 * place, columns + 7 * place + 7) for place in range(len(numbers)))
+    crosses = (((blocks[0], blocks[-1]),) if len(blocks) > 1 else ()) + (((0, 1), (0, columns)),)
+    return TableFeatures(columns, numbers, missing, (7, 21), crosses)
+
+
 def _table_maps() -> Iterator[Configuration]:
     for columns in (*range(1, 34), 63, 64, 65, 100, 257, 784):
         generator = np.random.default_rng(columns)
@@ -74,6 +84,7 @@ def _table_maps() -> Iterator[Configuration]:
         yield UnitNorm(constant=(columns % 3) * 0.7), columns
         yield RandomFourier(count=2 * (1 + 7 * columns % 90), seed=columns), columns
         yield Scaling(tuple(low), tuple(low + width)), columns
+        yield table_map(columns), columns
         if columns % 4 == 0:
             module = torch.nn.Sequential(torch.nn.Linear(columns, 1 + columns // 2), torch.nn.Sigmoid())
             yield FrozenModule(module, outputs=1 + columns // 2), columns
@@ -158,7 +169,7 @@ def test_no_other_record_changes_a_records_features_in_any_configuration(
 
 
 @pytest.mark.parametrize(
-    "feature_map", [Scattering((1, 7, 7)), RandomFourier(count=34), UnitNorm(0.2)], ids=named
+    "feature_map", [Scattering((1, 7, 7)), RandomFourier(count=34), UnitNorm(0.2), table_map(49)], ids=named
 )
 def test_any_rows_in_any_order_at_any_alignment_have_the_features_of_the_whole_table(
     feature_map: FeatureMap,

@@ -14,6 +14,7 @@ from quietmax.models.features import (
     RandomFourier,
     Scaling,
     Scattering,
+    TableFeatures,
     UnitNorm,
 )
 
@@ -26,6 +27,8 @@ SAVEABLE: list[FeatureMap] = [
     OneHot((None,) * (COLUMNS - 1) + ((0.0, 0.5, 1.0),)),
     UnitNorm(),
     UnitNorm(constant=0.7),
+    TableFeatures(COLUMNS),
+    TableFeatures(COLUMNS, (0, 5), (1, None), (4, 12), (((2, 4), (360, 364)), ((6, 9), (10, 11)))),
     RandomFourier(count=50, seed=3),
     RandomFourier(count=50, bandwidth=2.0),
     RandomFourier(count=2),

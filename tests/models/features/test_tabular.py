@@ -1,18 +1,31 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quietmax.data.encoding import (
+    BooleanColumn,
+    CategoricalColumn,
+    DateColumn,
+    Encoding,
+    HashedColumn,
+    NumericColumn,
+)
 from quietmax.errors import InvalidInput
 from quietmax.models.features import (
     FeatureMap,
     OneHot,
     Scaling,
+    TableFeatures,
     UnitNorm,
+    table_features,
 )
 
 
@@ -43,6 +56,14 @@ def test_normalising_with_a_constant_keeps_every_affine_decision(
         (lambda: OneHot(()), "different categories for every column"),
         (lambda: UnitNorm(-1.0), "at least 0, got -1"),
         (lambda: UnitNorm(float("nan")), "at least 0, got nan"),
+        (lambda: TableFeatures(3, (3,), (None,)), "different, from 0 to 2"),
+        (lambda: TableFeatures(3, (0,), (0,)), "different, from 0 to 2"),
+        (lambda: TableFeatures(3, (0, 1), (2,)), "a position or None for each number"),
+        (lambda: TableFeatures(3, (0,), (None,), (0,)), "at most two positive numbers"),
+        (lambda: TableFeatures(3, (0,), (None,), (4, 6)), "the second a multiple of the first"),
+        (lambda: TableFeatures(3, (0,), (None,), (2, 4, 8)), "at most two positive numbers"),
+        (lambda: TableFeatures(3, crosses=(((0, 2), (2, 4)),)), "a range of the 3 features"),
+        (lambda: TableFeatures(3, crosses=(((1, 1), (0, 1)),)), "a range of the 3 features"),
     ],
 )
 def test_wrong_constants_are_rejected_when_the_map_is_made(
@@ -50,3 +71,161 @@ def test_wrong_constants_are_rejected_when_the_map_is_made(
 ) -> None:
     with pytest.raises(InvalidInput, match=message):
         build()
+
+
+def plain_features(table: TableFeatures, row: list[float]) -> list[float]:
+    """The features of one row, number by number."""
+    features = list(row)
+    for bins in table.bins:
+        for number, flag in zip(table.numbers, table.missing, strict=True):
+            value = min(max(row[number], 0.0), 1.0)
+            interval = min(math.floor(value * bins), bins - 1)
+            present = flag is None or row[flag] == 0.0
+            features += [float(present and place == interval) for place in range(bins)]
+    before_crosses = list(features)
+    for (a, b), (c, d) in table.crosses:
+        features += [one * other for one in before_crosses[a:b] for other in before_crosses[c:d]]
+    length = math.sqrt(math.fsum(value * value for value in features))
+    return [value / length if length else 0.0 for value in features]
+
+
+TABLE = TableFeatures(6, (0, 2), (1, None), (4, 12), (((3, 6), (6, 10)), ((10, 14), (6, 10))))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from([0.0, 1.0, 0.25, 0.3, 0.999, -3.0, 2.0]), min_size=6, max_size=6))
+def test_table_features_equal_a_plain_computation(row: list[float]) -> None:
+    expected = plain_features(TABLE, [float(np.float32(value)) for value in row])
+    np.testing.assert_allclose(TABLE.transform([row])[0], expected, atol=1e-7)
+    assert len(expected) == TABLE.dimension(6)
+
+
+def test_a_missing_value_is_in_no_bin() -> None:
+    table = TableFeatures(2, (0,), (1,), (4, 8))
+    features = table.transform([[0.0, 0.0], [0.0, 1.0]])
+    assert np.count_nonzero(features[0]) == 2
+    assert np.flatnonzero(features[1]).tolist() == [1]
+
+
+def test_table_features_reject_rows_of_another_width() -> None:
+    with pytest.raises(InvalidInput, match="must have 6 numbers, got 5"):
+        TABLE.transform(np.zeros((1, 5)))
+
+
+def test_many_rows_have_the_features_of_single_rows() -> None:
+    rows = np.random.default_rng(0).random((5000, 6), np.float32)
+    features = TABLE.transform(rows)
+    for row in (0, 4095, 4096, 4999):
+        np.testing.assert_array_equal(features[row], TABLE.transform(rows[row : row + 1])[0])
+
+
+def test_scaled_indicators_have_equal_second_moments() -> None:
+    """Three categories and two bins: E (a f)^2 is the same for all, however frequent they are."""
+    generator = np.random.default_rng(1)
+    rows = np.zeros((20_000, 4), np.float32)
+    rows[np.arange(20_000), generator.choice(3, 20_000, p=[0.8, 0.15, 0.05])] = 1.0
+    rows[:, 3] = generator.random(20_000) < 0.1
+    features = OneHot((None, None, None, (0.0, 1.0))).transform(rows)
+    table = TableFeatures(5)
+    unit = table.transform(features).astype(np.float64)
+    scale = table.scale(unit.mean(axis=0), 0.0)
+    moments = np.square(unit * scale).mean(axis=0)
+    np.testing.assert_allclose(moments, moments.mean(), rtol=1e-6)
+    assert np.square(unit * scale).sum(axis=1).mean() == pytest.approx(1.0, rel=1e-6)
+
+
+def test_a_fine_bin_keeps_its_scale_only_where_values_are_concentrated() -> None:
+    """The first coarse bin is spread evenly over its eight fine bins; the second is one value and a rare one."""
+    table = TableFeatures(1, (0,), (None,), (2, 16))
+    centre = np.array([0.3, 0.4, 0.4, *[0.05] * 8, 0.38, 0.02, *[0.0] * 6])
+    scale = table.scale(centre, 0.0)
+    relative = scale[1:] * np.sqrt(centre[1:])
+    np.testing.assert_allclose(relative[:2], relative[0])
+    np.testing.assert_allclose(relative[2:10], relative[0] * (1 / 4) ** 2)
+    assert relative[10] == pytest.approx(relative[0])
+    assert relative[11] == pytest.approx(relative[0] * (0.02 / 0.4 / (4 / 8)) ** 2)
+
+
+def test_the_scale_is_finite_and_positive_whatever_was_released() -> None:
+    for centre in (np.zeros(5), np.full(5, -1.0), np.array([1.0, 0.0, -0.5, 1e-300, 0.3])):
+        scale = TableFeatures(1, (0,), (None,), (2,)).scale(np.resize(centre, 3), 1e-4)
+        assert np.isfinite(scale).all()
+        assert (scale > 0.0).all()
+    assert TableFeatures(2).scale(np.zeros(2), 0.0).tolist()[0] > 0.0
+
+
+def encoding(numeric: int = 5, crosses: tuple[tuple[str, str], ...] = (), **more: Any) -> Encoding:
+    columns = (
+        *(NumericColumn(f"n{place}", 0, 1, missing=bool(place % 2)) for place in range(numeric)),
+        CategoricalColumn("job", ("a", "b")),
+        BooleanColumn("smoker", missing=False),
+    )
+    return Encoding(columns, "label", ("no", "yes"), crosses=crosses, **more)
+
+
+@pytest.mark.parametrize(
+    ("numeric", "size", "mu", "bins"),
+    [
+        (5, 39_000, 0.27, (32, 256)),
+        (5, 11_000, 0.27, (32,)),
+        (5, 5_000, 0.27, (16,)),
+        (5, 1_500, 0.27, (8,)),
+        (5, 150, 2.7, (8,)),
+        (5, 1_000_000, 0.27, (32,)),
+        (40, 1_000_000, 0.27, None),
+        (5, 1_400, 0.27, None),
+        (0, 100, 0.27, ()),
+    ],
+)
+def test_the_bins_follow_from_public_numbers(
+    numeric: int, size: int, mu: float, bins: tuple[int, ...] | None
+) -> None:
+    chosen = table_features(encoding(numeric), size, 2, mu)
+    if bins is None:
+        assert isinstance(chosen, UnitNorm)
+    else:
+        assert isinstance(chosen, TableFeatures)
+        assert chosen.bins == bins
+    assert chosen.dimension(len(encoding(numeric).feature_names)) * size <= 2**28
+
+
+def test_many_classes_mean_fewer_bins() -> None:
+    few, many = table_features(encoding(), 39_000, 2, 0.27), table_features(encoding(), 39_000, 30, 0.27)
+    assert isinstance(few, TableFeatures)
+    assert isinstance(many, TableFeatures)
+    assert (few.bins, many.bins) == ((32, 256), (32,))
+
+
+def test_every_kind_of_column_and_every_declared_cross_becomes_features() -> None:
+    columns = (
+        NumericColumn("age", 0, 100),
+        NumericColumn("pay", 0, 100, edges=(10, 20), missing=False),
+        DateColumn("joined", "2020-01-01", "2020-12-31", missing=False),
+        CategoricalColumn("job", ("a", "b")),
+        HashedColumn("zip", 4, missing=False),
+    )
+    crosses = (("job", "zip"), ("age", "pay"), ("joined", "job"))
+    table = Encoding(columns, "label", ("no", "yes"), crosses=crosses)
+    chosen = table_features(table, 600, 2, 1.0)
+    assert isinstance(chosen, TableFeatures)
+    assert chosen.bins == (16,)
+    assert (chosen.numbers, chosen.missing) == ((0, 5), (1, None))
+    frame = pd.DataFrame(
+        {
+            "age": [50, None],
+            "pay": [15, 15],
+            "joined": ["2020-12-31"] * 2,
+            "job": ["b", "?"],
+            "zip": ["1", "1"],
+        }
+    )
+    rows = table.encode(frame)
+    width = rows.shape[1]
+    features = chosen.transform(rows)
+    assert features.shape == (2, width + 2 * 16 + 3 * 4 + 16 * 3 + 16 * 3)
+    bucket = int(np.flatnonzero(rows[0, 9:])[0])
+    start = width + 32
+    first = [start + 1 * 4 + bucket, start + 12 + 8 * 3 + 1, start + 12 + 48 + 15 * 3 + 1]
+    second = [start + 2 * 4 + bucket, start + 12 + 48 + 15 * 3 + 2]
+    assert (np.flatnonzero(features[0, start:]) + start).tolist() == first
+    assert (np.flatnonzero(features[1, start:]) + start).tolist() == second
