@@ -170,6 +170,12 @@ def test_a_frame_is_encoded_by_the_schema(made: Any) -> None:
     assert found.conditions == ()
 
 
+def test_a_frame_of_strings_without_a_schema_is_an_error_that_names_the_schema() -> None:
+    with pytest.raises(InvalidInput, match="needs a `schema`") as caught:
+        seen(PEOPLE[["age", "region"]], PEOPLE["ill"])
+    assert "north" not in str(caught.value)
+
+
 def test_labels_and_persons_may_come_beside_the_frame() -> None:
     frame = PEOPLE[["age", "region"]]
     found = seen(frame, PEOPLE["ill"], groups=PEOPLE["customer"], schema=SCHEMA)

@@ -187,8 +187,10 @@ def checked_records(
             warnings.filterwarnings("ignore", message="The number of unique classes")
             check_classification_targets(checked)
     except ValueError as problem:
+        hint = " A data frame with other columns needs a `schema`." if hasattr(X, "columns") else ""
         raise InvalidInput(
             f"{_public_reason(problem)}. X must be a table of finite numbers, and y must have one label for each row."
+            f"{hint}"
         ) from None
     return records, checked
 
