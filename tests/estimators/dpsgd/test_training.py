@@ -276,6 +276,34 @@ def test_persons_of_one_row_each_are_trained_like_records() -> None:
     torch.testing.assert_close(plain.weight_vectors(), named.weight_vectors(), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("engine", ["seeded", "exact"])
+def test_a_step_moves_by_one_clip_norm_for_a_person_of_thirty_rows_and_by_thirty_for_its_records(
+    engine: str,
+) -> None:
+    """The worst person: equal rows with the least likely label. A bound for records says nothing about a person."""
+    features, labels = _blobs(90)
+    features[60:] = 50 * features[60]
+    labels[60:] = int(initial_mlp((5, 3), "tanh", (3,)).logits(features[60:61]).argmin())
+    people = Persons.of([*range(60), *["worst"] * 30])
+    settings = PrivateSettings(sampling_rate=1.0, steps=1, learning_rate=2.0, max_grad_norm=0.25)
+
+    def weights(rows: int, persons: Persons | None) -> torch.Tensor:
+        options: dict[str, Any] = {"settings": settings, "persons": persons}
+        if engine == "exact":
+            options |= {"noise_multiplier": 1e-9, "size": 61, "seed": 3}
+            return train_private(features[:rows], labels[:rows], 3, **options).weight_vectors().double()
+        options |= {"noise_multipliers": [0.0], "sizes": [61], "seeds": [3]}
+        stack = train_private_stack(features[:rows], labels[:rows], 3, [np.arange(rows)], **options)
+        return stack.weight_vectors().double()
+
+    def moved(with_them: Persons | None, without: Persons | None) -> float:
+        # One step is learning_rate * sum / size.
+        return float((weights(90, with_them) - weights(60, without)).norm()) * 61 / 2.0
+
+    assert moved(people, Persons(people.names[:60])) == pytest.approx(0.25, rel=1e-3)
+    assert moved(None, None) == pytest.approx(30 * 0.25, rel=1e-3)
+
+
 def test_a_network_gets_all_rows_of_a_person_or_none() -> None:
     features, labels = _blobs(7)
     options: dict[str, Any] = {
