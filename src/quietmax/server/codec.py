@@ -13,8 +13,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,14 +22,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from quietmax.data.encoding import (
-    MISSING_MARKERS,
     BooleanColumn,
     CategoricalColumn,
     Column,
     DateColumn,
     Encoding,
     NumericColumn,
-    parse_date,
     quoted,
 )
 from quietmax.errors import InvalidInput
@@ -55,9 +52,10 @@ COLUMN_DATATYPES: dict[str, np.dtype[Any]] = {
     **INPUT_DATATYPES,
 }
 """Datatypes of a column; BYTES are strings in UTF-8."""
+_ISO_DATES = "datetime"
+"""The content type of strings that are dates in ISO 8601, whatever format their column declares."""
 _LENGTH = struct.Struct("<I")
 """The length of an element of a binary BYTES tensor, before its bytes."""
-_MAX_NAME = 256
 _MAX_ID = 128
 _MAX_TENSORS = 16
 _MAX_DIMENSIONS = 8
@@ -123,7 +121,7 @@ def decode_request(
         frame = _frame(inputs, binary, encoding, max_rows)
         if _has_unread_strings(text, request):
             _check_keys(text)
-        rows = _encode(frame, encoding)
+        rows = _encode(frame, _with_iso_dates(encoding, inputs))
         return InferenceRequest(
             rows, _id(request), _outputs(request, deployment), _unknown_values(rows, encoding)
         )
@@ -146,9 +144,8 @@ def _inputs(request: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(inputs, list) or not inputs or not all(isinstance(tensor, dict) for tensor in inputs):
         raise bad_request("`inputs` must be a list of tensors.")
     for tensor in inputs:
-        name = tensor.get("name")
-        if not isinstance(name, str) or len(name) > _MAX_NAME:
-            raise bad_request(f"The `name` of an input must be a string of at most {_MAX_NAME} characters.")
+        if not isinstance(tensor.get("name"), str):
+            raise bad_request("The `name` of an input must be a string.")
     return inputs
 
 
@@ -315,17 +312,12 @@ def _is_encoded(inputs: list[dict[str, Any]], encoding: Encoding) -> bool:
 
 def _frame(inputs: list[dict[str, Any]], binary: bytes, encoding: Encoding, max_rows: int) -> pd.DataFrame:
     """Return the input tensors as the columns of a table."""
-    known = {column.name: column for column in encoding.columns}
-    _check_columns([tensor["name"] for tensor in inputs], list(known))
+    _check_columns([tensor["name"] for tensor in inputs], [column.name for column in encoding.columns])
     count = _common_length(inputs, max_rows)
     columns: dict[str, Any] = {}
     start = 0
     for tensor in inputs:
         name, parameters = tensor["name"], _parameters(tensor)
-        if _column_length(tensor) != count:
-            raise unprocessable(
-                f"Columns must have the same number of rows; `{name}` differs from the first."
-            )
         datatype = tensor.get("datatype")
         if not isinstance(datatype, str) or datatype not in COLUMN_DATATYPES:
             raise unprocessable(f"The `datatype` of `{name}` must be one of {', '.join(COLUMN_DATATYPES)}.")
@@ -339,37 +331,24 @@ def _frame(inputs: list[dict[str, Any]], binary: bytes, encoding: Encoding, max_
                 raise unprocessable(f"The `binary_data_size` of `{name}` must be its number of bytes.")
             cells = _binary_column(name, binary[start : start + size], datatype, count)
             start += size
-        if datatype == "BYTES" and "content_type" in parameters:
-            cells = _typed_strings(cells, parameters["content_type"], known[name])
+        if datatype == "BYTES" and parameters.get("content_type", "str") not in ("str", _ISO_DATES):
+            raise unprocessable(f"The `content_type` of `{name}` must be str or {_ISO_DATES}.")
         columns[name] = cells
     if start != len(binary):
         raise unprocessable(f"The columns have {start} bytes of binary data, got {len(binary)} bytes.")
     return pd.DataFrame(columns)
 
 
-def _typed_strings(cells: pd.Series[Any], content_type: Any, column: Column) -> Any:
-    """Return strings whose content type is stated, as MLServer does: `str`, or `datetime` for ISO 8601."""
-    if content_type == "datetime" and isinstance(column, DateColumn):
-        return _dates(cells, column.name)
-    if content_type not in ("str", "datetime"):
-        raise unprocessable(f"The `content_type` of `{column.name}` must be str or datetime.")
-    return cells
-
-
-def _dates(cells: pd.Series[Any], name: str) -> Any:
-    """Return dates and timestamps of ISO 8601 as UTC, whatever format the column declares for its strings."""
-    moments: list[datetime | None] = []
-    for row, cell in enumerate(cells):
-        string = "" if cell is None else cell.strip()
-        moment = None if string in MISSING_MARKERS else parse_date(string)
-        if moment is None and string not in MISSING_MARKERS:
-            raise unprocessable(f"Row {row + 1} of `{name}` must be a date such as 2024-01-31.")
-        moments.append(moment)
-    in_utc = [
-        moment if moment is None or moment.tzinfo is None else moment.astimezone(UTC).replace(tzinfo=None)
-        for moment in moments
-    ]
-    return pd.Series(in_utc, dtype="datetime64[us]")
+def _with_iso_dates(encoding: Encoding, inputs: list[dict[str, Any]]) -> Encoding:
+    """Return the encoding that reads strings as ISO 8601 in columns whose content type says so, as in MLServer."""
+    iso = {tensor["name"] for tensor in inputs if _parameters(tensor).get("content_type") == _ISO_DATES}
+    if not iso:
+        return encoding
+    columns = tuple(
+        replace(column, format=None) if isinstance(column, DateColumn) and column.name in iso else column
+        for column in encoding.columns
+    )
+    return replace(encoding, columns=columns)
 
 
 def _check_columns(given: list[str], names: list[str]) -> None:

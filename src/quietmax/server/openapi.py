@@ -38,7 +38,7 @@ _TENSORS = _list(_object({"name": _STRING, "datatype": _STRING, "shape": _list(_
 _PARAMETERS = {"type": "object", "additionalProperties": True}
 _INPUT = _object(
     {
-        "name": {"type": "string", "maxLength": 256, "description": "`features`, or a column of the table."},
+        "name": {"type": "string", "description": "`features`, or a column of the table."},
         "shape": _list({"type": "integer", "minimum": 0}, minItems=1, maxItems=8),
         "datatype": _one_of(*COLUMN_DATATYPES),
     },
