@@ -92,7 +92,10 @@ class TableOptions:
     ] = None
     schema: Annotated[
         Path | None,
-        typer.Option(help="TOML or JSON file with these facts.", rich_help_panel=_TABLE_PANEL),
+        typer.Option(
+            help="TOML or JSON file with these facts. Default: the .toml file of the same name beside the table.",
+            rich_help_panel=_TABLE_PANEL,
+        ),
     ] = None
     infer: Annotated[
         bool,
