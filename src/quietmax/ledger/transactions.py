@@ -28,7 +28,7 @@ class Part:
 
     Nobody is on both sides of a split. So the two sides are charged in parallel: an account has spent the larger of
     what its two sides have spent, summed over all splits, and what concerns everybody. For two different splits, a
-    person may be on the expensive side of both.
+    person may be on the expensive side of both. Answers that are charged one by one count for everybody.
 
     Parameters
     ----------
