@@ -46,7 +46,7 @@ from quietmax.estimators.head.exact_sums import (
 from quietmax.models.features.base import BatchedMap, FeatureMap, parallel_map
 from quietmax.models.features.generic import Pipeline, runs_user_code
 from quietmax.models.features.images import Scattering
-from quietmax.models.features.tabular import UnitNorm
+from quietmax.models.features.tabular import CONSTANT_PER_COLUMN, UnitNorm
 from quietmax.noise.release import release_gaussian
 from quietmax.noise.sources import NoiseSource
 from quietmax.sensitivity import certified
@@ -55,8 +55,6 @@ from quietmax.sensitivity.base import Sensitivity
 Whitening = Literal["none", "moments", "centre"]
 """What the rows are whitened by: released second moments, or the released centre (indicator features)."""
 
-CONSTANT_PER_COLUMN = 0.3
-"""Default features of tables: `UnitNorm` with this constant times the root of the number of columns."""
 BIAS = 0.2
 """The constant feature beside features of length about 1."""
 SIZE_SHARE = 0.01
@@ -79,8 +77,8 @@ MOMENTS_FROM, MOMENTS_NOISE = 1000, 1.0
 WHITENED_GRAD_NORM = 0.5
 WHITENED_STEPS, NUMBERS_READ, LONGEST_WHITENED_STEP = (20, 40), 4e8, 8.0
 """With second moments: fewest and most steps, about how many numbers are read in all, and the longest step over d."""
-INDICATOR_NOISE, INDICATOR_STEPS, INDICATOR_SHORT_STEP = 0.8, (60, 300), 150.0
-"""With a scale from the centre: kappa, fewest and most steps, and a step that is short enough."""
+INDICATOR_NOISE, INDICATOR_FEWEST_STEPS, INDICATOR_SHORT_STEP = 0.8, 60, 150.0
+"""With a scale from the centre: kappa, fewest steps, and a step that is short enough."""
 VALUES_DRAWN = 1.6e6
 """The number of steps is limited so that about this many noise values are drawn, but is at least `FEWEST_STEPS`."""
 SMALLEST_REGULARISATION = 1e-6
@@ -513,10 +511,9 @@ def _default_steps(size: float, features: int, classes: int, strength: float, wh
     if whitening == "moments":
         fewest, most = WHITENED_STEPS
         return int(max(fewest, min(most, NUMBERS_READ / (size * features))))
-    if whitening == "centre":
-        fewest, most = INDICATOR_STEPS
-        return max(fewest, min(most, math.ceil(strength / INDICATOR_SHORT_STEP)))
     affordable = max(FEWEST_STEPS, min(MOST_STEPS, int(VALUES_DRAWN / (features * classes))))
+    if whitening == "centre":
+        return min(max(math.ceil(strength / INDICATOR_SHORT_STEP), INDICATOR_FEWEST_STEPS), affordable)
     return min(max(math.ceil(strength / SHORT_STEP), FEWEST_STEPS), affordable)
 
 
