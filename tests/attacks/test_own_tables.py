@@ -44,6 +44,9 @@ def test_values_of_persons_are_means_over_their_rows() -> None:
     np.testing.assert_array_equal(units.means(values), [[1.5, 15.0], [np.nan, 1.0]])
     np.testing.assert_array_equal(units.all(np.array([True, True, False, True])), [False, True])
     assert units.rows_of(np.array([1])).tolist() == [1, 3]
+    assert units.rows_of(np.array([1, 0])).tolist() == [1, 3, 0, 2]
+    assert units.rows_of(np.array([], dtype=int)).tolist() == []
+    assert len(Units.of(records, np.array([], dtype=int))) == 0
 
 
 def test_without_persons_every_record_is_its_own_unit(memorised: Split) -> None:

@@ -74,7 +74,10 @@ class Units:
     @classmethod
     def of(cls, records: Records, rows: Rows) -> Units:
         """Find the units of these ``rows`` of ``records``."""
-        numbers = records.take(rows).units
+        if records.persons is None:
+            return cls(np.arange(len(rows)), np.arange(len(rows)))
+        _, first, unit = np.unique(records.units[rows], return_index=True, return_inverse=True)
+        numbers = np.argsort(np.argsort(first))[unit]  # from 0, by first appearance
         order = np.argsort(numbers, kind="stable")
         return cls(order, np.flatnonzero(np.diff(numbers[order], prepend=-1)))
 
@@ -92,8 +95,10 @@ class Units:
 
     def rows_of(self, units: Rows) -> Rows:
         """Return the places of all rows of some ``units``, unit by unit."""
-        parts = np.split(self.order, self.starts[1:])
-        return np.concatenate([parts[unit] for unit in units])
+        lengths = np.diff(self.starts, append=len(self.order))[units]
+        ends = np.cumsum(lengths)
+        within = np.arange(lengths.sum()) - np.repeat(ends - lengths, lengths)
+        return np.asarray(self.order[np.repeat(self.starts[units], lengths) + within])
 
 
 @dataclass(frozen=True, eq=False)
