@@ -134,6 +134,19 @@ def test_dates_may_be_written_as_toml_dates(tmp_path: Path) -> None:
 )
 def test_a_value_of_the_wrong_type_is_rejected(key: str, value: Any, error_message: ErrorMessage) -> None:
     assert f"{key} must be" in error_message(lambda: Schema.from_dict({key: value}), InvalidInput)
+    assert f"{key} must be" in error_message(lambda: Schema(**{key: value}), InvalidInput)
+
+
+def test_lists_and_numbers_of_a_schema_in_python_are_those_of_a_file() -> None:
+    listed: dict[str, Any] = {
+        "classes": 2,
+        "categories": {" sex ": ["f", "m"]},
+        "bounds": {"age": [0, 100]},
+        "crosses": [["sex", "age"]],
+        "booleans": ["smoker"],
+    }
+    assert Schema(**listed) == Schema.from_dict(listed)
+    assert Schema(**listed).crosses == (("sex", "age"),)
 
 
 DRAFTED = {**DECLARED, "confirm": {"age": "bounds 20 to 60: from the values", "classes": "from the values"}}

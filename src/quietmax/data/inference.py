@@ -172,7 +172,7 @@ def with_proposals(schema: Schema, proposals: Mapping[str, Proposal]) -> Schema:
     --------
     >>> age = propose("age", pd.Series([17, 90]))
     >>> with_proposals(Schema(bounds={"income": (0, 9)}), {"age": age}).bounds
-    {'income': (0, 9), 'age': (0.0, 100.0)}
+    {'income': (0.0, 9.0), 'age': (0.0, 100.0)}
     """
     values: dict[str, Any] = {}
     for name, proposal in proposals.items():

@@ -93,6 +93,11 @@ class Schema:
         What `draft_schema` proposed and nobody has confirmed yet, and how it was found, by column name, or by
         "label", "classes" or "person".  Training refuses such a schema unless `infer` is set.
 
+    Raises
+    ------
+    InvalidInput
+        If a value has the wrong type.
+
     Examples
     --------
     >>> Schema(label="ill", classes=("no", "yes"), bounds={"age": (0, 120)}).person is None
@@ -119,6 +124,12 @@ class Schema:
     missing_values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     crosses: tuple[tuple[str, str], ...] = ()
     confirm: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if value is not None:
+                object.__setattr__(self, entry.name, _parse(entry.name, value))
 
     @classmethod
     def from_dict(cls, declarations: Mapping[str, Any], origin: str | None = None) -> Schema:
@@ -152,13 +163,7 @@ class Schema:
         where = "" if origin is None else f"In {origin}: "
         if unknown:
             raise InvalidInput(f"{where}Unknown key '{unknown[0]}'; the keys are {', '.join(sorted(known))}.")
-        values = {}
-        for key, value in renamed.items():
-            try:
-                values[key] = _PARSERS[key](value)
-            except (TypeError, ValueError, AttributeError) as error:
-                raise InvalidInput(f"{where}{key} must be {_EXPECTED[key]}.") from error
-        return cls(**values)
+        return cls(**{key: _parse(key, value, where) for key, value in renamed.items()})
 
     @classmethod
     def from_file(cls, path: str | Path) -> Schema:
@@ -294,6 +299,14 @@ def _toml(value: object) -> str:
     if isinstance(value, Sequence):
         return f"[{', '.join(_toml(item) for item in value)}]"
     return str(value)
+
+
+def _parse(key: str, value: Any, where: str = "") -> Any:
+    """Return the value of a key as the schema stores it."""
+    try:
+        return _PARSERS[key](value)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidInput(f"{where}{key} must be {_EXPECTED[key]}.") from error
 
 
 def _string(value: object) -> str:

@@ -378,6 +378,10 @@ def read_records(
 def encode_table(table: Any, schema: Schema, *, infer: bool = False, y: Any = None) -> Records:
     """Encode a frame as the schema declares.
 
+    The names and types of the columns count as public facts.  A type that another library chose by looking at all
+    rows (as `pandas.read_csv` does) is not: one odd cell can change how it reads the others.  `load` and
+    `read_table` read text files without choosing types.
+
     Parameters
     ----------
     table : pandas.DataFrame, pyarrow.Table, polars.DataFrame or object with `__arrow_c_stream__`
