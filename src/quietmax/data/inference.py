@@ -36,6 +36,26 @@ _MANY_ROWS = 20
 _MARKERS = 3
 """At most so many strings among numbers or dates are taken for marks of missing values."""
 
+_USUAL_MARKERS = frozenset(
+    (
+        "-",
+        "--",
+        ".",
+        "n/a",
+        "n.a.",
+        "na",
+        "#n/a",
+        "<na>",
+        "none",
+        "unknown",
+        "missing",
+        "k.a.",
+        "unbekannt",
+        "inconnu",
+    )
+)
+"""Strings, in any case, that mark missing values among numbers or dates however few values there are."""
+
 _LARGEST = 1e300
 """Numbers above count as infinite: they are clipped to the bounds of the others."""
 
@@ -336,7 +356,8 @@ def _read(counts: Mapping[str, int], parse: Callable[[str], Any]) -> tuple[dict[
 
 def _few(markers: Mapping[str, int], known: Mapping[str, Any]) -> bool:
     """Return whether so few strings could not be read that they may mark missing values."""
-    return not markers or (len(markers) <= _MARKERS and len(known) >= 5 * len(markers))
+    unusual = [marker for marker in markers if marker.casefold() not in _USUAL_MARKERS]
+    return bool(known) and len(markers) <= _MARKERS and (not unusual or len(known) >= 5 * len(markers))
 
 
 def _with_markers(
