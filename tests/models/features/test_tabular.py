@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quietmax import PrivateHead
+from quietmax.data import Schema
 from quietmax.data.encoding import (
     BooleanColumn,
     CategoricalColumn,
@@ -143,7 +145,21 @@ def test_a_fine_bin_keeps_its_scale_only_where_values_are_concentrated() -> None
     np.testing.assert_allclose(relative[:2], relative[0])
     np.testing.assert_allclose(relative[2:10], relative[0] * (1 / 4) ** 2)
     assert relative[10] == pytest.approx(relative[0])
+    assert scale[0] * math.sqrt(centre[0]) == pytest.approx(4 * relative[0])
     assert relative[11] == pytest.approx(relative[0] * (0.02 / 0.4 / (4 / 8)) ** 2)
+
+
+def test_the_number_itself_decides_where_a_bin_was_empty_in_training() -> None:
+    """Values above 0.5 are of class 1; a value from a gap in the training values is classified by its size."""
+    generator = np.random.default_rng(0)
+    values = generator.random(3000)
+    values = values[(np.abs(values - 0.2) > 0.05) & (np.abs(values - 0.8) > 0.05)]
+    frame = pd.DataFrame({"age": values, "label": np.where(values > 0.5, "yes", "no")})
+    table = Schema(label="label", classes=("no", "yes"), bounds={"age": (0, 1)}, complete=("age",))
+    head = PrivateHead(4.0, 1e-5, schema=table, random_state=0).fit(frame)
+    assert isinstance(head.feature_map_, TableFeatures)
+    assert head.feature_map_.bins == (32, 256)
+    assert head.predict(pd.DataFrame({"age": [0.2, 0.8]})).tolist() == ["no", "yes"]
 
 
 def test_the_scale_is_finite_and_positive_whatever_was_released() -> None:

@@ -33,6 +33,8 @@ LARGEST_TABLE = 2**28
 LARGEST_HEAD = 2**14
 """Features times classes: the noise values of one gradient step."""
 _SCALE_FLOOR = 4.0
+_NUMBER = 4.0
+"""The scale of a number itself is multiplied by this, so that it counts where a bin is empty in training."""
 _ATOM = 4.0
 """A fine bin that holds this many times its even share of the coarse bin keeps its full scale."""
 _ROWS_AT_ONCE = 4096
@@ -464,7 +466,8 @@ class TableFeatures(FeatureMap):
         second moments, and the factor `(max(m, 0) + 4 noise)^(-1/2)` makes frequent and rare indicators vary alike. A
         fine bin that holds a share s of its coarse bin tells nothing new where the values are spread evenly. Its
         factor is multiplied by `min(1, s / s0)^2`, where s0 is four times the even share: values that many rows have in
-        common keep their own factor.
+        common keep their own factor. The factor of a number itself is multiplied by 4, because it is the only one that
+        says anything about values whose bin is empty in training.
 
         Parameters
         ----------
@@ -486,6 +489,7 @@ class TableFeatures(FeatureMap):
         means = np.maximum(centre, 0.0)
         floored = means + max(_SCALE_FLOOR * noise, np.finfo(np.float64).tiny)
         factors = 1.0 / np.sqrt(floored)
+        factors[list(self.numbers)] *= _NUMBER
         if len(self.bins) == 2 and self.numbers:
             coarse, fine = self.bins
             first = self.columns + coarse * len(self.numbers)
