@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -44,6 +45,7 @@ ESTIMATORS: dict[str, Any] = {
     "head, output": PrivateHead(**PUBLIC, method="output"),
     "head, convexified": PrivateHead(**PUBLIC, method="output", loss="convexified", regularisation=0.1),
     "head, mu": PrivateHead(**PUBLIC, mu=0.5, centring=0.0),
+    "head, second moments": PrivateHead(**PUBLIC, second_moments=0.2),
     "head, seeded": PrivateHead(**PUBLIC, random_state=0),
     "head, classes not declared": PrivateHead(**(PUBLIC | {"classes": None})),
     "head asked": PrivateHead(**PUBLIC, **QUERY),
@@ -229,6 +231,31 @@ def test_a_tolerance_that_the_training_cannot_certify_is_refused(
 
         folder = _edit(_copied(saved[kind], tmp_path / kind), change)
         _refused(folder, "but its training certifies")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda _: None, "states whitening"),
+        (lambda matrix: np.diag(matrix).copy(), "states whitening"),
+        (lambda matrix: matrix / 3, "not a symmetric matrix"),
+        (lambda matrix: matrix[:2, :2].copy(), "not a symmetric matrix"),
+        (lambda matrix: matrix.astype(np.float32), "not a symmetric matrix"),
+    ],
+    ids=["missing", "diagonal", "off the grid", "shape", "type"],
+)
+def test_a_whitening_that_does_not_fit_the_training_is_refused(
+    saved: dict[str, Path], tmp_path: Path, change: Any, reason: str
+) -> None:
+    folder = _copied(saved["head, second moments"], tmp_path / "model")
+    tensors = load_file(folder / "weights.safetensors")
+    changed = change(tensors.pop("whitening"))
+    save_file(
+        tensors if changed is None else tensors | {"whitening": changed}, folder / "weights.safetensors"
+    )
+    digest = hashlib.sha256((folder / "weights.safetensors").read_bytes()).hexdigest()
+    _edit(folder, lambda found: found.update(weights_sha256=digest))
+    _refused(folder, reason)
 
 
 @pytest.mark.parametrize("kind", ["head asked", "head asked, convexified"])

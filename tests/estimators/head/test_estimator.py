@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
@@ -16,10 +17,20 @@ from sklearn.datasets import make_blobs
 
 import quietmax.data
 from quietmax.accounting import PureCost, mu_of
+from quietmax.data import Schema
 from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.estimators import open_private, save_private
 from quietmax.estimators import validation as conditions
 from quietmax.estimators.head.estimator import PrivateHead
-from quietmax.models.features import FrozenModule, Identity, Pipeline, RandomFourier, Scattering, UnitNorm
+from quietmax.models.features import (
+    FrozenModule,
+    Identity,
+    Pipeline,
+    RandomFourier,
+    Scattering,
+    TableFeatures,
+    UnitNorm,
+)
 
 TABLE, LABELS = make_blobs(400, centers=3, n_features=4, cluster_std=1.0, random_state=0)
 TABLE = (TABLE - TABLE.min(0)) / (TABLE.max(0) - TABLE.min(0))
@@ -507,3 +518,40 @@ def test_records_too_large_for_float32_are_refused_in_float64_too() -> None:
     for kind in (np.float32, np.float64):
         with pytest.raises(InvalidInput, match=r"finite|infinity|large"), np.errstate(over="ignore"):
             PrivateHead(**PUBLIC).fit(np.where(TABLE > 0.99, 1e300, TABLE).astype(kind), LABELS)
+
+
+def people(count: int = 3000) -> pd.DataFrame:
+    """A table of people; the label depends on a step in age and on the region."""
+    rng = np.random.default_rng(8)
+    frame = pd.DataFrame(
+        {"age": rng.integers(18, 90, count), "region": rng.choice(["north", "south"], count)}
+    )
+    late = (frame["age"] > 50) ^ (frame["region"] == "north")
+    frame["late"] = np.where(late ^ (rng.random(count) < 0.05), "yes", "no")
+    return frame
+
+
+def test_features_of_tables_are_scaled_by_the_released_centre_at_no_cost(tmp_path: Path) -> None:
+    schema = Schema(
+        label="late",
+        classes=("no", "yes"),
+        bounds={"age": (0, 100)},
+        categories={"region": ("north", "south")},
+    )
+    frame = people()
+    head = PrivateHead(2.0, 1e-5, schema=schema, declared_size=3000).fit(frame)
+    claim = head.guarantee_
+    assert claim.status == "proven"
+    assert claim.mu == pytest.approx(mu_of(2.0, 1e-5), rel=1e-9)
+    assert isinstance(head.feature_map_, TableFeatures)
+    assert claim.parameters["whitening"] == "centre"
+    assert claim.parameters["mu_moments"] is None
+    expected = head.feature_map_.scale(head.centre_, 1.0 / (claim.parameters["mu_centring"] * 3000))
+    assert head.whitening_ is not None
+    np.testing.assert_allclose(head.whitening_[:-1] / head.whitening_[-1], expected, rtol=1e-6)
+    assert list(head.predict(frame[:3])) == list(head.classes_[head.predict_proba(frame[:3]).argmax(1)])
+    opened = open_private(save_private(head, tmp_path / "model", dataset="people"))
+    np.testing.assert_array_equal(opened.predict_proba(opened.encode(frame)), head.predict_proba(frame))
+    assert opened.guarantee == claim
+    # without a centre there is nothing to scale by
+    assert PrivateHead(schema=schema, declared_size=3000, centring=0.0).fit(frame).whitening_ is None
