@@ -56,6 +56,12 @@ BENCHMARKS = (
         ("--splits", "5", "--diffprivlib", str(ENVIRONMENTS / "diffprivlib" / "bin" / "python")),
         needs_data=True,
     ),
+    Benchmark(
+        "table_accuracy",
+        "Private heads on tables of people beside models without privacy",
+        quick=("--seeds", "0", "--tables", "fair", "--output", os.devnull),
+        needs_data=True,
+    ),
     Benchmark("private_answers", "Accuracy per number of queries", ("--splits", "5"), needs_data=True),
     Benchmark(
         "shadow_attack",
