@@ -13,7 +13,10 @@ from quietmax.experiments.grid import Group, Trial
 from quietmax.experiments.inputs import SharedInputs
 from quietmax.experiments.methods import Method, PreparedMethod, method, method_trials, methods
 
-PUBLIC_SETTINGS = "The feature map and all settings were chosen without looking at the private records."
+PUBLIC_SETTINGS = (
+    "The feature map, all settings and the column types of a data frame were chosen without looking at the private "
+    "records."
+)
 UNKNOWN_SEED = "Nobody knows the seed, and nobody looks at the low digits of the weights."
 PROVEN = [name for name, each in methods().items() if each.status == "proven"]
 

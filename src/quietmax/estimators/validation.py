@@ -354,7 +354,10 @@ def size_condition(unit: Unit) -> Condition:
     )
 
 
-SETTINGS_PUBLIC = "The feature map and all settings were chosen without looking at the private records."
+SETTINGS_PUBLIC = (
+    "The feature map, all settings and the column types of a data frame were chosen without looking at the private "
+    "records."
+)
 LIBRARY_ROUNDING = (
     "The numerical library rounds a record's features alike at every place of a batch and beside all other records. "
     "This was checked on synthetic records before training; `quietmax audit invariant` checks it again."
