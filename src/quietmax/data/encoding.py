@@ -821,7 +821,7 @@ class Encoding:
         if self.label_ignores_case:
             _require_distinct_without_case(self.label, self.classes)
         pairs = [frozenset(cross) for cross in self.crosses]
-        if any(len(pair) != 2 or not pair < set(names[:-1]) for pair in pairs) or len(set(pairs)) < len(
+        if any(len(pair) != 2 or not pair <= set(names[:-1]) for pair in pairs) or len(set(pairs)) < len(
             pairs
         ):
             raise InvalidInput(f"crosses must be different pairs of two columns among {quoted(names[:-1])}.")

@@ -212,6 +212,14 @@ def test_many_classes_mean_fewer_bins() -> None:
     assert (few.bins, many.bins) == ((32, 256), (32,))
 
 
+def test_crosses_that_do_not_fit_into_memory_are_an_error() -> None:
+    columns = (HashedColumn("zip", 2000, missing=False), HashedColumn("employer", 1000, missing=False))
+    table = Encoding(columns, "label", ("no", "yes"), crosses=(("zip", "employer"),))
+    assert table_features(table, 1_000, 2, 0.3).dimension(3000) == 2_003_000
+    with pytest.raises(InvalidInput, match=r"2,003,000 features per row, too many"):
+        table_features(table, 2_000, 2, 0.3)
+
+
 def test_every_kind_of_column_and_every_declared_cross_becomes_features() -> None:
     columns = (
         NumericColumn("age", 0, 100),

@@ -30,6 +30,8 @@ FINE_FROM = 64.0
 """Fine bins are used where that many coarse bins would be possible."""
 LARGEST_TABLE = 2**28
 """The features of all rows together are at most this many numbers (of 4 bytes)."""
+LARGEST_CROSSED = 2**31
+"""The same with declared crosses and without bins; more is an error."""
 LARGEST_HEAD = 2**14
 """Features times classes: the noise values of one gradient step."""
 _SCALE_FLOOR = 4.0
@@ -561,6 +563,11 @@ def table_features(encoding: Encoding, size: float, classes: int, mu: float) -> 
     FeatureMap
         `TableFeatures`, or `UnitNorm`.
 
+    Raises
+    ------
+    InvalidInput
+        If the declared crosses give more than 2^31 numbers (8 GB) for all rows together.
+
     Examples
     --------
     >>> encoding = Encoding((NumericColumn("age", 0, 100, missing=False),), "ill", ("no", "yes"))
@@ -596,6 +603,12 @@ def table_features(encoding: Encoding, size: float, classes: int, mu: float) -> 
         features = chosen.dimension(start)
         if features * max(size, 1.0) <= LARGEST_TABLE and features * classes <= LARGEST_HEAD:
             return chosen
-    return (
-        with_bins(()) if encoding.crosses or not numbers else UnitNorm(CONSTANT_PER_COLUMN * math.sqrt(start))
-    )
+    if numbers and not encoding.crosses:
+        return UnitNorm(CONSTANT_PER_COLUMN * math.sqrt(start))
+    smallest = with_bins(())
+    if encoding.crosses and smallest.dimension(start) * max(size, 1.0) > LARGEST_CROSSED:
+        raise InvalidInput(
+            f"The declared crosses give {smallest.dimension(start):,} features per row, too many for a table of this "
+            "size; cross columns with fewer categories or buckets."
+        )
+    return smallest
