@@ -428,7 +428,7 @@ def table_and_split():
 def as_version_1(encoding):
     """An encoding under the keys that version 0.1 wrote; newer keys must have the values that mean nothing new."""
     assert encoding["format"] == "quietmax encoding 3"
-    new = {"decimal": ".", "thousands": "", "missing_values": [], "ignore_case": False}
+    new = {"decimal": ".", "thousands": "", "unit": "", "missing_values": [], "ignore_case": False}
     columns = [dict(column) for column in encoding["columns"]]
     for column in columns:
         for key, value in new.items():

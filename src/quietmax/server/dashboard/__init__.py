@@ -20,6 +20,7 @@ from quietmax.data.encoding import (
     DateColumn,
     Encoding,
     NumericColumn,
+    as_string,
     parse_date,
 )
 from quietmax.ledger.accounts import AccountState
@@ -255,7 +256,7 @@ def _field(column: Column, public: bool) -> dict[str, Any]:
     if isinstance(column, NumericColumn):
         field["type"] = "number"
         if public:
-            field.update(low=column.low, high=column.high)
+            field.update(low=as_string(column.low), high=as_string(column.high))
             field["hint"] = f"{column.low:,.12g} to {column.high:,.12g} {column.unit}".strip()
     elif isinstance(column, DateColumn):
         field["type"] = "date" if len(column.low) == 10 else "datetime-local"
