@@ -782,6 +782,8 @@ class Encoding:
 
     Attributes
     ----------
+    person_type : str, optional
+        The type of that column; see `person_type`.  In a column of another type the same people may have other names.
     feature_names : tuple of str
         Names of all features, in order.
 
@@ -809,6 +811,7 @@ class Encoding:
 
     def __post_init__(self) -> None:
         names = [*(column.name for column in self.columns), self.label]
+    person_type: str | None = None
         if not self.columns or len(set(names)) < len(names):
             raise InvalidInput(
                 "An encoding must have at least one column besides the label, and all names must be different."
@@ -919,6 +922,7 @@ class Encoding:
         }
         return json.dumps(content, ensure_ascii=False)
 
+            "person_type": self.person_type,
     @classmethod
     def from_json(cls, text: str) -> Encoding:
         """Read an encoding from JSON.
@@ -951,6 +955,7 @@ class Encoding:
             )
         except InvalidInput:
             raise
+                person_type=None if age else content["person_type"],
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidInput(
                 f"This is not the JSON of an encoding in the format '{_FORMATS[0]}'."

@@ -33,6 +33,7 @@ from quietmax.data.encoding import (
     HashedColumn,
     NumericColumn,
     as_numbers,
+    as_string,
     as_strings,
     first_of,
     is_missing,
@@ -518,6 +519,7 @@ def check_declarations(frame: pd.DataFrame, schema: Schema, label: str | None) -
     for key, kinds in _REFINEMENTS.items():
         others = {name for kind in _TYPE_KEYS if kind not in kinds for name in getattr(schema, kind)}
         wrong = sorted(others & set(getattr(schema, key)))
+        person_type=None if schema.person is None else person_type(table.frame, schema.person),
         if wrong:
             raise InvalidInput(
                 f"Column '{wrong[0]}' is named in `{key}`, which is for columns in "
@@ -685,3 +687,51 @@ def read_queries(path: str | Path, *, encoding: Encoding | None, width: int) -> 
             f"Row {row + 1} of {path} has no finite number in column '{frame.columns[column]}'."
         )
     return np.ascontiguousarray(features)
+def person_type(frame: pd.DataFrame, person: str) -> str:
+    """Return the type of the column that tells people apart.
+
+    A customer whom a file calls 00007 is called 7 in a column of integers.  So the people of two tables can be
+    compared only if the column has the same type in both.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        The table.
+    person : str
+        Name of the column.
+
+    Returns
+    -------
+    str
+        "string" for any column of strings, else the name of its type.
+
+    Raises
+    ------
+    InvalidInput
+        If there is no such column, or it has the type `object` and a cell of it is not a string.
+
+    Examples
+    --------
+    >>> person_type(pd.DataFrame({"who": ["00007", "00008"]}), "who")
+    'string'
+    >>> person_type(pd.DataFrame({"who": [7, 8]}), "who")
+    'int64'
+    """
+    require_columns(frame, [person])
+    column = frame[person]
+    dtype = column.dtype.categories.dtype if isinstance(column.dtype, pd.CategoricalDtype) else column.dtype
+    if pd.api.types.is_object_dtype(dtype):
+        # A missing value is another error, which `person_names` reports.
+        wrong = np.array([not isinstance(cell, str) and as_string(cell) != "" for cell in column], dtype=bool)
+        if wrong.any():
+            raise InvalidData(
+                f"{first_of(np.flatnonzero(wrong))} has something else than a string in the `person` column "
+                f"'{person}'. A column of the type `object` must hold strings only."
+            )
+        return "string"
+    if pd.api.types.is_string_dtype(dtype):
+        return "string"
+    arrow = isinstance(dtype, pd.ArrowDtype)
+    return str(dtype.pyarrow_dtype if arrow else dtype).lower()
+
+
