@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import replace
 from typing import Any
 
@@ -99,6 +100,10 @@ def test_groups_make_the_person_the_unit() -> None:
         pyarrow.array([1, 2, 1]),
         pyarrow.chunked_array([["1"], ["2", "1"]]),
         polars.Series([1, 2, 1]),
+        polars.Series(["1", "2", "1"]),
+        pd.Index([1, 2, 1]),
+        pd.Index(["1", "2", "1"], dtype="category"),
+        pd.array([1, 2, 1], dtype="Int64"),
         torch.tensor([1, 2, 1]),
     ],
 )
@@ -110,7 +115,15 @@ def test_a_person_has_the_same_name_whatever_holds_the_groups(groups: Any) -> No
     st.lists(
         st.integers(-(2**70), 2**70)
         | st.floats(allow_nan=False, allow_infinity=False)
-        | st.text("ab1.", min_size=1, max_size=3),
+        | st.text("ab1.", min_size=1, max_size=3)
+        | st.binary(min_size=1, max_size=3).filter(bytes.strip)
+        | st.booleans()
+        | st.datetimes(timezones=st.none() | st.timezones())
+        | st.datetimes(dt.datetime(1700, 1, 1), dt.datetime(2200, 1, 1)).map(pd.Timestamp)
+        | st.dates()
+        | st.times()
+        | st.timedeltas()
+        | st.decimals(allow_nan=False, allow_infinity=False),
         min_size=1,
         max_size=12,
     ),
@@ -129,6 +142,52 @@ def test_a_persons_name_and_number_of_rows_depend_on_no_other_person(groups: lis
     # Exact grouping: two rows have the same number if and only if they have the same name.
     same = everyone.codes[:, None] == everyone.codes
     assert (same == (everyone.names[:, None] == everyone.names)).all()
+
+
+BIRTHS = [dt.datetime(1980, 1, day, 0, 0, 0, 500_000) for day in range(1, 13)]
+
+
+@pytest.mark.parametrize(
+    "stranger", ["x", 7, 0.5, None, BIRTHS[0].replace(tzinfo=dt.UTC), dt.date(1980, 1, 1)]
+)
+@pytest.mark.parametrize("births", [BIRTHS, [birth - BIRTHS[0] for birth in BIRTHS]], ids=["dates", "spans"])
+def test_a_stranger_with_an_id_of_another_type_renames_nobody(births: list[Any], stranger: Any) -> None:
+    names = Persons.of(births).names.tolist()
+    if stranger is not None:
+        assert Persons.of([*births, stranger]).names[:-1].tolist() == names
+    # Labels that come beside a frame are read by the same rule.
+    schema = replace(SCHEMA, classes=(*names, "x"))
+    frame = pd.DataFrame({"age": [50] * 13, "region": ["north"] * 13})
+    assert seen(frame[:-1], births, schema=schema).labels.tolist() == [*range(12)]
+    assert seen(frame, [*births, "x"], schema=schema).labels.tolist() == [*range(13)]
+
+
+@pytest.mark.parametrize("made", [pd.Series, pd.Index, polars.Series, pyarrow.array, np.array])
+def test_a_type_that_the_container_declares_is_kept(made: Any) -> None:
+    names = Persons.of(made(BIRTHS)).names.tolist()
+    assert names == Persons.of(made(BIRTHS[:1])).names.tolist() + Persons.of(made(BIRTHS[1:])).names.tolist()
+    assert len(set(names)) == 12
+
+
+def test_a_string_that_is_no_valid_unicode_is_an_error_that_does_not_show_it() -> None:
+    half = "secret\ud800"
+    with pytest.raises(InvalidInput, match="valid Unicode") as caught:
+        seen([[0.0], [1.0]], [0, 1], groups=["ann", half])
+    assert "secret" not in repr(caught.value)
+    frame = PEOPLE.assign(customer=pd.Series(["ann", half, "bob", half], dtype=object))
+    with pytest.raises(
+        InvalidInput, match=r"Row 2 \(and 1 more\) has a string that is not valid Unicode"
+    ) as caught:
+        seen(frame, schema=PERSONAL)
+    assert "secret" not in repr(caught.value)
+    with pytest.raises(InvalidInput, match="Row 2 has a label outside the classes") as caught:
+        seen(PEOPLE.drop(columns="ill"), ["no", half, "yes", "no"], schema=PERSONAL)
+    assert "secret" not in repr(caught.value)
+
+
+def test_objects_that_polars_cannot_export_are_an_error() -> None:
+    with pytest.raises(InvalidInput, match="flat sequence"):
+        seen([[0.0], [1.0]], [0, 1], groups=polars.Series([object(), object()], dtype=polars.Object))
 
 
 @pytest.mark.parametrize("missing", [None, np.nan, "", "NA", pd.NA])

@@ -65,6 +65,9 @@ _LITERAL = re.compile(r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?inf(inity)?", re.IGNORECASE)
 """A number in a numeric column."""
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair, which no valid string contains."""
+
 _ISO_DATE = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?(Z|[+-][0-9]{2}(:?[0-9]{2})?)?)?"
 )
@@ -779,11 +782,11 @@ class Encoding:
         Whether labels match class names in any case.
     person : str, optional
         Name of the column that tells people apart; it is not a feature.
+    person_type : str, optional
+        The type of that column; see `person_type`.  In a column of another type the same people may have other names.
 
     Attributes
     ----------
-    person_type : str, optional
-        The type of that column; see `person_type`.  In a column of another type the same people may have other names.
     feature_names : tuple of str
         Names of all features, in order.
 
@@ -808,10 +811,10 @@ class Encoding:
     crosses: tuple[tuple[str, str], ...] = ()
     label_ignores_case: bool = False
     person: str | None = None
+    person_type: str | None = None
 
     def __post_init__(self) -> None:
         names = [*(column.name for column in self.columns), self.label]
-    person_type: str | None = None
         if not self.columns or len(set(names)) < len(names):
             raise InvalidInput(
                 "An encoding must have at least one column besides the label, and all names must be different."
@@ -919,10 +922,10 @@ class Encoding:
             "crosses": self.crosses,
             "label_ignores_case": self.label_ignores_case,
             "person": self.person,
+            "person_type": self.person_type,
         }
         return json.dumps(content, ensure_ascii=False)
 
-            "person_type": self.person_type,
     @classmethod
     def from_json(cls, text: str) -> Encoding:
         """Read an encoding from JSON.
@@ -952,10 +955,10 @@ class Encoding:
                 crosses=() if age else tuple((first, second) for first, second in content["crosses"]),
                 label_ignores_case=False if age else content["label_ignores_case"],
                 person=None if age else content["person"],
+                person_type=None if age else content["person_type"],
             )
         except InvalidInput:
             raise
-                person_type=None if age else content["person_type"],
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidInput(
                 f"This is not the JSON of an encoding in the format '{_FORMATS[0]}'."
@@ -1243,6 +1246,26 @@ def is_missing(strings: Iterable[str]) -> NDArray[np.bool_]:
     ndarray of bool
     """
     return np.array([string in MISSING_MARKERS for string in strings], dtype=bool)
+
+
+def is_text(strings: Iterable[str]) -> NDArray[np.bool_]:
+    """Return for every string whether it is valid Unicode: whether it has no half of a surrogate pair.
+
+    Parameters
+    ----------
+    strings : iterable of str
+        Cells as strings.
+
+    Returns
+    -------
+    ndarray of bool
+
+    Examples
+    --------
+    >>> is_text(["Zoë", "\\ud800"]).tolist()
+    [True, False]
+    """
+    return np.array([string.isascii() or not _SURROGATE.search(string) for string in strings], dtype=bool)
 
 
 def _literal(string: str) -> Decimal | None:

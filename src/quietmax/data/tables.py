@@ -12,7 +12,7 @@ import contextlib
 import csv
 import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -37,6 +37,7 @@ from quietmax.data.encoding import (
     as_strings,
     first_of,
     is_missing,
+    is_text,
     quoted,
     require_columns,
 )
@@ -338,6 +339,67 @@ def as_frame(table: Any) -> pd.DataFrame:
     return frame.set_axis(names, axis=1)
 
 
+def as_series(values: Any, name: str) -> pd.Series[Any]:
+    """Return one entry per row as a pandas series, without converting any of them.
+
+    A type that the container declares (pandas, polars, Arrow, NumPy) is kept.  The entries of a list or of an array
+    of objects stay Python objects: pandas would choose one type by looking at all of them.
+
+    Parameters
+    ----------
+    values : sequence, numpy.ndarray, pandas.Series, pandas.Index, polars.Series or Arrow array
+        The entries.
+    name : str
+        What they are, for errors; no error shows an entry.
+
+    Returns
+    -------
+    pandas.Series
+
+    Raises
+    ------
+    InvalidInput
+        If the values are not a flat sequence.
+
+    Examples
+    --------
+    >>> as_series(["a", "b"], "groups").dtype, as_series(pyarrow.array([1, None]), "groups").dtype
+    (dtype('O'), int64[pyarrow])
+    """
+    problem = f"{name} must be a flat sequence of numbers or strings, one for each row."
+    flat = hasattr(values, "__iter__") and getattr(values, "ndim", 1) == 1
+    if not flat or isinstance(values, str | bytes | Mapping | pd.DataFrame):
+        raise InvalidInput(problem)
+    if isinstance(values, pd.Series):
+        return values
+    if isinstance(values, pd.Index | pd.api.extensions.ExtensionArray):
+        return pd.Series(values, dtype=values.dtype)
+    if hasattr(values, "__arrow_c_stream__") or hasattr(values, "__arrow_c_array__"):
+        return pd.Series(pd.arrays.ArrowExtensionArray(_arrow_column(values, problem)))
+    if isinstance(values, np.ndarray) and values.dtype.kind in "mM":
+        try:
+            return pd.Series(values)
+        except ValueError:  # a date that pandas cannot represent; its message shows it
+            raise InvalidInput(problem) from None
+    entries = values.tolist() if isinstance(values, np.ndarray) else values
+    cells = [entry.item() if getattr(entry, "ndim", None) == 0 else entry for entry in entries]
+    if not all(map(pd.api.types.is_scalar, cells)):
+        raise InvalidInput(problem)
+    return pd.Series(cells, dtype=object)
+
+
+def _arrow_column(values: Any, problem: str) -> pyarrow.ChunkedArray:
+    """Return a series of polars or an Arrow array as an Arrow column."""
+    if str(getattr(values, "dtype", "")) == "Object":
+        raise InvalidInput(problem)  # polars would export the addresses of the objects
+    try:
+        if hasattr(values, "__arrow_c_stream__"):
+            return _without_views(pyarrow.chunked_array(values))
+        return _without_views(pyarrow.chunked_array([pyarrow.array(values)]))
+    except Exception:  # what a foreign library raises while it exports a column may show entries
+        raise InvalidInput(problem) from None
+
+
 def read_records(
     source: str | Path | Any, schema: Schema, *, infer: bool = False, features: str = "features"
 ) -> Records:
@@ -412,7 +474,7 @@ def encode_table(table: Any, schema: Schema, *, infer: bool = False, y: Any = No
     """
     frame, label = as_frame(table), schema.label
     if y is not None:
-        labels = _label_series(y)
+        labels = as_series(y, "y")
         if len(labels) != len(frame):
             raise InvalidInput(f"y must have one label per row: {len(frame)} rows, but {len(labels)} labels.")
         label = "label" if label is None else label
@@ -420,19 +482,6 @@ def encode_table(table: Any, schema: Schema, *, infer: bool = False, y: Any = No
     if label is None:
         raise InvalidInput("The schema's label must name the label column of the table, or y must be given.")
     return _encode("table", RawTable(frame), schema, label, infer=infer)
-
-
-def _label_series(y: Any) -> pd.Series[Any]:
-    """Return labels as a pandas series that keeps their Arrow type, if they have one."""
-    if isinstance(y, pd.Series):
-        return y
-    if isinstance(y, pd.DataFrame) or np.ndim(y) != 1:
-        raise InvalidInput("y must be a sequence with one label per row.")
-    if hasattr(y, "__arrow_c_stream__") or hasattr(y, "__arrow_c_array__"):
-        stream = hasattr(y, "__arrow_c_stream__")
-        labels = pyarrow.chunked_array(y) if stream else pyarrow.chunked_array([pyarrow.array(y)])
-        return pd.Series(pd.arrays.ArrowExtensionArray(_without_views(labels)))
-    return pd.Series(y if isinstance(y, np.ndarray) else np.array(list(y), dtype=object))
 
 
 def _encode(name: str, table: RawTable, schema: Schema, label: str, *, infer: bool) -> Records:
@@ -472,6 +521,7 @@ def _encoding(table: RawTable, schema: Schema, label: str, *, infer: bool) -> En
         crosses=schema.crosses,
         label_ignores_case=label in completed.ignore_case,
         person=schema.person,
+        person_type=None if schema.person is None else person_type(table.frame, schema.person),
     )
 
 
@@ -519,7 +569,6 @@ def check_declarations(frame: pd.DataFrame, schema: Schema, label: str | None) -
     for key, kinds in _REFINEMENTS.items():
         others = {name for kind in _TYPE_KEYS if kind not in kinds for name in getattr(schema, kind)}
         wrong = sorted(others & set(getattr(schema, key)))
-        person_type=None if schema.person is None else person_type(table.frame, schema.person),
         if wrong:
             raise InvalidInput(
                 f"Column '{wrong[0]}' is named in `{key}`, which is for columns in "
@@ -639,54 +688,14 @@ def person_names(frame: pd.DataFrame, person: str) -> NDArray[np.object_]:
         raise InvalidData(
             f"{first_of(absent)} has no value in the `person` column '{person}'; every row needs one."
         )
+    damaged = np.flatnonzero(~is_text(names))
+    if damaged.size:
+        raise InvalidData(
+            f"{first_of(damaged)} has a string that is not valid Unicode in the `person` column '{person}'."
+        )
     return names
 
 
-def read_queries(path: str | Path, *, encoding: Encoding | None, width: int) -> NDArray[np.float32]:
-    """Read a file as queries to a model.
-
-    Parameters
-    ----------
-    path : str or Path
-        A CSV, TSV, Parquet or NPZ file.
-    encoding : Encoding or None
-        The encoding of a model trained on a table: the file has the columns of that table, with or without the
-        label.  With None the file has exactly `width` columns of numbers, scaled as in training.
-    width : int
-        Number of features of the model.
-
-    Returns
-    -------
-    ndarray of float32, shape (queries, width)
-
-    Raises
-    ------
-    DataUnavailable
-        If the file cannot be read, or the encoding does not belong to the model.
-    InvalidInput
-        If the columns do not match or a value is not a finite number.
-    """
-    frame = read_table(path).frame
-    if encoding is not None:
-        if len(encoding.feature_names) != width:
-            raise DataUnavailable(
-                f"The encoding has {len(encoding.feature_names)} features, but the model takes {width}; they do not "
-                "belong together."
-            )
-        return encoding.encode(frame)
-    if frame.shape[1] != width:
-        raise InvalidData(
-            f"The file {path} must have one column for each of the model's {width} features and no label; it has "
-            f"{frame.shape[1]} columns."
-        )
-    numbers = [as_numbers(frame[name], str(name)) for name in frame.columns]
-    features = np.stack(numbers, axis=1).astype(np.float32)
-    if not np.isfinite(features).all():
-        row, column = np.argwhere(~np.isfinite(features))[0]
-        raise InvalidData(
-            f"Row {row + 1} of {path} has no finite number in column '{frame.columns[column]}'."
-        )
-    return np.ascontiguousarray(features)
 def person_type(frame: pd.DataFrame, person: str) -> str:
     """Return the type of the column that tells people apart.
 
@@ -735,3 +744,48 @@ def person_type(frame: pd.DataFrame, person: str) -> str:
     return str(dtype.pyarrow_dtype if arrow else dtype).lower()
 
 
+def read_queries(path: str | Path, *, encoding: Encoding | None, width: int) -> NDArray[np.float32]:
+    """Read a file as queries to a model.
+
+    Parameters
+    ----------
+    path : str or Path
+        A CSV, TSV, Parquet or NPZ file.
+    encoding : Encoding or None
+        The encoding of a model trained on a table: the file has the columns of that table, with or without the
+        label.  With None the file has exactly `width` columns of numbers, scaled as in training.
+    width : int
+        Number of features of the model.
+
+    Returns
+    -------
+    ndarray of float32, shape (queries, width)
+
+    Raises
+    ------
+    DataUnavailable
+        If the file cannot be read, or the encoding does not belong to the model.
+    InvalidInput
+        If the columns do not match or a value is not a finite number.
+    """
+    frame = read_table(path).frame
+    if encoding is not None:
+        if len(encoding.feature_names) != width:
+            raise DataUnavailable(
+                f"The encoding has {len(encoding.feature_names)} features, but the model takes {width}; they do not "
+                "belong together."
+            )
+        return encoding.encode(frame)
+    if frame.shape[1] != width:
+        raise InvalidData(
+            f"The file {path} must have one column for each of the model's {width} features and no label; it has "
+            f"{frame.shape[1]} columns."
+        )
+    numbers = [as_numbers(frame[name], str(name)) for name in frame.columns]
+    features = np.stack(numbers, axis=1).astype(np.float32)
+    if not np.isfinite(features).all():
+        row, column = np.argwhere(~np.isfinite(features))[0]
+        raise InvalidData(
+            f"Row {row + 1} of {path} has no finite number in column '{frame.columns[column]}'."
+        )
+    return np.ascontiguousarray(features)

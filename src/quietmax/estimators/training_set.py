@@ -8,7 +8,7 @@ person's rows alone (THEORY 3.8); messages show no value of the private records.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,9 +23,9 @@ from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from quietmax.accounting.guarantee import Unit
-from quietmax.data.encoding import Encoding, as_strings, is_missing
+from quietmax.data.encoding import Encoding, as_strings, is_missing, is_text
 from quietmax.data.records import Holdout, Records
-from quietmax.data.tables import as_frame, encode_table
+from quietmax.data.tables import as_frame, as_series, encode_table
 from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators.validation import CLASSES, Condition, checked_records, class_numbers
 
@@ -74,11 +74,13 @@ class Persons:
             If an entry is missing, or not a number or a string. The message shows no entry.
         """
         try:
-            names = as_strings(groups if isinstance(groups, pd.Series) else _series(groups))
+            names = as_strings(as_series(groups, "groups"))
         except InvalidData:
             raise InvalidInput("groups must be a flat sequence of numbers or strings.") from None
         if is_missing(names).any():
             raise InvalidInput("groups must name a person for every row; some rows have no value.")
+        if not is_text(names).all():
+            raise InvalidInput("groups must be valid Unicode; some rows have a string that is not.")
         return cls(names)
 
     @cached_property
@@ -293,19 +295,6 @@ def _persons(names: NDArray[np.object_] | None, groups: Any, rows: int) -> Perso
     if len(persons.names) != rows:
         raise InvalidInput("groups must have one entry for each row of X.")
     return persons
-
-
-def _series(groups: Any) -> pd.Series[Any]:
-    """Return groups as a series of Python objects, each as it is."""
-    if isinstance(groups, str | bytes | Mapping | pd.DataFrame) or not hasattr(groups, "__iter__"):
-        raise InvalidData("Not a flat sequence.")
-    if hasattr(groups, "to_pylist"):  # an Arrow array
-        groups = groups.to_pylist()
-    values = groups.tolist() if isinstance(groups, np.ndarray) else groups
-    cells = [value.item() if getattr(value, "ndim", None) == 0 else value for value in values]
-    objects = np.empty(len(cells), dtype=object)
-    objects[:] = cells
-    return pd.Series(objects)
 
 
 def queries(estimator: Any, X: Any) -> NDArray[np.float32]:
