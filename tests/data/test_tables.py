@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import csv
 import errno
+import io
+import tempfile
 import traceback
 from dataclasses import replace
 from functools import partial
@@ -13,6 +16,8 @@ import polars
 import pyarrow
 import pyarrow.parquet
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from quietmax.data import (
     Encoding,
@@ -50,6 +55,58 @@ def test_blanks_quotes_a_byte_order_mark_windows_line_ends_and_blank_lines_make_
     rows = [",".join(f'" {cell} "' for cell in line.split(",")) for line in PEOPLE.splitlines()]
     text = "\ufeff\r\n" + "".join(f"{row}\r\n\r\n" for row in rows)
     expect_people(written(tmp_path, text))
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize("place", [0, 50, 100])
+@pytest.mark.parametrize("cell", ['"secret', '"secret" said', '"', '"secret\nsecret', '"secret""'])
+def test_one_persons_unbalanced_quote_is_an_error_and_swallows_no_later_row(
+    tmp_path: Path, cell: str, place: int, separator: str, error_message: ErrorMessage
+) -> None:
+    rows = [f'"{row}";30;no'.replace(";", separator) for row in range(100)]
+    rows[place:place] = [f"x;40;{cell}".replace(";", separator)]
+    path = written(tmp_path, "\n".join(["id;age;ill".replace(";", separator), *rows, ""]))
+    message = error_message(lambda: read_table(path), InvalidInput)
+    assert f"row {place + 2} (counting the header) has a field that begins with a quote" in message
+    assert "secret" not in message
+
+
+def test_rows_are_counted_across_quoted_line_breaks(tmp_path: Path, error_message: ErrorMessage) -> None:
+    text = '\ufeff\r\n"a\nb","c"\r\n\r\n"1\n2",3\n4,"5""\n\n6"\n'
+    assert read_table(written(tmp_path, text)).frame.to_numpy().tolist() == [["1\n2", "3"], ["4", '5"\n\n6']]
+    assert "row 4 (counting" in error_message(
+        lambda: read_table(written(tmp_path, f'{text}"7,8\n')), InvalidInput
+    )
+
+
+def test_a_quote_inside_a_cell_without_quotes_is_itself(tmp_path: Path) -> None:
+    frame = read_table(written(tmp_path, 'id,size\n1,5" tape\n2,a"b"\n')).frame
+    assert frame["size"].tolist() == ['5" tape', 'a"b"']
+
+
+def test_an_unbalanced_quote_in_the_header_is_an_error(tmp_path: Path, error_message: ErrorMessage) -> None:
+    message = error_message(lambda: read_table(written(tmp_path, 'id,"age\n1,2\n3,4\n')), InvalidInput)
+    assert "row 1 (counting the header)" in message
+
+
+@settings(max_examples=400)
+@given(st.text('a,"\n\r ', max_size=30))
+def test_a_file_with_quotes_is_read_as_by_a_strict_reader_or_refused(text: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "table.csv"
+        path.write_bytes(f"x,y\n{text}\n".encode())
+        try:
+            rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row]
+        except csv.Error:
+            with pytest.raises(InvalidInput):
+                read_table(path)
+            return
+        try:
+            found = read_table(path).frame.to_numpy().tolist()
+        except InvalidInput:
+            assert not rows or any(len(row) != 2 for row in rows)
+        else:
+            assert found == rows
 
 
 def test_a_parquet_file_is_encoded_like_the_csv_file(tmp_path: Path) -> None:

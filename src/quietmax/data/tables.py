@@ -8,12 +8,14 @@ Errors are for the owner of the file: they name rows and columns, never a value.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,7 +35,6 @@ from quietmax.data.encoding import (
     HashedColumn,
     NumericColumn,
     as_numbers,
-    as_string,
     as_strings,
     first_of,
     is_missing,
@@ -151,6 +152,7 @@ def _read_text(file: Path, delimiters: Sequence[str]) -> pd.DataFrame:
                 f"The file {file} is larger than 2 GiB, the limit for text files; Parquet has none."
             )
         content = file.read_bytes()
+        rows = _count_rows(file, content, lines, delimiter) if b'"' in content else None
         # One block for the whole file: at a border between two blocks Arrow loses the line feed of a quoted "\r\n",
         # and where the borders are depends on the other rows.
         table = pyarrow.csv.read_csv(
@@ -176,7 +178,38 @@ def _read_text(file: Path, delimiters: Sequence[str]) -> pd.DataFrame:
         raise InvalidData(
             f"In the file {file}, {where} does not have as many fields as the header; the file may be truncated."
         ) from None
+    if rows is not None and rows != table.num_rows:
+        raise InvalidData(f"The quotes in the file {file} are ambiguous; a CSV writer must have written it.")
     return cast(pd.DataFrame, table.to_pandas())
+
+
+def _count_rows(file: Path, content: bytes, lines: int, delimiter: str) -> int:
+    """Return the number of rows after the header of a file with quotes, and refuse a quoted field that does not end.
+
+    Arrow reads an opening quote that nobody closes as one cell, which takes in all later rows without an error.
+    """
+    end = re.compile(b"\r\n|\r|\n")
+    start = next((match.end() for match in islice(end.finditer(content), lines - 1, None)), len(content))
+    border = b"[" + re.escape(delimiter.encode()) + b"\r\n]"
+    opening = re.compile(b'"(?<=' + border + b'")')
+    closed = re.compile(opening.pattern + b'[^"]*+(?:""[^"]*+)*+"(?=' + border + b")")
+    count = 0
+    for part in (content[:start].removeprefix(codecs.BOM_UTF8), content[start:]):
+        unquoted = closed.sub(b"_", b"\n%b\n" % part)
+        wrong = opening.search(unquoted)
+        if wrong is not None:
+            row = count + _count_lines(unquoted[: wrong.end()])
+            raise InvalidData(
+                f"In the file {file}, row {row} (counting the header) has a field that begins with a quote but does "
+                "not end with one; a CSV writer puts such a field in quotes and doubles the quotes inside."
+            )
+        count = _count_lines(unquoted)
+    return count
+
+
+def _count_lines(text: bytes) -> int:
+    """Return the number of lines that are not empty; the text begins with a line feed."""
+    return sum(1 for _ in re.finditer(b"[\r\n][^\r\n]", text))
 
 
 def _not_utf_8(file: Path) -> str:
@@ -712,12 +745,12 @@ def person_type(frame: pd.DataFrame, person: str) -> str:
     Returns
     -------
     str
-        "string" for any column of strings, else the name of its type.
+        "string" for any column of strings, else the name of its type.  No cell is looked at.
 
     Raises
     ------
     InvalidInput
-        If there is no such column, or it has the type `object` and a cell of it is not a string.
+        If there is no such column.
 
     Examples
     --------
@@ -727,21 +760,11 @@ def person_type(frame: pd.DataFrame, person: str) -> str:
     'int64'
     """
     require_columns(frame, [person])
-    column = frame[person]
-    dtype = column.dtype.categories.dtype if isinstance(column.dtype, pd.CategoricalDtype) else column.dtype
-    if pd.api.types.is_object_dtype(dtype):
-        # A missing value is another error, which `person_names` reports.
-        wrong = np.array([not isinstance(cell, str) and as_string(cell) != "" for cell in column], dtype=bool)
-        if wrong.any():
-            raise InvalidData(
-                f"{first_of(np.flatnonzero(wrong))} has something else than a string in the `person` column "
-                f"'{person}'. A column of the type `object` must hold strings only."
-            )
+    given = frame[person].dtype
+    dtype = given.categories.dtype if isinstance(given, pd.CategoricalDtype) else given
+    if pd.api.types.is_string_dtype(dtype) and not pd.api.types.is_object_dtype(dtype):
         return "string"
-    if pd.api.types.is_string_dtype(dtype):
-        return "string"
-    arrow = isinstance(dtype, pd.ArrowDtype)
-    return str(dtype.pyarrow_dtype if arrow else dtype).lower()
+    return str(dtype.pyarrow_dtype if isinstance(dtype, pd.ArrowDtype) else dtype).lower()
 
 
 def read_queries(path: str | Path, *, encoding: Encoding | None, width: int) -> NDArray[np.float32]:
