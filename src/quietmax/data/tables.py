@@ -521,8 +521,6 @@ def _encode(name: str, table: RawTable, schema: Schema, label: str, *, infer: bo
     """Encode a table: the one way from rows to records."""
     encoding = _encoding(table, schema, label, infer=infer)
     features, labels = encoding.encode(table.frame, label)
-    if len(np.unique(labels)) < 2:
-        raise InvalidData(f"All records of '{name}' are of one class; training needs at least two.")
     persons = None if schema.person is None else person_names(table.frame, schema.person)
     return Records(name, features, labels, len(encoding.classes), table.image_shape, encoding, persons)
 
