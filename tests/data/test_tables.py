@@ -518,12 +518,15 @@ def test_a_label_outside_the_declared_classes_is_rejected(
     assert "'no', 'yes'" in message
 
 
-@pytest.mark.parametrize("options", [{}, {"classes": None, "infer": True}])
-def test_records_of_one_class_only_are_rejected(
-    tmp_path: Path, options: dict[str, Any], error_message: ErrorMessage
+def test_records_of_one_class_are_an_error_only_if_the_classes_are_read_from_them(
+    tmp_path: Path, error_message: ErrorMessage
 ) -> None:
     path = written(tmp_path, PEOPLE.replace("yes", "no"))
-    assert "one class" in error_message(lambda: load(path, **{**DECLARED, **options}), InvalidInput)
+    inferred = {**DECLARED, "classes": None, "infer": True}
+    assert "one class" in error_message(lambda: load(path, **inferred), InvalidInput)
+    # Whether the last person of a class is there decides about nothing.
+    assert load(path, **DECLARED).train.labels.tolist() == [0] * 5
+    assert load(path, **DECLARED).classes == 2
 
 
 @pytest.mark.parametrize(

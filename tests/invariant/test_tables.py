@@ -2,8 +2,7 @@
 
 A seeded generator makes tables of every column type.  Each table is read once whole and several times with rows
 removed, repeated and in another order; every row that is left must give the same bits: features, class number,
-person, and the side of a split.  Two fixed rows of different classes stay in every table, because a table of
-one class is an error.
+person, and the side of a split.  Not even the presence of a class decides about another row.
 
 QUIETMAX_INVARIANT_TABLES sets the number of tables of `test_no_row_depends_on_another_row` (default 400); the slow
 test always makes 10,000.
@@ -603,12 +602,12 @@ def broken(way: str, seed: int, folder: Path) -> str | None:
     rng = table.rng
     whole = list(range(table.rows))
     expected = read(table, whole, folder)
-    removed = rng.randrange(2, table.rows)
+    removed = rng.randrange(table.rows)
     neighbours = {
         f"row {removed} removed": [row for row in whole if row != removed],
         "rows repeated and in another order": rng.sample(whole * 2, k=table.rows * 2),
-        "most rows removed": [0, 1, removed],
-        "other rows and another order": rng.sample([0, 1, *rng.choices(whole, k=5)], k=7),
+        "all other rows removed": [removed],
+        "other rows and another order": rng.choices(whole, k=7),
     }
     for change, rows in neighbours.items():
         for row, bits in zip(rows, read(table, rows, folder), strict=True):

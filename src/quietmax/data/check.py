@@ -79,8 +79,6 @@ class TableReport:
             found.append("The schema does not declare the label and its classes.")
         elif self.unlabelled:
             found.append(f"{self.unlabelled} rows have no label, or one that is not a declared class.")
-        elif sum(count > 0 for count in self.classes.values()) < 2:
-            found.append("All rows are of one class; training needs at least two.")
         if self.without_person:
             found.append(f"{self.without_person} rows have no value in the person column.")
         for column in self.columns:
