@@ -15,12 +15,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import ColumnTransformer
+from sklearn.dummy import DummyClassifier
+from sklearn.ensemble import BaggingClassifier, StackingClassifier, VotingClassifier
 from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, Normalizer, StandardScaler
 
-from quietmax.data.records import Records
+from quietmax.data.records import Records, hold_out
 from quietmax.data.schema import Schema
 from quietmax.data.tables import encode_table
 from quietmax.errors import InvalidInput
@@ -58,6 +62,9 @@ class Bare(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Any:
         return np.full(len(queries(self, X)), self.classes_[0])
+
+    def predict_proba(self, X: Any) -> Any:
+        return np.full((len(queries(self, X)), len(self.classes_)), 1 / len(self.classes_))
 
 
 def seen(X: Any, y: Any = None, *, groups: Any = None, **parameters: Any) -> TrainingSet:
@@ -352,6 +359,44 @@ def test_steps_of_outer_pipelines_and_searches_are_seen() -> None:
         X, Y
     )
     assert outside.best_estimator_[-1].seen_.fitted_steps == ("GridSearchCV", "StandardScaler")
+
+
+class Wrapper(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """An estimator of the user's own that scales the records by itself."""
+
+    def fit(self, X: Any, y: Any) -> Wrapper:
+        self.inner_ = Bare().fit(StandardScaler().fit_transform(X), y)
+        return self
+
+
+@pytest.mark.parametrize(
+    ("meta", "inner"),
+    [
+        (
+            StackingClassifier([("first", DummyClassifier())], Bare(), cv=2),
+            lambda fitted: fitted.final_estimator_,
+        ),
+        (VotingClassifier([("only", Bare())]), lambda fitted: fitted.estimators_[0]),
+        (OneVsRestClassifier(Bare()), lambda fitted: fitted.estimators_[0]),
+        (BaggingClassifier(Bare(), n_estimators=1), lambda fitted: fitted.estimators_[0]),
+        (
+            CalibratedClassifierCV(Bare(), cv=2, ensemble=False),
+            lambda fitted: fitted.calibrated_classifiers_[0].estimator,
+        ),
+        (Wrapper(), lambda fitted: fitted.inner_),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_other_estimator_that_is_being_fitted_is_seen(meta: Any, inner: Any) -> None:
+    assert inner(meta.fit(X, Y)).seen_.fitted_steps == (type(meta).__name__,)
+
+
+def test_nobody_left_to_train_on_is_an_error_of_its_own() -> None:
+    everybody_out = hold_out(encode_table(PEOPLE, PERSONAL), 0.999_999)
+    with pytest.raises(InvalidInput, match="Nobody is left to train on"):
+        seen(everybody_out.train)
+    with pytest.raises(InvalidInput, match="Nobody is left to train on"):
+        seen(PEOPLE[:0], schema=PERSONAL)
 
 
 def test_an_estimator_outside_a_pipeline_or_in_cross_validation_has_no_such_condition() -> None:

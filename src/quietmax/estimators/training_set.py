@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from sklearn.model_selection._search import BaseSearchCV
+from sklearn.base import BaseEstimator
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from quietmax.accounting.guarantee import Unit
+from quietmax.accounting.guarantee import Guarantee, Unit
 from quietmax.data.encoding import Encoding, as_strings, is_missing, is_text
-from quietmax.data.records import Holdout, Records
+from quietmax.data.records import Holdout, Records, is_held_out
 from quietmax.data.tables import as_frame, as_series, encode_table
 from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators.validation import CLASSES, Condition, checked_records, class_numbers
@@ -244,11 +244,19 @@ def training_set(
     >>> found.unit, found.units, found.classes.tolist()
     ('person', 2, ['no', 'yes'])
     """
+    estimator.__dict__.pop("_evaluations", None)  # an estimator whose fit fails cannot be evaluated
     found = _encoded(estimator, X, y)
+    if found is not None:
+        _check_holdout(found, groups)
     if found is None:
         records, given = checked_records(estimator, X, y, dtypes=dtypes)
         classes, labels = class_numbers(given, estimator.classes)
         names, encoding, holdout, declared = None, None, None, estimator.classes is not None
+    elif not len(found):
+        raise InvalidData(
+            "Nobody is left to train on. A smaller `holdout` keeps more people for training. Whether somebody is left "
+            "depends on the records: this error is for their owner and not part of a release."
+        )
     else:
         records, labels = checked_records(estimator, found.features, found.labels)
         classes = _classes(estimator, found)
@@ -268,6 +276,43 @@ def _encoded(estimator: Any, X: Any, y: Any) -> Records | None:
             raise InvalidInput("Records are encoded and have labels: leave out `schema` and `y`.")
         return X
     return None if estimator.schema is None else encode_table(X, estimator.schema, y=y)
+
+
+def _check_holdout(records: Records, groups: Any) -> None:
+    """Raise unless all records are on the side of the training set, and their split knows whose they are."""
+    if records.holdout is None or records.holdout.share == 0:
+        return
+    if groups is not None:
+        raise InvalidInput(
+            "The records were split without knowing `groups`, so one person may be in the training set and in the "
+            "holdout: leave out `groups`, or declare a `person` column before the split."
+        )
+    if is_held_out(records, records.holdout).any():
+        raise InvalidInput(
+            "Some of these records are held out by their own split, so they must not be trained on: train on "
+            "`split.train`. To train on everybody, split with a `holdout` of 0."
+        )
+
+
+def with_holdout(guarantee: Guarantee, holdout: Holdout | None) -> Guarantee:
+    """Return a guarantee that names the rule by which people were held out of the training.
+
+    Parameters
+    ----------
+    guarantee : Guarantee
+        What is guaranteed of the model.
+    holdout : Holdout or None
+        The rule; None if nobody was held out.
+
+    Returns
+    -------
+    Guarantee
+        With the parameter `holdout`, or without it.
+    """
+    parameters = {name: value for name, value in guarantee.parameters.items() if name != "holdout"}
+    if holdout is not None:
+        parameters["holdout"] = holdout.to_json()
+    return replace(guarantee, parameters=parameters)
 
 
 def _classes(estimator: Any, records: Records) -> NDArray[Any]:
@@ -338,9 +383,10 @@ def queries(estimator: Any, X: Any) -> NDArray[np.float32]:
 def steps_before(estimator: Any) -> tuple[str, ...]:
     """Return what was fitted on the private records before an estimator that is being fitted now.
 
-    scikit-learn tells an estimator nothing about the pipeline it is in, so this looks at the calls in progress: the
-    steps of every `Pipeline` that is being fitted, and every search over settings. It cannot see a transformer that
-    was applied by hand, nor a search that runs in other threads or processes.
+    scikit-learn tells an estimator nothing about what it is in, so this looks at the calls in progress: a `Pipeline`
+    counts by its earlier steps that learn something, every other estimator (a search over settings, a stack, a vote,
+    a calibration, a wrapper of the user's own) counts by itself. It cannot see a transformer that was applied by
+    hand, nor a fit in other threads or processes.
 
     Parameters
     ----------
@@ -350,7 +396,7 @@ def steps_before(estimator: Any) -> tuple[str, ...]:
     Returns
     -------
     tuple of str
-        Names of steps and searches, outermost first.
+        Names of steps and of other estimators, outermost first.
 
     Examples
     --------
@@ -361,16 +407,19 @@ def steps_before(estimator: Any) -> tuple[str, ...]:
     frame = sys._getframe(1)
     while frame.f_back is not None:
         caller = frame.f_locals.get("self") if "self" in frame.f_code.co_varnames else None
-        if isinstance(caller, Pipeline | BaseSearchCV) and not any(caller is each for each in callers):
+        if isinstance(caller, BaseEstimator) and not any(caller is each for each in (estimator, *callers)):
             callers.append(caller)
         frame = frame.f_back
     found: list[str] = []
     for caller in reversed(callers):
-        if isinstance(caller, BaseSearchCV):
+        if isinstance(caller, Pipeline):
+            found += [
+                type(step).__name__
+                for _, step in caller.steps[:-1]
+                if step is not estimator and _learns(step)
+            ]
+        elif not type(caller).__module__.startswith("quietmax."):
             found.append(type(caller).__name__)
-        else:
-            steps = [step for _, step in caller.steps[:-1] if step is not estimator and _learns(step)]
-            found += [type(step).__name__ for step in steps]
     return tuple(found)
 
 
