@@ -152,7 +152,11 @@ def test_a_messy_file_becomes_a_served_model_in_five_commands(run: Run, folder: 
     assert proposed["decimal"] == {"Monthly Income (€)": ","}
     assert proposed["thousands"] == {"Monthly Income (€)": "."}
     columns = {name.strip() for name in HEADER} - {"Customer No", "Defaulted"}
-    assert set(proposed["confirm"]) == columns | {"person", "classes"}
+    confirm = proposed["confirm"]
+    assert {key for key, how in confirm.items() if isinstance(how, str)} == {"person", "classes"}
+    assert {name for how in confirm.values() if isinstance(how, dict) for name in how} == columns | {
+        "Defaulted"
+    }
 
     # The owner knows better what ages there can be, and confirms the rest.
     edited = draft[: draft.index("\n[confirm]\n")].replace('"Âge" = [0, 80]', '"Âge" = [18, 100]')

@@ -55,8 +55,10 @@ def test_problems_say_why_training_would_be_refused(facts: dict[str, Any], said:
 
 
 def test_unconfirmed_proposals_are_listed_and_are_no_problem_of_the_table(tmp_path: Path) -> None:
-    report = check_table(written(tmp_path), SCHEMA.updated({"confirm": {"age": "bounds"}}))
-    assert (report.unconfirmed, report.problems) == (("age",), ())
+    report = check_table(
+        written(tmp_path), SCHEMA.updated({"confirm": {"bounds": {"age": "from the values"}}})
+    )
+    assert (report.unconfirmed, report.problems) == (("'age' in bounds",), ())
 
 
 def test_the_report_becomes_json(tmp_path: Path) -> None:

@@ -48,7 +48,16 @@ def facts(schema: Schema) -> dict[str, Any]:
 def test_a_draft_proposes_types_bounds_categories_classes_and_the_person() -> None:
     schema = draft_schema(VISITS).schema
     assert facts(schema) == facts(EXPECTED)
-    assert set(schema.confirm) == {"label", "classes", "person"} | set(VISITS) - {"customer_id", "left"}
+    # Each fact is to be confirmed by itself.
+    confirm = dict(schema.confirm)
+    assert all(confirm.pop(key) for key in ("label", "classes", "person"))
+    declared = {
+        key: value for key, value in facts(schema).items() if key not in ("label", "classes", "person")
+    }
+    assert {key: set(found) for key, found in confirm.items()} == {
+        key: set(value) for key, value in declared.items()
+    }
+    assert {name for found in confirm.values() for name in found} == set(VISITS) - {"customer_id", "left"}
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "arrow", "polars"])
@@ -70,6 +79,7 @@ def test_given_columns_need_no_confirmation() -> None:
     assert (schema.label, schema.person) == ("region", "visit_no")
     assert (schema.classes, schema.ignore_case) == (("South", "north"), ("region",))
     assert not {"label", "person"} & set(schema.confirm)
+    assert schema.confirm["ignore_case"] == {"region": "as said under classes"}
     assert "customer_id" in schema.ignore
     assert "left" in schema.booleans
 
@@ -78,9 +88,9 @@ def test_every_proposal_stands_under_confirm_and_shows_no_more_than_the_schema()
     text = draft_schema(VISITS).to_toml()
     assert text.startswith("# A draft.")
     content = tomllib.loads(text)
-    assert content["confirm"]["age"] == "bounds 0 to 80: from the values, rounded outwards"
-    assert "free text" in content["confirm"]["notes"]
-    assert "empty" in content["confirm"]["nothing"]
+    assert content["confirm"]["bounds"]["age"] == "bounds 0 to 80: from the values, rounded outwards"
+    assert "free text" in content["confirm"]["ignore"]["notes"]
+    assert "empty" in content["confirm"]["ignore"]["nothing"]
     assert not any(
         character.isdigit()
         for name in ("person", "classes", "label")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quietmax.data import Schema, load
+from quietmax.data import Schema, draft_schema, load
 from quietmax.errors import DataUnavailable, InvalidInput
 from tests.data.conftest import ErrorMessage
 from tests.data.people import DECLARED, expect_people, written
@@ -87,7 +87,11 @@ EVERYTHING = Schema(
     ignore_case=("region", "churn"),
     missing_values={"age": ("-999", "?\x7f")},
     crosses=(("region", "smoker"),),
-    confirm={"age": 'bounds: "from" the values', "": "ignored"},
+    confirm={
+        "person": "from the name",
+        "bounds": {"age": 'bounds: "from" the values', "label": "x"},
+        "ignore": {"": "y"},
+    },
 )
 
 
@@ -130,6 +134,11 @@ def test_dates_may_be_written_as_toml_dates(tmp_path: Path) -> None:
         ("decimal", {"x": 1}),
         ("missing_values", {"x": "-999"}),
         ("confirm", ["age"]),
+        ("confirm", {"age": "bounds from the values"}),
+        ("confirm", {"bounds": "from the values"}),
+        ("confirm", {"label": {"age": "from the name"}}),
+        ("confirm", {"bounds": {"age": 7}}),
+        ("confirm", {"confirm": {"age": "from the values"}}),
     ],
 )
 def test_a_value_of_the_wrong_type_is_rejected(key: str, value: Any, error_message: ErrorMessage) -> None:
@@ -149,14 +158,15 @@ def test_lists_and_numbers_of_a_schema_in_python_are_those_of_a_file() -> None:
     assert Schema(**listed).crosses == (("sex", "age"),)
 
 
-DRAFTED = {**DECLARED, "confirm": {"age": "bounds 20 to 60: from the values", "classes": "from the values"}}
+CONFIRM = {"classes": "from the values", "bounds": {"age": "bounds 20 to 60: from the values"}}
+DRAFTED = {**DECLARED, "confirm": CONFIRM}
 
 
 def test_an_unconfirmed_draft_is_refused_with_the_names_of_what_to_confirm(
     tmp_path: Path, error_message: ErrorMessage
 ) -> None:
     message = error_message(lambda: load(written(tmp_path), **DRAFTED), InvalidInput)
-    assert "'age', 'classes'" in message
+    assert "nobody has confirmed classes, 'age' in bounds. Check" in message
     assert "[confirm]" in message
     assert "`infer`" in message
 
@@ -164,13 +174,60 @@ def test_an_unconfirmed_draft_is_refused_with_the_names_of_what_to_confirm(
 def test_an_unconfirmed_draft_is_inferred_if_the_owner_says_so(tmp_path: Path) -> None:
     encoding = load(written(tmp_path), **DRAFTED, infer=True).train.encoding
     assert encoding is not None
-    assert encoding.inferred == ("the lines of the schema that nobody has confirmed: 'age', 'classes'",)
+    assert encoding.inferred == (
+        "the lines of the schema that nobody has confirmed: classes, 'age' in bounds",
+    )
 
 
 def test_what_is_declared_as_an_argument_counts_as_confirmed(tmp_path: Path) -> None:
     schema = Schema.from_dict(DRAFTED)
     confirmed = schema.updated({"bounds": {"age": (20, 60)}, "classes": ["no", "yes"]})
     assert not confirmed.confirm
-    assert set(schema.updated({"bounds": {"gain": (0, 100)}}).confirm) == {"age", "classes"}
-    assert set(schema.updated({"confirm": {"sex": "categories"}}).confirm) == {"age", "classes", "sex"}
+    assert schema.updated({"bounds": {"gain": (0, 100)}}).confirm == CONFIRM
+    more = schema.updated({"confirm": {"categories": {"sex": "from the values"}}})
+    assert more.confirm == {**CONFIRM, "categories": {"sex": "from the values"}}
     expect_people(written(tmp_path), schema=confirmed, **dict.fromkeys(DECLARED))
+
+
+def test_only_the_fact_that_an_argument_states_counts_as_confirmed(
+    tmp_path: Path, error_message: ErrorMessage
+) -> None:
+    rows = "".join(
+        f"{'refused' if row == 5 else row % 90 * (1000 if row < 9 else 1)},{row % 2}\n" for row in range(200)
+    )
+    path = written(tmp_path, f"income,ill\n{rows}")
+    draft = draft_schema(path, label="ill").schema
+    assert set(draft.to_dict()) == {"label", "classes", "bounds", "scales", "missing_values", "confirm"}
+    stated = draft.updated({"classes": 2, "bounds": {"income": (0, 100_000)}})
+    assert set(stated.unconfirmed) == {"'income' in scales", "'income' in missing_values"}
+    assert "'income' in scales" in error_message(lambda: load(path, schema=stated), InvalidInput)
+    further = stated.updated({"scales": {"income": "linear"}, "missing_values": {"income": ["refused"]}})
+    assert not further.confirm
+    assert len(load(path, schema=further).train) == 200
+
+
+@pytest.mark.parametrize("name", ["label", "classes", "person", "bounds", "confirm", "columns"])
+def test_a_column_may_have_the_name_of_a_key(name: str, tmp_path: Path, error_message: ErrorMessage) -> None:
+    rows = "".join(f"{row},{row % 37 * 1.5},{row % 2}\n" for row in range(100))
+    path = written(tmp_path, f"customer_id,{name},ill\n{rows}")
+    draft = draft_schema(path, label="ill", person="customer_id").schema
+    assert Schema.from_dict(tomllib.loads(draft.to_toml())) == draft
+    stated = draft.updated({"label": "ill", "classes": 2, "person": "customer_id"})
+    assert stated.unconfirmed == (f"'{name}' in bounds",)
+    assert "nobody has confirmed" in error_message(lambda: load(path, schema=stated), InvalidInput)
+    assert not stated.updated({"bounds": {name: (0, 1)}}).confirm
+
+
+def test_nothing_is_to_be_confirmed_about_a_column_that_is_no_feature() -> None:
+    draft = Schema(
+        bounds={"a": (0, 1)}, ignore=("id",), confirm={"bounds": {"a": "x", "b": "x"}, "ignore": {"id": "x"}}
+    )
+    assert draft.updated({"person": "id"}).confirm == {"bounds": {"a": "x", "b": "x"}}
+    assert draft.updated({"ignore": ["id", "a"]}).confirm == {"bounds": {"b": "x"}}
+
+
+def test_a_list_replaces_the_one_of_the_draft_with_its_lines() -> None:
+    draft = Schema(booleans=("a", "b"), confirm={"booleans": {"a": "x", "b": "x"}})
+    stated = draft.updated({"booleans": ["a"]})
+    assert (stated.booleans, stated.confirm) == (("a",), {})
+    assert draft.updated({"booleans": []}) == draft

@@ -109,6 +109,6 @@ def _print_report(report: TableReport) -> None:
         console.print(f"Ignored: {quoted(report.ignored)}.", soft_wrap=True)
     if report.unconfirmed:
         console.print(
-            f"Not confirmed: {quoted(report.unconfirmed)}. Check each and delete its line under [confirm].",
+            f"Not confirmed: {', '.join(report.unconfirmed)}. Check each and delete its line under [confirm].",
             soft_wrap=True,
         )

@@ -143,7 +143,7 @@ def check_table(table: Any, schema: Schema) -> TableReport:
         columns,
         tuple(name for name in unused if name not in (schema.label, schema.person)),
         tuple(name for name, column in described.items() if column is None),
-        tuple(schema.confirm),
+        schema.unconfirmed,
         classes,
         unlabelled,
         persons,

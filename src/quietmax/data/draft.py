@@ -1,7 +1,8 @@
 """A first schema for a table, proposed from its columns, for the owner to confirm.
 
 Everything that a draft proposes is read from the records and may reveal something about them.  It stands in the
-section `confirm` of the schema, with how it was found, until the owner has checked it and deletes the line.
+section `confirm` of the schema, with how it was found, until the owner has checked it and deletes the line.  Every
+fact has a line of its own, by the key and the column that declare it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pandas as pd
 
 from quietmax.data.encoding import as_strings, is_missing, require_columns
 from quietmax.data.inference import Proposal, infer_classes, propose, with_proposals
-from quietmax.data.schema import Schema
+from quietmax.data.schema import COLUMN_KEYS, Schema
 from quietmax.data.tables import as_frame, read_table
 from quietmax.errors import InvalidData, InvalidInput
 
@@ -24,7 +25,8 @@ MAX_CLASSES = 100
 _LABELS = ("label", "target", "class", "outcome", "y")
 _HEADER = """\
 # A draft. Each line under [confirm] says how a proposal was found in the records. Only facts that would be the same
-# without any of these people may stay: check each proposal, correct it if needed, and delete its line under [confirm].
+# without any of these people may stay: check each proposal, correct it if needed, and delete its line under [confirm]
+# or, for a fact about a column, under [confirm.bounds] and so on. When all are checked, delete these sections.
 """
 
 
@@ -40,7 +42,7 @@ class Draft:
     Examples
     --------
     >>> people = pd.DataFrame({"age": [17, 90, 45], "ill": ["no", "yes", "no"]})
-    >>> draft_schema(people, label="ill").schema.confirm["age"]
+    >>> draft_schema(people, label="ill").schema.confirm["bounds"]["age"]
     'bounds 0 to 100: from the values, rounded outwards'
     """
 
@@ -95,9 +97,20 @@ def draft_schema(table: Any, *, label: str | None = None, person: str | None = N
     if label is not None:
         schema, how["classes"] = _with_classes(schema, frame, label)
     schema = with_proposals(schema, columns)
-    how = {name: because for name, because in how.items() if because}
-    confirm = {**how, **{name: found.because for name, found in columns.items()}}
-    return Draft(replace(schema, confirm=confirm))
+    return Draft(replace(schema, confirm=_to_confirm(schema, how, columns)))
+
+
+def _to_confirm(schema: Schema, how: Mapping[str, str], columns: Mapping[str, Proposal]) -> dict[str, Any]:
+    """Return how each proposed fact was found, by its key, and by its column."""
+    confirm: dict[str, Any] = {key: because for key, because in how.items() if because}
+    for name, found in columns.items():
+        first = next(key for key in COLUMN_KEYS if key in found.declared)
+        confirm.setdefault(first, {})[name] = found.because
+        for key in found.declared:
+            confirm.setdefault(key, {}).setdefault(name, f"as said under {first}")
+    if schema.label in schema.ignore_case:
+        confirm.setdefault("ignore_case", {})[schema.label] = "as said under classes"
+    return confirm
 
 
 def _frame(table: Any) -> pd.DataFrame:

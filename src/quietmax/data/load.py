@@ -77,7 +77,7 @@ class TableOptions(TypedDict, total=False):
     ignore_case: Sequence[str] | None
     missing_values: Mapping[str, Sequence[str]] | None
     crosses: Sequence[tuple[str, str]] | None
-    confirm: Mapping[str, str] | None
+    confirm: Mapping[str, object] | None
     infer: bool
     features: str
 

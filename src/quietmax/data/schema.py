@@ -21,7 +21,7 @@ These are public facts.  They come as arguments or in a small TOML or JSON file 
     date_formats = { joined = "%d.%m.%Y" }
     hashed = { zip = 64 }                               # strings with very many values, in 64 buckets
     missing_values = { age = ["-999", "unknown"] }
-    confirm = { age = "bounds from the values" }        # a proposal that nobody has confirmed yet
+    confirm.bounds = { age = "from the values" }        # a proposal that nobody has confirmed yet
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ from quietmax.errors import DataUnavailable, InvalidInput
 
 ANY_COLUMN = "*"
 """Stands, in `bounds`, for every column that nothing else is declared for."""
+
+COLUMN_KEYS = ("bounds", "categories", "dates", "booleans", "hashed", "ignore")
+"""The keys that say what a column holds; a column may be named in one of them."""
 
 _OLD_KEYS = {"identifier": "person"}
 """Keys in schema files of version 0.1, and their names now."""
@@ -89,9 +92,15 @@ class Schema:
         Further values that stand for a missing one.
     crosses : tuple of (str, str)
         Pairs of columns whose combinations become features too.
-    confirm : mapping of str to str
-        What `draft_schema` proposed and nobody has confirmed yet, and how it was found, by column name, or by
-        "label", "classes" or "person".  Training refuses such a schema unless `infer` is set.
+    confirm : mapping
+        What `draft_schema` proposed and nobody has confirmed yet, and how it was found: a string by "label",
+        "classes" and "person", and strings by column name by each of the other keys, as in
+        ``{"classes": "...", "bounds": {"age": "..."}}``.  Training refuses such a schema unless `infer` is set.
+
+    Attributes
+    ----------
+    unconfirmed : tuple of str
+        The facts in `confirm`, for messages.
 
     Raises
     ------
@@ -123,7 +132,7 @@ class Schema:
     ignore_case: tuple[str, ...] = ()
     missing_values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     crosses: tuple[tuple[str, str], ...] = ()
-    confirm: Mapping[str, str] = field(default_factory=dict)
+    confirm: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -202,7 +211,7 @@ class Schema:
     def updated(self, arguments: Mapping[str, Any]) -> Schema:
         """Return the schema with further declarations, which replace those of the same key and column.
 
-        What is declared here counts as confirmed.
+        What is declared here counts as confirmed, fact by fact: bounds of a column confirm nothing else about it.
 
         Parameters
         ----------
@@ -217,6 +226,12 @@ class Schema:
         ------
         InvalidInput
             If a key is unknown or a value has the wrong type.
+
+        Examples
+        --------
+        >>> drafted = Schema(confirm={"bounds": {"age": "from the values"}, "scales": {"age": "as under bounds"}})
+        >>> drafted.updated({"bounds": {"age": (0, 120)}}).unconfirmed
+        ("'age' in scales",)
         """
         given = {key: value for key, value in arguments.items() if value is not None}
         added = Schema.from_dict(given)
@@ -224,13 +239,16 @@ class Schema:
         for key in given:
             before, value = getattr(self, key), getattr(added, key)
             values[key] = {**before, **value} if isinstance(value, dict) else value or before
-        confirmed = {name for key in _COLUMN_KEYS if key in given for name in getattr(added, key)}
-        confirmed |= {key for key in ("label", "classes", "person") if getattr(added, key)}
-        unconfirmed = values.get("confirm", self.confirm)
-        values["confirm"] = {
-            name: how for name, how in unconfirmed.items() if name not in confirmed or name in added.confirm
-        }
+        values["confirm"] = _confirmed(self.confirm, added)
         return replace(self, **values)
+
+    @property
+    def unconfirmed(self) -> tuple[str, ...]:
+        """The facts that a draft proposed and nobody has confirmed yet, for messages."""
+        found: list[str] = []
+        for key, how in self.confirm.items():
+            found += [key] if isinstance(how, str) else [f"'{name}' in {key}" for name in how]
+        return tuple(found)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what is declared, by key, as JSON values; `from_dict` reads it.
@@ -266,16 +284,41 @@ class Schema:
         lines, tables = [], []
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if isinstance(value, Mapping) and value:
-                rows = [f"{_toml_key(name)} = {_toml(listed)}" for name, listed in value.items()]
-                tables.append("\n".join([f"[{entry.name}]", *rows, ""]))
+            if isinstance(value, Mapping):
+                tables += _toml_tables(entry.name, value)
             elif value:
                 lines.append(f"{entry.name} = {_toml(value)}")
         return "\n".join([*lines, "", *tables] if tables else [*lines, ""])
 
 
-_COLUMN_KEYS = ("bounds", "categories", "dates", "booleans", "hashed", "ignore")
-"""The keys that say what a column holds; a column may be named in one of them."""
+def _confirmed(confirm: Mapping[str, Any], added: Schema) -> dict[str, Any]:
+    """Return what is still to be confirmed after some declarations were added."""
+    left: dict[str, Any] = {}
+    for key, how in confirm.items():
+        stated = getattr(added, key)
+        if isinstance(how, str) or not isinstance(stated, Mapping):
+            # A list replaces the one of the draft, so nothing of that is left.
+            left |= {} if stated else {key: how}
+        else:
+            left[key] = {name: because for name, because in how.items() if name not in stated}
+    # About a column that is no feature there is nothing to confirm.
+    unused = {*added.ignore, added.person}
+    for key, how in left.items():
+        if isinstance(how, Mapping):
+            left[key] = {name: because for name, because in how.items() if name not in unused}
+    for key, how in added.confirm.items():
+        left[key] = how if isinstance(how, str) else {**left.get(key, {}), **how}
+    return {key: how for key, how in left.items() if how}
+
+
+def _toml_tables(name: str, value: Mapping[str, Any]) -> list[str]:
+    """Return a mapping as a table of TOML, and the mappings in it as tables of their own."""
+    rows = [
+        f"{_toml_key(key)} = {_toml(each)}" for key, each in value.items() if not isinstance(each, Mapping)
+    ]
+    inner = [(f"{name}.{key}", each) for key, each in value.items() if isinstance(each, Mapping)]
+    own = ["\n".join([f"[{name}]", *rows, ""])] if rows else []
+    return own + [table for each in inner for table in _toml_tables(*each)]
 
 
 def _json_value(value: Any) -> Any:
@@ -372,6 +415,18 @@ def _of_columns(parse: Callable[[Any], Any]) -> Callable[[Mapping[object, Any]],
     return lambda value: {_name(name): parse(declared) for name, declared in value.items()}
 
 
+_SINGLE = ("label", "classes", "person")
+"""The keys that say one fact about the table, not about columns."""
+
+
+def _confirm(value: Mapping[str, Any]) -> dict[str, Any]:
+    parse = _of_columns(_string)
+    confirm = {key: _string(how) if key in _SINGLE else parse(how) for key, how in value.items()}
+    if confirm.keys() - (_PARSERS.keys() - {"confirm"}):
+        raise TypeError
+    return {key: how for key, how in confirm.items() if how}
+
+
 _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "label": lambda value: _string(_name(value)),
     "classes": _classes,
@@ -392,7 +447,7 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "ignore_case": _strings,
     "missing_values": _of_columns(_strings),
     "crosses": lambda value: tuple(_two_names(pair) for pair in value),
-    "confirm": _of_columns(_string),
+    "confirm": _confirm,
 }
 _EXPECTED = {
     "label": "the name of a column",
@@ -414,5 +469,5 @@ _EXPECTED = {
     "ignore_case": "a list of column names",
     "missing_values": "a list of values for each named column",
     "crosses": "a list of pairs of column names",
-    "confirm": "a string for each named column",
+    "confirm": "a string for 'label', 'classes' and 'person', and one for each named column under the other keys",
 }

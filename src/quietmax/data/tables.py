@@ -539,7 +539,7 @@ def _encoding(table: RawTable, schema: Schema, label: str, *, infer: bool) -> En
     if schema.classes is None:
         inferred.append(f"the classes of label '{label}'")
     if schema.confirm:
-        inferred.append(f"the lines of the schema that nobody has confirmed: {quoted([*schema.confirm])}")
+        inferred.append(f"the lines of the schema that nobody has confirmed: {', '.join(schema.unconfirmed)}")
     completed = _infer(table.frame, schema, undeclared, label)
     check_declarations(table.frame, completed, label)
     used = [name for name in used if name not in completed.ignore]
@@ -609,10 +609,12 @@ def check_declarations(frame: pd.DataFrame, schema: Schema, label: str | None) -
 
 def _unconfirmed_message(schema: Schema) -> str:
     """Return what the owner must still confirm, and how."""
+    facts = schema.unconfirmed
+    more = f" and {len(facts) - 20} more" if len(facts) > 20 else ""
     return (
-        f"The schema is a draft; nobody has confirmed {quoted([*schema.confirm], limit=20)}. Check each of them and "
-        "delete its line under [confirm], or set `infer` to train with the draft, which reveals something about the "
-        "records: guarantees are then conditional."
+        f"The schema is a draft; nobody has confirmed {', '.join(facts[:20])}{more}. Check each of them and delete its "
+        "line under [confirm], or set `infer` to train with the draft, which reveals something about the records: "
+        "guarantees are then conditional."
     )
 
 
