@@ -398,13 +398,17 @@ def read_card(folder: str | Path) -> PrivacyCard:
     account = place / ACCOUNT_FILE
     answered = FileAccount(account).answered if account.exists() else None
     leakage = tuple(_recorded(leakage_file(place)))
-    evaluations = read_evaluations(place)
     try:
         delta, size, queries = (_number(description, name) for name in ("delta", "declared_size", "queries"))
         model = open_private(place) if "guarantee" in description else None
         guarantee = None if model is None else model.guarantee
+        evaluations = [] if model is None else read_evaluations(place, model)
         charges = [each.charge for each in evaluations]
-        released = composed_guarantee(guarantee, charges) if guarantee is not None and charges else None
+        released = (
+            None
+            if guarantee is None or all(each.reserved for each in charges)
+            else composed_guarantee(guarantee, charges)
+        )
         total = released or guarantee
         card = PrivacyCard(
             model=str(place),

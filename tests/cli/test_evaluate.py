@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from quietmax.data.records import Holdout, Records, is_held_out
@@ -85,8 +86,9 @@ def test_a_second_evaluation_of_the_holdout_needs_a_budget(run: Run, people: Pat
 
 
 def test_without_a_holdout_the_costs_add_up(run: Run, people: Path, head: Path) -> None:
+    before = (head / EVALUATION_FILE).read_bytes()
     assert_error(run("evaluate", head, "--data", people), 2, "a budget is required", "--epsilon")
-    assert not (head / EVALUATION_FILE).exists()
+    assert (head / EVALUATION_FILE).read_bytes() == before
     found = evaluated(run, head, "--data", people, "--epsilon", 1)
     training = open_private(head).guarantee
     assert found["composition"] == "sequential"
@@ -94,10 +96,11 @@ def test_without_a_holdout_the_costs_add_up(run: Run, people: Path, head: Path) 
 
 
 def test_exact_figures_are_marked_and_not_stored(run: Run, people: Path, model: Path) -> None:
+    before = (model / EVALUATION_FILE).read_bytes()
     code, out, _ = run("evaluate", model, "--data", people, "--exact")
     assert code == 0
     assert NOT_FOR_PUBLICATION in " ".join(out.split())
-    assert not (model / EVALUATION_FILE).exists()
+    assert (model / EVALUATION_FILE).read_bytes() == before
     assert json.loads(run("card", model, "--json")[1])["evaluation"] is None
 
 
@@ -109,16 +112,24 @@ def test_tables_are_printed_for_people(run: Run, people: Path, model: Path) -> N
         assert words in text
 
 
-def test_a_model_that_is_paid_per_answer_is_evaluated_on_demand_only(
-    run: Run, people: Path, tmp_path: Path
-) -> None:
+def test_a_model_that_is_paid_per_answer_is_not_evaluated(run: Run, people: Path, tmp_path: Path) -> None:
     folder = tmp_path / "votes"
     arguments = ("--queries", 2000, "--declared-size", 840, "--holdout", 0.3, "-o", folder)
     assert run("train", "teachers", people, *DECLARED, *arguments)[0] == 0
-    assert_error(run("evaluate", folder, "--data", people), 2, "2000 answers are left", "--charge-answers")
-    found = evaluated(run, folder, "--data", people, "--charge-answers")
-    assert found["calibration"] is None
-    assert json.loads(run("card", folder, "--json")[1])["answered"] > 0
+    for further in ((), ("--exact",), ("--epsilon", 1)):
+        found = run("evaluate", folder, "--data", people, *further)
+        assert_error(found, 2, "paid per answer cannot be evaluated")
+    assert json.loads(run("card", folder, "--json")[1])["answered"] == 0
+
+
+def test_people_who_may_have_other_names_are_an_error(run: Run, people: Path, model: Path) -> None:
+    """In the Parquet file the persons are numbers, in the CSV file they were strings."""
+    frame = pd.read_csv(people)
+    frame["id"] = range(len(frame))
+    frame.to_parquet(people.with_suffix(".parquet"))
+    for further in ((), ("--exact",)):
+        found = run("evaluate", model, "--data", people.with_suffix(".parquet"), *further)
+        assert_error(found, 2, "same type as in training", "int64")
 
 
 def test_an_ordinary_network_is_not_evaluated(run: Run, people: Path, network: Path) -> None:
@@ -131,4 +142,4 @@ def test_what_cannot_be_evaluated_is_an_error(run: Run, people: Path, model: Pat
     anonymous = people.with_name("anonymous.csv")
     anonymous.write_text("age,sex,income\n30,F,lo\n")
     assert_error(run("evaluate", model, "--data", anonymous), 2, "'id'")
-    assert not (model / EVALUATION_FILE).exists()
+    assert json.loads((model / EVALUATION_FILE).read_text())["evaluations"] == []

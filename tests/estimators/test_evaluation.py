@@ -4,7 +4,10 @@ import copy
 import itertools
 import json
 import math
+import os
 import pickle
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,6 @@ from quietmax.estimators.evaluation import (
     EVALUATION_FILE,
     Evaluation,
     EvaluationCharge,
-    StoredEvaluation,
     composed_guarantee,
     count_answers,
     evaluate,
@@ -420,35 +422,134 @@ def test_a_frame_is_encoded_and_its_labels_and_persons_are_found() -> None:
         evaluate(fitted, frame, labels, data.persons, mu=1.0)
 
 
-def test_a_model_that_is_paid_per_answer_charges_each_row_and_states_no_calibration() -> None:
-    split = hold_out(people(400, persons=False), 0.3, seed=1)
-    teachers = Teachers(
-        epsilon=10.0, delta=1e-5, queries=200, teachers=5, declared_size=280, random_state=0
+@pytest.mark.parametrize("kind", ["teachers", "head"])
+def test_a_model_that_is_paid_per_answer_cannot_be_evaluated(kind: str, tmp_path: Path) -> None:
+    """Its account and its stored answers would tell exactly who was held out."""
+    split = hold_out(people(400), 0.3, seed=1)
+    fitted: Teachers | PrivateHead = (
+        Teachers(epsilon=10.0, delta=1e-5, queries=200, teachers=5, declared_size=140)
+        if kind == "teachers"
+        else PrivateHead(epsilon=9.0, release="query", queries=600, declared_size=140)
     ).fit(split.train)
-    before = teachers.predictor_.remaining.queries
-    evaluation = evaluate(teachers, split.records)
-    assert teachers.predictor_.remaining.queries == before - len(split.test)
-    assert evaluation.calibration is None
-    assert evaluation.bins == ()
-    assert evaluation.guarantee is not None
-    assert any("at every place of a batch" in each for each in evaluation.guarantee.assumptions)
-    with pytest.raises(BudgetExhausted):
-        evaluate(teachers, people(400, persons=False, seed=5), mu=1.0)
+    assert not hasattr(Teachers, "evaluate")
+    refused = r"paid per answer cannot be evaluated: .* people whose records are public"
+    for budget in ({}, {"epsilon": 1.0}):
+        with pytest.raises(InvalidInput, match=refused):
+            evaluate(fitted, split.records, **budget)
+    folder = save_private(fitted, tmp_path / "model", dataset="people")
+    for exact in (False, True):
+        with pytest.raises(InvalidInput, match=refused):
+            evaluate_folder(folder, open_private(folder), split.records, exact=exact)
+    assert fitted.predictor_.answered == 0
+    assert not (folder / EVALUATION_FILE).exists()
+    assert read_evaluations(folder, open_private(folder)) == []
 
 
-def test_networks_and_heads_that_are_paid_per_answer_are_evaluated_too() -> None:
+def test_networks_are_evaluated_too() -> None:
     split = hold_out(people(1200), 0.3, seed=2)
     network = DPSGD(epsilon=4.0, delta=1e-5, declared_size=420, steps=20, sampling_rate=0.2).fit(split.train)
+    with pytest.raises(BudgetExhausted, match="only the first one"):
+        copy.deepcopy(network).evaluate(split.records)
     evaluation = network.evaluate(split.records)
     assert evaluation.guarantee is not None
     assert evaluation.guarantee.definition == network.guarantee_.definition == "approximate"
     assert (evaluation.guarantee.epsilon, evaluation.guarantee.delta) == (4.0, 1e-5)
     assert len(evaluation.bins) == BINS
-    labels = PrivateHead(epsilon=9.0, release="query", queries=600, declared_size=420).fit(split.train)
-    asked = labels.evaluate(split.records)
-    assert asked.guarantee is not None
-    assert asked.guarantee.mu == labels.guarantee_.cost.as_gaussian().mu
-    assert labels.predictor_.answered == len(split.test)
+
+
+# --- held out means not trained on --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("persons", [True, False])
+def test_nobody_who_is_held_out_can_be_trained_on(persons: bool) -> None:
+    split = hold_out(people(persons=persons), 0.3, seed=4)
+    one_too_many = split.records.take(np.append(split.train_rows, split.test_rows[:1]))
+    for wrong in (split.records, split.test, one_too_many):
+        for estimator in (head(), DPSGD(declared_size=900, steps=2), Teachers(teachers=2, queries=5)):
+            with pytest.raises(InvalidInput, match=r"held out by their own split.*`split\.train`"):
+                estimator.fit(wrong)
+    everybody = hold_out(people(persons=persons), 0.0).records
+    assert "holdout" not in head().fit(everybody).guarantee_.parameters
+    assert head().fit(split.train).guarantee_.parameters["holdout"] == {"share": 0.3, "seed": 4}
+
+
+def test_records_that_were_split_by_row_cannot_be_trained_on_by_person() -> None:
+    data = people()
+    split = hold_out(people(persons=False), 0.3)
+    assert data.persons is not None
+    with pytest.raises(InvalidInput, match="split without knowing `groups`"):
+        head().fit(split.train, groups=data.persons[split.train_rows])
+    head().fit(hold_out(people(persons=False), 0.0).train, groups=data.persons)
+
+
+def test_people_who_may_have_other_names_are_refused(tmp_path: Path) -> None:
+    """A file calls them 00007, and pandas reads 7: with other names, most people would be counted as held out."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"who": [f"{row:05d}" for row in range(800)], "age": rng.integers(0, 100, 800)})
+    frame["ill"] = np.where(frame["age"] > 50, "yes", "no")
+    schema = Schema(label="ill", classes=("no", "yes"), bounds={"age": (0, 100)}, person="who")
+    split = hold_out(encode_table(frame, schema), 0.5, seed=1)
+    fitted = head().fit(split.train)
+    renamed = frame.assign(who=frame["who"].astype(int))
+    for who in (renamed["who"], renamed["who"].astype(float), frame["who"].astype(object)):
+        with pytest.raises(InvalidInput, match=r"the same type as in training \(string\)"):
+            fitted.evaluate(frame.assign(who=who))
+    with pytest.raises(InvalidInput, match="the encoding that the model was trained with"):
+        fitted.evaluate(encode_table(renamed, schema))
+    evaluation = fitted.evaluate(frame.astype({"who": "category"}))
+    assert evaluation.guarantee is not None
+    assert evaluation.guarantee.status == "proven"
+    assert "The evaluated people have the same names as in training." in evaluation.guarantee.assumptions
+    folder = save_private(fitted, tmp_path / "model", dataset="people")
+    with pytest.raises(InvalidInput, match="the encoding that the model was trained with"):
+        evaluate_folder(folder, open_private(folder), encode_table(renamed, schema), exact=True)
+
+
+def test_records_of_another_encoding_are_refused() -> None:
+    """Rows are held out by their encoded content: with other bounds, other rows would be."""
+    frame = pd.DataFrame({"a": people().features[:, 0], "ill": people().labels})
+    narrow, wide = (
+        encode_table(frame, Schema(label="ill", classes=("0", "1"), bounds={"a": (0, bound)}))
+        for bound in (1, 2)
+    )
+    fitted = head().fit(hold_out(narrow, 0.3).train)
+    for other in (wide, replace(narrow, encoding=None)):
+        with pytest.raises(InvalidInput, match="the encoding that the model was trained with"):
+            fitted.evaluate(other)
+    evaluation = fitted.evaluate(narrow)
+    assert evaluation.guarantee is not None
+    assert evaluation.guarantee.assumptions == fitted.guarantee_.assumptions
+    plain = head().fit(hold_out(people(persons=False), 0.3).train).evaluate(people(persons=False))
+    assert plain.guarantee is not None
+    assert "The evaluated records are encoded as in training." in plain.guarantee.assumptions
+
+
+@pytest.mark.parametrize("persons", [True, False])
+def test_the_rule_of_the_holdout_is_not_applied_to_plain_arrays(persons: bool) -> None:
+    """The training set under other names is not the holdout."""
+    split = hold_out(people(persons=persons), 0.3)
+    fitted, train = head().fit(split.train), split.train
+    arrays = (train.features, train.labels, np.arange(len(train)) if persons else None)
+    with pytest.raises(InvalidInput, match="a budget is required"):
+        fitted.evaluate(*arrays)
+    composed = fitted.evaluate(*arrays, mu=1.0)
+    assert composed.composition == "sequential"
+    assert composed.guarantee is not None
+    assert composed.guarantee.mu == pytest.approx(math.hypot(fitted.guarantee_.mu, 1.0))
+    assert composed.size.value == pytest.approx(len(train), abs=60)  # everybody is counted
+    declared = fitted.evaluate(*arrays, disjoint=True).guarantee
+    assert declared is not None
+    assert declared.status == "conditional"
+
+
+def test_an_estimator_whose_last_fit_failed_cannot_be_evaluated() -> None:
+    split, other = hold_out(people(), 0.3), hold_out(people(), 0.3, seed=9)
+    fitted = head().fit(split.train)
+    fitted.set_params(epsilon=-1.0)
+    with pytest.raises(InvalidInput, match="epsilon"):
+        fitted.fit(other.train)
+    with pytest.raises(InvalidInput, match="fit it again"):
+        fitted.evaluate(other.records)
 
 
 def saved(tmp_path: Path, records: Records, share: float = 0.3, **settings: Any) -> Path:
@@ -460,19 +561,19 @@ def test_a_folder_keeps_its_evaluations_and_what_they_cost(tmp_path: Path) -> No
     records = people()
     folder = saved(tmp_path, records)
     model = open_private(folder)
-    assert read_evaluations(folder) == []
+    assert read_evaluations(folder, open_private(folder)) == []
     first = evaluate_folder(folder, model, records, mu=0.1)
     second = evaluate_folder(folder, model, records)  # what is left
     assert second.guarantee is not None
     assert second.guarantee.mu == model.guarantee.mu
     assert math.hypot(0.1, second.mu or 0.0) == pytest.approx(model.guarantee.mu or 0.0)
-    assert [each.result for each in read_evaluations(folder)] == [first, second]
+    assert [each.result for each in read_evaluations(folder, open_private(folder))] == [first, second]
     with pytest.raises(BudgetExhausted, match="as much as the training"):
         evaluate_folder(folder, model, records)
     third = evaluate_folder(folder, model, records, mu=1.0)
     assert third.guarantee is not None
     assert third.guarantee.mu == pytest.approx(math.hypot(model.guarantee.mu or 0.0, 1.0))
-    assert len(read_evaluations(folder)) == 3
+    assert len(read_evaluations(folder, open_private(folder))) == 3
 
 
 def test_an_estimator_that_is_saved_keeps_its_evaluations_in_the_folder(tmp_path: Path) -> None:
@@ -480,25 +581,126 @@ def test_an_estimator_that_is_saved_keeps_its_evaluations_in_the_folder(tmp_path
     fitted = head().fit(split.train)
     before = evaluate(fitted, split.test, mu=0.1)
     folder = save_private(fitted, tmp_path / "model", dataset="people")
-    assert [each.result for each in read_evaluations(folder)] == [before]
+    assert [each.result for each in read_evaluations(folder, open_private(folder))] == [before]
     evaluate_folder(folder, open_private(folder), split.records, mu=0.1)
     rest = evaluate(fitted, split.test)
     assert rest.mu == pytest.approx(math.sqrt(fitted.guarantee_.mu**2 - 0.02))
-    assert [each.result for each in read_evaluations(folder)][2] == rest
+    assert [each.result for each in read_evaluations(folder, open_private(folder))][2] == rest
+    save_private(fitted, folder, dataset="people", overwrite=True)
+    assert [each.result for each in read_evaluations(folder, open_private(folder))][2] == rest
     save_private(head().fit(split.train), folder, dataset="people", overwrite=True)
-    assert read_evaluations(folder) == []
-    with pytest.raises(DataUnavailable, match="was replaced by another one"):
+    assert read_evaluations(folder, open_private(folder)) == []
+    with pytest.raises(DataUnavailable, match="those of another model"):
         evaluate(fitted, split.test, mu=0.1)
 
 
-def test_a_copy_of_an_estimator_that_was_evaluated_has_no_budget_left() -> None:
+def test_of_several_folders_only_the_first_evaluates_for_free(tmp_path: Path) -> None:
     split = hold_out(people(), 0.3)
     fitted = head().fit(split.train)
-    evaluate(fitted, split.test, mu=0.1)
-    for copied in (copy.deepcopy(fitted), pickle.loads(pickle.dumps(fitted))):
-        with pytest.raises(QuietmaxError, match="A copy of the budget pays for nothing"):
-            evaluate(copied, split.test, mu=0.1)
-    evaluate(fitted, split.test, mu=0.1)
+    training = fitted.guarantee_.mu
+    first, second = (save_private(fitted, tmp_path / name, dataset="people") for name in "ab")
+    assert (first / "model.json").read_bytes() == (second / "model.json").read_bytes()
+    model = open_private(second)
+    with pytest.raises(BudgetExhausted, match=r"saved before, and only the first one.* requires a budget"):
+        evaluate_folder(second, model, split.records)
+    evaluation = fitted.evaluate(split.records)
+    assert [each.result for each in read_evaluations(first, model)] == [evaluation]
+    further = evaluate_folder(second, model, split.records, mu=0.1)
+    assert further.guarantee is not None
+    assert further.guarantee.mu == pytest.approx(
+        math.hypot(training, 0.1)
+    )  # with what the first one may spend
+    assert "left to another copy" in further.guarantee.because
+    third = save_private(fitted, tmp_path / "c", dataset="people")
+    assert [each.result for each in read_evaluations(third, model)] == [evaluation]
+    with pytest.raises(BudgetExhausted):
+        evaluate_folder(third, open_private(third), split.records)
+    shutil.rmtree(first)
+    fourth = save_private(fitted, tmp_path / "d", dataset="people")
+    with pytest.raises(BudgetExhausted, match="only the first one"):
+        evaluate_folder(fourth, open_private(fourth), split.records)
+
+
+def test_a_folder_without_its_evaluations_has_an_unknown_balance(tmp_path: Path) -> None:
+    records = people()
+    folder = saved(tmp_path, records)
+    evaluate_folder(folder, open_private(folder), records)
+    path = folder / EVALUATION_FILE
+    content = path.read_text()
+    path.unlink()
+    other = save_private(head().fit(hold_out(records, 0.3).train), tmp_path / "other", dataset="people")
+    for restored in (None, (other / EVALUATION_FILE).read_text()):
+        if restored is not None:
+            path.write_text(restored)
+        with pytest.raises(DataUnavailable, match="missing, damaged or those of another model"):
+            read_evaluations(folder, open_private(folder))
+        with pytest.raises(DataUnavailable, match="What was spent on them is unknown"):
+            evaluate_folder(folder, open_private(folder), records, mu=0.1)
+    path.write_text(content)
+    evaluate_folder(folder, open_private(folder), records, mu=0.1)
+
+
+def test_a_folder_with_another_holdout_than_its_guarantee_names_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path, people()) / "model.json"
+    content = json.loads(path.read_text())
+    assert content["guarantee"]["parameters"]["holdout"] == content["holdout"] == {"share": 0.3, "seed": 0}
+    for edited in ({"share": 0.999, "seed": 0}, {"share": 0.3, "seed": 1}, None):
+        path.write_text(json.dumps(content | {"holdout": edited}))
+        with pytest.raises(DataUnavailable, match="damaged"):
+            open_private(path.parent)
+    del content["evaluation_id"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataUnavailable, match="id of its evaluations"):
+        open_private(path.parent)
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_a_copy_of_an_estimator_cannot_evaluate_the_holdout_for_free(evaluated: bool, tmp_path: Path) -> None:
+    split = hold_out(people(), 0.3)
+    fitted = head().fit(split.train)
+    if evaluated:
+        evaluate(fitted, split.test, mu=0.1)
+    copies = [copy.deepcopy(fitted), pickle.loads(pickle.dumps(fitted))]
+    copies.append(copy.deepcopy(copies[0]))
+    for number, copied in enumerate(copies):
+        with pytest.raises(BudgetExhausted, match="copied or saved before"):
+            evaluate(copied, split.test)
+        folder = save_private(copied, tmp_path / str(number), dataset="people")
+        with pytest.raises(BudgetExhausted, match="copied or saved before"):
+            evaluate_folder(folder, open_private(folder), split.test)
+        paid = evaluate(copied, split.test, mu=0.1).guarantee
+        assert paid is not None
+        assert paid.mu == pytest.approx(math.hypot(fitted.guarantee_.mu, 0.1))
+    free = evaluate(fitted, split.test).guarantee
+    assert free is not None
+    assert free.mu == fitted.guarantee_.mu
+
+
+def test_two_references_to_one_estimator_share_its_account(tmp_path: Path) -> None:
+    split = hold_out(people(), 0.3)
+    fitted = head().fit(split.train)
+    shared = copy.copy(fitted)
+    folder = save_private(fitted, tmp_path / "model", dataset="people")
+    with pytest.raises(BudgetExhausted):
+        evaluate(shared, split.test)
+    evaluate_folder(folder, open_private(folder), split.test)
+
+
+def test_a_fork_cannot_evaluate_and_saves_without_the_free_evaluation(tmp_path: Path) -> None:
+    split = hold_out(people(), 0.3)
+    fitted = head().fit(split.train)
+    child = os.fork()
+    if child == 0:  # pragma: no cover
+        try:
+            evaluate(fitted, split.test)
+        except QuietmaxError:
+            save_private(fitted, tmp_path / "forked", dataset="people")
+        os._exit(0)
+    os.waitpid(child, 0)
+    folder = tmp_path / "forked"
+    with pytest.raises(BudgetExhausted, match="only the first one"):
+        evaluate_folder(folder, open_private(folder), split.test)
+    evaluate(fitted, split.test)
 
 
 def test_what_an_evaluation_assumes_is_stored_with_its_charge(tmp_path: Path) -> None:
@@ -506,7 +708,7 @@ def test_what_an_evaluation_assumes_is_stored_with_its_charge(tmp_path: Path) ->
     fitted = head(classes=(0, 1), random_state=0).fit(data.features[:2000], data.labels[:2000])
     evaluation = evaluate(fitted, data.features[2000:], data.labels[2000:], disjoint=True)
     folder = save_private(fitted, tmp_path / "model", dataset="people")
-    (stored,) = read_evaluations(folder)
+    (stored,) = read_evaluations(folder, open_private(folder))
     assert stored.charge.assumes == ("disjoint", "seeded")
     assert composed_guarantee(open_private(folder).guarantee, [stored.charge]) == evaluation.guarantee
 
@@ -536,9 +738,9 @@ def test_a_cost_is_durable_before_the_noise_is_drawn(tmp_path: Path, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         evaluate_folder(folder, model, records)
     monkeypatch.undo()
-    assert read_evaluations(folder) == [
-        StoredEvaluation(EvaluationCharge(model.guarantee.mu or 0.0, "parallel"), None)
-    ]
+    (stored,) = read_evaluations(folder, model)
+    assert stored.result is None
+    assert (stored.charge.mu, stored.charge.composition) == (model.guarantee.mu, "parallel")
     with pytest.raises(BudgetExhausted):
         evaluate_folder(folder, model, records)
 
@@ -551,16 +753,29 @@ def test_evaluations_of_another_model_or_edited_ones_are_refused(tmp_path: Path)
     content = json.loads(path.read_text())
     entry = content["evaluations"][0]
     edits: list[object] = [
-        [], {}, {**content, "format": "x"}, {**content, "weights_sha256": "0" * 64}, {**content, "evaluations": 3},
+        [], {}, {**content, "format": "x"}, {**content, "id": "0" * 32}, {**content, "evaluations": 3},
+        {**content, "evaluations": []} | {"id": None},
         {**content, "evaluations": [{**entry, "mu": 0.01}]},
         {**content, "evaluations": [{**entry, "composition": "none", "result": None}]},
         {**content, "evaluations": [{**entry, "assumes": ["nothing"]}]},
+        {**content, "evaluations": [{**entry, "assumes": []}]},
+        {**content, "evaluations": [{**entry, "reserved": True}]},
         {**content, "evaluations": [{**entry, "result": {**entry["result"], "noise": 0}}]},
+        {**content, "evaluations": [{**entry, "result": {**entry["result"], "unit": "record"}}]},
+        *(
+            {**content, "evaluations": [{**entry, "result": {**entry["result"], "guarantee": edited}}]}
+            for edited in (
+                {**entry["result"]["guarantee"], "mu": 0.01},
+                {**entry["result"]["guarantee"], "status": "conditional"},
+                {**entry["result"]["guarantee"], "unit": "record"},
+                {**entry["result"]["guarantee"], "assumptions": []},
+            )
+        ),
     ]  # fmt: skip
     for edited in edits:
         path.write_text(json.dumps(edited))
         with pytest.raises(DataUnavailable, match="What was spent on them is unknown"):
-            read_evaluations(folder)
+            read_evaluations(folder, open_private(folder))
         with pytest.raises(DataUnavailable):
             evaluate_folder(folder, open_private(folder), records)
 
@@ -580,6 +795,16 @@ def test_models_that_hold_out_different_people_have_splits_of_different_names(tm
         names.add(split_name(open_private(folder)))
     assert len(names) == 5
     assert None not in names
+    again = save_private(head().fit(split.train), tmp_path / "again", dataset="people")
+    assert split_name(open_private(again)) in names
+    for persons in (True, False):  # nothing says how the people or rows of two arrays are related
+        for number in range(2):
+            scaled = replace(people(persons=persons), features=people().features * (number + 1))
+            model = head().fit(hold_out(scaled, 0.3).train)
+            names.add(
+                split_name(open_private(save_private(model, tmp_path / f"{persons}{number}", dataset="x")))
+            )
+    assert len(names) == 9
     folder = save_private(head().fit(people()), tmp_path / "everybody", dataset="people")
     assert split_name(open_private(folder)) is None
 

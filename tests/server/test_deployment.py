@@ -13,7 +13,7 @@ import pytest
 
 from quietmax.accounting import LIMIT, GaussianCost, PureCost
 from quietmax.data.records import Records, hold_out
-from quietmax.errors import BudgetExhausted, InvalidInput, LedgerUnavailable, QuietmaxError
+from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, LedgerUnavailable, QuietmaxError
 from quietmax.estimators import DPSGD, PrivateHead, Teachers, open_private, save_private
 from quietmax.estimators.evaluation import evaluate_folder
 from quietmax.ledger import Charge, Charged, Failed, Ledger, Terms
@@ -374,3 +374,44 @@ def test_evaluations_of_the_holdout_are_free_and_others_are_charged(tmp_path: Pa
     assert isinstance(spent, GaussianCost)
     assert spent.mu == pytest.approx((fitted.guarantee_.mu**2 + 0.01) ** 0.5)
     assert ledger.verify().sound
+
+
+def test_every_evaluation_is_charged_once_whatever_folder_it_comes_from(
+    tmp_path: Path, ledger: Ledger
+) -> None:
+    rng = np.random.default_rng(0)
+    features = rng.random((2000, 3)).astype(np.float32)
+    records = Records("people", features, (features[:, 0] > 0.5).astype(np.int64), 2)
+    fitted = PrivateHead(epsilon=1.0, delta=1e-5, declared_size=1600).fit(hold_out(records, 0.2).train)
+    first = save_private(fitted, tmp_path / "first", dataset="people")
+    unspent = (first / "evaluation.json").read_bytes()
+    evaluate_folder(first, open_private(first), records)
+    second = save_private(fitted, tmp_path / "second", dataset="people")
+    deploy(ledger, load_models([str(first), str(second)]))
+    rows = [(row.kind, row.units) for row in ledger.export("people")]
+    assert rows == [("open", 0), ("training", LIMIT), ("evaluation", 0)]
+    # The same budget spent again, from an old copy of the file: another evaluation.
+    (first / "evaluation.json").write_bytes(unspent)
+    evaluate_folder(first, open_private(first), records)
+    with pytest.raises(QuietmaxError, match="Evaluating the model first/1 spent more than remains"):
+        deploy(ledger, load_models([str(first)]))
+    (first / "evaluation.json").unlink()
+    with pytest.raises(DataUnavailable, match="What was spent on them is unknown"):
+        load_models([str(first)])
+
+
+def test_the_same_rows_at_another_scale_are_another_split(tmp_path: Path, ledger: Ledger) -> None:
+    """Rows that one model was trained on are held out by the other: their costs add up."""
+    rng = np.random.default_rng(0)
+    features = rng.random((2000, 3)).astype(np.float32)
+    labels = (features[:, 0] > 0.5).astype(np.int64)
+    folders = []
+    for scale, mu in ((1, 1.0), (2, 0.1)):
+        records = Records("people", scale * features, labels, 2)
+        fitted = PrivateHead(mu=mu, declared_size=1000).fit(hold_out(records, 0.5).train)
+        folders.append(save_private(fitted, tmp_path / f"scale{scale}", dataset="people"))
+    evaluate_folder(folders[1], open_private(folders[1]), records, mu=1.0)
+    deploy(ledger, load_models([str(folder) for folder in folders]), budget=Terms(10.0, 1e-5))
+    spent = ledger.account("people").spent
+    assert isinstance(spent, GaussianCost)
+    assert spent.mu == pytest.approx(2**0.5)

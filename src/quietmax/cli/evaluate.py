@@ -34,10 +34,6 @@ def command(
             "--exact", help="Exact figures for the owner, not for publication. Nothing is charged or stored."
         ),
     ] = False,
-    charge_answers: Annotated[
-        bool,
-        typer.Option("--charge-answers", help="Let a model that is paid per answer charge one for each row."),
-    ] = False,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -45,7 +41,8 @@ def command(
 
     A model that was trained with --holdout is evaluated on the people who were held out, for free: model and
     evaluation together have the guarantee of the model. Everybody else may be in the training set; then the costs add
-    up, and --epsilon is required. The result is stored in the model folder and shown by 'quietmax card'.
+    up, and --epsilon is required. The result is stored in the model folder and shown by 'quietmax card'. A model that
+    is paid per answer cannot be evaluated.
 
     Examples:
 
@@ -53,15 +50,12 @@ def command(
 
     quietmax evaluate income --data people.csv --exact
     """
-    from quietmax.estimators.evaluation import evaluate_folder
+    from quietmax.estimators.evaluation import PAID_PER_ANSWER, evaluate_folder
     from quietmax.estimators.serialization import open_private
 
     opened = open_private(model)
-    if opened.remaining is not None and not charge_answers:
-        raise InvalidInput(
-            f"The model in {model} is paid per answer, and {opened.remaining} answers are left. An evaluation charges "
-            "one answer for each row, and its own cost; --charge-answers allows it."
-        )
+    if opened.remaining is not None:
+        raise InvalidInput(PAID_PER_ANSWER)
     records = _records(opened, data, data_dir)
     evaluation = evaluate_folder(model, opened, records, epsilon=epsilon, delta=delta, exact=exact)
     if as_json:
@@ -73,8 +67,8 @@ def command(
 def _records(model: PrivateModel, data: str, data_dir: Path | None) -> Records:
     """Read the table with the encoding of the model."""
     from quietmax.data.load import load_records
-    from quietmax.data.records import Records
-    from quietmax.data.tables import is_table_path, person_names, read_table
+    from quietmax.data.tables import is_table_path, read_table
+    from quietmax.estimators.evaluation import evaluation_records
 
     encoding = model.encoding
     if not is_table_path(data):
@@ -89,12 +83,7 @@ def _records(model: PrivateModel, data: str, data_dir: Path | None) -> Records:
         return records
     if encoding is None:
         raise InvalidInput("The model was not trained on a table: --data must be a data set.")
-    frame = read_table(data, label=encoding.label).frame
-    features, labels = encoding.encode(frame, encoding.label)
-    persons = None if encoding.person is None else person_names(frame, encoding.person)
-    return Records(
-        Path(data).stem, features, labels, len(encoding.classes), encoding=encoding, persons=persons
-    )
+    return evaluation_records(read_table(data, label=encoding.label).frame, encoding, Path(data).stem)
 
 
 def _print(evaluation: Evaluation, folder: Path) -> None:

@@ -24,8 +24,8 @@ import json
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -54,14 +54,14 @@ from quietmax.accounting.costs import GaussianCost
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
 from quietmax.data.records import Holdout, Records, is_held_out
-from quietmax.data.tables import as_frame, person_names
+from quietmax.data.tables import as_frame, person_names, person_type
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators.training_set import Persons, queries
-from quietmax.estimators.validation import Condition, checked_records, class_numbers, weakened
+from quietmax.estimators.validation import Condition, alike, checked_records, class_numbers, weakened
 from quietmax.noise.release import release_gaussian
 from quietmax.noise.sources import EXACT, ExactNoise, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor
-from quietmax.spending import DESCRIPTION_FILE, OwnProcess
+from quietmax.spending import DESCRIPTION_FILE, OwnProcess, new_identity
 
 if TYPE_CHECKING:
     from quietmax.estimators.serialization import PrivateModel
@@ -86,7 +86,12 @@ _Z_SIZE = float(ndtri(1 - _SIZE_ERROR))
 _Z = float(ndtri(1 - (1 - CONFIDENCE - _SIZE_ERROR) / 2))
 _Z_COUNT = float(ndtri((1 + CONFIDENCE) / 2))
 _CONTINUITY = 0.5
-Assumed = Literal["disjoint", "seeded", "batched"]
+PAID_PER_ANSWER = (
+    "A model that is paid per answer cannot be evaluated: what the answers cost, and which answers are free "
+    "afterwards, would tell who was evaluated. Train a head that releases its weights, or with DP-SGD, to publish an "
+    "accuracy; or compare the answers of `predict` for people whose records are public."
+)
+Assumed = Literal["disjoint", "seeded", "names", "encoding"]
 _CONDITIONS: dict[Assumed, Condition] = {
     "disjoint": Condition(
         "Who was held out was declared, and not computed by the library (THEORY 3.8).",
@@ -100,9 +105,10 @@ _CONDITIONS: dict[Assumed, Condition] = {
         ("Nobody knows the seed, and nobody looks at the low digits of the counts.",),
     ),
 }
-_BATCHED_ANSWERS = (
-    "The numerical library rounds the scores of an evaluated row alike at every place of a batch."
-)
+_ASSUMPTIONS: dict[Assumed, str] = {
+    "names": "The evaluated people have the same names as in training.",
+    "encoding": "The evaluated records are encoded as in training.",
+}
 
 
 # --- figures ------------------------------------------------------------------------------------------------------
@@ -485,14 +491,20 @@ class EvaluationCharge:
         The Gaussian cost.
     composition : {"parallel", "sequential"}
         "parallel": they were held out of training. "sequential": they may be in the training set too.
-    assumes : tuple of {"disjoint", "seeded", "batched"}
-        What the evaluation rests on: a declaration that they were held out, seeded noise, or answers that were
-        computed in one batch.
+    assumes : tuple of {"disjoint", "seeded", "names", "encoding"}
+        What the evaluation rests on: a declaration that they were held out, seeded noise, or a rule that recognises
+        them by their names or by the encoding of their records.
+    id : str
+        A random id of the evaluation.
+    reserved : bool
+        True: this is not an evaluation, but budget that is left to the folder that the model was saved to first.
     """
 
     mu: float
     composition: Composition
     assumes: tuple[Assumed, ...] = ()
+    id: str = field(default_factory=new_identity)
+    reserved: bool = False
 
 
 def evaluation_mu(
@@ -552,14 +564,24 @@ def evaluation_mu(
             "The evaluated people may be in the training set, so the evaluation costs them something in addition to "
             "the training: a budget is required (`epsilon`, `delta`). For people who were held out it is free."
         )
-    left = _as_gaussian(training).amount - _amount(charges, "parallel")
-    found = root_rounded_down(left) if left > 0 else 0.0
+    found = _left(training, charges)
     if found < 1e-3 * _as_gaussian(training).mu:
+        spent = (
+            "The model was copied or saved before, and only the first one may evaluate the holdout for free."
+            if any(each.reserved for each in charges)
+            else "The evaluations of this holdout have spent as much as the training."
+        )
         raise BudgetExhausted(
-            "The evaluations of this holdout have spent as much as the training. A further evaluation requires a "
-            "budget (`epsilon`, `delta`) and weakens the guarantee of the model and its evaluations together."
+            f"{spent} A further evaluation requires a budget (`epsilon`, `delta`) and weakens the guarantee of the "
+            "model and its evaluations together."
         )
     return found
+
+
+def _left(training: Guarantee, charges: Sequence[EvaluationCharge]) -> float:
+    """Return the mu that evaluations of held-out people may still cost without weakening the guarantee of the model."""
+    left = _as_gaussian(training).amount - _amount(charges, "parallel")
+    return root_rounded_down(left) if left > 0 else 0.0
 
 
 def _as_gaussian(training: Guarantee) -> GaussianCost:
@@ -611,6 +633,8 @@ def composed_guarantee(training: Guarantee, charges: Sequence[EvaluationCharge])
     )
     if parallel:
         because += " The holdout is not in the training set: parallel composition (THEORY 3.8)."
+    if any(each.reserved for each in charges):
+        because += " The evaluation that is free is left to another copy of the model."
     if sequential:
         because += " The evaluated people may be in the training set: their costs add up (THEORY 3.6)."
     parameters = {
@@ -619,10 +643,16 @@ def composed_guarantee(training: Guarantee, charges: Sequence[EvaluationCharge])
             for name in ("definition", "epsilon", "mu", "delta")
             if (value := getattr(training, name)) is not None
         },
-        "evaluations": [{"mu": each.mu, "composition": each.composition} for each in charges],
+        "evaluations": [
+            {"mu": each.mu, "composition": each.composition, **({"reserved": True} if each.reserved else {})}
+            for each in charges
+        ],
     }
     assumed = {name for each in charges for name in each.assumes}
-    assumptions = (*training.assumptions, *((_BATCHED_ANSWERS,) if "batched" in assumed else ()))
+    assumptions = (
+        *training.assumptions,
+        *(text for name, text in _ASSUMPTIONS.items() if name in assumed),
+    )
     common: dict[str, Any] = {"because": because, "parameters": parameters, "assumptions": assumptions}
     if training.definition == "approximate":
         claimed, delta = cast(float, training.epsilon), cast(float, training.delta)
@@ -751,11 +781,12 @@ def evaluate(
 
     Parameters
     ----------
-    estimator : PrivateHead, DPSGD or Teachers
-        A fitted estimator. If it is paid per answer, each row is charged as an answer.
+    estimator : PrivateHead or DPSGD
+        A fitted estimator whose weights are released.
     X : array-like, data frame or Records
         The people to evaluate on, as for `fit`. If the estimator was trained on records that a split held people out
-        of, only people whom the same rule holds out are counted.
+        of, only people whom the same rule holds out are counted. The rule cannot recognise people in plain arrays,
+        with `groups` or without: there everybody is counted, and may be in the training set.
     y : array-like, optional
         The labels, unless they are in the frame or the records.
     groups : array-like, optional
@@ -775,9 +806,9 @@ def evaluate(
     Raises
     ------
     BudgetExhausted
-        If no budget is stated and nothing is left, or the answers cannot be paid.
+        If no budget is stated and nothing is left.
     InvalidInput
-        If the rows do not fit the estimator.
+        If the estimator is paid per answer, or the rows do not fit it.
 
     Examples
     --------
@@ -789,67 +820,137 @@ def evaluate(
     (True, True)
     """
     check_is_fitted(estimator)
+    if hasattr(estimator, "predictor_"):
+        raise InvalidInput(PAID_PER_ANSWER)
+    account = _account(estimator)
     seed = getattr(estimator, "random_state", None)
     subject = _Subject(
-        classifier=estimator.predictor_
-        if hasattr(estimator, "predictor_")
-        else getattr(estimator, "model_", None) or estimator._released_weights,
+        classifier=getattr(estimator, "model_", None) or estimator._released_weights,
         feature_map=estimator.feature_map_,
         classes=tuple(estimator.classes_.tolist()),
+        encoding=estimator.encoding_,
         training=estimator.guarantee_,
-        holdout=estimator.holdout_,
         source=EXACT if seed is None else SeededNoise(int(check_random_state(seed).randint(2**31 - 1))),
     )
-    records = _as_records(estimator, X, y, groups)
+    records, recognised = _as_records(estimator, X, y, groups)
     return subject.evaluated(
-        records, _account(estimator), disjoint=disjoint, epsilon=epsilon, delta=delta, mu=mu
+        *(records, account),
+        recognised=recognised,
+        disjoint=disjoint,
+        epsilon=epsilon,
+        delta=delta,
+        mu=mu,
     )
 
 
-def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> Records:
-    """Return what an estimator is evaluated on, checked as in training."""
+def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Records, bool]:
+    """Return what an estimator is evaluated on, checked as in training, and whether a rule can recognise the people."""
     if isinstance(X, Records):
         if y is not None or groups is not None:
             raise InvalidInput("Records have labels and persons: leave out `y` and `groups`.")
-        return replace(X, features=queries(estimator, X))
+        return replace(X, features=queries(estimator, X)), True
     encoding: Encoding | None = estimator.encoding_
     if encoding is not None and (isinstance(X, pd.DataFrame) or hasattr(X, "__arrow_c_stream__")):
         frame = as_frame(X)
-        persons = None if encoding.person is None else person_names(frame, encoding.person)
         if y is not None:
             frame = frame.assign(**{encoding.label: np.asarray(y, dtype=object)})
-        labels, features = encoding.encode_labels(frame), queries(estimator, frame)
-        if persons is not None and groups is not None:
+        records = evaluation_records(frame, encoding)
+        if records.persons is not None and groups is not None:
             raise InvalidInput("The table has a `person` column already: leave out `groups`.")
     else:
-        persons, features = None, queries(estimator, X)
+        features = queries(estimator, X)
         _, given = checked_records(BaseEstimator(), features, y)
         _, labels = class_numbers(given, estimator.classes_)
+        records = Records("evaluation", features, labels, len(estimator.classes_))
+        encoding = None
     if groups is not None:
-        persons = Persons.of(groups).names
-    return Records("evaluation", features, labels, len(estimator.classes_), None, encoding, persons)
+        records = replace(records, persons=Persons.of(groups).names)
+    return records, encoding is not None and groups is None
+
+
+def evaluation_records(frame: pd.DataFrame, encoding: Encoding, name: str = "evaluation") -> Records:
+    """Encode the table that a model is evaluated on, as in training.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        The table with its labels.
+    encoding : Encoding
+        The encoding of the model.
+    name : str
+        Name of the table.
+
+    Returns
+    -------
+    Records
+        The encoded table. Unlike in training, all rows may be of one class.
+
+    Raises
+    ------
+    InvalidInput
+        If the table does not fit, or its `person` column has another type than in training.
+
+    Examples
+    --------
+    >>> from quietmax.data import Schema, encode_table
+    >>> table = pd.DataFrame({"who": ["01", "02"], "age": [30, 60], "ill": ["no", "yes"]})
+    >>> schema = Schema(label="ill", classes=("no", "yes"), bounds={"age": (0, 100)}, person="who")
+    >>> evaluation_records(table, encode_table(table, schema).encoding).persons.tolist()
+    ['01', '02']
+    """
+    persons = None
+    if encoding.person is not None:
+        found = person_type(frame, encoding.person)
+        if found != encoding.person_type:
+            raise InvalidInput(
+                f"The `person` column {encoding.person!r} must have the same type as in training "
+                f"({encoding.person_type}), got {found}. In another type the same people may have other names: 00007 "
+                "becomes 7."
+            )
+        persons = person_names(frame, encoding.person)
+    features, labels = encoding.encode(frame, encoding.label)
+    return Records(name, features, labels, len(encoding.classes), encoding=encoding, persons=persons)
 
 
 @dataclass(frozen=True, eq=False)
 class _Subject:
-    """What is evaluated: a classifier of mapped records, what is guaranteed of it, and whom training held out."""
+    """What is evaluated: released weights, how records became features, and what is guaranteed of the training."""
 
     classifier: Any
     feature_map: Any
     classes: tuple[Any, ...]
+    encoding: Encoding | None
     training: Guarantee
-    holdout: Holdout | None
     source: NoiseSource = EXACT
 
+    @property
+    def holdout(self) -> Holdout | None:
+        """The rule that held people out of the training."""
+        rule = self.training.parameters.get("holdout")
+        return None if rule is None else Holdout.from_json(rule)
+
     def evaluated(
-        self, records: Records, account: _Account, *, disjoint: bool, **budget: float | None
+        self,
+        records: Records,
+        account: _Account,
+        *,
+        recognised: bool = True,
+        disjoint: bool = False,
+        **budget: float | None,
     ) -> Evaluation:
         """Charge the account, draw the noise and keep the result."""
-        counted, composition = self.counted(records), self.composition(disjoint=disjoint)
+        if self.training.status == "refuted":
+            raise InvalidInput(
+                "The guarantee of the model is refuted, so no evaluation of it may be published."
+            )
+        counted = self.counted(records, recognised=recognised)
+        by_rule = recognised and self.holdout is not None
+        composition: Composition = "parallel" if by_rule or disjoint else "sequential"
         assumes: tuple[Assumed, ...] = (
-            *(("disjoint",) if composition == "parallel" and self.holdout is None else ()),
+            *(("disjoint",) if disjoint and not by_rule else ()),
             *(("seeded",) if self.source is not EXACT else ()),
-            *(("batched",) if isinstance(self.classifier, Predictor) else ()),
+            *(("names",) if by_rule and records.unit == "person" else ()),
+            *(("encoding",) if by_rule and records.unit == "record" and self.encoding is None else ()),
         )
         with account.locked():
             earlier = account.read()
@@ -864,35 +965,26 @@ class _Subject:
             account.write([*earlier, StoredEvaluation(charge, result)])
         return result
 
-    def counted(self, records: Records) -> Records:
-        """Return the people who are counted: those whom training held out, or everybody if it held out nobody."""
+    def counted(self, records: Records, *, recognised: bool = True) -> Records:
+        """Return the people who are counted: those whom training held out, or everybody if no rule tells them."""
         if records.unit != self.training.unit:
             raise InvalidInput(
                 "The model protects persons, so the evaluation must know whose row each row is: `groups` is required."
                 if self.training.unit == "person"
                 else "The model protects single records, so rows cannot be counted by person: leave out `groups`."
             )
-        return records if self.holdout is None else records.take(is_held_out(records, self.holdout))
-
-    def composition(self, *, disjoint: bool) -> Composition:
-        """Return how an evaluation composes with the training."""
-        if self.training.status == "refuted":
-            raise InvalidInput(
-                "The guarantee of the model is refuted, so no evaluation of it may be published."
-            )
-        return "parallel" if self.holdout is not None or disjoint else "sequential"
+        if recognised and records.encoding != self.encoding:
+            raise InvalidInput("The records must have the encoding that the model was trained with.")
+        if self.holdout is None or not recognised:
+            return records
+        return records.take(is_held_out(records, self.holdout))
 
     def answers(self, records: Records) -> tuple[Counts, Counts | None]:
-        """Answer every row and count the answers. Answers of a model that is paid per answer are charged."""
+        """Answer every row and count the answers."""
         features = (
             records.features if self.feature_map is None else self.feature_map.transform(records.features)
         )
-        predicted: Counts
-        bins: Counts | None
-        if isinstance(self.classifier, Predictor):
-            predicted, bins = self.classifier.predict(features), None
-        else:
-            predicted, bins = free_answers(self.classifier, features, len(self.classes))
+        predicted, bins = free_answers(self.classifier, features, len(self.classes))
         rows = None if records.persons is None else Persons(records.persons).rows
         return count_answers(records.labels, predicted, bins, rows, len(self.classes))
 
@@ -932,13 +1024,25 @@ class _Account(Protocol):
         ...
 
 
+def _with_reserve(evaluations: Sequence[StoredEvaluation], training: Guarantee) -> list[StoredEvaluation]:
+    """Return the evaluations of a copy: what is left of the free budget belongs to the original."""
+    left = _left(training, [each.charge for each in evaluations])
+    if left == 0:
+        return list(evaluations)
+    return [*evaluations, StoredEvaluation(EvaluationCharge(left, "parallel", reserved=True), None)]
+
+
 _MEMORY_LOCK = threading.RLock()
 
 
 @dataclass(eq=False)
 class _MemoryAccount:
-    """The evaluations of an estimator that was not saved. A copy of it, in a fork or elsewhere, pays for nothing."""
+    """The evaluations of an estimator since it was fitted, until it is saved.
 
+    A copy or a pickle leaves the free evaluation to the original. A fork cannot evaluate (THEORY 3.12).
+    """
+
+    id: str
     training: Guarantee
     evaluations: list[StoredEvaluation] = field(default_factory=list)
     process: OwnProcess = field(default_factory=OwnProcess)
@@ -955,30 +1059,65 @@ class _MemoryAccount:
     def write(self, evaluations: list[StoredEvaluation]) -> None:
         self.evaluations = evaluations
 
-
-def _account(estimator: Any) -> _Account:
-    """Return the account of a fitted estimator; a new one if it was fitted since."""
-    account: _MemoryAccount | _FolderAccount | None = getattr(estimator, "_evaluations", None)
-    if account is None or account.training is not estimator.guarantee_:
-        account = estimator._evaluations = _MemoryAccount(estimator.guarantee_)
-    return account
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _MemoryAccount, (self.id, self.training, _with_reserve(self.evaluations, self.training))
 
 
-def move_evaluations(estimator: Any, folder: str | Path) -> None:
-    """Move the evaluations of an estimator into the folder that it was saved to; later ones are stored there too.
+def open_evaluations(estimator: Any) -> None:
+    """Open the account of evaluations of an estimator that was fitted now.
 
     Parameters
     ----------
-    estimator : PrivateHead, DPSGD or Teachers
+    estimator : PrivateHead or DPSGD
+        The estimator, with its guarantee.
+    """
+    estimator._evaluations = _MemoryAccount(new_identity(), estimator.guarantee_)
+
+
+def _account(estimator: Any) -> _MemoryAccount | _FolderAccount:
+    """Return the account of a fitted estimator."""
+    account: _MemoryAccount | _FolderAccount | None = getattr(estimator, "_evaluations", None)
+    if account is None:
+        raise InvalidInput(
+            "The last `fit` of the estimator failed, or another version made it: fit it again before it is evaluated "
+            "or saved."
+        )
+    return account
+
+
+def save_evaluations(estimator: Any, folder: str | Path, write: Callable[[str, str], object]) -> None:
+    """Save an estimator together with its evaluations.
+
+    Of several folders, the first one keeps the evaluation that is free; later evaluations of the estimator are stored
+    there too.
+
+    Parameters
+    ----------
+    estimator : PrivateHead or DPSGD
         The estimator.
     folder : str or Path
-        Its model folder.
+        Where it is saved.
+    write : callable
+        Writes the folder. It gets the id of the estimator's evaluations and the content of their file.
     """
-    evaluations = _account(estimator).read()
-    account = _FolderAccount(Path(folder).resolve(), weights_digest(folder), estimator.guarantee_)
-    if evaluations:
-        account.write(evaluations)
-    estimator._evaluations = account
+    account, target = _account(estimator), Path(folder).resolve()
+    assert account.id is not None
+    saved = _FolderAccount(target, account.id, estimator.guarantee_)
+    moves = isinstance(account, _MemoryAccount) or account.folder == target
+    with ExitStack() as stack:
+        try:
+            if moves:
+                stack.enter_context(account.locked())
+            evaluations = account.read()
+        except QuietmaxError:  # in a fork, or the first folder is gone: nobody knows what was evaluated there
+            evaluations, moves = [], False
+        if not moves:
+            evaluations = _with_reserve(evaluations, estimator.guarantee_)
+        write(account.id, saved.text(evaluations))
+        if isinstance(account, _MemoryAccount):
+            # Whoever else holds the account in memory must not spend again what moved into the folder.
+            account.write(_with_reserve(account.evaluations, account.training))
+            estimator._evaluations = saved
 
 
 # --- evaluations of a model folder --------------------------------------------------------------------------------
@@ -988,49 +1127,55 @@ EVALUATION_FILE = "evaluation.json"
 _FORMAT = "quietmax evaluations"
 
 
-def read_evaluations(folder: str | Path) -> list[StoredEvaluation]:
+def read_evaluations(folder: str | Path, model: PrivateModel) -> list[StoredEvaluation]:
     """Read the evaluations of a model folder.
 
     Parameters
     ----------
     folder : str or Path
         The model folder.
+    model : PrivateModel
+        The model, opened from the folder.
 
     Returns
     -------
     list of StoredEvaluation
-        The oldest first; empty if the model was never evaluated.
+        The oldest first; empty if the model was never evaluated. Their guarantees were computed again.
 
     Raises
     ------
     DataUnavailable
-        If the file cannot be read or belongs to another model. What was spent is then unknown.
+        If the file is missing, cannot be read or belongs to another model. What was spent is then unknown.
     """
-    path = Path(folder) / EVALUATION_FILE
-    if not path.exists():
+    if isinstance(model.classifier, Predictor):
         return []
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["format"] != _FORMAT or content["weights_sha256"] != weights_digest(folder):
-            raise ValueError("another model")
-        found = [_stored_from_json(entry) for entry in content["evaluations"]]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
-        raise DataUnavailable(
-            f"The evaluations in {path} cannot be read, or belong to another model. What was spent on them is unknown. "
-            "Restore the file from a copy."
-        ) from problem
-    return found
+    return _FolderAccount(Path(folder), model.evaluation_id, model.guarantee).read()
 
 
-def _stored_from_json(entry: Mapping[str, Any]) -> StoredEvaluation:
-    """Return an evaluation that `_FolderAccount` wrote."""
+def _stored_from_json(
+    entry: Mapping[str, Any], earlier: Sequence[StoredEvaluation], training: Guarantee
+) -> StoredEvaluation:
+    """Return an evaluation that `_FolderAccount` wrote; raise ValueError if it contradicts what it was charged for."""
     charge = EvaluationCharge(
-        GaussianCost(float(entry["mu"])).mu, entry["composition"], tuple(entry["assumes"])
+        mu=GaussianCost(float(entry["mu"])).mu,
+        composition=entry["composition"],
+        assumes=tuple(entry["assumes"]),
+        id=str(entry["id"]),
+        reserved=entry["reserved"] is True,
     )
     if charge.composition not in get_args(Composition) or not set(charge.assumes) <= set(get_args(Assumed)):
         raise ValueError("not the charge of an evaluation")
-    result = None if entry["result"] is None else Evaluation.from_json(entry["result"])
-    if result is not None and (result.mu, result.composition) != (charge.mu, charge.composition):
+    if entry["result"] is None:
+        return StoredEvaluation(charge, None)
+    result = Evaluation.from_json(entry["result"])
+    charges = [*(each.charge for each in earlier), charge]
+    computed = composed_guarantee(training, charges)
+    stated = cast(Guarantee, result.guarantee)
+    if (
+        (result.mu, result.composition, result.unit) != (charge.mu, charge.composition, training.unit)
+        or charge.reserved
+        or not alike(stated.to_json(), json.loads(json.dumps(computed.to_json())))
+    ):
         raise ValueError("a result that is not the one charged for")
     return StoredEvaluation(charge, result)
 
@@ -1072,26 +1217,32 @@ def evaluate_folder(
     Raises
     ------
     BudgetExhausted
-        If no budget is stated and nothing is left, or the answers cannot be paid.
+        If no budget is stated and nothing is left.
     InvalidInput
-        If the rows do not fit the model, or no budget is stated for people who may be in the training set.
+        If the model is paid per answer, the rows do not fit it, or no budget is stated for people who may be in the
+        training set.
+    DataUnavailable
+        If the file of the evaluations is missing or damaged.
     QuietmaxError
         If the result cannot be written.
     """
-    subject = _Subject(model.classifier, model.features, model.classes, model.guarantee, model.holdout)
+    if isinstance(model.classifier, Predictor):
+        raise InvalidInput(PAID_PER_ANSWER)
+    subject = _Subject(model.classifier, model.features, model.classes, model.encoding, model.guarantee)
     if exact:
         return exact_evaluation(
             *subject.answers(subject.counted(records)), model.classes, model.guarantee.unit
         )
-    account = _FolderAccount(Path(folder), weights_digest(folder), model.guarantee)
-    return subject.evaluated(records, account, disjoint=False, epsilon=epsilon, delta=delta, mu=mu)
+    account = _FolderAccount(Path(folder), model.evaluation_id, model.guarantee)
+    return subject.evaluated(records, account, epsilon=epsilon, delta=delta, mu=mu)
 
 
 def split_name(model: PrivateModel) -> str | None:
     """Return a name of the split that held people out of a model's training set.
 
-    Two models with the same name of the split hold the same people out of a table. People are held out by their name
-    in the `person` column, and rows by their encoded content, which depends on the encoding.
+    Two models with the same name of the split hold the same people out of a table. The name says what is held out,
+    records or people, and how they are recognised: by an encoding, which names the `person` column and its type. People
+    of plain arrays are recognised by nothing, so the split belongs to the one model.
 
     Parameters
     ----------
@@ -1103,23 +1254,22 @@ def split_name(model: PrivateModel) -> str | None:
     str or None
         None if nobody was held out.
     """
-    holdout = model.holdout
+    holdout, encoding, unit = model.holdout, model.encoding, model.guarantee.unit
     if holdout is None:
         return None
-    if model.encoding is not None and model.encoding.person is not None:
-        who = f"people by {model.encoding.person!r}"
+    if encoding is None or (unit == "person" and encoding.person is None):
+        known_by = f"model {model.evaluation_id}"
     else:
-        text = f"{model.inputs}" if model.encoding is None else model.encoding.to_json()
-        who = f"rows of encoding {hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    return f"{holdout.share!r} of the {who}, seed {holdout.seed}"
+        known_by = f"encoding {hashlib.sha256(encoding.to_json().encode()).hexdigest()[:32]}"
+    return f"{holdout.share!r} of the {unit}s of {known_by}, seed {holdout.seed}"
 
 
 @dataclass(frozen=True, eq=False)
 class _FolderAccount:
-    """The evaluations of a model folder, in its file."""
+    """The evaluations of a model folder, in its file. The id is in the description; None before format version 4."""
 
     folder: Path
-    digest: str
+    id: str | None
     training: Guarantee
 
     @contextmanager
@@ -1138,20 +1288,37 @@ class _FolderAccount:
             os.close(file)
 
     def read(self) -> list[StoredEvaluation]:
-        if weights_digest(self.folder) != self.digest:
-            raise DataUnavailable(f"The model in {self.folder} was replaced by another one.")
-        return read_evaluations(self.folder)
+        path = self.folder / EVALUATION_FILE
+        found: list[StoredEvaluation] = []
+        try:
+            if self.id is None and not path.exists():
+                return found
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content["format"] != _FORMAT or content["id"] != self.id:
+                raise ValueError("another model")
+            for entry in content["evaluations"]:
+                found.append(_stored_from_json(entry, found, self.training))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
+            raise DataUnavailable(
+                f"The evaluations in {path} are missing, damaged or those of another model. What was spent on them is "
+                "unknown. Restore the file from a copy."
+            ) from problem
+        return found
 
-    def write(self, evaluations: list[StoredEvaluation]) -> None:
+    def text(self, evaluations: Sequence[StoredEvaluation]) -> str:
+        """Return the content of the file."""
         content = {
             "format": _FORMAT,
-            "weights_sha256": self.digest,
+            "id": self.id,
             "evaluations": [
                 {**asdict(each.charge), "result": None if each.result is None else each.result.to_json()}
                 for each in evaluations
             ],
         }
-        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+        return json.dumps(content, indent=2, allow_nan=False) + "\n"
+
+    def write(self, evaluations: list[StoredEvaluation]) -> None:
+        text = self.text(evaluations)
         path = self.folder / EVALUATION_FILE
         try:
             atomic_write(path, lambda staging: staging.write_text(text, encoding="utf-8"))

@@ -30,7 +30,7 @@ from quietmax.data.tables import as_frame
 from quietmax.errors import DataUnavailable, InvalidInput, short_message
 from quietmax.estimators.dpsgd.config import Plan, PrivateSettings
 from quietmax.estimators.dpsgd.estimator import DPSGD, PrivateNetwork, network_guarantee
-from quietmax.estimators.evaluation import move_evaluations
+from quietmax.estimators.evaluation import EVALUATION_FILE, save_evaluations
 from quietmax.estimators.head.estimator import (
     PrivateHead,
     least_tolerance,
@@ -43,7 +43,8 @@ from quietmax.estimators.head.exact_sums import is_whitening
 from quietmax.estimators.head.training import BIAS, whitening_kind
 from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
 from quietmax.estimators.teachers import TeacherEnsemble, Teachers, vote_guarantee
-from quietmax.estimators.validation import CLASSES, SIZE, Condition, runs_own_code, weakened
+from quietmax.estimators.training_set import with_holdout
+from quietmax.estimators.validation import CLASSES, SIZE, Condition, alike, runs_own_code, weakened
 from quietmax.mechanisms.base import Mechanism
 from quietmax.mechanisms.noisy_max import GaussianScores, NoisyMax
 from quietmax.models.features.base import FeatureMap
@@ -62,6 +63,8 @@ from quietmax.sensitivity.base import ScoreBounds
 from quietmax.spending import ACCOUNT_FILE, ACCOUNT_ID, FileAccount, new_identity
 
 Estimator = PrivateHead | Teachers | DPSGD
+EVALUATION_ID = "evaluation_id"
+"""The key of the description under which the id of the model's evaluations is stored."""
 PrivateClassifier = HeadWeights | PrivateNetwork | Predictor
 """Released weights, or a predictor that charges for every answer."""
 
@@ -96,6 +99,8 @@ class PrivateModel:
         Answers from the mapped features. A `Predictor` charges for every answer.
     holdout : Holdout or None
         Which persons of the table were held out of training; None if nobody was.
+    evaluation_id : str or None
+        The id of the model's evaluations. None for a model that is paid per answer, and before format version 4.
     """
 
     kind: str
@@ -106,6 +111,7 @@ class PrivateModel:
     features: FeatureMap | None
     classifier: PrivateClassifier
     holdout: Holdout | None = None
+    evaluation_id: str | None = None
 
     def encode(self, table: Any) -> NDArray[np.float32]:
         """Encode the rows of a table as in training.
@@ -172,7 +178,8 @@ class PrivateModel:
 def save_private(estimator: Estimator, folder: str | Path, *, dataset: str, overwrite: bool = False) -> Path:
     """Write a fitted private estimator to a folder.
 
-    Released weights (DP-SGD, a head with ``release="weights"``) may be published, as the guarantee says. The folder of
+    Released weights (DP-SGD, a head with ``release="weights"``) may be published, as the guarantee says. Evaluations
+    move into the folder. If the estimator is saved again, only the first folder may evaluate for free. The folder of
     teachers or of a head with ``release="query"`` is private like the records: whoever has it can ask without paying.
     The budget moves into the folder with what was spent of it. The estimator goes on paying there and cannot be saved
     again.
@@ -221,8 +228,12 @@ def save_private(estimator: Estimator, folder: str | Path, *, dataset: str, over
     }
     predictor: Predictor | None = getattr(estimator, "predictor_", None)
     if predictor is None:
-        write_folder(folder, description, tensors, overwrite=overwrite)
-        move_evaluations(estimator, folder)
+
+        def written(identity: str, evaluations: str) -> None:
+            described, files = {**description, EVALUATION_ID: identity}, {EVALUATION_FILE: evaluations}
+            write_folder(folder, described, tensors, overwrite=overwrite, files=files)
+
+        save_evaluations(estimator, folder, written)
         return Path(folder)
 
     identity = description[ACCOUNT_ID] = new_identity()
@@ -232,7 +243,6 @@ def save_private(estimator: Estimator, folder: str | Path, *, dataset: str, over
         return FileAccount(written / ACCOUNT_FILE, identity=identity)
 
     predictor.move_account(moved)
-    move_evaluations(estimator, folder)
     return Path(folder)
 
 
@@ -264,7 +274,8 @@ def open_private(folder: str | Path) -> PrivateModel:
     description, tensors = read_folder(folder, kind)
     try:
         features, encoding = description["features"], description["encoding"]
-        holdout = description["holdout"] if description["format_version"] >= 4 else None
+        stated = description["holdout"] if description["format_version"] >= 4 else None
+        holdout = None if stated is None else Holdout.from_json(stated)
         stored = _Stored(
             Path(folder),
             description,
@@ -275,6 +286,7 @@ def open_private(folder: str | Path) -> PrivateModel:
         )
         _check_unit(stored)
         classifier, guarantee = _KINDS[kind].read(stored)
+        guarantee = with_holdout(guarantee, holdout)
         model = PrivateModel(
             kind=kind,
             inputs=int(description["inputs"]),
@@ -283,8 +295,10 @@ def open_private(folder: str | Path) -> PrivateModel:
             encoding=stored.encoding,
             features=stored.features,
             classifier=classifier,
-            holdout=None if holdout is None else Holdout.from_json(holdout),
+            holdout=holdout,
+            evaluation_id=description.get(EVALUATION_ID),
         )
+        _check_evaluation_id(model, description["format_version"])
         _check_shapes(model)
         _check_account(stored.folder, classifier)
         _check_guarantee(stored.guarantee, guarantee, description["format_version"])
@@ -624,6 +638,13 @@ def _check_account(folder: Path, classifier: PrivateClassifier) -> None:
         raise ValueError(f"its account counts {answered} answers, but its budget is for {limit}")
 
 
+def _check_evaluation_id(model: PrivateModel, format_version: int) -> None:
+    """Raise unless released weights of the current format version name the account of their evaluations."""
+    named = format_version >= 4 and not isinstance(model.classifier, Predictor)
+    if isinstance(model.evaluation_id, str) != named:
+        raise ValueError("it must have an id of its evaluations if and only if its weights are released")
+
+
 def _check_guarantee(stated: Guarantee, computed: Guarantee, format_version: int) -> None:
     """Raise unless a stored guarantee states what follows from the folder.
 
@@ -661,25 +682,8 @@ def _check_same(what: str, stored: Any, computed: Any, *, within: float = 1e-9) 
 
     Numbers may differ by the relative error ``within``, since libraries round differently.
     """
-    if not _alike(stored, computed, within):
+    if not alike(stored, computed, within):
         raise ValueError(f"it states {what} {stored!r}, but the rest of it implies {computed!r}")
-
-
-def _alike(stored: Any, computed: Any, within: float) -> bool:
-    """Return whether two JSON values are equal up to rounding."""
-    if isinstance(stored, bool) or isinstance(computed, bool):
-        return stored is computed
-    if isinstance(stored, int | float) and isinstance(computed, int | float):
-        return math.isclose(stored, computed, rel_tol=within)
-    if isinstance(stored, Mapping) and isinstance(computed, Mapping):
-        return stored.keys() == computed.keys() and all(
-            _alike(stored[name], computed[name], within) for name in stored
-        )
-    if isinstance(stored, list | tuple) and isinstance(computed, list | tuple):
-        return len(stored) == len(computed) and all(
-            _alike(*pair, within) for pair in zip(stored, computed, strict=True)
-        )
-    return bool(stored == computed)
 
 
 def _scatters(features: Mapping[str, Any] | None) -> bool:

@@ -30,8 +30,7 @@ from quietmax.data.encoding import Encoding
 from quietmax.data.records import Records
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput, QuietmaxError
-from quietmax.estimators.evaluation import Evaluation, evaluate
-from quietmax.estimators.training_set import TrainingSet, data_conditions, queries, training_set
+from quietmax.estimators.training_set import TrainingSet, data_conditions, queries, training_set, with_holdout
 from quietmax.estimators.validation import (
     LIBRARY_STACK,
     OWN_MAP,
@@ -236,7 +235,7 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             EXACT if self.random_state is None else SeededNoise(np.random.default_rng(list(key)))
         )
         self.predictor_ = Predictor(self.ensemble_, self._mechanism(budget, count), budget, noise=source)
-        self.guarantee_ = vote_guarantee(
+        guarantee = vote_guarantee(
             self.predictor_.guarantee,
             count,
             size,
@@ -247,6 +246,7 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             encoding=found.encoding,
             fitted_steps=found.fitted_steps,
         )
+        self.guarantee_ = with_holdout(guarantee, found.holdout)
         return self
 
     def _feature_map(self) -> Any:
@@ -353,39 +353,6 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         queries = self._queries(X)
         return self.predictor_.predict_proba(queries)
-
-    def evaluate(
-        self,
-        X: Any,
-        y: Any = None,
-        groups: Any = None,
-        *,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        mu: float | None = None,
-        disjoint: bool = False,
-    ) -> Evaluation:
-        """Evaluate the teachers so that the result may be published (THEORY 3.9): see `quietmax.estimators.evaluation`.
-
-        Parameters
-        ----------
-        X : array-like, data frame or Records
-            The people to evaluate on, as for `fit`. Each row is charged as an answer.
-        y : array-like, optional
-            Their labels, unless the frame or the records have them.
-        groups : array-like, optional
-            Whose row each row is.
-        epsilon, delta, mu : float, optional
-            The budget of the evaluation.
-        disjoint : bool
-            Whether you declare that no evaluated person is in the training set.
-
-        Returns
-        -------
-        Evaluation
-            Accuracy, recall, confusion matrix and calibration, each with an interval.
-        """
-        return evaluate(self, X, y, groups, epsilon=epsilon, delta=delta, mu=mu, disjoint=disjoint)
 
     @property
     def remaining(self) -> Remaining:

@@ -444,3 +444,33 @@ def runs_own_code(features: object) -> bool:
     if isinstance(features, FeatureMap):
         return runs_user_code(features)
     return features is not None
+
+
+def alike(stored: Any, computed: Any, within: float = 1e-9) -> bool:
+    """Return whether two JSON values are equal up to rounding.
+
+    Parameters
+    ----------
+    stored, computed : object
+        The values.
+    within : float
+        The relative error by which numbers may differ, since libraries round differently.
+
+    Examples
+    --------
+    >>> alike({"mu": [0.1]}, {"mu": [0.1 + 1e-17]}), alike(True, 1)
+    (True, False)
+    """
+    if isinstance(stored, bool) or isinstance(computed, bool):
+        return stored is computed
+    if isinstance(stored, int | float) and isinstance(computed, int | float):
+        return math.isclose(stored, computed, rel_tol=within)
+    if isinstance(stored, Mapping) and isinstance(computed, Mapping):
+        return stored.keys() == computed.keys() and all(
+            alike(stored[name], computed[name], within) for name in stored
+        )
+    if isinstance(stored, list | tuple) and isinstance(computed, list | tuple):
+        return len(stored) == len(computed) and all(
+            alike(*pair, within) for pair in zip(stored, computed, strict=True)
+        )
+    return bool(stored == computed)

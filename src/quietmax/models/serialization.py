@@ -166,6 +166,7 @@ def write_folder(
     *,
     overwrite: bool,
     answered: int | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> Path:
     """Write a description and its tensors as one model folder, atomically.
 
@@ -182,6 +183,8 @@ def write_folder(
     answered : int, optional
         Opens an account in the folder, with so many answers already paid for. Its id is the ``account_id`` of the
         description.
+    files : mapping of str to str, optional
+        Further text files of the folder by name.
 
     Returns
     -------
@@ -200,6 +203,8 @@ def write_folder(
         target.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}-", dir=target.parent))
         try:
+            for name, content in (files or {}).items():
+                (staging / name).write_text(content, encoding="utf-8")
             _fill(staging, description, tensors, answered)
             # Another process may have saved a model there since the check, or the account may have paid for answers.
             check_target(target, overwrite=overwrite)
@@ -218,7 +223,7 @@ def write_folder(
 def _fill(
     folder: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor], answered: int | None
 ) -> None:
-    """Write the files of a model into an empty folder and flush them to disk."""
+    """Write the files of a model into a new folder and flush all files there to disk."""
     # Serialized in memory, so that a full disk is an OSError and not an exception of the safetensors library.
     weights = safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()})
     (folder / _WEIGHTS).write_bytes(weights)

@@ -264,8 +264,10 @@ def _bind(
 
 def _charge_evaluations(ledger: Ledger, model: Deployment, state: AccountState) -> None:
     """Charge, once, for each evaluation in the model folder. That of a holdout is free next to the training."""
-    for number, charge in enumerate(model.evaluations):
-        digest = f"{model.digest.hex()} {number} {charge.mu!r} {charge.composition}"
+    for charge in model.evaluations:
+        if charge.reserved:  # another folder may spend it; the ledger charges that folder's evaluations
+            continue
+        digest = f"{charge.id} {charge.mu!r} {charge.composition}"
         split = model.split if charge.composition == "parallel" else None
         try:
             ledger.charge_evaluation(state, model.label, digest, GaussianCost(charge.mu), split=split)

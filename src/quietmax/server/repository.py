@@ -212,7 +212,6 @@ def _load_private(folder: ModelFolder) -> Deployment:
     epsilon, delta = folder.description.get("epsilon"), folder.description.get("delta")
     terms = None if epsilon is None else Terms(float(epsilon), float(delta or 0.0))
     classes = model.classes if model.encoding is None else model.encoding.classes
-    evaluations = tuple(each.charge for each in read_evaluations(folder.path))
     if isinstance(model.classifier, Predictor):
         predictor = model.classifier
         mechanism = _mechanism(folder, predictor)
@@ -230,8 +229,6 @@ def _load_private(folder: ModelFolder) -> Deployment:
                 predictor.remaining.queries + predictor.answered,
                 folder.digest().hex(),
             ),
-            split=split_name(model),
-            evaluations=evaluations,
         )
     if folder.mechanism is not None:
         raise InvalidInput(
@@ -253,7 +250,7 @@ def _load_private(folder: ModelFolder) -> Deployment:
         terms=terms,
         encoding=model.encoding,
         split=split_name(model),
-        evaluations=evaluations,
+        evaluations=tuple(each.charge for each in read_evaluations(folder.path, model)),
     )
 
 

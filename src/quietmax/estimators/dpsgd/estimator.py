@@ -21,8 +21,8 @@ from quietmax.data.schema import Schema
 from quietmax.estimators.dpsgd.config import Optimizer, Plan, Preset, default_length, make_plan
 from quietmax.estimators.dpsgd.opacus import Build, own_module_condition, train_private_module
 from quietmax.estimators.dpsgd.training import train_private, train_private_stack
-from quietmax.estimators.evaluation import Evaluation, evaluate
-from quietmax.estimators.training_set import TrainingSet, data_conditions, queries, training_set
+from quietmax.estimators.evaluation import Evaluation, evaluate, open_evaluations
+from quietmax.estimators.training_set import TrainingSet, data_conditions, queries, training_set, with_holdout
 from quietmax.estimators.validation import (
     OWN_MAP,
     SEEDED_WEIGHTS,
@@ -221,7 +221,7 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.random_state is not None:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.model_ = PrivateNetwork(self._trained(inputs, found, seed))
-        self.guarantee_: Guarantee = network_guarantee(
+        guarantee = network_guarantee(
             self.plan_,
             exact=seed is None,
             own_module=self.network is not None,
@@ -233,6 +233,8 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             fitted_steps=found.fitted_steps,
             parameters={"dimension": inputs.shape[1], "classes": len(self.classes_)},
         )
+        self.guarantee_: Guarantee = with_holdout(guarantee, found.holdout)
+        open_evaluations(self)
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:

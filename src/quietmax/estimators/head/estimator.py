@@ -26,7 +26,7 @@ from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
-from quietmax.estimators.evaluation import Evaluation, evaluate
+from quietmax.estimators.evaluation import Evaluation, evaluate, open_evaluations
 from quietmax.estimators.head.exact_sums import Floats, Table, whitening_on_grid
 from quietmax.estimators.head.solver import (
     MeanCrossEntropy,
@@ -62,7 +62,7 @@ from quietmax.estimators.head.training import (
     whitening_matrix,
 )
 from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
-from quietmax.estimators.training_set import TrainingSet, data_conditions, queries, training_set
+from quietmax.estimators.training_set import TrainingSet, data_conditions, queries, training_set, with_holdout
 from quietmax.estimators.validation import (
     OWN_MAP,
     SEEDED_WEIGHTS,
@@ -303,11 +303,13 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         # What is guaranteed, from public facts alone.
         facts = self._facts(table, allowance, source) | public
         own_map = runs_own_code(self.feature_map_)
-        self.guarantee_ = (
+        guarantee = (
             query_guarantee(self.predictor_.guarantee, facts, own_map=own_map, encoding=self.encoding_)
             if self.release == "query"
             else weights_guarantee(facts, own_map=own_map, encoding=self.encoding_)
         )
+        self.guarantee_ = with_holdout(guarantee, self.holdout_)
+        open_evaluations(self)
         return self
 
     def _whitening(self, table: Table, allowance: Allowance, source: NoiseSource) -> Floats | None:
@@ -448,6 +450,8 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         disjoint: bool = False,
     ) -> Evaluation:
         """Evaluate the head so that the result may be published (THEORY 3.9): see `quietmax.estimators.evaluation`.
+
+        A head with ``release="query"`` cannot be evaluated: what its answers cost would tell who was evaluated.
 
         Parameters
         ----------
