@@ -57,10 +57,13 @@ SLACK = math.sqrt(math.log(1e6) / (2 * 4000))
 
 
 def noisy(counts: NDArray[np.int64], seed: int = 0, mu: float = 0.268) -> Evaluation:
-    """Evaluate a table of whole people by true and predicted class."""
+    """Evaluate a table of whole people by true and predicted class; all answers have the highest confidence."""
+    right = np.trace(counts)
+    calibration = np.zeros((BINS, 2), dtype=np.int64)
+    calibration[-1] = right, counts.sum() - right
     charges = [EvaluationCharge(mu, "parallel", ("seeded",))]
     return noisy_evaluation(
-        *(counts * UNITS, None, range(len(counts)), TRAINING, charges),
+        *(counts * UNITS, calibration * UNITS, range(len(counts)), TRAINING, charges),
         source=SeededNoise(seed),
     )
 
@@ -127,11 +130,10 @@ def test_one_person_adds_a_vector_of_sum_at_most_one_to_each_table(rows: list[tu
     ) * 3  # fmt: skip
     tables = count_answers(labels, predicted, bins, np.full(len(rows), max(len(rows), 1)), classes=3)
     for table in tables:
-        assert table is not None
         assert (table >= 0).all()
         assert table.sum() <= UNITS
         assert table.sum() >= (UNITS - len(rows) if rows else 0)
-    confusion, calibration = (np.ravel(table).astype(float) / UNITS for table in tables if table is not None)
+    confusion, calibration = (np.ravel(table).astype(float) / UNITS for table in tables)
     assert np.linalg.norm([*confusion, *calibration]) <= math.sqrt(2)
 
 
@@ -144,15 +146,13 @@ def test_removing_a_person_changes_the_counts_by_what_this_person_added() -> Non
     def tables(chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
         rows = np.bincount(persons[chosen], minlength=50)[persons[chosen]]
         counted = count_answers(labels[chosen], predicted[chosen], bins[chosen], rows, classes=3)
-        return np.concatenate([np.ravel(table) for table in counted if table is not None])
+        return np.concatenate([np.ravel(table) for table in counted])
 
     everybody = tables(np.full(400, True))
     order = rng.permutation(400)
     rows = np.bincount(persons)[persons]
     shuffled = count_answers(labels[order], predicted[order], bins[order], rows[order], classes=3)
-    assert np.array_equal(
-        everybody, np.concatenate([np.ravel(table) for table in shuffled if table is not None])
-    )
+    assert np.array_equal(everybody, np.concatenate([np.ravel(table) for table in shuffled]))
     for person in range(50):
         of_person = persons == person
         assert np.array_equal(everybody - tables(~of_person), tables(of_person))
@@ -177,10 +177,10 @@ def test_every_row_is_answered_on_its_own_bit_for_bit() -> None:
 def test_the_noise_has_the_size_that_the_guarantee_states() -> None:
     empty = np.zeros((2, 2), dtype=np.int64)
     one = [noisy(empty, seed) for seed in range(500)]
-    drawn = np.array([each.confusion for each in one]).ravel()
-    assert one[0].noise == pytest.approx(1 / 0.268, rel=1e-3)
-    # The variance of 2,000 draws: five standard errors.
-    assert np.var(drawn) == pytest.approx(one[0].noise ** 2, rel=5 * math.sqrt(2 / 2000))
+    drawn = np.array([[*np.ravel(each.confusion), *np.ravel(each.calibration)] for each in one]).ravel()
+    assert one[0].noise == pytest.approx(math.sqrt(2) / 0.268, rel=1e-3)
+    # The variance of 7,000 draws: five standard errors.
+    assert np.var(drawn) == pytest.approx(one[0].noise ** 2, rel=5 * math.sqrt(2 / 7000))
     both = noisy_evaluation(
         *(empty, np.zeros((BINS, 2), dtype=np.int64), "ab", TRAINING, [EvaluationCharge(0.268, "parallel")]),
     )
@@ -301,7 +301,13 @@ def test_seeded_noise_makes_the_guarantee_conditional() -> None:
     assert any("seed" in assumption for assumption in guarantee.assumptions)
     with pytest.raises(InvalidInput, match="must be charged as one that assumes 'seeded'"):
         noisy_evaluation(
-            *(np.eye(2, dtype=np.int64), None, "ab", TRAINING, [EvaluationCharge(0.268, "parallel")]),
+            *(
+                np.eye(2, dtype=np.int64),
+                np.eye(BINS, 2, dtype=np.int64),
+                "ab",
+                TRAINING,
+                [EvaluationCharge(0.268, "parallel")],
+            ),
             source=SeededNoise(0),
         )
 
@@ -319,7 +325,8 @@ def test_an_evaluation_survives_json_and_its_figures_are_computed_again() -> Non
 
 
 def test_exact_figures_are_marked_and_never_read_back() -> None:
-    exact = exact_evaluation(np.array([[90, 10], [10, 90]]) * UNITS, None, ("no", "yes"), "person")
+    counts = np.array([[90, 10], [10, 90]]) * UNITS, np.array([[180, 20]]) * UNITS
+    exact = exact_evaluation(*counts, ("no", "yes"), "person")
     record = exact.to_json()
     assert (record["publishable"], record["guarantee"]) == (False, None)
     assert "Not for publication" in record["caveat"]
@@ -835,7 +842,6 @@ def test_a_person_changes_the_counts_by_what_this_person_adds_and_nobody_elses(t
 
     def counts(rows: pd.DataFrame) -> NDArray[np.float64]:
         exact = evaluate_folder(folder, model, encode_table(rows, schema), exact=True)
-        assert exact.calibration is not None
         return np.array([*np.ravel(exact.confusion), *np.ravel(exact.calibration)]) * UNITS
 
     everybody = counts(frame)

@@ -80,6 +80,8 @@ CONFIDENCE = 0.95
 _SHARE = 2**24
 """A person's rows share this many units; sums of units below 2^53 are exact in float64."""
 _MOST_UNITS = 2**53
+_SENSITIVITY = math.nextafter(math.sqrt(2), 2)
+"""The L2 length of what one person adds to the two tables, rounded up."""
 _SIZE_ERROR = 0.002
 """The part of 1 - CONFIDENCE that is left for the bound on a noisy number of people."""
 _Z_SIZE = float(ndtri(1 - _SIZE_ERROR))
@@ -219,9 +221,8 @@ class Evaluation:
         The class names.
     confusion : tuple of tuples of float
         Noisy number of people by true class (rows) and predicted class (columns).
-    calibration : tuple of pairs of float, or None
-        Noisy number of people with right and with wrong answers, by bin of confidence. None if the model releases
-        labels only.
+    calibration : tuple of pairs of float
+        Noisy number of people with right and with wrong answers, by bin of confidence.
     noise : float
         The standard deviation of the noise of each count. 0: the counts are exact and not for publication.
     unit : {"record", "person"}
@@ -247,16 +248,17 @@ class Evaluation:
     Examples
     --------
     >>> counts = ((900.2, 98.1), (151.7, 848.9))
-    >>> evaluation = Evaluation(("no", "yes"), counts, None, 5.3, "person", 0.27, "parallel", None)
+    >>> confidence = ((310.4, 102.3), (522.9, 99.8), (915.1, 45.6))
+    >>> evaluation = Evaluation(("no", "yes"), counts, confidence, 5.3, "person", 0.27, "parallel", None)
     >>> print(evaluation.accuracy)
-    0.875 (0.858 to 0.891)
+    0.875 (0.859 to 0.890)
     >>> print(evaluation.recall["yes"])
     0.848 (0.822 to 0.872)
     """
 
     classes: tuple[str, ...]
     confusion: tuple[tuple[float, ...], ...]
-    calibration: tuple[tuple[float, float], ...] | None
+    calibration: tuple[tuple[float, float], ...]
     noise: float
     unit: Literal["record", "person"]
     mu: float | None
@@ -279,12 +281,11 @@ class Evaluation:
         table = np.asarray(self.confusion)
         totals = [float(np.trace(table)), float(table.sum() - np.trace(table))]
         cells: list[float] = [classes, classes * (classes - 1)]
-        if self.calibration is not None:
-            other, bins = np.asarray(self.calibration).sum(axis=0), len(self.calibration)
-            for side in (0, 1):
-                weight = bins / (bins + cells[side])
-                totals[side] = weight * totals[side] + (1 - weight) * float(other[side])
-                cells[side] = cells[side] * bins / (cells[side] + bins)
+        other, bins = np.asarray(self.calibration).sum(axis=0), len(self.calibration)
+        for side in (0, 1):
+            weight = bins / (bins + cells[side])
+            totals[side] = weight * totals[side] + (1 - weight) * float(other[side])
+            cells[side] = cells[side] * bins / (cells[side] + bins)
         right, wrong = totals
         return right, wrong, self.noise * math.sqrt(cells[0]), self.noise * math.sqrt(cells[1])
 
@@ -311,11 +312,11 @@ class Evaluation:
 
     @property
     def bins(self) -> tuple[Bin, ...]:
-        """The calibration curve; empty if the model releases labels only."""
-        edges = np.linspace(1 / len(self.classes), 1, len(self.calibration or ()) + 1)
+        """The calibration curve."""
+        edges = np.linspace(1 / len(self.classes), 1, len(self.calibration) + 1)
         return tuple(
             Bin(float(low), float(high), ratio(*counts, self.noise, self.noise))
-            for low, high, counts in zip(edges, edges[1:], self.calibration or (), strict=False)
+            for low, high, counts in zip(edges, edges[1:], self.calibration, strict=False)
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -333,7 +334,7 @@ class Evaluation:
             ],
             "classes": list(self.classes),
             "confusion": [list(row) for row in self.confusion],
-            "calibration": None if self.calibration is None else [list(pair) for pair in self.calibration],
+            "calibration": [list(pair) for pair in self.calibration],
             "noise": self.noise,
             "mu": self.mu,
             "composition": self.composition,
@@ -354,11 +355,10 @@ class Evaluation:
         ValueError, TypeError or KeyError
             If the record is not that of an evaluation which may be published.
         """
-        calibration = record["calibration"]
         evaluation = cls(
             classes=tuple(map(str, record["classes"])),
             confusion=tuple(tuple(map(float, row)) for row in record["confusion"]),
-            calibration=None if calibration is None else tuple((float(a), float(b)) for a, b in calibration),
+            calibration=tuple((float(right), float(wrong)) for right, wrong in record["calibration"]),
             noise=float(record["noise"]),
             unit=record["unit"],
             mu=float(record["mu"]),
@@ -366,16 +366,17 @@ class Evaluation:
             guarantee=Guarantee.from_json(record["guarantee"]),
         )
         classes = len(evaluation.classes)
-        numbers = np.array([*sum(evaluation.confusion, ()), *sum(evaluation.calibration or (), ())])
+        numbers = np.array([*sum(evaluation.confusion, ()), *sum(evaluation.calibration, ())])
         if (
             classes < 2
+            or len(evaluation.calibration) != BINS
             or [len(row) for row in evaluation.confusion] != [classes] * classes
             or not np.isfinite(numbers).all()
             or evaluation.unit not in ("record", "person")
             or evaluation.composition not in ("parallel", "sequential")
             or not 0 < cast(float, evaluation.mu) < math.inf
             # Noise of this size is what the stated mu pays for; rounding on the grid adds less than 1%.
-            or not 0.99 < evaluation.noise * cast(float, evaluation.mu) / _sensitivity(calibration) < 1.01
+            or not 0.99 < evaluation.noise * cast(float, evaluation.mu) / _SENSITIVITY < 1.01
         ):
             raise ValueError("not a publishable evaluation")
         return evaluation
@@ -423,16 +424,16 @@ def free_answers(
 
 
 def count_answers(
-    labels: Counts, predicted: Counts, bins: Counts | None, rows_of_person: Counts | None, classes: int
-) -> tuple[Counts, Counts | None]:
+    labels: Counts, predicted: Counts, bins: Counts, rows_of_person: Counts | None, classes: int
+) -> tuple[Counts, Counts]:
     """Count right and wrong answers in units of 2^-24 people. The sums are exact.
 
     Parameters
     ----------
     labels, predicted : array of int, shape (rows,)
         True and predicted classes.
-    bins : array of int, shape (rows,), or None
-        Bins of confidence; None if the model releases labels only.
+    bins : array of int, shape (rows,)
+        Bins of confidence.
     rows_of_person : array of int, shape (rows,), or None
         Number of rows of each row's person. None: each row is a person.
     classes : int
@@ -445,8 +446,8 @@ def count_answers(
 
     Examples
     --------
-    >>> two_rows_of_one = np.array([2, 2])
-    >>> table, _ = count_answers(np.array([0, 1]), np.array([0, 0]), None, two_rows_of_one, classes=2)
+    >>> bins, two_rows_of_one = np.array([4, 2]), np.array([2, 2])
+    >>> table, _ = count_answers(np.array([0, 1]), np.array([0, 0]), bins, two_rows_of_one, classes=2)
     >>> table / 2**24
     array([[0.5, 0. ],
            [0.5, 0. ]])
@@ -454,28 +455,9 @@ def count_answers(
     shares = np.full(len(labels), _SHARE) if rows_of_person is None else _SHARE // rows_of_person
     confusion = np.zeros((classes, classes), dtype=np.int64)
     np.add.at(confusion, (labels, predicted), shares)
-    calibration = None
-    if bins is not None:
-        calibration = np.zeros((BINS, 2), dtype=np.int64)
-        np.add.at(calibration, (bins, (labels != predicted).astype(np.int64)), shares)
+    calibration = np.zeros((BINS, 2), dtype=np.int64)
+    np.add.at(calibration, (bins, (labels != predicted).astype(np.int64)), shares)
     return confusion, calibration
-
-
-def _sensitivity(calibration: object) -> float:
-    """Return the L2 length of what one person adds to the tables: 1 for one table, sqrt(2) for two, rounded up."""
-    return 1.0 if calibration is None else math.nextafter(math.sqrt(2), 2)
-
-
-def _noisy(
-    confusion: Counts, calibration: Counts | None, mu: float, source: NoiseSource
-) -> tuple[NDArray[np.float64], float]:
-    """Return both tables as one list of noisy numbers of people, and the standard deviation of the noise."""
-    tables = [confusion] if calibration is None else [confusion, calibration]
-    units = np.concatenate([table.reshape(-1) for table in tables])
-    released = release_gaussian(
-        np.minimum(units, _MOST_UNITS) / _SHARE, sensitivity=_sensitivity(calibration), mu=mu, source=source
-    )
-    return released.values, released.scale
 
 
 # --- what it costs ------------------------------------------------------------------------------------------------
@@ -674,7 +656,7 @@ def composed_guarantee(training: Guarantee, charges: Sequence[EvaluationCharge])
 
 def exact_evaluation(
     confusion: Counts,
-    calibration: Counts | None,
+    calibration: Counts,
     classes: Sequence[object],
     unit: Literal["record", "person"],
 ) -> Evaluation:
@@ -695,8 +677,7 @@ def exact_evaluation(
         Without noise and without a guarantee. Its intervals cover sampling alone.
     """
     return _evaluation(
-        np.concatenate([confusion.reshape(-1), *([] if calibration is None else [calibration.reshape(-1)])])
-        / _SHARE,
+        np.concatenate([confusion.reshape(-1), calibration.reshape(-1)]) / _SHARE,
         classes,
         noise=0.0,
         unit=unit,
@@ -707,20 +688,20 @@ def exact_evaluation(
 
 
 def _evaluation(counts: NDArray[np.float64], classes: Sequence[object], **fields: Any) -> Evaluation:
-    """Return the evaluation of a list of counts: the table of classes, then that of confidence if there is one."""
+    """Return the evaluation of a list of counts: the table of classes, then that of confidence."""
     number = len(classes)
     confusion, calibration = counts[: number**2].reshape(number, number), counts[number**2 :].reshape(-1, 2)
     return Evaluation(
         classes=tuple(map(str, classes)),
         confusion=tuple(tuple(row) for row in confusion.tolist()),
-        calibration=tuple((right, wrong) for right, wrong in calibration.tolist()) or None,
+        calibration=tuple((right, wrong) for right, wrong in calibration.tolist()),
         **fields,
     )
 
 
 def noisy_evaluation(
     confusion: Counts,
-    calibration: Counts | None,
+    calibration: Counts,
     classes: Sequence[object],
     training: Guarantee,
     charges: Sequence[EvaluationCharge],
@@ -754,11 +735,14 @@ def noisy_evaluation(
     charge = charges[-1]
     if not (type(source) is ExactNoise and source.exact) and "seeded" not in charge.assumes:
         raise InvalidInput("An evaluation with seeded noise must be charged as one that assumes 'seeded'.")
-    counts, scale = _noisy(confusion, calibration, charge.mu, source)
+    units = np.concatenate([confusion.reshape(-1), calibration.reshape(-1)])
+    released = release_gaussian(
+        np.minimum(units, _MOST_UNITS) / _SHARE, sensitivity=_SENSITIVITY, mu=charge.mu, source=source
+    )
     return _evaluation(
-        counts,
+        released.values,
         classes,
-        noise=scale,
+        noise=released.scale,
         unit=training.unit,
         mu=charge.mu,
         composition=charge.composition,
@@ -979,7 +963,7 @@ class _Subject:
             return records
         return records.take(is_held_out(records, self.holdout))
 
-    def answers(self, records: Records) -> tuple[Counts, Counts | None]:
+    def answers(self, records: Records) -> tuple[Counts, Counts]:
         """Answer every row and count the answers."""
         features = (
             records.features if self.feature_map is None else self.feature_map.transform(records.features)

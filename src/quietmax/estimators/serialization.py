@@ -298,9 +298,9 @@ def open_private(folder: str | Path) -> PrivateModel:
             holdout=holdout,
             evaluation_id=description.get(EVALUATION_ID),
         )
-        _check_evaluation_id(model, description["format_version"])
         _check_shapes(model)
         _check_account(stored.folder, classifier)
+        _check_evaluation_id(model, description["format_version"])
         _check_guarantee(stored.guarantee, guarantee, description["format_version"])
         if description["format_version"] == 1 and _scatters(features):
             guarantee = weakened(guarantee, _OLD_SCATTERING)
@@ -640,8 +640,8 @@ def _check_account(folder: Path, classifier: PrivateClassifier) -> None:
 
 def _check_evaluation_id(model: PrivateModel, format_version: int) -> None:
     """Raise unless released weights of the current format version name the account of their evaluations."""
-    named = format_version >= 4 and not isinstance(model.classifier, Predictor)
-    if isinstance(model.evaluation_id, str) != named:
+    released = not isinstance(model.classifier, Predictor)
+    if format_version >= 4 and isinstance(model.evaluation_id, str) != released:
         raise ValueError("it must have an id of its evaluations if and only if its weights are released")
 
 
