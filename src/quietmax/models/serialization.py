@@ -2,7 +2,8 @@
 
 A folder is written atomically: under another name first, then renamed. The description holds the SHA-256 of the
 weights, so that files of two folders are not mixed up. Format versions: 1 is that of Quietmax 0.1, 2 added the SHA-256
-of the weights, 3 renamed keys; all are read, the last is written.
+of the weights, 3 renamed keys, 4 added the unit, the holdout and the id of the evaluations; all are read, the last is
+written.
 """
 
 from __future__ import annotations
