@@ -14,8 +14,8 @@ from quietmax.experiments.inputs import SharedInputs
 from quietmax.experiments.methods import Method, PreparedMethod, method, method_trials, methods
 
 PUBLIC_SETTINGS = (
-    "The feature map, all settings and the column types of a data frame were chosen without looking at the private "
-    "records."
+    "What the owner declared or chose (bounds, categories, classes, size, column types, features, settings) would be "
+    "the same without any one person or record."
 )
 UNKNOWN_SEED = "Nobody knows the seed, and nobody looks at the low digits of the weights."
 PROVEN = [name for name, each in methods().items() if each.status == "proven"]

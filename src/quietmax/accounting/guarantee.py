@@ -251,8 +251,8 @@ class Guarantee:
     def max_accuracy(self) -> float:
         """Return how often the best guess at membership is right at most, with even odds before (THEORY 3.13).
 
-        The guesser sees everything that was released, knows everything else in the data, and guesses whether one unit
-        is in them. Gaussian: Phi(mu/2). Pure: exp(epsilon)/(1 + exp(epsilon)). `extra_delta` counts half.
+        The guesser sees everything that the guarantee covers, knows everything else in the data, and guesses whether
+        one unit is in them. Gaussian: Phi(mu/2). Pure: exp(epsilon)/(1 + exp(epsilon)). `extra_delta` counts half.
 
         Examples
         --------
@@ -339,8 +339,13 @@ class Guarantee:
         except OverflowError:
             return 1.0
 
-    def in_words(self) -> list[str]:
+    def in_words(self, released: str = "everything that this guarantee covers") -> list[str]:
         """Return what the guarantee means, as plain sentences with all percentages rounded up (THEORY 3.13).
+
+        Parameters
+        ----------
+        released : str
+            What the guarantee covers. Other releases about the same people add to it.
 
         Examples
         --------
@@ -352,8 +357,8 @@ class Guarantee:
             return ["The claimed limits do not hold, so nothing can be said about what an adversary learns."]
         many, who = ("people", "who") if self.unit == "person" else ("records", "that")
         sentences = [
-            f"Somebody who sees everything that was released, knows all other {many} in the data, and guesses with "
-            f"even odds whether a {self.unit} is in the data, is right at most {_percent(self.max_accuracy())} of "
+            f"Somebody who sees {released}, knows all other {many} in the data, and guesses with even odds "
+            f"whether a {self.unit} is in the data, is right at most {_percent(self.max_accuracy())} of "
             "the time; tossing a coin is right 50% of the time.",
             f"A test that wrongly accuses 0.1% of the {many} {who} are not in the data recognises at most "
             f"{_percent(self.max_true_positive_rate(0.001))} of those {who} are.",

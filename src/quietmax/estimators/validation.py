@@ -355,8 +355,8 @@ def size_condition(unit: Unit) -> Condition:
 
 
 SETTINGS_PUBLIC = (
-    "The feature map, all settings and the column types of a data frame were chosen without looking at the private "
-    "records."
+    "What the owner declared or chose (bounds, categories, classes, size, column types, features, settings) would be "
+    "the same without any one person or record."
 )
 LIBRARY_ROUNDING = (
     "The numerical library rounds a record's features alike at every place of a batch and beside all other records. "
@@ -405,6 +405,33 @@ def weakened(guarantee: Guarantee, *conditions: Condition) -> Guarantee:
         reason = f"{guarantee.because} {condition.because}"
         guarantee = guarantee.weakened(status, reason, condition.assumptions)
     return guarantee
+
+
+def person_assumptions(unit: Unit, column: str | None) -> tuple[str, ...]:
+    """Return what a guarantee assumes about who is a person.
+
+    Parameters
+    ----------
+    unit : {"record", "person"}
+        What the guarantee protects.
+    column : str or None
+        The person column of the table; None if `groups` named the persons.
+
+    Returns
+    -------
+    tuple of str
+        Nothing for a guarantee that protects single records.
+
+    Examples
+    --------
+    >>> person_assumptions("person", "customer_id")
+    ("All rows of one person have the same value in column 'customer_id'.",)
+    """
+    if unit == "record":
+        return ()
+    if column is None:
+        return ("All rows of one person have the same entry in `groups`.",)
+    return (f"All rows of one person have the same value in column {column!r}.",)
 
 
 def map_assumptions(description: Mapping[str, Any] | None) -> tuple[str, ...]:
