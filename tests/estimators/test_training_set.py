@@ -173,6 +173,7 @@ def test_a_stranger_with_an_id_of_another_type_renames_nobody(births: list[Any],
 def test_a_type_that_the_container_declares_is_kept(made: Any) -> None:
     names = Persons.of(made(BIRTHS)).names.tolist()
     assert names == Persons.of(made(BIRTHS[:1])).names.tolist() + Persons.of(made(BIRTHS[1:])).names.tolist()
+    assert names == Persons.of(BIRTHS).names.tolist()
     assert len(set(names)) == 12
 
 

@@ -1112,7 +1112,10 @@ def as_string(value: Any) -> str:
     if isinstance(value, Decimal) and value.is_finite():
         digits = f"{value:f}"
         return digits.rstrip("0").rstrip(".") if "." in digits else digits
-    return str(value)
+    string = str(value)
+    if isinstance(value, datetime) and value.tzinfo is None and "." in string:
+        return string.rstrip("0")  # as in a column of timestamps
+    return string
 
 
 def as_numbers(values: pd.Series[Any], name: str) -> NDArray[np.float64]:
