@@ -8,6 +8,7 @@ published.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -20,12 +21,8 @@ from quietmax._io import atomic_write
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.records import Holdout
 from quietmax.errors import DataUnavailable, QuietmaxError, short_message
-from quietmax.estimators.evaluation import (
-    Evaluation,
-    composed_guarantee,
-    read_evaluations,
-    weights_digest,
-)
+from quietmax.estimators.evaluate import read_evaluations
+from quietmax.estimators.evaluation import Evaluation, composed_guarantee
 from quietmax.estimators.serialization import open_private
 from quietmax.estimators.validation import size_condition
 from quietmax.models.serialization import read_description
@@ -316,7 +313,7 @@ def leakage_file(folder: str | Path) -> Path:
     DataUnavailable
         If the weights cannot be read.
     """
-    return Path(folder).resolve().parent / f"leakage-{weights_digest(folder)[:16]}.json"
+    return Path(folder).resolve().parent / f"leakage-{_weights_digest(folder)[:16]}.json"
 
 
 def record_leakage(folder: str | Path, reports: Sequence[Mapping[str, Any]]) -> None:
@@ -431,6 +428,14 @@ def read_card(folder: str | Path) -> PrivacyCard:
             f"The model in {place} is damaged ({short_message(problem)}). Train it again or restore a copy."
         ) from problem
     return card
+
+
+def _weights_digest(folder: str | Path) -> str:
+    """Return the SHA-256 of the weights of a model folder."""
+    try:
+        return hashlib.sha256((Path(folder) / "weights.safetensors").read_bytes()).hexdigest()
+    except OSError as problem:
+        raise DataUnavailable(f"The weights in {folder} cannot be read ({problem.strerror}).") from problem
 
 
 def _number(description: Mapping[str, Any], name: str) -> float | None:

@@ -26,23 +26,25 @@ from quietmax.data.tables import encode_table
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators import evaluation as evaluation_module
 from quietmax.estimators.dpsgd.estimator import DPSGD
+from quietmax.estimators.evaluate import (
+    EVALUATION_FILE,
+    evaluate,
+    evaluate_folder,
+    read_evaluations,
+    split_name,
+)
 from quietmax.estimators.evaluation import (
     BINS,
     CONFIDENCE,
-    EVALUATION_FILE,
     Evaluation,
     EvaluationCharge,
     composed_guarantee,
     count_answers,
-    evaluate,
-    evaluate_folder,
     evaluation_mu,
     exact_evaluation,
     free_answers,
     noisy_evaluation,
     ratio,
-    read_evaluations,
-    split_name,
 )
 from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.head.weights import HeadWeights

@@ -15,7 +15,7 @@ from quietmax.accounting import LIMIT, GaussianCost, PureCost
 from quietmax.data.records import Records, hold_out
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, LedgerUnavailable, QuietmaxError
 from quietmax.estimators import DPSGD, PrivateHead, Teachers, open_private, save_private
-from quietmax.estimators.evaluation import evaluate_folder
+from quietmax.estimators.evaluate import evaluate_folder
 from quietmax.ledger import Charge, Charged, Failed, Ledger, Terms
 from quietmax.models import TrainingSettings
 from quietmax.models.features import Identity

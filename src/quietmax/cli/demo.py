@@ -109,7 +109,7 @@ def run_steps(output: Path, *, quiet: bool) -> dict[str, Any]:
 
 def _survey(people: Split, output: Path) -> dict[str, Any]:
     """Train, evaluate, save and serve a private head."""
-    from quietmax.estimators.evaluation import evaluate_folder
+    from quietmax.estimators.evaluate import evaluate_folder
     from quietmax.estimators.head.estimator import PrivateHead
     from quietmax.estimators.serialization import open_private, save_private
     from quietmax.privacy_card import read_card

@@ -50,7 +50,7 @@ def command(
 
     quietmax evaluate income --data people.csv --exact
     """
-    from quietmax.estimators.evaluation import PAID_PER_ANSWER, evaluate_folder
+    from quietmax.estimators.evaluate import PAID_PER_ANSWER, evaluate_folder
     from quietmax.estimators.serialization import open_private
 
     opened = open_private(model)
@@ -68,7 +68,7 @@ def _records(model: PrivateModel, data: str, data_dir: Path | None) -> Records:
     """Read the table with the encoding of the model."""
     from quietmax.data.load import load_records
     from quietmax.data.tables import is_table_path, read_table
-    from quietmax.estimators.evaluation import evaluation_records
+    from quietmax.estimators.evaluate import evaluation_records
 
     encoding = model.encoding
     if not is_table_path(data):

@@ -30,7 +30,7 @@ from quietmax.data.tables import as_frame
 from quietmax.errors import DataUnavailable, InvalidInput, short_message
 from quietmax.estimators.dpsgd.config import Plan, PrivateSettings
 from quietmax.estimators.dpsgd.estimator import DPSGD, PrivateNetwork, network_guarantee
-from quietmax.estimators.evaluation import EVALUATION_FILE, save_evaluations
+from quietmax.estimators.evaluate import EVALUATION_FILE, save_evaluations
 from quietmax.estimators.head.estimator import (
     PrivateHead,
     least_tolerance,

@@ -21,7 +21,7 @@ import numpy as np
 from quietmax.accounting.budget import Budget
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput
-from quietmax.estimators.evaluation import read_evaluations, split_name
+from quietmax.estimators.evaluate import read_evaluations, split_name
 from quietmax.estimators.serialization import PrivateModel, open_private
 from quietmax.ledger.accounts import Terms
 from quietmax.mechanisms.algorithm1 import Algorithm1

@@ -21,7 +21,8 @@ from quietmax.data.schema import Schema
 from quietmax.estimators.dpsgd.config import Optimizer, Plan, Preset, default_length, make_plan
 from quietmax.estimators.dpsgd.opacus import Build, own_module_condition, train_private_module
 from quietmax.estimators.dpsgd.training import train_private, train_private_stack
-from quietmax.estimators.evaluation import Evaluation, evaluate, open_evaluations
+from quietmax.estimators.evaluate import evaluate, open_evaluations
+from quietmax.estimators.evaluation import Evaluation
 from quietmax.estimators.training_set import TrainingSet, data_conditions, queries, training_set, with_holdout
 from quietmax.estimators.validation import (
     OWN_MAP,
@@ -297,7 +298,7 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         mu: float | None = None,
         disjoint: bool = False,
     ) -> Evaluation:
-        """Evaluate the network so that the result may be published (THEORY 3.9): see `quietmax.estimators.evaluation`.
+        """Evaluate the network so that the result may be published (THEORY 3.9): see `quietmax.estimators.evaluate`.
 
         Parameters
         ----------

@@ -26,7 +26,8 @@ from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
-from quietmax.estimators.evaluation import Evaluation, evaluate, open_evaluations
+from quietmax.estimators.evaluate import evaluate, open_evaluations
+from quietmax.estimators.evaluation import Evaluation
 from quietmax.estimators.head.exact_sums import Floats, Table, whitening_on_grid
 from quietmax.estimators.head.solver import (
     MeanCrossEntropy,
@@ -449,7 +450,7 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         mu: float | None = None,
         disjoint: bool = False,
     ) -> Evaluation:
-        """Evaluate the head so that the result may be published (THEORY 3.9): see `quietmax.estimators.evaluation`.
+        """Evaluate the head so that the result may be published (THEORY 3.9): see `quietmax.estimators.evaluate`.
 
         A head with ``release="query"`` cannot be evaluated: what its answers cost would tell who was evaluated.
 

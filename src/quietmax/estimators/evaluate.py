@@ -1,0 +1,626 @@
+"""Evaluating a model: who is counted, and the account of what evaluations cost.
+
+People who were held out of training are not in the training set. For them, the model is post-processing of other
+people's records, and for the people of the training set, the evaluation is: the two together are as private as the
+weaker of them (parallel composition, THEORY 3.8). Anybody else may be in both, and the two compose.
+
+The account of a model is in memory from `fit` on, and in the model folder once the model is saved. Only one account of
+a model has the evaluation that is free: copies of it set that budget aside.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast, get_args
+
+import numpy as np
+import pandas as pd
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from quietmax._io import atomic_write
+from quietmax.accounting.costs import GaussianCost
+from quietmax.accounting.guarantee import Guarantee
+from quietmax.data.encoding import Encoding
+from quietmax.data.records import Holdout, Records, is_held_out
+from quietmax.data.tables import as_frame, person_names, person_type
+from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
+from quietmax.estimators.evaluation import (
+    Assumed,
+    Composition,
+    Counts,
+    Evaluation,
+    EvaluationCharge,
+    composed_guarantee,
+    count_answers,
+    evaluation_mu,
+    exact_evaluation,
+    free_answers,
+    free_mu,
+    noisy_evaluation,
+)
+from quietmax.estimators.training_set import Persons, queries
+from quietmax.estimators.validation import alike, checked_records, class_numbers
+from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
+from quietmax.predictor import Predictor
+from quietmax.spending import DESCRIPTION_FILE, OwnProcess, new_identity
+
+if TYPE_CHECKING:
+    from quietmax.estimators.serialization import PrivateModel
+
+PAID_PER_ANSWER = (
+    "A model that is paid per answer cannot be evaluated: what the answers cost, and which answers are free "
+    "afterwards, would tell who was evaluated. Train a head that releases its weights, or with DP-SGD, to publish an "
+    "accuracy; or compare the answers of `predict` for people whose records are public."
+)
+
+
+def evaluate(
+    estimator: Any,
+    X: Any,
+    y: Any = None,
+    groups: Any = None,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    mu: float | None = None,
+    disjoint: bool = False,
+) -> Evaluation:
+    """Evaluate a fitted private estimator so that the result may be published.
+
+    Parameters
+    ----------
+    estimator : PrivateHead or DPSGD
+        A fitted estimator whose weights are released.
+    X : array-like, data frame or Records
+        The people to evaluate on, as for `fit`. If the estimator was trained on records that a split held people out
+        of, only people whom the same rule holds out are counted. The rule cannot recognise people in plain arrays,
+        with `groups` or without: there everybody is counted, and may be in the training set.
+    y : array-like, optional
+        The labels, unless they are in the frame or the records.
+    groups : array-like, optional
+        Whose row each row is. Required exactly if the estimator protects persons and `X` does not name them.
+    epsilon, delta : float, optional
+        The budget of the evaluation; see `evaluation_mu`.
+    mu : float, optional
+        The budget of the evaluation, instead of `epsilon` and `delta`.
+    disjoint : bool
+        Whether you declare that no evaluated person is in the training set. The guarantee is then conditional.
+
+    Returns
+    -------
+    Evaluation
+        The published figures. Its guarantee covers the estimator and all of its evaluations together.
+
+    Raises
+    ------
+    BudgetExhausted
+        If no budget is stated and nothing is left.
+    InvalidInput
+        If the estimator is paid per answer, or the rows do not fit it.
+
+    Examples
+    --------
+    >>> from quietmax import PrivateHead
+    >>> X, y = np.array([[0.0, 1.0], [1.0, 0.0]] * 5000), np.array([0, 1] * 5000)
+    >>> head = PrivateHead(declared_size=8000, classes=(0, 1), random_state=0).fit(X[:8000], y[:8000])
+    >>> evaluation = evaluate(head, X[8000:], y[8000:], disjoint=True)
+    >>> evaluation.accuracy.low > 0.98, evaluation.guarantee.mu == head.guarantee_.mu
+    (True, True)
+    """
+    check_is_fitted(estimator)
+    if hasattr(estimator, "predictor_"):
+        raise InvalidInput(PAID_PER_ANSWER)
+    account = _account(estimator)
+    seed = getattr(estimator, "random_state", None)
+    subject = _Subject(
+        classifier=getattr(estimator, "model_", None) or estimator._released_weights,
+        feature_map=estimator.feature_map_,
+        classes=tuple(estimator.classes_.tolist()),
+        encoding=estimator.encoding_,
+        training=estimator.guarantee_,
+        source=EXACT if seed is None else SeededNoise(int(check_random_state(seed).randint(2**31 - 1))),
+    )
+    records, recognised = _as_records(estimator, X, y, groups)
+    return subject.evaluated(
+        *(records, account),
+        recognised=recognised,
+        disjoint=disjoint,
+        epsilon=epsilon,
+        delta=delta,
+        mu=mu,
+    )
+
+
+def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Records, bool]:
+    """Return what an estimator is evaluated on, checked as in training, and whether a rule can recognise the people."""
+    if isinstance(X, Records):
+        if y is not None or groups is not None:
+            raise InvalidInput("Records have labels and persons: leave out `y` and `groups`.")
+        return replace(X, features=queries(estimator, X)), True
+    encoding: Encoding | None = estimator.encoding_
+    if encoding is not None and (isinstance(X, pd.DataFrame) or hasattr(X, "__arrow_c_stream__")):
+        frame = as_frame(X)
+        if y is not None:
+            frame = frame.assign(**{encoding.label: np.asarray(y, dtype=object)})
+        records = evaluation_records(frame, encoding)
+        if records.persons is not None and groups is not None:
+            raise InvalidInput("The table has a `person` column already: leave out `groups`.")
+    else:
+        features = queries(estimator, X)
+        _, given = checked_records(BaseEstimator(), features, y)
+        _, labels = class_numbers(given, estimator.classes_)
+        records = Records("evaluation", features, labels, len(estimator.classes_))
+        encoding = None
+    if groups is not None:
+        records = replace(records, persons=Persons.of(groups).names)
+    return records, encoding is not None and groups is None
+
+
+def evaluation_records(frame: pd.DataFrame, encoding: Encoding, name: str = "evaluation") -> Records:
+    """Encode the table that a model is evaluated on, as in training.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        The table with its labels.
+    encoding : Encoding
+        The encoding of the model.
+    name : str
+        Name of the table.
+
+    Returns
+    -------
+    Records
+        The encoded table. Unlike in training, all rows may be of one class.
+
+    Raises
+    ------
+    InvalidInput
+        If the table does not fit, or its `person` column has another type than in training.
+
+    Examples
+    --------
+    >>> from quietmax.data import Schema, encode_table
+    >>> table = pd.DataFrame({"who": ["01", "02"], "age": [30, 60], "ill": ["no", "yes"]})
+    >>> schema = Schema(label="ill", classes=("no", "yes"), bounds={"age": (0, 100)}, person="who")
+    >>> evaluation_records(table, encode_table(table, schema).encoding).persons.tolist()
+    ['01', '02']
+    """
+    persons = None
+    if encoding.person is not None:
+        found = person_type(frame, encoding.person)
+        if found != encoding.person_type:
+            raise InvalidInput(
+                f"The `person` column {encoding.person!r} must have the same type as in training "
+                f"({encoding.person_type}), got {found}. In another type the same people may have other names: 00007 "
+                "becomes 7."
+            )
+        persons = person_names(frame, encoding.person, ignore_case=encoding.person_ignores_case)
+    features, labels = encoding.encode(frame, encoding.label)
+    return Records(name, features, labels, len(encoding.classes), encoding=encoding, persons=persons)
+
+
+@dataclass(frozen=True, eq=False)
+class _Subject:
+    """What is evaluated: released weights, how records became features, and what is guaranteed of the training."""
+
+    classifier: Any
+    feature_map: Any
+    classes: tuple[Any, ...]
+    encoding: Encoding | None
+    training: Guarantee
+    source: NoiseSource = EXACT
+
+    @property
+    def holdout(self) -> Holdout | None:
+        """The rule that held people out of the training."""
+        rule = self.training.parameters.get("holdout")
+        return None if rule is None else Holdout.from_json(rule)
+
+    def evaluated(
+        self,
+        records: Records,
+        account: _Account,
+        *,
+        recognised: bool = True,
+        disjoint: bool = False,
+        **budget: float | None,
+    ) -> Evaluation:
+        """Charge the account, draw the noise and keep the result."""
+        if self.training.status == "refuted":
+            raise InvalidInput(
+                "The guarantee of the model is refuted, so no evaluation of it may be published."
+            )
+        counted = self.counted(records, recognised=recognised)
+        by_rule = recognised and self.holdout is not None
+        composition: Composition = "parallel" if by_rule or disjoint else "sequential"
+        assumes: tuple[Assumed, ...] = (
+            *(("disjoint",) if disjoint and not by_rule else ()),
+            *(("seeded",) if self.source is not EXACT else ()),
+            *(("names",) if by_rule and records.unit == "person" else ()),
+            *(("encoding",) if by_rule and records.unit == "record" and self.encoding is None else ()),
+        )
+        with account.locked():
+            earlier = account.read()
+            charges = [each.charge for each in earlier]
+            mu = evaluation_mu(self.training, charges, composition, **budget)
+            charge = EvaluationCharge(mu, composition, assumes)
+            confusion, calibration = self.answers(counted)
+            account.write([*earlier, StoredEvaluation(charge, None)])
+            result = noisy_evaluation(
+                confusion, calibration, self.classes, self.training, [*charges, charge], self.source
+            )
+            account.write([*earlier, StoredEvaluation(charge, result)])
+        return result
+
+    def counted(self, records: Records, *, recognised: bool = True) -> Records:
+        """Return the people who are counted: those whom training held out, or everybody if no rule tells them."""
+        if records.unit != self.training.unit:
+            raise InvalidInput(
+                "The model protects persons, so the evaluation must know whose row each row is: `groups` is required."
+                if self.training.unit == "person"
+                else "The model protects single records, so rows cannot be counted by person: leave out `groups`."
+            )
+        if recognised and records.encoding != self.encoding:
+            raise InvalidInput("The records must have the encoding that the model was trained with.")
+        if self.holdout is None or not recognised:
+            return records
+        return records.take(is_held_out(records, self.holdout))
+
+    def answers(self, records: Records) -> tuple[Counts, Counts]:
+        """Answer every row and count the answers."""
+        features = (
+            records.features if self.feature_map is None else self.feature_map.transform(records.features)
+        )
+        predicted, bins = free_answers(self.classifier, features, len(self.classes))
+        rows = None if records.persons is None else Persons(records.persons).rows
+        return count_answers(records.labels, predicted, bins, rows, len(self.classes))
+
+
+# --- what evaluations have cost -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StoredEvaluation:
+    """An evaluation that was charged to the people who were evaluated.
+
+    Parameters
+    ----------
+    charge : EvaluationCharge
+        What it cost.
+    result : Evaluation or None
+        The published figures. None: the program ended between the charge and the result.
+    """
+
+    charge: EvaluationCharge
+    result: Evaluation | None
+
+
+class _Account(Protocol):
+    """The evaluations of one model, and what they cost."""
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Keep others from spending the same budget meanwhile."""
+        ...
+
+    def read(self) -> list[StoredEvaluation]:
+        """Return the evaluations so far."""
+        ...
+
+    def write(self, evaluations: list[StoredEvaluation]) -> None:
+        """Replace the evaluations."""
+        ...
+
+
+def _with_reserve(evaluations: Sequence[StoredEvaluation], training: Guarantee) -> list[StoredEvaluation]:
+    """Return the evaluations of a copy: what is left of the free budget belongs to the original."""
+    left = free_mu(training, [each.charge for each in evaluations])
+    if left == 0:
+        return list(evaluations)
+    return [*evaluations, StoredEvaluation(EvaluationCharge(left, "parallel", reserved=True), None)]
+
+
+_MEMORY_LOCK = threading.RLock()
+
+
+@dataclass(eq=False)
+class _MemoryAccount:
+    """The evaluations of an estimator since it was fitted, until it is saved.
+
+    A copy or a pickle leaves the free evaluation to the original. A fork cannot evaluate (THEORY 3.12).
+    """
+
+    id: str
+    training: Guarantee
+    evaluations: list[StoredEvaluation] = field(default_factory=list)
+    process: OwnProcess = field(default_factory=OwnProcess)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        self.process.check()
+        with _MEMORY_LOCK:
+            yield
+
+    def read(self) -> list[StoredEvaluation]:
+        return self.evaluations
+
+    def write(self, evaluations: list[StoredEvaluation]) -> None:
+        self.evaluations = evaluations
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _MemoryAccount, (self.id, self.training, _with_reserve(self.evaluations, self.training))
+
+
+def open_evaluations(estimator: Any) -> None:
+    """Open the account of evaluations of an estimator that was fitted now.
+
+    Parameters
+    ----------
+    estimator : PrivateHead or DPSGD
+        The estimator, with its guarantee.
+    """
+    estimator._evaluations = _MemoryAccount(new_identity(), estimator.guarantee_)
+
+
+def _account(estimator: Any) -> _MemoryAccount | _FolderAccount:
+    """Return the account of a fitted estimator."""
+    account: _MemoryAccount | _FolderAccount | None = getattr(estimator, "_evaluations", None)
+    if account is None:
+        raise InvalidInput(
+            "The last `fit` of the estimator failed, or another version made it: fit it again before it is evaluated "
+            "or saved."
+        )
+    return account
+
+
+def save_evaluations(estimator: Any, folder: str | Path, write: Callable[[str, str], object]) -> None:
+    """Save an estimator together with its evaluations.
+
+    Of several folders, the first one keeps the evaluation that is free; later evaluations of the estimator are stored
+    there too.
+
+    Parameters
+    ----------
+    estimator : PrivateHead or DPSGD
+        The estimator.
+    folder : str or Path
+        Where it is saved.
+    write : callable
+        Writes the folder. It gets the id of the estimator's evaluations and the content of their file.
+    """
+    account, target = _account(estimator), Path(folder).resolve()
+    assert account.id is not None
+    saved = _FolderAccount(target, account.id, estimator.guarantee_)
+    moves = isinstance(account, _MemoryAccount) or account.folder == target
+    with ExitStack() as stack:
+        try:
+            if moves:
+                stack.enter_context(account.locked())
+            evaluations = account.read()
+        except QuietmaxError:  # in a fork, or the first folder is gone: nobody knows what was evaluated there
+            evaluations, moves = [], False
+        if not moves:
+            evaluations = _with_reserve(evaluations, estimator.guarantee_)
+        write(account.id, saved.text(evaluations))
+        if isinstance(account, _MemoryAccount):
+            # Whoever else holds the account in memory must not spend again what moved into the folder.
+            account.write(_with_reserve(account.evaluations, account.training))
+            estimator._evaluations = saved
+
+
+# --- evaluations of a model folder --------------------------------------------------------------------------------
+
+EVALUATION_FILE = "evaluation.json"
+"""The file of a model folder with its evaluations and what they cost. It may be published with the folder."""
+_FORMAT = "quietmax evaluations"
+
+
+def read_evaluations(folder: str | Path, model: PrivateModel) -> list[StoredEvaluation]:
+    """Read the evaluations of a model folder.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The model folder.
+    model : PrivateModel
+        The model, opened from the folder.
+
+    Returns
+    -------
+    list of StoredEvaluation
+        The oldest first; empty if the model was never evaluated. Their guarantees were computed again.
+
+    Raises
+    ------
+    DataUnavailable
+        If the file is missing, cannot be read or belongs to another model. What was spent is then unknown.
+    """
+    if isinstance(model.classifier, Predictor):
+        return []
+    return _FolderAccount(Path(folder), model.evaluation_id, model.guarantee).read()
+
+
+def _stored_from_json(
+    entry: Mapping[str, Any], earlier: Sequence[StoredEvaluation], training: Guarantee
+) -> StoredEvaluation:
+    """Return an evaluation that `_FolderAccount` wrote; raise ValueError if it contradicts what it was charged for."""
+    charge = EvaluationCharge(
+        mu=GaussianCost(float(entry["mu"])).mu,
+        composition=entry["composition"],
+        assumes=tuple(entry["assumes"]),
+        id=str(entry["id"]),
+        reserved=entry["reserved"] is True,
+    )
+    if charge.composition not in get_args(Composition) or not set(charge.assumes) <= set(get_args(Assumed)):
+        raise ValueError("not the charge of an evaluation")
+    if entry["result"] is None:
+        return StoredEvaluation(charge, None)
+    result = Evaluation.from_json(entry["result"])
+    charges = [*(each.charge for each in earlier), charge]
+    computed = composed_guarantee(training, charges)
+    stated = cast(Guarantee, result.guarantee)
+    if (
+        (result.mu, result.composition, result.unit) != (charge.mu, charge.composition, training.unit)
+        or charge.reserved
+        or not alike(stated.to_json(), json.loads(json.dumps(computed.to_json())))
+    ):
+        raise ValueError("a result that is not the one charged for")
+    return StoredEvaluation(charge, result)
+
+
+def evaluate_folder(
+    folder: str | Path,
+    model: PrivateModel,
+    records: Records,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    mu: float | None = None,
+    exact: bool = False,
+) -> Evaluation:
+    """Evaluate a saved model, and store the result in its folder.
+
+    The folder keeps account of what its evaluations cost. The cost is written to the disk before the noise is drawn.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The model folder.
+    model : PrivateModel
+        The model, opened from the folder.
+    records : Records
+        The people to evaluate on, encoded as the model's. If the model was trained with a holdout, only people whom
+        the same rule holds out are counted, who cannot be in the training set.
+    epsilon, delta, mu : float, optional
+        The budget, as for `evaluate`.
+    exact : bool
+        Return the owner's exact figures instead. They are not for publication: nothing is charged and nothing is
+        stored.
+
+    Returns
+    -------
+    Evaluation
+        The figures. Their guarantee covers the model and all of its evaluations together.
+
+    Raises
+    ------
+    BudgetExhausted
+        If no budget is stated and nothing is left.
+    InvalidInput
+        If the model is paid per answer, the rows do not fit it, or no budget is stated for people who may be in the
+        training set.
+    DataUnavailable
+        If the file of the evaluations is missing or damaged.
+    QuietmaxError
+        If the result cannot be written.
+    """
+    if isinstance(model.classifier, Predictor):
+        raise InvalidInput(PAID_PER_ANSWER)
+    subject = _Subject(model.classifier, model.features, model.classes, model.encoding, model.guarantee)
+    if exact:
+        return exact_evaluation(
+            *subject.answers(subject.counted(records)), model.classes, model.guarantee.unit
+        )
+    account = _FolderAccount(Path(folder), model.evaluation_id, model.guarantee)
+    return subject.evaluated(records, account, epsilon=epsilon, delta=delta, mu=mu)
+
+
+def split_name(model: PrivateModel) -> str | None:
+    """Return a name of the split that held people out of a model's training set.
+
+    Two models with the same name of the split hold the same people out of a table. The name says what is held out,
+    records or people, and how they are recognised: by an encoding, which names the `person` column and its type. People
+    of plain arrays are recognised by nothing, so the split belongs to the one model.
+
+    Parameters
+    ----------
+    model : PrivateModel
+        The model.
+
+    Returns
+    -------
+    str or None
+        None if nobody was held out.
+    """
+    holdout, encoding, unit = model.holdout, model.encoding, model.guarantee.unit
+    if holdout is None:
+        return None
+    if encoding is None or (unit == "person" and encoding.person is None):
+        known_by = f"model {model.evaluation_id}"
+    else:
+        known_by = f"encoding {hashlib.sha256(encoding.to_json().encode()).hexdigest()[:32]}"
+    return f"{holdout.share!r} of the {unit}s of {known_by}, seed {holdout.seed}"
+
+
+@dataclass(frozen=True, eq=False)
+class _FolderAccount:
+    """The evaluations of a model folder, in its file. The id is in the description; None before format version 4."""
+
+    folder: Path
+    id: str | None
+    training: Guarantee
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        try:
+            file = os.open(self.folder / DESCRIPTION_FILE, os.O_RDONLY)
+        except OSError as problem:
+            raise DataUnavailable(
+                f"The model in {self.folder} cannot be opened ({problem.strerror})."
+            ) from problem
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
+            os.close(file)
+
+    def read(self) -> list[StoredEvaluation]:
+        path = self.folder / EVALUATION_FILE
+        found: list[StoredEvaluation] = []
+        try:
+            if self.id is None and not path.exists():
+                return found
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content["format"] != _FORMAT or content["id"] != self.id:
+                raise ValueError("another model")
+            for entry in content["evaluations"]:
+                found.append(_stored_from_json(entry, found, self.training))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
+            raise DataUnavailable(
+                f"The evaluations in {path} are missing, damaged or those of another model. What was spent on them is "
+                "unknown. Restore the file from a copy."
+            ) from problem
+        return found
+
+    def text(self, evaluations: Sequence[StoredEvaluation]) -> str:
+        """Return the content of the file."""
+        content = {
+            "format": _FORMAT,
+            "id": self.id,
+            "evaluations": [
+                {**asdict(each.charge), "result": None if each.result is None else each.result.to_json()}
+                for each in evaluations
+            ],
+        }
+        return json.dumps(content, indent=2, allow_nan=False) + "\n"
+
+    def write(self, evaluations: list[StoredEvaluation]) -> None:
+        text = self.text(evaluations)
+        path = self.folder / EVALUATION_FILE
+        try:
+            atomic_write(path, lambda staging: staging.write_text(text, encoding="utf-8"))
+        except OSError as problem:
+            raise QuietmaxError(
+                f"The evaluation cannot be written to {path} ({problem.strerror})."
+            ) from problem
