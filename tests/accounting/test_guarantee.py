@@ -8,6 +8,7 @@ import json
 import math
 import pickle
 from fractions import Fraction
+from pathlib import Path
 
 import mpmath
 import pytest
@@ -103,7 +104,9 @@ def test_the_approximate_claim_covers_the_release_that_reveals_all_with_probabil
 def test_an_approximate_guarantee_has_no_cost_in_either_measure() -> None:
     with pytest.raises(InvalidInput, match="do not compose"):
         _ = APPROXIMATE.cost
-    assert str(APPROXIMATE).startswith("proven: (1, 1e-05)-differential privacy for one record (add-remove)")
+    assert str(APPROXIMATE).startswith(
+        "proven: (1, 1e-05)-differential privacy for one record added or removed"
+    )
     assert "delta" not in PURE.to_json()
     assert "delta" not in GAUSSIAN.to_json()
 
@@ -120,7 +123,7 @@ def test_a_guarantee_can_be_weakened_but_never_strengthened() -> None:
 
 def test_the_text_names_status_definition_numbers_and_reason() -> None:
     text = str(GAUSSIAN.weakened("refuted", "Exact log-ratios survive, theory section 2.1."))
-    for part in ("refuted", "0.5-Gaussian", "add-remove", "epsilon 1.99 at delta 1e-05", "section 2.1"):
+    for part in ("refuted", "0.5-Gaussian", "added or removed", "epsilon 1.99 at delta 1e-05", "section 2.1"):
         assert part in text
     assert str(PURE).startswith("proven: 1-differential privacy")
 
@@ -358,6 +361,15 @@ def test_the_words_state_the_figures_of_the_theory_page() -> None:
     assert "at most 55.4%" in even
     assert "at most 0.239%" in rare
     assert "people" in even
+    theory = (Path(__file__).parents[2] / "docs" / "theory.md").read_text(encoding="utf-8")
+    assert "right at most 55.4% of the time" in theory
+    assert "at most 0.239% of the" in theory
+
+
+def test_the_words_name_what_the_guarantee_covers_and_never_everything_that_was_released() -> None:
+    assert PURE.in_words()[0].startswith("Somebody who sees everything that this guarantee covers, knows")
+    assert PURE.in_words("one table")[0].startswith("Somebody who sees one table, knows")
+    assert PURE.in_words("one table")[1:] == PURE.in_words()[1:]
 
 
 def test_the_words_of_a_record_level_guarantee_say_what_several_records_mean() -> None:

@@ -62,8 +62,8 @@ class Guarantee:
 
     Examples
     --------
-    >>> print(Guarantee("gaussian", mu=1.0, status="proven", because="Theory section 3."))
-    proven: 1-Gaussian differential privacy for one record (add-remove): epsilon 4.38 at delta 1e-05. Theory section 3.
+    >>> print(Guarantee("gaussian", mu=1.0, status="proven", because="Section 3."))
+    proven: 1-Gaussian differential privacy for one record added or removed: epsilon 4.38 at delta 1e-05. Section 3.
     """
 
     definition: Definition
@@ -422,7 +422,7 @@ class Guarantee:
         return hash((self.definition, *amounts, self.unit, self.status, self.because, self.assumptions))
 
     def __str__(self) -> str:
-        whose = f"for one {self.unit} ({self.neighbours})"
+        whose = f"for one {self.unit} added or removed"
         if self.definition == "pure":
             claim = f"{self.epsilon:.4g}-differential privacy {whose}"
         elif self.definition == "approximate":
