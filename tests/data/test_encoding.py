@@ -696,3 +696,26 @@ def test_crosses_must_be_different_pairs_of_columns(
 )
 def test_losses_count_what_is_not_taken_as_it_is(column: Column, cells: list[str], losses: Losses) -> None:
     assert column.losses(pd.Series(cells)) == losses
+
+
+def test_a_long_table_of_numbers_is_encoded_like_its_rows() -> None:
+    generator = np.random.default_rng(0)
+    columns = (
+        NumericColumn("a", -1, 1),
+        NumericColumn("b", 0, 9, missing=False),
+        NumericColumn("c", 0, 9, edges=(3.0,)),
+    )
+    encoding = Encoding(columns, "y", ("0", "1"))
+    table = pd.DataFrame(
+        {
+            "a": np.where(generator.random(9000) < 0.1, math.nan, generator.normal(size=9000)),
+            "b": generator.integers(-2, 12, size=9000),
+            "c": generator.random(9000).astype(np.float32) * 10,
+            "y": generator.integers(0, 2, size=9000),
+        }
+    )
+    features, labels = encoding.encode(table, "y")
+    assert labels.tolist() == table["y"].tolist()
+    for rows in (slice(0, 1), slice(4095, 4097), slice(8191, 8193), slice(8999, 9000)):
+        strings = table[rows].astype(str).replace("nan", "")
+        assert encoding.encode(strings).tolist() == features[rows].tolist()

@@ -65,6 +65,9 @@ _LITERAL = re.compile(r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?inf(inity)?", re.IGNORECASE)
 """A number in a numeric column."""
 
+_ROWS_AT_ONCE = 4096
+"""Rows that are encoded together: few enough for a processor's cache."""
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair, which no valid string contains."""
 
@@ -209,6 +212,18 @@ class NumericColumn:
         """
         numbers, unreadable = self._read(values)
         _refuse(unreadable, self.name, _NOT_A_NUMBER)
+        self.write(numbers, features)
+
+    def write(self, numbers: NDArray[np.float64], features: NDArray[np.float32]) -> None:
+        """Write the features of numbers.
+
+        Parameters
+        ----------
+        numbers : ndarray of float64
+            The numbers, NaN for a missing one.
+        features : ndarray of float32
+            Output array of zeros, one column per feature name.
+        """
         absent = np.isnan(numbers)
         # Adding 0.0 turns -0.0 into 0.0: which of the two a comparison returns is left open by IEEE 754.
         clipped = np.clip(np.where(absent, self.low, numbers), self.low, self.high) + 0.0
@@ -248,7 +263,7 @@ class NumericColumn:
         codes = [number for value in self.missing_values if (number := self.parse(value)) is not None]
         named = as_strings(values)[unreadable] if unreadable.any() else np.empty(0, dtype=object)
         unreadable[unreadable] = [string not in self.missing_values for string in named]
-        return np.where(np.isin(numbers, codes), math.nan, numbers), unreadable
+        return (np.where(np.isin(numbers, codes), math.nan, numbers) if codes else numbers), unreadable
 
     def parse(self, string: str) -> float | None:
         """Return the number that a string stands for.
@@ -869,11 +884,20 @@ class Encoding:
         require_columns(table, [column.name for column in self.columns])
         named = _with_string_names(table)
         features = np.zeros((len(table), len(self.feature_names)), dtype=np.float32)
-        start = 0
+        start, numeric = 0, []
         for column in self.columns:
             end = start + len(column.feature_names)
-            column.encode(named[column.name], features[:, start:end])
+            cells = named[column.name]
+            if isinstance(column, NumericColumn) and _holds_numbers(cells) and not column.missing_values:
+                numeric.append((column, cells.to_numpy(), slice(start, end)))
+            else:
+                column.encode(cells, features[:, start:end])
             start = end
+        # Nothing can be wrong in columns of numbers. Going through them row by row needs less memory traffic.
+        for top in range(0, len(table), _ROWS_AT_ONCE):
+            rows = slice(top, top + _ROWS_AT_ONCE)
+            for column, numbers, place in numeric:
+                column.write(numbers[rows].astype(np.float64), features[rows, place])
         return features if label is None else (features, self.encode_labels(table, label))
 
     def encode_labels(self, table: pd.DataFrame, label: str | None = None) -> NDArray[np.int64]:
@@ -1282,11 +1306,19 @@ def _map_distinct(strings: NDArray[np.object_], rule: Callable[[str], int]) -> N
     return np.fromiter(map(known.__getitem__, strings.tolist()), dtype=np.int64, count=len(strings))
 
 
+def _holds_numbers(values: pd.Series[Any]) -> bool:
+    """Return whether the type of a column allows booleans, integers or floating-point numbers alone."""
+    return isinstance(values.dtype, np.dtype) and values.dtype.kind in "biuf"
+
+
 def _map_cells(values: pd.Series[Any], rule: Callable[[object], object]) -> NDArray[np.object_]:
-    """Return the rule's value for every cell; where the type lists distinct values, each is computed once."""
+    """Return the rule's value for every cell; equal strings, categories and integers are computed once."""
     if isinstance(values.dtype, pd.StringDtype | pd.CategoricalDtype):
         codes, distinct = pd.factorize(values, use_na_sentinel=False)
         return np.array([rule(value) for value in distinct], dtype=object)[codes]
+    if isinstance(values.dtype, np.dtype) and values.dtype.kind in "biu":
+        codes, integers = pd.factorize(values.to_numpy())
+        return np.array([rule(value) for value in integers.tolist()], dtype=object)[codes]
     return np.array([rule(value) for value in _cells(values)], dtype=object)
 
 
