@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +343,30 @@ def test_a_folder_of_an_earlier_format_cannot_claim_persons(kind: str, tmp_path:
     assert open_private(folder).guarantee.unit == "person"
     for version in (1, 2, 3):
         _refused(_edit(folder, lambda found, version=version: found.update(format_version=version)))
+
+
+@pytest.mark.parametrize("kind", BY_PERSON)
+def test_a_guarantee_for_persons_lists_the_assumption_about_who_is_a_person(
+    kind: str, tmp_path: Path
+) -> None:
+    by_groups = clone(ESTIMATORS[kind]).fit(FEATURES, LABELS, groups=np.arange(60) // 2)
+    encoding = Encoding(
+        MEASURED.columns, MEASURED.label, MEASURED.classes, person="customer_id", person_type="string"
+    )
+    records = Records("made up", np.repeat(FEATURES, 2, axis=1), LABELS, 2, encoding=encoding)
+    records = replace(records, persons=np.array([f"{row // 2}" for row in range(60)], dtype=object))
+    by_column = clone(ESTIMATORS[kind]).set_params(classes=None).fit(records)
+    by_record = clone(ESTIMATORS[kind]).fit(FEATURES, LABELS)
+    entry = "All rows of one person have the same entry in `groups`."
+    value = "All rows of one person have the same value in column 'customer_id'."
+    assert not {entry, value} & set(by_record.guarantee_.assumptions)
+    for number, (fitted, listed) in enumerate(((by_groups, entry), (by_column, value))):
+        assert fitted.guarantee_.unit == "person"
+        assert fitted.guarantee_.status == by_record.guarantee_.status == "proven"
+        assert listed in fitted.guarantee_.assumptions
+        folder = save_private(fitted, tmp_path / str(number), dataset="made up")
+        assert open_private(folder).guarantee.assumptions == fitted.guarantee_.assumptions
+        _refused(_edit(folder, lambda found, text=listed: found["guarantee"]["assumptions"].remove(text)))
 
 
 def test_an_encoding_with_a_person_column_and_a_guarantee_for_records_is_refused(tmp_path: Path) -> None:

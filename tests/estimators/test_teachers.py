@@ -290,10 +290,14 @@ def test_the_guarantee_is_honest_about_what_was_read_off_the_data() -> None:
     undeclared = _teachers(network=LINEAR, declared_size=None, classes=None).fit(features, labels).guarantee_
     assert undeclared.status == "conditional"
     both = conditions.CLASSES.assumptions + conditions.SIZE.assumptions
-    assert undeclared.assumptions == (conditions.LIBRARY_STACK, *both)
+    assert undeclared.assumptions == (conditions.SETTINGS_PUBLIC, conditions.LIBRARY_STACK, *both)
     unclassed = _teachers(network=LINEAR, classes=None).fit(features, labels).guarantee_
     assert unclassed.status == "conditional"
-    assert unclassed.assumptions == (conditions.LIBRARY_STACK, *conditions.CLASSES.assumptions)
+    assert unclassed.assumptions == (
+        conditions.SETTINGS_PUBLIC,
+        conditions.LIBRARY_STACK,
+        *conditions.CLASSES.assumptions,
+    )
     seeded = _teachers(network=LINEAR, random_state=0).fit(features, labels).guarantee_
     assert seeded.status == "conditional"
     assert "seed" in seeded.because
@@ -324,7 +328,10 @@ def test_code_of_the_users_own_makes_the_guarantee_conditional(
     assert set(condition.assumptions) <= set(claimed.assumptions)
     assert condition.because in claimed.because
     ours = _teachers(network=LINEAR, features=UnitNorm()).fit(features, labels).guarantee_
-    assert (ours.status, ours.assumptions) == ("proven", (conditions.LIBRARY_STACK,))
+    assert (ours.status, ours.assumptions) == (
+        "proven",
+        (conditions.SETTINGS_PUBLIC, conditions.LIBRARY_STACK),
+    )
 
 
 def test_teachers_that_share_weights_are_refused() -> None:

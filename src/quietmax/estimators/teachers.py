@@ -41,6 +41,7 @@ from quietmax.estimators.validation import (
     checked_size,
     map_assumptions,
     named_features,
+    person_assumptions,
     runs_own_code,
     size_condition,
     weakened,
@@ -576,8 +577,12 @@ def vote_guarantee(
     }
     own_map = runs_own_code(features)
     description = describe_map(features) if isinstance(features, FeatureMap) else None
-    assumptions = [*answers.assumptions, *map_assumptions(description)]
-    assumptions += [SETTINGS_PUBLIC] if own_map else []
+    assumptions = [
+        *answers.assumptions,
+        SETTINGS_PUBLIC,
+        *person_assumptions(answers.unit, None if encoding is None else encoding.person),
+        *map_assumptions(description),
+    ]
     assumptions += [] if own_modules else [LIBRARY_STACK]
     guarantee = replace(answers, parameters={**answers.parameters, **facts}, assumptions=tuple(assumptions))
     return weakened(

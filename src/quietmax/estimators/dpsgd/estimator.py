@@ -31,6 +31,7 @@ from quietmax.estimators.validation import (
     ImageShape,
     map_assumptions,
     named_features,
+    person_assumptions,
     runs_own_code,
     size_condition,
     weakened,
@@ -505,7 +506,12 @@ def network_guarantee(
             **({"fitted_steps": list(fitted_steps)} if fitted_steps else {}),
             "noise_source": {"source": "exact" if exact else "seeded", "exact": exact},
         },
-        assumptions=(SETTINGS_PUBLIC, *map_assumptions(description), *assumptions),
+        assumptions=(
+            SETTINGS_PUBLIC,
+            *person_assumptions(unit, None if encoding is None else encoding.person),
+            *map_assumptions(description),
+            *assumptions,
+        ),
         unit=unit,
     )
     return weakened(

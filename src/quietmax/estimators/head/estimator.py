@@ -75,6 +75,7 @@ from quietmax.estimators.validation import (
     checked_size,
     map_assumptions,
     named_features,
+    person_assumptions,
     runs_own_code,
     weakened,
 )
@@ -657,7 +658,7 @@ def weights_guarantee(facts: Facts, *, own_map: bool, encoding: Encoding | None 
         status="proven",
         because=because,
         parameters=facts,
-        assumptions=(SETTINGS_PUBLIC, *map_assumptions(facts["features"])),
+        assumptions=_assumptions(facts, encoding),
         unit=facts.get("unit", "record"),
     )
     seeded = () if facts["noise_source"] == EXACT.describe() else (SEEDED_WEIGHTS,)
@@ -690,10 +691,16 @@ def query_guarantee(
         status=answers.status,
         because=answers.because,
         parameters={**answers.parameters, **facts},
-        assumptions=(*answers.assumptions, SETTINGS_PUBLIC, *map_assumptions(facts["features"])),
+        assumptions=(*answers.assumptions, *_assumptions(facts, encoding)),
         unit=facts.get("unit", "record"),
     )
     return weakened(guarantee, *_conditions(facts, own_map, encoding))
+
+
+def _assumptions(facts: Facts, encoding: Encoding | None) -> tuple[str, ...]:
+    """Return what every guarantee of a head assumes."""
+    persons = person_assumptions(facts.get("unit", "record"), None if encoding is None else encoding.person)
+    return (SETTINGS_PUBLIC, *persons, *map_assumptions(facts["features"]))
 
 
 def _conditions(facts: Facts, own_map: bool, encoding: Encoding | None) -> tuple[Condition, ...]:
