@@ -67,14 +67,14 @@ def test_one_persons_unbalanced_quote_is_an_error_and_swallows_no_later_row(
     rows[place:place] = [f"x;40;{cell}".replace(";", separator)]
     path = written(tmp_path, "\n".join(["id;age;ill".replace(";", separator), *rows, ""]))
     message = error_message(lambda: read_table(path), InvalidInput)
-    assert f"row {place + 2} (counting the header) has a field that begins with a quote" in message
+    assert f"row {place + 1} (not counting the header) has a field that begins with a quote" in message
     assert "secret" not in message
 
 
 def test_rows_are_counted_across_quoted_line_breaks(tmp_path: Path, error_message: ErrorMessage) -> None:
     text = '\ufeff\r\n"a\nb","c"\r\n\r\n"1\n2",3\n4,"5""\n\n6"\n'
     assert read_table(written(tmp_path, text)).frame.to_numpy().tolist() == [["1\n2", "3"], ["4", '5"\n\n6']]
-    assert "row 4 (counting" in error_message(
+    assert "row 3 (not counting" in error_message(
         lambda: read_table(written(tmp_path, f'{text}"7,8\n')), InvalidInput
     )
 
@@ -86,7 +86,36 @@ def test_a_quote_inside_a_cell_without_quotes_is_itself(tmp_path: Path) -> None:
 
 def test_an_unbalanced_quote_in_the_header_is_an_error(tmp_path: Path, error_message: ErrorMessage) -> None:
     message = error_message(lambda: read_table(written(tmp_path, 'id,"age\n1,2\n3,4\n')), InvalidInput)
-    assert "row 1 (counting the header)" in message
+    assert "the header has a field that begins with a quote" in message
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_a_file_with_the_byte_order_mark_of_utf_16_is_read(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "people.csv"
+    path.write_bytes(("\ufeff" + PEOPLE.replace("Dan", "Zoë €")).encode(encoding))
+    expect_people(path)
+    assert "Zoë €" in read_table(path).frame["name"].tolist()
+
+
+def test_a_truncated_file_of_utf_16_is_an_error(tmp_path: Path, error_message: ErrorMessage) -> None:
+    path = tmp_path / "people.csv"
+    path.write_bytes(("\ufeff" + PEOPLE).encode("utf-16-le")[:-1])
+    assert "is not encoded as" in error_message(lambda: read_table(path), InvalidInput)
+
+
+@pytest.mark.parametrize("line", ["sep=;\n", "SEP=;\r\n", '"sep=;"\n', "\ufeffsep=;\r\n"])
+def test_a_first_line_may_name_the_delimiter(tmp_path: Path, line: str, error_message: ErrorMessage) -> None:
+    frame = read_table(written(tmp_path, line + "a;b,c,d\n1;2\n")).frame
+    assert frame.to_dict("list") == {"a": ["1"], "b,c,d": ["2"]}
+    message = error_message(lambda: read_table(written(tmp_path, line + "a;b\n1;2\n3\n")), InvalidInput)
+    assert "row 2 (not counting the header)" in message
+
+
+@pytest.mark.parametrize("cell", ["", "5", '"a;b"'])
+def test_columns_without_a_name_are_left_out_whatever_they_hold(tmp_path: Path, cell: str) -> None:
+    table = read_table(written(tmp_path, f" ;a;;b;;\n0;1;{cell};2;;\n1;3;;4;;{cell}\n"))
+    assert table.frame.to_dict("list") == {"a": ["1", "3"], "b": ["2", "4"]}
+    assert table.unnamed == 4
 
 
 @settings(max_examples=400)
@@ -357,7 +386,7 @@ def test_a_csv_row_truncated_or_too_long_is_rejected_by_number_without_its_conte
         PEOPLE.replace("Dan,40,,?,yes", "Dan,40,,?,yes,more"),
     ):
         message = error_message(partial(load_records, written(tmp_path, text), **DECLARED), InvalidInput)
-        assert "row 5" in message
+        assert "row 4 (not counting the header)" in message
         assert "Dan" not in message
 
 
@@ -774,3 +803,33 @@ def test_the_encoding_names_the_person_and_the_crosses(tmp_path: Path) -> None:
     assert encoding is not None
     assert (encoding.person, encoding.crosses) == ("Kunde", (("Région", "Raucher"),))
     assert "Kunde" not in {column.name for column in encoding.columns}
+
+
+def test_names_of_people_may_match_in_any_case(tmp_path: Path) -> None:
+    text = "who,x,y\n C0,1,0\nc0,2,1\nC1,3,0\nc 0,4,1\n"
+    schema = Schema(label="y", classes=("0", "1"), bounds={"x": (0, 9)}, person="who")
+    folded = replace(schema, ignore_case=("who",))
+    for chosen, names in ((schema, ["C0", "c0", "C1", "c 0"]), (folded, ["c0", "c0", "c1", "c 0"])):
+        records = read_records(written(tmp_path, text), chosen)
+        assert records.persons is not None
+        assert records.persons.tolist() == names
+        encoding = records.encoding
+        assert encoding is not None
+        assert encoding.person_ignores_case == (chosen is folded)
+        assert Encoding.from_json(encoding.to_json()) == encoding
+
+
+def test_a_row_without_a_person_is_named_with_the_way_out(
+    tmp_path: Path, error_message: ErrorMessage
+) -> None:
+    schema = Schema(label="y", classes=("0", "1"), bounds={"x": (0, 9)}, person="who")
+    path = written(tmp_path, "who,x,y\na,1,0\n ,2,1\nNA,3,1\n")
+    message = error_message(lambda: read_records(path, schema), InvalidInput)
+    assert message.startswith("Row 2 (and 1 more) has no value in the `person` column 'who'.")
+    assert "Give each such row a value of its own, or delete it." in message
+
+
+def test_a_schema_may_still_ignore_a_column_without_a_name(tmp_path: Path) -> None:
+    expect_people(written(tmp_path, PEOPLE.replace("\n", ",\n")))
+    ignored = {**DECLARED, "ignore": ["name", ""]}
+    assert len(load_records(written(tmp_path), **ignored)) == 5

@@ -799,6 +799,8 @@ class Encoding:
         Name of the column that tells people apart; it is not a feature.
     person_type : str, optional
         The type of that column; see `person_type`.  In a column of another type the same people may have other names.
+    person_ignores_case : bool
+        Whether names of people that differ in case only are of one person.
 
     Attributes
     ----------
@@ -827,6 +829,7 @@ class Encoding:
     label_ignores_case: bool = False
     person: str | None = None
     person_type: str | None = None
+    person_ignores_case: bool = False
 
     def __post_init__(self) -> None:
         names = [*(column.name for column in self.columns), self.label]
@@ -947,6 +950,7 @@ class Encoding:
             "label_ignores_case": self.label_ignores_case,
             "person": self.person,
             "person_type": self.person_type,
+            "person_ignores_case": self.person_ignores_case,
         }
         return json.dumps(content, ensure_ascii=False)
 
@@ -980,6 +984,7 @@ class Encoding:
                 label_ignores_case=False if age else content["label_ignores_case"],
                 person=None if age else content["person"],
                 person_type=None if age else content["person_type"],
+                person_ignores_case=False if age else content["person_ignores_case"],
             )
         except InvalidInput:
             raise

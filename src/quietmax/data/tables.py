@@ -11,13 +11,14 @@ from __future__ import annotations
 import codecs
 import contextlib
 import csv
+import io
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -65,12 +66,15 @@ class RawTable:
         Bounds that follow from the number type of an NPZ file (bool, uint8).
     complete : bool
         Whether missing values cannot occur.
+    unnamed : int
+        Number of columns of a text file that have no name in its header; they are not in the frame.
     """
 
     frame: pd.DataFrame
     image_shape: tuple[int, int, int] | None = None
     type_bounds: tuple[float, float] | None = None
     complete: bool = False
+    unnamed: int = 0
 
 
 def is_table_path(name: str | Path) -> bool:
@@ -131,7 +135,7 @@ def read_table(path: str | Path, *, features: str = "features", label: str | Non
         elif suffix in (".parquet", ".pq"):
             table = RawTable(_read_parquet(file))
         else:
-            table = RawTable(_read_text(file, ("\t",) if suffix == ".tsv" else (",", ";", "\t")))
+            table = _read_text(file, ("\t",) if suffix == ".tsv" else (",", ";", "\t"))
     except OSError as error:
         # Errors of the parsers may show cells. Those of the operating system have a strerror and show none.
         raise DataUnavailable(f"The file {file} cannot be read: {error.strerror or 'it is damaged'}.") from (
@@ -142,27 +146,33 @@ def read_table(path: str | Path, *, features: str = "features", label: str | Non
     return table
 
 
-def _read_text(file: Path, delimiters: Sequence[str]) -> pd.DataFrame:
-    """Read a CSV or TSV file; every cell is a string.  The delimiter is the one that gives the longest header."""
+def _read_text(file: Path, delimiters: Sequence[str]) -> RawTable:
+    """Read a CSV or TSV file; every cell is a string.
+
+    The delimiter is the one that a first line such as "sep=;" names, else the one that gives the longest header.
+    Columns without a name are left out, whatever they hold.
+    """
     try:
-        header, lines, delimiter = _longest_header(file, delimiters)
-        _require_distinct(file, header)
-        if file.stat().st_size > _MAX_TEXT_BYTES:
-            raise InvalidData(
-                f"The file {file} is larger than 2 GiB, the limit for text files; Parquet has none."
-            )
-        content = file.read_bytes()
+        content = _text(file)
+        named = _DELIMITER_LINE.match(content)
+        if named is not None:
+            content, delimiters = content[named.end() :], (named[1].decode(),)
+        header, lines, delimiter = _longest_header(file, content, delimiters)
+        columns = [name for name in header if name]
+        _require_distinct(file, columns)
         rows = _count_rows(file, content, lines, delimiter) if b'"' in content else None
+        # Names that no column can have, because they have outer blanks.
+        names = [name or f" {number}" for number, name in enumerate(header)]
         # One block for the whole file: at a border between two blocks Arrow loses the line feed of a quoted "\r\n",
         # and where the borders are depends on the other rows.
         table = pyarrow.csv.read_csv(
             pyarrow.BufferReader(content),
             read_options=pyarrow.csv.ReadOptions(
-                use_threads=False, block_size=len(content) + 1, column_names=header, skip_rows=lines
+                use_threads=False, block_size=len(content) + 1, column_names=names, skip_rows=lines
             ),
             parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=pyarrow.csv.ConvertOptions(
-                column_types=dict.fromkeys(header, pyarrow.string()), strings_can_be_null=False
+                column_types=dict.fromkeys(names, pyarrow.string()), strings_can_be_null=False
             ),
         )
     except UnicodeDecodeError:
@@ -170,17 +180,36 @@ def _read_text(file: Path, delimiters: Sequence[str]) -> pd.DataFrame:
         raise InvalidData(_not_utf_8(file)) from None
     except (pyarrow.ArrowInvalid, csv.Error) as error:
         if "Could not skip" in str(error):
-            return pd.DataFrame()
+            return RawTable(pd.DataFrame())
         if "UTF8" in str(error):
             raise InvalidData(_not_utf_8(file)) from None
         row = re.search(r"Row #(\d+)", str(error))
-        where = f"row {row[1]} (counting the header)" if row else "some row"
+        where = f"row {int(row[1]) - lines} (not counting the header)" if row else "some row"
         raise InvalidData(
             f"In the file {file}, {where} does not have as many fields as the header; the file may be truncated."
         ) from None
     if rows is not None and rows != table.num_rows:
         raise InvalidData(f"The quotes in the file {file} are ambiguous; a CSV writer must have written it.")
-    return cast(pd.DataFrame, table.to_pandas())
+    return RawTable(table.select(columns).to_pandas(), unnamed=len(header) - len(columns))
+
+
+_DELIMITER_LINE = re.compile(b'"?sep=([,;\t|])"?(?:\r\n|\r|\n)', re.IGNORECASE)
+"""A first line with which spreadsheets name the delimiter."""
+
+
+def _text(file: Path) -> bytes:
+    """Return the content of a text file in UTF-8 without a byte-order mark; the mark of UTF-16 is understood."""
+    too_large = f"The file {file} is larger than 2 GiB, the limit for text files; Parquet has none."
+    if file.stat().st_size > _MAX_TEXT_BYTES:
+        raise InvalidData(too_large)
+    content = file.read_bytes()
+    if content.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        content = content.decode("utf-32").encode()
+    elif content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        content = content.decode("utf-16").encode()
+    if len(content) > _MAX_TEXT_BYTES:
+        raise InvalidData(too_large)
+    return content.removeprefix(codecs.BOM_UTF8)
 
 
 def _count_rows(file: Path, content: bytes, lines: int, delimiter: str) -> int:
@@ -194,14 +223,14 @@ def _count_rows(file: Path, content: bytes, lines: int, delimiter: str) -> int:
     opening = re.compile(b'"(?<=' + border + b'")')
     closed = re.compile(opening.pattern + b'[^"]*+(?:""[^"]*+)*+"(?=' + border + b")")
     count = 0
-    for part in (content[:start].removeprefix(codecs.BOM_UTF8), content[start:]):
+    for is_header, part in ((True, content[:start]), (False, content[start:])):
         unquoted = closed.sub(b"_", b"\n%b\n" % part)
         wrong = opening.search(unquoted)
         if wrong is not None:
-            row = count + _count_lines(unquoted[: wrong.end()])
+            row = f"row {_count_lines(unquoted[: wrong.end()])} (not counting the header)"
             raise InvalidData(
-                f"In the file {file}, row {row} (counting the header) has a field that begins with a quote but does "
-                "not end with one; a CSV writer puts such a field in quotes and doubles the quotes inside."
+                f"In the file {file}, {'the header' if is_header else row} has a field that begins with a quote but "
+                "does not end with one; a CSV writer puts such a field in quotes and doubles the quotes inside."
             )
         count = _count_lines(unquoted)
     return count
@@ -214,25 +243,25 @@ def _count_lines(text: bytes) -> int:
 
 def _not_utf_8(file: Path) -> str:
     return (
-        f"The file {file} is not encoded as UTF-8. Spreadsheets can save it as 'CSV UTF-8'; "
-        "'iconv -f WINDOWS-1252 -t UTF-8' converts files of Windows."
+        f"The file {file} is not encoded as UTF-8 (or as UTF-16 with a byte-order mark). Spreadsheets can save it as "
+        "'CSV UTF-8'; 'iconv -f WINDOWS-1252 -t UTF-8' converts files of Windows."
     )
 
 
-def _longest_header(file: Path, delimiters: Sequence[str]) -> tuple[list[str], int, str]:
+def _longest_header(file: Path, content: bytes, delimiters: Sequence[str]) -> tuple[list[str], int, str]:
     """Return the header that has the most columns, the number of lines up to its end, and its delimiter."""
     first, *others = delimiters
-    best = (*_header(file, first), first)
+    best = (*_header(file, content, first), first)
     for delimiter in others:
         with contextlib.suppress(csv.Error):  # the whole header in one field may be too long for the parser
-            header, lines = _header(file, delimiter)
+            header, lines = _header(file, content, delimiter)
             best = (header, lines, delimiter) if len(header) > len(best[0]) else best
     return best
 
 
-def _header(file: Path, delimiter: str) -> tuple[list[str], int]:
+def _header(file: Path, content: bytes, delimiter: str) -> tuple[list[str], int]:
     """Return the column names in the first row that is not blank, and the number of lines up to its end."""
-    with file.open(encoding="utf-8-sig", newline="") as stream:
+    with io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", newline="") as stream:
         reader = csv.reader(stream, delimiter=delimiter)
         for row in reader:
             if any(cell.strip() for cell in row):
@@ -521,7 +550,9 @@ def _encode(name: str, table: RawTable, schema: Schema, label: str, *, infer: bo
     """Encode a table: the one way from rows to records."""
     encoding = _encoding(table, schema, label, infer=infer)
     features, labels = encoding.encode(table.frame, label)
-    persons = None if schema.person is None else person_names(table.frame, schema.person)
+    persons = None
+    if encoding.person is not None:
+        persons = person_names(table.frame, encoding.person, ignore_case=encoding.person_ignores_case)
     return Records(name, features, labels, len(encoding.classes), table.image_shape, encoding, persons)
 
 
@@ -553,6 +584,7 @@ def _encoding(table: RawTable, schema: Schema, label: str, *, infer: bool) -> En
         label_ignores_case=label in completed.ignore_case,
         person=schema.person,
         person_type=None if schema.person is None else person_type(table.frame, schema.person),
+        person_ignores_case=schema.person in schema.ignore_case,
     )
 
 
@@ -586,8 +618,9 @@ def check_declarations(frame: pd.DataFrame, schema: Schema, label: str | None) -
     InvalidInput
         If a declaration does not match the columns of the table or another declaration.
     """
-    keys = (*_TYPE_KEYS, *_REFINEMENTS, "complete", "ignore", "missing_values")
+    keys = (*_TYPE_KEYS, *_REFINEMENTS, "complete", "missing_values")
     named = [name for key in keys for name in getattr(schema, key) if name != ANY_COLUMN]
+    named += [name for name in schema.ignore if name]  # a column without a name is ignored anyway
     single = [name for name in (label, schema.person) if name is not None]
     require_columns(frame, [*single, *named, *(name for pair in schema.crosses for name in pair)])
     declared = [name for key in _TYPE_KEYS for name in getattr(schema, key)] + single
@@ -695,7 +728,11 @@ def _infer(frame: pd.DataFrame, schema: Schema, columns: list[str], label: str) 
     return replace(completed, classes=classes, ignore_case=folded)
 
 
-def person_names(frame: pd.DataFrame, person: str) -> NDArray[np.object_]:
+NO_PERSON = "Give each such row a value of its own, or delete it."
+"""The way out where rows have no person."""
+
+
+def person_names(frame: pd.DataFrame, person: str, *, ignore_case: bool = False) -> NDArray[np.object_]:
     """Return the person of every row, as a string.
 
     Parameters
@@ -704,6 +741,8 @@ def person_names(frame: pd.DataFrame, person: str) -> NDArray[np.object_]:
         The table.
     person : str
         Name of the column that tells people apart.
+    ignore_case : bool
+        Whether names that differ in case only are of one person: each name is returned in lower case.
 
     Returns
     -------
@@ -718,15 +757,13 @@ def person_names(frame: pd.DataFrame, person: str) -> NDArray[np.object_]:
     names = as_strings(frame[person])
     absent = np.flatnonzero(is_missing(names))
     if absent.size:
-        raise InvalidData(
-            f"{first_of(absent)} has no value in the `person` column '{person}'; every row needs one."
-        )
+        raise InvalidData(f"{first_of(absent)} has no value in the `person` column '{person}'. {NO_PERSON}")
     damaged = np.flatnonzero(~is_text(names))
     if damaged.size:
         raise InvalidData(
             f"{first_of(damaged)} has a string that is not valid Unicode in the `person` column '{person}'."
         )
-    return names
+    return np.array([name.casefold() for name in names], dtype=object) if ignore_case else names
 
 
 def person_type(frame: pd.DataFrame, person: str) -> str:
