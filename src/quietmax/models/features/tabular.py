@@ -26,6 +26,8 @@ CONSTANT_PER_COLUMN = 0.3
 COARSE_BINS, FINE_BINS = (8, 16, 32), 256
 UNITS_PER_BIN = 10.0
 """A numeric column has at most `mu N / 10` bins, divided by the number of numeric columns."""
+MOST_BINNED = 20
+"""A table with more numeric columns gets no bins."""
 FINE_FROM = 64.0
 """Fine bins are used where that many coarse bins would be possible."""
 LARGEST_TABLE = 2**28
@@ -542,10 +544,11 @@ class TableFeatures(FeatureMap):
 def table_features(encoding: Encoding, size: float, classes: int, mu: float) -> FeatureMap:
     """Return the feature map of a table, chosen from public numbers alone.
 
-    Each of the k numeric columns and dates gets the largest number of bins among 8, 16 and 32 that is at most
-    `b = mu N / (10 k)`. From b = 64 on it also gets 256 fine bins. Fewer are used where all features together would
-    be more than 2^28 numbers (1 GB), or features times classes more than 2^14. A table with numbers but without bins
-    gets `UnitNorm` instead. Crosses are those that the encoding declares; a number is crossed by its coarse bins.
+    Each of at most 20 numeric columns and dates gets the largest number of bins among 8, 16 and 32 that is at most
+    `b = mu N / (10 k)` for k such columns. From b = 64 on it also gets 256 fine bins. Fewer are used where all
+    features together would be more than 2^28 numbers (1 GB), or features times classes more than 2^14. A table with
+    numbers but without bins gets `UnitNorm` instead, and second moments where they pay (`training.moments_share`).
+    Crosses are those that the encoding declares; a number is crossed by its coarse bins.
 
     Parameters
     ----------
@@ -596,7 +599,7 @@ def table_features(encoding: Encoding, size: float, classes: int, mu: float) -> 
         return TableFeatures(start, tuple(numbers), tuple(missing), bins, crosses)
 
     possible = mu * size / (UNITS_PER_BIN * max(1, len(numbers)))
-    coarse = [count for count in reversed(COARSE_BINS) if count <= possible]
+    coarse = [count for count in reversed(COARSE_BINS) if count <= possible and len(numbers) <= MOST_BINNED]
     choices = [(count, FINE_BINS) for count in coarse[:1] if possible >= FINE_FROM]
     for bins in (*choices, *((count,) for count in coarse)) if numbers else ((),):
         chosen = with_bins(bins)
