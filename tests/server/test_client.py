@@ -7,6 +7,7 @@ import socket
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,7 @@ from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError
 from quietmax.ledger import Terms
 from quietmax.models import Model, TrainingSettings, save_model
 from quietmax.models.mlp import initial_mlp
-from quietmax.server import Client
+from quietmax.server import Client, Settings
 from tests.server.running_service import (
     CLASSES,
     LOANS,
@@ -83,8 +84,14 @@ def test_rows_of_a_table_are_sent_by_column_and_answered_with_class_names(table:
         unknown = client.infer("table", [{"région": "east", "age": 1, "income": 1}]).parameters
         assert (unknown["unknown_values"], unknown["unknown_columns"]) == (1, "région")
         assert "unknown_values" not in first.parameters
-        with pytest.raises(InvalidInput, match="no column 'income', 'région'"):
+        with pytest.raises(InvalidInput, match="Row 1 has no column 'income', 'région'; every column must"):
             client.infer("table", [{"age": 3}])
+        with pytest.raises(InvalidInput, match="Row 2 has no column 'income'; every column must be given"):
+            client.infer("table", [PEOPLE[0], {"age": 3, "région": "south"}])
+        with pytest.raises(InvalidInput, match="Row 3 has no column 'age', 'income', 'région'"):
+            client.infer("table", [*PEOPLE, [1, 2, 3]])  # type: ignore[list-item]
+        with pytest.raises(InvalidInput, match="no column 'income', 'région'"):
+            client.infer("table", frame[["age"]])
         with pytest.raises(InvalidInput, match="'age'"):
             client.infer("table", frame.assign(age="old"))
         assert table.ledger.account("people").spent_units == 3 * table.service.deployment("table").unit_cost
@@ -181,9 +188,73 @@ def test_a_client_takes_only_http_addresses(address: str) -> None:
         Client(address)
 
 
-def test_a_client_takes_only_rows_of_numbers() -> None:
+def test_a_client_takes_only_rows_of_numbers(plain: Running) -> None:
+    with Client(plain.url, plain.key) as client:
+        for wrong in ([[1, 2], [3]], None, {"age": 3}, "rows"):
+            with pytest.raises(InvalidInput, match="features must be a table, or an array of numbers"):
+                client.infer("plain", wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [[], None, [[1, 2]], [1, 2], {"age": 3}, [["north", 3]], "rows"])
+def test_rows_that_cannot_be_of_the_table_are_answered_with_its_columns(table: Running, wrong: Any) -> None:
     with (
-        Client() as client,
-        pytest.raises(InvalidInput, match="features must be a table, or an array of numbers"),
+        Client(table.url, table.key) as client,
+        pytest.raises(
+            InvalidInput, match="'table' has the columns 'age', 'income', 'région': features must be"
+        ),
     ):
-        client.infer("m", [[1, 2], [3]])
+        client.predict("table", wrong)
+
+
+def test_more_rows_than_a_request_may_have_are_sent_in_several_and_not_charged_twice(start: Start) -> None:
+    settings = Settings(max_rows=4, answer_cache=False)
+    with (
+        start("plain", budget=Terms(10.0), queries=20, settings=settings) as service,
+        Client(service.url, service.key) as client,
+    ):
+        rows = some_rows(10)
+        with pytest.raises(InvalidInput, match="must have at most 4 rows, got 10"):
+            client.infer("plain", rows)
+        labels = client.predict("plain", rows, request_id="ten")
+        assert labels.shape == (10,)
+        assert client.budget("plain")["remaining_answers"] == 10
+        np.testing.assert_array_equal(client.predict("plain", rows, request_id="ten"), labels)
+        assert client.budget("plain")["remaining_answers"] == 10, "a retry is free"
+        parts = [
+            client.predict("plain", rows[first : first + 4], request_id=f"ten/{first // 4}")
+            for first in (0, 4, 8)
+        ]
+        np.testing.assert_array_equal(np.concatenate(parts), labels)
+        assert client.budget("plain")["remaining_answers"] == 10, "rows keep their order"
+        with pytest.raises(
+            BudgetExhausted, match=r"2 left.* The 8 rows before were answered; with request_id='m'"
+        ):
+            client.predict("plain", some_rows(12, 1), request_id="m")
+        assert client.budget("plain")["remaining_answers"] == 2
+
+
+def test_a_retry_after_an_interruption_charges_only_the_rows_that_were_not_sent(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(max_rows=1, answer_cache=False)
+    send, sent = Client._infer, []
+
+    def break_at_the_third(self: Client, *request: Any) -> Any:
+        sent.append(request[-1])
+        if len(sent) == 3:
+            raise QuietmaxError("The network is down.")
+        return send(self, *request)
+
+    monkeypatch.setattr(Client, "_infer", break_at_the_third)
+    frame = pd.DataFrame([*PEOPLE, {"région": "north", "age": 50, "income": 7.0}], index=[0.5, 2.5, 1.5])
+    with (
+        start("table", budget=Terms(10.0), queries=20, settings=settings) as service,
+        Client(service.url, service.key) as client,
+    ):
+        before = client.budget("table")["remaining_answers"]
+        with pytest.raises(QuietmaxError, match="network is down"):
+            client.predict("table", frame, request_id="r")
+        assert client.budget("table")["remaining_answers"] == before - 2
+        assert client.predict("table", frame, request_id="r").shape == (3,)
+        assert client.budget("table")["remaining_answers"] == before - 3
+        assert sent == ["r/0", "r/1", "r/2"] * 2

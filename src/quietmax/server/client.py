@@ -17,6 +17,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from quietmax.data.encoding import quoted
 from quietmax.errors import BudgetExhausted, InvalidInput, QuietmaxError
 from quietmax.server.codec import split_strings
 
@@ -71,7 +72,7 @@ class Client:
         self._timeout = timeout
         self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._connection: http.client.HTTPConnection | None = None
-        self._columns: dict[tuple[str, str | None], list[str]] = {}
+        self._formats: dict[tuple[str, str | None], _Format] = {}
         self._lock = threading.Lock()
 
     def __enter__(self) -> Client:
@@ -96,7 +97,7 @@ class Client:
         version: str | None = None,
         request_id: str | None = None,
     ) -> Response:
-        """Send an inference request.
+        """Send one inference request.
 
         Parameters
         ----------
@@ -104,7 +105,9 @@ class Client:
             Name of the model.
         features : DataFrame, sequence of mappings, or array of shape (rows, features)
             The queries. Of a table (pandas, polars or Arrow) and of rows like ``{"age": 30, "sex": "female"}`` the
-            model's own columns are sent by name, and no others. An array holds encoded rows.
+            model's own columns are sent by name, and no others; every row must have all of them, None for a missing
+            value. An array holds encoded rows. At most as many rows as the service takes in one request (``max_rows``
+            of the metadata); `predict` takes more.
         version : str or None
             Version of the model. None: the highest.
         request_id : str or None
@@ -120,7 +123,13 @@ class Client:
         BudgetExhausted
             If the budget or quota does not pay for all rows. Nothing was charged.
         """
-        inputs, binary = self._inputs(model, version, features)
+        return self._infer(model, version, self._checked(model, version, features), request_id)
+
+    def _infer(
+        self, model: str, version: str | None, queries: pd.DataFrame | NDArray[Any], request_id: str | None
+    ) -> Response:
+        """Send one inference request with checked queries."""
+        inputs, binary = _tensors(queries)
         head = json.dumps(
             {
                 "id": request_id or uuid.uuid4().hex,
@@ -151,20 +160,49 @@ class Client:
         features: ArrayLike | pd.DataFrame | Sequence[Mapping[str, Any]],
         *,
         version: str | None = None,
+        request_id: str | None = None,
     ) -> NDArray[Any]:
-        """Send an inference request and return the labels only.
+        """Return the labels only, of any number of rows.
+
+        More rows than the service takes in one request are sent in several requests. Each is charged by itself.
 
         Parameters
         ----------
         model, features, version
-            As in `infer`.
+            As in `infer`, with any number of rows.
+        request_id : str or None
+            A retry with the same id and rows gets the same answers, and what was charged is not charged again. None:
+            a new random id.
 
         Returns
         -------
         ndarray of str or int64, shape (rows,)
             Class names if the model was trained on a table, else class numbers.
+
+        Raises
+        ------
+        BudgetExhausted
+            If the budget or quota does not pay for all rows of a request. The requests before it were charged; the
+            message says how many rows they had.
         """
-        return self.infer(model, features, version=version).labels
+        queries = self._checked(model, version, features)
+        most = self._format(model, version).max_rows
+        if len(queries) <= most:
+            return self._infer(model, version, queries, request_id).labels
+        request_id = request_id or uuid.uuid4().hex
+        labels: list[NDArray[Any]] = []
+        for start in range(0, len(queries), most):
+            rows = slice(start, start + most)
+            part = queries[rows] if isinstance(queries, np.ndarray) else queries.iloc[rows]
+            try:
+                response = self._infer(model, version, part, f"{request_id}/{start // most}")
+            except BudgetExhausted as error:
+                raise BudgetExhausted(
+                    f"{error} The {start} rows before were answered; with request_id={request_id!r} they are not "
+                    "charged again."
+                ) from None
+            labels.append(response.labels)
+        return np.concatenate(labels)
 
     def metadata(self, model: str, *, version: str | None = None) -> dict[str, Any]:
         """Return the metadata of a model: inputs, outputs, classes, cost and guarantee.
@@ -190,28 +228,37 @@ class Client:
         """
         return self._get(_model_path(model, version) + "/budget")
 
-    def _inputs(self, model: str, version: str | None, features: Any) -> tuple[list[dict[str, Any]], bytes]:
-        """Return queries as input tensors, and the binary data of those that have none in JSON."""
-        by_name = isinstance(features, Sequence) and len(features) > 0 and isinstance(features[0], Mapping)
-        if by_name or hasattr(features, "columns") or hasattr(features, "__arrow_c_stream__"):
-            return _columns(features, self._column_names(model, version))
-        try:
-            rows = np.ascontiguousarray(features, dtype="<f4")
-        except (ValueError, TypeError) as error:
-            raise InvalidInput(
-                f"features must be a table, or an array of numbers of shape (rows, features) ({error})."
-            ) from error
-        return [_binary_tensor("features", "FP32", rows)], rows.tobytes()
-
-    def _column_names(self, model: str, version: str | None) -> list[str]:
-        """Return the names of a model's columns; they are read once."""
-        if (model, version) not in self._columns:
-            inputs = self.metadata(model, version=version)["inputs"]
-            names = [tensor["name"] for tensor in inputs if len(tensor["shape"]) == 1]
-            if not names:
+    def _checked(self, model: str, version: str | None, features: Any) -> pd.DataFrame | NDArray[Any]:
+        """Return queries as a frame of the model's columns, or as an array of encoded rows."""
+        named = isinstance(features, Sequence) and any(isinstance(row, Mapping) for row in features)
+        if named or hasattr(features, "columns") or hasattr(features, "__arrow_c_stream__"):
+            columns = self._format(model, version).columns
+            if not columns:
                 raise InvalidInput(f"The model {model!r} has no columns; features must be rows of numbers.")
-            self._columns[model, version] = names
-        return self._columns[model, version]
+            return _frame(features, columns)
+        rows = _numbers(features)
+        described = self._format(model, version)
+        if described.columns and (rows is None or rows.ndim != 2 or rows.shape[1:] != (described.width,)):
+            raise InvalidInput(
+                f"The model {model!r} has the columns {quoted(described.columns)}: features must be a data frame with "
+                "these columns or a list of rows like "
+                f"{{{described.columns[0]!r}: ...}}, or an array of encoded rows."
+            )
+        if rows is None:
+            raise InvalidInput("features must be a table, or an array of numbers of shape (rows, features).")
+        return rows
+
+    def _format(self, model: str, version: str | None) -> _Format:
+        """Return what a model takes; it is read once."""
+        if (model, version) not in self._formats:
+            metadata = self.metadata(model, version=version)
+            columns = [tensor["name"] for tensor in metadata["inputs"] if len(tensor["shape"]) == 1]
+            parameters = metadata["parameters"]
+            encoded = parameters.get("encoded_input")
+            self._formats[model, version] = _Format(
+                columns, None if encoded is None else encoded["shape"][1], parameters["max_rows"]
+            )
+        return self._formats[model, version]
 
     def _get(self, path: str) -> dict[str, Any]:
         content, _ = self._exchange("GET", path, None, {})
@@ -255,18 +302,54 @@ class Client:
         return self._connection
 
 
-def _columns(table: Any, names: list[str]) -> tuple[list[dict[str, Any]], bytes]:
-    """Return the named columns of a table as input tensors, and their binary data."""
+@dataclass(frozen=True)
+class _Format:
+    """The columns of a model (none if it takes numbers), the width of its encoded rows, and the rows of a request."""
+
+    columns: list[str]
+    width: int | None
+    max_rows: int
+
+
+def _numbers(features: Any) -> NDArray[Any] | None:
+    """Return an array of numbers, None if the features are none."""
+    if features is None:
+        return None
+    try:
+        return np.ascontiguousarray(features, dtype="<f4")
+    except (ValueError, TypeError):
+        return None
+
+
+def _frame(table: Any, names: list[str]) -> pd.DataFrame:
+    """Return the named columns of a table."""
     import pandas as pd
 
     from quietmax.data.encoding import require_columns
     from quietmax.data.tables import as_frame
 
-    frame = as_frame(pd.DataFrame(table) if isinstance(table, Sequence) else table)
+    if isinstance(table, Sequence):
+        for number, row in enumerate(table, start=1):
+            given = {str(name).strip() for name in row} if isinstance(row, Mapping) else set()
+            absent = [name for name in names if name not in given]
+            if absent:
+                raise InvalidInput(
+                    f"Row {number} has no column {quoted(absent, 10)}; every column must be given, None for a missing "
+                    "value."
+                )
+        table = pd.DataFrame(table)
+    frame = as_frame(table)
     require_columns(frame, names)
+    return frame[names]
+
+
+def _tensors(queries: pd.DataFrame | NDArray[Any]) -> tuple[list[dict[str, Any]], bytes]:
+    """Return queries as input tensors, and the binary data of those that have none in JSON."""
+    if isinstance(queries, np.ndarray):
+        return [_binary_tensor("features", "FP32", queries)], queries.tobytes()
     tensors, binary = [], b""
-    for name in names:
-        tensor, data = _column(name, frame[name])
+    for name in queries.columns:
+        tensor, data = _column(name, queries[name])
         tensors.append(tensor)
         binary += data
     return tensors, binary

@@ -66,6 +66,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
                     "measure": _MEASURE,
                     "cost_per_answer": _NUMBER,
                     "paid_at_training": _BOOLEAN,
+                    "max_rows": _INTEGER,
                 },
                 {
                     "warning": _STRING,

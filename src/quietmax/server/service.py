@@ -279,6 +279,7 @@ class Service:
             "measure": account.total.measure,
             "cost_per_answer": cost_amount(account.total, deployment.unit_cost),
             "paid_at_training": deployment.unit_cost == 0,
+            "max_rows": self.settings.max_rows,
         }
         if deployment.warning is not None:
             parameters["warning"] = deployment.warning
