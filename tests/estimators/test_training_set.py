@@ -392,6 +392,27 @@ def test_every_other_estimator_that_is_being_fitted_is_seen(meta: Any, inner: An
     assert inner(meta.fit(X, Y)).seen_.fitted_steps == (type(meta).__name__,)
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        PEOPLE[["age", "region"]].to_numpy(),
+        [["25", "north"]],
+        np.array([["25", "1"]]),
+        [{"age": 25, "region": "north"}],
+        [[1.0, 0.0, 0.0], [1.0]],
+    ],
+    ids=["objects", "lists", "strings", "mappings", "ragged"],
+)
+def test_queries_to_a_model_of_a_table_that_are_no_numbers_need_column_names(rows: Any) -> None:
+    bare = Bare(schema=SCHEMA).fit(PEOPLE[["age", "region", "ill"]])
+    with pytest.raises(
+        InvalidInput, match=r"^X must be a data frame with the columns 'age', 'region', or an"
+    ):
+        queries(bare, rows)
+    encoded = bare.encoding_.encode(PEOPLE[["age", "region"]])
+    np.testing.assert_array_equal(queries(bare, encoded.astype(object)), encoded)
+
+
 def test_nobody_left_to_train_on_is_an_error_of_its_own() -> None:
     everybody_out = hold_out(encode_table(PEOPLE, PERSONAL), 0.999_999)
     with pytest.raises(InvalidInput, match="Nobody is left to train on"):

@@ -23,7 +23,7 @@ from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from quietmax.accounting.guarantee import Guarantee, Unit
-from quietmax.data.encoding import Encoding, as_strings, is_missing, is_text
+from quietmax.data.encoding import Encoding, as_strings, is_missing, is_text, quoted
 from quietmax.data.records import Holdout, Records, is_held_out
 from quietmax.data.tables import as_frame, as_series, encode_table
 from quietmax.errors import InvalidData, InvalidInput
@@ -376,8 +376,24 @@ def queries(estimator: Any, X: Any) -> NDArray[np.float32]:
         isinstance(X, pd.DataFrame) or hasattr(X, "__arrow_c_stream__")
     ):
         X = estimator.encoding_.encode(as_frame(X))
+    elif estimator.encoding_ is not None and not _holds_numbers(X):
+        names = [column.name for column in estimator.encoding_.columns]
+        raise InvalidInput(
+            f"X must be a data frame with the columns {quoted(names)}, or an array of encoded rows, which are numbers."
+        )
     checked: NDArray[np.float32] = validate_data(estimator, X, dtype=np.float32, reset=False)
     return checked
+
+
+def _holds_numbers(X: Any) -> bool:
+    """Return whether an array-like holds numbers, as encoded rows do."""
+    try:
+        values = np.asarray(X)
+        if values.dtype.kind == "O":
+            values = values.astype(np.float64)
+    except (TypeError, ValueError):
+        return False
+    return values.dtype.kind not in "SU"
 
 
 def steps_before(estimator: Any) -> tuple[str, ...]:
