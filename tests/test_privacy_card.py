@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from html import unescape
@@ -11,8 +12,10 @@ import pytest
 
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.records import Holdout
-from quietmax.estimators.evaluation import BINS, EvaluationCharge, noisy_evaluation
-from quietmax.privacy_card import OBSERVED, PrivacyCard
+from quietmax.estimators import PrivateHead, save_private
+from quietmax.estimators.evaluation import BINS, Evaluation, EvaluationCharge, noisy_evaluation
+from quietmax.estimators.validation import SETTINGS_PUBLIC, person_assumptions
+from quietmax.privacy_card import OBSERVED, PrivacyCard, read_card
 from tests.server import conftest as server_fixtures
 
 browser, chromium = server_fixtures.browser, server_fixtures.chromium
@@ -23,22 +26,27 @@ GUARANTEE = Guarantee(
     status="proven",
     because="Gaussian mechanisms on exact clipped gradient sums compose to mu (THEORY 3.1).",
     unit="person",
-    assumptions=("The feature map and all settings were chosen without looking at the private records.",),
+    assumptions=(SETTINGS_PUBLIC, *person_assumptions("person", None)),
     parameters={"steps": 180, "features": {"kind": "unit-norm", "constant": 1.0}},
 )
 SEEN = {"value": 0.01, "low": -0.01, "high": 0.03}
 
 
-def evaluated(card: PrivacyCard, classes: int = 2) -> PrivacyCard:
-    """Return the card of the same model after an evaluation of its holdout."""
+def evaluation_of(guarantee: Guarantee, classes: int = 2, wrong: int = 60, mu: float = 0.268) -> Evaluation:
+    """Return a noisy evaluation in which every class has 800 right answers, and the surest answers some wrong ones."""
     counts = np.eye(classes, dtype=np.int64) * 2**24 * 800
+    counts[0, 1] = 2**24 * wrong
+    confidence = np.zeros((BINS, 2), dtype=np.int64)
+    confidence[-1] = 2**24 * 800 * classes, 2**24 * wrong
+    names = [f"class {each}" for each in range(classes)]
+    return noisy_evaluation(counts, confidence, names, guarantee, [EvaluationCharge(mu, "parallel")])
+
+
+def evaluated(card: PrivacyCard, classes: int = 2, wrong: int = 60) -> PrivacyCard:
+    """Return the card of the same model after an evaluation of its holdout."""
     assert card.guarantee is not None
-    evaluation = noisy_evaluation(
-        *(counts, np.zeros((BINS, 2), dtype=np.int64), [f"class {each}" for each in range(classes)]),
-        card.guarantee,
-        [EvaluationCharge(0.268, "parallel")],
-    )
-    return replace(card, evaluation=evaluation, released=evaluation.guarantee)
+    evaluation = evaluation_of(card.guarantee, classes, wrong)
+    return replace(card, evaluations=(evaluation,), released=evaluation.guarantee)
 
 
 def make_card(**changes: Any) -> PrivacyCard:
@@ -48,8 +56,8 @@ def make_card(**changes: Any) -> PrivacyCard:
     return replace(card, **changes)
 
 
-def full_card() -> PrivacyCard:
-    """A card with all that it can show: many assumptions, ten classes, several attacks, a long path."""
+def full_card(classes: int = 10) -> PrivacyCard:
+    """A card with all that it can show: many assumptions and classes, several attacks, a long path."""
     assumptions = tuple(
         f"Assumption {number}: "
         + "the numerical library rounds equal calls alike, at every place of a batch. " * 2
@@ -61,7 +69,7 @@ def full_card() -> PrivacyCard:
         for name in ("threshold", "shadow", "lira", "rmia")
     )
     card = make_card(model="/a/very/long/path" * 12, guarantee=guarantee, leakage=leakage)
-    return evaluated(card, classes=10)
+    return evaluated(card, classes=classes)
 
 
 def words(page: str) -> str:
@@ -74,18 +82,119 @@ def test_the_card_says_in_plain_words_what_somebody_can_learn_and_who_is_protect
     assert "is right at most 55.4% of the time; tossing a coin is right 50% of the time." in text
     assert "recognises at most" in text
     assert "one person, with all rows of this person" in text
-    assert "20% of the people were held out of training by a keyed hash" in text
+    assert "20% of the people in the table were held out of training, chosen by a keyed hash." in text
     assert "paid at training, any number of answers" in text
     assert "accuracy 0." in text or "accuracy 1.000" in text
     assert "held-out people" in text
     assert "doubles" not in text
+    assert "add-remove" not in text
+    assert "THEORY" not in text
+    assert "(theory page, section 3.1)" in text
+
+
+def test_the_card_names_the_column_that_tells_who_is_a_person() -> None:
+    column = make_card(person_column="customer_id")
+    assert dict(column.rows())["protects"].startswith(
+        "one person: all rows with the same value in column 'customer_id'. 20% of the people in the table"
+    )
+    assert column.to_json()["protects"] == dict(column.rows())["protects"]
+
+
+def test_the_words_cover_one_model_and_say_that_others_add_to_it() -> None:
+    for text in (words(make_card().to_html()), str(make_card().rows())):
+        assert "Somebody who sees everything released by this model and its evaluations, knows" in text
+        assert "Other models or figures of the same people add to this; the ledger" in text
+        assert "everything that was released" not in text
+
+
+def test_the_card_shows_the_matrix_with_a_margin_per_cell_and_the_calibration() -> None:
+    card = evaluated(make_card(), classes=3)
+    evaluation = card.evaluation
+    assert evaluation is not None
+    margin = math.ceil(evaluation.margin)
+    assert 8 <= margin <= 16  # 1.96 * sqrt(2) / 0.268, rounded up, is 11
+    page, rows = words(card.to_html()), dict(card.rows())
+    for name, counts in zip(evaluation.classes, evaluation.confusion, strict=True):
+        cells = [f"{round(count) + 0:,} ±{margin}" for count in counts]
+        assert f"{name} {' '.join(cells)}" in page
+        assert rows[f"true {name}, predicted"] == "; ".join(
+            f"{each}: {cell}" for each, cell in zip(evaluation.classes, cells, strict=True)
+        )
+    for each in evaluation.bins:
+        assert f"{each.low:.2f} to {each.high:.2f} {each.right}" in page
+        assert rows[f"right with confidence {each.low:.2f} to {each.high:.2f}"] == str(each.right)
+    assert "The cells do not add up to the accuracy and the number of people" in page
+    assert "too confident" not in page
+
+
+def test_a_large_matrix_is_left_to_the_json() -> None:
+    card = evaluated(make_card(), classes=5)
+    text = words(card.to_html())
+    assert "±" not in text.partition("Every count")[0]
+    assert "`quietmax card --json` shows it, with an interval for each cell." in text
+    cells = card.to_json()["evaluation"]["cells"]
+    assert [len(row) for row in cells] == [5] * 5
+    assert all(set(cell) == {"value", "low", "high"} for row in cells for cell in row)
+
+
+def test_probabilities_that_are_too_confident_are_called_so() -> None:
+    text = words(evaluated(make_card(), wrong=1500).to_html())
+    assert "The probabilities are too confident: with 0.90 to 1.00, only 0.5" in text
+
+
+def test_a_weaker_evaluation_does_not_hide_a_better_one(tmp_path: Path) -> None:
+    features = np.abs(np.random.default_rng(0).normal(size=(400, 3))).astype(np.float32)
+    labels = (features[:, 0] > 0.6).astype(int)
+    head = PrivateHead(4.0, 1e-5, classes=(0, 1), declared_size=300).fit(features[:300], labels[:300])
+    better = head.evaluate(features[300:], labels[300:], mu=0.5)
+    weaker = head.evaluate(features[300:], labels[300:], mu=0.05)
+    folder = save_private(head, tmp_path / "model", dataset="made up")
+    card = read_card(folder)
+    assert card.evaluations == (better, weaker)
+    assert card.evaluation == better
+    rows = card.rows()
+    assert ("accuracy", str(better.accuracy)) in rows
+    further = dict(rows)["further evaluation"]
+    assert further.startswith(f"accuracy {weaker.accuracy} on about ")
+    assert further.endswith("records, who may be in the training set")
+    assert [each["mu"] for each in card.to_json()["further_evaluations"]] == [0.05]
+
+
+def test_what_may_be_published_depends_on_what_is_released() -> None:
+    def published(**changes: Any) -> str:
+        return dict(make_card(**changes).rows())["may be published"]
+
+    assert published() == "the model folder with its weights, any number of answers"
+    assert published(queries=5).startswith("the answers that were charged; not the model folder")
+    assert published(guarantee=replace(GUARANTEE, status="refuted")).startswith("nothing")
+    rows = dict(evaluated(make_card()).rows())
+    assert rows["may be published"].endswith(", the figures of the evaluations")
+    for name in ("report of the training", "exact figures", "schema check", "attacks"):
+        assert name in rows["not for publication"]
+    assert "may be published" not in dict(make_card(guarantee=None).rows())
+
+
+def test_a_card_with_attack_results_has_a_banner_and_the_public_one_has_neither() -> None:
+    card = full_card()
+    assert not card.publishable
+    assert card.to_json()["publishable"] is False
+    assert words(card.to_html()).startswith("Not for publication: this card shows results of attacks.")
+    assert card.rows()[0][0] == "not for publication"
+    public = card.for_publication()
+    assert public.publishable
+    assert public.to_json()["leakage"] == []
+    for text in (words(public.to_html()), str(public.rows())):
+        assert "observed leakage" not in text
+        assert "this card shows" not in text
+        assert "AUC" not in text
+    assert make_card().publishable
 
 
 def test_the_words_are_about_the_model_and_its_evaluations_together() -> None:
     card = make_card()
     more = replace(card, released=replace(GUARANTEE, mu=1.0, status="conditional"))
     assert more.status == "conditional"
-    assert more.in_words() == replace(GUARANTEE, mu=1.0, status="conditional").in_words()
+    assert more.in_words()[1:3] == replace(GUARANTEE, mu=1.0, status="conditional").in_words()[1:]
     assert more.in_words() != card.in_words()
 
 
@@ -94,7 +203,7 @@ def test_a_card_for_records_says_what_several_records_mean() -> None:
     text = words(card.to_html())
     assert "with 2 records" in text
     assert "a person with several records is protected less" in text
-    assert "in the training set" in text
+    assert "held out" not in text
     assert "not evaluated; run 'quietmax evaluate'" in text
 
 
@@ -124,7 +233,11 @@ def test_the_page_loads_nothing() -> None:
     assert OBSERVED in words(page)
 
 
-@pytest.mark.parametrize("card", [make_card(), full_card()], ids=["small", "full"])
+@pytest.mark.parametrize(
+    "card",
+    [make_card(), full_card(), full_card(classes=2), full_card(classes=4)],
+    ids=["small", "ten classes", "two classes", "four classes"],
+)
 def test_the_card_prints_on_one_page_and_fits_a_phone(
     card: PrivacyCard, browser: Any, tmp_path: Path
 ) -> None:

@@ -3,7 +3,7 @@
 It says what an adversary can learn at most, for whom, under which assumptions, how good the model is, and what attacks
 saw. It is made from the model folder and from the attack results that `quietmax attack` writes beside the folder.
 Attack results are computed from private records and have no guarantee, so they are not kept in a folder that may be
-published.
+published, and a card that shows them says on top that it is not for publication.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,15 @@ _PLAIN = (
     "No guarantee: this is an ordinary model. Its answers and its files may reveal who was in the training data. Keep "
     "both private, or answer through a mechanism."
 )
+_ADDS_UP = "Other models or figures of the same people add to this; the ledger of the service adds them up."
+_BANNER = "Not for publication: this card shows results of attacks. `quietmax card --public` leaves them out."
+_NOT_PUBLIC = (
+    "the report of the training, exact figures, the output of `quietmax schema check`, results of attacks"
+)
 _MOST_CLASSES = 10
 """Recalls that the card shows; of more classes it shows the lowest."""
+_MOST_CELLS = 16
+"""Cells of the confusion matrix that the card shows; a larger one is left to the JSON."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ class PrivacyCard:
     delta : float or None
         delta of the budget.
     epsilon_at_delta : float or None
-        epsilon of the guarantee of everything that was released, at this delta.
+        epsilon of the guarantee of the model and its evaluations together, at this delta.
     queries : int or None
         Number of answers that the budget pays for; None if answers are not charged.
     answered : int or None
@@ -68,10 +76,14 @@ class PrivacyCard:
         Results of attacks.
     holdout : Holdout or None
         How people were held out of training; None if nobody was.
-    evaluation : Evaluation or None
-        The last evaluation.
+    evaluations : tuple of Evaluation
+        The evaluations: those of held-out people first, and of these the one with the least noise.
     released : Guarantee or None
         What is guaranteed of the model and its evaluations together; None without evaluations.
+    person_column : str or None
+        The column of the table whose value tells whose row a row is.
+    public : bool
+        Whether the card leaves out what is not for publication.
     """
 
     model: str
@@ -85,8 +97,10 @@ class PrivacyCard:
     answered: int | None
     leakage: tuple[dict[str, Any], ...]
     holdout: Holdout | None = None
-    evaluation: Evaluation | None = None
+    evaluations: tuple[Evaluation, ...] = ()
     released: Guarantee | None = None
+    person_column: str | None = None
+    public: bool = False
 
     @property
     def status(self) -> str:
@@ -95,8 +109,22 @@ class PrivacyCard:
         return "none" if total is None else total.status
 
     @property
+    def evaluation(self) -> Evaluation | None:
+        """The best evaluation; None if there is none."""
+        return self.evaluations[0] if self.evaluations else None
+
+    @property
+    def publishable(self) -> bool:
+        """Whether everything on the card may be published."""
+        return self.public or not self.leakage
+
+    def for_publication(self) -> PrivacyCard:
+        """Return the card without the results of attacks, which are not for publication."""
+        return replace(self, leakage=(), public=True)
+
+    @property
     def _total(self) -> Guarantee | None:
-        """What is guaranteed of everything that was released."""
+        """What is guaranteed of the model and its evaluations together."""
         return self.guarantee if self.released is None else self.released
 
     @property
@@ -106,18 +134,22 @@ class PrivacyCard:
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the card as a list of (name, value), the most important first."""
-        rows = self._model_rows()
+        rows = [] if self.publishable else [("not for publication", _BANNER)]
+        rows += self._model_rows()
         rows += [("in plain words", sentence) for sentence in self.in_words()]
         rows += self._guarantee_rows()
         rows += self._evaluation_rows()
+        rows += self._count_rows()
         rows += self._leakage_rows()
         if self.guarantee is not None:
             rows += [(f"parameter {name}", f"{value}") for name, value in self.guarantee.parameters.items()]
         return rows
 
     def in_words(self) -> list[str]:
-        """Return what the guarantee of everything that was released means, as plain sentences."""
-        return [_PLAIN] if self._total is None else self._total.in_words()
+        """Return what the guarantee of the model and its evaluations means, as plain sentences."""
+        if self._total is None:
+            return [_PLAIN]
+        return [*self._total.in_words("everything released by this model and its evaluations"), _ADDS_UP]
 
     def _model_rows(self) -> list[tuple[str, str]]:
         """Return what the model is and whom it was trained on."""
@@ -138,12 +170,23 @@ class PrivacyCard:
         guarantee = self._total
         if guarantee is None:
             return rows
-        rows.append(("guarantee", str(guarantee)))
+        rows.append(("guarantee", re.sub(r"\bTHEORY (?=\d)", "theory page, section ", str(guarantee))))
         if self.delta is not None and self.epsilon_at_delta is not None and self.epsilon_at_delta < math.inf:
             rows.append(("in (epsilon, delta)", f"({self.epsilon_at_delta:.4g}, {self.delta:g})"))
         rows.append(("protects", self._protects))
         assumptions = guarantee.assumptions or ("nothing further",)
-        return rows + [("assumes", assumption) for assumption in assumptions]
+        rows += [("assumes", assumption) for assumption in assumptions]
+        return [*rows, ("may be published", self._may_be_published), ("not for publication", _NOT_PUBLIC)]
+
+    @property
+    def _may_be_published(self) -> str:
+        """What the guarantee allows to publish."""
+        if self.status == "refuted":
+            return "nothing: the claimed guarantee does not hold"
+        if self.queries is not None:
+            return "the answers that were charged; not the model folder, which holds weights without noise"
+        known = "" if self.evaluation is None else ", the figures of the evaluations"
+        return f"the model folder with its weights, any number of answers{known}"
 
     @property
     def _answers(self) -> str:
@@ -157,16 +200,17 @@ class PrivacyCard:
     @property
     def _protects(self) -> str:
         """Whom the guarantee protects."""
-        one = (
-            "one person, with all rows of this person"
-            if self._many == "people"
-            else "one record; a person with several records is protected less"
-        )
+        if self._many == "records":
+            one = "one record; a person with several records is protected less"
+        elif self.person_column is None:
+            one = "one person, with all rows of this person"
+        else:
+            one = f"one person: all rows with the same value in column {self.person_column!r}"
         if self.holdout is None:
-            return f"{one}, in the training set"
+            return one
         return (
-            f"{one}, in the table: {self.holdout.share:.0%} of the {self._many} were held out of training by a keyed "
-            "hash, and nobody is in both parts"
+            f"{one}. {self.holdout.share:.0%} of the {self._many} in the table were held out of training, chosen by a "
+            "keyed hash. Nobody is in both parts, and both parts are protected."
         )
 
     def _evaluation_rows(self) -> list[tuple[str, str]]:
@@ -181,19 +225,91 @@ class PrivacyCard:
         if len(recalls) > _MOST_CLASSES:
             recalls.sort(key=lambda recall: math.inf if recall[1].value is None else recall[1].value)
             which = f"lowest recalls of {len(recalls)} classes"
-        people = "held-out " + self._many if self.evaluation.composition == "parallel" else self._many
-        return [
+        rows = [
             ("accuracy", str(self.evaluation.accuracy)),
             (which, "; ".join(f"{name}: {estimate}" for name, estimate in recalls[:_MOST_CLASSES])),
             (
                 "evaluated on",
-                f"about {self.evaluation.size.value:,.0f} {people}. The figures have noise and may be published. In "
-                "brackets: 95% intervals for sampling and noise.",
+                f"{self._evaluated(self.evaluation)}. The figures have noise and may be published. In brackets: 95% "
+                "intervals for sampling and noise.",
             ),
         ]
+        for each in self.evaluations[1:]:
+            rows.append(("further evaluation", f"accuracy {each.accuracy} on {self._evaluated(each)}"))
+        return rows
+
+    def _evaluated(self, evaluation: Evaluation) -> str:
+        """Return on whom an evaluation was made."""
+        people = f"held-out {self._many}" if evaluation.composition == "parallel" else self._many
+        where = "" if evaluation.composition == "parallel" else ", who may be in the training set"
+        return f"about {evaluation.size.value:,.0f} {people}{where}"
+
+    def _count_rows(self) -> list[tuple[str, str]]:
+        """Return the confusion matrix, the calibration and what must be known of them, as text."""
+        if self.evaluation is None:
+            return []
+        rows = []
+        if self._shows_matrix:
+            margin = math.ceil(self.evaluation.margin)
+            for name, counts in zip(self.evaluation.classes, self.evaluation.confusion, strict=True):
+                cells = zip(self.evaluation.classes, counts, strict=True)
+                shown = "; ".join(f"{each}: {_count(count)} \u00b1{margin:,}" for each, count in cells)
+                rows.append((f"true {name}, predicted", shown))
+        rows += [
+            (f"right with confidence {each.low:.2f} to {each.high:.2f}", str(each.right))
+            for each in self.evaluation.bins
+        ]
+        return rows + [("about the counts", sentence) for sentence in self._remarks]
+
+    @property
+    def _shows_matrix(self) -> bool:
+        """Whether the confusion matrix is small enough for the card."""
+        return self.evaluation is not None and len(self.evaluation.classes) ** 2 <= _MOST_CELLS
+
+    @property
+    def _remarks(self) -> list[str]:
+        """What a reader of the counts must know."""
+        if self.evaluation is None:
+            return []
+        left = (
+            []
+            if self._shows_matrix
+            else [
+                "The confusion matrix is large: `quietmax card --json` shows it, with an interval for each cell."
+            ]
+        )
+        return left + self.evaluation.remarks()
+
+    def _counts_html(self) -> str:
+        """Return the confusion matrix and the calibration as HTML tables."""
+        if self.evaluation is None:
+            return ""
+        evaluation, margin, parts = self.evaluation, math.ceil(self.evaluation.margin), []
+        if self._shows_matrix:
+            parts.append(
+                _grid(
+                    f"Number of {self._many}",
+                    ["true class", *(f"predicted {name}" for name in evaluation.classes)],
+                    [
+                        [name, *(f"{_count(count)} \u00b1{margin:,}" for count in counts)]
+                        for name, counts in zip(evaluation.classes, evaluation.confusion, strict=True)
+                    ],
+                )
+            )
+        parts.append(
+            _grid(
+                "Calibration",
+                ["probability of the answer", "share of right answers"],
+                [[f"{each.low:.2f} to {each.high:.2f}", str(each.right)] for each in evaluation.bins],
+            )
+        )
+        remarks = "".join(f"<p>{escape(sentence)}</p>" for sentence in self._remarks)
+        return f'<div class="counts">{"".join(parts)}</div>{remarks}'
 
     def _leakage_rows(self) -> list[tuple[str, str]]:
         """Return what attacks observed."""
+        if self.public:
+            return []
         if not self.leakage:
             return [("observed leakage", "not measured; run 'quietmax attack'")]
         rows = []
@@ -226,6 +342,9 @@ class PrivacyCard:
             "answered": self.answered,
             "holdout": None if self.holdout is None else self.holdout.to_json(),
             "evaluation": None if self.evaluation is None else self.evaluation.to_json(),
+            "further_evaluations": [each.to_json() for each in self.evaluations[1:]],
+            "protects": None if self.guarantee is None else self._protects,
+            "publishable": self.publishable,
             "released": None if self.released is None else self.released.to_json(),
             "leakage": list(self.leakage),
             "leakage_caveat": OBSERVED if self.leakage else None,
@@ -238,6 +357,8 @@ class PrivacyCard:
         ]
         words = "\n".join(f"<p>{escape(sentence)}</p>" for sentence in self.in_words())
         parameters = [] if self.guarantee is None else list(self.guarantee.parameters.items())
+        banner = "" if self.publishable else f'<p class="banner">{escape(_BANNER)}</p>'
+        attacks = "" if self.public else f"<h2>What attacks saw</h2>\n{_table(self._leakage_rows())}"
         details = _table([(name, f"{value}") for name, value in parameters])
         return f"""<!doctype html>
 <html lang="en">
@@ -255,14 +376,21 @@ table {{ border-collapse: collapse; width: 100%; }}
 th, td {{ text-align: left; vertical-align: top; padding: .25rem .5rem; border-bottom: 1px solid #d0d7de; }}
 th {{ width: 13rem; font-weight: 600; }}
 h1, p, th, td {{ overflow-wrap: anywhere; }}
-@media (max-width: 40rem) {{ th, td {{ display: block; width: auto; border: 0; padding: .1rem 0; }}
-tr {{ display: block; border-bottom: 1px solid #d0d7de; padding: .4rem 0; }} }}
-@page {{ size: A4; margin: 12mm; }}
-@media print {{ body {{ font-size: 8.5pt; line-height: 1.3; margin: 0; padding: 0; max-width: none; }}
-details {{ display: none; }} th, td {{ padding: .1rem .3rem; }} th {{ width: 11rem; }}
-h1 {{ font-size: 13pt; margin: 0 0 .3rem; }} h2 {{ font-size: 10pt; margin: .6rem 0 .1rem; }}
+.banner {{ padding: .4rem 1rem; color: #fff; background: #cf222e; font-weight: 600; print-color-adjust: exact; }}
+.counts {{ display: flex; flex-wrap: wrap; gap: .2rem 2rem; margin: .6rem 0; align-items: start; }}
+.grid {{ width: auto; }}
+.grid caption {{ text-align: left; font-weight: 600; }}
+.grid th {{ width: auto; }}
+@media (max-width: 40rem) {{ .rows th, .rows td {{ display: block; width: auto; border: 0; padding: .1rem 0; }}
+.rows tr {{ display: block; border-bottom: 1px solid #d0d7de; padding: .4rem 0; }} }}
+@page {{ size: A4; margin: 10mm; }}
+@media print {{ body {{ font-size: 8pt; line-height: 1.2; margin: 0; padding: 0; max-width: none; }}
+details {{ display: none; }} th, td {{ padding: 0 .3rem; }} p {{ margin: .1rem 0; }} .counts {{ margin: .3rem 0; }}
+.rows th {{ width: 9rem; }} .banner {{ padding: .1rem 1rem; }}
+h1 {{ font-size: 13pt; margin: 0 0 .3rem; }} h2 {{ font-size: 9.5pt; margin: .4rem 0 .1rem; }}
 .status {{ print-color-adjust: exact; }} }}
 </style>
+{banner}
 <h1>Privacy card <span class="status">{escape(self.status)}</span></h1>
 <p><b>{escape(self.model)}</b></p>
 <p>{escape(self._model_line)}</p>
@@ -274,8 +402,8 @@ h1 {{ font-size: 13pt; margin: 0 0 .3rem; }} h2 {{ font-size: 10pt; margin: .6re
 {_table(self._guarantee_rows())}
 <h2>How good it is</h2>
 {_table(self._evaluation_rows())}
-<h2>What attacks saw</h2>
-{_table(self._leakage_rows())}
+{self._counts_html()}
+{attacks}
 <details>
 <summary>Parameters of the training</summary>
 {details}
@@ -290,7 +418,21 @@ def _table(rows: Sequence[tuple[str, str]]) -> str:
     for name, value in rows:
         lines.append(f"<tr><th>{'' if name == previous else escape(name)}</th><td>{escape(value)}</td></tr>")
         previous = name
-    return "<table>\n" + "\n".join(lines) + "\n</table>"
+    return '<table class="rows">\n' + "\n".join(lines) + "\n</table>"
+
+
+def _grid(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return an HTML table with a caption, a row of headings and a heading in each row."""
+    lines = ["<tr>" + "".join(f"<th>{escape(name)}</th>" for name in head) + "</tr>"]
+    for name, *values in rows:
+        cells = "".join(f"<td>{escape(value)}</td>" for value in values)
+        lines.append(f"<tr><th>{escape(name)}</th>{cells}</tr>")
+    return f'<table class="grid"><caption>{escape(caption)}</caption>\n' + "\n".join(lines) + "\n</table>"
+
+
+def _count(count: float) -> str:
+    """Return a noisy count as a whole number; a negative zero is 0."""
+    return f"{round(count) + 0:,}"
 
 
 def leakage_file(folder: str | Path) -> Path:
@@ -419,8 +561,9 @@ def read_card(folder: str | Path) -> PrivacyCard:
             answered=answered,
             leakage=leakage,
             holdout=None if model is None else model.holdout,
-            evaluation=next((each.result for each in reversed(evaluations) if each.result is not None), None),
+            evaluations=_best_first([each.result for each in evaluations if each.result is not None]),
             released=released,
+            person_column=None if model is None or model.encoding is None else model.encoding.person,
         )
         card.rows()  # a value of a wrong type is noticed here, and not when the card is shown
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
@@ -436,6 +579,13 @@ def _weights_digest(folder: str | Path) -> str:
         return hashlib.sha256((Path(folder) / "weights.safetensors").read_bytes()).hexdigest()
     except OSError as problem:
         raise DataUnavailable(f"The weights in {folder} cannot be read ({problem.strerror}).") from problem
+
+
+def _best_first(evaluations: Sequence[Evaluation]) -> tuple[Evaluation, ...]:
+    """Return evaluations of held-out people first, and of these the one with the least noise; later ones on a tie."""
+    ordered = list(reversed(evaluations))
+    ordered.sort(key=lambda each: (each.composition != "parallel", each.noise))
+    return tuple(ordered)
 
 
 def _number(description: Mapping[str, Any], name: str) -> float | None:

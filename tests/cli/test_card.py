@@ -84,6 +84,15 @@ def test_attack_results_are_kept_out_of_a_folder_that_may_be_published(
     card = json.loads(run("card", head, "--json")[1])
     assert [entry["attack"] for entry in card["leakage"]] == ["threshold"]
     assert card["leakage_caveat"] == OBSERVED
+    # the card for publication shows none of it
+    page = tmp_path / "public.html"
+    code, out, _ = run("card", head, "--public", "--html", page)
+    assert code == 0
+    for text in (out, page.read_text()):
+        assert "observed leakage" not in text
+        assert "shows results of attacks" not in " ".join(text.replace("│", " ").split())
+    assert "this card shows results of attacks" in " ".join(run("card", head)[1].replace("│", " ").split())
+    assert json.loads(run("card", head, "--public", "--json")[1])["leakage"] == []
     # another model of the same name does not inherit them
     assert run(*train, "--overwrite")[0] == 0
     card = json.loads(run("card", head, "--json")[1])

@@ -52,7 +52,13 @@ def test_the_holdout_is_evaluated_for_free_and_shown_on_the_card(run: Run, peopl
     assert card["holdout"] == {"share": 0.3, "seed": 0}
     _, out, _ = run("card", model)
     assert "recall by class" in out
-    assert "30% of the people were held out of training" in " ".join(out.replace("│", " ").split())
+    text = " ".join(out.replace("│", " ").split())
+    assert "30% of the people in the table were held out of training" in text
+    column = open_private(model).encoding.person
+    assert f"one person: all rows with the same value in column {column!r}." in text
+    assert f"All rows of one person have the same value in column {column!r}." in text
+    assert "true hi, predicted" in text
+    assert "±" in text
 
 
 def test_only_people_who_were_held_out_are_counted(run: Run, people: Path, model: Path) -> None:
@@ -109,7 +115,14 @@ def test_tables_are_printed_for_people(run: Run, people: Path, model: Path) -> N
     code, out, _ = run("evaluate", model, "--data", people)
     assert code == 0
     text = " ".join(out.split())
-    for words in ("accuracy", "recall of hi", "confidence 0.90 to 1.00", "may be published", "Guarantee:"):
+    for words in (
+        "accuracy",
+        "recall of hi",
+        "confidence 0.90 to 1.00",
+        "may be published",
+        "within ±",
+        "Guarantee:",
+    ):
         assert words in text
 
 

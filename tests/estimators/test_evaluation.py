@@ -122,6 +122,15 @@ def test_counts_below_the_noise_give_no_value() -> None:
     assert str(ratio(0.0, 0.0, 7.0, 7.0)) == "unknown"
 
 
+def test_a_share_that_cannot_be_told_from_0_is_shown_as_an_upper_limit() -> None:
+    estimate = ratio(-2.0, 60.0, 7.0, 7.0)
+    assert (estimate.value, estimate.low) == (0.0, 0.0)
+    shown = str(estimate)
+    assert shown.startswith("below 0.")
+    assert 0 <= float(shown.removeprefix("below ")) - estimate.high < 0.001  # rounded up
+    assert str(ratio(9.0, 60.0, 7.0, 7.0)).startswith("0.130 (0.000 to ")
+
+
 # --- counts -------------------------------------------------------------------------------------------------------
 
 
@@ -233,6 +242,49 @@ def test_both_tables_are_used_for_the_accuracy() -> None:
         assert np.mean(drawn) == pytest.approx(true, abs=5 * noise / math.sqrt(300))
         assert np.std(drawn) == pytest.approx(noise, rel=5 / math.sqrt(600))
     assert wrong_noise < 2.3 * evaluation.noise  # sqrt(90) = 9.5 from the table of classes alone
+
+
+def test_every_cell_of_the_matrix_has_an_interval_that_covers_the_noise() -> None:
+    counts = np.array([[900, 3], [0, 850]])
+    covered = np.zeros((2, 2))
+    draws = 1000
+    for seed in range(draws):
+        evaluation = noisy(counts, seed)
+        cells = evaluation.to_json()["cells"]
+        low, high = (np.array([[cell[end] for cell in row] for row in cells]) for end in ("low", "high"))
+        assert (low >= 0).all()
+        assert np.array([[cell["value"] for cell in row] for row in cells]).tolist() == [
+            list(row) for row in evaluation.confusion
+        ]
+        assert high[0, 0] - low[0, 0] == pytest.approx(2 * 1.96 * evaluation.noise, rel=0.001)
+        covered += (low <= counts) & (counts <= high)
+    slack = math.sqrt(math.log(1e6) / (2 * draws))
+    assert (covered / draws > CONFIDENCE - slack).all()
+    assert (covered[0, 0] / draws) < CONFIDENCE + slack  # nor is it needlessly wide
+
+
+def test_the_remarks_state_the_margin_of_the_counts_and_why_they_do_not_add_up() -> None:
+    evaluation = noisy(np.array([[900, 60], [40, 850]]))
+    (remark,) = evaluation.remarks()
+    assert f"within ±{math.ceil(evaluation.margin)} of the true one" in remark
+    assert "which average two noisy tables" in remark
+    right, wrong, *_ = evaluation._totals
+    assert abs(right + wrong - np.sum(evaluation.confusion)) > 1e-6
+    assert evaluation.to_json()["remarks"] == [remark]
+    exact = exact_evaluation(
+        np.eye(2, dtype=np.int64) * UNITS * 90, np.array([[0, 0], [180, 0]]) * UNITS, "ab", "person"
+    )
+    assert exact.remarks() == []
+
+
+@pytest.mark.parametrize(("share", "too_confident"), [(0.55, True), (0.8, True), (0.95, False)])
+def test_probabilities_are_called_too_confident_if_fewer_answers_are_right(
+    share: float, too_confident: bool
+) -> None:
+    right, wrong = round(2000 * share / 2), round(2000 * (1 - share) / 2)
+    evaluation = noisy(np.array([[right, wrong], [wrong, right]]))  # all with a confidence above 0.9
+    assert [each.low for each in evaluation.overconfident] == ([pytest.approx(0.9)] if too_confident else [])
+    assert ("too confident" in " ".join(evaluation.remarks())) == too_confident
 
 
 # --- costs --------------------------------------------------------------------------------------------------------

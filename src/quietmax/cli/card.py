@@ -15,16 +15,23 @@ from quietmax.errors import QuietmaxError
 def command(
     model: Annotated[Path, typer.Argument(help="Model folder, written by 'quietmax train'.")],
     html: Annotated[Path | None, typer.Option(help="Also write the card as a web page to this file.")] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="Leave out what is not for publication: results of attacks.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show the privacy card of a model: what somebody can learn at most, for whom, and how good the model is.
 
-    Example: quietmax card model --html card.html
+    A card that shows results of attacks says on top that it is not for publication; --public leaves them out.
+
+    Example: quietmax card model --html card.html --public
     """
     from quietmax._io import atomic_write
     from quietmax.privacy_card import read_card
 
     card = read_card(model)
+    if public:
+        card = card.for_publication()
     if html is not None:
         try:
             atomic_write(html, lambda staging: staging.write_text(card.to_html(), encoding="utf-8"))

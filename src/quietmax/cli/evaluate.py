@@ -112,16 +112,17 @@ def _print(evaluation: Evaluation, folder: Path) -> None:
         f"Number of {many}",
         ("true class", *(f"predicted {name}" for name in evaluation.classes)),
         [
-            (name, *(f"{count:,.0f}" for count in counts))
+            (name, *(f"{round(count) + 0:,}" for count in counts))
             for name, counts in zip(evaluation.classes, evaluation.confusion, strict=True)
         ],
     )
+    for sentence in evaluation.remarks():
+        console.print(sentence, soft_wrap=True)
     if evaluation.guarantee is None:
         console.print(NOT_FOR_PUBLICATION)
         return
     console.print(
-        "These figures may be published. They have noise, so counts can be negative. "
-        f"Stored in {folder}; 'quietmax card {folder}' shows them.",
+        f"These figures may be published. Stored in {folder}; 'quietmax card {folder}' shows them.",
         soft_wrap=True,
     )
     console.print("Model and evaluations together:", style="bold")

@@ -322,7 +322,9 @@ class Evaluation:
     @property
     def overconfident(self) -> tuple[Bin, ...]:
         """The bins in which fewer answers are right than their confidence says, the interval included."""
-        return tuple(each for each in self.bins if each.right.value is not None and each.right.high < each.low)
+        return tuple(
+            each for each in self.bins if each.right.value is not None and each.right.high < each.low
+        )
 
     def remarks(self) -> list[str]:
         """Return what a reader of the figures must know, as plain sentences.
@@ -331,13 +333,13 @@ class Evaluation:
         --------
         >>> counts, confidence = ((900.0, 98.0), (151.0, 848.0)), ((310.0, 12.0), (720.0, 45.0), (700.0, 210.0))
         >>> Evaluation(("no", "yes"), counts, confidence, 5.3, "person", 0.27, "parallel", None).remarks()[-1]
-        'The probabilities are too confident: with 0.83 to 1.00, only 0.769 (0.740 to 0.796) of the answers are right.'
+        'The probabilities are too confident: with 0.83 to 1.00, only 0.769 (0.738 to 0.798) of the answers are right.'
         """
         found = []
         if not self.exact:
             found.append(
-                f"Every count has noise: the true one is within \u00b1{math.ceil(self.margin):,} with 95% confidence, and a "
-                "noisy count can be negative. The cells do not add up to the accuracy and the number of "
+                f"Every count has noise: it is within \u00b1{math.ceil(self.margin):,} of the true one with 95% "
+                "confidence, and it can be negative. The cells do not add up to the accuracy and the number of "
                 f"{'people' if self.unit == 'person' else 'records'}, which average two noisy tables."
             )
         if self.overconfident:
