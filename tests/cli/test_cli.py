@@ -257,6 +257,31 @@ def test_an_interruption_is_one_line_and_exit_code_130(
     assert run("datasets") == (130, "", f"quietmax: {line}\n")
 
 
+@pytest.mark.parametrize("module", ["quietmax.cli", "typer", "rich.markup", "quietmax.cli.datasets"])
+def test_an_interruption_while_the_command_line_is_imported_is_one_line(module: str) -> None:
+    program = f"""
+import runpy, sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["quietmax", "datasets"]
+runpy.run_module("quietmax", run_name="__main__")
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "quietmax: Interrupted.\n")
+
+
+def test_an_interruption_before_a_command_begins_is_one_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quietmax.cli._Commands.parse_args", lambda *_: raising(KeyboardInterrupt())())
+    assert run("datasets") == (130, "", "quietmax: Interrupted.\n")
+
+
 @pytest.mark.parametrize(
     ("problem", "message"),
     [

@@ -92,7 +92,7 @@ def test_the_wheel_holds_the_package_its_data_and_nothing_else(tmp_path):
     assert f"Version: {__version__}" in metadata
     assert "License-Expression: Apache-2.0" in metadata
     assert (
-        "quietmax = quietmax.cli:main"
+        "quietmax = quietmax.__main__:main"
         in zipfile.ZipFile(wheel)
         .read(next(name for name in names if name.endswith("entry_points.txt")))
         .decode()

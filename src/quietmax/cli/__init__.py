@@ -52,6 +52,13 @@ class _Commands(TyperGroup):
         name, *rest = args
         return (name, load_command(name), rest) if name in COMMANDS else super().resolve_command(ctx, args)
 
+    # Typer itself would end with 130 and no message.
+    def make_context(self, *arguments: Any, **settings: Any) -> Any:
+        try:
+            return super().make_context(*arguments, **settings)
+        except KeyboardInterrupt:
+            _fail("Interrupted.", 130)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
