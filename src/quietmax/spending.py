@@ -17,6 +17,8 @@ from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, Quie
 
 ACCOUNT_FILE = "account.json"
 """The file of a model folder that counts the charged answers."""
+MOVED_FILE = "moved.txt"
+"""The file of a model folder that says that a ledger keeps its budget now."""
 DESCRIPTION_FILE = "model.json"
 """The file of a model folder that describes the model."""
 ACCOUNT_ID = "account_id"

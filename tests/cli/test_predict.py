@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quietmax.ledger import Ledger
+from quietmax.server import deploy, load_models
 from tests.cli.conftest import Run, assert_error
 from tests.cli.own_table import DECLARED
 from tests.cli.test_card import change_description
@@ -100,6 +102,19 @@ def test_teachers_answer_until_the_budget_is_spent_also_in_a_new_process(
         1,
         "Privacy budget exhausted: 2 answers requested, 1 of 3 left",
     )
+
+
+def test_a_budget_that_moved_to_the_ledger_is_not_called_spent(
+    run: Run, people: Path, queries: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "votes"
+    options = ("--queries", 3, "--epsilon", 30, "--declared-size", 480)
+    assert run("train", "teachers", people, *DECLARED, *options, "-o", folder)[0] == 0
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        deploy(ledger, load_models([str(folder)]))
+    result = run("predict", "--model", folder, "--input", queries)
+    assert_error(result, 1, "moved to the ledger", "ask the service")
+    assert "left" not in result[2]
 
 
 def test_a_model_folder_that_was_changed_by_hand_is_an_error(

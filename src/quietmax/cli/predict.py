@@ -10,7 +10,7 @@ import typer
 
 from quietmax.cli._options import Json, arguments_of, with_groups
 from quietmax.cli._output import print_guarantee, print_json, print_table
-from quietmax.errors import InvalidInput
+from quietmax.errors import BudgetExhausted, InvalidInput
 
 if TYPE_CHECKING:
     import numpy as np
@@ -127,6 +127,7 @@ def _private_answers(folder: Path, input_file: Path, network: NetworkOptions) ->
     """The answers of a private model, which needs no options."""
     from quietmax.data.tables import read_queries
     from quietmax.estimators.serialization import open_private
+    from quietmax.spending import MOVED_FILE
 
     given = [f"--{name.replace('_', '-')}" for name in arguments_of(network)]
     if given:
@@ -134,6 +135,10 @@ def _private_answers(folder: Path, input_file: Path, network: NetworkOptions) ->
             f"{', '.join(given)} cannot be used with a private model, which has its own mechanism and budget."
         )
     private = open_private(folder)
+    if private.remaining == 0 and (folder / MOVED_FILE).is_file():
+        raise BudgetExhausted(
+            f"The budget of {folder} moved to the ledger when the model was served; ask the service ('quietmax serve')."
+        )
     features = read_queries(input_file, encoding=private.encoding, width=private.inputs)
     probabilities = private.predict_proba(features) if private.remaining is None else None
     labels = private.predict(features) if probabilities is None else probabilities.argmax(-1)

@@ -27,10 +27,9 @@ from quietmax.ledger.journal import START
 from quietmax.ledger.ledger import TRAINING_CLIENT, Ledger
 from quietmax.ledger.transactions import Charge, Charged, Failed, LimitExceeded, NewAnswers
 from quietmax.mechanisms.base import Answers
-from quietmax.spending import FileAccount
+from quietmax.spending import MOVED_FILE, FileAccount
 
 Rows = NDArray[np.float32]
-_MIGRATION_MARK = "moved.txt"
 
 
 @dataclass(frozen=True)
@@ -347,7 +346,7 @@ def _migrate_budget(
     the folder's account is empty. An account that was put back after it had been moved is charged once more.
     """
     folder = migrated.account.path.resolve().parent
-    mark = folder / _MIGRATION_MARK
+    mark = folder / MOVED_FILE
     # The words "carried over" are part of stored marks and request keys: they cannot change.
     text = ledger.request_key(0, f"carried over {state.id} {migrated.digest}").hex() + "\n"
     moved = mark.is_file() and mark.read_text(encoding="utf-8", errors="replace") == text
