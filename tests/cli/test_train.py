@@ -245,6 +245,51 @@ def test_a_head_without_declared_size_shows_the_noisy_count_that_it_paid_for(
     assert "declared number of records" not in " ".join(out.split())
 
 
+def test_too_few_people_for_the_budget_are_told_from_the_released_or_declared_size_alone(
+    run: Run, people: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warnings(*options: object, name: str = "head") -> list[str]:
+        code, out, _ = run("train", name, people, *DECLARED, *options, "--json")
+        assert code == 0
+        found: list[str] = json.loads(out)["warnings"]
+        return found
+
+    (few,) = warnings("--declared-size", 30)
+    assert few.startswith("Too few records for this epsilon: the noise outweighs them")
+    assert "More than 187 records, a larger --epsilon would help" in few
+    assert warnings("--declared-size", 188) == []
+    assert warnings("--declared-size", 30, "--epsilon", 20) == []
+    monkeypatch.setattr(head_module, "released_size", lambda *_: 1.0)
+    assert warnings() == [few]
+    code, out, _ = run("train", "head", people, *DECLARED)
+    assert code == 0
+    assert few in " ".join(out.split())
+    (votes,) = warnings("--declared-size", 188, "--queries", 2, name="teachers")
+    assert "a larger --epsilon or fewer --queries would help" in votes
+    add_persons(people)
+    (persons,) = warnings("--declared-size", 30, "--person", "id")
+    assert persons.startswith("Too few people")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("teachers", ("--queries", 2)), ("dpsgd", ("--steps", 2, "--hidden", 2))]
+)
+def test_a_size_that_was_not_declared_is_named_with_its_flag_by_train_and_serve(
+    run: Run, people: Path, tmp_path: Path, name: str, options: tuple[object, ...]
+) -> None:
+    folder = tmp_path / "model"
+    code, out, _ = run("train", name, people, *DECLARED, *options, "--epsilon", 8, "-o", folder)
+    assert code == 0
+    assert "'quietmax serve' refuses the model" in out
+    assert "train with --declared-size" in out
+    served = run("serve", folder, "--ledger", tmp_path / "ledger.sqlite")
+    assert_error(served, 2, "is conditional, not proven", "--declared-size", "--accept-unproven")
+    code, out, _ = run("train", name, people, *DECLARED, *options, "--epsilon", 8, *DECLARED_SIZE, "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert (result["warnings"], result["guarantee"]["status"]) == ([], "proven")
+
+
 def test_everybody_is_trained_on_unless_a_holdout_is_asked_for(
     run: Run, people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,10 @@ app = typer.Typer(
 )
 
 Data = Annotated[str, typer.Argument(help="Name of a data set, or a CSV, TSV, Parquet or NPZ file.")]
+
+_COUNTED = "counted, assumed to be public"
+# Below this many times 1/mu people, heads on a small table were hardly better than its most frequent class.
+_ENOUGH = 50
 
 # The fields below are named after the arguments they are passed to. None leaves the default to the estimator;
 # the defaults shown in the help are compared with the estimators' in tests/cli/test_train.py.
@@ -111,7 +116,10 @@ class DPSGDOptions(PrivacyOptions):
     """Arguments of `quietmax.DPSGD`."""
 
     delta: Annotated[
-        float | None, typer.Option(help="Delta of the whole training. Default: 1/(10 * declared size).")
+        float | None,
+        typer.Option(
+            help="Delta of the whole training. Default: 1/(10 * declared size); 1e-05 is the default of a head."
+        ),
     ] = None
     accountant: Annotated[str | None, typer.Option(help="pld, rdp, zcdp, ac or nc. Default: pld.")] = None
     analysis: Annotated[
@@ -292,9 +300,12 @@ def head(*, data: Data, privacy: HeadOptions, output: OutputOptions, source: Dat
 def teachers(*, data: Data, privacy: TeachersOptions, output: OutputOptions, source: DataOptions) -> None:
     """Train teachers on disjoint parts of the records; they answer a fixed number of queries by a noisy vote.
 
-    Suited to a few queries: up to about 4 at epsilon 1 with 10,000 records.
+    Suited to a few queries: up to about 4 at epsilon 1 with 10,000 records. Without --declared-size the guarantee is
+    conditional.
 
-    Example: quietmax train teachers mnist-5k --queries 2 --output votes
+    Examples:
+
+    quietmax train teachers mnist-5k --queries 2 --declared-size 2000 -o votes
     """
     from quietmax.estimators.teachers import Teachers
 
@@ -306,7 +317,9 @@ def teachers(*, data: Data, privacy: TeachersOptions, output: OutputOptions, sou
 def dpsgd(*, data: Data, privacy: DPSGDOptions, output: OutputOptions, source: DataOptions) -> None:
     """Train a network by differentially private stochastic gradient descent (DP-SGD).
 
-    Its weights may be published and answer any number of queries. A head is usually more accurate.
+    Its weights may be published and answer any number of queries. A head is usually more accurate. The default delta
+    is 1/(10 * declared size), which is larger than a head's for fewer than 10,000 persons or records; --delta 1e-5
+    sets the head's. Without --declared-size the guarantee is conditional.
 
     Example: quietmax train dpsgd mnist-5k --declared-size 2000 -o dpsgd
     """
@@ -353,6 +366,7 @@ def _train_private(
         "model": None if output.output is None else str(output.output),
         "not_for_publication": ["test_accuracy", "seconds"] if tested else ["seconds"],
     }
+    result["warnings"] = _warnings(estimator, result)
     if output.as_json:
         print_json({**result, "guarantee": estimator.guarantee_.to_json()})
         return
@@ -364,6 +378,8 @@ def _train_private(
         "Trained with privacy", shown, f"Do not publish: {unprotected}. The guarantee does not cover them."
     )
     print_guarantee(estimator.guarantee_)
+    for warning in result["warnings"]:
+        console.print(warning, style="yellow", soft_wrap=True)
     if output.output is not None and split.holdout and split.holdout.share and not paid_per_answer:
         console.print(
             f"An accuracy that may be published: quietmax evaluate {output.output} --data {data}",
@@ -383,7 +399,42 @@ def _size(estimator: Any) -> dict[str, Any]:
     if hasattr(estimator, "size_"):
         return {"size": round(estimator.size_), "size_from": "noisy count"}
     counted = estimator.guarantee_.parameters["declared_size"]
-    return {"size": counted, "size_from": "counted, assumed to be public"}
+    return {"size": counted, "size_from": _COUNTED}
+
+
+def _warnings(estimator: PrivateHead | Teachers | DPSGD, result: dict[str, Any]) -> list[str]:
+    """What the owner should know, from the declared or released size and the budget alone."""
+    warnings = []
+    enough = _ENOUGH / _strength(estimator)
+    if result["size"] < enough:
+        many = "people" if result["unit"] == "person" else "records"
+        warnings.append(
+            f"Too few {many} for this epsilon: the noise outweighs them, so answers are close to guesses. More than "
+            f"{enough:,.0f} {many}, a larger --epsilon"
+            + (" or fewer --queries" if result["queries"] != "any number" else "")
+            + " would help."
+        )
+    if result["size_from"] == _COUNTED:
+        warnings.append(
+            "The guarantee is conditional, and 'quietmax serve' refuses the model, because the true size was used: "
+            "train with --declared-size, a public round number."
+        )
+    return warnings
+
+
+def _strength(estimator: PrivateHead | Teachers | DPSGD) -> float:
+    """What one answer, or all of the released weights, may spend: mu, or epsilon of a pure guarantee."""
+    from quietmax.accounting.conversions import mu_of
+    from quietmax.estimators.dpsgd.estimator import DPSGD
+    from quietmax.estimators.teachers import Teachers
+
+    if isinstance(estimator, DPSGD):
+        return mu_of(estimator.epsilon, estimator.plan_.delta)
+    if isinstance(estimator, Teachers):
+        return mu_of(estimator.epsilon, estimator.delta) / math.sqrt(estimator.queries)
+    if estimator.release == "query":
+        return estimator.epsilon / (estimator.queries or 1)
+    return mu_of(estimator.epsilon, estimator.delta)
 
 
 def _dpsgd_settings(estimator: DPSGD) -> dict[str, Any]:

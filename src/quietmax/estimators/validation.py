@@ -346,10 +346,10 @@ def size_condition(unit: Unit) -> Condition:
     Examples
     --------
     >>> size_condition("person").because
-    'The number of persons was not declared (THEORY 3.1).'
+    'The number of persons was not declared by declared_size (--declared-size; THEORY 3.1).'
     """
     return Condition(
-        f"The number of {unit}s was not declared (THEORY 3.1).",
+        f"The number of {unit}s was not declared by declared_size (--declared-size; THEORY 3.1).",
         (f"The number of {unit}s is public: it was read off them, since no declared_size was given.",),
     )
 
