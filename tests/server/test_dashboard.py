@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from quietmax.accounting.guarantee import Guarantee
 from quietmax.ledger import Terms
 from quietmax.models import Model, TrainingSettings, save_model
 from quietmax.models.mlp import initial_mlp
@@ -361,8 +364,55 @@ def test_a_model_that_was_paid_at_training_shows_no_bar_and_says_what_its_guaran
     assert page.locator(".bar").count() == 0
     assert "%" not in page.locator("[data-account]").inner_text()
     guarantee = service.service.deployment("loans").guarantee
-    for sentence in guarantee.in_words():
+    sentences = guarantee.in_words("the weights and all answers of this model")
+    assert len(sentences) >= 2
+    for sentence in sentences:
         assert page.locator(".plain", has_text=sentence).is_visible()
+    assert page.get_by_text("Other models or figures of the same people add to this.").is_visible()
+    assert page.get_by_text("one person: all rows with the same value in column 'customer'").is_visible()
+    assert page.get_by_text(
+        "All rows of one person have the same value in column 'customer'.", exact=True
+    ).is_visible()
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("head",), None),
+        (("head", "again"), "everything that all models of this account release, and their evaluations"),
+        (("head", "loans"), "Some of these models protect records and others people"),
+        (("plain", "other"), "The claimed limits do not hold"),
+    ],
+    ids=lambda value: " and ".join(value) if isinstance(value, tuple) else "",
+)
+def test_an_account_with_several_models_says_what_all_of_them_mean_together(
+    names: tuple[str, ...], words: str | None, start: Start, models: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(models / "head", tmp_path / "again")
+    shutil.copytree(models / "plain", tmp_path / "other")
+    settings = Settings(anonymous=True)
+    with start(*names, budget=Terms(20.0, 1e-5), queries=5, account="all", settings=settings) as service:
+        text = unescape(httpx.get(service.url).text)
+        limit = service.ledger.account("all").limit
+    assert ("What all models of this account mean together" in text) == (words is not None)
+    assert words is None or words in text
+    if names == ("head", "again"):
+        total = Guarantee.of(limit, status="proven", because="Their sum.").max_accuracy()
+        assert total > 0.9
+        assert f"is right at most {math.ceil(1000 * total) / 10:g}% of the time" in text
+
+
+def test_one_unknown_value_is_called_a_value(loans_page: tuple[Any, Running]) -> None:
+    from playwright.sync_api import expect
+
+    page, _ = loans_page
+    page.get_by_label("or paste the lines").fill(
+        _csv_file(some_loans(1)).replace("north", "east").replace("south", "east")
+    )
+    page.get_by_role("button", name="Get answers").click()
+    expect(page.locator(".status")).to_have_text(
+        "1 row answered. 1 value is not among the declared categories (région)."
+    )
 
 
 def test_a_dropped_csv_file_is_answered_as_a_table_and_as_a_file(
@@ -446,7 +496,7 @@ def test_a_file_with_more_rows_than_the_budget_pays_for_is_answered_as_far_as_it
         page.get_by_role("button", name="Get answers").click()
         expect(page.locator(".status")).to_have_text(
             "Privacy budget exhausted: 30 answers requested, 10 left. Nothing was charged. "
-            "The first 30 rows were answered."
+            "Answered so far: 30 rows."
         )
         assert page.locator(".answers tbody tr").count() == 30
         assert service.http.get("/v2/models/survey/budget").json()["remaining_answers"] == 10

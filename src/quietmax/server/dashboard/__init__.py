@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
+from quietmax.accounting.guarantee import Guarantee, Status
 from quietmax.data.encoding import (
     BooleanColumn,
     CategoricalColumn,
@@ -233,13 +234,56 @@ def _model_state(service: Service, deployment: Deployment, account: AccountState
         "guarantee": str(guarantee).removesuffix(guarantee.because).strip(),
         "because": guarantee.because,
         "unit": guarantee.unit,
-        "in_words": guarantee.in_words(),
+        "protects": _protects(deployment),
+        "in_words": guarantee.in_words(_released(deployment)),
         "assumptions": list(guarantee.assumptions),
         "warning": deployment.warning,
         "measure": account.total.measure,
         "cost_per_answer": cost_amount(account.total, deployment.unit_cost),
         "latency": {name: round(1000 * value, 1) for name, value in latency.items()} or None,
     }
+
+
+def _released(deployment: Deployment) -> str:
+    """Return what the words about a model cover."""
+    if deployment.cost is None:
+        return "the weights and all answers of this model"
+    return "everything that the budget of this account pays for"
+
+
+def _protects(deployment: Deployment) -> str:
+    """Return whom the guarantee of a model protects."""
+    if deployment.guarantee.unit == "record":
+        return "one record"
+    encoding = deployment.encoding
+    if encoding is None or encoding.person is None:
+        return "one person, with all rows of this person"
+    return f"one person: all rows with the same value in column {encoding.person!r}"
+
+
+def _account_words(account: AccountState, models: list[Deployment], unproven: set[str]) -> list[str]:
+    """Return what the budget of an account with several models means once all of it is spent.
+
+    `unproven` are the statuses of all models that were ever charged to it without a proven guarantee.
+    """
+    if len(models) < 2:
+        return []
+    if len({model.guarantee.unit for model in models}) > 1:
+        return [
+            "Some of these models protect records and others people, so no limit holds for all of them together."
+        ]
+    if any(model.cost is None and model.training_cost is None for model in models):
+        return [
+            "The guarantees of these models do not add up, so no limit is stated for all of them together."
+        ]
+    status: Status = "refuted" if "refuted" in unproven else "conditional" if unproven else "proven"
+    total = Guarantee.of(
+        account.limit,
+        status=status,
+        because="The ledger adds up what all models of an account cost.",
+        unit=models[0].guarantee.unit,
+    )
+    return total.in_words("everything that all models of this account release, and their evaluations")
 
 
 def _fields(encoding: Encoding) -> list[dict[str, Any]]:
@@ -282,10 +326,12 @@ def _local_time(bound: str) -> str:
 async def _account_state(service: Service, account: AccountState, caller: Caller) -> dict[str, Any]:
     subaccounts = await service.read(service.ledger.subaccounts, account)
     history = await service.read(service.ledger.spending_history, account)
+    unproven = await service.read(service.ledger.unproven_models, account)
     now = time.time_ns() // 1000
     models = [each for each in service.deployments if each.account.name == account.name]
     return {
         **await service.account_document(account, subaccounts, caller),
+        "in_words": _account_words(account, models, {status for _, status in unproven}),
         "paid_at_training": all(model.unit_cost == 0 for model in models),
         "refused": sum(each.refused for each in subaccounts),
         "curve": _polyline(history, account.limit_units, now),
