@@ -102,6 +102,14 @@ def test_without_a_holdout_the_costs_add_up(run: Run, people: Path, head: Path) 
     assert found["guarantee"]["mu"] ** 2 == pytest.approx((training.mu or 0.0) ** 2 + found["mu"] ** 2)
 
 
+@pytest.mark.parametrize("budget", [("--epsilon", 1), ("--delta", 1e-6)])
+def test_exact_figures_take_no_budget(
+    run: Run, people: Path, model: Path, budget: tuple[object, ...]
+) -> None:
+    result = run("evaluate", model, "--data", people, "--exact", *budget)
+    assert_error(result, 2, "--exact takes no budget: leave out --epsilon and --delta")
+
+
 def test_exact_figures_are_marked_and_not_stored(run: Run, people: Path, model: Path) -> None:
     before = (model / EVALUATION_FILE).read_bytes()
     code, out, _ = run("evaluate", model, "--data", people, "--exact")

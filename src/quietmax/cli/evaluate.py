@@ -53,6 +53,8 @@ def command(
     from quietmax.estimators.evaluate import PAID_PER_ANSWER, evaluate_folder
     from quietmax.estimators.serialization import open_private
 
+    if exact and (epsilon is not None or delta is not None):
+        raise InvalidInput("--exact takes no budget: leave out --epsilon and --delta.")
     opened = open_private(model)
     if opened.remaining is not None:
         raise InvalidInput(PAID_PER_ANSWER)
