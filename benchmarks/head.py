@@ -10,7 +10,8 @@ differential privacy, its own guarantee). Means and standard deviations over ran
 
 `--large` compares the head with logistic regression on a synthetic table of 10^6 rows and 50 numeric columns, held in
 float64: alternating fits, test accuracy, and the peak memory of a process of its own that makes the table and fits the
-head once. Of the second table, on which logistic regression needs many steps, there is one fit each.
+head once. Of the second table, on which logistic regression needs many steps, there is one fit each. The first table is
+also a pandas frame with a schema: public bounds of all columns, once with and once without "no missing values".
 
 The real data are read from QUIETMAX_DATA. `--official` adds all 60,000 MNIST training records and the official
 test set. diffprivlib 0.6.6 does not work with scikit-learn 1.7 or later: `--diffprivlib PYTHON` names an
@@ -31,12 +32,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
 import quietmax.data
-from quietmax.data import Records
+from quietmax.data import Records, Schema
 from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.head.training import default_features
 from ratios import report
@@ -193,6 +195,7 @@ def official() -> None:
 
 
 LARGE_ROWS, LARGE_COLUMNS, LARGE_TEST = 1_000_000, 50, 200_000
+NAMES = tuple(f"column {number}" for number in range(LARGE_COLUMNS))
 
 
 def large_table(rows: int, seed: int, *, uneven: bool) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -215,8 +218,27 @@ def large_table(rows: int, seed: int, *, uneven: bool) -> tuple[NDArray[np.float
     return table, labels
 
 
-def large_head(rows: int) -> PrivateHead:
-    return PrivateHead(1.0, DELTA, classes=(0, 1), declared_size=rows)
+SOURCES = ("arrays", "frame, complete columns", "frame")
+"""How the head gets a large table: arrays; a frame with a schema that excludes missing values; one that allows them."""
+
+
+def large_input(table: NDArray[np.float64], labels: NDArray[np.int64], source: str) -> Any:
+    """What `fit` takes; a frame shares the memory of the table."""
+    if source == "arrays":
+        return table, labels
+    return pd.DataFrame(table, columns=NAMES, copy=False).assign(label=labels), None
+
+
+def large_head(rows: int, source: str) -> PrivateHead:
+    if source == "arrays":
+        return PrivateHead(1.0, DELTA, classes=(0, 1), declared_size=rows)
+    schema = Schema(
+        label="label",
+        classes=("0", "1"),
+        bounds=dict.fromkeys(NAMES, (-5.0, 5.0)),
+        complete=NAMES if source == "frame, complete columns" else (),
+    )
+    return PrivateHead(1.0, DELTA, declared_size=rows, schema=schema)
 
 
 def peak_kib() -> int:
@@ -225,56 +247,80 @@ def peak_kib() -> int:
     return int(status.split("VmHWM:")[1].split()[0])
 
 
-def large_memory(rows: int) -> None:
+def large_memory(rows: int, source: str) -> None:
     """Print the peak memory before there is a table, with it, and after a fit, in KiB."""
     before = peak_kib()
-    table, labels = large_table(rows, 0, uneven=False)
+    records, labels = large_input(*large_table(rows, 0, uneven=False), source)
     made = peak_kib()
-    large_head(rows).fit(table, labels)
+    large_head(rows, source).fit(records, labels)
     print(json.dumps({"libraries": before, "with_table": made, "after_fit": peak_kib()}))
 
 
-def large(rows: int, rounds: int, output: str | None) -> None:
-    threads = torch.get_num_threads()
-    results: dict[str, Any] = {"rows": rows, "columns": LARGE_COLUMNS, "rounds": rounds, "threads": threads}
-    for case, uneven in (("independent columns", False), ("uneven, correlated columns", True)):
-        table, labels = large_table(rows, 0, uneven=uneven)
-        test, test_labels = large_table(min(LARGE_TEST, rows), 1, uneven=uneven)
-        ours: list[float] = []
-        theirs: list[float] = []
-        for _ in range(1 if uneven else rounds):
-            started = time.perf_counter()
-            private = large_head(rows).fit(table, labels)
-            ours.append(time.perf_counter() - started)
-            started = time.perf_counter()
-            plain = LogisticRegression(max_iter=300).fit(table, labels)
-            theirs.append(time.perf_counter() - started)
-        assert private.guarantee_.status == "proven"
-        report("head", f"{rows:,} x 50, {case}", ours, "s", peer="LogisticRegression", theirs=theirs)
-        results[case] = {
-            "head_seconds": ours,
-            "logistic_regression_seconds": theirs,
-            "head_over_logistic_regression": statistics.median(
-                a / b for a, b in zip(ours, theirs, strict=True)
-            ),
-            "head_accuracy": private.score(test, test_labels),
-            "logistic_regression_accuracy": float(plain.score(test, test_labels)),
-            "steps": private.plan_.steps,
-            "mu": private.guarantee_.mu,
-        }
-        print({name: value for name, value in results[case].items() if not name.endswith("seconds")})
-        del table, labels
+def large_case(rows: int, rounds: int, source: str, *, uneven: bool) -> dict[str, Any]:
+    """Alternating fits of the head and of logistic regression."""
+    table, labels = large_table(rows, 0, uneven=uneven)
+    test, test_labels = large_table(min(LARGE_TEST, rows), 1, uneven=uneven)
+    records, given = large_input(table, labels, source)
+    ours: list[float] = []
+    theirs: list[float] = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        private = large_head(rows, source).fit(records, given)
+        ours.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        plain = LogisticRegression(max_iter=300).fit(table, labels)
+        theirs.append(time.perf_counter() - started)
+    assert private.guarantee_.status == "proven"
+    columns = "uneven, correlated columns" if uneven else "independent columns"
+    report("head", f"{rows:,} x 50, {columns}, {source}", ours, "s", peer="LogisticRegression", theirs=theirs)
+    answers = private.predict(large_input(test, test_labels, source)[0])
+    return {
+        "head_seconds": ours,
+        "logistic_regression_seconds": theirs,
+        "head_over_logistic_regression": statistics.median(a / b for a, b in zip(ours, theirs, strict=True)),
+        "head_accuracy": float((answers.astype(np.int64) == test_labels).mean()),
+        "logistic_regression_accuracy": float(plain.score(test, test_labels)),
+        "features": private.feature_map_.kind,
+        "steps": private.plan_.steps,
+        "mu": private.guarantee_.mu,
+    }
+
+
+def large_peak(rows: int, source: str) -> dict[str, float]:
+    """The peak memory of a process that makes the table and fits the head once."""
     run = subprocess.run(
-        [sys.executable, __file__, "--large-memory", str(rows)], capture_output=True, text=True, check=True
+        [sys.executable, __file__, "--large-memory", str(rows), source],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     memory = {f"{name}_kib": value for name, value in json.loads(run.stdout).items()}
     table_kib = rows * LARGE_COLUMNS * 8 / 1024
-    results["memory"] = memory | {
+    return memory | {
         "table_kib": table_kib,
         "peak_over_table": memory["after_fit_kib"] / table_kib,
         "peak_without_libraries_over_table": (memory["after_fit_kib"] - memory["libraries_kib"]) / table_kib,
     }
-    print(results["memory"])
+
+
+def large(rows: int, rounds: int, output: str | None) -> None:
+    results: dict[str, Any] = {
+        "rows": rows,
+        "columns": LARGE_COLUMNS,
+        "rounds": rounds,
+        "threads": torch.get_num_threads(),
+    }
+    for source in SOURCES:
+        results[source] = large_case(rows, rounds, source, uneven=False)
+        results[source]["memory"] = large_peak(rows, source)
+        print({name: value for name, value in results[source].items() if not name.endswith("seconds")})
+        _store(results, output)
+    results["arrays, uneven columns"] = large_case(rows, 1, "arrays", uneven=True)
+    print(results["arrays, uneven columns"])
+    _store(results, output)
+
+
+def _store(results: dict[str, Any], output: str | None) -> None:
     if output is not None:
         Path(output).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
@@ -289,10 +335,12 @@ def main() -> None:
     parser.add_argument("--large", action="store_true", help="Only a table of 10^6 rows and 50 columns.")
     parser.add_argument("--rounds", type=int, default=5, help="Alternating fits of --large.")
     parser.add_argument("--json", metavar="FILE", help="Where to store the results of --large.")
-    parser.add_argument("--large-memory", type=int, metavar="ROWS", help="Only the peak memory of one fit.")
+    parser.add_argument(
+        "--large-memory", nargs=2, metavar=("ROWS", "SOURCE"), help="Only the peak memory of one fit."
+    )
     arguments = parser.parse_args()
     if arguments.large_memory is not None:
-        large_memory(arguments.large_memory)
+        large_memory(int(arguments.large_memory[0]), arguments.large_memory[1])
         return
     if arguments.large:
         large(20_000 if arguments.quick else LARGE_ROWS, arguments.rounds, arguments.json)
