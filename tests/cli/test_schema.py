@@ -55,9 +55,10 @@ def test_a_draft_must_be_confirmed_before_training_and_is_then_checked(run: Run,
     schema.write_text(text, encoding="utf-8")
     train = ("train", "head", customers, "--declared-size", 30, "-o", customers.parent / "head")
     assert_error(run(*train), 2, "nobody has confirmed", "'Âge'", "[confirm]", "--infer")
-    code, out, _ = run("schema", "check", customers)
-    assert code == 0
+    code, out, err = run("schema", "check", customers)
+    assert code == 1
     assert "Not confirmed: label, person, classes" in out
+    assert "The schema is a draft: training refuses it until each line under [confirm]" in err
     schema.write_text(confirm(text), encoding="utf-8")
     code, out, err = run("schema", "check", customers)
     assert (code, err) == (0, "")
@@ -94,9 +95,44 @@ def test_the_check_fails_if_training_would_be_refused(run: Run, customers: Path)
     code, _, err = run("schema", "check", customers)
     assert code == 1
     assert "'customer id'" in err
+    assert f"quietmax schema draft {customers} --output {schema}" in err
+
+
+def test_a_draft_is_written_to_a_file_that_is_replaced_only_on_demand(
+    run: Run, customers: Path, tmp_path: Path
+) -> None:
+    schema = customers.with_suffix(".toml")
+    draft = ("schema", "draft", customers, "--output", schema)
+    code, out, _ = run(*draft)
+    assert code == 0
+    assert "[confirm]" in out
+    assert schema.read_text(encoding="utf-8") == draft_schema(customers).to_toml()
+    schema.write_text("mine", encoding="utf-8")
+    assert_error(run(*draft), 2, "exists; --overwrite")
+    assert_error(run(*draft, "--overwrite", "--label", "gone"), 2, "no column 'gone'")
+    assert schema.read_text(encoding="utf-8") == "mine"
+    assert run(*draft, "--overwrite")[0] == 0
+    assert Schema.from_file(schema) == draft_schema(customers).schema
+    assert run(*draft[:-1], tmp_path / "draft.json")[0] == 0
+    assert Schema.from_file(tmp_path / "draft.json") == draft_schema(customers).schema
+    assert_error(run(*draft[:-1], tmp_path / "draft.txt"), 2, ".toml or .json")
+
+
+def test_the_check_mentions_people_with_one_row_each(run: Run, tmp_path: Path) -> None:
+    table = tmp_path / "people.csv"
+    table.write_text("who,x,y,\na,1,0,\nb,2,1,\n", encoding="utf-8")
+    facts = 'label = "y"\nclasses = 2\nperson = "who"\nbounds = { x = [0, 9] }\n'
+    table.with_suffix(".toml").write_text(facts, encoding="utf-8")
+    code, out, err = run("schema", "check", table)
+    assert (code, err) == (0, "")
+    assert "Persons: 2, with at most 1 row each." in out
+    assert "Note: Every person has just one row" in out
+    assert "Note: 1 column has no name" in out
 
 
 def test_wrong_arguments_are_one_sentence(run: Run, customers: Path, tmp_path: Path) -> None:
     assert_error(run("schema", "draft", tmp_path / "gone.csv"), 1, "does not exist")
     assert_error(run("schema", "draft", customers, "--label", "income tax"), 2, "no column 'income tax'")
+    both = ("--label", "left", "--person", "left")
+    assert_error(run("schema", "draft", customers, *both), 2, "both the label and the person")
     assert_error(run("schema", "check", customers, "--schema", tmp_path / "gone.toml"), 1, "cannot be read")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,50 @@ def test_the_report_counts_people_and_their_rows(tmp_path: Path) -> None:
     schema = Schema(label="y", classes=("0", "1"), bounds={"x": (0, 9)}, person="who")
     report = check_table(written(tmp_path, text), schema)
     assert (report.persons, report.most_rows, report.without_person) == (2, 2, 1)
-    assert any("person column" in problem for problem in report.problems)
+    assert report.problems == (
+        "Row 4 has no value in the person column. Give each such row a value of its own, or delete it.",
+    )
+
+
+PERSON = Schema(label="y", classes=("0", "1"), bounds={"x": (0, 9)}, person="who")
+
+
+@pytest.mark.parametrize(
+    ("names", "ignore_case", "similar"),
+    [
+        (["C1", "c1", "C2", "C2"], (), 2),
+        (["C1", "c1", "C2", "C2"], ("who",), 0),
+        (["a b", "ab", "a  b", "c"], (), 3),
+        (["007", "7", "70", "8"], (), 2),
+        (["C07", "C7", "C 7", "c"], ("who",), 3),
+        (["100", "10", "1", "0"], (), 0),
+    ],
+)
+def test_names_of_people_that_differ_in_spelling_only_are_mentioned(
+    names: list[str], ignore_case: tuple[str, ...], similar: int
+) -> None:
+    table = pd.DataFrame({"who": names, "x": 1, "y": ["0", "1", "0", "1"]})
+    report = check_table(table, replace(PERSON, ignore_case=ignore_case))
+    assert (report.similar_persons, report.problems) == (similar, ())
+    assert any("case, blanks or leading zeros" in warning for warning in report.warnings) == bool(similar)
+
+
+def test_people_with_one_row_each_are_mentioned() -> None:
+    table = pd.DataFrame({"who": ["a", "b"], "x": 1, "y": ["0", "1"]})
+    assert check_table(table, PERSON).warnings == (
+        "Every person has just one row: does the person column tell people apart, or rows?",
+    )
+    assert check_table(pd.concat([table, table]), PERSON).warnings == ()
+
+
+def test_hashed_free_text_and_columns_without_a_name_are_mentioned(tmp_path: Path) -> None:
+    rows = "".join(f"asked on day {row} about her loan;{row:05};{row % 2};\n" for row in range(60))
+    schema = Schema(label="y", classes=("0", "1"), hashed={"note": 64, "zip": 64})
+    report = check_table(written(tmp_path, f"note;zip;y;\n{rows}"), schema)
+    assert (report.free_text, report.unnamed, report.problems) == (("note",), 1, ())
+    text, unnamed = report.warnings
+    assert "'note' seem to hold free text" in text
+    assert unnamed == "1 column has no name, and will be ignored."
 
 
 PEOPLE = pd.DataFrame({"age": ["25", "old", "?"], "ill": ["no", "YES", ""], "zip": ["1", "2", "3"]})
@@ -44,9 +88,9 @@ PEOPLE = pd.DataFrame({"age": ["25", "old", "?"], "ill": ["no", "YES", ""], "zip
     [
         ({}, "does not declare the label"),
         ({"label": "ill", "classes": ["no", "yes"]}, "2 rows have no label"),
-        ({"label": "ill", "classes": ["no", "yes"], "ignore_case": ["ill"]}, "1 rows have no label"),
+        ({"label": "ill", "classes": ["no", "yes"], "ignore_case": ["ill"]}, "1 row has no label"),
         ({"bounds": {"age": (0, 9)}}, "'zip' hold"),
-        ({"bounds": {"age": (0, 9)}, "ignore": ["zip"]}, "1 cells of column 'age' cannot be read as numeric"),
+        ({"bounds": {"age": (0, 9)}, "ignore": ["zip"]}, "1 cell of column 'age' cannot be read as numeric"),
     ],
 )
 def test_problems_say_why_training_would_be_refused(facts: dict[str, Any], said: str) -> None:
@@ -54,11 +98,14 @@ def test_problems_say_why_training_would_be_refused(facts: dict[str, Any], said:
     assert any(said in problem for problem in problems)
 
 
-def test_unconfirmed_proposals_are_listed_and_are_no_problem_of_the_table(tmp_path: Path) -> None:
+def test_unconfirmed_proposals_are_listed_and_are_a_problem(tmp_path: Path) -> None:
     report = check_table(
         written(tmp_path), SCHEMA.updated({"confirm": {"bounds": {"age": "from the values"}}})
     )
-    assert (report.unconfirmed, report.problems) == (("'age' in bounds",), ())
+    assert report.unconfirmed == ("'age' in bounds",)
+    assert report.problems == (
+        "The schema is a draft: training refuses it until each line under [confirm] is checked and deleted.",
+    )
 
 
 def test_the_report_becomes_json(tmp_path: Path) -> None:

@@ -134,7 +134,49 @@ def test_a_person_named_as_such_is_preferred_to_other_numbers() -> None:
     )
     schema = draft_schema(table).schema
     assert (schema.person, schema.ignore) == ("patient", ("loan_id",))
-    assert draft_schema(table.drop(columns="patient")).schema.person == "loan_id"
+    schema = draft_schema(table.drop(columns="patient")).schema
+    assert (schema.person, schema.ignore) == (None, ("loan_id",))
+    assert "number the rows, not people" in schema.confirm["ignore"]["loan_id"]
+
+
+def test_a_number_that_repeats_is_proposed_as_person_with_a_doubt() -> None:
+    table = pd.DataFrame({"account_no": [number // 3 for number in range(90)], "y": [0, 1] * 45})
+    schema = draft_schema(table).schema
+    assert schema.person == "account_no"
+    assert "only because the values repeat" in schema.confirm["person"]
+
+
+@pytest.mark.parametrize(
+    ("person", "label"),
+    [
+        ("Numéro client", "Remboursé"),
+        ("Kunden-Nr.", "gekündigt"),
+        ("Número de cliente", "Impago"),
+        ("Codice paziente", "Diagnosi finale"),
+        ("Patientennummer", "Klasse"),
+    ],
+)
+def test_people_and_labels_are_found_by_name_in_other_languages(person: str, label: str) -> None:
+    table = pd.DataFrame(
+        {
+            person: [f"C{number // 3:05}" for number in range(90)],
+            label: ["oui", "non", "non"] * 30,
+            "Compte": [1_064_187_060_866_652_760 + 7_919_000_000 * number for number in range(90)],
+        }
+    )
+    schema = draft_schema(table).schema
+    assert (schema.person, schema.label, schema.ignore) == (person, label, ("Compte",))
+    assert schema.classes == ("non", "oui")
+    assert "ids" in schema.confirm["ignore"]["Compte"]
+
+
+def test_the_label_must_have_values_and_be_another_column_than_the_person(
+    error_message: ErrorMessage,
+) -> None:
+    message = error_message(lambda: draft_schema(VISITS, label="left", person="left"), InvalidInput)
+    assert message == "Column 'left' cannot be both the label and the person."
+    assert "is empty" in error_message(lambda: draft_schema(VISITS, label="nothing"), InvalidInput)
+    assert draft_schema(VISITS.rename(columns={"nothing": "target"})).schema.label == "left"
 
 
 def test_what_is_not_a_table_with_rows_is_rejected(tmp_path: Path, error_message: ErrorMessage) -> None:

@@ -133,9 +133,16 @@ def test_strings_with_many_values_are_hashed_and_free_text_is_ignored() -> None:
         ("patientID", [*range(300)], 2),
         ("email", [f"a{number}@example.org" for number in range(300)], 2),
         ("id", [number // 3 for number in range(300)], 1),
-        ("loan_id", [*range(300)], 1),
-        ("LoanId", [*range(300)], 1),
-        ("Account No.", [*range(300)], 1),
+        ("loan_id", [*range(300)], 0),
+        ("LoanId", [*range(300)], 0),
+        ("Account No.", [*range(300)], 0),
+        ("loan_id", [number // 3 for number in range(300)], 1),
+        ("Numéro de prêt", [*range(300)], 0),
+        ("Numéro d'assuré", [*range(300)], 0),
+        ("Identifiant du patient", [*range(300)], 2),
+        ("Mitgliedsnummer", [*range(300)], 2),
+        ("id_paciente", [number // 3 for number in range(300)], 2),
+        ("numero_de_hijos", [number % 5 for number in range(300)], 0),
         ("customer_age", [number % 80 for number in range(300)], 0),
         ("number_of_children", [number % 5 for number in range(300)], 0),
         ("paid", [*range(300)], 0),
@@ -146,6 +153,14 @@ def test_strings_with_many_values_are_hashed_and_free_text_is_ignored() -> None:
 )
 def test_names_and_values_say_who_is_a_person(name: str, values: list[Any], identifies: int) -> None:
     assert propose(name, pd.Series(values)).identifies == identifies
+
+
+@pytest.mark.parametrize("kind", ["int64", "str"])
+def test_long_integers_that_are_nearly_unique_are_ids(kind: Any) -> None:
+    accounts = pd.Series([123_456_789_012 + 7_919 * number for number in range(100)])
+    assert declared(accounts.astype(kind), "Compte") == {"ignore": True}
+    assert "bounds" in declared((accounts // 10).astype(kind), "Compte")
+    assert "bounds" in declared(pd.Series([123_456_789_012, 234_567_890_123] * 50).astype(kind), "amount")
 
 
 def test_dates_that_fit_two_formats_are_said_to() -> None:

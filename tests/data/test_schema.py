@@ -231,3 +231,11 @@ def test_a_list_replaces_the_one_of_the_draft_with_its_lines() -> None:
     stated = draft.updated({"booleans": ["a"]})
     assert (stated.booleans, stated.confirm) == (("a",), {})
     assert draft.updated({"booleans": []}) == draft
+
+
+def test_ignored_columns_are_added_and_confirm_only_themselves() -> None:
+    drafted = Schema(ignore=("note", "fax"), confirm={"ignore": {"note": "free text", "fax": "empty"}})
+    updated = drafted.updated({"ignore": ["age", "note"]})
+    assert updated.ignore == ("note", "fax", "age")
+    assert updated.confirm == {"ignore": {"fax": "empty"}}
+    assert drafted.updated({"label": "ill"}).ignore == ("note", "fax")

@@ -833,3 +833,16 @@ def test_a_schema_may_still_ignore_a_column_without_a_name(tmp_path: Path) -> No
     expect_people(written(tmp_path, PEOPLE.replace("\n", ",\n")))
     ignored = {**DECLARED, "ignore": ["name", ""]}
     assert len(load_records(written(tmp_path), **ignored)) == 5
+
+
+def test_free_text_that_nothing_is_declared_about_is_refused_with_a_hint(
+    tmp_path: Path, error_message: ErrorMessage
+) -> None:
+    rows = "".join(f"asked on day {row} about her loan,{row % 7},{row % 2}\n" for row in range(60))
+    path = written(tmp_path, f"note,size,y\n{rows}")
+    message = error_message(lambda: load(path, label="y", classes=2), InvalidInput)
+    assert "`ignore`) for 'note', 'size'" in message
+    assert "'note': this seems to be free text" in message
+    assert "`hashed`" in message
+    message = error_message(lambda: load(path, label="y", classes=2, ignore=["note"]), InvalidInput)
+    assert "free text" not in message

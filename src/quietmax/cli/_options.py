@@ -81,7 +81,10 @@ class TableOptions:
     ] = None
     ignore: Annotated[
         list[str] | None,
-        typer.Option(help="Column that is not a feature. Repeatable.", rich_help_panel=_TABLE_PANEL),
+        typer.Option(
+            help="Column that is not a feature, besides those of the schema. Repeatable.",
+            rich_help_panel=_TABLE_PANEL,
+        ),
     ] = None
     person: Annotated[
         str | None,

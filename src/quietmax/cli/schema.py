@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,10 +11,11 @@ import typer
 
 from quietmax.cli._options import Json
 from quietmax.cli._output import console, print_json, print_table
-from quietmax.errors import InvalidData
+from quietmax.errors import DataUnavailable, InvalidData, InvalidInput
 
 if TYPE_CHECKING:
     from quietmax.data.check import TableReport
+    from quietmax.data.draft import Draft
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -28,6 +30,10 @@ def draft(
         str | None,
         typer.Option(help="Column that tells people apart. Default: proposed if one looks like it."),
     ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File for the draft. Default: the standard output.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     as_json: Json = False,
 ) -> None:
     """Propose a schema for a table, for its owner to check and confirm.
@@ -35,15 +41,35 @@ def draft(
     The draft is read from the records and may reveal something about them. Check each proposal and delete its line
     under [confirm].
 
-    Example: quietmax schema draft people.csv --label income > people.toml
+    Example: quietmax schema draft people.csv --label income --output people.toml
     """
     from quietmax.data.draft import draft_schema
 
+    if output is not None and output.suffix.lower() not in (".toml", ".json"):
+        raise InvalidInput(f"--output must end in .toml or .json, got '{output}'.")
+    if output is not None and output.exists() and not overwrite:
+        raise InvalidInput(f"The file {output} exists; --overwrite replaces it.")
     proposed = draft_schema(table, label=label, person=person)
-    if as_json:
+    if output is not None:
+        _write(output, proposed)
+    elif as_json:
         print_json(proposed.schema.to_dict())
     else:
         sys.stdout.write(proposed.to_toml())
+
+
+def _write(output: Path, proposed: Draft) -> None:
+    """Write a draft to a file, whose suffix is its format, and say what to do with it."""
+    text = proposed.to_toml()
+    if output.suffix.lower() == ".json":
+        text = json.dumps(proposed.schema.to_dict(), indent=2, ensure_ascii=False) + "\n"
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise DataUnavailable(f"The file {output} cannot be written: {error.strerror}.") from error
+    console.print(
+        f"Wrote {output}. Check each line under [confirm] and delete it.", soft_wrap=True, markup=False
+    )
 
 
 @app.command()
@@ -63,14 +89,22 @@ def check(
     """
     from quietmax.data.check import check_table
     from quietmax.data.load import find_schema
+    from quietmax.data.schema import Schema
 
-    report = check_table(table, find_schema(table, schema))
+    declared = find_schema(table, schema)
+    report = check_table(table, declared)
     if as_json:
         print_json(report)
     else:
         _print_report(report)
-    if report.problems:
-        raise InvalidData(" ".join(report.problems))
+    problems = [*report.problems]
+    if declared == Schema():
+        beside = table.with_suffix(".toml")
+        problems.append(
+            f"There is no schema: 'quietmax schema draft {table} --output {beside}' proposes one."
+        )
+    if problems:
+        raise InvalidData(" ".join(problems))
 
 
 def _print_report(report: TableReport) -> None:
@@ -101,7 +135,8 @@ def _print_report(report: TableReport) -> None:
     if report.persons is None:
         console.print("Persons: no person column; guarantees hold for one row.")
     else:
-        console.print(f"Persons: {report.persons:,}, with at most {report.most_rows:,} rows each.")
+        most = "1 row" if report.most_rows == 1 else f"{report.most_rows:,} rows"
+        console.print(f"Persons: {report.persons:,}, with at most {most} each.")
     if report.classes:
         counts = ", ".join(f"{name} {count:,}" for name, count in report.classes.items())
         console.print(f"Classes: {counts}.", soft_wrap=True)
@@ -109,6 +144,8 @@ def _print_report(report: TableReport) -> None:
         console.print(f"Ignored: {quoted(report.ignored)}.", soft_wrap=True)
     if report.unconfirmed:
         console.print(
-            f"Not confirmed: {', '.join(report.unconfirmed)}. Check each and delete its line under [confirm].",
+            f"Not confirmed: {', '.join(report.unconfirmed)}.",
             soft_wrap=True,
         )
+    for warning in report.warnings:
+        console.print(f"Note: {warning}", soft_wrap=True, markup=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,8 +11,16 @@ from typing import Any
 import numpy as np
 
 from quietmax.data.encoding import COLUMN_TYPES, Losses, as_strings, is_missing, quoted
+from quietmax.data.inference import is_free_text
 from quietmax.data.schema import Schema
-from quietmax.data.tables import RawTable, as_frame, check_declarations, declared_column, read_table
+from quietmax.data.tables import (
+    NO_PERSON,
+    RawTable,
+    as_frame,
+    check_declarations,
+    declared_column,
+    read_table,
+)
 from quietmax.errors import InvalidInput
 
 
@@ -56,6 +65,14 @@ class TableReport:
         The largest number of rows of one person.
     without_person : int
         Rows without a value in the `person` column.
+    first_without_person : int
+        Number of the first such row, counted from 1; 0 if there is none.
+    similar_persons : int
+        People whose name differs from that of another person only in case, blanks or leading zeros.
+    free_text : tuple of str
+        Hashed columns that seem to hold free text.
+    unnamed : int
+        Columns of a text file without a name, which are ignored.
     """
 
     rows: int
@@ -68,30 +85,70 @@ class TableReport:
     persons: int | None
     most_rows: int
     without_person: int
+    first_without_person: int = 0
+    similar_persons: int = 0
+    free_text: tuple[str, ...] = ()
+    unnamed: int = 0
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why training would be refused even if every proposal was confirmed, one sentence each."""
+        """Why training would be refused, one or two sentences each."""
         found = []
+        if self.unconfirmed:
+            found.append(
+                "The schema is a draft: training refuses it until each line under [confirm] is checked and deleted."
+            )
         if self.undeclared:
             found.append(f"The schema does not say what {quoted(self.undeclared, limit=20)} hold.")
         if not self.classes:
             found.append("The schema does not declare the label and its classes.")
         elif self.unlabelled:
-            found.append(f"{self.unlabelled} rows have no label, or one that is not a declared class.")
+            found.append(
+                f"{_counted(self.unlabelled, 'row has', 'rows have')} no label, or one that is not a declared class."
+            )
         if self.without_person:
-            found.append(f"{self.without_person} rows have no value in the person column.")
+            more = f" (and {self.without_person - 1} more)" if self.without_person > 1 else ""
+            found.append(
+                f"Row {self.first_without_person}{more} has no value in the person column. {NO_PERSON}"
+            )
         for column in self.columns:
             if column.losses.unreadable:
                 found.append(
-                    f"{column.losses.unreadable} cells of column '{column.name}' cannot be read as {column.kind}; "
-                    "missing_values can declare them as missing."
+                    f"{_counted(column.losses.unreadable, 'cell', 'cells')} of column '{column.name}' cannot be read "
+                    f"as {column.kind}; missing_values can declare them as missing."
                 )
         return tuple(found)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What training accepts, but what may be a mistake, one or two sentences each."""
+        found = []
+        if self.similar_persons:
+            found.append(
+                f"{self.similar_persons:,} names in the person column differ from another one only in case, blanks or "
+                "leading zeros. If these are the same people, write each name in one way; where they differ in case, "
+                "list the person column in `ignore_case`."
+            )
+        if self.persons and self.most_rows == 1:
+            found.append("Every person has just one row: does the person column tell people apart, or rows?")
+        if self.free_text:
+            found.append(
+                f"The hashed columns {quoted(self.free_text)} seem to hold free text, which makes no useful features; "
+                "`ignore` leaves them out."
+            )
+        if self.unnamed:
+            found.append(
+                f"{_counted(self.unnamed, 'column has', 'columns have')} no name, and will be ignored."
+            )
+        return tuple(found)
+
     def to_json(self) -> dict[str, Any]:
-        """Return all fields, and the problems, as JSON values."""
-        return {**asdict(self), "problems": list(self.problems)}
+        """Return all fields, the problems and the warnings as JSON values."""
+        return {**asdict(self), "problems": list(self.problems), "warnings": list(self.warnings)}
+
+
+def _counted(count: int, one: str, several: str) -> str:
+    return f"1 {one}" if count == 1 else f"{count:,} {several}"
 
 
 def check_table(table: Any, schema: Schema) -> TableReport:
@@ -137,18 +194,17 @@ def check_table(table: Any, schema: Schema) -> TableReport:
         if column is not None
     )
     classes, unlabelled = _count_classes(content, schema)
-    persons, most_rows, without_person = _count_persons(content, schema)
     return TableReport(
-        len(frame),
-        columns,
-        tuple(name for name in unused if name not in (schema.label, schema.person)),
-        tuple(name for name, column in described.items() if column is None),
-        schema.unconfirmed,
-        classes,
-        unlabelled,
-        persons,
-        most_rows,
-        without_person,
+        rows=len(frame),
+        columns=columns,
+        ignored=tuple(name for name in unused if name not in (schema.label, schema.person)),
+        undeclared=tuple(name for name, column in described.items() if column is None),
+        unconfirmed=schema.unconfirmed,
+        classes=classes,
+        unlabelled=unlabelled,
+        free_text=tuple(name for name in schema.hashed if name in described and is_free_text(frame[name])),
+        unnamed=content.unnamed,
+        **_count_persons(content, schema),
     )
 
 
@@ -162,11 +218,24 @@ def _count_classes(table: RawTable, schema: Schema) -> tuple[dict[str, int], int
     return classes, len(table.frame) - sum(classes.values())
 
 
-def _count_persons(table: RawTable, schema: Schema) -> tuple[int | None, int, int]:
-    """Return the number of people, the largest number of rows of one, and the number of rows of nobody."""
+def _count_persons(table: RawTable, schema: Schema) -> dict[str, Any]:
+    """Return the fields of the report about people."""
     if schema.person is None:
-        return None, 1, 0
+        return {"persons": None, "most_rows": 1, "without_person": 0}
     names = as_strings(table.frame[schema.person])
     absent = is_missing(names)
-    counts = Counter(names[~absent].tolist())
-    return len(counts), max(counts.values(), default=0), int(np.sum(absent))
+    fold = str.casefold if schema.person in schema.ignore_case else str
+    counts = Counter(fold(name) for name in names[~absent].tolist())
+    alike = Counter(map(_without_spelling, counts))
+    return {
+        "persons": len(counts),
+        "most_rows": max(counts.values(), default=0),
+        "without_person": int(np.sum(absent)),
+        "first_without_person": int(np.argmax(absent)) + 1 if absent.any() else 0,
+        "similar_persons": sum(count for count in alike.values() if count > 1),
+    }
+
+
+def _without_spelling(name: str) -> str:
+    """Return a name in lower case, without blanks and without zeros before a number."""
+    return re.sub("(?<![0-9])0+(?=[0-9])", "", "".join(name.casefold().split()))

@@ -16,13 +16,89 @@ import numpy as np
 import pandas as pd
 
 from quietmax.data.encoding import as_strings, is_missing, require_columns
-from quietmax.data.inference import Proposal, infer_classes, propose, with_proposals
+from quietmax.data.inference import Proposal, infer_classes, propose, with_proposals, words
 from quietmax.data.schema import COLUMN_KEYS, Schema
 from quietmax.data.tables import as_frame, read_table
 from quietmax.errors import InvalidData, InvalidInput
 
 MAX_CLASSES = 100
-_LABELS = ("label", "target", "class", "outcome", "y")
+_LABELS = frozenset(
+    {
+        "label",
+        "target",
+        "class",
+        "outcome",
+        "y",
+        "etiquette",
+        "cible",
+        "classe",
+        "zielvariable",
+        "ziel",
+        "zielgrosse",
+        "klasse",
+        "etiqueta",
+        "objetivo",
+        "clase",
+        "etichetta",
+        "obiettivo",
+        "esito",
+    }
+)
+"""Names of label columns in English, French, German, Spanish and Italian, without accents."""
+
+_OUTCOMES = frozenset(
+    {
+        "churn",
+        "churned",
+        "attrition",
+        "default",
+        "defaulted",
+        "repaid",
+        "response",
+        "result",
+        "survived",
+        "fraud",
+        "approved",
+        "converted",
+        "diagnosis",
+        "readmitted",
+        "resultat",
+        "rembourse",
+        "remboursement",
+        "defaut",
+        "resilie",
+        "resiliation",
+        "decede",
+        "diagnostic",
+        "fraude",
+        "ergebnis",
+        "gekundigt",
+        "gekuendigt",
+        "kundigung",
+        "kuendigung",
+        "ausgefallen",
+        "zuruckgezahlt",
+        "zurueckgezahlt",
+        "diagnose",
+        "betrug",
+        "resultado",
+        "reembolsado",
+        "pagado",
+        "impago",
+        "moroso",
+        "diagnostico",
+        "risultato",
+        "rimborsato",
+        "insoluto",
+        "insolvente",
+        "abbandono",
+        "diagnosi",
+        "frode",
+    }
+)
+"""Words in the name of a column with few values that say that it is probably the label."""
+
+_MOST_OUTCOMES = 10
 _HEADER = """\
 # A draft. Each line under [confirm] says how a proposal was found in the records. Only facts that would be the same
 # without any of these people may stay: check each proposal, correct it if needed, and delete its line under [confirm]
@@ -75,7 +151,8 @@ def draft_schema(table: Any, *, label: str | None = None, person: str | None = N
     DataUnavailable
         If the file cannot be read.
     InvalidInput
-        If the table has no such column, no rows, or is not a table.
+        If the table has no such column, no rows, or is not a table; if the label column is empty or also the person
+        column.
 
     Examples
     --------
@@ -86,6 +163,10 @@ def draft_schema(table: Any, *, label: str | None = None, person: str | None = N
     """
     frame = _frame(table)
     require_columns(frame, [name for name in (label, person) if name is not None])
+    if label is not None and label == person:
+        raise InvalidInput(f"Column '{label}' cannot be both the label and the person.")
+    if label is not None and is_missing(as_strings(frame[label])).all():
+        raise InvalidInput(f"The label column '{label}' is empty; the label must have at least two classes.")
     proposals = {str(name): propose(str(name), frame[name]) for name in frame.columns}
     how: dict[str, str] = {}
     if label is None:
@@ -127,9 +208,17 @@ def _frame(table: Any) -> pd.DataFrame:
 
 def _find_label(frame: pd.DataFrame, proposals: Mapping[str, Proposal]) -> tuple[str | None, str]:
     """Return the column that is probably the label, and why."""
-    for name in proposals:
-        if name.casefold() in _LABELS:
+    few = {
+        name
+        for name, found in proposals.items()
+        if "booleans" in found.declared or 2 <= len(found.declared.get("categories", ())) <= _MOST_OUTCOMES
+    }
+    for name, found in proposals.items():
+        if "".join(words(name)) in _LABELS and "ignore" not in found.declared:
             return name, "from the name"
+    for name in proposals:
+        if name in few and _OUTCOMES & {*words(name)}:
+            return name, "from the name and the few values"
     last = str(frame.columns[-1])
     if {"booleans", "categories"} & proposals[last].declared.keys():
         return last, "the last column, which has few values"
@@ -142,9 +231,14 @@ def _find_person(proposals: Mapping[str, Proposal], label: str | None) -> tuple[
     if not candidates:
         return None, ""
     best = max(candidates, key=lambda name: proposals[name].identifies)
+    found = (
+        "from the name and the values"
+        if proposals[best].identifies == 2
+        else "only because the values repeat; the name does not say that they are people"
+    )
     return best, (
-        "from the name and the values; it must be the same in all rows of one person. Delete `person` if rows are not "
-        "people: the guarantee then holds for one row"
+        f"{found}; it must be the same in all rows of one person. Delete `person` if rows are not people: the "
+        "guarantee then holds for one row"
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -100,14 +101,33 @@ _DAYS = (
 _MONTHS = ("%d %b %Y", "%d-%b-%Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y")
 _TIMES = ("", " %H:%M:%S", " %H:%M", " %I:%M %p")
 
+_NUMBERING = (
+    "ids?|nr|no|n|num|number|nummer|key|code|ref|uuid|guid|identifier|numero|identifiant|identificador|identificativo|"
+    "codigo|codice|kennung|schlussel|schluessel|reference|referencia|riferimento"
+)
+"""Words for a number or an id: English, German, French, Spanish and Italian, without accents."""
+
+_PEOPLE = (
+    "customer|cust|client|person|people|patient|user|member|subject|respondent|participant|employee|student|"
+    "borrower|applicant|donor|insured|citizen|household|"
+    "kunde|kunden|kundin|patienten|personen|personal|mitglied|mitglieds|nutzer|benutzer|mitarbeiter|teilnehmer|"
+    "versicherte|versicherten|antragsteller|kreditnehmer|schuler|schueler|"
+    "personne|membre|utilisateur|assure|salarie|employe|eleve|etudiant|adherent|abonne|emprunteur|beneficiaire|"
+    "cliente|paciente|persona|miembro|usuario|empleado|alumno|estudiante|socio|asegurado|afiliado|prestatario|"
+    "paziente|membro|utente|dipendente|studente|assicurato|iscritto"
+)
+_FILLERS = "de|du|des|del|della|di|la|le|l|el|der|the|of"
 _PERSON = re.compile(
-    "(customer|cust|client|person|people|patient|user|member|subject|respondent|participant|employee|student|"
-    "borrower|applicant|donor|insured|citizen|household|kunden?|patienten)"
-    "(id|nr|no|num|number|nummer|key|code|ref|uuid)?|ssn|email|emailaddress"
+    f"(?:{_NUMBERING}|{_FILLERS})*(?:{_PEOPLE})s?(?:{_NUMBERING})*|ssn|e?mail|emailaddress|courriel|dni|nif|"
+    "codicefiscale|matricule|matricola|svnr"
 )
 _IDENTIFIER = re.compile(
-    "(.*[^a-z0-9])?(id|ids|nr|no|num|number|nummer|key|uuid|guid|identifier)|pid|uid|uuid"
+    "(.*[^a-z0-9])?(ids?|nr|no|num|number|nummer|key|uuid|guid|identifier|kennung)|pid|uid|"
+    "(id|num|numero|identifiant|identificador|identificativo|n)[^a-z0-9].*"
 )
+_LONG_INTEGER = 1e11
+"""Integers with 12 digits and more; nearly unique ones are ids."""
+
 _POSTAL = re.compile(".*(zip|zipcode|postcode|postalcode|plz)")
 _ROW_NUMBER = ("", "index", "row", "rows", "rownumber", "rowno", "unnamed0")
 _LEADING_ZERO = re.compile("0[0-9]+")
@@ -125,7 +145,8 @@ class Proposal:
     because : str
         What is proposed and how it was found; it shows nothing of the records that `declared` does not show.
     identifies : {0, 1, 2}
-        Whether the column may be the `person` column: 2 if its name says so, 1 if it names some number or id.
+        Whether the column may be the `person` column: 2 if its name says so, 1 if it names some number or id and the
+        values repeat like those of people with several rows.
     """
 
     declared: Mapping[str, Any] = field(default_factory=dict)
@@ -378,9 +399,12 @@ def _numeric(name: str, numbers: NDArray[np.float64], found: str, declared: dict
     distinct = np.unique(finite)
     integers = bool((distinct == np.floor(distinct)).all())
     if integers:
-        identifies = _identifies(name, len(distinct), len(finite))
-        if identifies:
-            return Proposal({"ignore": True}, "ignored: it seems to number people or rows", identifies)
+        identifier = _as_identifier(name, len(distinct), len(finite))
+        if identifier is not None:
+            return identifier
+        unique = len(distinct) >= _NEARLY_UNIQUE * len(finite)
+        if unique and float(np.median(np.abs(finite))) >= _LONG_INTEGER:
+            return Proposal({"ignore": True}, "ignored: long numbers, nearly all different, seem to be ids")
         if _letters(name) in _ROW_NUMBER and len(distinct) == len(finite):
             return Proposal({"ignore": True}, "ignored: it seems to number the rows")
         if _POSTAL.fullmatch(_letters(name)):
@@ -402,9 +426,9 @@ def _numeric(name: str, numbers: NDArray[np.float64], found: str, declared: dict
 def _as_strings(name: str, counts: Mapping[str, int]) -> Proposal:
     """Propose categories or buckets for strings, or to ignore them."""
     rows, distinct = sum(counts.values()), len(counts)
-    identifies = _identifies(name, distinct, rows)
-    if identifies and not _is_text(counts):
-        return Proposal({"ignore": True}, "ignored: it seems to name people or rows", identifies)
+    identifier = _as_identifier(name, distinct, rows)
+    if identifier is not None and not _is_text(counts):
+        return identifier
     nearly_unique = rows >= _MANY_ROWS and distinct >= _NEARLY_UNIQUE * rows
     if nearly_unique or distinct > MAX_CATEGORIES:
         if _is_text(counts):
@@ -440,16 +464,71 @@ def _spellings(counts: Mapping[str, int]) -> list[str]:
     return [*best.values()]
 
 
+def is_free_text(values: pd.Series[Any]) -> bool:
+    """Return whether a column seems to hold sentences: long strings with blanks, nearly all different.
+
+    Parameters
+    ----------
+    values : pandas.Series
+        The cells.
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
+    >>> is_free_text(pd.Series([f"called on day {day} about a loan" for day in range(30)]))
+    True
+    """
+    try:
+        strings = as_strings(values)
+    except InvalidData:
+        return False
+    counts = Counter(strings[~is_missing(strings)].tolist())
+    rows = sum(counts.values())
+    several = len(counts) > MAX_CATEGORIES or (rows >= _MANY_ROWS and len(counts) >= _NEARLY_UNIQUE * rows)
+    return several and _is_text(counts)
+
+
+def words(name: str) -> list[str]:
+    """Return the words of a column's name, in lower case and without accents.
+
+    Parameters
+    ----------
+    name : str
+        Name of a column.
+
+    Returns
+    -------
+    list of str
+
+    Examples
+    --------
+    >>> words("Numéro-Client"), words("LoanId")
+    (['numero', 'client'], ['loan', 'id'])
+    """
+    decomposed = unicodedata.normalize("NFKD", name)
+    plain = "".join(letter for letter in decomposed if not unicodedata.combining(letter))
+    return re.findall("[a-z0-9]+", re.sub("([a-z0-9])([A-Z])", r"\1 \2", plain).casefold())
+
+
 def _letters(name: str) -> str:
-    return re.sub("[^a-z0-9]", "", name.casefold())
+    return "".join(words(name))
 
 
-def _identifies(name: str, distinct: int, rows: int) -> int:
-    """Return whether a column's name and the number of its values say that it tells people (2) or rows (1) apart."""
+def _as_identifier(name: str, distinct: int, rows: int) -> Proposal | None:
+    """Propose to ignore a column whose name and number of values say that it tells people or rows apart."""
     if distinct < min(10, rows / 3) or distinct < rows / 200:
-        return 0
+        return None
     if _PERSON.fullmatch(_letters(name)):
-        return 2
-    separated = re.sub("([a-z0-9])([A-Z])", r"\1_\2", name).casefold().strip(" .:#_-")
-    named = _IDENTIFIER.fullmatch(separated) is not None
-    return 1 if named and (separated == "id" or distinct >= rows / 3) else 0
+        return Proposal({"ignore": True}, "ignored: it seems to number or name people", 2)
+    separated = " ".join(words(name))
+    if not _IDENTIFIER.fullmatch(separated) or not (separated == "id" or distinct >= rows / 3):
+        return None
+    if 2 * distinct <= rows:
+        return Proposal({"ignore": True}, "ignored: it seems to number something that has several rows", 1)
+    because = (
+        "ignored: it seems to number the rows, not people; name it as `person` if each value is one person"
+    )
+    return Proposal({"ignore": True}, because)

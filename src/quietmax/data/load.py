@@ -49,7 +49,8 @@ class TableOptions(TypedDict, total=False):
         if there is one (`people.toml` beside `people.csv`).
     label, classes, bounds, categories, scales, edges, complete, ignore, person, dates, date_formats, booleans, \
     decimal, thousands, units, hashed, ignore_case, missing_values, crosses, confirm
-        Further declarations, as in `Schema`; they replace those of the schema.  `classes` may be their number, if
+        Further declarations, as in `Schema`; they replace those of the schema, and `ignore` adds
+        to them.  `classes` may be their number, if
         the labels are 0, 1, ...
     infer : bool
         Whether to read from the records what is not declared; the encoding lists it in `inferred`.

@@ -87,7 +87,7 @@ class Schema:
     hashed : mapping of str to int
         Number of buckets of each column of strings with very many values; see `HashedColumn`.
     ignore_case : tuple of str
-        Categorical or hashed columns, and maybe the label, whose values match in any case.
+        Categorical or hashed columns, and maybe the label and the person, whose values match in any case.
     missing_values : mapping of str to tuple of str
         Further values that stand for a missing one.
     crosses : tuple of (str, str)
@@ -211,6 +211,8 @@ class Schema:
     def updated(self, arguments: Mapping[str, Any]) -> Schema:
         """Return the schema with further declarations, which replace those of the same key and column.
 
+        Columns in `ignore` are added to those of the schema.
+
         What is declared here counts as confirmed, fact by fact: bounds of a column confirm nothing else about it.
 
         Parameters
@@ -238,7 +240,10 @@ class Schema:
         values: dict[str, Any] = {}
         for key in given:
             before, value = getattr(self, key), getattr(added, key)
-            values[key] = {**before, **value} if isinstance(value, dict) else value or before
+            if key == "ignore":
+                values[key] = tuple(dict.fromkeys((*before, *value)))
+            else:
+                values[key] = {**before, **value} if isinstance(value, dict) else value or before
         values["confirm"] = _confirmed(self.confirm, added)
         return replace(self, **values)
 
@@ -296,7 +301,7 @@ def _confirmed(confirm: Mapping[str, Any], added: Schema) -> dict[str, Any]:
     left: dict[str, Any] = {}
     for key, how in confirm.items():
         stated = getattr(added, key)
-        if isinstance(how, str) or not isinstance(stated, Mapping):
+        if isinstance(how, str) or not (isinstance(stated, Mapping) or key == "ignore"):
             # A list replaces the one of the draft, so nothing of that is left.
             left |= {} if stated else {key: how}
         else:

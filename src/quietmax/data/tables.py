@@ -43,7 +43,7 @@ from quietmax.data.encoding import (
     quoted,
     require_columns,
 )
-from quietmax.data.inference import infer_classes, propose, with_proposals
+from quietmax.data.inference import infer_classes, is_free_text, propose, with_proposals
 from quietmax.data.records import Records
 from quietmax.data.schema import ANY_COLUMN, Schema
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput
@@ -565,7 +565,8 @@ def _encoding(table: RawTable, schema: Schema, label: str, *, infer: bool) -> En
     used = [str(name) for name in table.frame.columns if name not in unused]
     undeclared = [name for name in used if declared_column(name, table, schema) is None]
     if (undeclared or schema.classes is None) and not infer:
-        raise InvalidInput(_undeclared_message(undeclared, label if schema.classes is None else None))
+        text = [name for name in undeclared if is_free_text(table.frame[name])]
+        raise InvalidInput(_undeclared_message(undeclared, text, label if schema.classes is None else None))
     inferred = [f"what column '{name}' holds, and its bounds or categories" for name in undeclared]
     if schema.classes is None:
         inferred.append(f"the classes of label '{label}'")
@@ -651,17 +652,26 @@ def _unconfirmed_message(schema: Schema) -> str:
     )
 
 
-def _undeclared_message(columns: list[str], label: str | None) -> str:
+def _undeclared_message(columns: list[str], text: list[str], label: str | None) -> str:
     """Return what must be declared, and where."""
     needed = []
     if columns:
-        needed.append(f"`bounds` or `categories` for {quoted(columns, limit=20)}")
+        needed.append(
+            f"`bounds` or `categories` (or `dates`, `booleans`, `hashed`, `ignore`) for {quoted(columns, limit=20)}"
+        )
     if label is not None:
         needed.append(f"`classes` for the label '{label}'")
+    hint = ""
+    if text:
+        hint = (
+            f" {quoted(text, limit=20)}: this seems to be free text, which is no feature; name it in `ignore` "
+            "(`hashed` is for short strings)."
+        )
     return (
         f"The table needs {', and '.join(needed)}, given here or in a schema file (by default the .toml file of "
         "the same name beside the table). The command 'quietmax schema draft' proposes such a file. `infer` reads "
         "them from the records instead, which reveals something about the records: guarantees are then conditional."
+        f"{hint}"
     )
 
 
