@@ -116,7 +116,7 @@ _PEOPLE = (
     "cliente|paciente|persona|miembro|usuario|empleado|alumno|estudiante|socio|asegurado|afiliado|prestatario|"
     "paziente|membro|utente|dipendente|studente|assicurato|iscritto"
 )
-_FILLERS = "de|du|des|del|della|di|la|le|l|el|der|the|of"
+_FILLERS = "d|de|du|des|del|della|di|la|le|l|el|der|the|of"
 _PERSON = re.compile(
     f"(?:{_NUMBERING}|{_FILLERS})*(?:{_PEOPLE})s?(?:{_NUMBERING})*|ssn|e?mail|emailaddress|courriel|dni|nif|"
     "codicefiscale|matricule|matricola|svnr"
