@@ -241,8 +241,7 @@ class Client:
         if described.columns and (rows is None or rows.ndim != 2 or rows.shape[1:] != (described.width,)):
             raise InvalidInput(
                 f"The model {model!r} has the columns {quoted(described.columns)}: features must be a data frame with "
-                "these columns or a list of rows like "
-                f"{{{described.columns[0]!r}: ...}}, or an array of encoded rows."
+                "these columns, a list with a dict of these columns for each row, or an array of encoded rows."
             )
         if rows is None:
             raise InvalidInput("features must be a table, or an array of numbers of shape (rows, features).")
