@@ -34,6 +34,7 @@ ORDER = [
     "audit",
     "experiments",
     "cli",
+    "__main__",
 ]
 APART = {"spending", "accounting", "noise", "_io", "_plugins"}
 """These import no other package of ours."""

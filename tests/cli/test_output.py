@@ -63,5 +63,5 @@ def test_a_guarantee_is_printed_with_its_assumptions(capsys: pytest.CaptureFixtu
     print_guarantee(guarantee)
     out = capsys.readouterr().out
     assert "Guarantee: conditional" in out
-    assert "Reasons [1]." in out
+    assert "Reasons [1]." in " ".join(out.split())
     assert "assumes: First." in out

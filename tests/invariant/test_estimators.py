@@ -25,7 +25,13 @@ from quietmax.estimators.head.exact_sums import (
 from quietmax.estimators.head.training import centred, clipped_features
 from quietmax.estimators.teachers import LINEAR, NETWORK, TeacherEnsemble
 from quietmax.estimators.training_set import Persons, TrainingSet, training_set
-from quietmax.estimators.validation import LIBRARY_ROUNDING, LIBRARY_STACK, checked_records, class_numbers
+from quietmax.estimators.validation import (
+    LIBRARY_ROUNDING,
+    LIBRARY_STACK,
+    SETTINGS_PUBLIC,
+    checked_records,
+    class_numbers,
+)
 from quietmax.models import MLP, TrainingSettings, train_independent
 from quietmax.models.features import FeatureMap, Identity, RandomFourier, Scattering, UnitNorm
 from quietmax.models.mlp import initial_mlp
@@ -354,7 +360,7 @@ def test_the_guarantee_names_what_it_assumes_of_the_numerical_library() -> None:
     assert {LIBRARY_ROUNDING, LIBRARY_STACK} <= set(needed)
     status, needed = assumptions(Teachers(teachers=3, network=LINEAR, **stated))
     assert status == "proven"
-    assert needed == (LIBRARY_STACK,)
+    assert needed == (SETTINGS_PUBLIC, LIBRARY_STACK)
 
 
 def test_the_audit_catches_networks_and_sums_that_are_not_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -659,13 +659,13 @@ def test_a_text_reader_with_blocks_is_caught(tmp_path: Path, monkeypatch: pytest
 def test_a_column_scaled_by_its_own_maximum_is_caught(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = NumericColumn.encode
+    honest = NumericColumn.write
 
-    def fitted(self: NumericColumn, values: Any, features: Any) -> None:
-        honest(self, values, features)
+    def fitted(self: NumericColumn, numbers: Any, features: Any) -> None:
+        honest(self, numbers, features)
         features[:, 0] /= max(features[:, 0].max(), 1e-3)
 
-    monkeypatch.setattr(NumericColumn, "encode", fitted)
+    monkeypatch.setattr(NumericColumn, "write", fitted)
     assert _found(way, tmp_path)
 
 
