@@ -431,7 +431,7 @@ def _grid(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> s
 
 
 def _count(count: float) -> str:
-    """Return a noisy count as a whole number; a negative zero is 0."""
+    """Return a noisy count as an integer; a negative zero is 0."""
     return f"{round(count) + 0:,}"
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import itertools
 import json
 import math
@@ -18,12 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from quietmax._io import atomic_write
 from quietmax.accounting.conversions import epsilon_of, mu_of
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.records import Records, hold_out
 from quietmax.data.schema import Schema
 from quietmax.data.tables import encode_table
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
+from quietmax.estimators import evaluate as evaluate_module
 from quietmax.estimators import evaluation as evaluation_module
 from quietmax.estimators.dpsgd.estimator import DPSGD
 from quietmax.estimators.evaluate import (
@@ -787,23 +790,55 @@ def test_exact_figures_are_neither_charged_nor_stored(tmp_path: Path) -> None:
     assert exact.size.value == pytest.approx(len(set(held_out.persons)), abs=1e-3)  # type: ignore[arg-type]
 
 
-def test_a_cost_is_durable_before_the_noise_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("where", "failing", "problem"),
+    [
+        (evaluation_module, "release_gaussian", KeyboardInterrupt()),
+        (evaluate_module, "atomic_write", KeyboardInterrupt()),
+        (evaluate_module, "atomic_write", OSError(errno.ENOSPC, "No space left on device")),
+    ],
+)
+def test_an_evaluation_that_does_not_end_costs_nothing(
+    where: Any, failing: str, problem: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     records = people()
     folder = saved(tmp_path, records)
     model = open_private(folder)
+    before = (folder / EVALUATION_FILE).read_bytes()
 
-    def crash(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
+    def fail(*_: Any, **__: Any) -> None:
+        raise problem
 
-    monkeypatch.setattr(evaluation_module, "release_gaussian", crash)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(where, failing, fail)
+    with pytest.raises(KeyboardInterrupt if isinstance(problem, KeyboardInterrupt) else QuietmaxError):
         evaluate_folder(folder, model, records)
     monkeypatch.undo()
-    (stored,) = read_evaluations(folder, model)
-    assert stored.result is None
-    assert (stored.charge.mu, stored.charge.composition) == (model.guarantee.mu, "parallel")
+    assert (folder / EVALUATION_FILE).read_bytes() == before
+    evaluate_folder(folder, model, records)
     with pytest.raises(BudgetExhausted):
         evaluate_folder(folder, model, records)
+
+
+def test_the_result_is_stored_with_its_cost_before_it_is_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = people()
+    folder = saved(tmp_path, records)
+    model = open_private(folder)
+    written: list[bytes] = []
+
+    def noted(path: Path, write: Any) -> None:
+        atomic_write(path, write)
+        written.append(path.read_bytes())
+
+    monkeypatch.setattr(evaluate_module, "atomic_write", noted)
+    result = evaluate_folder(folder, model, records)
+    (content,) = written
+    (entry,) = json.loads(content)["evaluations"]
+    assert (entry["mu"], entry["result"]["confusion"]) == (
+        model.guarantee.mu,
+        [list(row) for row in result.confusion],
+    )
 
 
 def test_evaluations_of_another_model_or_edited_ones_are_refused(tmp_path: Path) -> None:
@@ -821,6 +856,7 @@ def test_evaluations_of_another_model_or_edited_ones_are_refused(tmp_path: Path)
         {**content, "evaluations": [{**entry, "assumes": ["nothing"]}]},
         {**content, "evaluations": [{**entry, "assumes": []}]},
         {**content, "evaluations": [{**entry, "reserved": True}]},
+        {**content, "evaluations": [{**entry, "result": None}]},
         {**content, "evaluations": [{**entry, "result": {**entry["result"], "noise": 0}}]},
         {**content, "evaluations": [{**entry, "result": {**entry["result"], "unit": "record"}}]},
         *(

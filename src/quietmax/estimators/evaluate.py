@@ -141,6 +141,43 @@ def evaluate(
     )
 
 
+class EvaluationMixin:
+    """Gives an estimator whose weights are released the method `evaluate`."""
+
+    def evaluate(
+        self,
+        X: Any,
+        y: Any = None,
+        groups: Any = None,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        mu: float | None = None,
+        disjoint: bool = False,
+    ) -> Evaluation:
+        """Evaluate the estimator so that the result may be published: the function `evaluate` of this module.
+
+        Parameters
+        ----------
+        X : array-like, data frame or Records
+            The people to evaluate on, as for `fit`.
+        y : array-like, optional
+            Their labels, unless the frame or the records have them.
+        groups : array-like, optional
+            Whose row each row is.
+        epsilon, delta, mu : float, optional
+            The budget of the evaluation. By default it is free for people who were held out of the training, once.
+        disjoint : bool
+            Whether you declare that no evaluated person is in the training set. The guarantee is then conditional.
+
+        Returns
+        -------
+        Evaluation
+            Noisy accuracy, confusion matrix, recall and calibration, with intervals and a guarantee.
+        """
+        return evaluate(self, X, y, groups, epsilon=epsilon, delta=delta, mu=mu, disjoint=disjoint)
+
+
 def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Records, bool]:
     """Return what an estimator is evaluated on, checked as in training, and whether a rule can recognise the people."""
     if isinstance(X, Records):
@@ -236,7 +273,7 @@ class _Subject:
         disjoint: bool = False,
         **budget: float | None,
     ) -> Evaluation:
-        """Charge the account, draw the noise and keep the result."""
+        """Count the answers, add noise, and store the result with its cost."""
         if self.training.status == "refuted":
             raise InvalidInput(
                 "The guarantee of the model is refuted, so no evaluation of it may be published."
@@ -255,10 +292,10 @@ class _Subject:
             charges = [each.charge for each in earlier]
             mu = evaluation_mu(self.training, charges, composition, **budget)
             charge = EvaluationCharge(mu, composition, assumes)
-            confusion, calibration = self.answers(counted)
-            account.write([*earlier, StoredEvaluation(charge, None)])
+            # The result leaves this method only after it and its cost were stored together. Whatever fails before that
+            # costs nothing, because nothing was released.
             result = noisy_evaluation(
-                confusion, calibration, self.classes, self.training, [*charges, charge], self.source
+                *self.answers(counted), self.classes, self.training, [*charges, charge], self.source
             )
             account.write([*earlier, StoredEvaluation(charge, result)])
         return result
@@ -299,7 +336,7 @@ class StoredEvaluation:
     charge : EvaluationCharge
         What it cost.
     result : Evaluation or None
-        The published figures. None: the program ended between the charge and the result.
+        The published figures. None: the budget was set aside, and nothing was evaluated.
     """
 
     charge: EvaluationCharge
@@ -463,7 +500,7 @@ def _stored_from_json(
     )
     if charge.composition not in get_args(Composition) or not set(charge.assumes) <= set(get_args(Assumed)):
         raise ValueError("not the charge of an evaluation")
-    if entry["result"] is None:
+    if entry["result"] is None and charge.reserved:
         return StoredEvaluation(charge, None)
     result = Evaluation.from_json(entry["result"])
     charges = [*(each.charge for each in earlier), charge]
@@ -490,7 +527,7 @@ def evaluate_folder(
 ) -> Evaluation:
     """Evaluate a saved model, and store the result in its folder.
 
-    The folder keeps account of what its evaluations cost. The cost is written to the disk before the noise is drawn.
+    The folder keeps account of what its evaluations cost. The result is stored with its cost before it is returned.
 
     Parameters
     ----------

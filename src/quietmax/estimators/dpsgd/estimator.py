@@ -21,8 +21,7 @@ from quietmax.data.schema import Schema
 from quietmax.estimators.dpsgd.config import Optimizer, Plan, Preset, default_length, make_plan
 from quietmax.estimators.dpsgd.opacus import Build, own_module_condition, train_private_module
 from quietmax.estimators.dpsgd.training import train_private, train_private_stack
-from quietmax.estimators.evaluate import evaluate, open_evaluations
-from quietmax.estimators.evaluation import Evaluation
+from quietmax.estimators.evaluate import EvaluationMixin, open_evaluations
 from quietmax.estimators.training_set import TrainingSet, data_conditions, queries, training_set, with_holdout
 from quietmax.estimators.validation import (
     OWN_MAP,
@@ -65,7 +64,7 @@ _PROBES = 64
 """Public random records that the length of the features is guessed from."""
 
 
-class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A network trained by differentially private stochastic gradient descent (DP-SGD).
 
     Its weights may be published, and any number of predictions is free. The guarantee holds for one record added or
@@ -287,39 +286,6 @@ class DPSGD(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         queries = self._queries(X)
         scores = self.model_.scores(queries)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
-
-    def evaluate(
-        self,
-        X: Any,
-        y: Any = None,
-        groups: Any = None,
-        *,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        mu: float | None = None,
-        disjoint: bool = False,
-    ) -> Evaluation:
-        """Evaluate the network so that the result may be published (THEORY 3.9): see `quietmax.estimators.evaluate`.
-
-        Parameters
-        ----------
-        X : array-like, data frame or Records
-            The people to evaluate on, as for `fit`.
-        y : array-like, optional
-            Their labels, unless the frame or the records have them.
-        groups : array-like, optional
-            Whose row each row is.
-        epsilon, delta, mu : float, optional
-            The budget of the evaluation.
-        disjoint : bool
-            Whether you declare that no evaluated person is in the training set.
-
-        Returns
-        -------
-        Evaluation
-            Accuracy, recall, confusion matrix and calibration, each with an interval.
-        """
-        return evaluate(self, X, y, groups, epsilon=epsilon, delta=delta, mu=mu, disjoint=disjoint)
 
     def _feature_map(self) -> Any:
         """Return the feature map that ``features`` names, None for no map."""

@@ -26,8 +26,7 @@ from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidInput
-from quietmax.estimators.evaluate import evaluate, open_evaluations
-from quietmax.estimators.evaluation import Evaluation
+from quietmax.estimators.evaluate import EvaluationMixin, open_evaluations
 from quietmax.estimators.head.exact_sums import Floats, Table, whitening_on_grid
 from quietmax.estimators.head.solver import (
     MeanCrossEntropy,
@@ -97,7 +96,7 @@ def _releases_weights(estimator: PrivateHead) -> bool:
     return estimator.release == "weights"
 
 
-class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Differentially private softmax regression on public features.
 
     The guarantee holds for one record added or removed; with ``groups``, or a `person` column in the schema, for one
@@ -439,41 +438,6 @@ class PrivateHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         features = self._public_features(X)
         scores = self._released_weights.scores(features)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
-
-    def evaluate(
-        self,
-        X: Any,
-        y: Any = None,
-        groups: Any = None,
-        *,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        mu: float | None = None,
-        disjoint: bool = False,
-    ) -> Evaluation:
-        """Evaluate the head so that the result may be published (THEORY 3.9): see `quietmax.estimators.evaluate`.
-
-        A head with ``release="query"`` cannot be evaluated: what its answers cost would tell who was evaluated.
-
-        Parameters
-        ----------
-        X : array-like, data frame or Records
-            The people to evaluate on, as for `fit`.
-        y : array-like, optional
-            Their labels, unless the frame or the records have them.
-        groups : array-like, optional
-            Whose row each row is.
-        epsilon, delta, mu : float, optional
-            The budget of the evaluation.
-        disjoint : bool
-            Whether you declare that no evaluated person is in the training set.
-
-        Returns
-        -------
-        Evaluation
-            Noisy accuracy, confusion matrix, recall and calibration, with intervals and a guarantee.
-        """
-        return evaluate(self, X, y, groups, epsilon=epsilon, delta=delta, mu=mu, disjoint=disjoint)
 
     @property
     def _released_weights(self) -> HeadWeights:
