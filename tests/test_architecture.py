@@ -18,6 +18,8 @@ ROOT = Path(quietmax.__file__).parent
 ORDER = [
     "_io",
     "_plugins",
+    "_ray",
+    "_threads",
     "accounting",
     "noise",
     "spending",
@@ -36,7 +38,7 @@ ORDER = [
     "cli",
     "__main__",
 ]
-APART = {"spending", "accounting", "noise", "_io", "_plugins"}
+APART = {"spending", "accounting", "noise", "_io", "_plugins", "_ray", "_threads"}
 """These import no other package of ours."""
 HEAVY = ("torch", "sklearn", "pandas", "scipy", "matplotlib")
 

@@ -16,9 +16,6 @@ from quietmax.estimators import PrivateHead, save_private
 from quietmax.estimators.evaluation import BINS, Evaluation, EvaluationCharge, noisy_evaluation
 from quietmax.estimators.validation import SETTINGS_PUBLIC, person_assumptions
 from quietmax.privacy_card import OBSERVED, PrivacyCard, read_card
-from tests.server import conftest as server_fixtures
-
-browser, chromium = server_fixtures.browser, server_fixtures.chromium
 
 GUARANTEE = Guarantee(
     "gaussian",

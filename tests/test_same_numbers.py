@@ -577,7 +577,14 @@ def heads():
     }
     pictures, digits = images()
     seen = PrivateHead(
-        8.0, 1e-5, image_shape=(1, 8, 8), classes=range(10), declared_size=280, random_state=2, steps=20
+        8.0,
+        1e-5,
+        features="scattering",
+        image_shape=(1, 8, 8),
+        classes=range(10),
+        declared_size=280,
+        random_state=2,
+        steps=20,
     ).fit(pictures[:280], digits[:280])
     told["scattering"] = {"coef": seen.coef_, "labels": seen.predict(pictures[280:])}
     return told
@@ -639,15 +646,17 @@ def _convolution(_features, classes):
 def dpsgd():
     features, labels = blobs()
     others = blobs(30, seed=1)[0]
-    public: dict[str, Any] = {"classes": range(3), "declared_size": 300, "random_state": 5, "steps": 15}
+    known: dict[str, Any] = {"classes": range(3), "declared_size": 300, "random_state": 5, "steps": 15}
+    public = known | {"features": "identity", "centring_steps": 0}
     fixed = public | {"accountant": "zcdp"}
+    unit = fixed | {"features": UnitNorm(1.0)}
     kinds: dict[str, Any] = {
         "full batch, pld": DPSGD(4.0, 1e-5, sampling_rate=1.0, **public),
         "poisson, pld": DPSGD(4.0, 1e-5, sampling_rate=0.3, hidden=(8,), activation="tanh", **public),
         "full batch": DPSGD(4.0, 1e-5, sampling_rate=1.0, **fixed),
         "poisson": DPSGD(4.0, 1e-5, sampling_rate=0.3, hidden=(8,), activation="tanh", **fixed),
         "adam, l2": DPSGD(
-            4.0, 1e-5, sampling_rate=0.3, optimizer="adam", learning_rate=0.01, l2=0.01, features=UnitNorm(1.0), **fixed
+            4.0, 1e-5, sampling_rate=0.3, optimizer="adam", learning_rate=0.01, l2=0.01, **unit
         ),
         "sgd": DPSGD(4.0, 1e-5, sampling_rate=0.3, optimizer="sgd", max_grad_norm=0.5, length=2.0, **fixed),
         "published": DPSGD(4.0, 1e-5, analysis="published", sampling_rate=0.25, **fixed),

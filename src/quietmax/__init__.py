@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from quietmax import attacks as attacks
     from quietmax import audit as audit
     from quietmax import sensitivity as sensitivity
+    from quietmax._ray import RayEngine as RayEngine
     from quietmax.accounting.budget import Budget as Budget
     from quietmax.accounting.costs import GaussianCost as GaussianCost
     from quietmax.accounting.costs import PureCost as PureCost
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from quietmax.data.schema import Schema as Schema
     from quietmax.errors import BudgetExhausted as BudgetExhausted
     from quietmax.errors import QuietmaxError as QuietmaxError
+    from quietmax.estimators.blocks import LocalEngine as LocalEngine
     from quietmax.estimators.dpsgd.estimator import DPSGD as DPSGD
     from quietmax.estimators.evaluation import Evaluation as Evaluation
     from quietmax.estimators.head.estimator import PrivateHead as PrivateHead
@@ -74,6 +76,7 @@ _MODULES = {
     "GaussianCost": "accounting.costs",
     "GaussianScores": "mechanisms.noisy_max",
     "Guarantee": "accounting.guarantee",
+    "LocalEngine": "estimators.blocks",
     "Model": "models.training",
     "NoisyMax": "mechanisms.noisy_max",
     "Predictor": "predictor",
@@ -81,6 +84,7 @@ _MODULES = {
     "PureCost": "accounting.costs",
     "Quadratic": "models.losses",
     "QuietmaxError": "errors",
+    "RayEngine": "_ray",
     "Records": "data.records",
     "SampledNeuron": "mechanisms.sampled_neuron",
     "Schema": "data.schema",

@@ -13,6 +13,8 @@ from quietmax.errors import QuietmaxError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_STAGING = ".quietmax-"
+
 
 def atomic_write(path: Path, write: Callable[[Path], Any]) -> None:
     """Write a file so that it is replaced completely or not at all, whatever ends the writing.
@@ -31,7 +33,7 @@ def atomic_write(path: Path, write: Callable[[Path], Any]) -> None:
     if place.exists() and not place.is_file():
         write(place)
         return
-    staging = place.with_name(f".quietmax-{secrets.token_hex(8)}")
+    staging = place.with_name(f"{_STAGING}{secrets.token_hex(8)}")
     try:
         write(staging)
         with staging.open("rb") as written:
@@ -44,6 +46,18 @@ def atomic_write(path: Path, write: Callable[[Path], Any]) -> None:
             os.close(folder)
     finally:
         staging.unlink(missing_ok=True)
+
+
+def remove_staging(folder: Path) -> None:
+    """Remove the temporary files of writers that were killed.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder that they wrote to. Nobody may write to it now.
+    """
+    for file in folder.glob(f"{_STAGING}{'[0-9a-f]' * 16}"):
+        file.unlink(missing_ok=True)
 
 
 def check_figure(path: str | Path | None) -> None:

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+from quietmax._ray import RayEngine
+from quietmax._threads import parallel_map
 from quietmax.attacks import ShadowPool
 from quietmax.attacks.metrics import log_odds
-from quietmax.attacks.shadow_models import Design, candidate_rows, leftover_rows, networks_at_once
+from quietmax.attacks.shadow_models import Design, candidate_rows, leftover_rows
 from quietmax.data import Split, split
 from quietmax.errors import InvalidInput
 from quietmax.models import CrossEntropy, TrainingSettings
+from quietmax.models.stacked import training_bytes
 
 QUICK = TrainingSettings(hidden=(4,), loss=CrossEntropy(), epochs=1)
 
@@ -79,26 +84,53 @@ def test_no_networks_are_an_error(memorised: Split, design: Design) -> None:
         ShadowPool.train(design, memorised, QUICK, 0)
 
 
-def test_networks_trained_in_groups_are_the_same_networks(
+def test_many_networks_are_trained_in_stacks_that_neither_memory_nor_threads_decide(
     memorised: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = []
-    together = ShadowPool.train("disjoint", memorised, QUICK, 5, seed=2)
-    monkeypatch.setattr("quietmax.attacks.shadow_models.networks_at_once", lambda *_: 2)
-    apart = ShadowPool.train(
-        "disjoint", memorised, QUICK, 5, seed=2, progress=lambda done, total: steps.append((done, total))
-    )
-    assert [stack.networks for stack in apart.stacks] == [2, 2, 1]
+    monkeypatch.setattr("quietmax.models.stacked.LARGEST_STACK", 2)
+    before, pools, steps = torch.get_num_threads(), [], list[tuple[int, int]]()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            report = lambda done, total: steps.append((done, total))  # noqa: E731
+            pools.append(ShadowPool.train("disjoint", memorised, QUICK, 5, seed=2, progress=report))
+    finally:
+        torch.set_num_threads(before)
+    assert [stack.networks for stack in pools[0].stacks] == [1, 2, 2]
     assert steps[-1][0] == steps[-1][1]
-    for one, other in zip(together.each(), apart.each(), strict=True):
-        torch.testing.assert_close(one.weight_vectors(), other.weight_vectors())
+    monkeypatch.undo()
+    together = ShadowPool.train("disjoint", memorised, QUICK, 5, seed=2)
+    for one, other, whole in zip(*(pool.each() for pool in (*pools, together)), strict=True):
+        assert torch.equal(one.weight_vectors(), other.weight_vectors())
+        torch.testing.assert_close(one.weight_vectors(), whole.weight_vectors())
 
 
-def test_groups_fit_into_the_memory() -> None:
-    one = networks_at_once((10, 5, 2), QUICK, memory=1)
-    many = networks_at_once((10, 5, 2), QUICK, memory=10**9)
-    assert one == 1
-    assert 4_000 < many < 200_000
+def test_networks_that_are_trained_at_the_same_time_fit_into_the_memory(
+    memorised: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = training_bytes((memorised.records.features.shape[1], 4, memorised.records.classes), QUICK)
+    together: list[int] = []
+    trained = parallel_map
+
+    def watched(work: Any, count: int) -> Any:
+        together.append(count)
+        return trained(work, count)
+
+    monkeypatch.setattr("quietmax.attacks.shadow_models.parallel_map", watched)
+    monkeypatch.setattr("quietmax.attacks.shadow_models.MAX_MEMORY", 2 * one)
+    assert len(ShadowPool.train("disjoint", memorised, QUICK, 5).stacks) == 3
+    assert together == [1, 1, 1]
+
+
+@pytest.mark.slow
+def test_networks_are_the_same_on_ray_workers(memorised: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setattr("quietmax.models.stacked.LARGEST_STACK", 2)
+    here = ShadowPool.train("overlapping", memorised, QUICK, 5, seed=2)
+    there = ShadowPool.train("overlapping", memorised, QUICK, 5, seed=2, engine=RayEngine(workers=2))
+    assert len(there.stacks) == 3
+    for one, other in zip(here.each(), there.each(), strict=True):
+        assert torch.equal(one.weight_vectors(), other.weight_vectors())
 
 
 def test_leftover_records_are_chosen_by_the_seed_and_never_candidates(memorised: Split) -> None:

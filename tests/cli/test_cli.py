@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -159,7 +160,7 @@ def test_every_command_has_an_example_that_fits_a_screen() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the examples assume: a table with its schema, queries, and a ledger with an account."""
+    """What the examples assume: a table with its schema, queries, folders of both, and a ledger with an account."""
     from quietmax.ledger import Ledger, Terms
 
     monkeypatch.chdir(tmp_path)
@@ -174,6 +175,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     queries = load("mnist-5k").test.features[:3]
     header = ",".join(f"pixel_{number}" for number in range(queries.shape[1]))
     np.savetxt(tmp_path / "queries.csv", queries, delimiter=",", header=header, comments="")
+    for name in ("people", "queries"):
+        (tmp_path / name).mkdir()
+        shutil.copy(tmp_path / f"{name}.csv", tmp_path / name / "part-1.csv")
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         ledger.open_account("people", PureCost(1.0), Terms(1.0))
         ledger.client("ann")

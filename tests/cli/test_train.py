@@ -15,10 +15,13 @@ from quietmax.data.records import Records
 from quietmax.estimators.dpsgd.estimator import DPSGD
 from quietmax.estimators.head import estimator as head_module
 from quietmax.estimators.head.estimator import PrivateHead
+from quietmax.estimators.serialization import open_private
 from quietmax.estimators.teachers import Teachers
+from quietmax.models.features import Encoder
 from quietmax.models.stacked import TrainingSettings
 from tests.cli.conftest import Run, assert_error
 from tests.cli.own_table import DECLARED, add_persons
+from tests.models.features.onnx_files import PUBLIC_OUTPUT, PUBLIC_SHA256, public_file
 
 SMALL = ("mnist-5k", "--records", 300, "--epochs", 1)
 DECLARED_SIZE = ("--declared-size", 1000)
@@ -341,7 +344,7 @@ def test_with_a_person_column_the_guarantee_is_for_persons(
     assert (result["unit"], result["size"]) == ("person", 400)
     assert result["guarantee"]["unit"] == "person"
     assert result["guarantee"]["status"] == "proven"
-    assert "for one person" in " ".join(run("card", folder)[1].split())
+    assert "for one person" in " ".join(run("card", folder)[1].replace("│", " ").split())
 
 
 def test_facts_that_nobody_confirmed_are_an_error_that_names_them_and_the_flag(
@@ -500,3 +503,46 @@ def test_a_private_model_is_not_attacked_through_another_mechanism(
     assert code == 0, err
     attack = ("attack", folder, "--data", people, *DECLARED, "--mechanism", "algorithm1", "--epsilon", 1)
     assert_error(run(*attack), 2, "--mechanism")
+
+
+# Encoders from files
+
+
+@pytest.fixture
+def public_encoder() -> tuple[object, ...]:
+    settings = ("--encoder-output", PUBLIC_OUTPUT, "--encoder-input-shape", "3,48,48")
+    return ("--encoder", public_file(), "--encoder-sha256", PUBLIC_SHA256, *settings)
+
+
+@pytest.mark.parametrize(
+    "kind", [("head",), ("teachers", "--queries", 4, "--teachers", 2), ("dpsgd", "--steps", 1)]
+)
+def test_an_encoder_file_is_the_feature_map_and_is_named_in_the_guarantee(
+    run: Run, tmp_path: Path, public_encoder: tuple[object, ...], kind: tuple[object, ...]
+) -> None:
+    folder, data = tmp_path / "model", ("mnist-5k", "--records", 60, "--declared-size", 60)
+    scaled = ("--encoder-mean", 0.5, "--encoder-std", "0.5,0.5,0.25")
+    code, out, _ = run("train", *kind, *data, *public_encoder, *scaled, "--output", folder, "--json")
+    assert code == 0
+    guarantee = json.loads(out)["guarantee"]
+    assert guarantee["status"] == "proven"
+    assert sum(PUBLIC_SHA256 in each for each in guarantee["assumptions"]) == 1
+    features = open_private(folder).features
+    assert isinstance(features, Encoder)
+    assert (features.image_shape, features.input_shape) == ((1, 28, 28), (3, 48, 48))
+    assert (features.mean, features.std) == (0.5, (0.5, 0.5, 0.25))
+
+
+def test_wrong_encoder_options_are_errors_before_anything_is_trained(
+    run: Run, tmp_path: Path, public_encoder: tuple[object, ...]
+) -> None:
+    train = ("train", "head", "mnist-5k", "--records", 60)
+    assert_error(run(*train, "--encoder", public_file()), 2, "--encoder-sha256", PUBLIC_SHA256)
+    assert_error(run(*train, "--encoder", public_file(), "--encoder-sha256", "ab"), 1, "but ab was expected")
+    missing = ("--encoder", tmp_path / "net.onnx", "--encoder-sha256", "ab")
+    assert_error(run(*train, *missing), 1, "cannot be read: No such file")
+    assert_error(run(*train, "--encoder-pool"), 2, "--encoder-pool requires --encoder")
+    assert_error(run(*train, "--encoder-input-shape", "3,4,4"), 2, "--encoder-input-shape requires --encoder")
+    both = (*public_encoder, "--features", "identity")
+    assert_error(run(*train, *both), 2, "--encoder and --features name two feature maps")
+    assert_error(run(*train, *public_encoder, "--encoder-std", "a"), 2, "--encoder-std must be numbers")

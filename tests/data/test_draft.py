@@ -33,7 +33,8 @@ EXPECTED = Schema(
     classes=("no", "yes"),
     bounds={"age": (0, 80)},
     categories={"region": ("South", "north")},
-    ignore=("visit_no", "notes", "nothing"),
+    ignore=("visit_no", "nothing"),
+    text=("notes",),
     person="customer_id",
     dates={"joined": ("2010-01-01", "2018-12-31")},
     date_formats={"joined": "%d.%m.%Y"},
@@ -89,7 +90,7 @@ def test_every_proposal_stands_under_confirm_and_shows_no_more_than_the_schema()
     assert text.startswith("# A draft.")
     content = tomllib.loads(text)
     assert content["confirm"]["bounds"]["age"] == "bounds 0 to 80: from the values, rounded outwards"
-    assert "free text" in content["confirm"]["ignore"]["notes"]
+    assert "free text" in content["confirm"]["text"]["notes"]
     assert "empty" in content["confirm"]["ignore"]["nothing"]
     assert not any(
         character.isdigit()

@@ -21,7 +21,7 @@ from quietmax.data import (
     HashedColumn,
     NumericColumn,
 )
-from quietmax.data.encoding import Column, Losses, as_string
+from quietmax.data.encoding import Column, Losses
 from quietmax.errors import InvalidInput
 from tests.data.conftest import ErrorMessage
 
@@ -141,29 +141,6 @@ def test_python_values_are_read_one_by_one_whatever_else_the_column_holds() -> N
     assert encoded(numeric, pd.Series(cells, dtype=object)) == expected
     for cell, row in zip(cells, expected, strict=True):
         assert encoded(numeric, pd.Series([cell], dtype=object)) == [row]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (Decimal("1.00"), "1"),
-        (Decimal("0E-10"), "0"),
-        (Decimal("12345678901234567890.1250"), "12345678901234567890.125"),
-        (Decimal("1E+3"), "1000"),
-        (123456789012345678901, "123456789012345678901"),
-        (np.float32(3), "3"),
-        (b" caf\xc3\xa9 ", "caf\u00e9"),
-        (b"\xff1", "\\xff1"),
-        (np.datetime64("NaT"), ""),
-    ],
-)
-def test_a_cell_has_one_text(value: object, text: str) -> None:
-    assert as_string(value) == text
-
-
-def test_a_nested_python_value_is_an_error() -> None:
-    with pytest.raises(InvalidInput, match="of type list"):
-        encoded(CategoricalColumn("x", ("a",)), pd.Series([["a"], ["b"]]))
 
 
 def test_categories_become_one_feature_each_and_unknown_ones_all_zeros() -> None:

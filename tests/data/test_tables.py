@@ -30,7 +30,7 @@ from quietmax.data import (
     read_records,
     read_table,
 )
-from quietmax.data.encoding import as_strings
+from quietmax.data.cells import as_strings
 from quietmax.data.tables import read_queries
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
 from tests.data.conftest import ErrorMessage
@@ -427,9 +427,7 @@ def test_a_missing_file_another_kind_of_file_and_a_folder_are_rejected(
     for folder in ("./", "/"):
         error_message(partial(load, folder, **DECLARED), QuietmaxError)
     (tmp_path / "folder.csv").mkdir()
-    assert "does not exist" in error_message(
-        lambda: load(tmp_path / "folder.csv", **DECLARED), DataUnavailable
-    )
+    assert "is a folder" in error_message(lambda: load(tmp_path / "folder.csv", **DECLARED), DataUnavailable)
 
 
 def test_an_unreadable_table_is_rejected(
@@ -603,7 +601,7 @@ def test_an_encoding_of_another_width_than_the_model_is_rejected_before_anything
     [
         ("a,b\n1,2\n", "each of the model's 3 features and no label; it has 2"),
         ("a,b,c\n1,2,3\n4,x,6\n", "Row 2 has no number in the numeric column 'b'"),
-        ("a,b,c\n1,2,inf\n", "Row 1 of .* no finite number in column 'c'"),
+        ("a,b,c\n1,2,inf\n", "The file .*queries.csv: Row 1 has no finite number in column 'c'"),
     ],
 )
 def test_without_an_encoding_a_file_of_other_columns_or_of_anything_but_numbers_is_rejected(

@@ -24,6 +24,13 @@ PROMISED = {
         "accuracy that may be published: 0.",
         "answers: ",
     ),
+    "2-your-own-data/text_columns.py": (
+        "[confirm.text]",
+        "proven: ",
+        "was made without the private records",
+        "accuracy that may be published: 0.",
+        "answers: ",
+    ),
     "3-paper/paper.py": ("62 of 66 numbers", "accuracy loss", "refuted"),
 }
 
@@ -85,7 +92,8 @@ def test_the_wheel_holds_the_package_its_data_and_nothing_else(tmp_path):
         if path.is_file() and "__pycache__" not in path.parts
     }
     inside = {name for name in names if ".dist-info/" not in name}
-    assert {"quietmax/py.typed", "quietmax/experiments/paper/curves.csv"} <= inside
+    data = ("py.typed", "experiments/paper/curves.csv", "models/features/patches.safetensors")
+    assert {f"quietmax/{name}" for name in data} <= inside
     assert inside == source
     from quietmax import __version__
 

@@ -18,7 +18,7 @@ from quietmax.data import Encoding, NumericColumn, Records, Schema, hold_out, re
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators import DPSGD, PrivateHead, Teachers, open_private, save_private
 from quietmax.models import CrossEntropy, TrainingSettings, serialization
-from quietmax.models.features import Identity, UnitNorm
+from quietmax.models.features import Identity, UnitNorm, dead_leaves, image_features, patches
 
 
 def _data():
@@ -59,6 +59,39 @@ def test_a_saved_whitened_head_of_persons_answers_as_before(tmp_path: Path, sett
     assert opened.guarantee.status == "proven"
     assert opened.guarantee.unit == "person"
     assert opened.guarantee.parameters["mu_moments"] == pytest.approx(head.guarantee_.mu * 0.2**0.5)
+
+
+def test_a_saved_head_on_colour_images_answers_as_before_and_needs_the_same_filters(tmp_path: Path) -> None:
+    labels = np.arange(60) % 2
+    images = dead_leaves(60, (3, 50, 9), seed=1).reshape(60, -1)
+    images[labels == 1, :450] *= 0.2
+    options = {"epsilon": 50.0, "delta": 1e-5, "classes": (0, 1), "declared_size": 60}
+    head = PrivateHead(**options, image_shape=(3, 50, 9)).fit(images, labels)
+    assert head.feature_map_ == image_features((3, 50, 9))
+    assert head.guarantee_.status == "proven"
+    folder = save_private(head, tmp_path / "model", dataset="made up")
+    opened = open_private(folder)
+    np.testing.assert_array_equal(opened.predict_proba(images), head.predict_proba(images))
+    assert opened.guarantee == head.guarantee_
+    for path in folder.rglob("*.json"):
+        path.write_text(path.read_text().replace(patches.DIGEST, "0" * 64))
+    with pytest.raises(DataUnavailable, match="needs filters of SHA-256 0000"):
+        open_private(folder)
+
+
+@pytest.mark.parametrize("features", ["auto", "scattering"])
+def test_a_saved_head_on_grey_images_answers_as_before(tmp_path: Path, features: Any) -> None:
+    labels = np.arange(60) % 2
+    images = dead_leaves(60, (1, 12, 9), seed=1).reshape(60, -1)
+    images[labels == 1, :50] *= 0.2
+    options = {"epsilon": 50.0, "delta": 1e-5, "classes": (0, 1), "declared_size": 60, "features": features}
+    head = PrivateHead(**options, image_shape=(1, 12, 9)).fit(images, labels)
+    assert head.guarantee_.status == "proven"
+    opened = open_private(save_private(head, tmp_path / "model", dataset="made up"))
+    np.testing.assert_array_equal(opened.predict_proba(images), head.predict_proba(images))
+    assert opened.guarantee == head.guarantee_
+    kind = "turned" if features == "auto" else "scattering"
+    assert opened.guarantee.parameters["features"]["kind"] == kind
 
 
 def test_a_head_that_answers_per_query_keeps_its_account_and_its_bounds(tmp_path: Path) -> None:

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from safetensors.numpy import load_file, save_file
 from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from quietmax.data import Encoding, NumericColumn, Records
+from quietmax.data import Encoding, NumericColumn, Records, Schema
+from quietmax.data.text import WEIGHTS_SHA256
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import DPSGD, PrivateHead, Teachers, open_private, save_private
 from quietmax.estimators.head.estimator import max_weight_norm, weight_sensitivity
@@ -499,3 +501,27 @@ def test_an_account_that_counts_more_than_the_budget_or_nothing_is_refused(
     for broken in ("", account[:-4], "{}"):
         (folder / "account.json").write_text(broken)
         _refused(folder, "is damaged. The number of charged answers is unknown")
+
+
+@pytest.mark.parametrize("estimator", [PrivateHead, DPSGD, Teachers])
+def test_a_model_of_texts_names_its_sentence_encoder_and_is_opened_with_no_other(
+    estimator: Any, tmp_path: Path
+) -> None:
+    schema = Schema(label="paid", classes=("no", "yes"), text=("note",))
+    table = pd.DataFrame({"note": [f"note {number}" for number in range(12)], "paid": ["no", "yes"] * 6})
+    settings = {PrivateHead: {}, DPSGD: {"delta": 1e-5, "steps": 2, "sampling_rate": 1.0}, Teachers: VOTE}
+    fitted = estimator(schema=schema, declared_size=12, **settings[estimator]).fit(table)
+    named = [each for each in fitted.guarantee_.assumptions if "was made without the private records" in each]
+    assert len(named) == 1
+    assert f"all-MiniLM-L6-v2 (SHA-256 {WEIGHTS_SHA256})" in named[0]
+    folder = save_private(fitted, tmp_path / "notes", dataset="notes")
+    assert open_private(folder).guarantee == fitted.guarantee_
+    (description,) = (
+        file for file in folder.glob("*.json") if WEIGHTS_SHA256 in file.read_text(encoding="utf-8")
+    )
+    text = description.read_text(encoding="utf-8")
+    description.write_text(text.replace(WEIGHTS_SHA256, "0" * 64), encoding="utf-8")
+    with pytest.raises(
+        DataUnavailable, match=r"^Column 'note' needs the sentence encoder .* SHA-256 0{64}, but"
+    ):
+        open_private(folder)

@@ -13,7 +13,7 @@ import pytest
 from quietmax.errors import InvalidInput
 from quietmax.estimators import DPSGD, PrivateHead, Teachers
 from quietmax.estimators.validation import LARGEST_SIZE, checked_records, checked_size, class_numbers
-from quietmax.models.features import FeatureMap, Identity, Scattering, UnitNorm
+from quietmax.models.features import FeatureMap, Identity, Scattering, Turned, UnitNorm
 
 SECRET = 0.72152971
 ROWS = np.full((60, 3), SECRET)
@@ -251,9 +251,9 @@ def _fast(estimator: type, **settings: Any) -> Any:
 @pytest.mark.parametrize("estimator", [DPSGD, PrivateHead, Teachers])
 def test_images_are_scattered_by_default_and_tables_are_not(estimator: type) -> None:
     images = _fast(estimator, image_shape=(1, 8, 8)).fit(IMAGES, DIGITS)
-    assert images.feature_map_ == Scattering((1, 8, 8))
+    assert images.feature_map_ == Turned(Scattering((1, 8, 8)))
     table = _fast(estimator).fit(IMAGES, DIGITS)
-    assert table.feature_map_ == (UnitNorm(2.4) if estimator is PrivateHead else None)
+    assert table.feature_map_ == (None if estimator is Teachers else UnitNorm(2.4))
 
 
 def test_the_paper_trains_dpsgd_on_the_pixels_of_images() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +102,7 @@ def test_workers_are_local_processes_unless_ray_is_chosen(monkeypatch: pytest.Mo
     start_workers(NumberFactory(), None, "host:1")
     assert started == [
         ("local", 3),
-        ("ray", {"address": None, "count": 2}),
+        ("ray", {"address": "local", "count": 2}),
         ("ray", {"address": "host:1", "count": None}),
     ]
 
@@ -126,15 +127,17 @@ class _FakeRay:
         class RayError(Exception):
             pass
 
+        class RayTaskError(RayError):
+            pass
+
     def __init__(self) -> None:
         self.shut, self.killed = False, 0
 
     def is_initialized(self) -> bool:
         return False
 
-    def init(self, address: str | None = None, **_: Any) -> None:
-        if address == "nowhere:1":
-            raise ConnectionError("no answer")
+    def init(self, **_: Any) -> None:
+        pass
 
     def cluster_resources(self) -> dict[str, float]:
         return {"CPU": 3.0}
@@ -147,6 +150,7 @@ class _FakeRay:
         class Actor:
             def __init__(self, *arguments: Any) -> None:
                 self.compute = Bound(kind(*arguments).compute)
+                self.__ray_ready__ = Bound(lambda: True)
 
         class Factory:
             def options(self, **_: Any) -> Factory:
@@ -178,7 +182,7 @@ def test_ray_workers_use_all_cores_of_a_cluster_and_replace_a_lost_actor(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     fake = _FakeRay()
-    monkeypatch.setattr(workers_module, "_import_ray", lambda: fake)
+    monkeypatch.setitem(sys.modules, "ray", fake)
     workers = RayWorkers(NumberFactory())
     assert workers.count == 3
     done = run(tiny_trials(), ResultStore(tmp_path), lambda: workers)
@@ -188,6 +192,6 @@ def test_ray_workers_use_all_cores_of_a_cluster_and_replace_a_lost_actor(
 
 
 def test_a_cluster_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers_module, "_import_ray", _FakeRay)
-    with pytest.raises(QuietmaxError, match="could not be reached at nowhere:1"):
-        RayWorkers(NumberFactory(), address="nowhere:1")
+    monkeypatch.setitem(sys.modules, "ray", _FakeRay())
+    with pytest.raises(QuietmaxError, match=r"could not be reached at 127\.0\.0\.1:1: Connection refused\."):
+        RayWorkers(NumberFactory(), address="127.0.0.1:1")

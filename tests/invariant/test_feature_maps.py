@@ -20,13 +20,19 @@ from quietmax.models.features import (
     FeatureMap,
     FrozenModule,
     Identity,
+    Joined,
+    Mirrored,
     OneHot,
+    Patches,
     Pipeline,
     RandomFourier,
+    Reduced,
     Scaling,
     Scattering,
     TableFeatures,
+    Turned,
     UnitNorm,
+    image_features,
 )
 from quietmax.models.features import images as scattering
 from quietmax.models.features.base import square_sums
@@ -68,6 +74,29 @@ def _image_maps() -> Iterator[Configuration]:
         yield images(1, side, side, scales=4, groups=1, angles=4)
 
 
+def _colour_maps() -> Iterator[Configuration]:
+    for side in (*range(7, 41), 64):
+        shape = (3, side, max(7, 45 - side))
+        yield Patches(shape, cells=1 + side % 2), int(np.prod(shape))
+        yield Patches((3, side, side)), 3 * side * side
+        yield Turned(Scattering((1, side, side)), pairs=16 * (side % 5)), side * side
+        if side % 4 == 0:
+            yield Turned(Scattering((2, side, 2 * side // 3)), pairs=64), 2 * side * (2 * side // 3)
+            yield Mirrored(Scattering((3, side, side))), 3 * side * side
+            joined = Joined((Patches((3, side, side)), Mirrored(Scattering((3, side, side)))))
+            yield joined, 3 * side * side
+    for shape in [
+        (1, 41, 28),
+        (3, 48, 48),
+        (3, 64, 12),
+        (2, 50, 50),
+        (1, 96, 96),
+        (3, 20, 128),
+        (1, 224, 224),
+    ]:
+        yield image_features(shape), int(np.prod(shape))
+
+
 def table_map(columns: int) -> TableFeatures:
     """Every third number in two kinds of bins, the number after it a missing value, and all bins of two crossed."""
     numbers = tuple(range(0, columns, 3))
@@ -93,8 +122,8 @@ def _table_maps() -> Iterator[Configuration]:
             yield Identity(), columns
 
 
-IMAGE_MAPS, TABLE_MAPS = list(_image_maps()), list(_table_maps())
-EVERY = [*IMAGE_MAPS, *TABLE_MAPS]
+IMAGE_MAPS, COLOUR_MAPS, TABLE_MAPS = list(_image_maps()), list(_colour_maps()), list(_table_maps())
+EVERY = [*IMAGE_MAPS, *COLOUR_MAPS, *TABLE_MAPS]
 # The shapes that version 0.1 computed wrongly, and some of all others.
 REFUTED: list[Configuration] = [
     *((Scattering((1, side, side)), side * side) for side in (5, 6, 7)),
@@ -103,7 +132,19 @@ REFUTED: list[Configuration] = [
     (Scattering((1, 28, 28), angles=2, groups=1), 784),
     (Scattering((1, 30, 30), scales=1, groups=1), 900),
 ]
-SAMPLE = [*REFUTED, *IMAGE_MAPS[17::41], *TABLE_MAPS[::9]]
+COLOUR: list[Configuration] = [
+    (Patches((3, 7, 7)), 147),
+    (Patches((3, 9, 14), cells=3), 378),
+    (Patches((3, 16, 16)), 768),
+    (Mirrored(Scattering((3, 7, 7))), 147),
+    (Joined((Patches((3, 11, 11)), Mirrored(Scattering((3, 11, 11))))), 363),
+    (Reduced((3, 48, 41), Joined((Patches((3, 9, 8)), Mirrored(Scattering((3, 9, 8)))))), 5904),
+    (Reduced((1, 50, 20), Scattering((1, 16, 7))), 1000),
+    *((Turned(Scattering((1, side, side))), side * side) for side in (5, 7, 28)),
+    (Turned(Scattering((2, 13, 9)), degrees=(-30.0, 3.0)), 234),
+    (Reduced((1, 50, 20), Turned(Scattering((1, 16, 7)))), 1000),
+]
+SAMPLE = [*REFUTED, *COLOUR, *IMAGE_MAPS[17::41], *TABLE_MAPS[::9]]
 
 
 def named(configuration: object) -> str | None:
@@ -169,7 +210,15 @@ def test_no_other_record_changes_a_records_features_in_any_configuration(
 
 
 @pytest.mark.parametrize(
-    "feature_map", [Scattering((1, 7, 7)), RandomFourier(count=34), UnitNorm(0.2), table_map(49)], ids=named
+    "feature_map",
+    [
+        Scattering((1, 7, 7)),
+        Reduced((1, 7, 7), Scattering((1, 5, 6))),
+        RandomFourier(count=34),
+        UnitNorm(0.2),
+        table_map(49),
+    ],
+    ids=named,
 )
 def test_any_rows_in_any_order_at_any_alignment_have_the_features_of_the_whole_table(
     feature_map: FeatureMap,

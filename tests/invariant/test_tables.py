@@ -43,7 +43,7 @@ from quietmax.data import (
     load_records,
     tables,
 )
-from quietmax.data.encoding import as_strings
+from quietmax.data.cells import as_strings
 from quietmax.errors import InvalidInput
 
 TABLES = int(os.environ.get("QUIETMAX_INVARIANT_TABLES", "400"))

@@ -1,8 +1,7 @@
-"""Small models of every kind, the service on a real port, and a real browser."""
+"""Small models of every kind, and the service on a real port."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -31,8 +30,6 @@ from tests.server.running_service import (
     some_loans,
     some_people,
 )
-
-INSTALL_CHROMIUM = "install it with: apt-get install -y chromium (or name another with QUIETMAX_CHROMIUM)"
 
 
 @pytest.fixture(scope="session")
@@ -117,33 +114,6 @@ def idle(tmp_path: Path, models: Path) -> Iterator[Service]:
             [f"plain={models / 'plain'}"], budget=Terms(10.0), queries=20, accept_unproven=True
         )
         yield Service(ledger, deploy(ledger, loaded, budget=Terms(10.0)), Settings(anonymous=True))
-
-
-@pytest.fixture(scope="session")
-def chromium() -> str:
-    """The path of a Chromium; without one the test is skipped and says how to install it."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    found = os.environ.get("QUIETMAX_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
-    if found is None:
-        pytest.skip(f"there is no Chromium; {INSTALL_CHROMIUM}")
-    if importlib.util.find_spec("playwright") is None:
-        pytest.skip("playwright is missing; install it with: pip install playwright")
-    return found
-
-
-@pytest.fixture(scope="session")
-def browser(chromium: str) -> Iterator[Any]:
-    from playwright.sync_api import Error, sync_playwright
-
-    with sync_playwright() as playwright:
-        try:
-            opened = playwright.chromium.launch(
-                executable_path=chromium, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-            )
-        except Error as error:
-            pytest.skip(f"Chromium does not start ({str(error).splitlines()[0]}); {INSTALL_CHROMIUM}")
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     """
     monkeypatch.setattr(supervisor, "run", lambda *_: None)
     monkeypatch.setattr(supervisor, "_stop_with_parent", lambda _: None)
-    record = tmp_path / "starts"
+    record, handler = tmp_path / "starts", signal.getsignal(signal.SIGTERM)
     record.write_bytes(b"")
 
     def supervised(*behaviours: Callable[[], None]) -> int:
@@ -91,7 +91,7 @@ def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         return record.stat().st_size
 
     yield supervised
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == handler
 
 
 def _ledger_down() -> None:

@@ -18,6 +18,8 @@ Status = Literal["proven", "conditional", "refuted"]
 Unit = Literal["record", "person"]
 _STATUSES: tuple[Status, ...] = ("proven", "conditional", "refuted")
 UNITS: tuple[Unit, ...] = ("record", "person")
+MADE_WITHOUT_RECORDS = "was made without the private records"
+"""Words of the assumption about a file; `Guarantee.in_words` repeats such an assumption."""
 _UP = 1.0 + 2.0**-44
 _LIBRARY_UP = 1.0 + 2.0**-40
 """Covers the relative errors of SciPy's normal distribution and its inverse."""
@@ -365,6 +367,9 @@ class Guarantee:
         ]
         if self.status == "conditional":
             sentences.append("These limits hold if the assumptions of the guarantee hold.")
+        sentences += [
+            f"The limits rest on this: {each}" for each in self.assumptions if MADE_WITHOUT_RECORDS in each
+        ]
         if self.unit == "record":
             limits = " and ".join(
                 f"at most {self._group_accuracy(rows)} with {rows} records" for rows in (2, 5)

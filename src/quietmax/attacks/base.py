@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from quietmax._plugins import with_plugins
+from quietmax._ray import RayEngine
 from quietmax.accounting.budget import Budget
 from quietmax.attacks.metrics import Floats, Released, released_by
 from quietmax.attacks.report import AttackReport
@@ -136,7 +137,11 @@ class Attack(ABC):
         return query_target(target, data.records.features[self.queried_rows(data)], data.classes)
 
     def train_pool(
-        self, data: Split, settings: TrainingSettings, progress: Progress | None = None
+        self,
+        data: Split,
+        settings: TrainingSettings,
+        progress: Progress | None = None,
+        engine: RayEngine | None = None,
     ) -> ShadowPool:
         """Train shadow networks of the preferred design.
 
@@ -148,14 +153,17 @@ class Attack(ABC):
             The target's training settings.
         progress : callable or None
             Called with (done, total).
+        engine : RayEngine or None
+            Trains the networks on a Ray cluster.
 
         Returns
         -------
         ShadowPool
             The shadow networks.
         """
+        design = self.designs_for(data)[0]
         return ShadowPool.train(
-            self.designs_for(data)[0], data, settings, self.models, seed=self.seed, progress=progress
+            design, data, settings, self.models, seed=self.seed, engine=engine, progress=progress
         )
 
     def run(
@@ -165,6 +173,7 @@ class Attack(ABC):
         *,
         target: Target = None,
         pool: ShadowPool | None = None,
+        engine: RayEngine | None = None,
         progress: Progress | None = None,
     ) -> AttackReport:
         """Run the attack. The target is queried once per record, before anything is trained.
@@ -180,6 +189,8 @@ class Attack(ABC):
             What is queried instead of the model; see `quietmax.attacks.query_target`.
         pool : ShadowPool or None
             Shadow networks trained before; None trains them.
+        engine : RayEngine or None
+            Trains the shadow networks on a Ray cluster. They are the same, bit for bit.
         progress : callable or None
             Called with (done, total).
 
@@ -196,7 +207,7 @@ class Attack(ABC):
         elif self.designs_for(data)[0] == "disjoint":
             disjoint_set_size(data)  # raises before the target is charged
         result = self.query(model if target is None else target, data)
-        chosen = self.train_pool(data, settings, progress) if pool is None else pool
+        chosen = self.train_pool(data, settings, progress, engine) if pool is None else pool
         return self.report(self.fit(chosen, released_by(result.answers), progress), result, chosen)
 
     def report(self, fitted: FittedAttack, result: QueryResult, pool: ShadowPool) -> AttackReport:
@@ -337,6 +348,7 @@ def run_together(
     data: Split,
     *,
     target: Target = None,
+    engine: RayEngine | None = None,
     progress: Progress | None = None,
 ) -> list[AttackReport]:
     """Run several attacks that share the target's answers and the shadow networks.
@@ -348,7 +360,7 @@ def run_together(
     ----------
     attacks : sequence of Attack
         At least one.
-    model, data, target, progress
+    model, data, target, engine, progress
         As in `Attack.run`.
 
     Returns
@@ -371,7 +383,7 @@ def run_together(
         if design not in pools:
             networks = max(other.models for other in attacks if design in other.designs_for(data))
             pools[design] = ShadowPool.train(
-                design, data, settings, networks, seed=attack.seed, progress=progress
+                design, data, settings, networks, seed=attack.seed, engine=engine, progress=progress
             )
         own = np.searchsorted(rows, attack.queried_rows(data))
         answers = _selected(result.answers, own)

@@ -25,24 +25,33 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from threading import Lock
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quietmax._ray import RayEngine, ray_map
+from quietmax._threads import parallel_map
 from quietmax.attacks.metrics import Floats, Released, Statistic
 from quietmax.data.records import Holdout, Records, Split, is_held_out
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms.base import Answers
 from quietmax.models.mlp import MLP
-from quietmax.models.stacked import Progress, TrainingSettings, train_stack
+from quietmax.models.stacked import (
+    Progress,
+    TrainingSettings,
+    stack_edges,
+    train_networks,
+    training_bytes,
+)
 from quietmax.models.training import softmax
 
 Design = Literal["disjoint", "overlapping"]
 Rows = NDArray[np.int64]
 
 MAX_MEMORY = 1_500_000_000
-"""Bytes of working memory for networks that are trained together; more networks are trained in groups."""
+"""Bytes of working memory for networks that are trained at the same time."""
 _REFERENCE_RECORDS = 10_000
 _MOST_FOLDS = 10
 
@@ -150,6 +159,7 @@ class ShadowPool:
         networks: int,
         *,
         seed: int = 0,
+        engine: RayEngine | None = None,
         progress: Progress | None = None,
     ) -> ShadowPool:
         """Draw training sets and train a network on each.
@@ -167,6 +177,8 @@ class ShadowPool:
             Number of shadow networks, at least 1.
         seed : int
             Determines the sets and the initial weights.
+        engine : RayEngine, optional
+            Trains the networks on a Ray cluster, one stack per task. The networks are the same, bit for bit.
         progress : callable or None
             Called with (done, total) while the networks are trained.
 
@@ -211,7 +223,7 @@ class ShadowPool:
         else:
             raise InvalidInput(f"design must be 'disjoint' or 'overlapping', got {design!r}.")
         seeds = [int(each) for each in generator.integers(2**62, size=networks)]
-        stacks = _train_in_groups(data, settings, inside, seeds, progress)
+        stacks = _trained_stacks(data, settings, inside, seeds, engine, progress)
         count = len(data.records)
         return cls(data, settings, design, stacks, _as_mask(inside, count), _as_mask(drawn, count), notes)
 
@@ -384,66 +396,62 @@ def plain_answers(network: MLP, features: NDArray[np.float32], released: Release
     return Answers(logits.argmax(-1), None if released == "labels" else softmax(logits))
 
 
-def networks_at_once(widths: tuple[int, ...], settings: TrainingSettings, memory: int = MAX_MEMORY) -> int:
-    """Return how many networks fit into memory while they are trained together, at least one.
-
-    A weight takes 40 bytes at most (initial values in double precision, then weights, gradient and Adam's two moments).
-    A batch takes 8 bytes per neuron and record for activations and their derivatives.
-
-    Parameters
-    ----------
-    widths : tuple of int
-        Layer widths, from the features to the classes.
-    settings : TrainingSettings
-        Determines the batch size.
-    memory : int
-        Bytes that the networks may take.
-
-    Returns
-    -------
-    int
-        The number of networks.
-
-    Examples
-    --------
-    >>> networks_at_once((3072, 128, 10), TrainingSettings())
-    81
-    """
-    weights = sum((into + 1) * out for into, out in pairwise(widths))
-    return max(1, memory // (40 * weights + 8 * settings.batch_size * sum(widths)))
-
-
-def _train_in_groups(
+def _trained_stacks(
     data: Split,
     settings: TrainingSettings,
     inside: Sequence[Rows],
     seeds: Sequence[int],
+    engine: RayEngine | None,
     progress: Progress | None,
 ) -> tuple[MLP, ...]:
-    """Train one network per set, as many at once as fit into memory."""
+    """Train one network per set in stacks: on threads, as many at once as fit into memory, or on Ray workers."""
     records = data.records
-    at_once = networks_at_once((records.features.shape[1], *settings.hidden, records.classes), settings)
-    starts = range(0, len(inside), at_once)
-    stacks = []
-    for group, start in enumerate(starts):
-        chosen = slice(start, start + at_once)
-        stacks.append(
-            train_stack(
-                records.features,
-                records.labels,
-                records.classes,
-                [np.sort(rows) for rows in inside[chosen]],
-                settings=settings,
-                seeds=seeds[chosen],
-                progress=None if progress is None else _progress_of_part(progress, group, len(starts)),
-            )
-        )
+    widths = (records.features.shape[1], *settings.hidden, records.classes)
+    one = training_bytes(widths, settings)
+    edges = stack_edges(len(inside), one, MAX_MEMORY)
+    shared = (records.features, records.labels, records.classes)
+    jobs = [
+        ([np.sort(rows) for rows in inside[first:last]], settings, list(seeds[first:last]))
+        for first, last in pairwise(edges)
+    ]
+    if engine is not None:
+        reporting = engine if progress is None else replace(engine, progress=progress)
+        return tuple(ray_map(reporting, train_networks, jobs, shared=shared, total=len(jobs)))
+    reports = _Reports(progress, len(jobs))
+
+    def trained(number: int) -> MLP:
+        rows, _, own_seeds = jobs[number]
+        return train_networks(*shared, rows, settings, own_seeds, None, reports.of(number))
+
+    if len(jobs) == 1:
+        return (trained(0),)
+    at_once = max(1, MAX_MEMORY // (one * max(last - first for first, last in pairwise(edges))))
+    stacks: list[MLP] = []
+    for start in range(0, len(jobs), at_once):
+        group = range(start, min(start + at_once, len(jobs)))
+        stacks += parallel_map(lambda place, group=group: trained(group[place]), len(group))  # type: ignore[misc]
     return tuple(stacks)
 
 
-def _progress_of_part(progress: Progress, part: int, parts: int) -> Progress:
-    """Report the progress of one of several equally long parts as progress of the whole."""
-    return lambda done, total: progress(part * total + done, parts * total)
+class _Reports:
+    """Adds up the progress of several stacks."""
+
+    def __init__(self, progress: Progress | None, stacks: int) -> None:
+        self._progress, self._lock = progress, Lock()
+        self._done = [0.0] * stacks
+
+    def of(self, stack: int) -> Progress | None:
+        """Return what to call with the progress of one stack."""
+        progress = self._progress
+        if progress is None:
+            return None
+
+        def report(done: int, total: int) -> None:
+            with self._lock:
+                self._done[stack] = done / total
+                progress(round(sum(self._done) * total), len(self._done) * total)
+
+        return report
 
 
 def _as_mask(sets: Sequence[Rows], records: int) -> NDArray[np.bool_]:

@@ -27,10 +27,12 @@ from quietmax.data.encoding import (
     Encoding,
     HashedColumn,
     NumericColumn,
+    TextColumn,
 )
 from quietmax.errors import InvalidInput
+from quietmax.estimators.blocks import Table
 from quietmax.estimators.dpsgd.gradients import exact_clipped_sum
-from quietmax.estimators.head.exact_sums import Table, clipped_rows, gradient_sum
+from quietmax.estimators.head.exact_sums import clipped_rows, gradient_sum
 from quietmax.estimators.serialization import PrivateModel
 from quietmax.estimators.teachers import TeacherEnsemble
 from quietmax.models.features.base import FeatureMap, bits
@@ -46,6 +48,7 @@ ALIGNMENTS = (0, 1, 3, 8)
 _ALONE = 4
 _NETWORK_RECORDS = 8
 _NETWORK_STEPS = 3
+_TEXTS = 6
 
 
 @dataclass(frozen=True)
@@ -399,4 +402,18 @@ def _synthetic_cells(column: Column, records: int, generator: np.random.Generato
         return [str(each) for each in generator.choice(["yes", "No", "TRUE", "f", "1", "0"], records)]
     if isinstance(column, HashedColumn):
         return [f"{number:05}" for number in generator.integers(0, 10**5, records)]
+    if isinstance(column, TextColumn):
+        return _synthetic_texts(records, generator)
     return [str(each) for each in generator.choice([*column.categories, "another"], records)]
+
+
+def _synthetic_texts(records: int, generator: np.random.Generator) -> list[str]:
+    """Return few different texts of 1 to 30 words: each costs some hundredths of a second."""
+    words = np.array(
+        ["paid", "late", "Kunde", "42", "the", "visit", "naïve", "?!", "日本", "again", "http://x.y"]
+    )
+    texts = [
+        " ".join(generator.choice(words, length))
+        for length in generator.integers(1, 30, min(records, _TEXTS), endpoint=True)
+    ]
+    return [texts[number] for number in generator.integers(0, len(texts), records)]

@@ -14,6 +14,7 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from quietmax import __version__
+from quietmax._ray import is_ray_address
 from quietmax.errors import InvalidData, InvalidInput, QuietmaxError
 
 # Each command is the module of its name, with a function `command`, or a Typer `app` if it has subcommands.
@@ -22,7 +23,7 @@ COMMANDS = {
     "datasets": "List the data sets and where their files come from.",
     "schema": "Draft and check the schema of your own table.",
     "train": "Train a private head, teachers, DP-SGD or a network.",
-    "predict": "Answer the queries in a file.",
+    "predict": "Answer the queries in a file or folder.",
     "evaluate": "Measure an accuracy that may be published.",
     "sensitivity": "Compute the paper's sensitivity formulas.",
     "attack": "Run membership-inference attacks on a model.",
@@ -181,7 +182,9 @@ def main() -> None:
     Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted. Errors are one line on stderr.
     """
     try:
-        sys.exit(app(spread_lists(sys.argv[1:]), prog_name="quietmax", standalone_mode=False))
+        sys.exit(
+            app(with_ray_address(spread_lists(sys.argv[1:])), prog_name="quietmax", standalone_mode=False)
+        )
     except _UsageError as problem:
         message = " ".join(problem.format_message().split())
         if not message:  # a group without a command: its help is already printed
@@ -231,6 +234,32 @@ def spread_lists(arguments: list[str]) -> list[str]:
         else:
             spread.append(argument)
     return spread
+
+
+def with_ray_address(arguments: list[str]) -> list[str]:
+    """Put ``local`` after a ``--ray`` that no address follows: the parser wants a value after every such option.
+
+    Parameters
+    ----------
+    arguments : list of str
+        The command line without the program's name.
+
+    Returns
+    -------
+    list of str
+        The arguments with an address after ``--ray``.
+
+    Examples
+    --------
+    >>> with_ray_address(["--ray", "auto", "a.csv"]), with_ray_address(["--ray", "a.csv"])
+    (['--ray', 'auto', 'a.csv'], ['--ray', 'local', 'a.csv'])
+    """
+    filled = []
+    for argument, following in zip(arguments, [*arguments, ""][1:], strict=True):
+        filled.append(argument)
+        if argument == "--ray" and not is_ray_address(following):
+            filled.append("local")
+    return filled
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -23,13 +23,6 @@ WorkerCount = Annotated[
     int | None,
     typer.Option("--workers", min=1, help="Worker processes of one thread each. Default: one per core."),
 ]
-Ray = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ADDRESS",
-        help="Run on the Ray cluster at this address; 'local' starts one here. Requires quietmax[ray].",
-    ),
-]
 
 
 def run_with_progress(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -11,11 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from quietmax.cli._output import progress_bar
+from quietmax.cli._output import print_note, progress_bar
 from quietmax.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from quietmax._ray import RayEngine
     from quietmax.data.records import Split
+    from quietmax.data.sources import TableRows
+    from quietmax.estimators.blocks import LocalEngine
 
 _TABLE_PANEL = "Your own table"
 
@@ -31,6 +35,15 @@ Seed = Annotated[
 Names = Annotated[
     list[str] | None,
     typer.Option("--datasets", help="One or more data sets, as in: --datasets mnist location."),
+]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="[ADDRESS]",
+        help="Compute on the Ray cluster at this address (host:port or auto), or on one that is started on this "
+        "machine. Requires quietmax[ray].",
+    ),
 ]
 AdultEncoding = Annotated[
     str | None, typer.Option("--encoding", help="Data set adult: codes (as in the paper) or one-hot.")
@@ -184,6 +197,196 @@ class DataOptions(TableOptions):
                 progress=lambda _, done, total: progress(done, total or done),
                 **facts,
             )
+
+    def rows(self, name: str) -> TableRows:
+        """Prepare a table that is read part by part.
+
+        Parameters
+        ----------
+        name : str
+            A file, a folder or a pattern.
+
+        Returns
+        -------
+        TableRows
+
+        Raises
+        ------
+        DataUnavailable
+            If a file cannot be read.
+        InvalidInput
+            If an option does not apply to files, or a file does not match the declarations.
+        """
+        from quietmax.data.load import load_rows
+
+        if self.records is not None:
+            raise InvalidInput(
+                f"records applies only to registered data sets; '{name}' trains on all of its rows except the share "
+                "given as `holdout`."
+            )
+        return load_rows(
+            name,
+            holdout=self.holdout,
+            seed=self.seed,
+            encoding=self.encoding,
+            download=self.download,
+            **self.given(),
+        )
+
+
+@dataclass(frozen=True)
+class MemoryOptions:
+    """How tables that may not fit into memory are read."""
+
+    max_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Read the table part by part, and keep at most this much of its rows in memory, as in 512M or 4G; "
+            "the rest goes to temporary files. Default: 512M for a folder or a pattern, no limit for one file.",
+            rich_help_panel=_TABLE_PANEL,
+        ),
+    ] = None
+    cache_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the temporary files, which are removed at the end. Default: that of the operating system.",
+            rich_help_panel=_TABLE_PANEL,
+        ),
+    ] = None
+
+    def reads_parts(self, data: str) -> bool:
+        """Whether a table is read part by part: a folder, a pattern, or one file whose memory is limited.
+
+        Parameters
+        ----------
+        data : str
+            What the user named: a table or a data set.
+
+        Returns
+        -------
+        bool
+
+        Raises
+        ------
+        InvalidInput
+            If the options do not apply to it.
+        """
+        from quietmax.data.registry import datasets
+        from quietmax.data.sources import FILE_SUFFIXES, names_several_files
+
+        several = data not in datasets() and names_several_files(data)
+        given = self.max_memory is not None or self.cache_dir is not None
+        if given and not several and Path(data).suffix.lower() not in FILE_SUFFIXES:
+            flag = "--cache-dir" if self.max_memory is None else "--max-memory"
+            raise InvalidInput(f"{flag} applies only to CSV, TSV and Parquet files and folders of them.")
+        return several or given
+
+    def engine(self, *, quiet: bool) -> LocalEngine:
+        """Where rows are kept.
+
+        Parameters
+        ----------
+        quiet : bool
+            Print nothing; otherwise the place and size of temporary files is printed before they are written.
+
+        Returns
+        -------
+        LocalEngine
+
+        Raises
+        ------
+        InvalidInput
+            If an option is not valid.
+        """
+        from quietmax.estimators.blocks import LocalEngine
+
+        if self.cache_dir is not None and not self.cache_dir.expanduser().is_dir():
+            raise InvalidInput(f"cache_dir must be a folder that exists, got '{self.cache_dir}'.")
+        limit = None if self.max_memory is None else memory_size(self.max_memory)
+        return LocalEngine(limit, self.cache_dir, report=None if quiet else print_note)
+
+
+@dataclass(frozen=True)
+class ResumableOptions(MemoryOptions):
+    """How a training reads tables that may not fit into memory, and whether it can be continued."""
+
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue a training that was interrupted: the encoded rows, which are private, stay in --cache-dir "
+            "until a training on the same files ends well.",
+            rich_help_panel=_TABLE_PANEL,
+        ),
+    ] = False
+
+    def reads_parts(self, data: str) -> bool:
+        """Whether a table is read part by part; ``data`` is what the user named. See `MemoryOptions`."""
+        parts = super().reads_parts(data)
+        if self.resume and not parts:
+            raise InvalidInput(
+                "resume applies only to tables that are read part by part: give `cache_dir` too."
+            )
+        return parts
+
+    def engine(self, *, quiet: bool) -> LocalEngine:
+        """Where rows are kept, and whether they stay there; see `MemoryOptions`."""
+        return replace(super().engine(quiet=quiet), resume=self.resume)
+
+
+def engine_of(memory: MemoryOptions, ray: str | None, *, quiet: bool) -> LocalEngine | RayEngine:
+    """Where a command computes.
+
+    Parameters
+    ----------
+    memory : MemoryOptions
+        How tables are read on this machine.
+    ray : str or None
+        Address of a Ray cluster; None without --ray.
+    quiet : bool
+        As for `MemoryOptions.engine`.
+
+    Returns
+    -------
+    LocalEngine or RayEngine
+
+    Raises
+    ------
+    InvalidInput
+        If options contradict each other or are not valid.
+    """
+    from quietmax._ray import RayEngine
+
+    if ray is None:
+        return memory.engine(quiet=quiet)
+    given = [name for name, value in arguments_of(memory).items() if value is not False]
+    if given:
+        raise InvalidInput(f"--{given[0].replace('_', '-')} cannot be combined with --ray.")
+    return RayEngine(ray)
+
+
+def memory_size(text: str) -> int:
+    """Parse the value of ``--max-memory``: bytes, or a number with the unit K, M, G or T.
+
+    Parameters
+    ----------
+    text : str
+        The value.
+
+    Returns
+    -------
+    int
+        Bytes.
+
+    Examples
+    --------
+    >>> memory_size("512M"), memory_size("1.5GiB") == 3 * 2**29
+    (536870912, True)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise InvalidInput(f"max_memory must be a size, as in 512M or 4G, got {text!r}.")
+    return int(float(found[1]) * 2 ** (10 * " KMGT".index(found[2].upper() or " ")))
 
 
 def class_names(text: str | None) -> int | list[str] | None:

@@ -104,6 +104,17 @@ def print_error(message: str) -> None:
     errors.print(f"quietmax: {message}", style="bold red", soft_wrap=True)
 
 
+def print_note(message: str) -> None:
+    """Print one line on stderr that is not an error.
+
+    Parameters
+    ----------
+    message : str
+        What the user should know before the result.
+    """
+    errors.print(message, soft_wrap=True)
+
+
 @contextmanager
 def progress_bar(description: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar with the remaining time on stderr, if stderr is a terminal.

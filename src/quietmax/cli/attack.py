@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quietmax.cli._options import DataOptions, Json, with_groups
+from quietmax.cli._options import DataOptions, Json, Ray, with_groups
 from quietmax.cli._output import console, print_json, print_table, progress_bar
 from quietmax.errors import InvalidInput
 
@@ -93,6 +93,7 @@ def command(
             "model was trained without --holdout, half of them are the non-members."
         ),
     ] = None,
+    ray: Ray = None,
     mechanism: MechanismOptions,
     options: DataOptions,
     as_json: Json = False,
@@ -111,6 +112,7 @@ def command(
     quietmax attack model --mechanism algorithm1 --epsilon 1 --shadows 8
     """
     from quietmax._io import check_figure
+    from quietmax._ray import RayEngine
     from quietmax.attacks.base import make_attack, run_together
     from quietmax.attacks.report import INTERVALS, plot_reports
     from quietmax.attacks.shadow_models import check_nonmembers
@@ -118,6 +120,7 @@ def command(
     from quietmax.privacy_card import OBSERVED, record_leakage
 
     _check_mechanism(mechanism, target)
+    engine = None if ray is None else RayEngine(ray)
     check_figure(plot)
     found = _find(subject, data, options)
     split = _with_others(found, found.options.load(found.data, quiet=as_json), shadow_data)
@@ -132,7 +135,7 @@ def command(
         for name in dict.fromkeys(attack or ["shadow"])
     ]
     with progress_bar("training shadow networks and attacking", quiet=as_json) as progress:
-        reports = run_together(chosen, model, split, target=queried, progress=progress)
+        reports = run_together(chosen, model, split, target=queried, engine=engine, progress=progress)
     if as_json:
         print_json(
             {

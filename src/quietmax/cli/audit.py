@@ -443,7 +443,7 @@ def _audit_repeated_dpsgd(
     subject: str,
     progress: Progress,
 ) -> AuditReport:
-    """Train DP-SGD with its default settings many times without and with the canary."""
+    """Train DP-SGD without centring many times, without and with the canary."""
     from quietmax.audit.distinguishing import distinguish
     from quietmax.audit.training import private_network_draws
     from quietmax.estimators.dpsgd.config import default_length, make_plan

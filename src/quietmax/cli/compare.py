@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quietmax.cli._grids import Output, Ray, WorkerCount, finish, listed, numbers, run_with_progress
-from quietmax.cli._options import DataDir, Download, Json, Seed, TableOptions, with_groups
+from quietmax.cli._grids import Output, WorkerCount, finish, listed, numbers, run_with_progress
+from quietmax.cli._options import DataDir, Download, Json, Ray, Seed, TableOptions, with_groups
 from quietmax.cli._output import print_json, print_table
 from quietmax.errors import InvalidInput, unknown_name
 

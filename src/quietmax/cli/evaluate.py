@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quietmax.cli._options import DataDir, Json
-from quietmax.cli._output import console, print_guarantee, print_json, print_table
+from quietmax.cli._options import DataDir, Json, MemoryOptions, Ray, engine_of, with_groups
+from quietmax.cli._output import console, print_guarantee, print_json, print_table, progress_bar
 from quietmax.errors import InvalidInput
 
 if TYPE_CHECKING:
     from quietmax.data.records import Records
+    from quietmax.data.sources import TableRows
     from quietmax.estimators.evaluation import Evaluation
     from quietmax.estimators.serialization import PrivateModel
 
+_NO_TABLE = "The model was not trained on a table: --data must be a data set."
 
+
+@with_groups
 def command(
+    *,
     model: Annotated[Path, typer.Argument(help="Model folder, written by 'quietmax train'.")],
     data: Annotated[
         str,
-        typer.Option(help="The table (CSV, TSV, Parquet, NPZ) or data set that the model was trained on."),
+        typer.Option(
+            help="The table (CSV, TSV, Parquet, NPZ, or a folder or pattern of CSV, TSV or Parquet files) or data set "
+            "that the model was trained on."
+        ),
     ],
     epsilon: Annotated[
         float | None,
@@ -34,6 +43,8 @@ def command(
             "--exact", help="Exact figures for the owner, not for publication. Nothing is charged or stored."
         ),
     ] = False,
+    memory: MemoryOptions,
+    ray: Ray = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -42,7 +53,7 @@ def command(
     A model that was trained with --holdout is evaluated on the people who were held out, for free: model and
     evaluation together have the guarantee of the model. Everybody else may be in the training set; then the costs add
     up, and --epsilon is required. The result is stored in the model folder and shown by 'quietmax card'. A model that
-    is paid per answer cannot be evaluated.
+    is paid per answer cannot be evaluated. A folder of files is read part by part, and may be larger than the memory.
 
     Examples:
 
@@ -58,12 +69,30 @@ def command(
     opened = open_private(model)
     if opened.remaining is not None:
         raise InvalidInput(PAID_PER_ANSWER)
-    records = _records(opened, data, data_dir)
-    evaluation = evaluate_folder(model, opened, records, epsilon=epsilon, delta=delta, exact=exact)
+    engine = engine_of(memory, ray, quiet=as_json)
+    in_parts = memory.reads_parts(data) or ray is not None
+    records = _rows(opened, data) if in_parts else _records(opened, data, data_dir)
+    with progress_bar("evaluating", quiet=as_json) as progress:
+        evaluation = evaluate_folder(
+            *(model, opened, records),
+            epsilon=epsilon,
+            delta=delta,
+            exact=exact,
+            engine=replace(engine, progress=progress),
+        )
     if as_json:
         print_json(evaluation.to_json())
     else:
         _print(evaluation, model)
+
+
+def _rows(model: PrivateModel, data: str) -> TableRows:
+    """Prepare files that are read part by part with the encoding of the model."""
+    from quietmax.data.sources import encoded_rows
+
+    if model.encoding is None:
+        raise InvalidInput(_NO_TABLE)
+    return encoded_rows(data, model.encoding)
 
 
 def _records(model: PrivateModel, data: str, data_dir: Path | None) -> Records:
@@ -84,7 +113,7 @@ def _records(model: PrivateModel, data: str, data_dir: Path | None) -> Records:
             raise InvalidInput(f"The data set {data!r} is not encoded as the records of the model.")
         return records
     if encoding is None:
-        raise InvalidInput("The model was not trained on a table: --data must be a data set.")
+        raise InvalidInput(_NO_TABLE)
     return evaluation_records(read_table(data, label=encoding.label).frame, encoding, Path(data).stem)
 
 

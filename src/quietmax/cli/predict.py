@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quietmax.cli._options import Json, arguments_of, with_groups
-from quietmax.cli._output import print_guarantee, print_json, print_table
+from quietmax.cli._options import Json, Ray, arguments_of, with_groups
+from quietmax.cli._output import console, print_guarantee, print_json, print_table, progress_bar
 from quietmax.errors import BudgetExhausted, InvalidInput
 
 if TYPE_CHECKING:
@@ -88,23 +88,51 @@ class _Answers:
 def command(
     *,
     model: Annotated[Path, typer.Option(help="Model folder, written by 'quietmax train'.")],
-    input_file: Annotated[Path, typer.Option("--input", help="CSV, TSV, Parquet or NPZ file of queries.")],
+    input_file: Annotated[
+        Path,
+        typer.Option(
+            "--input",
+            help="CSV, TSV, Parquet or NPZ file of queries; with --output also a folder of CSV, TSV or Parquet files, "
+            "or a pattern such as 'queries/*.parquet'.",
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Folder for one file of answers per file of queries, with the same name and the same order of rows. "
+            "Files that were answered before are skipped. Default: print the answers.",
+        ),
+    ] = None,
+    ray: Ray = None,
     network: NetworkOptions,
     as_json: Json = False,
 ) -> None:
-    """Answer the queries in a file and print the guarantee with its status.
+    """Answer the queries in a file or folder, and print the guarantee with its status.
 
     A private model (train head, teachers or dpsgd) answers under its own guarantee; its folder keeps count of what
-    was spent. An ordinary network answers through Algorithm 1.
+    was spent. An ordinary network answers through Algorithm 1. With --output, a model whose weights are released
+    answers any number of queries in little memory.
 
     Examples:
 
     quietmax predict --model private --input queries.csv
 
+    quietmax predict --model private --input queries/ --output answers/
+
     quietmax predict --model model --input queries.csv --epsilon 1
     """
+    from quietmax.data.sources import names_several_files
     from quietmax.models.serialization import read_description
 
+    if output is not None:
+        _answer_folder(model, input_file, output, network, ray=ray, as_json=as_json)
+        return
+    if ray is not None:
+        raise InvalidInput("--ray requires --output: the workers write files of answers.")
+    if names_several_files(input_file):
+        raise InvalidInput(f"--output is required, because {input_file} names a folder or a pattern.")
     if read_description(model).get("kind") == "mlp":
         answers = _network_answers(model, input_file, network)
     else:
@@ -123,17 +151,49 @@ def command(
         _print_answers(answers)
 
 
+def _answer_folder(
+    folder: Path, queries: Path, output: Path, network: NetworkOptions, *, ray: str | None, as_json: bool
+) -> None:
+    """Write one file of answers for each file of queries, and report."""
+    from quietmax._ray import RayEngine
+    from quietmax.estimators.batch_answers import PAID, answer_files
+    from quietmax.estimators.serialization import open_private
+    from quietmax.models.serialization import read_description
+
+    if read_description(folder).get("kind") == "mlp":
+        raise InvalidInput(PAID)
+    _refuse_network_options(network)
+    engine = None if ray is None else RayEngine(ray)
+    private = open_private(folder)
+    with progress_bar("answering", quiet=as_json) as progress:
+        done = answer_files(folder, private, queries, output, progress=progress, engine=engine)
+    if as_json:
+        print_json({**vars(done), "output": str(output), "guarantee": private.guarantee.to_json()})
+        return
+    skipped = f" Files that had been answered before: {done.skipped:,}." if done.skipped else ""
+    console.print(
+        f"Answers are in {output}. Files answered: {done.written:,}, with {done.queries:,} queries.{skipped}",
+        soft_wrap=True,
+    )
+    print_guarantee(private.guarantee)
+
+
+def _refuse_network_options(network: NetworkOptions) -> None:
+    """Raise if an option was given that only ordinary networks have."""
+    given = [f"--{name.replace('_', '-')}" for name in arguments_of(network)]
+    if given:
+        raise InvalidInput(
+            f"{', '.join(given)} cannot be used with a private model, which has its own mechanism and budget."
+        )
+
+
 def _private_answers(folder: Path, input_file: Path, network: NetworkOptions) -> _Answers:
     """The answers of a private model, which needs no options."""
     from quietmax.data.tables import read_queries
     from quietmax.estimators.serialization import open_private
     from quietmax.spending import MOVED_FILE
 
-    given = [f"--{name.replace('_', '-')}" for name in arguments_of(network)]
-    if given:
-        raise InvalidInput(
-            f"{', '.join(given)} cannot be used with a private model, which has its own mechanism and budget."
-        )
+    _refuse_network_options(network)
     private = open_private(folder)
     if private.remaining == 0 and (folder / MOVED_FILE).is_file():
         raise BudgetExhausted(

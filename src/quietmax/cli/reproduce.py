@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quietmax.cli._grids import Output, Ray, WorkerCount, duration, finish, listed, run_with_progress
-from quietmax.cli._options import DataDir, Download, Json, Names, Seed, with_groups
+from quietmax.cli._grids import Output, WorkerCount, duration, finish, listed, run_with_progress
+from quietmax.cli._options import DataDir, Download, Json, Names, Ray, Seed, with_groups
 from quietmax.cli._output import console, print_json, print_table
 from quietmax.errors import DataUnavailable
 

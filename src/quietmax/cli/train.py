@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quietmax.cli._options import DataOptions, Json, arguments_of, with_groups
+from quietmax.cli._options import (
+    DataOptions,
+    Json,
+    MemoryOptions,
+    Ray,
+    ResumableOptions,
+    arguments_of,
+    engine_of,
+    with_groups,
+)
 from quietmax.cli._output import console, print_guarantee, print_json, print_table, progress_bar
 from quietmax.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from quietmax.data.records import Records
+    from quietmax.data.records import Records, Split
+    from quietmax.data.sources import TableRows
     from quietmax.estimators.dpsgd.estimator import DPSGD
     from quietmax.estimators.head.estimator import PrivateHead
     from quietmax.estimators.teachers import Teachers
+    from quietmax.models.features.encoder import Encoder
     from quietmax.models.losses import Loss
 
 app = typer.Typer(
@@ -32,6 +44,15 @@ app = typer.Typer(
 
 Data = Annotated[str, typer.Argument(help="Name of a data set, or a CSV, TSV, Parquet or NPZ file.")]
 
+PrivateData = Annotated[
+    str,
+    typer.Argument(
+        help="Name of a data set, or a CSV, TSV, Parquet or NPZ file, or a folder of CSV, TSV or Parquet files, or a "
+        "pattern such as 'people/*.parquet'."
+    ),
+]
+
+_ENCODER_PANEL = "Your own encoder"
 _COUNTED = "counted, assumed to be public"
 # Below this many times 1/mu people, heads on a small table were hardly better than its most frequent class.
 _ENOUGH = 50
@@ -78,7 +99,10 @@ class PrivacyOptions:
     ] = None
     features: Annotated[
         str | None,
-        typer.Option(help="Feature map: auto, identity, unit-norm or scattering. Default: auto."),
+        typer.Option(
+            help="Feature map: auto, identity, unit-norm, scattering, or embedding for columns that a public encoder "
+            "computed. Default: auto."
+        ),
     ] = None
 
 
@@ -146,8 +170,12 @@ class DPSGDOptions(PrivacyOptions):
     sampling_rate: Annotated[
         float | None, typer.Option(help="Poisson sampling rate. Default: the preset's.")
     ] = None
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Number of gradient steps. Default: the preset's.")
+    steps: Annotated[int | None, typer.Option(min=1, help="Number of steps. Default: the preset's.")] = None
+    centring_steps: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="How many of the steps release the mean of the features; 0: no centring. Default: 5%."
+        ),
     ] = None
     max_grad_norm: Annotated[
         float | None, typer.Option(help="Per-example gradient clipping norm. Default: the preset's.")
@@ -157,6 +185,83 @@ class DPSGDOptions(PrivacyOptions):
         None
     )
     l2: Annotated[float | None, typer.Option(help="L2 penalty on the kernels. Default: the preset's.")] = None
+
+
+@dataclass(frozen=True)
+class EncoderOptions:
+    """Arguments of `quietmax.models.features.Encoder`, each with the prefix ``encoder``."""
+
+    encoder: Annotated[
+        Path | None,
+        typer.Option(
+            help="Feature map: a public network, as an .onnx or .safetensors file. Requires --encoder-sha256.",
+            rich_help_panel=_ENCODER_PANEL,
+        ),
+    ] = None
+    encoder_sha256: Annotated[
+        str | None, typer.Option(help="SHA-256 of the file.", rich_help_panel=_ENCODER_PANEL)
+    ] = None
+    encoder_output: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of an output of an .onnx file, also an intermediate one. Default: the first output.",
+            rich_help_panel=_ENCODER_PANEL,
+        ),
+    ] = None
+    encoder_pool: Annotated[
+        bool,
+        typer.Option(
+            "--encoder-pool",
+            help="Average the output over all positions of the image.",
+            rich_help_panel=_ENCODER_PANEL,
+        ),
+    ] = False
+    encoder_input_shape: Annotated[
+        str | None,
+        typer.Option(
+            help="Shape that the network takes, as in 3,224,224; images are scaled to it. "
+            "Default: what the file states, else that of the records.",
+            rich_help_panel=_ENCODER_PANEL,
+        ),
+    ] = None
+    encoder_mean: Annotated[
+        str | None,
+        typer.Option(
+            help="Subtracted from the inputs: one number, or one per channel, as in 0.485,0.456,0.406. Default: 0.",
+            rich_help_panel=_ENCODER_PANEL,
+        ),
+    ] = None
+    encoder_std: Annotated[
+        str | None,
+        typer.Option(
+            help="What the inputs are divided by afterwards: one number, or one per channel. Default: 1.",
+            rich_help_panel=_ENCODER_PANEL,
+        ),
+    ] = None
+
+    def feature_map(self) -> Encoder | None:
+        """The encoder that the options name, for records that are not images; None without --encoder."""
+        from quietmax.models.features.encoder import Encoder
+
+        given = {name.removeprefix("encoder_"): value for name, value in arguments_of(self).items() if value}
+        path = given.pop("encoder", None)
+        if path is None:
+            if given:
+                raise InvalidInput(f"--encoder-{next(iter(given)).replace('_', '-')} requires --encoder.")
+            return None
+        for name in ("input_shape", "mean", "std"):
+            if name in given:
+                given[name] = _number_list(f"--encoder-{name.replace('_', '-')}", given[name])
+        return Encoder(path, **given)
+
+
+def _number_list(option: str, text: str) -> tuple[float, ...] | float:
+    """The numbers in the value of an option, separated by commas; a single number alone."""
+    try:
+        numbers = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidInput(f"{option} must be numbers separated by commas, got {text!r}.") from None
+    return numbers if "," in text else numbers[0]
 
 
 @dataclass(frozen=True)
@@ -274,16 +379,28 @@ def _loss(name: str, alpha: str | None, averaged_over: str | None, data: str) ->
 
 @app.command("head")
 @with_groups
-def head(*, data: Data, privacy: HeadOptions, output: OutputOptions, source: DataOptions) -> None:
+def head(
+    *,
+    data: PrivateData,
+    privacy: HeadOptions,
+    encoder: EncoderOptions,
+    output: OutputOptions,
+    source: DataOptions,
+    memory: ResumableOptions,
+    ray: Ray = None,
+) -> None:
     """Train a private head: softmax regression on public features.
 
     Its weights may be published and answer any number of queries. With --queries nothing is published by training;
     each answer is a label with a pure epsilon guarantee. Everybody in your own table is trained on, except the share
-    that --holdout keeps for 'quietmax evaluate'.
+    that --holdout keeps for 'quietmax evaluate'. A folder of files is read part by part, and may be larger than the
+    memory; everything must then be declared. With --ray the workers of a cluster read the files.
 
     Examples:
 
     quietmax train head people.csv --holdout 0.2 --output income
+
+    quietmax train head people/ --max-memory 2G --output everybody
 
     quietmax train head mnist-5k --declared-size 2000 --output private
     """
@@ -292,12 +409,21 @@ def head(*, data: Data, privacy: HeadOptions, output: OutputOptions, source: Dat
     arguments = arguments_of(privacy)
     if privacy.queries is not None:
         arguments["release"] = "query"
-    _train_private("head", PrivateHead(**arguments), data, output, source)
+    _train_private("head", PrivateHead(**arguments), data, encoder, output, source, memory, ray)
 
 
 @app.command("teachers")
 @with_groups
-def teachers(*, data: Data, privacy: TeachersOptions, output: OutputOptions, source: DataOptions) -> None:
+def teachers(
+    *,
+    data: PrivateData,
+    privacy: TeachersOptions,
+    encoder: EncoderOptions,
+    output: OutputOptions,
+    source: DataOptions,
+    memory: MemoryOptions,
+    ray: Ray = None,
+) -> None:
     """Train teachers on disjoint parts of the records; they answer a fixed number of queries by a noisy vote.
 
     Suited to a few queries: up to about 4 at epsilon 1 with 10,000 records. Without --declared-size the guarantee is
@@ -309,12 +435,20 @@ def teachers(*, data: Data, privacy: TeachersOptions, output: OutputOptions, sou
     """
     from quietmax.estimators.teachers import Teachers
 
-    _train_private("teachers", Teachers(**arguments_of(privacy)), data, output, source)
+    _train_private("teachers", Teachers(**arguments_of(privacy)), data, encoder, output, source, memory, ray)
 
 
 @app.command("dpsgd")
 @with_groups
-def dpsgd(*, data: Data, privacy: DPSGDOptions, output: OutputOptions, source: DataOptions) -> None:
+def dpsgd(
+    *,
+    data: PrivateData,
+    privacy: DPSGDOptions,
+    encoder: EncoderOptions,
+    output: OutputOptions,
+    source: DataOptions,
+    memory: MemoryOptions,
+) -> None:
     """Train a network by differentially private stochastic gradient descent (DP-SGD).
 
     Its weights may be published and answer any number of queries. A head is usually more accurate. The default delta
@@ -325,32 +459,48 @@ def dpsgd(*, data: Data, privacy: DPSGDOptions, output: OutputOptions, source: D
     """
     from quietmax.estimators.dpsgd.estimator import DPSGD
 
-    _train_private("dpsgd", DPSGD(**arguments_of(privacy)), data, output, source)
+    _train_private("dpsgd", DPSGD(**arguments_of(privacy)), data, encoder, output, source, memory)
 
 
 def _train_private(
     name: str,
     estimator: PrivateHead | Teachers | DPSGD,
     data: str,
+    encoder: EncoderOptions,
     output: OutputOptions,
     source: DataOptions,
+    memory: MemoryOptions,
+    ray: str | None = None,
 ) -> None:
     """Fit the estimator to the training part, save it and report."""
     from quietmax.estimators.dpsgd.estimator import DPSGD
     from quietmax.estimators.serialization import save_private
 
     output.check()
-    split = source.load(data, quiet=output.as_json)
-    estimator.set_params(image_shape=split.records.image_shape)
+    features = encoder.feature_map()
+    if features is not None and estimator.features != "auto":
+        raise InvalidInput("--encoder and --features name two feature maps; give one of them.")
+    engine = engine_of(memory, ray, quiet=output.as_json)
+    split: Split | TableRows
+    if memory.reads_parts(data):
+        split, image_shape = source.rows(data), None
+    else:
+        split = source.load(data, quiet=output.as_json)
+        image_shape = split.records.image_shape
+    estimator.set_params(image_shape=image_shape)
+    if features is not None:
+        estimator.set_params(features=replace(features, image_shape=image_shape))
     started = time.perf_counter()
-    with progress_bar(f"training {name}", quiet=output.as_json):
+    with progress_bar(f"training {name}", quiet=output.as_json) as progress:
+        estimator.set_params(engine=replace(engine, progress=progress))
         estimator.fit(split.train)
     seconds = time.perf_counter() - started
     if output.output is not None:
         save_private(estimator, output.output, dataset=split.name, overwrite=output.overwrite)
     paid_per_answer = hasattr(estimator, "predictor_")
     # Released weights answer the test records at no cost; answers that are paid for are not spent here.
-    tested = len(split.test) > 0 and not paid_per_answer
+    test_accuracy = None if paid_per_answer else _accuracy(estimator, split, quiet=output.as_json)
+    tested = test_accuracy is not None
     result = {
         "dataset": split.name,
         "estimator": name,
@@ -361,7 +511,7 @@ def _train_private(
         **_size(estimator),
         "holdout": split.holdout.share if split.holdout else None,
         **(_dpsgd_settings(estimator) if isinstance(estimator, DPSGD) else {}),
-        "test_accuracy": _accuracy(estimator, split.test) if tested else None,
+        "test_accuracy": test_accuracy,
         "seconds": round(seconds, 2),
         "model": None if output.output is None else str(output.output),
         "not_for_publication": ["test_accuracy", "seconds"] if tested else ["seconds"],
@@ -387,9 +537,26 @@ def _train_private(
         )
 
 
-def _accuracy(estimator: Any, records: Records) -> float:
-    """The exact share of records whose class the estimator predicts."""
-    return float((estimator.predict(records) == estimator.classes_[records.labels]).mean())
+def _accuracy(estimator: Any, split: Split | TableRows, *, quiet: bool) -> float | None:
+    """The exact share of test records whose class the estimator predicts; None if there are none."""
+    right = total = 0
+    with progress_bar("testing", quiet=quiet) as progress:
+        for records in _test_records(split, progress):
+            right += int((estimator.predict(records) == estimator.classes_[records.labels]).sum())
+            total += len(records)
+    return right / total if total else None
+
+
+def _test_records(split: Split | TableRows, progress: Callable[[int, int], None]) -> Iterator[Records]:
+    """The test records, part by part if they are in files; nothing is read if nobody is held out."""
+    from quietmax.data.records import Split
+
+    if isinstance(split, Split):
+        yield from [split.test] if len(split.test) else []
+    elif split.holdout:
+        for number, part in enumerate(split.parts, start=1):
+            yield from split.test.part_records(part)
+            progress(number, len(split.parts))
 
 
 def _size(estimator: Any) -> dict[str, Any]:
@@ -446,6 +613,7 @@ def _dpsgd_settings(estimator: DPSGD) -> dict[str, Any]:
         "hidden": list(plan.settings.hidden) or None,
         "sampling_rate": plan.settings.sampling_rate,
         "steps": plan.settings.steps,
+        "centring_steps": plan.settings.centring_steps,
         "max_grad_norm": plan.settings.max_grad_norm,
         "learning_rate": plan.settings.learning_rate,
         "noise_multiplier": plan.noise_multiplier,

@@ -10,6 +10,7 @@ from quietmax.data.encoding import (
     Encoding,
     HashedColumn,
     NumericColumn,
+    TextColumn,
 )
 from quietmax.data.load import find_schema, load, load_records
 from quietmax.data.readers import DataDirectory, DataFile, Download, default_data_dir
@@ -37,6 +38,7 @@ __all__ = [
     "Schema",
     "Split",
     "TableReport",
+    "TextColumn",
     "as_frame",
     "check_table",
     "dataset",

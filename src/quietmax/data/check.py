@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from quietmax.data.encoding import COLUMN_TYPES, Losses, as_strings, is_missing, quoted
+from quietmax.data.cells import as_strings, is_missing
+from quietmax.data.encoding import COLUMN_TYPES, Losses, quoted
 from quietmax.data.inference import is_free_text
 from quietmax.data.schema import Schema
 from quietmax.data.tables import (
@@ -21,6 +22,7 @@ from quietmax.data.tables import (
     declared_column,
     read_table,
 )
+from quietmax.data.text import missing_extra
 from quietmax.errors import InvalidInput
 
 
@@ -33,7 +35,7 @@ class ColumnReport:
     name : str
         Name of the column.
     kind : str
-        "numeric", "categorical", "boolean", "date" or "hashed".
+        "numeric", "categorical", "boolean", "date", "hashed" or "text".
     losses : Losses
         How many of its cells are missing, clipped, unknown or unreadable.
     """
@@ -73,6 +75,8 @@ class TableReport:
         Hashed columns that seem to hold free text.
     unnamed : int
         Columns of a text file without a name, which are ignored.
+    missing_extra : str or None
+        How to install the sentence encoder, if there are text columns and it is not installed.
     """
 
     rows: int
@@ -89,6 +93,7 @@ class TableReport:
     similar_persons: int = 0
     free_text: tuple[str, ...] = ()
     unnamed: int = 0
+    missing_extra: str | None = None
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -117,6 +122,8 @@ class TableReport:
                     f"{_counted(column.losses.unreadable, 'cell', 'cells')} of column '{column.name}' cannot be read "
                     f"as {column.kind}; missing_values can declare them as missing."
                 )
+        if self.missing_extra is not None:
+            found.append(self.missing_extra)
         return tuple(found)
 
     @property
@@ -133,8 +140,8 @@ class TableReport:
             found.append("Every person has just one row: does the person column tell people apart, or rows?")
         if self.free_text:
             found.append(
-                f"The hashed columns {quoted(self.free_text)} seem to hold free text, which makes no useful features; "
-                "`ignore` leaves them out."
+                f"The hashed columns {quoted(self.free_text)} seem to hold free text, of which buckets make no useful "
+                "features; declare them in `text`, or leave them out by `ignore`."
             )
         if self.unnamed:
             found.append(
@@ -204,6 +211,7 @@ def check_table(table: Any, schema: Schema) -> TableReport:
         unlabelled=unlabelled,
         free_text=tuple(name for name in schema.hashed if name in described and is_free_text(frame[name])),
         unnamed=content.unnamed,
+        missing_extra=missing_extra() if any(column.kind == "text" for column in columns) else None,
         **_count_persons(content, schema),
     )
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from quietmax.data.encoding import as_strings, is_missing, require_columns
+from quietmax.data.cells import as_strings, is_missing
+from quietmax.data.encoding import require_columns
 from quietmax.data.inference import Proposal, infer_classes, propose, with_proposals, words
 from quietmax.data.schema import COLUMN_KEYS, Schema
 from quietmax.data.tables import as_frame, read_table
@@ -214,7 +215,7 @@ def _find_label(frame: pd.DataFrame, proposals: Mapping[str, Proposal]) -> tuple
         if "booleans" in found.declared or 2 <= len(found.declared.get("categories", ())) <= _MOST_OUTCOMES
     }
     for name, found in proposals.items():
-        if "".join(words(name)) in _LABELS and "ignore" not in found.declared:
+        if "".join(words(name)) in _LABELS and not {"ignore", "text"} & found.declared.keys():
             return name, "from the name"
     for name in proposals:
         if name in few and _OUTCOMES & {*words(name)}:

@@ -1,20 +1,8 @@
 """The public encoding of a table: how the cells of each row become features.
 
-Each cell is converted on its own (THEORY 3.8): its features depend on the cell, on the declared column and on
-the declared type of the data (a pandas dtype, or the Arrow type in a Parquet file), never on another cell.  The
-type says how a cell is read:
-
-- integers, decimals: exact, whatever their size; booleans: `True` and `False`, as numbers 1 and 0;
-- floats: NaN is a missing value;
-- strings: without outer blanks; bytes: as UTF-8, other bytes written as `\\xNN`;
-- bytes of a fixed length (also UUIDs): as hexadecimal digits;
-- dates, times, timestamps: `2024-01-31`, `08:30:00`, `2024-01-31 08:30:00.5Z`; durations: the number of units;
-- dictionaries and extension types: as the type of their values;
-- null, `None`, `NA`, `NaT`: a missing value.
-
-Lists, structs, maps and all other types are errors, because of the column's type alone.  A cell that is not a
-number in a numeric column, not a date in a column of dates, or neither yes nor no in a boolean column is an error,
-because of that cell alone.  Errors are for the owner of the table and are not part of any release.
+Each row is encoded on its own (THEORY 3.8): its features depend on its cells and on the declared columns, never on
+another row; `cells` says how a cell is read.  A cell that is not a number in a numeric column, not a date in a column
+of dates, or neither yes nor no in a boolean column is an error, because of that cell alone.
 """
 
 from __future__ import annotations
@@ -23,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -32,21 +20,31 @@ from typing import Any, Literal, get_args, overload
 
 import numpy as np
 import pandas as pd
-import pyarrow
-import pyarrow.compute
 from numpy.typing import NDArray
 
-from quietmax.errors import InvalidData, InvalidInput
+from quietmax.data.cells import (
+    MISSING_MARKERS,
+    NOT_A_NUMBER,
+    as_strings,
+    exact_number,
+    first_of,
+    holds_numbers,
+    holds_strings,
+    is_absent,
+    is_missing,
+    map_distinct,
+    numbers_or_nan,
+    parse_boolean,
+    parse_date,
+    parse_number,
+    read_numbers,
+    refuse_unreadable,
+)
+from quietmax.data.text import DIMENSION, ENCODER, WEIGHTS_SHA256, embed, read_encoder
+from quietmax.errors import DataUnavailable, InvalidData, InvalidInput
 
 Scale = Literal["linear", "log"]
 Style = Literal["one-hot", "codes"]
-
-MISSING_MARKERS = frozenset({"", "?", "NA", "N/A", "null", "NULL", "nan", "NaN"})
-"""Strings that stand for a missing value (besides an empty cell), unless they are declared as a category."""
-
-YES = frozenset({"yes", "y", "true", "t", "1"})
-NO = frozenset({"no", "n", "false", "f", "0"})
-"""What a boolean column may hold, in any case."""
 
 THOUSANDS = {".": r"\.", ",": ",", " ": "[ \u00a0\u202f]", "'": "['\u2019]", "_": "_"}
 """The thousands separators, and what each matches: a blank may be a no-break space, an apostrophe may be curved."""
@@ -59,37 +57,10 @@ MAX_BUCKETS = 1 << 16
 _FORMATS = ("quietmax encoding 3", "quietmax encoding 2", "quietmax encoding 1")
 """The format that is written, followed by older ones that are read."""
 
-_LITERAL = re.compile(r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
-"""A number among categories; 01 is a code, not a number."""
-
-_DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?inf(inity)?", re.IGNORECASE)
-"""A number in a numeric column."""
-
 _ROWS_AT_ONCE = 4096
 """Rows that are encoded together: few enough for a processor's cache."""
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair, which no valid string contains."""
-
-_ISO_DATE = re.compile(
-    r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?(Z|[+-][0-9]{2}(:?[0-9]{2})?)?)?"
-)
 _MICROSECOND = timedelta(microseconds=1)
-
-_FRACTION = (
-    (r"(\.[0-9]*?)0+(Z|[+-][0-9]{4})?$", r"\1\2"),
-    (r"\.(Z|[+-][0-9]{4})?$", r"\1"),
-)
-"""Replacements that together remove trailing zeros of the fraction of a second from Arrow's string of a time."""
-
-_STRING_TYPES = (
-    pyarrow.types.is_string,
-    pyarrow.types.is_large_string,
-    pyarrow.types.is_string_view,
-    pyarrow.types.is_binary,
-    pyarrow.types.is_large_binary,
-    pyarrow.types.is_binary_view,
-)
 
 
 @dataclass(frozen=True)
@@ -211,7 +182,7 @@ class NumericColumn:
             Output array of zeros, one column per feature name.
         """
         numbers, unreadable = self._read(values)
-        _refuse(unreadable, self.name, _NOT_A_NUMBER)
+        refuse_unreadable(unreadable, self.name, NOT_A_NUMBER)
         self.write(numbers, features)
 
     def write(self, numbers: NDArray[np.float64], features: NDArray[np.float32]) -> None:
@@ -259,7 +230,7 @@ class NumericColumn:
 
     def _read(self, values: pd.Series[Any]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Return the number of every cell, NaN for a missing value, and which cells are no numbers."""
-        numbers, unreadable = _read_numbers(values, self.parse)
+        numbers, unreadable = read_numbers(values, self.parse)
         codes = [number for value in self.missing_values if (number := self.parse(value)) is not None]
         named = as_strings(values)[unreadable] if unreadable.any() else np.empty(0, dtype=object)
         unreadable[unreadable] = [string not in self.missing_values for string in named]
@@ -411,13 +382,13 @@ class CategoricalColumn:
     def _read(self, values: pd.Series[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the index of every cell's category, -1 for none, and which cells are missing values."""
         strings = as_strings(values)
-        index = _map_distinct(strings, self._index)
-        return index, _is_absent(strings, self.missing_values) & (index < 0)
+        index = map_distinct(strings, self._index)
+        return index, is_absent(strings, self.missing_values) & (index < 0)
 
     def _index(self, string: str) -> int:
         """Return the index of the category of a string, or -1."""
         index = self._by_string.get(string.casefold() if self.ignore_case else string)
-        return self._by_number.get(_literal(string), -1) if index is None else index
+        return self._by_number.get(exact_number(string), -1) if index is None else index
 
     @cached_property
     def _by_string(self) -> dict[str, int]:
@@ -429,7 +400,9 @@ class CategoricalColumn:
     @cached_property
     def _by_number(self) -> dict[Decimal | None, int]:
         """The index of the first category for each number among the categories."""
-        numbers = {_literal(category): index for index, category in reversed([*enumerate(self.categories)])}
+        numbers = {
+            exact_number(category): index for index, category in reversed([*enumerate(self.categories)])
+        }
         return {number: index for number, index in numbers.items() if number is not None}
 
 
@@ -472,7 +445,7 @@ class BooleanColumn:
             Output array of zeros, one column per feature name.
         """
         answers = self._read(values)
-        _refuse(answers == -2, self.name, "neither yes nor no in the boolean column '{}'")
+        refuse_unreadable(answers == -2, self.name, "neither yes nor no in the boolean column '{}'")
         known = np.flatnonzero(answers >= 0)
         features[known, answers[known]] = 1
         if self.missing:
@@ -501,7 +474,7 @@ class BooleanColumn:
                 return -1
             return parse_boolean(string)
 
-        return _map_distinct(as_strings(values), answer)
+        return map_distinct(as_strings(values), answer)
 
 
 @dataclass(frozen=True)
@@ -574,7 +547,7 @@ class DateColumn:
             Output array of zeros, one column per feature name.
         """
         shares, unreadable = self._read(values)
-        _refuse(
+        refuse_unreadable(
             unreadable,
             self.name,
             f"no date in the column '{{}}', which is declared as {self.format or 'dates such as 2024-01-31'}",
@@ -606,7 +579,7 @@ class DateColumn:
         assert self._bounds is not None
         low, high = self._bounds
         # What has a type is written as ISO 8601, whatever the format of the strings of other tables.
-        pattern = self.format if _holds_strings(values) else None
+        pattern = self.format if holds_strings(values) else None
 
         def share(string: str) -> float | None:
             if string in MISSING_MARKERS or string in self.missing_values:
@@ -616,7 +589,7 @@ class DateColumn:
 
         strings = as_strings(values)
         known = {string: share(string) for string in set(strings.tolist())}
-        return _numbers_or_nan(np.array([known[string] for string in strings], dtype=object))
+        return numbers_or_nan(np.array([known[string] for string in strings], dtype=object))
 
     @cached_property
     def _bounds(self) -> tuple[int, int] | None:
@@ -694,9 +667,9 @@ class HashedColumn:
             Output array of zeros, one column per feature name.
         """
         strings = as_strings(values)
-        absent = _is_absent(strings, self.missing_values)
+        absent = is_absent(strings, self.missing_values)
         present = np.flatnonzero(~absent)
-        features[present, _map_distinct(strings[present], self._bucket)] = 1
+        features[present, map_distinct(strings[present], self._bucket)] = 1
         if self.missing:
             features[absent, -1] = 1
 
@@ -712,7 +685,7 @@ class HashedColumn:
         -------
         Losses
         """
-        return Losses(missing=int(_is_absent(as_strings(values), self.missing_values).sum()))
+        return Losses(missing=int(is_absent(as_strings(values), self.missing_values).sum()))
 
     def _bucket(self, string: str) -> int:
         """Return the bucket of a string."""
@@ -720,15 +693,91 @@ class HashedColumn:
         return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") % self.buckets
 
 
+@dataclass(frozen=True)
+class TextColumn:
+    """A column of free text, such as a note or a review, embedded by a public sentence encoder.
+
+    A text becomes a vector of length 1: texts with a similar meaning have similar vectors.  See `quietmax.data.text`.
+
+    Parameters
+    ----------
+    name : str
+        Name of the column.
+    missing : bool
+        Whether texts may be missing.  A missing text becomes zeros; one more feature is then 1 for it.
+    missing_values : tuple of str
+        Further values that stand for a missing one.
+    encoder, sha256 : str
+        Name of the sentence encoder and digest of its weights.
+
+    Raises
+    ------
+    DataUnavailable
+        If this version of Quietmax has another sentence encoder.
+
+    Examples
+    --------
+    >>> TextColumn("note").feature_names[-2:]
+    ('note~383', 'note missing')
+    """
+
+    name: str
+    missing: bool = True
+    missing_values: tuple[str, ...] = ()
+    encoder: str = ENCODER
+    sha256: str = WEIGHTS_SHA256
+
+    def __post_init__(self) -> None:
+        if (self.encoder, self.sha256) != (ENCODER, WEIGHTS_SHA256):
+            raise DataUnavailable(
+                f"Column '{self.name}' needs the sentence encoder {self.encoder} with the SHA-256 {self.sha256}, but "
+                f"this version of Quietmax has {ENCODER} with the SHA-256 {WEIGHTS_SHA256}."
+            )
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the features that the column becomes."""
+        return _with_missing(self, tuple(f"{self.name}~{number}" for number in range(DIMENSION)))
+
+    def encode(self, values: pd.Series[Any], features: NDArray[np.float32]) -> None:
+        """Write the features of a column's cells.
+
+        Parameters
+        ----------
+        values : pandas.Series
+            The cells.
+        features : ndarray of float32
+            Output array of zeros, one column per feature name.
+
+        Raises
+        ------
+        DataUnavailable
+            If the sentence encoder is not installed.
+        """
+        strings = as_strings(values)
+        absent = is_absent(strings, self.missing_values)
+        features[~absent, :DIMENSION] = embed(strings[~absent].tolist())
+        if self.missing:
+            features[absent, -1] = 1
+
+    def losses(self, values: pd.Series[Any]) -> Losses:
+        """Return how many cells are missing.
+
+        Parameters
+        ----------
+        values : pandas.Series
+            The cells.
+
+        Returns
+        -------
+        Losses
+        """
+        return Losses(missing=int(is_absent(as_strings(values), self.missing_values).sum()))
+
+
 def _with_missing(column: Column, names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of a column's features, followed by that of the missing value if there is one."""
     return (*names, f"{column.name} missing") if column.missing else names
-
-
-def _is_absent(strings: NDArray[np.object_], missing_values: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Return for every string whether it stands for a missing value of a column."""
-    markers = MISSING_MARKERS.union(missing_values)
-    return np.array([string in markers for string in strings], dtype=bool)
 
 
 def _require_distinct_without_case(name: str, values: Sequence[str]) -> None:
@@ -739,41 +788,7 @@ def _require_distinct_without_case(name: str, values: Sequence[str]) -> None:
         )
 
 
-def _holds_strings(values: pd.Series[Any]) -> bool:
-    """Return whether the type of a column is that of strings (or unknown), rather than of dates or numbers."""
-    if isinstance(values.dtype, pd.ArrowDtype):
-        kind = values.dtype.pyarrow_dtype
-        kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
-        return any(test(kind) for test in _STRING_TYPES)
-    return isinstance(values.dtype, pd.StringDtype | pd.CategoricalDtype) or values.dtype.kind == "O"
-
-
-def parse_boolean(string: str) -> int:
-    """Return 1 if a string says yes, 0 if it says no.
-
-    Parameters
-    ----------
-    string : str
-        A cell as a string.
-
-    Returns
-    -------
-    int
-        -2 if it says neither.
-
-    Examples
-    --------
-    >>> parse_boolean("TRUE"), parse_boolean("n"), parse_boolean("1.0"), parse_boolean("maybe")
-    (1, 0, 1, -2)
-    """
-    folded = string.casefold()
-    number = _literal(folded)
-    if folded in YES or number == 1:
-        return 1
-    return 0 if folded in NO or number == 0 else -2
-
-
-Column = NumericColumn | CategoricalColumn | BooleanColumn | DateColumn | HashedColumn
+Column = NumericColumn | CategoricalColumn | BooleanColumn | DateColumn | HashedColumn | TextColumn
 
 
 @dataclass(frozen=True)
@@ -782,7 +797,7 @@ class Encoding:
 
     Parameters
     ----------
-    columns : tuple of NumericColumn, CategoricalColumn, BooleanColumn, DateColumn and HashedColumn
+    columns : tuple of NumericColumn, CategoricalColumn, BooleanColumn, DateColumn, HashedColumn and TextColumn
         The columns that become features, in order.
     label : str
         Name of the label column.
@@ -844,16 +859,37 @@ class Encoding:
             )
         if self.label_ignores_case:
             _require_distinct_without_case(self.label, self.classes)
+        crossable = [column.name for column in self.columns if not isinstance(column, TextColumn)]
         pairs = [frozenset(cross) for cross in self.crosses]
-        if any(len(pair) != 2 or not pair <= set(names[:-1]) for pair in pairs) or len(set(pairs)) < len(
+        if any(len(pair) != 2 or not pair <= set(crossable) for pair in pairs) or len(set(pairs)) < len(
             pairs
         ):
-            raise InvalidInput(f"crosses must be different pairs of two columns among {quoted(names[:-1])}.")
+            raise InvalidInput(
+                "crosses must be different pairs of two columns that are not free text; these are "
+                f"{quoted(crossable)}."
+            )
 
     @cached_property
     def feature_names(self) -> tuple[str, ...]:
         """Names of all features, in order."""
         return tuple(name for column in self.columns for name in column.feature_names)
+
+    @property
+    def encoders(self) -> tuple[tuple[str, str], ...]:
+        """Name and SHA-256 of the sentence encoder, if there are text columns."""
+        texts = (column for column in self.columns if isinstance(column, TextColumn))
+        return tuple(dict.fromkeys((column.encoder, column.sha256) for column in texts))
+
+    def read_encoders(self) -> None:
+        """Read the sentence encoder if there are text columns, so that the first `encode` need not.
+
+        Raises
+        ------
+        DataUnavailable
+            If it is not installed.
+        """
+        if self.encoders:
+            read_encoder()
 
     @overload
     def encode(self, table: pd.DataFrame, label: None = None) -> NDArray[np.float32]: ...
@@ -891,7 +927,7 @@ class Encoding:
         for column in self.columns:
             end = start + len(column.feature_names)
             cells = named[column.name]
-            if isinstance(column, NumericColumn) and _holds_numbers(cells) and not column.missing_values:
+            if isinstance(column, NumericColumn) and holds_numbers(cells) and not column.missing_values:
                 numeric.append((column, cells.to_numpy(), slice(start, end)))
             else:
                 column.encode(cells, features[:, start:end])
@@ -927,7 +963,7 @@ class Encoding:
         strings = as_strings(_with_string_names(table)[name])
         fold = str.casefold if self.label_ignores_case else str
         numbers = {fold(name): number for number, name in enumerate(self.classes)}
-        labels = _map_distinct(strings, lambda string: numbers.get(fold(string), -1))
+        labels = map_distinct(strings, lambda string: numbers.get(fold(string), -1))
         wrong = np.flatnonzero(labels < 0)
         if wrong.size:
             problem = "no label" if is_missing(strings[wrong[:1]])[0] else "a label outside the classes"
@@ -1000,6 +1036,7 @@ COLUMN_TYPES: dict[type[Column], str] = {
     BooleanColumn: "boolean",
     DateColumn: "date",
     HashedColumn: "hashed",
+    TextColumn: "text",
 }
 
 
@@ -1066,318 +1103,3 @@ def quoted(names: Sequence[str], limit: int = 30) -> str:
     """
     shown = ", ".join(f"'{name}'" for name in names[:limit])
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
-
-
-def first_of(rows: NDArray[np.int64]) -> str:
-    """Return the number of the first of some rows, counted from 1, and how many follow, for messages.
-
-    Parameters
-    ----------
-    rows : ndarray of int64
-        Row numbers, counted from 0.
-
-    Returns
-    -------
-    str
-
-    Examples
-    --------
-    >>> first_of(np.array([4])), first_of(np.array([4, 7, 9]))
-    ('Row 5', 'Row 5 (and 2 more)')
-    """
-    return f"Row {rows[0] + 1}" + (f" (and {len(rows) - 1} more)" if len(rows) > 1 else "")
-
-
-# Reading the cells of a column.
-
-
-def as_strings(values: pd.Series[Any]) -> NDArray[np.object_]:
-    """Return every cell as a string without outer blanks; an integer has no decimals, a missing value is "".
-
-    Parameters
-    ----------
-    values : pandas.Series
-        The cells of a column.
-
-    Returns
-    -------
-    ndarray of str
-
-    Examples
-    --------
-    >>> as_strings(pd.Series([1.0, None, 2.5])).tolist()
-    ['1', '', '2.5']
-    """
-    return _map_cells(values, as_string)
-
-
-def as_string(value: Any) -> str:
-    """Return one cell as a string; see `as_strings`.
-
-    Parameters
-    ----------
-    value : object
-        A number, boolean, string, bytes, date or time, or a missing value.
-
-    Returns
-    -------
-    str
-    """
-    if isinstance(value, str):
-        return value.strip()
-    if value is None:
-        return ""
-    if isinstance(value, float | np.floating):
-        return "" if value != value else str(int(value)) if value.is_integer() else str(value)
-    if isinstance(value, bytes):
-        return value.decode(errors="backslashreplace").strip()
-    if not pd.api.types.is_scalar(value):
-        raise InvalidData(
-            "Cells must be numbers, booleans, strings, bytes, dates or times; a cell of the table is of type "
-            f"{type(value).__name__}."
-        )
-    if value is pd.NA or value is pd.NaT or pd.isna(value):
-        return ""
-    if isinstance(value, Decimal) and value.is_finite():
-        digits = f"{value:f}"
-        return digits.rstrip("0").rstrip(".") if "." in digits else digits
-    string = str(value)
-    if isinstance(value, datetime) and value.tzinfo is None and "." in string:
-        return string.rstrip("0")  # as in a column of timestamps
-    return string
-
-
-def as_numbers(values: pd.Series[Any], name: str) -> NDArray[np.float64]:
-    """Return every cell as a number, NaN for a missing value.
-
-    Parameters
-    ----------
-    values : pandas.Series
-        The cells of a column.
-    name : str
-        Name of the column, for errors; no error shows a value.
-
-    Returns
-    -------
-    ndarray of float64
-
-    Raises
-    ------
-    InvalidInput
-        If a cell is not a number.
-
-    Examples
-    --------
-    >>> as_numbers(pd.Series(["1.5", "?", "-inf"]), "age").tolist()
-    [1.5, nan, -inf]
-    """
-    numbers, unreadable = _read_numbers(values, parse_number)
-    _refuse(unreadable, name, _NOT_A_NUMBER)
-    return numbers
-
-
-_NOT_A_NUMBER = "no number in the numeric column '{}'; a missing value is an empty cell"
-
-
-def _refuse(unreadable: NDArray[np.bool_], name: str, problem: str) -> None:
-    """Raise the error of the first cell that cannot be read."""
-    rows = np.flatnonzero(unreadable)
-    if rows.size:
-        raise InvalidData(f"{first_of(rows)} has {problem.format(name)}.")
-
-
-def _read_numbers(
-    values: pd.Series[Any], parse: Callable[[str], float | None]
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the number of every cell, NaN for a missing value, and which cells are no numbers."""
-    if isinstance(values.dtype, pd.ArrowDtype):
-        column = _plain(_arrow(values))
-        if pyarrow.types.is_boolean(column.type):
-            column = column.cast(pyarrow.uint8())
-        if pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type):
-            floats = pyarrow.compute.fill_null(column.cast(pyarrow.float64(), safe=False), math.nan)
-            return np.asarray(floats, dtype=np.float64), np.zeros(len(values), dtype=bool)
-    elif pd.api.types.is_numeric_dtype(values.dtype) and values.dtype.kind != "c":
-        return values.to_numpy(dtype=np.float64, na_value=np.nan), np.zeros(len(values), dtype=bool)
-
-    def number(value: object) -> float | None:
-        if isinstance(value, bool | np.bool_ | float | np.floating):
-            return float(value)
-        return (parse if isinstance(value, str | bytes) else parse_number)(as_string(value))
-
-    return _numbers_or_nan(_map_cells(values, number))
-
-
-def _numbers_or_nan(numbers: NDArray[np.object_]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return numbers with NaN for None, and where None was."""
-    unreadable = np.array([number is None for number in numbers], dtype=bool)
-    return np.where(unreadable, math.nan, numbers).astype(np.float64), unreadable
-
-
-def parse_number(string: str) -> float | None:
-    """Return the number that a string stands for.
-
-    Parameters
-    ----------
-    string : str
-        A cell as a string.
-
-    Returns
-    -------
-    float or None
-        NaN for a missing value, None if the string is not a number.
-
-    Examples
-    --------
-    >>> parse_number("-2.50"), parse_number("1,000")
-    (-2.5, None)
-    """
-    if string in MISSING_MARKERS:
-        return math.nan
-    return float(string) if _DECIMAL.fullmatch(string) else None
-
-
-def parse_date(string: str, pattern: str | None = None) -> datetime | None:
-    """Return the date or timestamp that a string stands for.
-
-    Parameters
-    ----------
-    string : str
-        A cell as a string.
-    pattern : str, optional
-        The format, as for `datetime.strptime`; by default ISO 8601.
-
-    Returns
-    -------
-    datetime or None
-        None if the string is not a date.
-
-    Examples
-    --------
-    >>> parse_date("2024-01-31 08:30"), parse_date("31.1.24", "%d.%m.%y"), parse_date("31.1.24")
-    (datetime.datetime(2024, 1, 31, 8, 30), datetime.datetime(2024, 1, 31, 0, 0), None)
-    """
-    try:
-        if pattern is not None:
-            return datetime.strptime(string, pattern)
-        return datetime.fromisoformat(string) if _ISO_DATE.fullmatch(string) else None
-    except ValueError:
-        return None
-
-
-def is_missing(strings: Iterable[str]) -> NDArray[np.bool_]:
-    """Return for every string whether it stands for a missing value.
-
-    Parameters
-    ----------
-    strings : iterable of str
-        Cells as strings.
-
-    Returns
-    -------
-    ndarray of bool
-    """
-    return np.array([string in MISSING_MARKERS for string in strings], dtype=bool)
-
-
-def is_text(strings: Iterable[str]) -> NDArray[np.bool_]:
-    """Return for every string whether it is valid Unicode: whether it has no half of a surrogate pair.
-
-    Parameters
-    ----------
-    strings : iterable of str
-        Cells as strings.
-
-    Returns
-    -------
-    ndarray of bool
-
-    Examples
-    --------
-    >>> is_text(["Zoë", "\\ud800"]).tolist()
-    [True, False]
-    """
-    return np.array([string.isascii() or not _SURROGATE.search(string) for string in strings], dtype=bool)
-
-
-def _literal(string: str) -> Decimal | None:
-    """Return the exact number that a category is, or None."""
-    return Decimal(string) if _LITERAL.fullmatch(string) else None
-
-
-def _map_distinct(strings: NDArray[np.object_], rule: Callable[[str], int]) -> NDArray[np.int64]:
-    """Return the rule's integer for every string; equal strings are computed once."""
-    known = {string: rule(string) for string in set(strings.tolist())}
-    return np.fromiter(map(known.__getitem__, strings.tolist()), dtype=np.int64, count=len(strings))
-
-
-def _holds_numbers(values: pd.Series[Any]) -> bool:
-    """Return whether the type of a column allows booleans, integers or floating-point numbers alone."""
-    return isinstance(values.dtype, np.dtype) and values.dtype.kind in "biuf"
-
-
-def _map_cells(values: pd.Series[Any], rule: Callable[[object], object]) -> NDArray[np.object_]:
-    """Return the rule's value for every cell; equal strings, categories and integers are computed once."""
-    if isinstance(values.dtype, pd.StringDtype | pd.CategoricalDtype):
-        codes, distinct = pd.factorize(values, use_na_sentinel=False)
-        return np.array([rule(value) for value in distinct], dtype=object)[codes]
-    if isinstance(values.dtype, np.dtype) and values.dtype.kind in "biu":
-        codes, integers = pd.factorize(values.to_numpy())
-        return np.array([rule(value) for value in integers.tolist()], dtype=object)[codes]
-    return np.array([rule(value) for value in _cells(values)], dtype=object)
-
-
-def _cells(values: pd.Series[Any]) -> list[Any]:
-    """Return the cells as Python values; the rule follows from the declared type of the column."""
-    if not isinstance(values.dtype, pd.ArrowDtype) and values.dtype.kind not in "mM":
-        return values.tolist()
-    column = _plain(_arrow(values))
-    kind, types = column.type, pyarrow.types
-    if types.is_null(kind) or types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
-        return list(column.to_pylist())
-    if types.is_decimal(kind):
-        return list(column.to_pylist())
-    if types.is_fixed_size_binary(kind):
-        return [None if value is None else value.hex() for value in column.to_pylist()]
-    if any(test(kind) for test in _STRING_TYPES):
-        return list(column.cast(pyarrow.large_binary()).to_pylist())
-    if types.is_temporal(kind) and not types.is_interval(kind):
-        try:
-            strings = column.cast(pyarrow.string())
-        except pyarrow.ArrowException:
-            raise InvalidData(
-                f"Column '{values.name}' has the type {kind}, whose time zone is unknown on this system."
-            ) from None
-        for pattern, kept in _FRACTION:
-            strings = pyarrow.compute.replace_substring_regex(strings, pattern, kept)
-        return list(strings.to_pylist())
-    raise InvalidData(
-        f"Column '{values.name}' must hold numbers, booleans, strings, bytes, dates or times; its type is {kind}."
-    )
-
-
-def _arrow(values: pd.Series[Any]) -> Any:
-    """Return a column as chunks of Arrow arrays."""
-    if isinstance(values.dtype, pd.ArrowDtype):
-        column = values.array.__arrow_array__()
-    else:
-        column = pyarrow.array(values, from_pandas=True)
-    return column if isinstance(column, pyarrow.ChunkedArray) else pyarrow.chunked_array([column])
-
-
-def _plain(column: Any) -> Any:
-    """Return the values of dictionaries, runs and extension types, piece by piece, as the type that they have."""
-    kind = column.type
-    if pyarrow.types.is_dictionary(kind):
-        # Arrow cannot take from strings in the view layout.
-        view = pyarrow.types.is_string_view(kind.value_type) or pyarrow.types.is_binary_view(kind.value_type)
-        inner = pyarrow.large_binary() if view else kind.value_type
-        pieces = [piece.dictionary.cast(inner).take(piece.indices) for piece in column.chunks]
-        return _plain(pyarrow.chunked_array(pieces, type=inner))
-    if pyarrow.types.is_run_end_encoded(kind):
-        pieces = [pyarrow.compute.run_end_decode(piece) for piece in column.chunks]
-        return _plain(pyarrow.chunked_array(pieces, type=kind.value_type))
-    if isinstance(kind, pyarrow.BaseExtensionType):
-        pieces = [piece.storage for piece in column.chunks]
-        return _plain(pyarrow.chunked_array(pieces, type=kind.storage_type))
-    return column

@@ -19,15 +19,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from quietmax.data.encoding import (
-    NumericColumn,
-    as_numbers,
-    as_strings,
-    is_missing,
-    parse_boolean,
-    parse_date,
-)
+from quietmax.data.cells import as_numbers, as_strings, is_missing, parse_boolean, parse_date
+from quietmax.data.encoding import NumericColumn
 from quietmax.data.schema import Schema
+from quietmax.data.text import missing_extra
 from quietmax.errors import InvalidData
 
 MAX_CATEGORIES = 50
@@ -432,9 +427,7 @@ def _as_strings(name: str, counts: Mapping[str, int]) -> Proposal:
     nearly_unique = rows >= _MANY_ROWS and distinct >= _NEARLY_UNIQUE * rows
     if nearly_unique or distinct > MAX_CATEGORIES:
         if _is_text(counts):
-            return Proposal(
-                {"ignore": True}, "ignored: free text, of which a table model can make no features"
-            )
+            return _as_text()
         if nearly_unique and not _POSTAL.fullmatch(_letters(name)):
             return Proposal({"ignore": True}, "ignored: nearly every row has another value")
     spellings = _spellings(counts)
@@ -447,6 +440,14 @@ def _as_strings(name: str, counts: Mapping[str, int]) -> Proposal:
     return Proposal(
         declared, f"categories{case}: from the values; one that only few people have may give them away"
     )
+
+
+def _as_text() -> Proposal:
+    """Propose free text if the sentence encoder is installed, else to ignore the column."""
+    missing = missing_extra()
+    if missing is None:
+        return Proposal({"text": True}, "free text: long strings with blanks, many of them different")
+    return Proposal({"ignore": True}, f"ignored: free text. {missing}")
 
 
 def _is_text(counts: Mapping[str, int]) -> bool:

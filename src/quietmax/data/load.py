@@ -11,6 +11,7 @@ from quietmax.data.download import DownloadProgress, fetch
 from quietmax.data.records import Records, Split, hold_out, split
 from quietmax.data.registry import dataset
 from quietmax.data.schema import Schema
+from quietmax.data.sources import TableRows, table_rows
 from quietmax.data.tables import is_table_path, read_records
 from quietmax.errors import DataUnavailable, InvalidInput, check_type
 
@@ -48,7 +49,7 @@ class TableOptions(TypedDict, total=False):
         The declarations, or the file that holds them; by default the .toml file of the same name beside the table,
         if there is one (`people.toml` beside `people.csv`).
     label, classes, bounds, categories, scales, edges, complete, ignore, person, dates, date_formats, booleans, \
-    decimal, thousands, units, hashed, ignore_case, missing_values, crosses, confirm
+    decimal, thousands, units, hashed, text, ignore_case, missing_values, crosses, confirm
         Further declarations, as in `Schema`; they replace those of the schema, and `ignore` adds
         to them.  `classes` may be their number, if
         the labels are 0, 1, ...
@@ -75,6 +76,7 @@ class TableOptions(TypedDict, total=False):
     thousands: Mapping[str, str] | None
     units: Mapping[str, str] | None
     hashed: Mapping[str, int] | None
+    text: Sequence[str] | None
     ignore_case: Sequence[str] | None
     missing_values: Mapping[str, Sequence[str]] | None
     crosses: Sequence[tuple[str, str]] | None
@@ -177,12 +179,55 @@ def load_records(name: str | Path, **options: Unpack[Options]) -> Records:
         raise TypeError(f"quietmax.data.load has no keyword argument '{unknown[0]}'")
     check_type(name, (str, Path), "name", "the name of a data set or the path of a file")
     is_table = is_table_path(name)
+    _check_options(name, options, is_table=is_table)
+    return _load_table(name, options) if is_table else _load_registered(str(name), options)
+
+
+def load_rows(
+    name: str | Path, *, holdout: float | None = None, seed: int = 0, **options: Unpack[Options]
+) -> TableRows:
+    """Prepare a table of any size: its rows are read and encoded part by part, when they are needed.
+
+    Parameters
+    ----------
+    name : str or Path
+        A CSV, TSV or Parquet file, a folder of such files, or a pattern such as `"people/*.parquet"`.
+    holdout : float, optional
+        Share of the persons (without a `person` column: of the rows) that are held out; 0 by default.
+    seed : int
+        Public key of the holdout.
+    **options
+        See `TableOptions`. By default the schema of a folder `people` is in `people.toml` beside it.
+
+    Returns
+    -------
+    TableRows
+
+    Raises
+    ------
+    DataUnavailable
+        If there is no file, or a file cannot be read.
+    InvalidInput
+        If an option does not apply, or a file does not match the declarations. The message names the file.
+    """
+    _check_options(name, options, is_table=True)
+    if options.get("infer"):
+        raise InvalidInput(
+            f"infer reads facts from all records at once, so it cannot be used for '{name}', which is read part by "
+            "part: a schema must declare them."
+        )
+    declared = {key: options.get(key) for key in Schema.__dataclass_fields__}
+    schema = find_schema(name, options.get("schema")).updated(declared)
+    return table_rows(name, schema, holdout=holdout or 0.0, seed=seed)
+
+
+def _check_options(name: str | Path, options: Options, *, is_table: bool) -> None:
+    """Refuse options that do not apply to a table, or to a registered data set."""
     foreign = (RegisteredOptions if is_table else TableOptions).__annotations__.keys() - _IGNORED_WHERE_UNUSED
     wrong = sorted(key for key, value in options.items() if key in foreign and value)
     if wrong:
         kind = "registered data sets" if is_table else "files (.csv, .tsv, .parquet, .npz)"
         raise InvalidInput(f"{wrong[0]} applies only to {kind}, not to '{name}'.")
-    return _load_table(name, options) if is_table else _load_registered(str(name), options)
 
 
 def find_schema(path: str | Path, schema: Schema | str | Path | None = None) -> Schema:

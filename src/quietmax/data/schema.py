@@ -20,6 +20,7 @@ These are public facts.  They come as arguments or in a small TOML or JSON file 
     dates = { joined = ["2010-01-01", "2025-12-31"] }
     date_formats = { joined = "%d.%m.%Y" }
     hashed = { zip = 64 }                               # strings with very many values, in 64 buckets
+    text = ["note"]                                     # free text, embedded by a public sentence encoder
     missing_values = { age = ["-999", "unknown"] }
     confirm.bounds = { age = "from the values" }        # a proposal that nobody has confirmed yet
 """
@@ -35,13 +36,14 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from quietmax.data.encoding import Scale, as_string
+from quietmax.data.cells import as_string
+from quietmax.data.encoding import Scale
 from quietmax.errors import DataUnavailable, InvalidInput
 
 ANY_COLUMN = "*"
 """Stands, in `bounds`, for every column that nothing else is declared for."""
 
-COLUMN_KEYS = ("bounds", "categories", "dates", "booleans", "hashed", "ignore")
+COLUMN_KEYS = ("bounds", "categories", "dates", "booleans", "hashed", "text", "ignore")
 """The keys that say what a column holds; a column may be named in one of them."""
 
 _OLD_KEYS = {"identifier": "person"}
@@ -68,7 +70,7 @@ class Schema:
     edges : mapping of str to tuple of float
         Intervals of numeric columns; see `NumericColumn`.
     complete : tuple of str
-        Columns without missing values.
+        Columns without missing values; "*" stands for all columns.
     ignore : tuple of str
         Columns that are not features.
     person : str, optional
@@ -86,6 +88,8 @@ class Schema:
         Currency signs or units beside the numbers of such columns; see `NumericColumn`.
     hashed : mapping of str to int
         Number of buckets of each column of strings with very many values; see `HashedColumn`.
+    text : tuple of str
+        Columns of free text; see `TextColumn`.
     ignore_case : tuple of str
         Categorical or hashed columns, and maybe the label and the person, whose values match in any case.
     missing_values : mapping of str to tuple of str
@@ -129,6 +133,7 @@ class Schema:
     thousands: Mapping[str, str] = field(default_factory=dict)
     units: Mapping[str, str] = field(default_factory=dict)
     hashed: Mapping[str, int] = field(default_factory=dict)
+    text: tuple[str, ...] = ()
     ignore_case: tuple[str, ...] = ()
     missing_values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     crosses: tuple[tuple[str, str], ...] = ()
@@ -449,6 +454,7 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "thousands": _of_columns(_string),
     "units": _of_columns(_string),
     "hashed": _of_columns(_integer),
+    "text": _strings,
     "ignore_case": _strings,
     "missing_values": _of_columns(_strings),
     "crosses": lambda value: tuple(_two_names(pair) for pair in value),
@@ -471,6 +477,7 @@ _EXPECTED = {
     "thousands": "a separator such as ',' for each named column",
     "units": "a sign or unit such as '€' for each named column",
     "hashed": "a number of buckets for each named column",
+    "text": "a list of column names",
     "ignore_case": "a list of column names",
     "missing_values": "a list of values for each named column",
     "crosses": "a list of pairs of column names",

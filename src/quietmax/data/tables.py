@@ -14,11 +14,11 @@ import csv
 import io
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pandas as pd
@@ -27,6 +27,7 @@ import pyarrow.csv
 import pyarrow.parquet
 from numpy.typing import NDArray
 
+from quietmax.data.cells import as_numbers, as_strings, first_of, is_missing, is_valid_unicode
 from quietmax.data.encoding import (
     BooleanColumn,
     CategoricalColumn,
@@ -35,11 +36,7 @@ from quietmax.data.encoding import (
     Encoding,
     HashedColumn,
     NumericColumn,
-    as_numbers,
-    as_strings,
-    first_of,
-    is_missing,
-    is_text,
+    TextColumn,
     quoted,
     require_columns,
 )
@@ -123,6 +120,8 @@ def read_table(path: str | Path, *, features: str = "features", label: str | Non
     """
     file = Path(path).expanduser()
     if not file.is_file():
+        if file.is_dir():
+            raise DataUnavailable(f"{file} is a folder; one of its files is required here.")
         raise DataUnavailable(f"The file {file} does not exist.")
     suffix = file.suffix.lower()
     if suffix not in SUFFIXES:
@@ -135,7 +134,7 @@ def read_table(path: str | Path, *, features: str = "features", label: str | Non
         elif suffix in (".parquet", ".pq"):
             table = RawTable(_read_parquet(file))
         else:
-            table = _read_text(file, ("\t",) if suffix == ".tsv" else (",", ";", "\t"))
+            table = _read_text(file, text_delimiters(file))
     except OSError as error:
         # Errors of the parsers may show cells. Those of the operating system have a strerror and show none.
         raise DataUnavailable(f"The file {file} cannot be read: {error.strerror or 'it is damaged'}.") from (
@@ -153,10 +152,15 @@ def _read_text(file: Path, delimiters: Sequence[str]) -> RawTable:
     Columns without a name are left out, whatever they hold.
     """
     try:
-        content = _text(file)
-        named = _DELIMITER_LINE.match(content)
-        if named is not None:
-            content, delimiters = content[named.end() :], (named[1].decode(),)
+        return _parse_text(file, _text(file), delimiters)
+    except UnicodeDecodeError:
+        raise InvalidData(_not_utf_8(file)) from None
+
+
+def _parse_text(file: Path, content: bytes, delimiters: Sequence[str]) -> RawTable:
+    """Return the rows of a text in UTF-8 that begins with a header."""
+    content, delimiters = _without_delimiter_line(content, delimiters)
+    try:
         header, lines, delimiter = _longest_header(file, content, delimiters)
         columns = [name for name in header if name]
         _require_distinct(file, columns)
@@ -175,10 +179,8 @@ def _read_text(file: Path, delimiters: Sequence[str]) -> RawTable:
                 column_types=dict.fromkeys(names, pyarrow.string()), strings_can_be_null=False
             ),
         )
-    except UnicodeDecodeError:
-        # Here and below, `from None`: what the parser raises shows the row.
-        raise InvalidData(_not_utf_8(file)) from None
     except (pyarrow.ArrowInvalid, csv.Error) as error:
+        # Below, `from None`: what the parser raises shows the row.
         if "Could not skip" in str(error):
             return RawTable(pd.DataFrame())
         if "UTF8" in str(error):
@@ -191,6 +193,133 @@ def _read_text(file: Path, delimiters: Sequence[str]) -> RawTable:
     if rows is not None and rows != table.num_rows:
         raise InvalidData(f"The quotes in the file {file} are ambiguous; a CSV writer must have written it.")
     return RawTable(table.select(columns).to_pandas(), unnamed=len(header) - len(columns))
+
+
+def text_delimiters(file: Path) -> tuple[str, ...]:
+    """Return the delimiters that a text file of this name may have."""
+    return ("\t",) if file.suffix.lower() == ".tsv" else (",", ";", "\t")
+
+
+def text_frames(file: Path, max_bytes: int) -> Iterator[pd.DataFrame]:
+    """Read a CSV or TSV file part by part, as `read_table` reads it in one piece.
+
+    Parts end where a record ends, so a cell is read alike whatever part it is in. A file in UTF-16 is one part.
+
+    Parameters
+    ----------
+    file : Path
+        The file.
+    max_bytes : int
+        Size of a part in the file; more if a single record is larger.
+
+    Yields
+    ------
+    pandas.DataFrame
+        Strings; every part has the columns of the header.
+
+    Raises
+    ------
+    InvalidInput
+        If the file is damaged.
+    """
+    delimiters = text_delimiters(file)
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(max(max_bytes, _HEADER_BYTES))
+            if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # also that of UTF-32
+                yield _read_text(file, delimiters).frame
+                return
+            content = content.removeprefix(codecs.BOM_UTF8)
+            header, delimiter, _ = _text_header(file, content, delimiters)
+            for part in _text_parts(content[len(header) :], stream, max_bytes, delimiter):
+                yield _parse_text(file, header + part, delimiters).frame
+    except UnicodeDecodeError:
+        raise InvalidData(_not_utf_8(file)) from None
+
+
+_HEADER_BYTES = 2**20
+
+
+def text_columns(file: Path) -> list[str]:
+    """Return the names of the columns of a CSV or TSV file; no row is read.
+
+    Parameters
+    ----------
+    file : Path
+        The file.
+
+    Returns
+    -------
+    list of str
+        Without columns that have no name.
+
+    Raises
+    ------
+    InvalidInput
+        If the file has no header.
+    """
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(_HEADER_BYTES)
+        if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            content = _text(file)
+        names = _text_header(file, content.removeprefix(codecs.BOM_UTF8), text_delimiters(file))[2]
+    except (UnicodeDecodeError, csv.Error):
+        raise InvalidData(_not_utf_8(file)) from None
+    columns = [name for name in names if name]
+    _require_distinct(file, columns)
+    return columns
+
+
+def _text_header(file: Path, content: bytes, delimiters: Sequence[str]) -> tuple[bytes, str, list[str]]:
+    """Return the beginning of a text up to the end of its header, its delimiter, and the names in the header."""
+    rest, delimiters = _without_delimiter_line(content, delimiters)
+    names, lines, delimiter = _longest_header(file, rest, delimiters)
+    ends = (match.end() for match in re.finditer(b"\r\n|\r|\n", rest))
+    end = next(islice(ends, lines - 1, None), len(rest))
+    return content[: len(content) - len(rest) + end].rstrip(b"\r\n") + b"\n", delimiter, names
+
+
+def _text_parts(pending: bytes, stream: IO[bytes], max_bytes: int, delimiter: str) -> Iterator[bytes]:
+    """Yield whole records, about `max_bytes` at a time: first those in `pending`, then the rest of the stream."""
+    ended = False
+    while pending or not ended:
+        while len(pending) < max_bytes and not ended:
+            more = stream.read(max_bytes)
+            pending, ended = pending + more, not more
+        whole = ended and len(pending) <= max_bytes
+        cut = len(pending) if whole else _last_record_end(pending[:max_bytes], delimiter)
+        if cut == 0:
+            max_bytes *= 2
+            continue
+        # Not `strip()`: a row of missing values in a TSV file consists of tabs.
+        if pending[:cut].strip(b"\r\n"):
+            yield pending[:cut]
+        pending = pending[cut:]
+
+
+def _last_record_end(text: bytes, delimiter: str) -> int:
+    """Return where the last whole record of a text ends; the text begins with a record. 0 if there is none."""
+    if b'"' not in text:
+        end = text.rfind(b"\n") + 1
+        return end or text[:-1].rfind(b"\r") + 1
+    border = b"[" + re.escape(delimiter.encode()) + b"\r\n]"
+    opening = b'"(?<=' + border + b'")'
+    closed = opening + b'[^"]*+(?:""[^"]*+)*+"(?=' + border + b")"
+    end = 0
+    for match in re.finditer(b"(" + closed + b")|(" + opening + b")|\r\n|\r|\n", b"\n" + text):
+        if match[2]:
+            break
+        # A line feed may follow a carriage return at the very end.
+        if not match[1] and not (match[0] == b"\r" and match.end() == len(text) + 1):
+            end = match.end() - 1
+    return end
+
+
+def _without_delimiter_line(content: bytes, delimiters: Sequence[str]) -> tuple[bytes, Sequence[str]]:
+    """Return a text without its first line, and the delimiter it names, if it names one."""
+    named = _DELIMITER_LINE.match(content)
+    return (content, delimiters) if named is None else (content[named.end() :], (named[1].decode(),))
 
 
 _DELIMITER_LINE = re.compile(b'"?sep=([,;\t|])"?(?:\r\n|\r|\n)', re.IGNORECASE)
@@ -534,6 +663,32 @@ def encode_table(table: Any, schema: Schema, *, infer: bool = False, y: Any = No
     >>> records.features[:, 0].tolist(), records.labels.tolist(), records.unit
     ([0.25, 0.75], [1, 0], 'record')
     """
+    frame, label = labelled_frame(table, schema, y)
+    return _encode("table", RawTable(frame), schema, label, infer=infer)
+
+
+def labelled_frame(table: Any, schema: Schema, y: Any = None) -> tuple[pd.DataFrame, str]:
+    """Return a table as a frame that has its labels, and the name of the label column.
+
+    Parameters
+    ----------
+    table : pandas.DataFrame, pyarrow.Table, polars.DataFrame or object with `__arrow_c_stream__`
+        The rows.
+    schema : Schema
+        The declarations.
+    y : array-like, optional
+        One label per row, instead of the label column of the table.
+
+    Returns
+    -------
+    frame : pandas.DataFrame
+    label : str
+
+    Raises
+    ------
+    InvalidInput
+        If there are no labels, or not one for each row.
+    """
     frame, label = as_frame(table), schema.label
     if y is not None:
         labels = as_series(y, "y")
@@ -543,21 +698,74 @@ def encode_table(table: Any, schema: Schema, *, infer: bool = False, y: Any = No
         frame = frame.assign(**{label: labels.set_axis(frame.index)})
     if label is None:
         raise InvalidInput("The schema's label must name the label column of the table, or y must be given.")
-    return _encode("table", RawTable(frame), schema, label, infer=infer)
+    return frame, label
 
 
 def _encode(name: str, table: RawTable, schema: Schema, label: str, *, infer: bool) -> Records:
     """Encode a table: the one way from rows to records."""
-    encoding = _encoding(table, schema, label, infer=infer)
-    features, labels = encoding.encode(table.frame, label)
+    encoding = declared_encoding(table, schema, label, infer=infer)
+    return encode_rows(table.frame, encoding, name, image_shape=table.image_shape)
+
+
+def encode_rows(
+    frame: pd.DataFrame,
+    encoding: Encoding,
+    name: str = "table",
+    *,
+    image_shape: tuple[int, int, int] | None = None,
+) -> Records:
+    """Encode labelled rows of a table: all of them, or any part.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        The rows.
+    encoding : Encoding
+        The public encoding of the table.
+    name : str
+        Name of the data set.
+    image_shape : (int, int, int), optional
+        Channels, height and width, where the features are pixels.
+
+    Returns
+    -------
+    Records
+
+    Raises
+    ------
+    InvalidInput
+        If a column is missing or a cell cannot be read.
+    """
+    features, labels = encoding.encode(frame, encoding.label)
     persons = None
     if encoding.person is not None:
-        persons = person_names(table.frame, encoding.person, ignore_case=encoding.person_ignores_case)
-    return Records(name, features, labels, len(encoding.classes), table.image_shape, encoding, persons)
+        persons = person_names(frame, encoding.person, ignore_case=encoding.person_ignores_case)
+    return Records(name, features, labels, len(encoding.classes), image_shape, encoding, persons)
 
 
-def _encoding(table: RawTable, schema: Schema, label: str, *, infer: bool) -> Encoding:
-    """Return the encoding that the schema declares for the table; infer what is left open, or refuse."""
+def declared_encoding(table: RawTable, schema: Schema, label: str, *, infer: bool) -> Encoding:
+    """Return the encoding that the schema declares for a table.
+
+    Parameters
+    ----------
+    table : RawTable
+        The table. Unless `infer` is set, its columns and their types are looked at, and no row.
+    schema : Schema
+        The declarations.
+    label : str
+        Name of the label column.
+    infer : bool
+        Whether to read from the records what the schema does not declare.
+
+    Returns
+    -------
+    Encoding
+
+    Raises
+    ------
+    InvalidInput
+        If the table does not match the schema, or the schema leaves something open and `infer` is not set.
+    """
     check_declarations(table.frame, schema, label)
     if schema.confirm and not infer:
         raise InvalidInput(_unconfirmed_message(schema))
@@ -589,7 +797,7 @@ def _encoding(table: RawTable, schema: Schema, label: str, *, infer: bool) -> En
     )
 
 
-_TYPE_KEYS = ("bounds", "categories", "dates", "booleans", "hashed")
+_TYPE_KEYS = ("bounds", "categories", "dates", "booleans", "hashed", "text")
 _REFINEMENTS = {
     "scales": ("bounds",),
     "edges": ("bounds",),
@@ -657,15 +865,16 @@ def _undeclared_message(columns: list[str], text: list[str], label: str | None) 
     needed = []
     if columns:
         needed.append(
-            f"`bounds` or `categories` (or `dates`, `booleans`, `hashed`, `ignore`) for {quoted(columns, limit=20)}"
+            "`bounds` or `categories` (or `dates`, `booleans`, `hashed`, `text`, `ignore`) for "
+            f"{quoted(columns, limit=20)}"
         )
     if label is not None:
         needed.append(f"`classes` for the label '{label}'")
     hint = ""
     if text:
         hint = (
-            f" {quoted(text, limit=20)}: this seems to be free text, which is no feature; name it in `ignore` "
-            "(`hashed` is for short strings)."
+            f" {quoted(text, limit=20)}: this seems to be free text; name it in `text` or `ignore` (`hashed` is for "
+            "short strings)."
         )
     return (
         f"The table needs {', and '.join(needed)}, given here or in a schema file (by default the .toml file of "
@@ -697,7 +906,7 @@ def declared_column(name: str, table: RawTable, schema: Schema) -> Column | None
     InvalidInput
         If the declarations of the column are not valid.
     """
-    missing = not table.complete and name not in schema.complete
+    missing = not table.complete and not {name, ANY_COLUMN} & set(schema.complete)
     values, ignore_case = schema.missing_values.get(name, ()), name in schema.ignore_case
     if name in schema.categories:
         return CategoricalColumn(
@@ -709,6 +918,8 @@ def declared_column(name: str, table: RawTable, schema: Schema) -> Column | None
         return DateColumn(name, *schema.dates[name], schema.date_formats.get(name), missing, values)
     if name in schema.hashed:
         return HashedColumn(name, schema.hashed[name], missing, ignore_case, values)
+    if name in schema.text:
+        return TextColumn(name, missing, values)
     bounds = schema.bounds.get(name, schema.bounds.get(ANY_COLUMN, table.type_bounds))
     if bounds is None:
         return None
@@ -768,7 +979,7 @@ def person_names(frame: pd.DataFrame, person: str, *, ignore_case: bool = False)
     absent = np.flatnonzero(is_missing(names))
     if absent.size:
         raise InvalidData(f"{first_of(absent)} has no value in the `person` column '{person}'. {NO_PERSON}")
-    damaged = np.flatnonzero(~is_text(names))
+    damaged = np.flatnonzero(~is_valid_unicode(names))
     if damaged.size:
         raise InvalidData(
             f"{first_of(damaged)} has a string that is not valid Unicode in the `person` column '{person}'."
@@ -809,9 +1020,37 @@ def person_type(frame: pd.DataFrame, person: str) -> str:
     require_columns(frame, [person])
     given = frame[person].dtype
     dtype = given.categories.dtype if isinstance(given, pd.CategoricalDtype) else given
+    if isinstance(dtype, pd.ArrowDtype) and pyarrow.types.is_dictionary(dtype.pyarrow_dtype):
+        dtype = pd.ArrowDtype(dtype.pyarrow_dtype.value_type)
     if pd.api.types.is_string_dtype(dtype) and not pd.api.types.is_object_dtype(dtype):
         return "string"
     return str(dtype.pyarrow_dtype if isinstance(dtype, pd.ArrowDtype) else dtype).lower()
+
+
+def require_person_type(frame: pd.DataFrame, encoding: Encoding) -> None:
+    """Refuse a table whose `person` column has another type than the table that an encoding was made for.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        The table.
+    encoding : Encoding
+        The encoding of a model.
+
+    Raises
+    ------
+    InvalidInput
+        If the types differ.
+    """
+    if encoding.person is None:
+        return
+    found = person_type(frame, encoding.person)
+    if found != encoding.person_type:
+        raise InvalidInput(
+            f"The `person` column {encoding.person!r} must have the same type as in training "
+            f"({encoding.person_type}), got {found}. In another type the same people may have other names: 00007 "
+            "becomes 7."
+        )
 
 
 def read_queries(path: str | Path, *, encoding: Encoding | None, width: int) -> NDArray[np.float32]:
@@ -838,7 +1077,34 @@ def read_queries(path: str | Path, *, encoding: Encoding | None, width: int) -> 
     InvalidInput
         If the columns do not match or a value is not a finite number.
     """
-    frame = read_table(path).frame
+    return query_features(read_table(path).frame, encoding=encoding, width=width, place=f"The file {path}")
+
+
+def query_features(
+    frame: pd.DataFrame, *, encoding: Encoding | None, width: int, place: str
+) -> NDArray[np.float32]:
+    """Return the rows of a table as queries to a model.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        The rows.
+    encoding, width
+        As for `read_queries`.
+    place : str
+        Where the rows are, as the beginning of a sentence.
+
+    Returns
+    -------
+    ndarray of float32, shape (rows, width)
+
+    Raises
+    ------
+    DataUnavailable
+        If the encoding does not belong to the model.
+    InvalidInput
+        If the columns do not match or a value is not a finite number.
+    """
     if encoding is not None:
         if len(encoding.feature_names) != width:
             raise DataUnavailable(
@@ -848,14 +1114,12 @@ def read_queries(path: str | Path, *, encoding: Encoding | None, width: int) -> 
         return encoding.encode(frame)
     if frame.shape[1] != width:
         raise InvalidData(
-            f"The file {path} must have one column for each of the model's {width} features and no label; it has "
+            f"{place} must have one column for each of the model's {width} features and no label; it has "
             f"{frame.shape[1]} columns."
         )
     numbers = [as_numbers(frame[name], str(name)) for name in frame.columns]
     features = np.stack(numbers, axis=1).astype(np.float32)
     if not np.isfinite(features).all():
         row, column = np.argwhere(~np.isfinite(features))[0]
-        raise InvalidData(
-            f"Row {row + 1} of {path} has no finite number in column '{frame.columns[column]}'."
-        )
+        raise InvalidData(f"{place}: Row {row + 1} has no finite number in column '{frame.columns[column]}'.")
     return np.ascontiguousarray(features)

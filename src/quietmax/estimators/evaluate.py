@@ -14,26 +14,32 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, get_args
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from quietmax._io import atomic_write
+from quietmax._ray import RayEngine
 from quietmax.accounting.costs import GaussianCost
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
 from quietmax.data.records import Holdout, Records, is_held_out
-from quietmax.data.tables import as_frame, person_names, person_type
+from quietmax.data.sources import TableRows, encoded_rows, is_source, rows_at_once
+from quietmax.data.tables import as_frame, person_names, require_person_type
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
+from quietmax.estimators.blocks import FILES_IN_MEMORY, Blocks, LocalEngine, Table, person_digests
 from quietmax.estimators.evaluation import (
     Assumed,
     Composition,
@@ -48,6 +54,7 @@ from quietmax.estimators.evaluation import (
     free_mu,
     noisy_evaluation,
 )
+from quietmax.estimators.ray_blocks import RayBlocks, chosen_engine
 from quietmax.estimators.training_set import Persons, queries
 from quietmax.estimators.validation import alike, checked_records, class_numbers
 from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
@@ -81,9 +88,10 @@ def evaluate(
     ----------
     estimator : PrivateHead or DPSGD
         A fitted estimator whose weights are released.
-    X : array-like, data frame or Records
-        The people to evaluate on, as for `fit`. If the estimator was trained on records that a split held people out
-        of, only people whom the same rule holds out are counted. The rule cannot recognise people in plain arrays,
+    X : array-like, data frame, Records, or a source of rows
+        The people to evaluate on, as for `fit`: files and streams are read part by part. If the estimator was trained
+        on records that a split held people out of, only people whom the same rule holds out are counted. The rule
+        cannot recognise people in plain arrays,
         with `groups` or without: there everybody is counted, and may be in the training set.
     y : array-like, optional
         The labels, unless they are in the frame or the records.
@@ -129,6 +137,7 @@ def evaluate(
         encoding=estimator.encoding_,
         training=estimator.guarantee_,
         source=EXACT if seed is None else SeededNoise(int(check_random_state(seed).randint(2**31 - 1))),
+        engine=chosen_engine(getattr(estimator, "engine", "local")),
     )
     records, recognised = _as_records(estimator, X, y, groups)
     return subject.evaluated(
@@ -159,8 +168,8 @@ class EvaluationMixin:
 
         Parameters
         ----------
-        X : array-like, data frame or Records
-            The people to evaluate on, as for `fit`.
+        X : array-like, data frame, Records, or a source of rows
+            The people to evaluate on, as for `fit`: files and streams are read part by part.
         y : array-like, optional
             Their labels, unless the frame or the records have them.
         groups : array-like, optional
@@ -178,8 +187,14 @@ class EvaluationMixin:
         return evaluate(self, X, y, groups, epsilon=epsilon, delta=delta, mu=mu, disjoint=disjoint)
 
 
-def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Records, bool]:
+def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Records | TableRows, bool]:
     """Return what an estimator is evaluated on, checked as in training, and whether a rule can recognise the people."""
+    if isinstance(X, TableRows) or (is_source(X) and estimator.encoding_ is not None):
+        if y is not None or groups is not None:
+            raise InvalidInput(
+                "Files, datasets and streams have labels and persons: leave out `y` and `groups`."
+            )
+        return X if isinstance(X, TableRows) else encoded_rows(X, estimator.encoding_), True
     if isinstance(X, Records):
         if y is not None or groups is not None:
             raise InvalidInput("Records have labels and persons: leave out `y` and `groups`.")
@@ -235,13 +250,7 @@ def evaluation_records(frame: pd.DataFrame, encoding: Encoding, name: str = "eva
     """
     persons = None
     if encoding.person is not None:
-        found = person_type(frame, encoding.person)
-        if found != encoding.person_type:
-            raise InvalidInput(
-                f"The `person` column {encoding.person!r} must have the same type as in training "
-                f"({encoding.person_type}), got {found}. In another type the same people may have other names: 00007 "
-                "becomes 7."
-            )
+        require_person_type(frame, encoding)
         persons = person_names(frame, encoding.person, ignore_case=encoding.person_ignores_case)
     features, labels = encoding.encode(frame, encoding.label)
     return Records(name, features, labels, len(encoding.classes), encoding=encoding, persons=persons)
@@ -257,6 +266,7 @@ class _Subject:
     encoding: Encoding | None
     training: Guarantee
     source: NoiseSource = EXACT
+    engine: LocalEngine | RayEngine = field(default_factory=LocalEngine)
 
     @property
     def holdout(self) -> Holdout | None:
@@ -266,7 +276,7 @@ class _Subject:
 
     def evaluated(
         self,
-        records: Records,
+        records: Records | TableRows,
         account: _Account,
         *,
         recognised: bool = True,
@@ -278,14 +288,15 @@ class _Subject:
             raise InvalidInput(
                 "The guarantee of the model is refuted, so no evaluation of it may be published."
             )
-        counted = self.counted(records, recognised=recognised)
+        self.check(records, recognised=recognised)
         by_rule = recognised and self.holdout is not None
+        unit = self.training.unit
         composition: Composition = "parallel" if by_rule or disjoint else "sequential"
         assumes: tuple[Assumed, ...] = (
             *(("disjoint",) if disjoint and not by_rule else ()),
             *(("seeded",) if self.source is not EXACT else ()),
-            *(("names",) if by_rule and records.unit == "person" else ()),
-            *(("encoding",) if by_rule and records.unit == "record" and self.encoding is None else ()),
+            *(("names",) if by_rule and unit == "person" else ()),
+            *(("encoding",) if by_rule and unit == "record" and self.encoding is None else ()),
         )
         with account.locked():
             earlier = account.read()
@@ -295,14 +306,22 @@ class _Subject:
             # The result leaves this method only after it and its cost were stored together. Whatever fails before that
             # costs nothing, because nothing was released.
             result = noisy_evaluation(
-                *self.answers(counted), self.classes, self.training, [*charges, charge], self.source
+                *self.counts(records, recognised=recognised),
+                self.classes,
+                self.training,
+                [*charges, charge],
+                self.source,
             )
             account.write([*earlier, StoredEvaluation(charge, result)])
         return result
 
-    def counted(self, records: Records, *, recognised: bool = True) -> Records:
-        """Return the people who are counted: those whom training held out, or everybody if no rule tells them."""
-        if records.unit != self.training.unit:
+    def check(self, records: Records | TableRows, *, recognised: bool = True) -> None:
+        """Refuse rows that are not those of the people whom the model protects."""
+        if isinstance(records, TableRows):
+            unit = "record" if records.encoding.person is None else "person"
+        else:
+            unit = records.unit
+        if unit != self.training.unit:
             raise InvalidInput(
                 "The model protects persons, so the evaluation must know whose row each row is: `groups` is required."
                 if self.training.unit == "person"
@@ -310,18 +329,110 @@ class _Subject:
             )
         if recognised and records.encoding != self.encoding:
             raise InvalidInput("The records must have the encoding that the model was trained with.")
-        if self.holdout is None or not recognised:
-            return records
-        return records.take(is_held_out(records, self.holdout))
 
-    def answers(self, records: Records) -> tuple[Counts, Counts]:
-        """Answer every row and count the answers."""
-        features = (
-            records.features if self.feature_map is None else self.feature_map.transform(records.features)
-        )
-        predicted, bins = free_answers(self.classifier, features, len(self.classes))
-        rows = None if records.persons is None else Persons(records.persons).rows
-        return count_answers(records.labels, predicted, bins, rows, len(self.classes))
+    def counts(self, records: Records | TableRows, *, recognised: bool = True) -> tuple[Counts, Counts]:
+        """Answer every row of the people who are counted, and count the answers.
+
+        Those are the people whom training held out, or everybody if no rule tells them.
+        """
+        if isinstance(records, TableRows):
+            return self._streamed_counts(records)
+        counted = self._held_out(records) if recognised else records
+        rows = None if counted.persons is None else Persons(counted.persons).rows
+        return count_answers(counted.labels, *self._answers(counted), rows, len(self.classes))
+
+    def _streamed_counts(self, rows: TableRows) -> tuple[Counts, Counts]:
+        """Count the answers to rows that are read part by part.
+
+        Answers are kept until it is known how many rows each person has: in this process, beyond the memory of the
+        engine in files; or on the workers of a Ray cluster, which also compute them.
+        """
+        classes, key = len(self.classes), secrets.token_bytes(16)
+        answered = partial(_answered, self.classifier, self.feature_map)
+        if isinstance(self.engine, RayEngine):
+            table: Blocks = RayBlocks(classes, self.engine)
+        else:
+            table = Blocks(classes, replace(self.engine, progress=None, resume=False), FILES_IN_MEMORY)
+        with table:
+            if isinstance(table, RayBlocks):
+                self._send(table, rows, key)
+                if len(table):
+                    table.update(answered)
+            else:
+                table.extend(map(answered, self._tables(rows, key)))
+            if not len(table):
+                nobody = np.empty(0, np.int64)
+                return count_answers(nobody, nobody, nobody, None, classes)
+            if self.training.unit == "person":
+                table.count_persons()
+            counts = table.sum(_block_counts)
+        return counts.confusion, counts.calibration
+
+    def _tables(self, rows: TableRows, key: bytes) -> Iterator[Table]:
+        """Read the rows of the people who are counted. Progress is in rows, or in files if these do not state them."""
+        progress = self.engine.progress if isinstance(self.engine, LocalEngine) else None
+        total, done = None if progress is None else rows.count(), 0
+        for number, part in enumerate(rows.parts, start=1):
+            for records in rows.part_records(part):
+                counted = self._held_out(records)
+                persons = None if counted.persons is None else person_digests(counted.persons, key)
+                if len(counted):
+                    yield Table(counted.features, counted.labels, len(self.classes), persons=persons)
+                done += len(records)
+                if progress is not None and total is not None:
+                    progress(done, total)
+            if progress is not None and total is None:
+                progress(number, len(rows.parts))
+
+    def _send(self, table: RayBlocks, rows: TableRows, key: bytes) -> None:
+        """Let the workers read the rows of the people who are counted; what a holdout has changed is read here."""
+        count = rows.count()
+        if count is not None:
+            table.expect(3, count)
+        if rows.holdout is not None or (self.holdout is not None and self.holdout.share == 0):
+            table.extend(self._tables(rows, key))
+        else:
+            table.read(replace(rows, holdout=self.holdout, held_out=self.holdout is not None), key)
+
+    def _held_out(self, records: Records) -> Records:
+        return records if self.holdout is None else records.take(is_held_out(records, self.holdout))
+
+    def _answers(self, records: Records) -> tuple[Counts, Counts]:
+        """Return the predicted class of every row, and the bin of its confidence."""
+        return _free_answers(self.classifier, self.feature_map, records.features, len(self.classes))
+
+
+def _free_answers(
+    classifier: Any, feature_map: Any, records: NDArray[np.float32], classes: int
+) -> tuple[Counts, Counts]:
+    features = records if feature_map is None else feature_map.transform(records)
+    return free_answers(classifier, features, classes)
+
+
+def _answered(classifier: Any, feature_map: Any, block: Table) -> Table:
+    """Return a block whose rows are answers: the predicted class, and the bin of its confidence."""
+    height = rows_at_once(block.features)
+    answers = [
+        np.stack(_free_answers(classifier, feature_map, block.rows[start : start + height], block.classes), 1)
+        for start in range(0, len(block), height)
+    ]
+    return replace(block, rows=np.concatenate(answers).astype(np.int32))
+
+
+def _block_counts(block: Table) -> _AnswerCounts:
+    predicted, bins = block.rows.astype(np.int64).T
+    return _AnswerCounts(*count_answers(block.labels, predicted, bins, block.repeats, block.classes))
+
+
+@dataclass(frozen=True, eq=False)
+class _AnswerCounts:
+    """What `count_answers` returned for some rows."""
+
+    confusion: Counts
+    calibration: Counts
+
+    def __add__(self, other: _AnswerCounts) -> _AnswerCounts:
+        return _AnswerCounts(self.confusion + other.confusion, self.calibration + other.calibration)
 
 
 # --- what evaluations have cost -----------------------------------------------------------------------------------
@@ -518,12 +629,13 @@ def _stored_from_json(
 def evaluate_folder(
     folder: str | Path,
     model: PrivateModel,
-    records: Records,
+    records: Records | TableRows,
     *,
     epsilon: float | None = None,
     delta: float | None = None,
     mu: float | None = None,
     exact: bool = False,
+    engine: LocalEngine | RayEngine | None = None,
 ) -> Evaluation:
     """Evaluate a saved model, and store the result in its folder.
 
@@ -535,14 +647,16 @@ def evaluate_folder(
         The model folder.
     model : PrivateModel
         The model, opened from the folder.
-    records : Records
-        The people to evaluate on, encoded as the model's. If the model was trained with a holdout, only people whom
-        the same rule holds out are counted, who cannot be in the training set.
+    records : Records or TableRows
+        The people to evaluate on, encoded as the model's; see `encoded_rows` for files of any size. If the model was
+        trained with a holdout, only people whom the same rule holds out are counted, who cannot be in the training set.
     epsilon, delta, mu : float, optional
         The budget, as for `evaluate`.
     exact : bool
         Return the owner's exact figures instead. They are not for publication: nothing is charged and nothing is
         stored.
+    engine : LocalEngine or RayEngine, optional
+        For rows that are read part by part: where their answers are kept, and what reports progress.
 
     Returns
     -------
@@ -563,11 +677,13 @@ def evaluate_folder(
     """
     if isinstance(model.classifier, Predictor):
         raise InvalidInput(PAID_PER_ANSWER)
-    subject = _Subject(model.classifier, model.features, model.classes, model.encoding, model.guarantee)
+    subject = _Subject(
+        *(model.classifier, model.features, model.classes, model.encoding, model.guarantee),
+        engine=engine or LocalEngine(),
+    )
     if exact:
-        return exact_evaluation(
-            *subject.answers(subject.counted(records)), model.classes, model.guarantee.unit
-        )
+        subject.check(records)
+        return exact_evaluation(*subject.counts(records), model.classes, model.guarantee.unit)
     account = _FolderAccount(Path(folder), model.evaluation_id, model.guarantee)
     return subject.evaluated(records, account, epsilon=epsilon, delta=delta, mu=mu)
 

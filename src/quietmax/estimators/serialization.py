@@ -1,8 +1,8 @@
 """Private models as folders: `save_private` writes a fitted estimator, `open_private` reads a `PrivateModel`.
 
-A folder holds a description with all public facts of the training, the weights, and the account of a model that is paid
-per answer. Opening a folder computes the guarantee again from the stored facts and from the weights. A folder that
-states another guarantee, or whose parts contradict each other, cannot be opened.
+A folder holds a description with all public facts of the training, the weights, the files of encoders, and the account
+of a model that is paid per answer. Opening a folder computes the guarantee again from the stored facts and from the
+weights. A folder that states another guarantee, or whose parts contradict each other, cannot be opened.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from quietmax.data.encoding import Encoding
 from quietmax.data.records import Holdout
 from quietmax.data.tables import as_frame
 from quietmax.errors import DataUnavailable, InvalidInput, short_message
+from quietmax.estimators.dpsgd.centring import Centring
 from quietmax.estimators.dpsgd.config import Plan, PrivateSettings
 from quietmax.estimators.dpsgd.estimator import DPSGD, PrivateNetwork, network_guarantee
 from quietmax.estimators.evaluate import EVALUATION_FILE, save_evaluations
@@ -39,7 +40,7 @@ from quietmax.estimators.head.estimator import (
     weight_sensitivity,
     weights_guarantee,
 )
-from quietmax.estimators.head.exact_sums import is_whitening
+from quietmax.estimators.head.exact_sums import gradient_grid, is_whitening, on_grid
 from quietmax.estimators.head.training import BIAS, whitening_kind
 from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
 from quietmax.estimators.teachers import TeacherEnsemble, Teachers, vote_guarantee
@@ -48,7 +49,7 @@ from quietmax.estimators.validation import CLASSES, SIZE, Condition, alike, runs
 from quietmax.mechanisms.base import Mechanism
 from quietmax.mechanisms.noisy_max import GaussianScores, NoisyMax
 from quietmax.models.features.base import FeatureMap
-from quietmax.models.features.generic import feature_map_from_json
+from quietmax.models.features.generic import encoders, feature_map_from_json
 from quietmax.models.mlp import MLP
 from quietmax.models.serialization import (
     FORMAT_VERSION,
@@ -226,11 +227,15 @@ def save_private(estimator: Estimator, folder: str | Path, *, dataset: str, over
         **own,
         "guarantee": estimator.guarantee_.to_json(),
     }
+    encoder_files: dict[str, str | bytes] = {
+        each.stored_name: each.content for each in encoders(estimator.feature_map_)
+    }
     predictor: Predictor | None = getattr(estimator, "predictor_", None)
     if predictor is None:
 
         def written(identity: str, evaluations: str) -> None:
-            described, files = {**description, EVALUATION_ID: identity}, {EVALUATION_FILE: evaluations}
+            described = {**description, EVALUATION_ID: identity}
+            files = {**encoder_files, EVALUATION_FILE: evaluations}
             write_folder(folder, described, tensors, overwrite=overwrite, files=files)
 
         save_evaluations(estimator, folder, written)
@@ -239,7 +244,9 @@ def save_private(estimator: Estimator, folder: str | Path, *, dataset: str, over
     identity = description[ACCOUNT_ID] = new_identity()
 
     def moved(answered: int) -> FileAccount:
-        written = write_folder(folder, description, tensors, overwrite=overwrite, answered=answered)
+        written = write_folder(
+            folder, description, tensors, overwrite=overwrite, answered=answered, files=encoder_files
+        )
         return FileAccount(written / ACCOUNT_FILE, identity=identity)
 
     predictor.move_account(moved)
@@ -281,7 +288,7 @@ def open_private(folder: str | Path) -> PrivateModel:
             description,
             tensors,
             Guarantee.from_json(description["guarantee"]),
-            None if features is None else feature_map_from_json(features),
+            None if features is None else feature_map_from_json(features, Path(folder)),
             None if encoding is None else Encoding.from_json(json.dumps(encoding)),
         )
         _check_unit(stored)
@@ -438,6 +445,8 @@ def _check_head(stored: _Stored, head: HeadWeights) -> None:
         _check_same(name, facts[name], value)
     _check_same("released", description["released"], facts["release"] == "weights")
     _check_same("declared_size", description["declared_size"], int(facts["declared_size"]))
+    if "grid" in facts:
+        _check_same("grid", facts["grid"], gradient_grid(facts["declared_size"]))
     method, loss = facts["training_method"], facts["loss"]
     if (method, loss) not in _HEAD_METHODS:
         raise ValueError(f"there is no training method {method!r} with loss {loss!r}")
@@ -532,15 +541,23 @@ def _write_dpsgd(estimator: DPSGD) -> _Written:
         "delta": estimator.plan_.delta,
         "declared_size": estimator.plan_.size,
     }
-    return description, dict(network.parameters())
+    tensors, centring = dict(network.parameters()), estimator.model_.centring
+    if centring is not None:
+        tensors["centre"] = torch.from_numpy(centring.centre)
+        if centring.scale is not None:
+            tensors["scale"] = torch.from_numpy(centring.scale)
+    return description, tensors
 
 
 def _read_dpsgd(stored: _Stored) -> _Read:
     """Return the released network, and its guarantee according to the accountant."""
     description, facts = stored.description, stored.guarantee.parameters
     network = mlp_from(stored.tensors, description["widths"], str(description["activation"]))
+    named = [field.name for field in fields(PrivateSettings) if field.name != "centring_steps"]
     plan = Plan(
-        PrivateSettings(**{field.name: facts[field.name] for field in fields(PrivateSettings)}),
+        PrivateSettings(
+            **{name: facts[name] for name in named}, centring_steps=facts.get("centring_steps", 0)
+        ),
         **{name: facts[name] for name in ("noise_multiplier", "epsilon", "delta", "accountant", "analysis")},
         size=facts["declared_size"],
     )
@@ -552,6 +569,9 @@ def _read_dpsgd(stored: _Stored) -> _Read:
     for name, value in (("epsilon", plan.epsilon), ("delta", plan.delta), ("declared_size", plan.size)):
         _check_same(name, description[name], value)
     _check_noise(plan)
+    centring = _read_centring(stored)
+    if (centring is None) != (plan.settings.centring_steps == 0):
+        raise ValueError("it must have a centre if and only if steps were spent on releasing one")
     guarantee = network_guarantee(
         plan,
         exact=facts["noise_source"] == {"source": "exact", "exact": True},
@@ -559,12 +579,32 @@ def _read_dpsgd(stored: _Stored) -> _Read:
         size_declared=stored.declared("size_declared", SIZE),
         classes_declared=stored.declared("classes_declared", CLASSES),
         features=stored.features,
+        centring=centring,
         unit=stored.guarantee.unit,
         encoding=stored.encoding,
         fitted_steps=facts.get("fitted_steps", ()),
         parameters={"dimension": network.widths[0], "classes": network.classes},
     )
-    return PrivateNetwork(network), guarantee
+    return PrivateNetwork(network, centring), guarantee
+
+
+def _read_centring(stored: _Stored) -> Centring | None:
+    """Return how features are centred; raise ValueError if the released arrays are not those of a training."""
+    if not {"centre", "scale"} & stored.tensors.keys():
+        return None
+    facts, tensors = stored.guarantee.parameters, stored.tensors
+    centre, scale = tensors["centre"].numpy(), tensors["scale"].numpy() if "scale" in tensors else None
+    radius, features = float(facts["radius"]), int(facts["dimension"])
+    if not 0.0 < radius < math.inf:
+        raise ValueError(f"its radius is {radius}")
+    on_the_grid = (
+        centre.dtype == np.float64 and np.isfinite(centre).all() and (on_grid(centre) == centre).all()
+    )
+    if centre.shape != (features,) or not on_the_grid:
+        raise ValueError("its centre is not an array of its dimension on the grid")
+    if scale is not None and not (is_whitening(scale, features + 1) and scale.ndim == 1):
+        raise ValueError("its scale is not an array of its dimension on the grid")
+    return Centring(centre, radius, scale)
 
 
 def _check_noise(plan: Plan) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -24,13 +24,26 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
+from quietmax._ray import RayEngine, ray_map
+from quietmax._threads import parallel_map
 from quietmax.accounting.budget import Budget
 from quietmax.accounting.guarantee import Guarantee, Unit
 from quietmax.data.encoding import Encoding
 from quietmax.data.records import Records
 from quietmax.data.schema import Schema
-from quietmax.errors import InvalidInput, QuietmaxError
-from quietmax.estimators.training_set import TrainingSet, data_conditions, queries, training_set, with_holdout
+from quietmax.errors import InvalidData, InvalidInput, QuietmaxError
+from quietmax.estimators.blocks import FILES_IN_MEMORY, Blocks, LocalEngine, Table, block_rows
+from quietmax.estimators.ray_blocks import chosen_engine
+from quietmax.estimators.training_set import (
+    NOBODY,
+    Piece,
+    TrainingRows,
+    data_assumptions,
+    data_conditions,
+    queries,
+    training_rows,
+    with_holdout,
+)
 from quietmax.estimators.validation import (
     LIBRARY_STACK,
     OWN_MAP,
@@ -41,7 +54,6 @@ from quietmax.estimators.validation import (
     checked_size,
     map_assumptions,
     named_features,
-    person_assumptions,
     runs_own_code,
     size_condition,
     weakened,
@@ -50,9 +62,17 @@ from quietmax.mechanisms.base import Mechanism, proves_bounds
 from quietmax.mechanisms.noisy_max import GaussianScores, NoisyMax
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.generic import describe_map
+from quietmax.models.features.patches import image_features
 from quietmax.models.losses import CrossEntropy
 from quietmax.models.mlp import MLP, checked_finite
-from quietmax.models.stacked import TrainingSettings, train_independent
+from quietmax.models.stacked import (
+    Progress,
+    TrainingSettings,
+    joined_stacks,
+    stack_edges,
+    train_networks,
+    training_bytes,
+)
 from quietmax.models.training import softmax, train_module
 from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor, Remaining
@@ -69,6 +89,8 @@ LINEAR = TrainingSettings(
 """Default teachers on public features, which have length 1."""
 MOST_STEPS = 10**7
 """Most training steps of a teacher: hours even for the smallest networks."""
+STACK_BYTES = 2**26
+"""Teachers that are trained together need about this many bytes, with the records of their shards."""
 # Sums of probabilities are rounded to floats: the slack covers that for any number of teachers below 2^20.
 _ROUNDING = 1 + 2.0**-30
 
@@ -127,7 +149,7 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     method : {"auto", "gaussian", "exponential", "permute-and-flip"}, default="auto"
         How the winner is chosen. "auto" takes what adds less noise for the budget.
     features : FeatureMap or {"auto", "identity", "unit-norm", "scattering"} or None, default="auto"
-        The public feature map, any object with a ``transform`` method; None for no map. "auto": wavelet scattering if
+        The public feature map, any object with a ``transform`` method; None for no map. "auto": `image_features` if
         ``image_shape`` is given, otherwise none. A map with the user's own code makes the guarantee conditional.
     image_shape : tuple of int, optional
         Channels, height and width, if the records are images.
@@ -141,9 +163,14 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         The public set of labels. If None, it is read off ``y`` and the guarantee is conditional. A schema declares
         them instead.
     schema : Schema, optional
-        What is public about the columns of a table; ``fit`` then takes a data frame.
+        What is public about the columns of a table; ``fit`` then takes a data frame, files or a stream.
     random_state : int, optional
         None: exact noise and a fresh secret key. Otherwise repeatable experiments and a conditional guarantee.
+    engine : LocalEngine, RayEngine, "local" or "ray", default="local"
+        Where the rows are kept and the teachers are trained. Teachers are trained in stacks of at most 25, on threads
+        or on the workers of a Ray cluster. The rows stay here; a thread or worker gets those of one stack: about
+        64 MiB (for persons, times the rows that a person has), or one shard if that is larger. The teachers are the
+        same, bit for bit, wherever they are trained.
 
     Attributes
     ----------
@@ -188,6 +215,7 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         classes: Sequence[Any] | None = None,
         schema: Schema | None = None,
         random_state: int | None = None,
+        engine: LocalEngine | RayEngine | Literal["local", "ray"] = "local",
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -202,14 +230,17 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes = classes
         self.schema = schema
         self.random_state = random_state
+        self.engine = engine
 
     def fit(self, X: Any, y: Any = None, *, groups: Any = None) -> Teachers:
         """Assign private records to shards and train one teacher on each.
 
         Parameters
         ----------
-        X : array-like of shape (records, columns), data frame or Records
-            The private records. A pandas or polars frame if there is a ``schema``.
+        X : array-like of shape (records, columns), data frame, Records, or a source of rows
+            The private records. A pandas or polars frame if there is a ``schema``. With a schema the rows may also be
+            read part by part: from a file or folder of Parquet, CSV or TSV files, a pattern such as "people/*.parquet",
+            a pyarrow dataset, or an iterator of Arrow record batches.
         y : array-like of shape (records,), optional
             Their labels, unless they are in the frame.
         groups : array-like of shape (records,), optional
@@ -221,17 +252,26 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Teachers
             The fitted estimator.
         """
-        found = training_set(self, X, y, groups)
+        found = training_rows(self, X, y, groups)
         budget = Budget(self.epsilon, self.delta, self.queries)
-        size = found.units if self.declared_size is None else checked_size(self.declared_size)
-        count = default_teachers(budget, size) if self.teachers is None else self.teachers
-        if count < 1:
-            raise InvalidInput(f"teachers must be at least 1, got {count}.")
-        self.feature_map_ = self._feature_map()
-        mapped = self._mapped(found.records)
         key = self._key()
-        shards = shard_of(_names(found), count, key)
-        self.ensemble_ = self._trained(mapped, found, shards, count, key, size)
+        self.feature_map_ = self._feature_map()
+        engine = chosen_engine(self.engine)
+        # Rows are kept here, also if the teachers are trained on Ray workers.
+        place = engine if isinstance(engine, LocalEngine) else LocalEngine()
+        with Blocks(len(found.classes), place, None if found.in_memory else FILES_IN_MEMORY) as blocks:
+            blocks.expect(2 + self._settings().epochs, found.count)
+            blocks.reserve(found.count, found.columns)
+            blocks.extend(_hashed(found, key))
+            if not len(blocks):
+                raise InvalidData(NOBODY)
+            blocks.expect(1 + self._settings().epochs)
+            size = self._size(blocks, found.unit)
+            count = default_teachers(budget, size) if self.teachers is None else self.teachers
+            if count < 1:
+                raise InvalidInput(f"teachers must be at least 1, got {count}.")
+            shards = self._sharded(blocks, count)
+            self.ensemble_ = self._trained(shards, found.unit, count, key, size, engine)
         source: NoiseSource = (
             EXACT if self.random_state is None else SeededNoise(np.random.default_rng(list(key)))
         )
@@ -253,8 +293,8 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _feature_map(self) -> Any:
         """Return the feature map that ``features`` names, None for no map."""
         if isinstance(self.features, str) and self.features == "auto":
-            return None if self.image_shape is None else named_features("scattering", self.image_shape)
-        return named_features(self.features, self.image_shape)
+            return None if self.image_shape is None else image_features(self.image_shape)
+        return named_features(self.features, self.image_shape, encoding=self.encoding_)
 
     def _key(self) -> bytes:
         """Return the secret key that assigns records to shards and seeds the teachers."""
@@ -273,44 +313,92 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return NoisyMax("permute-and-flip" if pure <= gaussian else "gaussian")
         return NoisyMax(self.method)
 
+    def _settings(self) -> TrainingSettings:
+        """Return the settings of built-in teachers, which also say how modules of the user's own are trained."""
+        if isinstance(self.network, TrainingSettings):
+            return self.network
+        return NETWORK if self.feature_map_ is None or self.network is not None else LINEAR
+
+    def _size(self, blocks: Blocks, unit: Unit) -> int:
+        """Return the declared number of units, or else the true one."""
+        if self.declared_size is not None:
+            return checked_size(self.declared_size)
+        return len(blocks) if unit == "record" else blocks.distinct_persons()
+
+    def _sharded(self, blocks: Blocks, count: int) -> _Shards:
+        """Apply the feature map, and sort the rows of every block by their shards."""
+        feature_map, starts = self.feature_map_, list[NDArray[np.int64]]()
+
+        def sorted_by_shard(block: Table) -> Iterator[Table]:
+            columns = block.features
+            if isinstance(feature_map, FeatureMap):
+                columns = feature_map.dimension(columns)
+            for piece in block.pieces(-(-len(block) // block_rows(columns))):
+                features = self._mapped(piece.rows)
+                if not (callable(self.network) or np.isfinite(features).all()):
+                    raise InvalidInput("Features must be finite, but a record holds NaN or infinity.")
+                assert piece.persons is not None
+                shards = (piece.persons.view(">u8") % np.uint64(count)).astype(np.int64)
+                order = np.argsort(shards, kind="stable")
+                starts.append(np.searchsorted(shards[order], np.arange(count + 1)))
+                yield Table(features[order], piece.labels[order], block.classes)
+
+        if isinstance(feature_map, FeatureMap):
+            blocks.reserve(len(blocks), feature_map.dimension(blocks.features))
+        blocks.update(sorted_by_shard)
+        return _Shards(blocks, np.stack(starts))
+
     def _trained(
         self,
-        features: NDArray[np.float32],
-        found: TrainingSet,
-        shards: NDArray[np.int64],
+        shards: _Shards,
+        unit: Unit,
         count: int,
         key: bytes,
         size: int,
+        engine: LocalEngine | RayEngine,
     ) -> TeacherEnsemble:
         """Train one teacher on each shard; a teacher without records or with broken weights is silent."""
-        labels = found.labels
-        rows = [np.flatnonzero(shards == shard) for shard in range(count)]
         seeds = [_seed(key, shard) for shard in range(count)]
-        empty = np.array([len(each) == 0 for each in rows])
         classes, soft = len(self.classes_), self.release == "probabilities"
-        network = self.network or (NETWORK if self.feature_map_ is None else LINEAR)
-        if isinstance(network, TrainingSettings):
+        if self.network is None or isinstance(self.network, TrainingSettings):
+            network = self._settings()
             steps = network.epochs * max(1, -(-size // (count * network.batch_size)))
             if steps > MOST_STEPS:
                 raise InvalidInput(
                     f"Each of {count} teachers would take {steps:,} training steps for declared_size {size:,}, but at "
                     f"most {MOST_STEPS:,} are allowed."
                 )
-            stack = train_independent(
-                features, labels, classes, rows, settings=network, seeds=seeds, steps=steps
-            )
+            edges = teacher_stacks(count, size, shards.columns, classes, network)
+
+            def job(number: int) -> tuple[Any, Any, int, Any, TrainingSettings, list[int], int]:
+                first, last = edges[number], edges[number + 1]
+                table, rows = shards.read(first, last)
+                return table.rows, table.labels, classes, rows, network, seeds[first:last], steps
+
+            def trained(number: int) -> MLP:
+                given = job(number)
+                return train_networks(*given, shards.progress(network.epochs * len(given[0])))
+
+            numbers = range(len(edges) - 1)
+            if isinstance(engine, RayEngine):
+                stacks = list(ray_map(engine, train_networks, map(job, numbers), total=len(numbers)))
+            else:
+                stacks = parallel_map(trained, len(numbers))
+            stack = joined_stacks(stacks)
             broken = ~torch.isfinite(stack.weight_vectors()).all(1).numpy()
-            return TeacherEnsemble._of_fit(stack, empty | broken, classes, soft, found.unit)
-        built = [_built(network, features.shape[1], classes, seed) for seed in seeds]
+            return TeacherEnsemble._of_fit(stack, shards.empty | broken, classes, soft, unit)
+        built = [_built(self.network, shards.columns, classes, seed) for seed in seeds]
         _check_apart(built)
-        modules = [
-            None
-            if empty[shard]
-            else _taught(module, features[rows[shard]], labels[rows[shard]], classes, seed)
-            for shard, (module, seed) in enumerate(zip(built, seeds, strict=True))
-        ]
+        modules: list[torch.nn.Module | None] = []
+        for shard, (module, seed) in enumerate(zip(built, seeds, strict=True)):
+            taught = None
+            if not shards.empty[shard]:
+                table, _ = shards.read(shard, shard + 1)
+                taught = _taught(module, table.rows, table.labels, classes, seed)
+                shards.blocks.advance(NETWORK.epochs * len(table))
+            modules.append(taught)
         silent = np.array([module is None for module in modules])
-        return TeacherEnsemble(modules, silent, classes, soft, found.unit)
+        return TeacherEnsemble(modules, silent, classes, soft, unit)
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Predict labels by the noisy vote; every new query is charged once.
@@ -481,8 +569,89 @@ def shard_of(names: Sequence[bytes], teachers: int, key: bytes) -> NDArray[np.in
     >>> bool(shard_of([b"ann", b"bob"], 10, b"key")[1] == shard_of([b"bob"], 10, b"key")[0])
     True
     """
-    digests = (hashlib.blake2b(each, key=key, digest_size=8).digest() for each in names)
-    return np.array([int.from_bytes(digest, "big") % teachers for digest in digests], dtype=np.int64)
+    return (_hashes(names, key).view(">u8") % np.uint64(teachers)).astype(np.int64)
+
+
+def _hashes(names: Iterable[bytes], key: bytes) -> NDArray[np.bytes_]:
+    """Return a keyed hash of 8 bytes of each name."""
+    digests = b"".join(hashlib.blake2b(each, key=key, digest_size=8).digest() for each in names)
+    return np.frombuffer(digests, "S8")
+
+
+def _hashed(found: TrainingRows, key: bytes) -> Iterator[Table]:
+    """Yield the rows of a training set, with the hash that decides about the shard of each."""
+    for piece in found.pieces:
+        yield Table(piece.records, piece.labels, len(found.classes), persons=_hashes(_names(piece), key))
+
+
+@dataclass(frozen=True, eq=False)
+class _Shards:
+    """Rows in blocks, those of each block sorted by shard; within a shard in the order in which they were read.
+
+    `starts` says where each shard begins in each block, and where the last one ends.
+    """
+
+    blocks: Blocks
+    starts: NDArray[np.int64]
+
+    @property
+    def columns(self) -> int:
+        """Numbers per row."""
+        return self.blocks.features
+
+    @property
+    def empty(self) -> NDArray[np.bool_]:
+        """Which shards have no row."""
+        return np.asarray(np.diff(self.starts).sum(0) == 0)
+
+    def read(self, first: int, last: int) -> tuple[Table, list[NDArray[np.int64]]]:
+        """Return the rows of the shards from `first` to `last - 1`, and which of them each shard has."""
+        table = self.blocks.slices([slice(start[first], start[last]) for start in self.starts])
+        counts = np.diff(self.starts[:, first : last + 1])
+        shards = np.repeat(np.tile(np.arange(last - first), len(counts)), counts.ravel())
+        return table, [np.flatnonzero(shards == shard) for shard in range(last - first)]
+
+    def progress(self, rows: int) -> Progress:
+        """Return what reports the steps of a training that works on so many rows in all."""
+        before = 0
+
+        def report(done: int, total: int) -> None:
+            nonlocal before
+            self.blocks.advance(rows * done // total - before)
+            before = rows * done // total
+
+        return report
+
+
+def teacher_stacks(
+    count: int, size: int, features: int, classes: int, network: TrainingSettings
+) -> list[int]:
+    """Divide teachers into stacks that are trained together, by public numbers alone; see `stack_edges`.
+
+    Parameters
+    ----------
+    count : int
+        Number of teachers.
+    size : int
+        The public number of records or persons.
+    features, classes : int
+        Numbers of features and classes.
+    network : TrainingSettings
+        How the teachers are trained.
+
+    Returns
+    -------
+    list of int
+        A stack has the teachers from one of these numbers to the next.
+
+    Examples
+    --------
+    >>> teacher_stacks(100, 10_000, 50, 2, NETWORK)
+    [0, 25, 50, 75, 100]
+    """
+    shard = 4 * features * -(-size // count)
+    training = training_bytes((features, *network.hidden, classes), network)
+    return stack_edges(count, shard + training, STACK_BYTES)
 
 
 def vote_noise(budget: Budget) -> tuple[float, float]:
@@ -580,7 +749,7 @@ def vote_guarantee(
     assumptions = [
         *answers.assumptions,
         SETTINGS_PUBLIC,
-        *person_assumptions(answers.unit, None if encoding is None else encoding.person),
+        *data_assumptions(answers.unit, encoding),
         *map_assumptions(description),
     ]
     assumptions += [] if own_modules else [LIBRARY_STACK]
@@ -594,14 +763,14 @@ def vote_guarantee(
     )
 
 
-def _names(found: TrainingSet) -> list[bytes]:
-    """Return what decides about each record's shard: its person's name, or its own content."""
-    if found.persons is not None:
-        return [name.encode("utf-8", "surrogatepass") for name in found.persons.names]
-    return [
-        row.tobytes() + bytes(str(label), "ascii")
-        for row, label in zip(found.records, found.labels, strict=True)
-    ]
+def _names(piece: Piece) -> Iterator[bytes]:
+    """Yield what decides about each record's shard: its person's name, or its own content."""
+    if piece.persons is not None:
+        for name in piece.persons:
+            yield name.encode("utf-8", "surrogatepass")
+        return
+    for row, label in zip(piece.records, piece.labels, strict=True):
+        yield row.tobytes() + bytes(str(label), "ascii")
 
 
 def _seed(key: bytes, shard: int) -> int:

@@ -1,14 +1,15 @@
 """What every private estimator is trained on: checked records, labels, and whom each record belongs to.
 
-`training_set` is the one way in for all estimators. It accepts arrays with scikit-learn's checks, data frames of an
-estimator that has a `schema`, and `Records`. `queries` is the same for predictions. Everything here treats one
-person's rows alone (THEORY 3.8); messages show no value of the private records.
+`training_rows` is the one way in for all estimators, and `training_set` reads it into memory. It accepts arrays with
+scikit-learn's checks, data frames and files of an estimator that has a `schema`, and `Records`. `queries` is the same
+for predictions. Everything here treats one person's rows alone (THEORY 3.8); messages show no value of the private
+records.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -22,12 +23,20 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from quietmax.accounting.guarantee import Guarantee, Unit
-from quietmax.data.encoding import Encoding, as_strings, is_missing, is_text, quoted
+from quietmax.accounting.guarantee import MADE_WITHOUT_RECORDS, Guarantee, Unit
+from quietmax.data.cells import as_strings, is_missing, is_valid_unicode
+from quietmax.data.encoding import Encoding, quoted
 from quietmax.data.records import Holdout, Records, is_held_out
-from quietmax.data.tables import as_frame, as_series, encode_table
+from quietmax.data.sources import TableRows, is_source, table_rows
+from quietmax.data.tables import as_frame, as_series
 from quietmax.errors import InvalidData, InvalidInput
-from quietmax.estimators.validation import CLASSES, Condition, checked_records, class_numbers
+from quietmax.estimators.validation import (
+    CLASSES,
+    Condition,
+    checked_records,
+    class_numbers,
+    person_assumptions,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +88,7 @@ class Persons:
             raise InvalidInput("groups must be a flat sequence of numbers or strings.") from None
         if is_missing(names).any():
             raise InvalidInput("groups must name a person for every row; some rows have no value.")
-        if not is_text(names).all():
+        if not is_valid_unicode(names).all():
             raise InvalidInput("groups must be valid Unicode; some rows have a string that is not.")
         return cls(names)
 
@@ -97,6 +106,68 @@ class Persons:
     def count(self) -> int:
         """The number of persons."""
         return int(self.codes.max(initial=-1)) + 1
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Some rows of a training set.
+
+    Parameters
+    ----------
+    records : array of shape (rows, columns)
+        Finite numbers.
+    labels : array of int of shape (rows,)
+        Indices into the classes.
+    persons : array of str of shape (rows,), optional
+        The name of each row's person; None if every row stands for itself.
+    """
+
+    records: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    persons: NDArray[np.object_] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingRows:
+    """A training set whose rows are read piece by piece; what is public about it is known before.
+
+    Parameters
+    ----------
+    pieces : iterator of Piece
+        The rows; they can be read once. An error in the rows of a table is raised while they are read.
+    columns : int
+        Number of columns of a record.
+    classes : array of shape (classes,)
+        The labels of the classes.
+    unit : {"record", "person"}
+        What a guarantee protects.
+    encoding : Encoding or None
+        How the rows of a table become records; None for plain arrays.
+    holdout : Holdout or None
+        Which persons of the table were held out; None if nobody was.
+    classes_declared : bool
+        Whether the classes were declared; otherwise they were read off the labels.
+    fitted_steps : tuple of str
+        What was fitted on the private records before this estimator, as far as it can be seen.
+    in_memory : bool
+        Whether the rows are in memory before they are read.
+    count : int or None
+        The number of rows (before a holdout), if it is known before they are read. It is not public.
+    source : TableRows or None
+        Where the rows of a table are, from which `pieces` reads them; None for arrays, records and `groups`.
+    """
+
+    pieces: Iterator[Piece]
+    columns: int
+    classes: NDArray[Any]
+    unit: Unit
+    encoding: Encoding | None
+    holdout: Holdout | None
+    classes_declared: bool
+    fitted_steps: tuple[str, ...]
+    in_memory: bool
+    count: int | None
+    source: TableRows | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,6 +238,41 @@ class TrainingSet:
         )
 
 
+def data_assumptions(unit: Unit, encoding: Encoding | None) -> tuple[str, ...]:
+    """Return what every guarantee assumes about who is a person, and about the encoder of text columns.
+
+    Parameters
+    ----------
+    unit : {"record", "person"}
+        What the guarantee protects.
+    encoding : Encoding or None
+        The encoding of a table.
+
+    Returns
+    -------
+    tuple of str
+
+    Examples
+    --------
+    >>> data_assumptions("person", None)
+    ('All rows of one person have the same entry in `groups`.',)
+    """
+    if encoding is None:
+        return person_assumptions(unit, None)
+    encoders = (
+        f"The sentence encoder {name} (SHA-256 {digest}) {MADE_WITHOUT_RECORDS}."
+        for name, digest in encoding.encoders
+    )
+    rounding = (LIBRARY_TEXT,) if encoding.encoders else ()
+    return (*person_assumptions(unit, encoding.person), *encoders, *rounding)
+
+
+LIBRARY_TEXT = (
+    "The numerical library rounds equal calls alike: texts are embedded one by one, so that a text's numbers depend on "
+    "that text alone. `quietmax audit invariant` checks it."
+)
+
+
 def data_conditions(
     *, classes_declared: bool, encoding: Encoding | None, fitted_steps: Sequence[str]
 ) -> tuple[Condition, ...]:
@@ -209,23 +315,95 @@ def data_conditions(
     return tuple(conditions)
 
 
-def training_set(
-    estimator: Any, X: Any, y: Any, groups: Any, *, dtypes: Sequence[Any] = (np.float32,)
-) -> TrainingSet:
+def training_rows(
+    estimator: Any, X: Any, y: Any, groups: Any, *, dtypes: Sequence[Any] = (np.float32,), whole: bool = False
+) -> TrainingRows:
     """Check what an estimator is trained on; set `classes_`, `encoding_`, `holdout_` and `n_features_in_`.
 
     Parameters
     ----------
     estimator : object
         The estimator that is being fitted, with the parameters `schema` and `classes`.
-    X : array-like, data frame or Records
-        Arrays as in scikit-learn. With a schema, a pandas or polars frame or an Arrow table. Records as they are.
+    X : array-like, data frame, Records, or a source of rows
+        Arrays as in scikit-learn. With a schema, a pandas or polars frame, an Arrow table, or a source: a path of a
+        file or folder, a pattern, a pyarrow dataset, an iterator of record batches, or `TableRows`. Records as they
+        are.
     y : array-like or None
-        The labels. With a schema they may be in the frame instead. None for Records.
+        The labels. With a schema they may be in the frame instead. None for Records and sources.
     groups : array-like or None
         Whose row each row is. With a schema or Records that have a `person` column, None.
     dtypes : sequence of types
         Arrays of one of these types are not copied; the estimator converts them part by part to save memory.
+    whole : bool
+        Whether a table in memory is encoded in one piece.
+
+    Returns
+    -------
+    TrainingRows
+        Their rows have not been encoded yet.
+
+    Raises
+    ------
+    InvalidInput
+        If something is wrong. The message shows no value.
+    """
+    estimator.__dict__.pop("_evaluations", None)  # an estimator whose fit fails cannot be evaluated
+    source = _source(estimator, X, y)
+    if source is None:
+        records, given = checked_records(estimator, X, y, dtypes=dtypes)
+        classes, labels = class_numbers(given, estimator.classes)
+        names = _person_names(None, groups, len(records))
+        pieces: Iterator[Piece] = iter([Piece(records, labels, names)])
+        count: int | None = len(records)
+        encoding, holdout, declared, in_memory = None, None, estimator.classes is not None, True
+        person, columns = names is not None, records.shape[1]
+    elif isinstance(source, Records):
+        _check_holdout(source, groups)
+        if not len(source):
+            raise InvalidData(NOBODY)
+        records, labels = checked_records(estimator, source.features, source.labels)
+        classes = _classes(estimator, source.encoding, source.classes)
+        names = _person_names(source.persons, groups, len(records))
+        pieces, count = iter([Piece(records, labels, names)]), len(records)
+        encoding, holdout, declared, in_memory = source.encoding, source.holdout, True, True
+        person, columns = names is not None, records.shape[1]
+    else:
+        encoding, holdout, declared, in_memory = source.encoding, source.holdout, True, source.in_memory
+        classes = _classes(estimator, encoding, len(encoding.classes))
+        person, columns = encoding.person is not None or groups is not None, len(encoding.feature_names)
+        if source.held_out:
+            raise InvalidInput("These rows are held out, so they must not be trained on: train on `train`.")
+        pieces, count = _encoded_pieces(source, groups, whole=whole), source.count()
+        estimator.n_features_in_ = columns
+        estimator.__dict__.pop("feature_names_in_", None)
+    held_out = None if holdout is None or holdout.share == 0 else holdout
+    estimator.classes_, estimator.encoding_, estimator.holdout_ = classes, encoding, held_out
+    return TrainingRows(
+        pieces,
+        columns,
+        classes,
+        "person" if person else "record",
+        encoding,
+        held_out,
+        declared,
+        steps_before(estimator),
+        in_memory,
+        count,
+        source if isinstance(source, TableRows) and groups is None else None,
+    )
+
+
+def training_set(
+    estimator: Any, X: Any, y: Any, groups: Any, *, dtypes: Sequence[Any] = (np.float32,)
+) -> TrainingSet:
+    """Check what an estimator is trained on, and read all of it into memory; see `training_rows`.
+
+    Parameters
+    ----------
+    estimator : object
+        The estimator that is being fitted, with the parameters `schema` and `classes`.
+    X, y, groups, dtypes
+        As for `training_rows`.
 
     Returns
     -------
@@ -244,38 +422,69 @@ def training_set(
     >>> found.unit, found.units, found.classes.tolist()
     ('person', 2, ['no', 'yes'])
     """
-    estimator.__dict__.pop("_evaluations", None)  # an estimator whose fit fails cannot be evaluated
-    found = _encoded(estimator, X, y)
-    if found is not None:
-        _check_holdout(found, groups)
-    if found is None:
-        records, given = checked_records(estimator, X, y, dtypes=dtypes)
-        classes, labels = class_numbers(given, estimator.classes)
-        names, encoding, holdout, declared = None, None, None, estimator.classes is not None
-    elif not len(found):
-        raise InvalidData(
-            "Nobody is left to train on. A smaller `holdout` keeps more people for training. Whether somebody is left "
-            "depends on the records: this error is for their owner and not part of a release."
-        )
-    else:
-        records, labels = checked_records(estimator, found.features, found.labels)
-        classes = _classes(estimator, found)
-        names, encoding, holdout, declared = found.persons, found.encoding, found.holdout, True
-    persons = _persons(names, groups, len(records))
-    held_out = None if holdout is None or holdout.share == 0 else holdout
-    estimator.classes_, estimator.encoding_, estimator.holdout_ = classes, encoding, held_out
+    rows = training_rows(estimator, X, y, groups, dtypes=dtypes, whole=True)
+    pieces = list(rows.pieces)
+    if not pieces:
+        raise InvalidData(NOBODY)
+    records, labels, names = (
+        parts[0] if len(parts) == 1 or parts[0] is None else np.concatenate(parts)
+        for parts in zip(*((piece.records, piece.labels, piece.persons) for piece in pieces), strict=True)
+    )
     return TrainingSet(
-        records, labels, classes, persons, encoding, held_out, declared, steps_before(estimator)
+        records,
+        labels,
+        rows.classes,
+        None if names is None else Persons(names),
+        rows.encoding,
+        rows.holdout,
+        rows.classes_declared,
+        rows.fitted_steps,
     )
 
 
-def _encoded(estimator: Any, X: Any, y: Any) -> Records | None:
-    """Return the records that an estimator was given, or None for arrays."""
-    if isinstance(X, Records):
+_SPLIT_WITHOUT_GROUPS = (
+    "The records were split without knowing `groups`, so one person may be in the training set and in the holdout: "
+    "leave out `groups`, or declare a `person` column before the split."
+)
+NOBODY = (
+    "Nobody is left to train on. A smaller `holdout` keeps more people for training. Whether somebody is left "
+    "depends on the records: this error is for their owner and not part of a release."
+)
+
+
+def _source(estimator: Any, X: Any, y: Any) -> Records | TableRows | None:
+    """Return the records or the source of rows that an estimator was given, or None for arrays."""
+    if isinstance(X, Records | TableRows):
         if estimator.schema is not None or y is not None:
             raise InvalidInput("Records are encoded and have labels: leave out `schema` and `y`.")
         return X
-    return None if estimator.schema is None else encode_table(X, estimator.schema, y=y)
+    if estimator.schema is None and is_source(X):
+        raise InvalidInput("Files, datasets and streams need a `schema`.")
+    return None if estimator.schema is None else table_rows(X, estimator.schema, y=y)
+
+
+def _encoded_pieces(source: TableRows, groups: Any, *, whole: bool) -> Iterator[Piece]:
+    """Encode a table piece by piece."""
+    if groups is not None and not source.in_memory:
+        raise InvalidInput(
+            "Files, datasets and streams name persons in a `person` column: leave out `groups`."
+        )
+    if groups is not None and source.holdout is not None:
+        raise InvalidInput(_SPLIT_WITHOUT_GROUPS)
+    if groups is not None and source.encoding.person is not None:
+        raise InvalidInput("The records have a `person` column already: leave out `groups`.")
+    given = None if groups is None else Persons.of(groups).names
+
+    def pieces() -> Iterator[Piece]:
+        start = 0
+        for records in source.records(sys.maxsize if whole and source.in_memory else None):
+            names = records.persons if given is None else given[start : start + len(records)]
+            start += len(records)
+            yield Piece(records.features, records.labels, names)
+        if given is not None and start != len(given):
+            raise InvalidInput("groups must have one entry for each row of X.")
+
+    return pieces()
 
 
 def _check_holdout(records: Records, groups: Any) -> None:
@@ -283,10 +492,7 @@ def _check_holdout(records: Records, groups: Any) -> None:
     if records.holdout is None or records.holdout.share == 0:
         return
     if groups is not None:
-        raise InvalidInput(
-            "The records were split without knowing `groups`, so one person may be in the training set and in the "
-            "holdout: leave out `groups`, or declare a `person` column before the split."
-        )
+        raise InvalidInput(_SPLIT_WITHOUT_GROUPS)
     if is_held_out(records, records.holdout).any():
         raise InvalidInput(
             "Some of these records are held out by their own split, so they must not be trained on: train on "
@@ -315,31 +521,29 @@ def with_holdout(guarantee: Guarantee, holdout: Holdout | None) -> Guarantee:
     return replace(guarantee, parameters=parameters)
 
 
-def _classes(estimator: Any, records: Records) -> NDArray[Any]:
-    """Return the declared classes of records, in the order of their class numbers."""
-    names: Sequence[Any] = range(records.classes) if records.encoding is None else records.encoding.classes
+def _classes(estimator: Any, encoding: Encoding | None, count: int) -> NDArray[Any]:
+    """Return the declared classes of encoded records, in the order of their class numbers."""
+    names: Sequence[Any] = range(count) if encoding is None else encoding.classes
     if estimator.classes is None:
         return np.asarray(names)
-    if records.encoding is not None and list(estimator.classes) != list(names):
+    if encoding is not None and list(estimator.classes) != list(names):
         raise InvalidInput("The schema declares the classes: leave out `classes`.")
     classes = class_numbers(np.empty(0, dtype=object), estimator.classes)[0]
-    if len(classes) != records.classes:
-        raise InvalidInput(
-            f"classes must name the {records.classes} classes of the records, got {len(classes)}."
-        )
+    if len(classes) != count:
+        raise InvalidInput(f"classes must name the {count} classes of the records, got {len(classes)}.")
     return classes
 
 
-def _persons(names: NDArray[np.object_] | None, groups: Any, rows: int) -> Persons | None:
-    """Return the persons of a `person` column or of `groups`, None for neither."""
+def _person_names(names: NDArray[np.object_] | None, groups: Any, rows: int) -> NDArray[np.object_] | None:
+    """Return the person of each row, from a `person` column or from `groups`; None for neither."""
     if groups is None:
-        return None if names is None else Persons(names)
+        return names
     if names is not None:
         raise InvalidInput("The records have a `person` column already: leave out `groups`.")
-    persons = Persons.of(groups)
-    if len(persons.names) != rows:
+    given = Persons.of(groups).names
+    if len(given) != rows:
         raise InvalidInput("groups must have one entry for each row of X.")
-    return persons
+    return given
 
 
 def queries(estimator: Any, X: Any) -> NDArray[np.float32]:

@@ -19,9 +19,11 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
-from quietmax.accounting.guarantee import Guarantee, Status, Unit
+from quietmax.accounting.guarantee import MADE_WITHOUT_RECORDS, Guarantee, Status, Unit
+from quietmax.data.encoding import Encoding, NumericColumn
 from quietmax.errors import InvalidInput
 from quietmax.models.features.base import FeatureMap
+from quietmax.models.features.encoder import Embedding, Encoder
 from quietmax.models.features.generic import is_batched, runs_user_code
 from quietmax.models.features.images import Scattering
 from quietmax.models.features.tabular import Identity, UnitNorm
@@ -109,15 +111,17 @@ def checked_size(size: int) -> int:
     return int(size)
 
 
-def named_features(features: Any, image_shape: ImageShape | None) -> Any:
+def named_features(features: Any, image_shape: ImageShape | None, *, encoding: Encoding | None = None) -> Any:
     """Return the feature map that a name stands for; anything but a string is returned as it is.
 
     Parameters
     ----------
     features : str or object
-        "identity", "unit-norm", "scattering", or a feature map.
+        "identity", "unit-norm", "scattering", "embedding", or a feature map.
     image_shape : tuple of int or None
         Channels, height and width of the records, which "scattering" needs.
+    encoding : Encoding, optional
+        How the rows of a table were encoded as numbers between 0 and 1; None if the records are arrays.
 
     Returns
     -------
@@ -127,7 +131,8 @@ def named_features(features: Any, image_shape: ImageShape | None) -> Any:
     Raises
     ------
     InvalidInput
-        If the name is unknown, or if "scattering" is asked for without an image shape.
+        If the name is unknown, if "scattering" is asked for without an image shape, or "embedding" for a table whose
+        columns are not all parts of an embedding.
 
     Examples
     --------
@@ -136,12 +141,34 @@ def named_features(features: Any, image_shape: ImageShape | None) -> Any:
     """
     if not isinstance(features, str):
         return features
-    check_choice("features", features, ("auto", "identity", "unit-norm", "scattering"))
+    check_choice("features", features, ("auto", "identity", "unit-norm", "scattering", "embedding"))
+    if features == "embedding":
+        if encoding is None:
+            return Embedding()
+        _check_embedding(encoding)
+        return Embedding(0.5)
     if features == "scattering":
         if image_shape is None:
             raise InvalidInput("features='scattering' requires image_shape: the records must be images.")
         return Scattering(image_shape)
     return UnitNorm(1.0) if features == "unit-norm" else Identity()
+
+
+def _check_embedding(encoding: Encoding) -> None:
+    """Check that every column of a table can be a part of an embedding, with 0 at the centre of its encoded values."""
+    for column in encoding.columns:
+        if not (
+            isinstance(column, NumericColumn)
+            and column.low == -column.high
+            and column.scale == "linear"
+            and not column.edges
+            and not column.missing
+        ):
+            raise InvalidInput(
+                f"features='embedding' requires numeric columns with bounds around 0 and without missing values, but "
+                f"column {column.name!r} is not declared so. Declare bounds such as [-1, 1] and complete = ['*'] in "
+                f"the schema, or use features='auto'."
+            )
 
 
 def checked_records(
@@ -366,6 +393,10 @@ LIBRARY_STACK = (
     "The numerical library computes every network of a stack from that network's numbers alone, and rounds equal "
     "calls alike. `quietmax audit invariant` checks it."
 )
+EMBEDDED = (
+    "The embeddings in the records were computed from each record alone, by an encoder that "
+    f"{MADE_WITHOUT_RECORDS}."
+)
 CLASSES = Condition(
     "The classes were not declared (THEORY 3.1).",
     ("The set of classes is public: it was read off the labels, since none were declared.",),
@@ -435,7 +466,7 @@ def person_assumptions(unit: Unit, column: str | None) -> tuple[str, ...]:
 
 
 def map_assumptions(description: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return what a guarantee assumes about the numerical library because of the feature map.
+    """Return what a guarantee assumes because of the feature map.
 
     Parameters
     ----------
@@ -445,9 +476,21 @@ def map_assumptions(description: Mapping[str, Any] | None) -> tuple[str, ...]:
     Returns
     -------
     tuple of str
-        `LIBRARY_ROUNDING` if the map computes several records at once, otherwise nothing.
+        Where each file of an encoder comes from, and `LIBRARY_ROUNDING` if the map computes records in batches.
     """
-    return () if description is None or not is_batched(description) else (LIBRARY_ROUNDING,)
+    if description is None:
+        return ()
+    return (*_encoder_assumptions(description), *((LIBRARY_ROUNDING,) if is_batched(description) else ()))
+
+
+def _encoder_assumptions(description: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return one sentence for each encoder in a map, and one for numbers that an encoder computed beforehand."""
+    if description == {"kind": Embedding.kind, "centre": description.get("centre")}:
+        return (EMBEDDED,)
+    if description["kind"] == Encoder.kind and "sha256" in description:  # else a class of the user's own
+        name, digest = description["file"], description["sha256"]
+        return (f"The encoder file {name} (SHA-256 {digest}) {MADE_WITHOUT_RECORDS}.",)
+    return tuple(each for step in description.get("maps", ()) for each in _encoder_assumptions(step))
 
 
 def runs_own_code(features: object) -> bool:

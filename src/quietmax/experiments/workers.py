@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
+from quietmax._ray import Actors, Lost, RayEngine
 from quietmax.errors import QuietmaxError
 from quietmax.experiments.grid import Trial
 from quietmax.experiments.results import Result
@@ -98,7 +99,7 @@ def start_workers(factory: ComputeFactory, count: int | None = None, ray: str | 
     Workers
     """
     if ray is not None:
-        return RayWorkers(factory, address=None if ray == "local" else ray, count=count)
+        return RayWorkers(factory, address=ray, count=count)
     return LocalWorkers(factory, count or usable_cores())
 
 
@@ -266,36 +267,19 @@ class RayWorkers:
     ------
     QuietmaxError
         If Ray is not installed, or the cluster does not answer.
+    InvalidInput
+        If the cluster has fewer cores than actors.
     """
 
     def __init__(
         self, factory: ComputeFactory, *, address: str | None = None, count: int | None = None
     ) -> None:
-        self._ray = _import_ray()
-        self._factory = factory
-        # A cluster that someone else started keeps running; one started here ends with the workers.
-        self._started_here = not self._ray.is_initialized()
-        if self._started_here:
-            try:
-                self._ray.init(
-                    address=address, include_dashboard=False, log_to_driver=False, configure_logging=False
-                )
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                raise QuietmaxError(
-                    f"Ray could not be reached at {address or 'this machine'}: {error}. "
-                    "`ray start --head` starts a cluster."
-                ) from error
-        cores = int(self._ray.cluster_resources().get("CPU", 1))
-        self._actor_class = self._ray.remote(_Actor).options(
-            num_cpus=1, max_restarts=0, runtime_env={"env_vars": _ONE_THREAD}
-        )
-        self._actors = [self._start() for _ in range(max(count or cores, 1))]
-        self._in_flight: dict[Any, int] = {}
+        self._actors = Actors(RayEngine(address, count), _Actor, lambda _: (factory,))
 
     @property
     def count(self) -> int:
         """Number of actors."""
-        return len(self._actors)
+        return self._actors.count
 
     def submit(self, worker: int, trial: Trial) -> None:
         """Send a trial to an idle actor.
@@ -307,36 +291,15 @@ class RayWorkers:
         trial : Trial
             What to compute.
         """
-        self._in_flight[self._actors[worker].compute.remote(trial)] = worker
+        self._actors.send(worker, "compute", trial)
 
     def next_outcome(self) -> TrialOutcome:
-        """Wait until an actor returns a result or dies; replace a dead one."""
-        (finished, *_), _ = self._ray.wait(list(self._in_flight), num_returns=1)
-        worker = self._in_flight.pop(finished)
-        try:
-            result, failure = self._ray.get(finished)
-        except self._ray.exceptions.RayError as error:
-            self._actors[worker] = self._start()
-            failure = f"the Ray worker was lost ({type(error).__name__})"
-            return TrialOutcome(worker, failure=failure, died=True)
-        return TrialOutcome(worker, result, failure)
+        """Wait until an actor returns a result or dies; a dead one is replaced by the next trial."""
+        worker, outcome = self._actors.next()
+        if isinstance(outcome, Lost):
+            return TrialOutcome(worker, failure=f"the Ray worker was lost ({outcome.reason})", died=True)
+        return TrialOutcome(worker, *outcome)
 
     def stop(self) -> None:
         """End all actors, and the cluster if it was started here."""
-        for actor in self._actors:
-            self._ray.kill(actor)
-        if self._started_here:
-            self._ray.shutdown()
-
-    def _start(self) -> Any:
-        return self._actor_class.remote(self._factory)
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise QuietmaxError(
-            "Ray is not installed. To compute on a cluster: pip install 'quietmax[ray]'."
-        ) from None
-    return ray
+        self._actors.close()

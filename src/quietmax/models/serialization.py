@@ -167,7 +167,7 @@ def write_folder(
     *,
     overwrite: bool,
     answered: int | None = None,
-    files: Mapping[str, str] | None = None,
+    files: Mapping[str, str | bytes] | None = None,
 ) -> Path:
     """Write a description and its tensors as one model folder, atomically.
 
@@ -184,8 +184,8 @@ def write_folder(
     answered : int, optional
         Opens an account in the folder, with so many answers already paid for. Its id is the ``account_id`` of the
         description.
-    files : mapping of str to str, optional
-        Further text files of the folder by name.
+    files : mapping of str to str or bytes, optional
+        Further files of the folder by name.
 
     Returns
     -------
@@ -205,7 +205,7 @@ def write_folder(
         staging = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}-", dir=target.parent))
         try:
             for name, content in (files or {}).items():
-                (staging / name).write_text(content, encoding="utf-8")
+                (staging / name).write_bytes(content.encode() if isinstance(content, str) else content)
             _fill(staging, description, tensors, answered)
             # Another process may have saved a model there since the check, or the account may have paid for answers.
             check_target(target, overwrite=overwrite)

@@ -1,10 +1,16 @@
-"""Training of K networks at once: the settings, the stack of networks, and its steps of Adam."""
+"""Training of K networks at once: the settings, the stack of networks, and its steps of Adam.
+
+The last bits of a network's weights depend on the stack that it is trained in: matrix products of other shapes may be
+rounded otherwise. So many networks are divided into stacks by public numbers alone (`stack_edges`), never by memory,
+the cores or the workers of the moment. Then the same seeds give the same bits wherever a stack is trained.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from numbers import Real
 from typing import Any
 
@@ -20,6 +26,9 @@ from quietmax.models.mlp import MLP, activation, initial_mlp
 Rows = NDArray[np.int64]
 Progress = Callable[[int, int], None]
 """Called with the number of steps done and the number of all steps."""
+
+LARGEST_STACK = 25
+"""Many networks are trained in stacks of at most this many. Larger ones are hardly faster per network."""
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-7
 _STEPS_PER_BLOCK = 64
@@ -251,6 +260,109 @@ def train_independent(
     return stack
 
 
+def train_networks(
+    features: NDArray[np.floating],
+    labels: NDArray[np.integer],
+    classes: int,
+    rows: Sequence[Rows],
+    settings: TrainingSettings,
+    seeds: Sequence[int],
+    steps: int | None = None,
+    progress: Progress | None = None,
+) -> MLP:
+    """Train one stack of many networks: the task that a worker is given.
+
+    Parameters
+    ----------
+    features, labels, classes, rows, settings, seeds, progress
+        As for `train_stack`.
+    steps : int, optional
+        If given, no network influences another one, and all take so many steps (`train_independent`).
+
+    Returns
+    -------
+    MLP
+        The networks in the order of `rows`.
+    """
+    if steps is None:
+        return train_stack(features, labels, classes, rows, settings=settings, seeds=seeds, progress=progress)
+    return train_independent(
+        features, labels, classes, rows, settings=settings, seeds=seeds, steps=steps, progress=progress
+    )
+
+
+def stack_edges(networks: int, network_bytes: int, stack_bytes: int) -> list[int]:
+    """Divide networks into stacks of about equal size, by public numbers alone.
+
+    Parameters
+    ----------
+    networks : int
+        Number of networks.
+    network_bytes : int
+        Bytes that one network needs while it is trained.
+    stack_bytes : int
+        Bytes that a stack of more than one network may need.
+
+    Returns
+    -------
+    list of int
+        A stack has the networks from one of these numbers to the next; at most `LARGEST_STACK`.
+
+    Examples
+    --------
+    >>> stack_edges(60, 100, 10**6), stack_edges(5, 100, 250)
+    ([0, 20, 40, 60], [0, 1, 3, 5])
+    """
+    height = max(1, min(LARGEST_STACK, stack_bytes // max(network_bytes, 1)))
+    stacks = -(-networks // height)
+    return [networks * number // stacks for number in range(stacks + 1)]
+
+
+def training_bytes(widths: Sequence[int], settings: TrainingSettings) -> int:
+    """Return about how many bytes a network needs while it is trained, without the records.
+
+    A weight takes 40 bytes at most (initial values in double precision, then weights, gradient and Adam's two moments).
+    A batch takes 8 bytes per neuron and record for activations and their derivatives.
+
+    Parameters
+    ----------
+    widths : sequence of int
+        Layer widths, from the features to the classes.
+    settings : TrainingSettings
+        Determines the batch size.
+
+    Returns
+    -------
+    int
+
+    Examples
+    --------
+    >>> training_bytes((10, 2), TrainingSettings(hidden=(), batch_size=100))
+    10480
+    """
+    weights = sum((into + 1) * out for into, out in pairwise(widths))
+    return 40 * weights + 8 * settings.batch_size * sum(widths)
+
+
+def joined_stacks(stacks: Sequence[MLP]) -> MLP:
+    """Return the networks of several stacks as one stack.
+
+    Parameters
+    ----------
+    stacks : sequence of MLP
+        At least one; all of the same widths.
+
+    Returns
+    -------
+    MLP
+    """
+    return replace(
+        stacks[0],
+        kernels=tuple(torch.cat(layer) for layer in zip(*(stack.kernels for stack in stacks), strict=True)),
+        biases=tuple(torch.cat(layer) for layer in zip(*(stack.biases for stack in stacks), strict=True)),
+    )
+
+
 def check_records(inputs: Tensor, targets: Tensor, classes: int) -> None:
     """Check that features and labels match and are valid.
 
@@ -344,7 +456,10 @@ def _endless_batches(rows: Rows, seed: int, width: int) -> Iterator[Rows]:
 def _shuffled_batches(rows: Rows, generator: np.random.Generator, width: int) -> Rows:
     """Return all rows once in a new order, in batches of ``width``; at least one batch, the last padded with -1."""
     missing = -len(rows) % width if len(rows) else width
-    return np.pad(generator.permutation(rows), (0, missing), constant_values=_PADDING).reshape(-1, width)
+    # A copy, for numpy shuffles no array without entries that is read-only, as those are that a Ray worker gets.
+    return np.pad(generator.permutation(np.array(rows)), (0, missing), constant_values=_PADDING).reshape(
+        -1, width
+    )
 
 
 class _Batches:

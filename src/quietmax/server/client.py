@@ -358,7 +358,7 @@ def _column(name: str, values: pd.Series[Any]) -> tuple[dict[str, Any], bytes]:
     """Return a column as a tensor, and its binary data. Only strings are left to the declarations of the column."""
     import pandas as pd
 
-    from quietmax.data.encoding import as_numbers, as_strings
+    from quietmax.data.cells import as_numbers, as_strings
 
     if isinstance(values.dtype, pd.CategoricalDtype):
         values = values.astype(values.dtype.categories.dtype)

@@ -177,7 +177,10 @@ def _load(folder: ModelFolder) -> Deployment:
         raise InvalidInput(
             f"The kind of a served model must be one of {', '.join(LOADERS)}, but {folder.path} has {kind!r}."
         )
-    return LOADERS[kind](folder)
+    deployment = LOADERS[kind](folder)
+    if deployment.encoding is not None:
+        deployment.encoding.read_encoders()  # an encoder that is not installed is an error at the start
+    return deployment
 
 
 def _load_network(folder: ModelFolder) -> Deployment:

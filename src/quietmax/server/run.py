@@ -311,6 +311,8 @@ def _run_and_exit(serve: Callable[[], None], parent: int) -> NoReturn:
         sys.stderr.write(f"quietmax: {error}\n")
     except QuietmaxError as error:
         sys.stderr.write(f"quietmax: {error}\n")
+    except KeyboardInterrupt:  # asked to stop before it was ready
+        code = 130
     except BaseException as error:
         sys.stderr.write(f"quietmax: the service failed ({type(error).__name__})\n")
     finally:

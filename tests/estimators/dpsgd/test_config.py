@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quietmax.errors import InvalidInput
-from quietmax.estimators.dpsgd.config import LOGIT_NOISE, PrivateSettings, make_plan
+from quietmax.estimators.dpsgd.config import LOGIT_NOISE, ROW_LENGTH, PrivateSettings, make_plan
 
 
 def test_the_default_step_lets_the_stated_noise_gather_on_a_logit() -> None:
@@ -25,6 +25,43 @@ def test_the_default_step_lets_the_stated_noise_gather_on_a_logit() -> None:
     assert settings.optimizer == "momentum"
 
 
+@pytest.mark.parametrize(("inputs", "kappa", "share"), [("centred", 0.7, 0.2), ("scaled", 0.8, 0.5)])
+@pytest.mark.parametrize("size", [300, 10_000, 60_000])
+@pytest.mark.parametrize("epsilon", [0.5, 3.0])
+def test_with_centring_the_stated_noise_gathers_on_a_logit_of_rows_of_known_length(
+    inputs: Any, kappa: float, share: float, size: int, epsilon: float
+) -> None:
+    chosen = make_plan(size, epsilon=epsilon, delta=1e-5, inputs=inputs, accountant="zcdp")
+    settings = chosen.settings
+    assert settings.max_grad_norm == pytest.approx(share * math.hypot(ROW_LENGTH, 1.0))
+    step = settings.learning_rate * settings.max_grad_norm * ROW_LENGTH
+    noise = chosen.noise_multiplier * math.sqrt(settings.steps - settings.centring_steps)
+    assert step * noise / (settings.sampling_rate * size) == pytest.approx(kappa)
+    assert (settings.optimizer, settings.sampling_rate) == ("sgd", 0.25)
+    assert settings.centring_steps == round(0.05 * settings.steps)
+
+
+def test_more_noise_free_records_get_more_steps_up_to_a_limit_and_no_step_is_too_long() -> None:
+    plans = [
+        make_plan(size, epsilon=8.0, delta=1e-5, inputs="centred", accountant="zcdp")
+        for size in (1_000, 30_000, 10**9)
+    ]
+    steps = [plan.settings.steps for plan in plans]
+    assert steps[0] == 100
+    assert 100 < steps[1] < 200
+    assert steps[2] == 200
+    longest = plans[2].settings
+    assert longest.learning_rate * longest.max_grad_norm * ROW_LENGTH == pytest.approx(300.0)
+
+
+def test_inputs_that_do_not_fit_the_centring_steps_are_refused() -> None:
+    for inputs, steps in (("plain", 2), ("centred", 0)):
+        with pytest.raises(InvalidInput, match="does not fit centring_steps"):
+            make_plan(1000, epsilon=1.0, inputs=inputs, centring_steps=steps)
+    with pytest.raises(InvalidInput, match="Poisson"):
+        make_plan(1000, epsilon=1.0, inputs="centred", analysis="published", accountant="zcdp")
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -38,6 +75,8 @@ def test_the_default_step_lets_the_stated_noise_gather_on_a_logit() -> None:
         {"optimizer": "newton"},
         {"sampling": "sorted"},
         {"l2": -1.0},
+        {"steps": 3, "centring_steps": 3},
+        {"centring_steps": 1, "sampling": "shuffled"},
     ],
 )
 def test_settings_that_make_no_sense_are_refused(fields: dict[str, Any]) -> None:

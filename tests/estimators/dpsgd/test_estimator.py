@@ -56,7 +56,7 @@ def test_with_groups_the_guarantee_is_for_persons() -> None:
     fitted = _private(sampling_rate=0.5, declared_size=334).fit(features, labels, groups=people)
     claimed = fitted.guarantee_
     assert (claimed.status, claimed.unit) == ("proven", "person")
-    assert "persons' mean clipped gradients" in claimed.because
+    assert "persons' mean clipped features and gradients" in claimed.because
     assert claimed.delta == 1 / 3340
     assert fitted.score(others, truth) > 0.7
     unsized = _private(declared_size=None, steps=2).fit(features, labels, groups=people)
@@ -79,7 +79,12 @@ def test_a_frame_with_a_person_column_trains_as_arrays_with_groups_do() -> None:
         complete=tuple(columns),
         person="owner",
     )
-    made: dict[str, Any] = {"random_state": 3, "declared_size": 100, "steps": 5}
+    made: dict[str, Any] = {
+        "random_state": 3,
+        "declared_size": 100,
+        "steps": 5,
+        "features": UnitNorm(0.5),
+    }
     framed = _private(classes=None, schema=schema, **made).fit(frame)
     arrays = _private(**made).fit(features, labels, groups=frame["owner"])
     np.testing.assert_array_equal(framed.predict(frame), names[arrays.predict(features)])
@@ -90,7 +95,7 @@ def test_a_frame_with_a_person_column_trains_as_arrays_with_groups_do() -> None:
 
 def test_full_batches_are_claimed_in_the_gaussian_measure() -> None:
     features, labels = _blobs()
-    claimed = _private(delta=1e-5).fit(features, labels).guarantee_
+    claimed = _private(delta=1e-5, sampling_rate=1.0).fit(features, labels).guarantee_
     assert claimed.definition == "gaussian"
     assert claimed.parameters["sampling_rate"] == 1.0
     assert claimed.mu == pytest.approx(math.sqrt(100) / claimed.parameters["noise_multiplier"])

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quietmax.estimators.dpsgd import gradients
 from quietmax.estimators.dpsgd.gradients import (
     ROWS_AT_ONCE,
     ClippedSums,
@@ -20,6 +21,7 @@ from quietmax.estimators.dpsgd.gradients import (
     _exponential,
     exact_clipped_sum,
 )
+from quietmax.estimators.head.exact_sums import ExactSum
 from quietmax.models.mlp import initial_mlp
 
 SHAPES = {"linear": (12, 5), "one hidden layer": (12, 9, 5), "two hidden layers": (12, 9, 7, 5)}
@@ -336,6 +338,56 @@ def test_a_sum_of_many_equal_records_is_exactly_so_many_times_one() -> None:
     count = 2**16 + 1
     many = _sum(network, inputs.expand(count, -1), labels.expand(count), 0.1)
     assert torch.equal(many, count * _sum(network, inputs, labels, 0.1))
+
+
+def test_sums_over_any_number_of_rows_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Integers of 63 bits are moved into pairs before they overflow; that changes no bit."""
+    network = _network((11, 6, 2))
+    inputs, labels = _batch(3 * ROWS_AT_ONCE, (11, 2))
+    whole = _sum(network, inputs, labels, 0.1)
+    monkeypatch.setattr(gradients, "_INTEGER_ROWS", ROWS_AT_ONCE)
+    assert torch.equal(_sum(network, inputs, labels, 0.1), whole)
+
+
+def test_the_largest_sums_of_the_largest_table_do_not_overflow() -> None:
+    sums = gradients._ExactSums(_network((11, 2)), 1.0)
+    most = 2 * gradients._INTEGER_ROWS * 2**42
+    carried = gradients.LARGEST_TABLE // gradients._INTEGER_ROWS
+    assert most < 2**63
+    total = ExactSum.of(np.array([most, -most, most - 1]))
+    for _ in range(carried.bit_length() - 1):
+        total = total + total
+    exact = [carried * most, -carried * most, carried * (most - 1)]
+    assert gradients._nearest(total, 200).tolist() == [float(each) for each in exact]
+    assert gradients._nearest(total, 62).tolist() == [2.0**62, -(2.0**62), 2.0**62]
+    # What a step does with them.
+    sums._kernel_sums[0].fill_(most - 1)
+    sums._carry()
+    sums._kernel_sums[0].fill_(most - 1)
+    unit = sums._unit * 2.0**-sums._bits
+    assert (sums.gradients(2**21).kernels[0] == float(2 * (most - 1)) * unit).all()
+
+
+@settings(max_examples=300)
+@given(st.integers(-(2**70), 2**70), st.integers(-(2**42), 2**42), st.integers(0, 6))
+def test_rounding_and_clamping_add_no_more_than_stated_to_a_difference(
+    total: int, contribution: int, more: int
+) -> None:
+    """A sum and its neighbour, rounded: in units of 2^-42 of a clipping norm from 0.5 to 1, of which one has 2^42."""
+    size, limit = gradients._INTEGER_ROWS * 2**more, 62 + more
+    assert gradients._more_bits(size) == more
+    assert gradients._more_bits(size + 1) == more + 1
+
+    def rounded(value: int) -> Fraction:
+        pair = ExactSum(np.array([value >> 32]), np.array([value & (2**32 - 1)]))
+        found = float(gradients._nearest(pair, limit)[0])
+        assert found == max(min(float(value), 2.0**limit), -(2.0**limit))
+        return Fraction(found)
+
+    change = abs(rounded(total + contribution) - rounded(total))
+    norm = Fraction(2) ** 41
+    assert change <= abs(contribution) + Fraction(gradients.rounding_share(1, size)) * norm
+    assert change <= abs(contribution) + Fraction(2) ** (more - 32) * norm
 
 
 def test_a_record_that_overflows_counts_nothing() -> None:

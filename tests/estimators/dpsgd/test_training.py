@@ -444,8 +444,8 @@ def test_with_persons_it_trains_what_the_stacked_engine_trains_when_there_is_har
     assert float((stacked - by_record.weight_vectors()).norm()) > 0.02
 
 
-def test_the_number_of_persons_is_limited_but_not_that_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quietmax.estimators.dpsgd.training.LARGEST_BATCH", 4)
+def test_the_number_of_records_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quietmax.estimators.dpsgd.training.LARGEST_TABLE", 6)
     features, labels = _blobs(7)
     options: dict[str, Any] = {
         "settings": PrivateSettings(steps=1),
@@ -453,9 +453,53 @@ def test_the_number_of_persons_is_limited_but_not_that_of_their_rows(monkeypatch
         "size": 4,
         "seed": 0,
     }
-    train_private(features, labels, 3, persons=PEOPLE, **options)
-    with pytest.raises(InvalidInput, match="at most 4 records or persons"):
+    train_private(features[:6], labels[:6], 3, **options)
+    with pytest.raises(InvalidInput, match="at most 6 records"):
         train_private(features, labels, 3, **options)
+
+
+def test_samples_are_the_same_however_many_units_are_decided_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Random words drawn in parts are the words drawn at once; a person is in with all rows, or out."""
+    persons = Persons.of(np.random.default_rng(0).integers(400, size=1000))
+    settings = PrivateSettings(sampling_rate=0.3, steps=5)
+
+    def drawn(at_once: int, whose: Persons | None) -> list[list[int]]:
+        monkeypatch.setattr("quietmax.estimators.dpsgd.training._UNITS_AT_ONCE", at_once)
+        monkeypatch.setattr("os.urandom", np.random.default_rng(5).bytes)
+        return [
+            next(batches).tolist()
+            for batches in (
+                secret_batches(1000, 1000, settings, whose),
+                seeded_batches(1000, 1, 1000, settings, whose),
+                seeded_batches(np.arange(1000), 1, 1000, settings, whose),
+            )
+            for _ in range(3)
+        ]
+
+    for whose in (None, persons):
+        whole = drawn(2**20, whose)
+        assert drawn(7, whose) == whole
+        assert whole[3:6] == whole[6:]
+        assert len({len(batch) for batch in whole}) > 2
+        for batch in whole:
+            taken = np.isin(np.arange(1000), batch)
+            if whose is not None:
+                shares = np.bincount(whose.codes, taken) / np.bincount(whose.codes)
+                assert set(shares) == {0.0, 1.0}
+
+
+def test_a_unit_is_sampled_exactly_if_its_own_word_is_below_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    rate = 0.3
+    edge = int(rate * 2.0**64)
+    words = np.array([edge - 1, edge, 0, 2**64 - 1, edge + 1, edge - 2], np.uint64)
+    given = iter([words[:4].tobytes(), words[4:].tobytes()])
+    monkeypatch.setattr("quietmax.estimators.dpsgd.training._UNITS_AT_ONCE", 4)
+    monkeypatch.setattr("os.urandom", lambda _: next(given))
+    persons = Persons.of(["a", "b", "a", "c", "d", "e", "f", "c"])
+    batch = next(secret_batches(8, 6, PrivateSettings(sampling_rate=rate), persons))
+    assert batch.tolist() == [0, 2, 3, 6, 7]
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "shuffled"])

@@ -21,7 +21,7 @@ from quietmax.data import Schema
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.estimators import open_private, save_private
 from quietmax.estimators import validation as conditions
-from quietmax.estimators.head.estimator import PrivateHead
+from quietmax.estimators.head.estimator import PrivateHead, weights_guarantee
 from quietmax.models.features import (
     FrozenModule,
     Identity,
@@ -29,6 +29,7 @@ from quietmax.models.features import (
     RandomFourier,
     Scattering,
     TableFeatures,
+    Turned,
     UnitNorm,
 )
 
@@ -306,8 +307,8 @@ def test_whether_a_head_is_refused_does_not_depend_on_the_labels(alpha: float, r
 def test_images_are_scattered_by_default() -> None:
     images = np.random.default_rng(0).random((30, 144)).astype(np.float32)
     head = PrivateHead(image_shape=(1, 12, 12)).fit(images, np.arange(30) % 2)
-    assert head.feature_map_ == Scattering((1, 12, 12))
-    assert head.guarantee_.parameters["features"]["kind"] == "scattering"
+    assert head.feature_map_ == Turned(Scattering((1, 12, 12)))
+    assert head.guarantee_.parameters["features"]["kind"] == "turned"
 
 
 def test_features_that_are_not_finite_count_as_zero_instead_of_refusing() -> None:
@@ -555,3 +556,14 @@ def test_features_of_tables_are_scaled_by_the_released_centre_at_no_cost(tmp_pat
     assert opened.guarantee == claim
     # without a centre there is nothing to scale by
     assert PrivateHead(schema=schema, declared_size=3000, centring=0.0).fit(frame).whitening_ is None
+
+
+@pytest.mark.parametrize("steps", [0, 0.5, -3, "10"])
+def test_facts_with_impossible_steps_support_no_guarantee(steps: Any) -> None:
+    head = PrivateHead(declared_size=40, classes=(0, 1), random_state=0).fit(
+        np.eye(2)[np.arange(40) % 2], np.arange(40) % 2
+    )
+    earlier = {name: fact for name, fact in head.guarantee_.parameters.items() if name != "schedule"}
+    assert weights_guarantee({**earlier, "steps": 10}, own_map=False).status == "conditional"
+    with pytest.raises(InvalidInput, match="steps must be an integer of at least 1"):
+        weights_guarantee({**earlier, "steps": steps}, own_map=False)

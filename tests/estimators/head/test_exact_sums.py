@@ -13,19 +13,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quietmax.errors import InvalidInput
-from quietmax.estimators.head import exact_sums as head_table
+from quietmax.estimators import blocks
+from quietmax.estimators.blocks import Table, chunk_rows
+from quietmax.estimators.head import exact_sums
 from quietmax.estimators.head.exact_sums import (
     BITS,
     GRID,
+    MOMENTS_BITS,
     MOMENTS_GRID,
     WHITENING_BITS,
-    Table,
+    ExactSum,
     clipped_residuals,
     clipped_rows,
+    gradient_grid,
     gradient_sum,
     is_whitening,
     moment_sum,
+    moments_grid,
     on_grid,
     probabilities,
     repeatable_exp,
@@ -47,6 +51,11 @@ def random_table(rng: np.random.Generator, records: int, columns: int, classes: 
     return Table(rows, rng.integers(classes, size=records), classes)
 
 
+def sum_of(rows: np.ndarray) -> np.ndarray:
+    """The sum of rows that have no labels."""
+    return row_sum(Table(rows.astype(np.float32), np.zeros(len(rows), np.int64), 2))
+
+
 def contributions(table: Table, weights: np.ndarray, max_grad_norm: float) -> np.ndarray:
     """What every row adds, one at a time: (n, C, d), exact."""
     grid = torch.from_numpy(weights_on_grid(weights))
@@ -56,7 +65,6 @@ def contributions(table: Table, weights: np.ndarray, max_grad_norm: float) -> np
         one = torch.from_numpy(row[None].astype(np.float64))
         errors = clipped_residuals(
             residuals(grid, one, np.array([label])),
-            np.sqrt(np.square(one.numpy()).sum(1)),
             max_grad_norm,
             np.array([share]),
         )
@@ -145,9 +153,35 @@ def test_the_sum_depends_on_neither_the_order_of_the_records_nor_the_blocks(
     weights = rng.normal(size=(3, 701)) * 5
     whole = gradient_sum(table, weights, 0.2)
     order = rng.permutation(500)
-    monkeypatch.setattr(Table, "rows_at_once", height)
+    monkeypatch.setattr(blocks, "chunk_rows", lambda _: height)
     shuffled = Table(table.rows[order], table.labels[order], 3)
     np.testing.assert_array_equal(gradient_sum(shuffled, weights, 0.2), whole)
+
+
+def test_the_sum_of_more_rows_than_float64_holds_exactly_is_that_of_its_parts() -> None:
+    rng = np.random.default_rng(31)
+    table = random_table(rng, 9000, 30, 3)
+    weights = rng.normal(size=(3, 31)) * 5
+    parts = [
+        gradient_sum(Table(table.rows[rows], table.labels[rows], 3), weights, 0.2)
+        for rows in np.array_split(np.arange(9000), 9)
+    ]
+    # Each of the ten sums is rounded to the grid once.
+    np.testing.assert_allclose(
+        gradient_sum(table, weights, 0.2), np.sum(parts, axis=0), rtol=0, atol=5 * GRID
+    )
+
+
+@pytest.mark.parametrize("most", [16, 100])
+def test_the_sum_does_not_depend_on_how_many_rows_are_summed_in_float64(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    rng = np.random.default_rng(32)
+    table = random_table(rng, 500, 700, 3)
+    weights = rng.normal(size=(3, 701)) * 5
+    whole = gradient_sum(table, weights, 0.2)
+    monkeypatch.setattr(exact_sums, "EXACT_ROWS", most)
+    np.testing.assert_array_equal(gradient_sum(table, weights, 0.2), whole)
 
 
 def test_the_sum_does_not_depend_on_the_number_of_threads() -> None:
@@ -156,7 +190,7 @@ def test_the_sum_does_not_depend_on_the_number_of_threads() -> None:
     weights = rng.normal(size=(3, 41)) * 5
     whole = gradient_sum(table, weights, 0.2)
     torch.set_num_threads(3)
-    assert len(table.pieces) == 3
+    assert len(table.pieces(torch.get_num_threads())) == 3
     np.testing.assert_array_equal(gradient_sum(table, weights, 0.2), whole)
 
 
@@ -232,7 +266,7 @@ def test_rows_stay_finite_and_short_for_every_radius(radius: float) -> None:
     assert np.square(rows).sum(axis=1).max() <= 1.0
     for number, row in enumerate(rows):
         np.testing.assert_array_equal(clipped_rows(features[number : number + 1], radius)[0], row)
-    moved = row_sum(rows.astype(np.float32)) - row_sum(rows[1:].astype(np.float32))
+    moved = sum_of(rows) - sum_of(rows[1:])
     np.testing.assert_array_equal(moved, rows[0])
 
 
@@ -244,7 +278,7 @@ def test_the_sum_of_rows_is_exact() -> None:
     rng = np.random.default_rng(7)
     rows = clipped_rows(rng.normal(size=(3000, 4)).astype(np.float32), 1.0).astype(np.float32)
     scaled = np.ldexp(rows.astype(np.float64), BITS).astype(np.int64)
-    np.testing.assert_array_equal(np.ldexp(row_sum(rows), BITS), scaled.sum(axis=0))
+    np.testing.assert_array_equal(np.ldexp(sum_of(rows), BITS), scaled.sum(axis=0))
 
 
 def test_a_decision_on_centred_unit_rows_is_an_affine_decision_on_features() -> None:
@@ -260,19 +294,95 @@ def test_a_decision_on_centred_unit_rows_is_an_affine_decision_on_features() -> 
     np.testing.assert_array_equal(np.sign(decisions[clear]), np.sign(affine[clear]))
 
 
-def test_more_records_than_can_be_summed_exactly_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_table, "LARGEST_TABLE", 2)
-    with pytest.raises(InvalidInput, match="at most 2 records"):
-        Table(np.zeros((3, 1), np.float32), np.zeros(3, np.int64), 2)
-
-
 def test_the_bits_of_the_largest_sum_fit_into_the_integers_used() -> None:
-    """The arithmetic behind the constants: 63 bits for the total, 53 for a block and for the released sum."""
+    """The arithmetic behind the constants: 63 bits for a block, 53 for a chunk and for the released sum."""
     widest = math.sqrt(2) * 2.0 ** (2 * BITS)
-    assert head_table.LARGEST_TABLE * widest < 2**63
-    assert 4096 * widest < 2**53
-    assert head_table.LARGEST_TABLE * math.sqrt(2) / GRID < 2**53
+    assert blocks.MAX_BLOCK_ROWS * widest < 2**63
+    assert blocks.EXACT_ROWS * widest < 2**53
+    assert max(chunk_rows(columns) for columns in (1, 50, 4000)) <= blocks.EXACT_ROWS
     assert 4.1 * 2.0 ** (2 * BITS) < 2**53
+    for size in (1, 2**22, 2**22 + 1, 10**9, 2**35):
+        assert size * math.sqrt(2) / gradient_grid(size) < 2**53
+        assert size / moments_grid(size) * 181 < 2**53  # times the square root of two, 181/128
+        assert 2 * BITS + math.log2(gradient_grid(size)) < 32
+        assert 2 * BITS + math.log2(moments_grid(size)) < 32
+
+
+def as_integers(total: ExactSum) -> list[int]:
+    """The sum in unbounded integers."""
+    return [int(high) * 2**32 + int(low) for high, low in zip(total.high.flat, total.low.flat, strict=True)]
+
+
+EDGES = (0, 1, -1, 2**31, 2**32 - 1, 2**32, -(2**32), -(2**32) - 1, 2**53, 2**61, 2**63 - 1, -(2**63))
+
+
+@given(
+    st.lists(st.sampled_from(EDGES) | st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=30), st.randoms()
+)
+def test_pairs_of_integers_are_the_sum_in_unbounded_integers_in_any_order(values: Any, random: Any) -> None:
+    shuffled = random.sample(values, len(values))
+    for order in (values, shuffled):
+        total = blocks.added(ExactSum.of(np.array([value], np.int64)) for value in order)
+        assert as_integers(total) == [sum(values)]
+
+
+@pytest.mark.parametrize("extreme", [-(2**63), 2**63 - 1])
+def test_two_to_the_31_blocks_of_the_largest_sums_do_not_overflow(extreme: int) -> None:
+    """Adding a sum to itself 31 times is the same as adding 2^31 blocks."""
+    total = ExactSum.of(np.array([extreme], np.int64))
+    for _ in range(31):
+        total = total + total
+    assert as_integers(total) == [extreme * 2**31]
+
+
+@pytest.mark.parametrize(("bits", "drop"), [(53, 0), (53, 10), (53, 31), (45, 20), (45, 26)])
+def test_rounding_and_clamping_are_those_of_unbounded_integers(bits: int, drop: int) -> None:
+    edges = {0, 1, 2**31, 2**32, 2**62, 2**63 - 1, 2 ** (bits + drop), 2**74 - 1, 2**90}
+    edges |= {2 ** (bits + drop) - 2**drop, (1 << drop) >> 1, ((1 << drop) >> 1) - 1, 3 * ((1 << drop) >> 1)}
+    numbers = sorted(sign * edge + step for edge in edges for sign in (1, -1) for step in (-1, 0, 1))
+    numbers = [number for number in numbers if abs(number) < 2**92]
+    high = np.array([number >> 32 for number in numbers], np.int64)
+    low = np.array([number & (2**32 - 1) for number in numbers], np.int64)
+    half, limit = (1 << drop) >> 1, 2**bits
+    expected = [max(-limit, min(limit, (number + half) >> drop)) for number in numbers]
+    found = ExactSum(high, low).to_grid(drop=drop, bits=bits)
+    assert [int(each) for each in found] == expected
+    carried = ExactSum(high - 2**20, low + 2**52).to_grid(drop=drop, bits=bits)  # low parts above 2^32
+    assert [int(each) for each in carried] == expected
+
+
+@pytest.mark.parametrize("size", [1, 2**22, 2**22 + 1, 10**9])
+def test_clamping_and_rounding_move_neighbours_apart_by_at_most_one_step(size: int) -> None:
+    """Sums at the limit of float64 and beyond it, which more records than declared can reach."""
+    grid = gradient_grid(size)
+    step = round(grid * 2 ** (2 * BITS))
+    limit = 2**53 * step
+    rng = np.random.default_rng(size)
+    for start in (0, limit - 3 * step, limit, 2 * limit, -limit - step):
+        for _ in range(50):
+            one = start + int(rng.integers(-(2**42), 2**42))
+            other = one + int(rng.integers(-(2**41), 2**41))
+            found = [
+                ExactSum(np.array([each >> 32]), np.array([each & (2**32 - 1)])).to_grid(
+                    drop=step.bit_length() - 1
+                )[0]
+                for each in (one, other)
+            ]
+            assert abs(int(found[0]) - int(found[1])) * step <= abs(one - other) + step
+            assert all(abs(each) <= 2**53 for each in found)
+
+
+def test_a_large_declared_size_rounds_to_its_coarser_grid() -> None:
+    rng = np.random.default_rng(17)
+    table = random_table(rng, 300, 5, 3)
+    weights = rng.normal(size=(3, 6))
+    exact = np.array([units(part, 2 * BITS) for part in contributions(table, weights, 0.3)], object).sum(
+        axis=0
+    )
+    grid = gradient_grid(10**9)
+    assert grid == 2.0**-22
+    rounded = [((total + 2**17) >> 18) * grid for total in exact]
+    np.testing.assert_array_equal(gradient_sum(table, weights, 0.3, grid=grid).ravel(), rounded)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 30, 1000, 4097, 100_000])
@@ -293,7 +403,7 @@ def test_one_persons_rows_together_contribute_at_most_what_one_record_does(rows:
         gradient = [sum(column) for column in zip(*each, strict=True)]
         length = sum((column * copies) ** 2 for column in gradient)
         assert length <= Fraction(max_grad_norm) ** 2 * 2 ** (4 * BITS)
-        shortened = units(row_sum(table.rows, table.repeats), BITS)
+        shortened = units(row_sum(table), BITS)
         assert sum((each * copies) ** 2 for each in shortened) <= 2 ** (2 * BITS)
         halves = on_grid(table.rows.astype(np.float64) * np.sqrt(1.0 / rows))
         scaled = np.array([units(row, BITS) for row in halves], object)
@@ -327,9 +437,7 @@ def test_the_sums_over_persons_are_the_exact_sums_of_their_rows() -> None:
             units(on_grid(row.astype(np.float64) / count), BITS)
             for row, count in zip(table.rows, table.repeats, strict=True)
         ]
-        assert units(row_sum(table.rows, table.repeats), BITS) == [
-            sum(column) for column in zip(*shares, strict=True)
-        ]
+        assert units(row_sum(table), BITS) == [sum(column) for column in zip(*shares, strict=True)]
 
 
 def test_removing_any_person_moves_every_released_sum_by_at_most_the_certified_sensitivity() -> None:
@@ -347,7 +455,7 @@ def test_removing_any_person_moves_every_released_sum_by_at_most_the_certified_s
             fewer = without(table, owner, person)
             moved = np.array([
                 np.linalg.norm(gradient_sum(table, weights, 0.2) - gradient_sum(fewer, weights, 0.2)),
-                np.linalg.norm(row_sum(table.rows, table.repeats) - row_sum(fewer.rows, fewer.repeats)),
+                np.linalg.norm(row_sum(table) - row_sum(fewer)),
                 np.linalg.norm(moment_sum(table) - moment_sum(fewer)),
             ])  # fmt: skip
             assert (moved <= bounds).all()
@@ -370,7 +478,7 @@ def test_the_second_moments_depend_on_neither_the_order_of_the_rows_nor_the_thre
     whole, order = moment_sum(table), rng.permutation(3000)
     assert table.repeats is not None
     torch.set_num_threads(3)
-    assert len(table.pieces) == 3
+    assert len(table.pieces(torch.get_num_threads())) == 3
     np.testing.assert_array_equal(moment_sum(table), whole)
     shuffled = Table(table.rows[order], table.labels[order], 2, table.repeats[order])
     np.testing.assert_array_equal(moment_sum(shuffled), whole)
@@ -446,7 +554,7 @@ def test_a_binary_softmax_is_the_general_one_bit_for_bit() -> None:
 
 
 def test_the_bits_of_the_largest_moments_fit_into_the_numbers_used() -> None:
-    assert head_table.LARGEST_TABLE * 2.0 ** (2 * BITS) < 2**63
-    assert 4096 * 2.0 ** (2 * BITS) < 2**53
-    assert head_table.LARGEST_TABLE / MOMENTS_GRID * 181 < 2**53  # times the square root of two, 181/128
+    assert blocks.MAX_BLOCK_ROWS * 2.0 ** (2 * BITS) < 2**63
+    assert chunk_rows(1) * 2.0 ** (2 * BITS) < 2**53
+    assert 2**MOMENTS_BITS * 181 < 2**53  # times the square root of two, 181/128
     assert BITS + WHITENING_BITS <= 52

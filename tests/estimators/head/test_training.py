@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
 from scipy.stats import norm
 from sklearn.datasets import make_blobs
 
+from quietmax.accounting.costs import GaussianCost
 from quietmax.errors import InvalidInput
+from quietmax.estimators.blocks import Table
 from quietmax.estimators.head import training
 from quietmax.estimators.head.estimator import PrivateHead
-from quietmax.estimators.head.exact_sums import Table, clipped_rows, unit_rows
+from quietmax.estimators.head.exact_sums import clipped_rows, gradient_grid, moments_grid, unit_rows
 from quietmax.estimators.head.training import (
     Allowance,
+    GradientPlan,
     descend,
+    gradient_plan,
     moments_share,
     released_centre,
     released_moments,
     released_size,
+    step_mus,
     whitened,
     whitening_matrix,
 )
@@ -34,27 +40,120 @@ def test_the_count_and_the_centre_get_the_stated_noise() -> None:
     counts = np.array([released_size(1000, 0.1, SeededNoise(seed)) for seed in range(400)])
     assert abs((np.square((counts - 1000) * 0.1).sum() - 400) / math.sqrt(800)) < 6
     assert released_size(0, 0.1, SeededNoise(1)) >= 1.0
-    rows = np.zeros((10, 5001), np.float32)
-    centre = released_centre(rows, 1e4, 0.5, SeededNoise(0))
+
+
+def test_a_noisy_count_is_no_larger_than_the_grids_of_sums_allow() -> None:
+    counts = [released_size(1000, 1e-12, SeededNoise(seed)) for seed in range(20)]
+    assert max(counts) == 2.0**35
+    # Sums in units of 2^-40 are shifted by this many bits; `ExactSum.to_grid` takes at most 31.
+    assert math.log2(moments_grid(max(counts))) + 40 == 31
+    assert math.log2(gradient_grid(max(counts))) + 40 < 31
+    table = Table(np.zeros((10, 5001), np.float32), np.zeros(10, np.int64), 2)
+    centre = released_centre(table, 1e4, 0.5, SeededNoise(0))
     assert abs((np.square(centre * 1e4 * 0.5).sum() - 5000) / math.sqrt(10_000)) < 6
-    assert np.linalg.norm(released_centre(rows, 1.0, 1e-3, SeededNoise(0))) <= 1.0
+    assert np.linalg.norm(released_centre(table, 1.0, 1e-3, SeededNoise(0))) <= 1.0
 
 
-def test_the_plan_depends_on_public_numbers_only_and_keeps_the_noise_on_a_logit() -> None:
-    for size, features, classes, mu in (
-        (1200, 447, 30, 0.26),
-        (10_000, 3970, 10, 0.26),
-        (10_000, 138, 2, 1.0),
-    ):
-        plan = training.gradient_plan(size, features, classes, mu)
-        assert training.FEWEST_STEPS <= plan.steps <= training.MOST_STEPS
-        assert plan.learning_rate * plan.max_grad_norm * plan.steps / (mu * size) == pytest.approx(
-            training.GRADIENT_NOISE
-        )
-    assert (
-        training.gradient_plan(1e6, 10, 2, 100.0).learning_rate * training.MAX_GRAD_NORM
-        == training.LONGEST_STEP
-    )
+SHAPES = ((500, 20), (1200, 447), (10_000, 3970), (60_000, 3970), (50_000, 10_977), (1_000_000, 52))
+"""Sizes and numbers of features of heads."""
+KINDS: tuple[training.Whitening, ...] = ("none", "moments", "centre")
+
+
+@pytest.mark.parametrize("whitening", KINDS)
+@pytest.mark.parametrize("mu", [0.05, 0.27, 0.72, 1.6])
+@pytest.mark.parametrize(("size", "features"), SHAPES)
+def test_the_plan_keeps_the_noise_on_a_logit_unless_training_is_long_enough_with_less(
+    size: int, features: int, mu: float, whitening: training.Whitening
+) -> None:
+    plan = gradient_plan(size, features, mu, whitening=whitening)
+    length = plan.learning_rate * plan.max_grad_norm * plan.steps
+    noise = length / (mu * size)
+    longest = min(training.LONGEST_TRAINING, training.TRAINING_PER_FEATURE * features)
+    if length == pytest.approx(longest):
+        assert noise <= training.GRADIENT_NOISE * (1 + 1e-12)
+    else:
+        assert length < longest
+        assert noise == pytest.approx(training.GRADIENT_NOISE)
+
+
+@pytest.mark.parametrize("whitening", KINDS)
+@pytest.mark.parametrize("features", [20, 447, 3970, 10_977])
+def test_training_becomes_no_shorter_when_the_budget_or_the_size_grows(
+    features: int, whitening: training.Whitening
+) -> None:
+    def length(size: float, mu: float) -> float:
+        plan = gradient_plan(size, features, mu, whitening=whitening)
+        return plan.learning_rate * plan.max_grad_norm * plan.steps
+
+    sizes, mus = np.geomspace(100, 1e7, 60), np.geomspace(0.01, 10, 60)
+    for lengths in ([length(size, 0.27) for size in sizes], [length(10_000, mu) for mu in mus]):
+        assert (np.diff(lengths) >= -1e-9 * np.array(lengths[1:])).all()
+
+
+def test_the_number_of_steps_is_limited_by_the_numbers_read() -> None:
+    for size, features in SHAPES:
+        for whitening, most in (("none", training.STEPS), ("centre", training.STEPS), ("moments", 40)):
+            plan = gradient_plan(size, features, 0.27, whitening=whitening)  # type: ignore[arg-type]
+            assert plan.steps <= most
+            if plan.steps > training.FEWEST_STEPS:
+                assert plan.steps * size * features <= training.NUMBERS_READ
+    assert gradient_plan(50_000, 10_977, 0.27).steps == training.STEPS
+    assert gradient_plan(1e7, 10_977, 0.27).steps == training.FEWEST_STEPS
+    assert gradient_plan(1e6, 52, 0.27, whitening="moments").steps == 20
+
+
+def test_given_settings_are_kept() -> None:
+    plan = gradient_plan(1000, 20, 0.27, steps=7, learning_rate=3.0, max_grad_norm=0.4)
+    assert plan == GradientPlan(7, 3.0, 0.4)
+    assert plan.to_json() == {"steps": 7, "learning_rate": 3.0, "max_grad_norm": 0.4, "schedule": "linear"}
+
+
+@pytest.mark.parametrize("mu", [1e-3, 0.2680742, 7.0])
+@pytest.mark.parametrize("steps", [1, 2, 3, 20, 99, 100, 1000])
+def test_the_mus_of_the_steps_fall_with_the_learning_rate_and_add_up_to_the_whole(
+    steps: int, mu: float
+) -> None:
+    """In exact arithmetic: what the guarantee counts is at least the sum, and too much by less than 2^-47."""
+    parts = step_mus(steps, mu)
+    np.testing.assert_allclose(parts**2 / parts[-1] ** 2, np.arange(steps, 0, -1), rtol=1e-12)
+    total = sum((GaussianCost(float(part)).amount for part in parts), Fraction())
+    counted = GaussianCost(mu).amount * training.STEPS_ROUNDED
+    assert total <= counted <= total * (1 + Fraction(1, 2**47))
+
+
+def test_all_noise_together_is_what_a_constant_learning_rate_would_have_added() -> None:
+    """Rows of zeros: only noise moves the weights. Chi-square at six deviations."""
+    table = Table(np.zeros((4, 4000), np.float32), np.zeros(4, np.int64), 2)
+    plan = GradientPlan(steps=30, learning_rate=2.0, max_grad_norm=0.3)
+    weights = descend(table, plan, 50.0, 0.5, SeededNoise(4))
+    kappa = 2.0 * 0.3 * 30 / (0.5 * 50.0)
+    differences = (weights[0] - weights[1]) / (kappa * math.sqrt(2))
+    assert abs(np.square(differences).sum() - 4000) / math.sqrt(8000) < 6
+
+
+def test_each_step_gets_the_noise_and_the_learning_rate_of_the_schedule() -> None:
+    """One record of length 1 and no noise to speak of: every step is computed again in float64."""
+    row = np.array([[0.0, 1.0]], np.float32)
+    plan = GradientPlan(steps=3, learning_rate=0.6, max_grad_norm=0.2)
+    weights = descend(Table(row, np.array([1]), 2), plan, 1.0, 1e9, SeededNoise(0))
+    # The residual (p, -p) is clipped to length 0.2; the rates 0.9, 0.6 and 0.3 add up to 3 * 0.6.
+    np.testing.assert_allclose(weights[:, 1], np.array([-1, 1]) * 1.8 * 0.2 / math.sqrt(2), atol=1e-5)
+    np.testing.assert_allclose(weights[:, 0], 0.0, atol=1e-7)
+
+
+def test_accuracy_does_not_fall_with_epsilon_where_the_rows_vary_mostly_in_one_direction() -> None:
+    """With constant steps the weights oscillate along the first column: 0.68, 0.59 and 0.69 at epsilon 2, 8 and 50."""
+    rng = np.random.default_rng(3)
+    normal = rng.normal(size=(2900, 30))
+    records = 0.5 + 0.1 * normal * np.geomspace(1.0, 0.1, 30)
+    labels = (normal @ rng.normal(size=30) > 0).astype(int)
+    accuracies = []
+    for epsilon in (0.5, 2.0, 8.0, 50.0):
+        head = PrivateHead(epsilon, classes=(0, 1), declared_size=900, second_moments=0.0, random_state=1)
+        head.fit(records[:900], labels[:900])
+        accuracies.append(head.score(records[900:], labels[900:]))
+    assert accuracies == sorted(accuracies)
+    assert accuracies[-1] > 0.72
 
 
 def test_a_learning_rate_that_makes_the_weights_explode_is_an_error() -> None:
@@ -76,7 +175,7 @@ def test_shares_of_the_budget_add_up_to_it() -> None:
 def test_a_thousand_releases_on_neighbours_cannot_be_told_apart_better_than_the_claim_allows() -> None:
     """The best test for one step projects on the true difference; its two distributions lie at most mu apart."""
     mu, releases = 2.0, 1000
-    plan = training.GradientPlan(steps=1, learning_rate=1.0, max_grad_norm=0.3)
+    plan = GradientPlan(steps=1, learning_rate=1.0, max_grad_norm=0.3)
     rows = unit_rows(clipped_rows(TABLE[:3].astype(np.float32), 1.0), np.zeros(4), 0.2).astype(np.float32)
     tables = [Table(rows[:kept], LABELS[:kept], 3) for kept in (3, 2)]
     clean = [descend(table, plan, 3.0, 1e9, SeededNoise(0)) for table in tables]
@@ -99,7 +198,7 @@ def test_a_thousand_releases_on_neighbours_cannot_be_told_apart_better_than_the_
 def test_the_second_moments_get_the_stated_noise() -> None:
     """Noise of 1/mu on the diagonal and 1/(sqrt(2) mu) above it, mirrored below: chi-square at six deviations."""
     table = Table(np.zeros((10, 120), np.float32), np.zeros(10, np.int64), 2)
-    noise = released_moments(table, 0.5, SeededNoise(3)) * 0.5
+    noise = released_moments(table, 10.0, 0.5, SeededNoise(3)) * 0.5
     np.testing.assert_array_equal(noise, noise.T)
     diagonal, above = np.diag(noise), noise[np.triu_indices(120, 1)] * math.sqrt(2)
     assert abs(np.square(diagonal).sum() - 120) / math.sqrt(240) < 6
@@ -113,8 +212,8 @@ def test_without_noise_the_whitening_makes_the_moments_equal_in_all_directions()
         np.float32
     )
     table = Table(rows, np.zeros(20_000, np.int64), 2)
-    before = np.linalg.eigvalsh(released_moments(table, 1e9, SeededNoise(0)) / 20_000)
-    matrix = whitening_matrix(released_moments(table, 1e9, SeededNoise(0)), 20_000.0, 1e9)
+    before = np.linalg.eigvalsh(released_moments(table, 2e4, 1e9, SeededNoise(0)) / 20_000)
+    matrix = whitening_matrix(released_moments(table, 2e4, 1e9, SeededNoise(0)), 20_000.0, 1e9)
     after = np.linalg.eigvalsh(
         np.cov(whitened(rows, matrix).T, bias=True) + np.outer(rows.mean(0), rows.mean(0))
     )
@@ -123,9 +222,9 @@ def test_without_noise_the_whitening_makes_the_moments_equal_in_all_directions()
 
 
 def test_second_moments_are_used_where_the_size_is_large_against_the_features() -> None:
-    assert moments_share(1e6, 52, 0.26) == training.MOMENTS_SHARE
-    assert moments_share(39_000, 100, 0.26) == training.MOMENTS_SHARE
-    for size, features in ((60_000, 3970), (10_000, 3970), (1200, 447), (400, 6), (4000, 120)):
+    for size, features in ((1_000_000, 52), (39_000, 100), (4000, 120), (4000, 52), (1000, 20)):
+        assert moments_share(size, features, 0.26) == training.MOMENTS_SHARE
+    for size, features in ((60_000, 3970), (10_000, 3970), (1200, 447), (400, 6), (1000, 120)):
         assert moments_share(size, features, 0.26) == 0.0
 
 
@@ -135,30 +234,3 @@ def test_shares_with_second_moments_add_up_to_the_budget() -> None:
     assert math.hypot(*each) == pytest.approx(0.8, rel=1e-9)
     assert sum(part**2 for part in each) <= 0.64
     assert parts.moments == pytest.approx(0.8 * math.sqrt(0.1))
-
-
-def test_the_released_weights_are_the_mean_after_the_last_steps() -> None:
-    rows = unit_rows(clipped_rows(TABLE.astype(np.float32), 1.0), np.zeros(4), 0.2).astype(np.float32)
-    table = Table(rows, LABELS, 3)
-    after = [
-        descend(table, training.GradientPlan(steps, 2.0, 0.3), 400.0, math.sqrt(steps), SeededNoise(1))
-        for steps in (1, 2, 3, 4)
-    ]
-    averaged = descend(table, training.GradientPlan(4, 2.0, 0.3, averaged=3), 400.0, 2.0, SeededNoise(1))
-    np.testing.assert_allclose(averaged, np.mean(after[1:], axis=0), atol=1e-12)
-
-
-def test_whitened_rows_get_plans_of_few_steps_that_keep_the_noise_on_a_logit() -> None:
-    large = training.gradient_plan(1e6, 52, 2, 0.26, whitening="moments")
-    assert (large.steps, large.averaged) == (20, 10)
-    assert large.learning_rate * large.max_grad_norm == training.LONGEST_WHITENED_STEP * 52
-    assert training.gradient_plan(1e4, 52, 2, 0.26, whitening="moments").steps == 40
-    for size, features, whitening, kappa in (
-        (4000, 40, "moments", training.GRADIENT_NOISE),
-        (39_000, 1750, "centre", training.INDICATOR_NOISE),
-    ):
-        plan = training.gradient_plan(size, features, 2, 0.26, whitening=whitening)  # type: ignore[arg-type]
-        assert plan.averaged == plan.steps // 2
-        noise = plan.learning_rate * plan.max_grad_norm * plan.steps / (0.26 * size)
-        assert noise == pytest.approx(kappa)
-    assert training.gradient_plan(39_000, 1750, 2, 0.26).averaged == 1

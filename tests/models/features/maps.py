@@ -6,15 +6,21 @@ import numpy as np
 import torch
 
 from quietmax.models.features import (
+    Embedding,
     FeatureMap,
     FrozenModule,
     Identity,
+    Joined,
+    Mirrored,
     OneHot,
+    Patches,
     Pipeline,
     RandomFourier,
+    Reduced,
     Scaling,
     Scattering,
     TableFeatures,
+    Turned,
     UnitNorm,
 )
 
@@ -27,6 +33,7 @@ SAVEABLE: list[FeatureMap] = [
     OneHot((None,) * (COLUMNS - 1) + ((0.0, 0.5, 1.0),)),
     UnitNorm(),
     UnitNorm(constant=0.7),
+    Embedding(0.5),
     TableFeatures(COLUMNS),
     TableFeatures(COLUMNS, (0, 5), (1, None), (4, 12), (((2, 4), (360, 364)), ((6, 9), (10, 11)))),
     RandomFourier(count=50, seed=3),
@@ -34,6 +41,14 @@ SAVEABLE: list[FeatureMap] = [
     RandomFourier(count=2),
     Scattering((3, 12, 10), scales=1, angles=4, groups=5),
     Scattering((3, 12, 10), whitening=0.0),
+    Patches((3, 12, 10)),
+    Patches((3, 12, 10), cells=3),
+    Mirrored(Scattering((3, 12, 10), scales=1, angles=4, groups=5)),
+    Turned(Scattering((3, 12, 10), scales=1, angles=4, groups=5), pairs=32),
+    Turned(Scattering((3, 12, 10), whitening=0.0), degrees=(-7.5, 20.0), pairs=0),
+    Joined((Patches((3, 12, 10)), Mirrored(Scattering((3, 12, 10))), Scattering((3, 12, 10), whitening=0.0))),
+    Reduced((3, 12, 10), Scattering((3, 6, 7))),
+    Reduced((3, 12, 10), Turned(Scattering((3, 6, 7)))),
     Pipeline((Scaling(low=(0.0,) * COLUMNS, high=(2.0,) * COLUMNS), RandomFourier(count=20), UnitNorm(0.1))),
 ]
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from quietmax._threads import parallel_map
 from quietmax.errors import InvalidInput
 from quietmax.models.features import (
     FeatureMap,
@@ -18,7 +19,6 @@ from quietmax.models.features import (
     Scattering,
     dead_leaves,
 )
-from quietmax.models.features.base import parallel_map
 from tests.models.features.maps import COLUMNS, MAPS, named, records
 
 

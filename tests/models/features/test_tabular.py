@@ -19,6 +19,7 @@ from quietmax.data.encoding import (
     Encoding,
     HashedColumn,
     NumericColumn,
+    TextColumn,
 )
 from quietmax.errors import InvalidInput
 from quietmax.models.features import (
@@ -27,6 +28,7 @@ from quietmax.models.features import (
     Scaling,
     TableFeatures,
     UnitNorm,
+    feature_map_from_json,
     table_features,
 )
 
@@ -193,6 +195,10 @@ def encoding(numeric: int = 5, crosses: tuple[tuple[str, str], ...] = (), **more
         (50, 40_000, 0.27, None),
         (40, 1_000_000, 0.27, None),
         (5, 1_400, 0.27, None),
+        (5, 2_000, 1.6, (8,)),
+        (5, 2_400, 100.0, (16,)),
+        (5, 9_000, 1.6, (32,)),
+        (5, 10_000, 1.6, (32, 256)),
         (0, 100, 0.27, ()),
     ],
 )
@@ -233,7 +239,7 @@ def test_every_kind_of_column_and_every_declared_cross_becomes_features() -> Non
     )
     crosses = (("job", "zip"), ("age", "pay"), ("joined", "job"))
     table = Encoding(columns, "label", ("no", "yes"), crosses=crosses)
-    chosen = table_features(table, 600, 2, 1.0)
+    chosen = table_features(table, 1_000, 2, 1.0)
     assert isinstance(chosen, TableFeatures)
     assert chosen.bins == (16,)
     assert (chosen.numbers, chosen.missing) == ((0, 5), (1, None))
@@ -256,3 +262,41 @@ def test_every_kind_of_column_and_every_declared_cross_becomes_features() -> Non
     second = [start + 2 * 4 + bucket, start + 12 + 48 + 15 * 3 + 2]
     assert (np.flatnonzero(features[0, start:]) + start).tolist() == first
     assert (np.flatnonzero(features[1, start:]) + start).tolist() == second
+
+
+def test_embeddings_of_texts_keep_their_numbers_and_signs() -> None:
+    rows = np.float32([[1, 0, 0.6, -0.8], [0, 1, 0, 0]])
+    features = TableFeatures(4, text=((2, 4),)).transform(rows)
+    assert features == pytest.approx(np.float32([[1, 0, 0.6, -0.8], [0, np.sqrt(2), 0, 0]]) / np.sqrt(2))
+
+
+def test_the_numbers_of_a_text_are_scaled_alike_whatever_their_mean() -> None:
+    feature_map = TableFeatures(6, text=((2, 6),))
+    centre = np.array([0.35, 0.35, -0.3, 0.3, 0.0, 0.1])
+    factors = feature_map.scale(centre, 0.01)
+    assert len(set(factors[2:])) == 1
+    assert np.array_equal(factors, feature_map.scale(np.array([0.35, 0.35, 0.0, 0.0, 0.0, 0.0]), 0.01))
+    # As an indicator with the same second moment: height h, and h / 4 for each of four numbers.
+    height = 1 / np.sqrt(1 + 0.7**2)
+    assert factors[2] / factors[0] == pytest.approx(np.sqrt((0.35 + 0.04) / (height / 4 + 0.04)))
+
+
+def test_a_text_alone_is_not_scaled() -> None:
+    assert TableFeatures(4, text=((0, 4),)).scale(np.zeros(4), 0.01) == pytest.approx(np.ones(4), rel=0.1)
+
+
+def test_table_features_know_the_texts_of_an_encoding_and_their_json() -> None:
+    encoding = Encoding(
+        (NumericColumn("age", 0, 99), TextColumn("note"), TextColumn("reply", missing=False)),
+        "ill",
+        ("no", "yes"),
+    )
+    feature_map = table_features(encoding, 1_000, 2, 0.3)
+    assert isinstance(feature_map, TableFeatures)
+    assert feature_map.text == ((2, 386), (387, 771))
+    assert feature_map_from_json(feature_map.to_json()) == feature_map
+    few = table_features(encoding, 10, 2, 0.3)
+    assert isinstance(few, TableFeatures)
+    assert (few.bins, few.text) == ((), feature_map.text)
+    with pytest.raises(InvalidInput, match="Each block of a text"):
+        TableFeatures(4, text=((2, 5),))

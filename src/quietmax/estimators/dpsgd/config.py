@@ -1,7 +1,12 @@
 """Settings of DP-SGD: presets, the noise multiplier, and the default learning rate.
 
 All settings follow from public numbers. The rule of the "default" preset is one number: the learning rate is chosen so
-that all noise together has standard deviation `LOGIT_NOISE` on a logit.
+that all noise together has a given standard deviation on a logit.
+
+Features are centred if the first `centring_steps` steps release their mean (`training.released_centre`). Rows then have
+a known length, `ROW_LENGTH` beside the constant 1 of the bias, and the rule of the private head holds: a clipping norm
+of 0.2 and noise of 0.7 on a logit, whatever the features, the classes, the size and epsilon. Features of tables that
+are scaled by their mean take 0.5 and 0.8.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from quietmax.accounting.conversions import mu_of
 from quietmax.accounting.dpsgd import Accountant, NoiseAnalysis, Schedule, noise_multiplier
 from quietmax.errors import InvalidInput
 from quietmax.estimators.validation import check_choice, check_positive, checked_size
@@ -19,14 +25,23 @@ Optimizer = Literal["sgd", "momentum", "adam"]
 Sampling = Literal["poisson", "shuffled"]
 Preset = Literal["default", "paper"]
 PRESETS: tuple[Preset, ...] = ("default", "paper")
+Inputs = Literal["plain", "centred", "scaled"]
+"""What the network sees: features as they are, centred rows, or centred rows that are scaled by the released mean."""
 
-LOGIT_NOISE = 1.5
-"""kappa: standard deviation of all noise together on a logit."""
+ROW_LENGTH = 5.0
+"""Length of a centred row. The bias, a constant feature of 1, is then a fifth of it."""
+CENTRING_SHARE = 0.05
+"""Share of the steps that release the mean of the features."""
+CENTRED_RATE, CENTRED_STEPS, MOST_STEPS, SHORT_STEP = 0.25, 100, 200, 200.0
+"""With centring: the sampling rate, the fewest and the most steps, and the step that more steps are taken for."""
+CENTRED_NOISE, SCALED_NOISE, LOGIT_NOISE = 0.7, 0.8, 1.5
+"""kappa, the standard deviation of all noise together on a logit: centred, centred and scaled, not centred."""
+CLIPPING_SHARE, SCALED_CLIPPING_SHARE = 0.2, 0.5
+"""The clipping norm as a share of the length of the features and the bias; the second for scaled features."""
 SMALLEST_BATCH, SMALLEST_RATE, STEPS = 1000, 0.1, 100
-CLIPPING_SHARE = 0.2
-"""The clipping norm as a share of the length of the features and the bias."""
-LONGEST_STEP = 5.0
-"""With hardly any noise, a step is limited for stability: learning_rate * max_grad_norm * length is at most this."""
+LONGEST_CENTRED_STEP, LONGEST_STEP = 300.0, 5.0
+"""With hardly any noise, a step is limited for stability: learning_rate * max_grad_norm * length is at most this. The
+first is for centred rows and is divided by the gain of momentum."""
 ADAM_RATE = 0.01
 LENGTH_PER_COLUMN = 0.3
 """Records encoded into [0, 1] have about this length per root of the number of columns."""
@@ -47,7 +62,7 @@ class PrivateSettings:
     sampling_rate : float, default=0.1
         Poisson sampling rate: the probability that a record or person is in a step's batch.
     steps : int, default=100
-        Number of steps.
+        Number of steps, with those for centring.
     max_grad_norm : float, default=1.0
         Per-example gradient clipping norm.
     learning_rate : float, default=1.0
@@ -59,6 +74,8 @@ class PrivateSettings:
     sampling : {"poisson", "shuffled"}, default="poisson"
         "poisson" takes each record independently in every step. "shuffled" goes through the records in a new order
         each epoch, in batches of ``sampling_rate * size``: what most programs do, and what no accountant here proves.
+    centring_steps : int, default=0
+        How many of the steps, the first ones, release the sum of the features of a batch instead of a gradient.
 
     Raises
     ------
@@ -75,6 +92,7 @@ class PrivateSettings:
     optimizer: Optimizer = "sgd"
     l2: float = 0.0
     sampling: Sampling = "poisson"
+    centring_steps: int = 0
 
     def __post_init__(self) -> None:
         activation(self.activation)
@@ -87,13 +105,28 @@ class PrivateSettings:
             raise InvalidInput(f"sampling_rate must be above 0 and at most 1, got {self.sampling_rate}.")
         if self.steps < 1 or int(self.steps) != self.steps:
             raise InvalidInput(f"steps must be an integer, at least 1, got {self.steps}.")
+        if not 0 <= self.centring_steps < self.steps or int(self.centring_steps) != self.centring_steps:
+            raise InvalidInput(
+                f"centring_steps must be an integer from 0 to {self.steps - 1} with {self.steps} steps, got "
+                f"{self.centring_steps}."
+            )
+        if self.centring_steps and self.sampling != "poisson":
+            raise InvalidInput("centring_steps requires Poisson sampling (analysis='proven').")
         check_positive(max_grad_norm=self.max_grad_norm, learning_rate=self.learning_rate)
         if not 0 <= self.l2 < math.inf:
             raise InvalidInput(f"l2 must be at least 0, got {self.l2}.")
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields by name."""
-        return asdict(self) | {"hidden": list(self.hidden)}
+        """Return all fields by name; `centring_steps` only if there are any."""
+        fields = asdict(self) | {"hidden": list(self.hidden)}
+        if not self.centring_steps:
+            del fields["centring_steps"]
+        return fields
+
+    @property
+    def gradient_steps(self) -> int:
+        """Number of steps that release a gradient."""
+        return self.steps - self.centring_steps
 
 
 @dataclass(frozen=True)
@@ -152,6 +185,7 @@ def make_plan(
     analysis: NoiseAnalysis = "proven",
     preset: Preset = "default",
     length: float = 1.0,
+    inputs: Inputs = "plain",
     **given: Any,
 ) -> Plan:
     """Return the settings and the noise of a run; settings that are not given come from a preset.
@@ -172,7 +206,9 @@ def make_plan(
     preset : {"default", "paper"}, default="default"
         Where settings that are not given come from.
     length : float, default=1.0
-        A public guess at the length of a record's features, for the default preset.
+        A public guess at the length of a record's features, for the default preset without centring.
+    inputs : {"plain", "centred", "scaled"}, default="plain"
+        What the network sees. Centred and scaled ones require the default preset and the proven analysis.
     **given : optional
         Fields of `PrivateSettings`; None for those that are not given.
 
@@ -188,20 +224,29 @@ def make_plan(
     (10000, 'shuffled', 49.0)
     """
     check_choice("preset", preset, PRESETS)
+    check_choice("inputs", inputs, ("plain", "centred", "scaled"))
     size = checked_size(size)
     check_positive(length=length)
     wanted = {name: value for name, value in given.items() if value is not None}
     wanted["sampling"] = "poisson" if analysis == "proven" else "shuffled"
     if delta is None:
         delta = 1 / (10 * size)
-    start = _paper(size) if preset == "paper" else _default(size, length)
+    if inputs != "plain":
+        length = ROW_LENGTH
+        strength = mu_of(epsilon, delta) * size
+        steps = wanted.setdefault("steps", _centred_steps(strength, inputs))
+        wanted.setdefault("centring_steps", max(1, round(CENTRING_SHARE * steps)))
+    start = _paper(size) if preset == "paper" else _default(size, length, inputs)
     if preset == "paper" and "sampling_rate" in wanted and "steps" not in wanted:
         wanted["steps"] = max(1, round(PAPER_EPOCHS / wanted["sampling_rate"]))
     settings = replace(start, **wanted)
+    if (inputs != "plain") != (settings.centring_steps > 0):
+        raise InvalidInput(f"inputs={inputs!r} does not fit centring_steps={settings.centring_steps}.")
     schedule = Schedule(settings.sampling_rate, settings.steps)
     multiplier = noise_multiplier(epsilon, delta, schedule, accountant=accountant, analysis=analysis)
     if preset == "default" and "learning_rate" not in wanted:
-        settings = replace(settings, learning_rate=_learning_rate(settings, multiplier, size, length))
+        rate = _learning_rate(settings, multiplier, size, length, inputs)
+        settings = replace(settings, learning_rate=rate)
     return Plan(settings, multiplier, float(epsilon), float(delta), accountant, analysis, int(size))
 
 
@@ -226,14 +271,24 @@ def default_length(columns: int) -> float:
     return LENGTH_PER_COLUMN * math.sqrt(columns)
 
 
-def _default(size: int, length: float) -> PrivateSettings:
-    """Return the settings of the default preset: a linear model, large batches, momentum."""
+def _default(size: int, length: float, inputs: Inputs) -> PrivateSettings:
+    """Return the settings of the default preset: a linear model and large batches; momentum without centring."""
+    share = SCALED_CLIPPING_SHARE if inputs == "scaled" else CLIPPING_SHARE
+    max_grad_norm = share * math.sqrt(length * length + 1)
+    if inputs != "plain":
+        return PrivateSettings(sampling_rate=CENTRED_RATE, max_grad_norm=max_grad_norm)
     return PrivateSettings(
         sampling_rate=min(1.0, max(SMALLEST_RATE, SMALLEST_BATCH / size)),
         steps=STEPS,
-        max_grad_norm=CLIPPING_SHARE * math.sqrt(length * length + 1),
+        max_grad_norm=max_grad_norm,
         optimizer="momentum",
     )
+
+
+def _centred_steps(strength: float, inputs: Inputs) -> int:
+    """Return the number of steps with centring: more of them where the noise allows long steps."""
+    noise = SCALED_NOISE if inputs == "scaled" else CENTRED_NOISE
+    return max(CENTRED_STEPS, min(MOST_STEPS, math.ceil(noise * strength / SHORT_STEP)))
 
 
 def _paper(size: int) -> PrivateSettings:
@@ -250,10 +305,14 @@ def _paper(size: int) -> PrivateSettings:
     )
 
 
-def _learning_rate(settings: PrivateSettings, multiplier: float, size: int, length: float) -> float:
-    """Return the learning rate at which all noise together has standard deviation `LOGIT_NOISE` on a logit."""
+def _learning_rate(
+    settings: PrivateSettings, multiplier: float, size: int, length: float, inputs: Inputs
+) -> float:
+    """Return the learning rate at which all noise together has the standard deviation kappa on a logit."""
     if settings.optimizer == "adam":
         return ADAM_RATE
     gain = _MOMENTUM_GAIN[settings.optimizer]
-    noise = multiplier * math.sqrt(settings.steps) * gain / (settings.sampling_rate * size)
-    return min(LOGIT_NOISE / noise, LONGEST_STEP) / (settings.max_grad_norm * length)
+    kappa = {"plain": LOGIT_NOISE, "centred": CENTRED_NOISE, "scaled": SCALED_NOISE}[inputs]
+    longest = LONGEST_STEP if inputs == "plain" else LONGEST_CENTRED_STEP / gain
+    noise = multiplier * math.sqrt(settings.gradient_steps) * gain / (settings.sampling_rate * size)
+    return min(kappa / noise, longest) / (settings.max_grad_norm * length)

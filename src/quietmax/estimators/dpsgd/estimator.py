@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,29 +14,44 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 
+from quietmax.accounting.conversions import mu_of
 from quietmax.accounting.dpsgd import Accountant, NoiseAnalysis
 from quietmax.accounting.guarantee import Guarantee, Status, Unit
 from quietmax.data.encoding import Encoding
 from quietmax.data.schema import Schema
-from quietmax.estimators.dpsgd.config import Optimizer, Plan, Preset, default_length, make_plan
+from quietmax.errors import InvalidInput
+from quietmax.estimators.blocks import LocalEngine
+from quietmax.estimators.dpsgd.centring import Centring, centre_noise, released_centre
+from quietmax.estimators.dpsgd.config import Inputs, Optimizer, Plan, Preset, default_length, make_plan
 from quietmax.estimators.dpsgd.opacus import Build, own_module_condition, train_private_module
+from quietmax.estimators.dpsgd.stored_rows import StoredRows
 from quietmax.estimators.dpsgd.training import train_private, train_private_stack
 from quietmax.estimators.evaluate import EvaluationMixin, open_evaluations
-from quietmax.estimators.training_set import TrainingSet, data_conditions, queries, training_set, with_holdout
+from quietmax.estimators.head.exact_sums import whitening_on_grid
+from quietmax.estimators.head.training import default_features
+from quietmax.estimators.training_set import (
+    TrainingRows,
+    data_assumptions,
+    data_conditions,
+    queries,
+    training_rows,
+    with_holdout,
+)
 from quietmax.estimators.validation import (
     OWN_MAP,
     SEEDED_WEIGHTS,
     SETTINGS_PUBLIC,
     ImageShape,
+    checked_size,
     map_assumptions,
     named_features,
-    person_assumptions,
     runs_own_code,
     size_condition,
     weakened,
 )
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.generic import describe_map
+from quietmax.models.features.tabular import TableFeatures, table_features
 from quietmax.models.mlp import MLP
 from quietmax.models.training import LogitClassifier, TorchModel
 
@@ -85,8 +100,9 @@ class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[mi
     preset : {"default", "paper"}, default="default"
         Where settings that are None come from. "paper": 128 tanh units, batches of 100, 100 epochs, Adam.
     features : FeatureMap or {"auto", "identity", "unit-norm", "scattering"} or None, default="auto"
-        The public feature map, any object with a ``transform`` method. "auto": wavelet scattering if ``image_shape``
-        is given and the preset is "default", otherwise none. None and "identity" mean no map.
+        The public feature map, any object with a ``transform`` method. "auto": the map of a `PrivateHead` with
+        ``features="auto"``, but no map with ``preset="paper"``, or with a ``network`` unless the records are images.
+        None and "identity" mean no map.
     image_shape : tuple of int, optional
         Channels, height and width, if the records are images.
     hidden : sequence of int, optional
@@ -96,7 +112,11 @@ class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[mi
     sampling_rate : float, optional
         Poisson sampling rate.
     steps : int, optional
-        Number of steps.
+        Number of steps, with those for centring.
+    centring_steps : int, optional
+        How many of the steps, the first ones, release the mean of the features, by which all rows are centred; 0 leaves
+        centring out. By default 5% of the steps, and 0 with ``preset="paper"``, ``analysis="published"`` or a
+        ``network``, which cannot have it.
     max_grad_norm : float, optional
         Per-example gradient clipping norm.
     learning_rate : float, optional
@@ -108,19 +128,21 @@ class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[mi
     network : callable, optional
         A function (features, classes) -> torch module that returns logits, instead of the built-in network.
     length : float, optional
-        A public guess at the length of a record's features, for the default step size. By default the length that
-        public random records in [0, 1] have after the feature map, or 0.3 per root of the number of columns without a
-        map.
+        A public guess at the length of a record's features. With centring, features are clipped to it; without, the
+        default step size follows from it. By default the length that public random records in [0, 1] have after the
+        feature map, or 0.3 per root of the number of columns without a map.
     declared_size : int, optional
         The public number of records, or of persons. If None, the true number is used and the guarantee is conditional.
     classes : sequence, optional
         The public set of labels. If None, it is read off ``y`` and the guarantee is conditional. A schema declares
         them instead.
     schema : Schema, optional
-        What is public about the columns of a table; ``fit`` then takes a data frame.
+        What is public about the columns of a table; ``fit`` then takes a data frame, files or a stream.
     random_state : int, RandomState or None, default=None
         None: exact noise from the operating system. Otherwise seeded noise for experiments, and a conditional
         guarantee.
+    engine : LocalEngine or "local", default="local"
+        Where the rows are kept during the training, and what reports progress. It does not change the network.
 
     Attributes
     ----------
@@ -163,6 +185,7 @@ class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[mi
         activation: str | None = None,
         sampling_rate: float | None = None,
         steps: int | None = None,
+        centring_steps: int | None = None,
         max_grad_norm: float | None = None,
         learning_rate: float | None = None,
         optimizer: Optimizer | None = None,
@@ -173,6 +196,7 @@ class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[mi
         classes: Sequence[Any] | None = None,
         schema: Schema | None = None,
         random_state: Any = None,
+        engine: LocalEngine | Literal["local"] = "local",
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -185,6 +209,7 @@ class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self.activation = activation
         self.sampling_rate = sampling_rate
         self.steps = steps
+        self.centring_steps = centring_steps
         self.max_grad_norm = max_grad_norm
         self.learning_rate = learning_rate
         self.optimizer = optimizer
@@ -195,14 +220,17 @@ class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self.classes = classes
         self.schema = schema
         self.random_state = random_state
+        self.engine = engine
 
     def fit(self, X: Any, y: Any = None, *, groups: Any = None) -> DPSGD:
         """Train on private records and release the network.
 
         Parameters
         ----------
-        X : array-like of shape (records, columns), data frame or Records
-            The private records. A pandas or polars frame if there is a ``schema``.
+        X : array-like of shape (records, columns), data frame, Records, or a source of rows
+            The private records. A pandas or polars frame if there is a ``schema``. With a schema the rows may also be
+            read part by part: from a file or folder of Parquet, CSV or TSV files, a pattern such as "people/*.parquet",
+            a pyarrow dataset, or an iterator of Arrow record batches.
         y : array-like of shape (records,), optional
             Their labels, unless they are in the frame.
         groups : array-like of shape (records,), optional
@@ -214,14 +242,27 @@ class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[mi
         DPSGD
             The fitted estimator.
         """
-        found = training_set(self, X, y, groups)
-        self.feature_map_ = self._feature_map()
-        self.plan_ = self._plan(found.units, found.records.shape[1])
-        inputs = self._mapped(found.records)
+        found = training_rows(self, X, y, groups)
         seed = None
         if self.random_state is not None:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self.model_ = PrivateNetwork(self._trained(inputs, found, seed))
+        with StoredRows(found, self.engine) as rows:
+            size = rows.units if self.declared_size is None else checked_size(self.declared_size)
+            self.feature_map_ = self._feature_map(found, size)
+            length = self._length(found.columns) if self.length is None else self.length
+            kind = self._inputs()
+            self.plan_ = self._plan(size, length, kind)
+            settings = self.plan_.settings
+            rows.expect(2 + settings.steps * settings.sampling_rate)
+            # What the built-in network sees must be finite; a module leaves out records that it cannot compute.
+            plain = kind == "plain" and self.network is None
+            rows.update(self._mapped, self.feature_map_, finite=plain)
+            dimension = rows.shape[1]
+            centring = None
+            if kind != "plain":
+                centring = self._centring(rows, float(length), seed)
+                rows.update(centring.rows)
+            self.model_ = PrivateNetwork(self._trained(rows, seed), centring)
         guarantee = network_guarantee(
             self.plan_,
             exact=seed is None,
@@ -232,7 +273,8 @@ class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[mi
             unit=found.unit,
             encoding=found.encoding,
             fitted_steps=found.fitted_steps,
-            parameters={"dimension": inputs.shape[1], "classes": len(self.classes_)},
+            centring=centring,
+            parameters={"dimension": dimension, "classes": len(self.classes_)},
         )
         self.guarantee_: Guarantee = with_holdout(guarantee, found.holdout)
         open_evaluations(self)
@@ -287,29 +329,54 @@ class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[mi
         scores = self.model_.scores(queries)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
-    def _feature_map(self) -> Any:
+    def _feature_map(self, found: TrainingRows, size: int) -> Any:
         """Return the feature map that ``features`` names, None for no map."""
-        if isinstance(self.features, str) and self.features == "auto":
-            scatters = self.image_shape is not None and self.preset == "default"
-            return named_features("scattering", self.image_shape) if scatters else None
         if isinstance(self.features, str) and self.features == "identity":
             return None
-        return named_features(self.features, self.image_shape)
+        if not (isinstance(self.features, str) and self.features == "auto"):
+            return named_features(self.features, self.image_shape, encoding=found.encoding)
+        if self.preset == "paper" or (self.network is not None and self.image_shape is None):
+            return None
+        if found.encoding is not None and self.image_shape is None:
+            delta = 1 / (10 * size) if self.delta is None else self.delta
+            return table_features(found.encoding, size, len(self.classes_), mu_of(self.epsilon, delta))
+        return default_features(found.columns, self.image_shape)
 
-    def _plan(self, units: int, columns: int) -> Plan:
+    def _inputs(self) -> Inputs:
+        """Return what the network sees; a table's features are scaled by the centre."""
+        possible = self.preset == "default" and self.analysis == "proven" and self.network is None
+        if self.centring_steps and not possible:
+            raise InvalidInput(
+                "centring_steps requires preset='default', analysis='proven' and the built-in network."
+            )
+        if not possible or self.centring_steps == 0 or (self.centring_steps is None and self.steps == 1):
+            return "plain"
+        return "scaled" if isinstance(self.feature_map_, TableFeatures) else "centred"
+
+    def _centring(self, rows: StoredRows, radius: float, seed: int | None) -> Centring:
+        """Release the centre; a table's features also get a scale that is computed from it."""
+        centre = released_centre(rows, self.plan_, radius=radius, seed=seed, persons=rows.persons)
+        if not isinstance(self.feature_map_, TableFeatures):
+            return Centring(centre, radius)
+        scale = self.feature_map_.scale(centre, centre_noise(self.plan_))
+        return Centring(centre, radius, whitening_on_grid(np.append(scale, 1.0)))
+
+    def _plan(self, size: int, length: float, inputs: Inputs) -> Plan:
         """Return the settings, from public numbers (the true number of units only if none is declared)."""
         return make_plan(
-            units if self.declared_size is None else self.declared_size,
+            size,
             epsilon=self.epsilon,
             delta=self.delta,
             accountant=self.accountant,
             analysis=self.analysis,
             preset=self.preset,
-            length=self._length(columns) if self.length is None else self.length,
+            length=length,
+            inputs=inputs,
             hidden=None if self.hidden is None else tuple(self.hidden),
             activation=self.activation,
             sampling_rate=self.sampling_rate,
             steps=self.steps,
+            centring_steps=self.centring_steps,
             max_grad_norm=self.max_grad_norm,
             learning_rate=self.learning_rate,
             optimizer=self.optimizer,
@@ -323,10 +390,10 @@ class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[mi
         probes = np.random.default_rng(0).random((_PROBES, columns), dtype=np.float32)
         return max(float(np.median(np.linalg.norm(self._mapped(probes), axis=1))), 1e-6)
 
-    def _trained(self, inputs: NDArray[np.float32], found: TrainingSet, seed: int | None) -> MLP | TorchModel:
+    def _trained(self, inputs: StoredRows, seed: int | None) -> MLP | TorchModel:
         """Train the user's module, the built-in network with exact noise, or the built-in network with a seed."""
         settings, multiplier, size = self.plan_.settings, self.plan_.noise_multiplier, self.plan_.size
-        classes, labels, persons = len(self.classes_), found.labels, found.persons
+        classes, labels, persons = len(self.classes_), inputs.labels, inputs.persons
         if self.network is not None:
             module = self.network(inputs.shape[1], classes)
             trained = train_private_module(
@@ -383,9 +450,12 @@ class PrivateNetwork(LogitClassifier):
     ----------
     network : MLP or TorchModel
         The network.
+    centring : Centring, optional
+        How features are centred before the network sees them.
     """
 
     network: MLP | TorchModel
+    centring: Centring | None = None
 
     @property
     def classes(self) -> int:
@@ -405,7 +475,8 @@ class PrivateNetwork(LogitClassifier):
         array of shape (records, classes)
             Logits.
         """
-        logits = self.network.logits(features)
+        rows = features if self.centring is None else self.centring.rows(features)
+        logits = self.network.logits(rows)
         return logits.double().numpy() if isinstance(logits, torch.Tensor) else logits
 
 
@@ -417,6 +488,7 @@ def network_guarantee(
     size_declared: bool,
     classes_declared: bool,
     features: object = None,
+    centring: Centring | None = None,
     unit: Unit = "record",
     encoding: Encoding | None = None,
     fitted_steps: Sequence[str] = (),
@@ -441,6 +513,8 @@ def network_guarantee(
         See `data_conditions`.
     features : object, optional
         The feature map.
+    centring : Centring, optional
+        How the features were centred.
     unit : {"record", "person"}, default="record"
         What is sampled and protected.
     parameters : mapping, optional
@@ -466,6 +540,7 @@ def network_guarantee(
             "estimator": "dpsgd",
             **plan.to_json(),
             "features": description,
+            **_centring_facts(centring),
             **(parameters or {}),
             "classes_declared": classes_declared,
             "size_declared": size_declared,
@@ -474,7 +549,7 @@ def network_guarantee(
         },
         assumptions=(
             SETTINGS_PUBLIC,
-            *person_assumptions(unit, None if encoding is None else encoding.person),
+            *data_assumptions(unit, encoding),
             *map_assumptions(description),
             *assumptions,
         ),
@@ -494,8 +569,10 @@ def _counting(plan: Plan, gaussian: bool, unit: Unit) -> tuple[Status, str, tupl
     """Return the status, the reason and the assumptions that follow from how the steps are counted."""
     steps, accountant = plan.settings.steps, _ACCOUNTANT_NAMES[plan.accountant]
     gradients, where = "clipped gradients", "DP-SGD page, section 2"
+    if plan.settings.centring_steps:
+        gradients = "clipped features and gradients"
     if unit == "person":
-        gradients, where = "persons' mean clipped gradients", f"THEORY 3.7; {where}"
+        gradients, where = f"persons' mean {gradients}", f"THEORY 3.7; {where}"
     if gaussian:
         return "proven", f"{steps} Gaussian mechanisms on sums of all {gradients} ({where}).", ()
     if plan.analysis == "proven":
@@ -506,6 +583,13 @@ def _counting(plan: Plan, gaussian: bool, unit: Unit) -> tuple[Status, str, tupl
         "(DP-SGD page, section 3)."
     )
     return "conditional", reason, (POISSON if plan.accountant == "rdp" else PLACES.format(unit=unit),)
+
+
+def _centring_facts(centring: Centring | None) -> dict[str, Any]:
+    """Return the public facts of centring by name."""
+    if centring is None:
+        return {}
+    return {"radius": centring.radius, "inputs": "centred" if centring.scale is None else "scaled"}
 
 
 def _described(features: object) -> Any:

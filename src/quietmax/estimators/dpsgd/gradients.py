@@ -18,20 +18,23 @@ gradients. The mean of k vectors of length at most S has length at most S (THEOR
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from quietmax.estimators.head.exact_sums import ExactSum
 from quietmax.models.mlp import MLP, activation
 
-_FAST_ROWS = 2048
+FAST_ROWS = 2048
 """Rows that `ClippedSums` takes at once."""
 ROWS_AT_ONCE = 512
 """Rows that `exact_clipped_sum` takes at once."""
-LARGEST_BATCH = 2**19
-"""More records or persons would overflow 63 bits: each adds at most 2 to a sum counted in multiples of 2^-42."""
+LARGEST_TABLE = 2**33
+"""DP-SGD takes at most this many rows: their sums have fewer bits than the integers that hold them."""
+_INTEGER_ROWS = 2**19
+"""Sums over this many rows fit into 63 bits: each row adds at most 2 to a sum counted in multiples of 2^-42."""
 BITS = 20
 _SLOPE_BITS = 22
 _MANTISSA = 53
@@ -117,7 +120,7 @@ class ClippedSums:
         records : tensor of shape (K, width) or (1, width)
             Row indices of each network's batch; one row if all networks share it.
         """
-        for part in torch.split(records, _FAST_ROWS, 1):
+        for part in torch.split(records, FAST_ROWS, 1):
             self._add_part(gradients, part)
 
     def _add_part(self, gradients: Gradients, records: Tensor) -> None:
@@ -184,8 +187,8 @@ def exact_clipped_sum(
 ) -> Gradients:
     """Return the sum over all rows of the clipped cross-entropy gradients of a single network, in float64.
 
-    One row more or less changes it by at most ``max_grad_norm`` in L2, up to rounding the finished sum to float64.
-    With weights of 1/k, the same holds for all k rows of a person together.
+    One row more or less changes it by at most ``max_grad_norm`` in L2, up to rounding the finished sum to float64 (see
+    `rounding_share`). With weights of 1/k, the same holds for all k rows of a person together.
 
     Parameters
     ----------
@@ -205,11 +208,82 @@ def exact_clipped_sum(
     Gradients
         The sums.
     """
+    slices = (slice(start, start + ROWS_AT_ONCE) for start in range(0, len(inputs), ROWS_AT_ONCE))
+    parts = (
+        (inputs[part], labels[part], None if row_weights is None else row_weights[part]) for part in slices
+    )
+    return exact_clipped_sum_of_parts(network, parts, max_grad_norm)
+
+
+def exact_clipped_sum_of_parts(
+    network: MLP,
+    parts: Iterable[tuple[Tensor, Tensor, Tensor | None]],
+    max_grad_norm: float,
+    size: int = _INTEGER_ROWS,
+) -> Gradients:
+    """Return the sum of `exact_clipped_sum` for rows that come part by part. The order of the rows does not matter.
+
+    Parameters
+    ----------
+    network : MLP
+        The network.
+    parts : iterable of tuples of tensors
+        Records, class indices, and factors or None, of at most `ROWS_AT_ONCE` rows each.
+    max_grad_norm : float
+        Per-example gradient clipping norm.
+    size : int
+        The public number of records or persons. A sum is clamped to what twice as many can add to a coordinate.
+
+    Returns
+    -------
+    Gradients
+        The sums.
+    """
     sums = _ExactSums(network, max_grad_norm)
-    for start in range(0, len(inputs), ROWS_AT_ONCE):
-        part = slice(start, start + ROWS_AT_ONCE)
-        sums.add(inputs[part].double(), labels[part], None if row_weights is None else row_weights[part])
-    return sums.gradients()
+    for inputs, labels, weights in parts:
+        sums.add(inputs.double(), labels, weights)
+    return sums.gradients(size)
+
+
+def rounding_share(weights: int, size: int) -> float:
+    """Return how much the rounding of a finished sum can add to its sensitivity, as a share of the clipping norm.
+
+    A coordinate is clamped to `2^(42 + b + s)` units, with b the bits after a slope's unit and `2^19 * 2^s` at least
+    the public size, and rounded to float64 by at most half of its last bit, `2^(b + s - 12)` units. A unit is at most
+    `2^(-21 - b)` of the clipping norm. So the difference of two sums changes by at most `2^(s - 32)` of the clipping
+    norm in every coordinate; clamping moves nothing further apart.
+
+    Parameters
+    ----------
+    weights : int
+        Number of coordinates.
+    size : int
+        The public number of records or persons.
+
+    Returns
+    -------
+    float
+        At least 2^-20.
+
+    Examples
+    --------
+    >>> rounding_share(10_000, 500_000) == 2.0**-20, rounding_share(10_000, 2**21) == 2.0**-18
+    (True, True)
+    """
+    return max(2.0**-20, math.sqrt(weights) * 2.0**-32) * 2.0 ** _more_bits(size)
+
+
+def _nearest(total: ExactSum, bits: int) -> Tensor:
+    """Return the nearest float64 numbers, clamped to `2^bits` in absolute value."""
+    high, low = total.high + (total.low >> 32), total.low & (2**32 - 1)
+    # Both parts are exact in float64, so their sum is rounded once.
+    nearest = torch.from_numpy(high).double() * 2.0**32 + torch.from_numpy(low).double()
+    return nearest.clamp(-(2.0**bits), 2.0**bits)
+
+
+def _more_bits(size: int) -> int:
+    """Return by how many bits the sums of a table may be longer than those of `_INTEGER_ROWS` rows."""
+    return max(0, (size - 1).bit_length() - (_INTEGER_ROWS - 1).bit_length())
 
 
 class _ExactSums:
@@ -227,9 +301,14 @@ class _ExactSums:
         self._biases = [bias[0].double() for bias in network.biases]
         self._kernel_sums = [torch.zeros(kernel.shape, dtype=torch.int64) for kernel in plain]
         self._bias_sums = [torch.zeros(bias.shape[1], dtype=torch.int64) for bias in self._biases]
+        self._rows = 0
+        self._earlier: list[ExactSum] | None = None
 
     def add(self, rows: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
         """Add at most `ROWS_AT_ONCE` records, each times its weight."""
+        if self._rows + len(rows) > _INTEGER_ROWS:
+            self._carry()
+        self._rows += len(rows)
         signals, slopes = self._pass(rows, labels)
         squares = torch.zeros(len(rows), 1, dtype=torch.float64)
         for (size, signal), (steepness, slope) in zip(signals, slopes, strict=True):
@@ -247,13 +326,32 @@ class _ExactSums:
             self._kernel_sums[depth] += (kernel * 2.0**self._bits).to(torch.int64)
             self._bias_sums[depth] += self._units(scaled).sum(0).to(torch.int64)
 
-    def gradients(self) -> Gradients:
-        """Return the sums in the layout of `MLP`."""
-        kernels = [total.double() * (self._unit * 2.0**-self._bits) for total in self._kernel_sums]
+    def _carry(self) -> list[ExactSum]:
+        """Move the sums of the last rows into pairs of integers, which hold all rows; return these."""
+        totals = [*self._kernel_sums, *self._bias_sums]
+        last = [ExactSum.of(total.numpy()) for total in totals]
+        self._earlier = (
+            last
+            if self._earlier is None
+            else [one + other for one, other in zip(self._earlier, last, strict=True)]
+        )
+        for total in totals:
+            total.zero_()
+        self._rows = 0
+        return self._earlier
+
+    def gradients(self, size: int) -> Gradients:
+        """Return the sums in the layout of `MLP`, clamped and rounded to float64; see `rounding_share`."""
+        limit = 42 + _more_bits(size)
+        sums, depth = self._carry(), len(self._kernel_sums)
+        kernels = [
+            _nearest(total, limit + self._bits) * (self._unit * 2.0**-self._bits) for total in sums[:depth]
+        ]
         kernels[-1] = kernels[-1].T
+        biases = [_nearest(total, limit) * self._unit for total in sums[depth:]]
         return Gradients(
             tuple(kernel.unsqueeze(0) for kernel in kernels),
-            tuple((total.double() * self._unit).view(1, 1, -1) for total in self._bias_sums),
+            tuple(bias.view(1, 1, -1) for bias in biases),
         )
 
     def _units(self, values: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from torch import Tensor
 from quietmax.accounting.guarantee import Unit
 from quietmax.errors import InvalidInput, short_message
 from quietmax.estimators.dpsgd.config import PrivateSettings
+from quietmax.estimators.dpsgd.stored_rows import StoredRows
 from quietmax.estimators.dpsgd.training import secret_batches, seeded_batches
 from quietmax.estimators.training_set import Persons
 from quietmax.estimators.validation import Condition
@@ -65,7 +66,7 @@ def own_module_condition(unit: Unit) -> Condition:
 
 def train_private_module(
     module: torch.nn.Module,
-    features: NDArray[np.float32],
+    features: NDArray[np.float32] | StoredRows,
     labels: NDArray[np.int64],
     *,
     settings: PrivateSettings,
@@ -81,7 +82,7 @@ def train_private_module(
     ----------
     module : torch.nn.Module
         Returns logits. It is trained in place.
-    features : array of shape (records, features)
+    features : array of shape (records, features), or StoredRows
         Inputs of the module.
     labels : array of shape (records,)
         Class indices.
@@ -109,23 +110,26 @@ def train_private_module(
     InvalidInput
         If the module mixes records, cannot be clipped per record or has no trainable parameter.
     """
-    inputs, targets = torch.from_numpy(features), torch.from_numpy(labels)
+    records, targets = len(features), torch.from_numpy(labels)
     clipped = _Clipped(module.train(), settings.max_grad_norm)
     parameters = clipped.parameters
     optimizer = _optimizer(parameters, settings)
     noise = _Noise(settings.max_grad_norm, noise_multiplier, seed)
     batches: Iterator[Rows]
     if seed is None:
-        batches = secret_batches(len(inputs), size, settings, persons)
+        batches = secret_batches(records, size, settings, persons)
     else:
-        batches = seeded_batches(np.arange(len(inputs)), seed, size, settings, persons)
-    weights = torch.ones(len(inputs)) if persons is None else torch.from_numpy(1 / persons.rows).float()
+        batches = seeded_batches(records, seed, size, settings, persons)
     expected = settings.sampling_rate * size
     for step in range(1, settings.steps + 1):
         batch = torch.from_numpy(next(batches))
         sums = [torch.zeros_like(parameter) for parameter in parameters]
         for part in torch.split(batch, _ROWS_AT_ONCE):
-            clipped.add_to(sums, inputs[part], targets[part], weights[part])
+            inputs = torch.from_numpy(features[part.numpy()])
+            weights = torch.ones(len(part))
+            if persons is not None:
+                weights = torch.from_numpy(1 / persons.rows[part.numpy()]).float()
+            clipped.add_to(sums, inputs, targets[part].to(torch.int64), weights)
         for parameter, total in zip(parameters, noise.added(sums), strict=True):
             parameter.grad = total / expected
         optimizer.step()

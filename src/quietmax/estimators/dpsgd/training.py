@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +34,16 @@ from quietmax.accounting.dpsgd import Accountant, NoiseAnalysis
 from quietmax.data.records import Split
 from quietmax.errors import InvalidInput
 from quietmax.estimators.dpsgd.config import Plan, Preset, PrivateSettings, make_plan
-from quietmax.estimators.dpsgd.gradients import LARGEST_BATCH, ClippedSums, Gradients, exact_clipped_sum
+from quietmax.estimators.dpsgd.gradients import (
+    FAST_ROWS,
+    LARGEST_TABLE,
+    ROWS_AT_ONCE,
+    ClippedSums,
+    Gradients,
+    exact_clipped_sum_of_parts,
+    rounding_share,
+)
+from quietmax.estimators.dpsgd.stored_rows import StoredRows
 from quietmax.estimators.training_set import Persons
 from quietmax.estimators.validation import check_positive
 from quietmax.models.losses import Convexified
@@ -41,9 +51,9 @@ from quietmax.models.mlp import MLP, initial_mlp
 from quietmax.models.stacked import Progress, Rows, adam_step, check_networks, check_records, check_weights
 from quietmax.noise.release import release_gaussian
 
-ROUNDING = 2.0**-20
-"""Share of the clipping norm that is added to the sensitivity: far more than rounding a sum to float64 can change."""
 _MOMENTUM = 0.9
+_UNITS_AT_ONCE = 2**20
+"""Random words are drawn for this many units at a time."""
 
 
 class _Update:
@@ -78,11 +88,21 @@ class _Update:
                 weight.sub_(moved, alpha=self._settings.learning_rate)
 
 
+def _initial_network(
+    features: int, classes: int, settings: PrivateSettings, seeds: tuple[int, ...], dtype: torch.dtype
+) -> MLP:
+    """Return networks with random kernels; a linear model of centred rows starts at zero."""
+    network = initial_mlp((features, *settings.hidden, classes), settings.activation, seeds, dtype)
+    if settings.centring_steps and not settings.hidden:
+        network.kernels[0].zero_()
+    return network
+
+
 # --- Many networks, seeded --------------------------------------------------------------------------------------------
 
 
 def train_private_stack(
-    features: NDArray[np.floating] | Tensor,
+    features: NDArray[np.floating] | Tensor | StoredRows,
     labels: NDArray[np.integer] | Tensor,
     classes: int,
     rows: Sequence[Rows],
@@ -104,8 +124,8 @@ def train_private_stack(
 
     Parameters
     ----------
-    features : array of shape (records, features)
-        Shared by all networks.
+    features : array of shape (records, features), or StoredRows
+        Shared by all networks. Stored rows are for one network alone.
     labels : array of shape (records,)
         Class indices.
     classes : int
@@ -141,42 +161,89 @@ def train_private_stack(
     QuietmaxError
         If training diverges.
     """
-    inputs = torch.as_tensor(features).to(torch.float32)
-    targets = torch.as_tensor(labels).to(torch.int64)
+    targets = torch.as_tensor(labels)
     limits = [settings.max_grad_norm] * len(rows) if max_grad_norms is None else list(max_grad_norms)
     units = [_Units(np.asarray(each, np.int64), persons) for each in rows]
     declared = [each.count for each in units] if sizes is None else list(sizes)
-    check_records(inputs, targets, classes)
-    _check(len(inputs), rows, seeds, noise_multipliers, limits, declared)
+    if not isinstance(features, StoredRows):
+        features, targets = torch.as_tensor(features).to(torch.float32), targets.to(torch.int64)
+        check_records(features, targets, classes)
+    records, width = features.shape
+    _check(records, rows, seeds, noise_multipliers, limits, declared)
     if alpha is not None:
         Convexified(alpha)  # raises for an invalid constant
-    network = initial_mlp((inputs.shape[1], *settings.hidden, classes), settings.activation, tuple(seeds))
-    batches = _Batches(units, seeds, declared, settings, padding=len(inputs))
+    network = _initial_network(width, classes, settings, tuple(seeds), torch.float32)
+    batches = _Batches(units, seeds, declared, settings, padding=records)
     expected = [settings.sampling_rate * size for size in declared]
-    sums = ClippedSums(
-        network,
-        torch.cat([inputs, inputs.new_zeros(1, inputs.shape[1])]),
-        torch.cat([targets, targets.new_zeros(1)]),
-        torch.tensor(limits, dtype=torch.float32),
-        torch.tensor([1 / batch for batch in expected], dtype=torch.float32),
-        alpha,
-        None if persons is None else torch.tensor([*(1 / persons.rows), 0.0], dtype=torch.float32),
-    )
+    targets = torch.cat([targets, targets.new_zeros(1)])
+    norms = torch.tensor(limits, dtype=torch.float32)
+    factors = torch.tensor([1 / batch for batch in expected], dtype=torch.float32)
+    sums: ClippedSums | _StoredSums
+    if isinstance(features, StoredRows):
+        sums = _StoredSums(network, features, targets, norms, factors, alpha, persons)
+    else:
+        shares = None
+        if persons is not None:
+            shares = torch.from_numpy(np.append(1 / persons.rows, 0.0)).to(torch.float32)
+        padded = torch.cat([features, features.new_zeros(1, width)])
+        sums = ClippedSums(network, padded, targets, norms, factors, alpha, shares)
     spreads = [
         multiplier * max_grad_norm / batch
         for multiplier, max_grad_norm, batch in zip(noise_multipliers, limits, expected, strict=True)
     ]
     noise = _Noise(spreads, batches.streams, seeds)
     gradients, update = Gradients.zeros(network), _Update(network, settings)
-    for step in range(1, settings.steps + 1):
+    for step in range(1, settings.gradient_steps + 1):
         # Noise first, the clipped gradients on top of it: one pass over memory less.
         noise.write(gradients)
         sums.add_to(gradients, batches.next())
         update.take(gradients)
-        if progress is not None and (step % 64 == 0 or step == settings.steps):
-            progress(step, settings.steps)
+        if progress is not None and (step % 64 == 0 or step == settings.gradient_steps):
+            progress(step, settings.gradient_steps)
     check_weights([tensor for _, tensor in network.parameters()])
     return network
+
+
+class _StoredSums:
+    """`ClippedSums` of one network for rows that are read when they are needed; the same sums, bit for bit."""
+
+    def __init__(
+        self,
+        network: MLP,
+        rows: StoredRows,
+        targets: Tensor,
+        max_grad_norms: Tensor,
+        weights: Tensor,
+        alpha: float | None,
+        persons: Persons | None,
+    ) -> None:
+        if network.networks != 1:
+            raise InvalidInput("Stored rows can be used for one network at a time.")
+        self._network, self._rows, self._targets, self._persons = network, rows, targets, persons
+        self._max_grad_norms, self._weights, self._alpha = max_grad_norms, weights, alpha
+
+    def add_to(self, gradients: Gradients, records: Tensor) -> None:
+        """Add the sums over some records to gradients; the number of all rows stands for padding."""
+        numbers = records[0][records[0] < len(self._rows)]
+        for part in torch.split(numbers, FAST_ROWS):
+            inputs = torch.from_numpy(self._rows[part.numpy()])
+            # The last row is padding. Its number is that of no record here.
+            chosen = torch.cat([part, part.new_full((1,), len(self._rows))])
+            shares = None
+            if self._persons is not None:
+                shares = torch.from_numpy(np.append(1 / self._persons.rows[part.numpy()], 0.0)).to(
+                    torch.float32
+                )
+            sums = ClippedSums(
+                self._network,
+                torch.cat([inputs, inputs.new_zeros(1, inputs.shape[1])]),
+                self._targets[chosen].to(torch.int64),
+                self._max_grad_norms,
+                self._weights,
+                self._alpha,
+                shares,
+            )
+            sums.add_to(gradients, torch.arange(len(part)).unsqueeze(0))
 
 
 def _check(
@@ -199,24 +266,44 @@ def _check(
 
 
 class _Units:
-    """What is sampled: single rows, or persons with all their rows."""
+    """What is sampled: single rows, or persons with all their rows. `rows` are some rows, or the number of all."""
 
-    def __init__(self, rows: Rows, persons: Persons | None) -> None:
-        self.rows, self.codes, self.count = rows, None, len(rows)
-        if persons is not None:
-            _, codes, sizes = np.unique(persons.codes[rows], return_inverse=True, return_counts=True)
-            if (sizes[codes] != persons.rows[rows]).any():
+    def __init__(self, rows: Rows | int, persons: Persons | None) -> None:
+        self._rows = None if isinstance(rows, int) else rows
+        self._codes: NDArray[np.integer[Any]] | None = None
+        self.length = self.count = rows if isinstance(rows, int) else len(rows)
+        if persons is None:
+            return
+        self._codes, self.count = persons.codes, persons.count
+        if self._rows is not None:
+            _, codes, sizes = np.unique(persons.codes[self._rows], return_inverse=True, return_counts=True)
+            if (sizes[codes] != persons.rows[self._rows]).any():
                 raise InvalidInput("A network must be trained on all records of a person or on none.")
-            self.codes, self.count = codes, len(sizes)
+            self._codes, self.count = codes, len(sizes)
+
+    @property
+    def rows(self) -> Rows:
+        """All rows."""
+        return np.arange(self.length) if self._rows is None else self._rows
 
     def taken(self, mask: NDArray[np.bool_]) -> Rows:
         """Return the rows of the units in a mask."""
-        return self.rows[mask if self.codes is None else mask[self.codes]]
+        places = np.flatnonzero(mask if self._codes is None else mask[self._codes])
+        return places if self._rows is None else self._rows[places]
 
     def batches(self, order: Rows, width: int) -> Iterator[Rows]:
         """Return the rows of all units in batches of so many units, in this order of the units."""
         for chosen in np.split(order, range(width, max(len(order), 1), width)):
-            yield self.rows[chosen if self.codes is None else np.isin(self.codes, chosen)]
+            places = chosen if self._codes is None else np.flatnonzero(np.isin(self._codes, chosen))
+            yield places if self._rows is None else self._rows[places]
+
+    def sample(self, drawn: Callable[[int], NDArray[np.bool_]]) -> Rows:
+        """Return the rows of the units for which a function draws True; it is told how many to decide about."""
+        mask = np.empty(self.count, np.bool_)
+        for start in range(0, self.count, _UNITS_AT_ONCE):
+            part = mask[start : start + _UNITS_AT_ONCE]
+            part[:] = drawn(len(part))
+        return self.taken(mask)
 
 
 class _Batches:
@@ -256,14 +343,14 @@ class _Batches:
 
 
 def seeded_batches(
-    rows: Rows, seed: int, size: int, settings: PrivateSettings, persons: Persons | None = None
+    rows: Rows | int, seed: int, size: int, settings: PrivateSettings, persons: Persons | None = None
 ) -> Iterator[Rows]:
     """Draw batches of row indices without end, from a seed.
 
     Parameters
     ----------
-    rows : array of int
-        The records to draw from.
+    rows : array of int, or int
+        The records to draw from, or the number of all records.
     seed : int
         The seed.
     size : int
@@ -291,7 +378,7 @@ def _seeded_batches(units: _Units, seed: int, size: int, settings: PrivateSettin
         elif settings.sampling_rate == 1:
             yield units.rows
         else:
-            yield units.taken(generator.random(units.count) < settings.sampling_rate)
+            yield units.sample(lambda count: generator.random(count) < settings.sampling_rate)
 
 
 class _Noise:
@@ -324,7 +411,7 @@ def _noise_seed(seed: int) -> int:
 
 
 def train_private(
-    features: NDArray[np.floating],
+    features: NDArray[np.floating] | StoredRows,
     labels: NDArray[np.integer],
     classes: int,
     *,
@@ -338,11 +425,11 @@ def train_private(
     """Train one network that may be released: the step of `train_private_stack` with exact noise and exact sums.
 
     A run of ``settings.steps`` steps with Poisson sampling is what `quietmax.accounting.dpsgd.noise_multiplier`
-    calibrates with ``analysis="proven"``.
+    calibrates with ``analysis="proven"``. Centring steps come before this function, which takes the others.
 
     Parameters
     ----------
-    features : array of shape (records, features)
+    features : array of shape (records, features), or StoredRows
         The private records.
     labels : array of shape (records,)
         Class indices.
@@ -369,31 +456,45 @@ def train_private(
     Raises
     ------
     InvalidInput
-        If an argument is invalid, or there are more than `LARGEST_BATCH` records or persons.
+        If an argument is invalid, or there are more than `LARGEST_TABLE` records.
     QuietmaxError
         If training diverges.
     """
-    inputs = torch.as_tensor(np.ascontiguousarray(features, dtype=np.float32))
-    targets = torch.as_tensor(np.ascontiguousarray(labels, dtype=np.int64))
-    check_records(inputs, targets, classes)
+    targets = torch.as_tensor(np.ascontiguousarray(labels))
+    if not isinstance(features, StoredRows):
+        features = np.ascontiguousarray(features, dtype=np.float32)
+        targets = targets.to(torch.int64)
+        check_records(torch.from_numpy(features), targets, classes)
     check_positive(noise_multiplier=noise_multiplier, size=size)
-    units = _Units(np.arange(len(inputs)), persons)
-    if units.count > LARGEST_BATCH:
-        raise InvalidInput(f"DP-SGD can be trained on at most {LARGEST_BATCH:,} records or persons.")
-    weights = None if persons is None else torch.from_numpy(1.0 / persons.rows)
-    widths = (inputs.shape[1], *settings.hidden, classes)
-    network = initial_mlp(widths, settings.activation, (seed,), torch.float64)
+    units = _Units(len(features), persons)
+    check_length(len(features))
+    network = _initial_network(features.shape[1], classes, settings, (seed,), torch.float64)
     update = _Update(network, settings)
     batches = _secret_batches(units, size, settings)
-    for step in range(1, settings.steps + 1):
-        batch = torch.from_numpy(next(batches))
-        shares = None if weights is None else weights[batch]
-        sums = exact_clipped_sum(network, inputs[batch], targets[batch], settings.max_grad_norm, shares)
-        update.take(_released(sums, settings.max_grad_norm, noise_multiplier, settings.sampling_rate * size))
+    for step in range(1, settings.gradient_steps + 1):
+        parts = _parts(features, targets, persons, next(batches))
+        sums = exact_clipped_sum_of_parts(network, parts, settings.max_grad_norm, size)
+        update.take(_released(sums, settings, noise_multiplier, size))
         check_weights([tensor for _, tensor in network.parameters()])
-        if progress is not None and (step % 16 == 0 or step == settings.steps):
-            progress(step, settings.steps)
+        if progress is not None and (step % 16 == 0 or step == settings.gradient_steps):
+            progress(step, settings.gradient_steps)
     return network
+
+
+def _parts(
+    features: NDArray[np.floating] | StoredRows, targets: Tensor, persons: Persons | None, batch: Rows
+) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """Yield the records of a batch, their class indices and their factors, `ROWS_AT_ONCE` rows at a time."""
+    for start in range(0, len(batch), ROWS_AT_ONCE):
+        part = batch[start : start + ROWS_AT_ONCE]
+        weights = None if persons is None else torch.from_numpy(1.0 / persons.rows[part])
+        yield torch.from_numpy(features[part]), targets[part].to(torch.int64), weights
+
+
+def check_length(records: int) -> None:
+    """Raise `InvalidInput` if there are more than `LARGEST_TABLE` records."""
+    if records > LARGEST_TABLE:
+        raise InvalidInput(f"DP-SGD can be trained on at most {LARGEST_TABLE:,} records.")
 
 
 def secret_batches(
@@ -420,7 +521,7 @@ def secret_batches(
     array of int
         The rows of one step.
     """
-    return _secret_batches(_Units(np.arange(records), persons), size, settings)
+    return _secret_batches(_Units(records, persons), size, settings)
 
 
 def _secret_batches(units: _Units, size: int, settings: PrivateSettings) -> Iterator[Rows]:
@@ -431,21 +532,19 @@ def _secret_batches(units: _Units, size: int, settings: PrivateSettings) -> Iter
         if settings.sampling == "poisson" and settings.sampling_rate == 1:
             yield units.rows
             continue
-        words = np.frombuffer(os.urandom(8 * units.count), np.uint64)
         if settings.sampling == "poisson":
-            yield units.taken(words < threshold)
+            yield units.sample(lambda count: np.frombuffer(os.urandom(8 * count), np.uint64) < threshold)
         else:
+            words = np.frombuffer(os.urandom(8 * units.count), np.uint64)
             yield from units.batches(np.argsort(words, kind="stable"), width)
 
 
-def _released(
-    sums: Gradients, max_grad_norm: float, noise_multiplier: float, expected_batch: float
-) -> Gradients:
+def _released(sums: Gradients, settings: PrivateSettings, noise_multiplier: float, size: int) -> Gradients:
     """Release the gradients of one step with noise, divided by the expected batch."""
     vector: Tensor = torch.cat([tensor.flatten() for tensor in sums.tensors()])
-    noisy = release_gaussian(
-        vector.numpy(), sensitivity=max_grad_norm * (1 + ROUNDING), mu=1 / noise_multiplier
-    )
+    sensitivity = settings.max_grad_norm * (1 + rounding_share(len(vector), size))
+    noisy = release_gaussian(vector.numpy(), sensitivity=sensitivity, mu=1 / noise_multiplier)
+    expected_batch = settings.sampling_rate * size
     parts = torch.split(
         torch.from_numpy(noisy.values) / expected_batch, [tensor.numel() for tensor in sums.tensors()]
     )

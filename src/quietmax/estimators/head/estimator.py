@@ -10,7 +10,11 @@ cannot claim more than they support.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -19,15 +23,25 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 
+from quietmax._ray import RayEngine
 from quietmax.accounting.budget import Budget
 from quietmax.accounting.conversions import epsilon_of, mu_of, root_rounded_up
 from quietmax.accounting.costs import GaussianCost
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
 from quietmax.data.schema import Schema
-from quietmax.errors import InvalidInput
+from quietmax.errors import InvalidData, InvalidInput
+from quietmax.estimators.blocks import (
+    FILES_IN_MEMORY,
+    Blocks,
+    Floats,
+    LocalEngine,
+    Table,
+    block_rows,
+    person_digests,
+)
 from quietmax.estimators.evaluate import EvaluationMixin, open_evaluations
-from quietmax.estimators.head.exact_sums import Floats, Table, whitening_on_grid
+from quietmax.estimators.head.exact_sums import GRID, gradient_grid, whitening_on_grid
 from quietmax.estimators.head.solver import (
     MeanCrossEntropy,
     Tilted,
@@ -39,9 +53,11 @@ from quietmax.estimators.head.solver import (
 from quietmax.estimators.head.training import (
     BIAS,
     CENTRING_SHARE,
+    LINEAR,
     OUTPUT_NOISE,
     QUERY_NOISE,
     SIZE_SHARE,
+    STEPS_ROUNDED,
     TILTED_TOLERANCE,
     Allowance,
     GradientPlan,
@@ -62,7 +78,16 @@ from quietmax.estimators.head.training import (
     whitening_matrix,
 )
 from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
-from quietmax.estimators.training_set import TrainingSet, data_conditions, queries, training_set, with_holdout
+from quietmax.estimators.ray_blocks import RayBlocks, chosen_engine
+from quietmax.estimators.training_set import (
+    NOBODY,
+    TrainingRows,
+    data_assumptions,
+    data_conditions,
+    queries,
+    training_rows,
+    with_holdout,
+)
 from quietmax.estimators.validation import (
     OWN_MAP,
     SEEDED_WEIGHTS,
@@ -74,7 +99,6 @@ from quietmax.estimators.validation import (
     checked_size,
     map_assumptions,
     named_features,
-    person_assumptions,
     runs_own_code,
     weakened,
 )
@@ -88,6 +112,8 @@ from quietmax.predictor import Predictor
 from quietmax.sensitivity.base import Sensitivity
 
 TrainingMethod = Literal["gradient", "output"]
+_MOST_PREPARING, _USUAL_STEPS = 5, 40
+"""For the time left: passes before the weights (features, centre, centring, moments, whitening), and for them."""
 Facts = Mapping[str, Any]
 """The public facts of a training by name: the ``parameters`` of its guarantee."""
 
@@ -115,8 +141,8 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
     method : {"gradient", "output"}, optional
         "gradient": noisy full-batch gradient steps. "output": noise on a certified minimiser. By default "gradient" if
         the weights are released and "output" if they are not.
-    features : FeatureMap or {"auto", "identity", "unit-norm", "scattering"}, default="auto"
-        The public feature map. "auto": wavelet scattering if ``image_shape`` is given, for a table with a schema
+    features : FeatureMap or {"auto", "identity", "unit-norm", "scattering", "embedding"}, default="auto"
+        The public feature map. "auto": `image_features` if ``image_shape`` is given, for a table with a schema
         `table_features`, otherwise each record divided by its length together with a constant.
     image_shape : tuple of int, optional
         Channels, height and width, if the records are images.
@@ -147,7 +173,7 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
     steps : int, optional
         Number of gradient steps. By default computed from public numbers, like the next three.
     learning_rate : float, optional
-        Step size of the gradient method.
+        Mean step size of the gradient method; the step size falls linearly.
     max_grad_norm : float, optional
         Per-record gradient clipping norm of the gradient method.
     regularisation : float, optional
@@ -157,6 +183,9 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
         guarantee.
     schema : Schema, optional
         Describes a table. `fit` and `predict` then accept data frames, and labels are class names.
+    engine : LocalEngine, RayEngine, "local" or "ray", default="local"
+        Where the rows are kept while a head is trained, and what reports progress: this process, or the workers of a
+        Ray cluster. The gradient method gives the same weights, bit for bit, whatever the engine.
 
     Attributes
     ----------
@@ -203,7 +232,7 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
         *,
         mu: float | None = None,
         method: TrainingMethod | None = None,
-        features: FeatureMap | Literal["auto", "identity", "unit-norm", "scattering"] = "auto",
+        features: FeatureMap | Literal["auto", "identity", "unit-norm", "scattering", "embedding"] = "auto",
         image_shape: ImageShape | None = None,
         classes: Sequence[Any] | None = None,
         declared_size: int | None = None,
@@ -221,6 +250,7 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
         regularisation: float | None = None,
         random_state: Any = None,
         schema: Schema | None = None,
+        engine: LocalEngine | RayEngine | Literal["local", "ray"] = "local",
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -244,14 +274,17 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
         self.regularisation = regularisation
         self.random_state = random_state
         self.schema = schema
+        self.engine = engine
 
     def fit(self, X: Any, y: ArrayLike | None = None, *, groups: ArrayLike | None = None) -> PrivateHead:
         """Train on private records, and release the weights unless ``release="query"``.
 
         Parameters
         ----------
-        X : array-like of shape (records, columns), data frame or Records
-            The private records. Data frames require a ``schema``.
+        X : array-like of shape (records, columns), data frame, Records, or a source of rows
+            The private records. Data frames require a ``schema``. With a schema the rows may also be read part by part:
+            from a file or folder of Parquet, CSV or TSV files, a pattern such as "people/*.parquet", a pyarrow dataset,
+            or an iterator of Arrow record batches.
         y : array-like of shape (records,), optional
             Their labels, unless the frame or the records have them.
         groups : array-like of shape (records,), optional
@@ -263,46 +296,20 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
             The fitted estimator.
         """
         self._check_settings()
-        for stale in ("coef_", "predictor_"):
-            self.__dict__.pop(stale, None)
-        data = training_set(self, X, y, groups, dtypes=(np.float32, np.float64))
+        self._forget_releases()
+        data = training_rows(self, X, y, groups, dtypes=(np.float32, np.float64))
         self.budget_ = self._budget()
         source = self._noise_source()
-
-        # The number of records or persons: declared, or a small release. Then everything that depends on it.
-        self.size_ = self._released_size(data, source)
-        self.feature_map_ = self._feature_map(data)
-        self.radius_ = float(self.radius)
-        allowance = self._allowance(self.feature_map_.dimension(data.records.shape[1]) + 1)
-
-        # Each record alone: public features of length at most 1, as exact numbers.
-        rows = clipped_features(self.feature_map_, data.records, self.radius_)
-        repeats = None if data.persons is None else data.persons.rows
-        table = Table(rows, data.labels, len(self.classes_), repeats)
-        public = self._data_facts(data)
-        del data  # The records themselves are not needed any more, and they can be large.
-
-        # Two releases that make the features easier to learn from: their mean and their second moments.
-        self.centre_: Floats = (
-            np.zeros(rows.shape[1] - 1)
-            if allowance.centre is None
-            else released_centre(rows, self.size_, allowance.centre, source, repeats)
-        )
-        centred(rows, self.centre_)
-        self.whitening_ = self._whitening(table, allowance, source)
-        if self.whitening_ is not None:
-            whitened(rows, self.whitening_)
-
-        # The weights: released with noise, or kept and asked through a mechanism that charges for every answer.
-        if self.release == "query":
-            self._fit_for_queries(table, source)
-        elif self._training_method == "gradient":
-            self._fit_by_gradient(table, allowance.training, source)
-        else:
-            self._fit_by_output(table, allowance.training, source)
+        try:
+            with self._read(data) as table:
+                allowance = self._train(data, table, source)
+                facts = self._facts(table, allowance, source) | self._data_facts(data)
+        except BaseException:
+            # The next fit draws its noise anew, so what this one has drawn must not be released beside it.
+            self._forget_releases()
+            raise
 
         # What is guaranteed, from public facts alone.
-        facts = self._facts(table, allowance, source) | public
         own_map = runs_own_code(self.feature_map_)
         guarantee = (
             query_guarantee(self.predictor_.guarantee, facts, own_map=own_map, encoding=self.encoding_)
@@ -313,10 +320,83 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
         open_evaluations(self)
         return self
 
-    def _whitening(self, table: Table, allowance: Allowance, source: NoiseSource) -> Floats | None:
+    def _forget_releases(self) -> None:
+        """Remove everything that a training draws noise for, and what it computes from a noisy count."""
+        releases = ("size_", "centre_", "whitening_", "coef_", "predictor_")
+        for name in (*releases, "feature_map_", "plan_", "sensitivity_"):
+            self.__dict__.pop(name, None)
+
+    def _read(self, data: TrainingRows) -> Blocks:
+        """Read and encode all rows. Whatever is wrong with them is found here, before any noise is drawn."""
+        engine = chosen_engine(self.engine)
+        key = secrets.token_bytes(16)
+        classes = len(self.classes_)
+
+        def tables() -> Iterator[Table]:
+            for piece in data.pieces:
+                persons = None if piece.persons is None else person_digests(piece.persons, key)
+                yield Table(piece.records, piece.labels, classes, persons=persons)
+
+        table = (
+            RayBlocks(classes, engine)
+            if isinstance(engine, RayEngine)
+            else Blocks(classes, engine, None if data.in_memory else FILES_IN_MEMORY)
+        )
+        if data.count:
+            table.expect(1 + _MOST_PREPARING + (self.steps or _USUAL_STEPS), data.count)
+        try:
+            table.reserve(data.count, data.columns)
+            if data.source is not None:
+                table.read(data.source, key)
+            else:
+                table.extend(tables())
+            if not len(table):
+                raise InvalidData(NOBODY)
+            if data.unit == "person":
+                table.count_persons()
+        except BaseException:
+            table.close()
+            raise
+        return table
+
+    def _train(self, data: TrainingRows, table: Blocks, source: NoiseSource) -> Allowance:
+        """Make all releases, in a fixed order; return how mu was divided among them."""
+        # The number of records or persons: declared, or a small release. Then everything that depends on it.
+        self.size_ = self._released_size(table, source)
+        self.feature_map_ = self._feature_map(data)
+        self.radius_ = float(self.radius)
+        allowance = self._allowance(self.feature_map_.dimension(data.columns) + 1)
+
+        table.expect(_MOST_PREPARING + (self.steps or _USUAL_STEPS))
+
+        # Each record alone: public features of length at most 1, as exact numbers.
+        table.reserve(len(table), self.feature_map_.dimension(data.columns) + 1)
+        table.update(partial(_with_features, self.feature_map_, self.radius_))
+
+        # Two releases that make the features easier to learn from: their mean and their second moments.
+        self.centre_: Floats = (
+            np.zeros(table.features - 1)
+            if allowance.centre is None
+            else released_centre(table, self.size_, allowance.centre, source)
+        )
+        table.update(partial(_with_rows, centred, self.centre_))
+        self.whitening_ = self._whitening(table, allowance, source)
+        if self.whitening_ is not None:
+            table.update(partial(_with_rows, whitened, self.whitening_))
+
+        # The weights: released with noise, or kept and asked through a mechanism that charges for every answer.
+        if self.release == "query":
+            self._fit_for_queries(table, source)
+        elif self._training_method == "gradient":
+            self._fit_by_gradient(table, allowance.training, source)
+        else:
+            self._fit_by_output(table, allowance.training, source)
+        return allowance
+
+    def _whitening(self, table: Blocks, allowance: Allowance, source: NoiseSource) -> Floats | None:
         """Return what the rows are whitened by: second moments, released now, or the centre; None for nothing."""
         if allowance.moments is not None:
-            moments = released_moments(table, allowance.moments, source)
+            moments = released_moments(table, self.size_, allowance.moments, source)
             return whitening_matrix(moments, self.size_, allowance.moments)
         table_map = self._table_map
         if table_map is not None and allowance.centre is not None:
@@ -330,12 +410,11 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
         by_gradient = self._training_method == "gradient"
         return self.feature_map_ if by_gradient and isinstance(self.feature_map_, TableFeatures) else None
 
-    def _fit_by_gradient(self, table: Table, mu: float, source: NoiseSource) -> None:
+    def _fit_by_gradient(self, table: Blocks, mu: float, source: NoiseSource) -> None:
         """Release every clipped gradient sum with noise, and step along it."""
         plan = gradient_plan(
             self.size_,
             table.features,
-            table.classes,
             mu,
             whitening=whitening_kind(self.whitening_),
             steps=self.steps,
@@ -343,27 +422,30 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
             max_grad_norm=self.max_grad_norm,
         )
         self.plan_: GradientPlan | OutputPlan = plan
-        self.sensitivity_ = gradient_sensitivity(plan.max_grad_norm, table.classes, table.features)
+        table.expect(plan.steps)
+        self.sensitivity_ = gradient_sensitivity(
+            plan.max_grad_norm, table.classes, table.features, gradient_grid(self.size_)
+        )
         self.coef_ = descend(table, plan, self.size_, mu, source)
 
-    def _fit_by_output(self, table: Table, mu: float, source: NoiseSource) -> None:
+    def _fit_by_output(self, table: Blocks, mu: float, source: NoiseSource) -> None:
         """Minimise the regularised loss, and release the minimiser with noise."""
         weights, _ = self._minimiser(table, mu, OUTPUT_NOISE)
         noisy = release_gaussian(weights, sensitivity=self.sensitivity_.value, mu=mu, source=source).values
         self.coef_ = noisy - noisy.mean(axis=0)
 
-    def _fit_for_queries(self, table: Table, source: NoiseSource) -> None:
+    def _fit_for_queries(self, table: Blocks, source: NoiseSource) -> None:
         """Minimise the regularised loss, and keep the minimiser behind a mechanism with a budget."""
         weights, max_norm = self._minimiser(table, float(self.epsilon) / int(self.queries), QUERY_NOISE)
         private = PrivateHeadWeights._of_fit(
             HeadWeights(weights, self.centre_, BIAS, self.radius_),
             self.sensitivity_,
             max_norm=max_norm,
-            unit="record" if table.repeats is None else "person",
+            unit="person" if table.repeated else "record",
         )
         self.predictor_ = Predictor(private, NoisyMax("permute-and-flip"), self.budget_, noise=source)
 
-    def _minimiser(self, table: Table, strength: float, noise: float) -> tuple[Floats, float]:
+    def _minimiser(self, table: Blocks, strength: float, noise: float) -> tuple[Floats, float]:
         """Return the minimiser and a public bound on its length; set its settings and certified sensitivity.
 
         Everything but `minimise` knows public numbers only.
@@ -375,7 +457,7 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
             objective = Tilted(float(self.alpha), float(self.mass or self.size_), plan.regularisation)
             wanted = TILTED_TOLERANCE
         tolerance = certifiable_tolerance(
-            objective, table.features, table.classes, wanted, repeated=table.repeats is not None
+            objective, table.features, table.classes, wanted, repeated=table.repeated
         )
         self.sensitivity_ = output_sensitivity(objective, table.classes, tolerance)
         self.plan_ = OutputPlan(plan.regularisation, tolerance)
@@ -453,14 +535,14 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
         """The method, with its default."""
         return self.method or ("output" if self.release == "query" else "gradient")
 
-    def _feature_map(self, data: TrainingSet) -> FeatureMap:
+    def _feature_map(self, data: TrainingRows) -> FeatureMap:
         """Return the feature map that ``features`` names."""
         if self.features == "auto" and data.encoding is not None:
             strength = float(self.epsilon) / int(self.queries) if self.release == "query" else self._mu
             return table_features(data.encoding, self.size_, len(self.classes_), strength)
         if self.features == "auto":
-            return default_features(data.records.shape[1], self.image_shape)
-        named: FeatureMap = named_features(self.features, self.image_shape)
+            return default_features(data.columns, self.image_shape)
+        named: FeatureMap = named_features(self.features, self.image_shape, encoding=data.encoding)
         return named
 
     def _noise_source(self) -> NoiseSource:
@@ -481,13 +563,13 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
         """mu of the whole training, if the weights are released."""
         return mu_of(self.epsilon, self.delta) if self.mu is None else float(self.mu)
 
-    def _released_size(self, data: TrainingSet, source: NoiseSource) -> float:
+    def _released_size(self, table: Blocks, source: NoiseSource) -> float:
         """Return the declared size, or release a noisy one."""
         if self.declared_size is not None:
             return float(self.declared_size)
         mu = Allowance.of(self._mu, SIZE_SHARE, 0.0).size
         assert mu is not None
-        return released_size(data.units, mu, source)
+        return released_size(table.units, mu, source)
 
     def _allowance(self, features: int) -> Allowance:
         """Divide mu among the releases of the training; with ``release="query"`` there are none."""
@@ -501,7 +583,7 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
             moments = moments_share(self.size_, features, left) * (left / self._mu) ** 2 if by_rule else 0.0
         return Allowance.of(self._mu, size_share, self.centring, moments)
 
-    def _data_facts(self, data: TrainingSet) -> dict[str, Any]:
+    def _data_facts(self, data: TrainingRows) -> dict[str, Any]:
         """Return the public facts of the training set by name."""
         return {
             "unit": data.unit,
@@ -509,7 +591,7 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
             "fitted_steps": list(data.fitted_steps),
         }
 
-    def _facts(self, table: Table, allowance: Allowance, source: NoiseSource) -> dict[str, Any]:
+    def _facts(self, table: Blocks, allowance: Allowance, source: NoiseSource) -> dict[str, Any]:
         """Return every public number of the training by name."""
         facts: dict[str, Any] = {
             "estimator": "head",
@@ -535,6 +617,8 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
                 "mu_moments": allowance.moments,
                 "mu_training": allowance.training,
             }
+        if self._training_method == "gradient":
+            facts["grid"] = gradient_grid(self.size_)
         if self.loss == "convexified":
             facts |= {"alpha": float(self.alpha), "mass": float(self.mass or self.size_)}
         return facts
@@ -545,10 +629,14 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
             check_choice("method", self.method, ("gradient", "output"))
         check_choice("release", self.release, ("weights", "query"))
         check_choice("loss", self.loss, ("cross-entropy", "convexified"))
+        if self.engine not in ("local", "ray") and not isinstance(self.engine, LocalEngine | RayEngine):
+            raise InvalidInput(
+                f"engine must be 'local', 'ray', a LocalEngine or a RayEngine, got {self.engine!r}."
+            )
         if not isinstance(self.features, FeatureMap | str):
             raise InvalidInput(
-                "features must be a map of quietmax.models.features, 'auto', 'identity', 'unit-norm' or 'scattering', "
-                f"got {self.features!r}."
+                "features must be a map of quietmax.models.features, 'auto', 'identity', 'unit-norm', 'scattering' or "
+                f"'embedding', got {self.features!r}."
             )
         if self.loss == "convexified" and self._training_method != "output":
             raise InvalidInput("loss='convexified' requires method='output'.")
@@ -593,6 +681,20 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
             )
 
 
+def _with_features(feature_map: FeatureMap, radius: float, block: Table) -> Iterator[Table]:
+    """Yield the features of a block's records, in blocks of suitable size."""
+    most = block_rows(feature_map.dimension(block.features) + 1)
+    for piece in block.pieces(-(-len(block) // most)):
+        yield replace(piece, rows=clipped_features(feature_map, piece.rows, radius))
+
+
+def _with_rows(
+    change: Callable[[NDArray[np.float32], Floats], NDArray[np.float32]], released: Floats, block: Table
+) -> Table:
+    """Return a block with rows that were changed by something released."""
+    return replace(block, rows=change(block.rows, released))
+
+
 def weights_guarantee(facts: Facts, *, own_map: bool, encoding: Encoding | None = None) -> Guarantee:
     """Return the guarantee of released weights.
 
@@ -610,15 +712,13 @@ def weights_guarantee(facts: Facts, *, own_map: bool, encoding: Encoding | None 
     Guarantee
         mu-Gaussian differential privacy.
     """
-    releases, because = 1, f"Gaussian mechanism on a certified minimiser. {weight_sensitivity(facts).because}"
+    because = f"Gaussian mechanism on a certified minimiser. {weight_sensitivity(facts).because}"
     if facts["training_method"] == "gradient":
-        releases = facts["steps"]
         because = "Gaussian mechanisms on exact clipped gradient sums compose to mu (THEORY 3.1)."
     parts = (facts["mu_size"], facts["mu_centring"], facts.get("mu_moments"))
     first = [GaussianCost(mu).amount for mu in parts if mu is not None]
-    step = GaussianCost(facts["mu_training"] / math.sqrt(releases)).amount
     guarantee = Guarantee.of(
-        GaussianCost(root_rounded_up(sum(first, releases * step))),
+        GaussianCost(root_rounded_up(sum(first, _training_amount(facts)))),
         status="proven",
         because=because,
         parameters=facts,
@@ -627,6 +727,20 @@ def weights_guarantee(facts: Facts, *, own_map: bool, encoding: Encoding | None 
     )
     seeded = () if facts["noise_source"] == EXACT.describe() else (SEEDED_WEIGHTS,)
     return weakened(guarantee, *_conditions(facts, own_map, encoding), *seeded)
+
+
+def _training_amount(facts: Facts) -> Fraction:
+    """Return mu^2 of all releases of the training itself."""
+    whole = GaussianCost(facts["mu_training"]).amount
+    if facts["training_method"] != "gradient":
+        return whole
+    if "schedule" not in facts:  # A model made before the learning rate fell: the same noise in all steps.
+        steps = facts["steps"]
+        if not (isinstance(steps, int) and steps >= 1):
+            raise InvalidInput(f"steps must be an integer of at least 1, got {steps!r}.")
+        return steps * GaussianCost(facts["mu_training"] / math.sqrt(steps)).amount
+    check_choice("schedule", facts["schedule"], (LINEAR,))
+    return whole * STEPS_ROUNDED
 
 
 def query_guarantee(
@@ -663,8 +777,8 @@ def query_guarantee(
 
 def _assumptions(facts: Facts, encoding: Encoding | None) -> tuple[str, ...]:
     """Return what every guarantee of a head assumes."""
-    persons = person_assumptions(facts.get("unit", "record"), None if encoding is None else encoding.person)
-    return (SETTINGS_PUBLIC, *persons, *map_assumptions(facts["features"]))
+    data = data_assumptions(facts.get("unit", "record"), encoding)
+    return (SETTINGS_PUBLIC, *data, *map_assumptions(facts["features"]))
 
 
 def _conditions(facts: Facts, own_map: bool, encoding: Encoding | None) -> tuple[Condition, ...]:
@@ -691,7 +805,9 @@ def weight_sensitivity(facts: Facts) -> Sensitivity:
         In L2.
     """
     if facts["training_method"] == "gradient":
-        return gradient_sensitivity(facts["max_grad_norm"], facts["classes"], facts["dimension"])
+        # Heads of earlier versions have no fact `grid`; they could not have more than 2^22 records.
+        grid = facts.get("grid", GRID)
+        return gradient_sensitivity(facts["max_grad_norm"], facts["classes"], facts["dimension"], grid)
     return output_sensitivity(_objective(facts), facts["classes"], facts["tolerance"])
 
 

@@ -1,11 +1,11 @@
-"""Exact sums over records, and the records in the form in which a head sums them.
+"""Exact sums over records, and the rows in the form in which a head sums them.
 
 Differential privacy is proven for exact sums. Floating-point sums are not exact: they depend on the order of the
 records, and the sensitivity of a rounded sum can be far larger than that of the true one (Casacuberta et al., 2022).
 Here every number that enters a sum over records is an integer multiple of a power of two, with so few bits that
-products and sums are exact in float64, in any order and on any number of threads. What a record contributes is then a
-function of that record and of public numbers alone: removing it changes the sum by exactly its contribution, whose
-length is bounded.
+products and sums of a few thousand rows are exact in float64. These sums are added as integers (`ExactSum`), in any
+order and on any number of threads or machines. What a record contributes is then a function of that record and of
+public numbers alone: removing it changes the sum by exactly its contribution, whose length is bounded.
 
 Units: features are multiples of 2^-20 of length at most 1; clipped residuals are multiples of 2^-20.
 
@@ -15,40 +15,36 @@ record does (THEORY 3.7). The number k depends on that person's rows alone.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quietmax.errors import InvalidInput
-from quietmax.models.features.base import parallel_map, square_sums
-
-Floats = NDArray[np.float64]
-Labels = NDArray[np.int64]
+from quietmax.estimators.blocks import EXACT_ROWS, ROWS_AT_ONCE, Blocks, Floats, Labels, Table
+from quietmax.models.features.base import square_sums
 
 BITS = 20
 """Features and residuals are multiples of 2^-BITS."""
 GRID = 2.0**-30
-"""Released sums are multiples of this."""
-LARGEST_TABLE = 2**22
-"""More records would overflow 63 bits: a sum over records is at most `sqrt(2) * 2^22` in multiples of 2^-40."""
-ROWS_AT_ONCE = 512
-_BLOCK = 2**19
-"""About this many numbers are held in float64 at once: they fit into a processor's cache."""
+"""Released gradient sums are multiples of this, or of more from a size of 2^22 on."""
+MOST_BLOCKS = 2**31
+"""`ExactSum` is exact for up to this many blocks."""
 _UNIT = 2.0**BITS
 _SHORTENED = 1.0 - 2.0**-36
 """Lengths computed in float64 are right up to 2^-40; scaling to this much less than the limit keeps them below it."""
 _MANTISSA = 53
 MOMENTS_GRID = 2.0**-20
-"""Released second moments are multiples of this."""
+"""Released second moments are multiples of this, or of more from a size of 2^24 on."""
+MOMENTS_BITS = 45
+"""Released second moments are at most 2^45 grid steps, so that products with numbers of 8 bits are exact."""
 WHITENING_BITS = 32
 """A whitening consists of multiples of 2^-32."""
 _IMAGE_BITS = 26
+_LOW_BITS = 32
+Rows = Table | Blocks
+"""The records: all in memory, or in blocks."""
 
 
 def on_grid(values: Floats) -> Floats:
@@ -215,153 +211,121 @@ def whitened_rows(rows: Floats, whitening: Floats) -> Floats:
     return images
 
 
-def _block_rows(features: int) -> int:
-    """Return the number of rows of a block: at most 4096, whose clipped gradients sum to less than 2^53 units."""
-    return min(max(_BLOCK // features, 16), 4096)
+@dataclass(frozen=True, eq=False)
+class ExactSum:
+    """Integers of any size that a sum of blocks can have, as pairs: `high * 2^32 + low`.
 
-
-def thread_pieces(records: int) -> list[slice]:
-    """Divide a number of records into consecutive pieces, one for each of torch's threads, fewer if there are few.
+    The sum over one block fits into 63 bits. Its low part is below 2^32 and its high part at most 2^31, so that 2^31
+    blocks can be added in any order without an overflow.
 
     Parameters
     ----------
-    records : int
-        Number of records.
-
-    Returns
-    -------
-    list of slice
-        At least one piece.
+    high, low : array of int64
+        The two parts; `low` is at least 0.
 
     Examples
     --------
-    >>> thread_pieces(3)
-    [slice(0, 3, None)]
-    """
-    count = max(1, min(torch.get_num_threads(), records // ROWS_AT_ONCE))
-    edges = [records * piece // count for piece in range(count + 1)]
-    return [slice(start, stop) for start, stop in itertools.pairwise(edges)]
-
-
-@dataclass(frozen=True)
-class TableShape:
-    """The public numbers of a table that rounding errors depend on.
-
-    Parameters
-    ----------
-    units : int
-        Largest number of records, or of persons.
-    features, classes : int
-        Numbers of features (the constant one included) and of classes.
-    repeated : bool
-        Whether persons have several rows. Their number has no public bound but `LARGEST_TABLE`.
+    >>> total = ExactSum.of(np.array([-1, 2**40])) + ExactSum.of(np.array([-1, 5]))
+    >>> total.to_grid(drop=1).tolist()
+    [-1.0, 549755813891.0]
     """
 
-    units: int
-    features: int
-    classes: int
-    repeated: bool = False
+    high: NDArray[np.int64]
+    low: NDArray[np.int64]
 
-    def __len__(self) -> int:
-        return LARGEST_TABLE if self.repeated else self.units
-
-    @property
-    def rows_at_once(self) -> int:
-        """Rows of a block."""
-        return _block_rows(self.features)
-
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """Records ready for training.
-
-    Parameters
-    ----------
-    rows : array of shape (records, features)
-        Rows on the grid, of length at most 1.
-    labels : array of shape (records,)
-        Class indices.
-    classes : int
-        Number of classes.
-    repeats : array of shape (records,), optional
-        How many rows the person of each row has. None if every row is a record of its own.
-
-    Raises
-    ------
-    InvalidInput
-        If there are more than `LARGEST_TABLE` records.
-    """
-
-    rows: NDArray[np.float32]
-    labels: Labels
-    classes: int
-    repeats: Labels | None = None
-
-    def __post_init__(self) -> None:
-        if len(self.rows) > LARGEST_TABLE:
-            raise InvalidInput(f"A head can be trained on at most {LARGEST_TABLE:,} records.")
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def features(self) -> int:
-        """The number of features, the constant one included."""
-        return int(self.rows.shape[1])
-
-    @property
-    def rows_at_once(self) -> int:
-        """Rows of a block."""
-        return _block_rows(self.features)
-
-    @cached_property
-    def shares(self) -> Floats | None:
-        """What every row counts: 1/k if its person has k rows. None if all count 1."""
-        return None if self.repeats is None else 1.0 / self.repeats
-
-    @property
-    def units(self) -> int:
-        """The number of persons, or of records if there are no persons."""
-        return len(self.rows) if self.shares is None else round(float(self.shares.sum()))
-
-    @cached_property
-    def lengths(self) -> Floats:
-        """The length of every row; the sums of squares are exact."""
-        lengths, pieces = np.empty(len(self.rows)), self.pieces
-
-        def fill(number: int) -> None:
-            for rows, part in self.blocks(pieces[number]):
-                lengths[part] = np.sqrt(np.square(rows.numpy()).sum(axis=1))
-
-        parallel_map(fill, len(pieces))
-        return lengths
-
-    @property
-    def pieces(self) -> list[slice]:
-        """Consecutive parts of the records: one for each of torch's threads, fewer if there are few records."""
-        return thread_pieces(len(self.rows))
-
-    def blocks(self, piece: slice | None = None) -> Iterator[tuple[torch.Tensor, slice]]:
-        """Iterate over blocks of rows.
+    @classmethod
+    def of(cls, total: NDArray[np.int64]) -> ExactSum:
+        """Return the sum over one block.
 
         Parameters
         ----------
-        piece : slice, optional
-            The part of the records to go through; all by default.
+        total : array of int64
+            The integers.
 
-        Yields
-        ------
-        tuple of tensor and slice
-            Rows in float64, and their place. The tensor is overwritten by the next block.
+        Returns
+        -------
+        ExactSum
         """
-        first, last = (0, len(self.rows)) if piece is None else (piece.start, piece.stop)
-        height = self.rows_at_once
-        buffer = torch.empty((min(height, last - first), self.features), dtype=torch.float64)
-        for start in range(first, last, height):
-            part = slice(start, min(start + height, last))
-            rows = buffer[: part.stop - start]
-            rows.copy_(torch.from_numpy(self.rows[part]))
-            yield rows, part
+        return cls(total >> _LOW_BITS, total & (2**_LOW_BITS - 1))
+
+    def __add__(self, other: ExactSum) -> ExactSum:
+        return ExactSum(self.high + other.high, self.low + other.low)
+
+    def to_grid(self, *, drop: int, bits: int = _MANTISSA) -> Floats:
+        """Divide by 2^drop, round to integers (halves up) and clamp them to float64 numbers.
+
+        Two sums that differ by d in a coordinate differ by at most `d / 2^drop + 1` in the result: rounding adds at
+        most one step, and clamping moves nothing further apart.
+
+        Parameters
+        ----------
+        drop : int
+            From 0 to 31.
+        bits : int
+            The result is at most `2^bits` in absolute value.
+
+        Returns
+        -------
+        array of float64
+            Integers.
+        """
+        high, low = self.high + (self.low >> _LOW_BITS), self.low & (2**_LOW_BITS - 1)
+        # Beyond this limit the result is clamped anyway; within it nothing overflows.
+        limit = 1 << (bits + drop - _LOW_BITS + 1)
+        high = np.clip(high, -limit, limit)
+        rounded = (high << (_LOW_BITS - drop)) + ((low + ((1 << drop) >> 1)) >> drop)
+        clamped: Floats = np.clip(rounded, -(1 << bits), 1 << bits).astype(np.float64)
+        return clamped
+
+
+def gradient_grid(size: float) -> float:
+    """Return the grid of released gradient sums for a public size N: `2^-30`, from `N = 2^22` on more in proportion.
+
+    A sum over N records is at most `sqrt(2) N`, and float64 holds every multiple of the grid up to 2 N.
+
+    Parameters
+    ----------
+    size : float
+        The public number of records or persons.
+
+    Returns
+    -------
+    float
+        A power of two.
+
+    Examples
+    --------
+    >>> gradient_grid(2**22) == GRID, gradient_grid(2**22 + 1) == 2 * GRID
+    (True, True)
+    """
+    return _grown(GRID, size / 2**22)
+
+
+def moments_grid(size: float) -> float:
+    """Return the grid of released second moments for a public size N: `2^-20`, from `N = 2^24` on more in proportion.
+
+    Parameters
+    ----------
+    size : float
+        The public number of records or persons.
+
+    Returns
+    -------
+    float
+        A power of two.
+
+    Examples
+    --------
+    >>> moments_grid(2**24) == MOMENTS_GRID, moments_grid(2**24 + 1) == 2 * MOMENTS_GRID
+    (True, True)
+    """
+    return _grown(MOMENTS_GRID, size / 2**24)
+
+
+def _grown(grid: float, ratio: float) -> float:
+    """Return a grid times the smallest power of two that is at least a ratio and 1."""
+    mantissa, exponent = math.frexp(max(ratio, 1.0))
+    return math.ldexp(grid, exponent - (mantissa == 0.5))
 
 
 def repeatable_exp(values: Floats) -> Floats:
@@ -468,19 +432,16 @@ def residuals(weights: torch.Tensor, rows: torch.Tensor, labels: Labels) -> Floa
     return errors
 
 
-def clipped_residuals(
-    errors: Floats, lengths: Floats, max_grad_norm: float, shares: Floats | None = None
-) -> Floats:
-    """Compute `(1/k) (p - e_y) * min(1, S / (||p - e_y|| ||f||))` on the grid.
+def clipped_residuals(errors: Floats, max_grad_norm: float, shares: Floats | None = None) -> Floats:
+    """Compute `(1/k) (p - e_y) * min(1, S / ||p - e_y||)` on the grid.
 
-    Then `||(1/k) (p - e_y) f^T|| <= S/k`, and the k rows of one person together contribute at most S.
+    Rows f have length at most 1. Then `||(1/k) (p - e_y) f^T|| <= S/k`, and the k rows of one person together
+    contribute at most S.
 
     Parameters
     ----------
     errors : array of shape (classes, records)
         The residuals `p - e_y`.
-    lengths : array of shape (records,)
-        The lengths of the rows f.
     max_grad_norm : float
         S.
     shares : array of shape (records,), optional
@@ -494,27 +455,28 @@ def clipped_residuals(
     squares = np.zeros(errors.shape[1])
     for error in errors:
         squares += error * error
-    norms = np.sqrt(squares) * lengths
-    factors = max_grad_norm * _SHORTENED / np.maximum(norms, max_grad_norm * _SHORTENED)
+    factors = max_grad_norm * _SHORTENED / np.maximum(np.sqrt(squares), max_grad_norm * _SHORTENED)
     if shares is not None:
         factors *= shares
     return on_grid(errors * factors)
 
 
-def gradient_sum(table: Table, weights: Floats, max_grad_norm: float) -> Floats:
-    """Compute `sum_i (1/k_i) clip_S((p_i - e_{y_i}) f_i^T)` without rounding, then round it to multiples of `GRID`.
+def gradient_sum(table: Rows, weights: Floats, max_grad_norm: float, *, grid: float = GRID) -> Floats:
+    """Compute `sum_i (1/k_i) clip_S((p_i - e_{y_i}) f_i^T)` without rounding, then round it to multiples of a grid.
 
-    One record, or all rows of one person, change it by at most `certified.head_gradient(S, coordinates=C*d, grid=GRID)`
+    One record, or all rows of one person, change it by at most `certified.head_gradient(S, coordinates=C*d, grid=grid)`
     in L2.
 
     Parameters
     ----------
-    table : Table
+    table : Table or Blocks
         The records.
     weights : array of shape (classes, features)
         The current weights.
     max_grad_norm : float
         S, the per-record gradient clipping norm.
+    grid : float
+        What `gradient_grid` returns for the public size.
 
     Returns
     -------
@@ -522,81 +484,89 @@ def gradient_sum(table: Table, weights: Floats, max_grad_norm: float) -> Floats:
         The sum.
     """
     grid_weights = torch.from_numpy(weights_on_grid(weights))
-    lengths, shares, pieces = table.lengths, table.shares, table.pieces
 
-    def piece_sum(number: int) -> NDArray[np.int64]:
-        total = np.zeros((table.classes, table.features), dtype=np.int64)
-        for rows, part in table.blocks(pieces[number]):
+    def block_sum(block: Table) -> ExactSum:
+        total = np.zeros(grid_weights.shape, dtype=np.int64)
+        chunks_sum = torch.zeros_like(grid_weights)
+        summed, shares = 0, block.shares
+        for rows, part in block.chunks():
             errors = clipped_residuals(
-                residuals(grid_weights, rows, table.labels[part]),
-                lengths[part],
+                residuals(grid_weights, rows, block.labels[part]),
                 max_grad_norm,
                 None if shares is None else shares[part],
             )
-            total += np.ldexp((torch.from_numpy(errors) @ rows).numpy(), 2 * BITS).astype(np.int64)
-        return total
+            if summed + len(rows) > EXACT_ROWS:
+                total += np.ldexp(chunks_sum.numpy(), 2 * BITS).astype(np.int64)
+                chunks_sum.zero_()
+                summed = 0
+            chunks_sum.addmm_(torch.from_numpy(errors), rows)
+            summed += len(rows)
+        total += np.ldexp(chunks_sum.numpy(), 2 * BITS).astype(np.int64)
+        return ExactSum.of(total)
 
-    sums = parallel_map(piece_sum, len(pieces))
-    return _released(np.add.reduce(sums), 2 * BITS)
+    return _released(table.sum(block_sum), 2 * BITS, grid)
 
 
-def row_sum(rows: NDArray[np.float32], repeats: Labels | None = None) -> Floats:
+def row_sum(table: Rows) -> Floats:
     """Sum rows on the grid without rounding; where a person has k rows, each of them divided by k and rounded.
 
     One record, or all rows of one person, change the sum by at most 1 in L2.
 
     Parameters
     ----------
-    rows : array of shape (records, features)
+    table : Table or Blocks
         Rows on the grid, of length at most 1.
-    repeats : array of shape (records,), optional
-        k of every row; None if all are 1.
 
     Returns
     -------
     array of shape (features,)
-        The exact sum.
+        The exact sum; a coordinate beyond 2^33 is clamped.
     """
-    total = np.zeros(rows.shape[1], dtype=np.int64)
-    for start in range(0, len(rows), ROWS_AT_ONCE):
-        part = rows[start : start + ROWS_AT_ONCE].astype(np.float64)
-        if repeats is not None:
-            part = on_grid(part / repeats[start : start + ROWS_AT_ONCE, None])
-        total += np.ldexp(part.sum(axis=0), BITS).astype(np.int64)
-    return np.ldexp(total.astype(np.float64), -BITS)
+
+    def block_sum(block: Table) -> ExactSum:
+        total = np.zeros(block.features, dtype=np.int64)
+        for start in range(0, len(block), ROWS_AT_ONCE):
+            chunk = slice(start, start + ROWS_AT_ONCE)
+            part = block.rows[chunk].astype(np.float64)
+            if block.repeats is not None:
+                part = on_grid(part / block.repeats[chunk, None])
+            total += np.ldexp(part.sum(axis=0), BITS).astype(np.int64)
+        return ExactSum.of(total)
+
+    return _released(table.sum(block_sum), BITS, 2.0**-BITS)
 
 
-def moment_sum(table: Table) -> Floats:
-    """Compute the second moments `sum_i h_i h_i^T` without rounding, then round them to multiples of `MOMENTS_GRID`.
+def moment_sum(table: Rows, *, grid: float = MOMENTS_GRID) -> Floats:
+    """Compute the second moments `sum_i h_i h_i^T` without rounding, then round them to multiples of a grid.
 
     h is a row, times `1/sqrt(k)` on the grid where a person has k rows. So one record, or all rows of one person,
     change the sum by a matrix of Frobenius norm at most 1, plus one grid step per entry.
 
     Parameters
     ----------
-    table : Table
+    table : Table or Blocks
         The records.
+    grid : float
+        What `moments_grid` returns for the public size.
 
     Returns
     -------
     array of shape (features, features)
-        The symmetric matrix.
+        The symmetric matrix; an entry beyond `2^45` grid steps is clamped.
     """
-    roots = None if table.repeats is None else np.sqrt(1.0 / table.repeats)
-    pieces = table.pieces
 
-    def piece_sum(number: int) -> NDArray[np.int64]:
-        total = np.zeros((table.features, table.features), dtype=np.int64)
-        for rows, part in table.blocks(pieces[number]):
+    def block_sum(block: Table) -> ExactSum:
+        total = np.zeros((block.features, block.features), dtype=np.int64)
+        roots = None if block.repeats is None else np.sqrt(1.0 / block.repeats)
+        for rows, part in block.chunks():
             scaled = rows if roots is None else torch.from_numpy(on_grid(rows.numpy() * roots[part, None]))
             total += np.ldexp((scaled.T @ scaled).numpy(), 2 * BITS).astype(np.int64)
-        return total
+        return ExactSum.of(total)
 
-    return _released(np.add.reduce(parallel_map(piece_sum, len(pieces))), 2 * BITS, MOMENTS_GRID)
+    return _released(table.sum(block_sum), 2 * BITS, grid, MOMENTS_BITS)
 
 
-def _released(total: NDArray[np.int64], bits: int, grid: float = GRID) -> Floats:
-    """Round integers in units of 2^-bits to multiples of a grid: at most 2^53 of them, so exact in float64."""
-    drop = bits + round(math.log2(grid))
-    rounded = (total + (1 << (drop - 1))) >> drop
-    return np.ldexp(rounded.astype(np.float64), drop - bits)
+def _released(total: ExactSum, unit_bits: int, grid: float, bits: int = _MANTISSA) -> Floats:
+    """Round integers in units of 2^-unit_bits to multiples of a grid, at most 2^bits of them."""
+    drop = unit_bits + round(math.log2(grid))
+    return np.ldexp(total.to_grid(drop=drop, bits=bits), drop - unit_bits)

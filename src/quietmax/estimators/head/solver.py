@@ -20,8 +20,8 @@ import torch
 from scipy.optimize import minimize
 
 from quietmax.errors import InvalidInput
-from quietmax.estimators.head.exact_sums import LARGEST_TABLE, Floats, Table, TableShape
-from quietmax.models.features.base import parallel_map
+from quietmax.estimators.blocks import CHUNKS_PER_BLOCK, Floats, Table, chunk_rows
+from quietmax.estimators.head.exact_sums import MOST_BLOCKS, Rows
 from quietmax.sensitivity import certified
 from quietmax.sensitivity.base import Sensitivity
 
@@ -29,8 +29,14 @@ _ROUNDING = 2.0**-53
 FAST_ITERATIONS = 500
 LARGEST_CONDITION_NUMBER = 1e7
 """Largest ratio of the smoothness to the strong convexity of an objective."""
+_MOST_ADDITIONS = CHUNKS_PER_BLOCK + 2 * math.log2(MOST_BLOCKS)
+"""Additions that the sum of a chunk goes through: those in its block, then of blocks in pairs."""
 _MORE_THAN_DECLARED = 2.0
 """The tolerance is certain to be reached for up to this many times the declared number of records."""
+
+
+Shape = tuple[int, int]
+"""Classes and features."""
 
 
 class Objective(Protocol):
@@ -41,20 +47,23 @@ class Objective(Protocol):
         """Strong convexity lam."""
         ...
 
-    def smoothness(self, table: Table) -> float:
+    def smoothness(self, table: Rows) -> float:
         """Bound the largest eigenvalue of the Hessian for a ``table``, the regulariser included."""
         ...
 
-    def value_and_gradient(self, table: Table, weights: Floats) -> tuple[float, Floats]:
+    def value_and_gradient(self, table: Rows, weights: Floats) -> tuple[float, Floats]:
         """Return the objective for a ``table`` at some ``weights``, and its gradient, computed in float64."""
         ...
 
-    def rounding(self, table: Table | TableShape, weights: Floats) -> float:
-        """Bound the L2 error of the computed gradient for a ``table`` (or its shape) at some ``weights``."""
+    def rounding(self, units: float, rows: float, shape: Shape, weights: Floats) -> float:
+        """Bound the L2 error of the gradient computed at some ``weights`` of a ``shape``.
+
+        ``units`` is the number of records or persons, and ``rows`` that of their rows.
+        """
         ...
 
     @property
-    def max_records(self) -> int:
+    def max_records(self) -> float:
         """The two public bounds below hold for up to this many records."""
         ...
 
@@ -134,25 +143,58 @@ def _losses_and_residuals(
     return losses, errors
 
 
-def _residual_rounding(table: Table | TableShape, weights: Floats) -> float:
+def _residual_rounding(shape: Shape, weights: Floats) -> float:
     """Return a bound on the error of one computed `p - e_y`, for rows of length at most 1.
 
     A logit is off by at most `(d + 2) u ||W_c||` (u = 2^-53), which moves p by at most half of that per
     logit in L2; log, exp and the sum over C classes add a few u each. Doubled to be safe.
     """
     longest = math.sqrt(float(np.square(weights).sum(axis=1).max()))
-    logits = (table.features + 2) * longest
-    return 2 * math.sqrt(table.classes) * _ROUNDING * (logits + 4 * table.classes + 64)
+    classes, features = shape
+    logits = (features + 2) * longest
+    return 2 * math.sqrt(classes) * _ROUNDING * (logits + 4 * classes + 64)
 
 
-def _sum_rounding(table: Table | TableShape) -> float:
+def _sum_rounding(rows: float, shape: Shape) -> float:
     """Return the relative error of a sum over rows in blocks."""
-    return 2 * _ROUNDING * (table.rows_at_once + len(table) / table.rows_at_once + 1024)
+    return 2 * _ROUNDING * (chunk_rows(shape[1]) + _additions(rows, shape) + 1024)
+
+
+def _additions(rows: float, shape: Shape) -> float:
+    """Return how many additions the sum of a chunk goes through."""
+    return min(rows / chunk_rows(shape[1]), _MOST_ADDITIONS)
 
 
 def _regulariser_rounding(regularisation: float, weights: Floats) -> float:
     """Return the error of `lam W`, plus lam times the error of making the rows sum to zero in the end."""
     return 8 * _ROUNDING * regularisation * math.sqrt(float(np.square(weights).sum()))
+
+
+@dataclass(frozen=True, eq=False)
+class _LossSum:
+    """The losses of some rows and their gradients, summed."""
+
+    value: float
+    gradient: Floats
+
+    def __add__(self, other: _LossSum) -> _LossSum:
+        return _LossSum(self.value + other.value, self.gradient + other.gradient)
+
+
+@dataclass(frozen=True, eq=False)
+class _TiltedSum:
+    """`sum_i exp(a l_i)` and `sum_i exp(a l_i) grad l_i` of some rows, both in units of `exp(shift)`."""
+
+    shift: float
+    total: float
+    gradient: Floats
+
+    def __add__(self, other: _TiltedSum) -> _TiltedSum:
+        shift = max(self.shift, other.shift)
+        one, two = math.exp(self.shift - shift), math.exp(other.shift - shift)
+        return _TiltedSum(
+            shift, self.total * one + other.total * two, self.gradient * one + other.gradient * two
+        )
 
 
 @dataclass(frozen=True)
@@ -170,34 +212,32 @@ class MeanCrossEntropy:
     size: float
     regularisation: float
 
-    def smoothness(self, table: Table) -> float:
+    def smoothness(self, table: Rows) -> float:
         """Return `n / (2 N) + lam` for a ``table`` of n records: the Hessian of l in the logits is at most 1/2."""
         return table.units / (2 * self.size) + self.regularisation
 
-    def value_and_gradient(self, table: Table, weights: Floats) -> tuple[float, Floats]:
+    def value_and_gradient(self, table: Rows, weights: Floats) -> tuple[float, Floats]:
         """Return the objective for a ``table`` at some ``weights``, and its gradient."""
-        matrix, pieces = torch.from_numpy(weights), table.pieces
+        matrix = torch.from_numpy(weights)
 
-        def piece_sum(number: int) -> tuple[float, torch.Tensor]:
+        def block_sum(block: Table) -> _LossSum:
             value, gradient = 0.0, torch.zeros_like(matrix)
-            for rows, part in table.blocks(pieces[number]):
-                losses, errors = _losses_and_residuals(matrix, rows, torch.from_numpy(table.labels[part]))
-                if (shares := _shares(table, part)) is not None:
+            for rows, part in block.chunks():
+                losses, errors = _losses_and_residuals(matrix, rows, torch.from_numpy(block.labels[part]))
+                if (shares := _shares(block, part)) is not None:
                     losses, errors = losses * shares, errors * shares[:, None]
                 value += float(losses.sum())
                 gradient += errors.T @ rows
-            return value, gradient
+            return _LossSum(value, gradient.numpy())
 
-        sums = parallel_map(piece_sum, len(pieces))
-        value = sum(value for value, _ in sums)
-        gradient = torch.stack([gradient for _, gradient in sums]).sum(dim=0)
+        total = table.sum(block_sum)
         penalty = 0.5 * self.regularisation * float(np.square(weights).sum())
-        return value / self.size + penalty, gradient.numpy() / self.size + self.regularisation * weights
+        return total.value / self.size + penalty, total.gradient / self.size + self.regularisation * weights
 
     @property
-    def max_records(self) -> int:
+    def max_records(self) -> float:
         """Twice the declared size."""
-        return min(math.ceil(_MORE_THAN_DECLARED * self.size), LARGEST_TABLE)
+        return math.ceil(_MORE_THAN_DECLARED * self.size)
 
     def max_weight_norm(self, classes: int) -> float:
         """Return `min(sqrt(2 r ln(C) / lam), sqrt(2) r / lam)` for C ``classes``, with `r = n / N` at most 2."""
@@ -210,13 +250,11 @@ class MeanCrossEntropy:
         """The smoothness with `n / N` at most 2."""
         return _MORE_THAN_DECLARED / 2 + self.regularisation
 
-    def rounding(self, table: Table | TableShape, weights: Floats) -> float:
-        """Add the errors of the residuals of a ``table`` at ``weights``, of their sum and of the regulariser."""
-        records = table.units / self.size
+    def rounding(self, units: float, rows: float, shape: Shape, weights: Floats) -> float:
+        """Add the errors of the residuals, of their sum and of the regulariser; see `Objective.rounding`."""
         regulariser = _regulariser_rounding(self.regularisation, weights)
-        return (
-            records * (_residual_rounding(table, weights) + math.sqrt(2) * _sum_rounding(table)) + regulariser
-        )
+        residual = _residual_rounding(shape, weights)
+        return units / self.size * (residual + math.sqrt(2) * _sum_rounding(rows, shape)) + regulariser
 
 
 @dataclass(frozen=True)
@@ -239,36 +277,39 @@ class Tilted:
     mass: float
     regularisation: float
 
-    def smoothness(self, table: Table) -> float:  # noqa: ARG002
+    def smoothness(self, table: Rows) -> float:  # noqa: ARG002
         """Return `1/2 + 2 a + lam` for every ``table``: shares sum to at most 1, `a grad l grad l^T` is at most 2 a."""
         return self.max_smoothness
 
-    def value_and_gradient(self, table: Table, weights: Floats) -> tuple[float, Floats]:
+    def value_and_gradient(self, table: Rows, weights: Floats) -> tuple[float, Floats]:
         """Return the objective for a ``table`` at some ``weights``, and its gradient.
 
         The gradient is `sum_i pi_i grad l_i + lam W` with shares `pi_i = e^(a l_i) / (M + sum_k e^(a l_k))`.
         """
         matrix = torch.from_numpy(weights)
-        shift = math.log(self.mass)
-        total, gradient = 1.0, torch.zeros_like(matrix)  # both in units of e^shift
-        for rows, part in table.blocks():
-            losses, errors = _losses_and_residuals(matrix, rows, torch.from_numpy(table.labels[part]))
-            highest = max(shift, self.alpha * float(losses.max()))
-            shrink = math.exp(shift - highest)
-            shares = (self.alpha * losses - highest).exp()
-            if (counted := _shares(table, part)) is not None:
-                shares = shares * counted
-            total = total * shrink + float(shares.sum())
-            gradient = gradient * shrink + (errors * shares[:, None]).T @ rows
-            shift = highest
+
+        def block_sum(block: Table) -> _TiltedSum:
+            found = _TiltedSum(-math.inf, 0.0, np.zeros_like(weights))
+            for rows, part in block.chunks():
+                losses, errors = _losses_and_residuals(matrix, rows, torch.from_numpy(block.labels[part]))
+                highest = self.alpha * float(losses.max())
+                shares = (self.alpha * losses - highest).exp()
+                if (counted := _shares(block, part)) is not None:
+                    shares = shares * counted
+                gradient = (errors * shares[:, None]).T @ rows
+                found += _TiltedSum(highest, float(shares.sum()), gradient.numpy())
+            return found
+
+        start = _TiltedSum(math.log(self.mass), 1.0, np.zeros_like(weights))
+        found = start + table.sum(block_sum)
         penalty = 0.5 * self.regularisation * float(np.square(weights).sum())
-        value = (shift + math.log(total)) / self.alpha + penalty
-        return value, gradient.numpy() / total + self.regularisation * weights
+        value = (found.shift + math.log(found.total)) / self.alpha + penalty
+        return value, found.gradient / found.total + self.regularisation * weights
 
     @property
-    def max_records(self) -> int:
-        """Every table."""
-        return LARGEST_TABLE
+    def max_records(self) -> float:
+        """Any number."""
+        return math.inf
 
     def max_weight_norm(self, classes: int) -> float:
         """Return the bound w of THEORY 3.2 for a number of ``classes``."""
@@ -279,18 +320,15 @@ class Tilted:
         """The smoothness, which does not depend on the records."""
         return 0.5 + 2 * self.alpha + self.regularisation
 
-    def rounding(self, table: Table | TableShape, weights: Floats) -> float:
-        """Add the errors for a ``table`` at ``weights`` as for the mean; the shares have the error of `a l_i`."""
-        residual = _residual_rounding(table, weights)
-        exponent = 4 * self.alpha * residual + 8 * _ROUNDING * (len(table) / table.rows_at_once + 8)
+    def rounding(self, units: float, rows: float, shape: Shape, weights: Floats) -> float:  # noqa: ARG002
+        """Add the errors as for the mean; the shares have the error of `a l_i`, and sum to at most 1."""
+        residual = _residual_rounding(shape, weights)
+        exponent = 4 * self.alpha * residual + 8 * _ROUNDING * (_additions(rows, shape) + 8)
         exponent += (
-            8
-            * _ROUNDING
-            * self.alpha
-            * (math.log(table.classes) + 2 * math.sqrt(float(np.square(weights).sum())))
+            8 * _ROUNDING * self.alpha * (math.log(shape[0]) + 2 * math.sqrt(float(np.square(weights).sum())))
         )
         regulariser = _regulariser_rounding(self.regularisation, weights)
-        return residual + math.sqrt(2) * (_sum_rounding(table) + 2 * exponent) + regulariser
+        return residual + math.sqrt(2) * (_sum_rounding(rows, shape) + 2 * exponent) + regulariser
 
 
 @dataclass(frozen=True, eq=False)
@@ -329,7 +367,7 @@ def certifiable_tolerance(
     at_least : float
         The smallest tolerance that is useful.
     repeated : bool
-        Whether the unit is a person with several rows.
+        Whether the unit is a person with several rows; then it holds for any number of rows.
 
     Returns
     -------
@@ -353,12 +391,14 @@ def certifiable_tolerance(
             f"With regularisation {objective.regularisation:g} the condition number of the loss is {ratio:.1e}, but it "
             f"must be at most {LARGEST_CONDITION_NUMBER:.0e}: use more regularisation or a smaller alpha."
         )
-    shape = TableShape(objective.max_records, features, classes, repeated)
-    return max(at_least, 4 * objective.rounding(shape, np.full((1, 1), objective.max_weight_norm(classes))))
+    longest = np.full((1, 1), objective.max_weight_norm(classes))
+    units = objective.max_records
+    rows = math.inf if repeated else units
+    return max(at_least, 4 * objective.rounding(units, rows, (classes, features), longest))
 
 
 def minimise(
-    table: Table, objective: Objective, tolerance: float, *, fast_iterations: int = FAST_ITERATIONS
+    table: Rows, objective: Objective, tolerance: float, *, fast_iterations: int = FAST_ITERATIONS
 ) -> Solution:
     """Find weights with `||grad F|| <= tolerance` for certain, and make their classes sum to zero.
 
@@ -366,7 +406,7 @@ def minimise(
 
     Parameters
     ----------
-    table : Table
+    table : Table or Blocks
         The records.
     objective : Objective
         What is minimised.
@@ -408,12 +448,12 @@ class _ToleranceReached(Exception):
 class _CertifiedObjective:
     """An objective that raises `_ToleranceReached` where its gradient is certainly below the tolerance."""
 
-    def __init__(self, table: Table, objective: Objective, tolerance: float) -> None:
+    def __init__(self, table: Rows, objective: Objective, tolerance: float) -> None:
         self.table, self.objective, self.tolerance = table, objective, tolerance
 
     def __call__(self, weights: Floats) -> tuple[float, Floats]:
         value, gradient = self.objective.value_and_gradient(self.table, weights)
-        error = self.objective.rounding(self.table, weights)
+        error = self.objective.rounding(self.table.units, len(self.table), weights.shape, weights)
         if self.table.units > self.objective.max_records and error > self.tolerance / 2:
             raise InvalidInput(
                 f"Float64 cannot certify a gradient below {self.tolerance:.1e} here: declared_size is too far below "

@@ -1,57 +1,63 @@
 """Training of a private head: public features, the noisy size, centre and moments, settings, and the gradient method.
 
 All settings follow from public numbers, by the same rule for every data set. The rule of the gradient method is one
-number. After T steps with learning rate eta, the noise on every logit has standard deviation
-`kappa = eta * S * T / (mu * N)` (features have length 1, gradients are clipped to S), so eta follows from a chosen
-kappa. In trials on MNIST, CIFAR-10, Adult, Location and small tables, with N from 120 to 60,000 and epsilon from 1 to
-10, kappa = 0.7 was the best or as good as the best, whatever T, S, the number of classes and of features. More steps
-hardly matter once a step is short (`eta * S` about 20) and cost time, so the size of the head limits their number.
+number. The learning rate falls linearly to almost zero, and each step gets a share of mu^2 in proportion to its
+learning rate. Then the noise on every logit has standard deviation `kappa = eta * S * T / (mu * N)` after T steps with
+mean learning rate eta (features have length 1, gradients are clipped to S), as if the rate were constant. So eta
+follows from a chosen kappa. `docs/results/training-rule.md` has the evidence.
+
+The larger `mu * N`, the longer the steps: training goes on until noise or the number of records limits the accuracy.
+Early steps may be too long for a few directions in which the rows vary most. There the weights oscillate, but no
+further than the step is long, because gradients are clipped. The last, short steps end the oscillation.
 
 Two things make the rows vary about equally in all directions, so that fewer steps are enough and the noise does less
 harm. Where the size is large against the number of features, second moments are released (`moments_share`). Features
 of tables are mostly indicators, whose second moments are proportional to their mean: there, the released centre gives
-the diagonal of the moments without a further release (`TableFeatures.scale`). Trials on Adult and on synthetic tables,
-with N from 1,000 to 64,000, led to the constants of both.
+the diagonal of the moments without a further release (`TableFeatures.scale`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quietmax._threads import parallel_map
 from quietmax.errors import InvalidInput
+from quietmax.estimators.blocks import ROWS_AT_ONCE, Floats
 from quietmax.estimators.head.exact_sums import (
     BITS,
     GRID,
-    MOMENTS_GRID,
-    ROWS_AT_ONCE,
-    Floats,
-    Labels,
-    Table,
+    Rows,
     clipped_rows,
+    gradient_grid,
     gradient_sum,
     moment_sum,
+    moments_grid,
     on_grid,
     row_sum,
-    thread_pieces,
     unit_rows,
     whitened_rows,
     whitening_on_grid,
 )
-from quietmax.models.features.base import BatchedMap, FeatureMap, parallel_map
+from quietmax.models.features.base import BatchedMap, FeatureMap
 from quietmax.models.features.generic import Pipeline, runs_user_code
-from quietmax.models.features.images import Scattering
+from quietmax.models.features.patches import image_features
 from quietmax.models.features.tabular import CONSTANT_PER_COLUMN, UnitNorm
 from quietmax.noise.release import release_gaussian
 from quietmax.noise.sources import NoiseSource
 from quietmax.sensitivity import certified
 from quietmax.sensitivity.base import Sensitivity
 
+LINEAR = "linear"
+"""The schedule of learning rates and of mu^2, as it is stored with a model."""
+STEPS_ROUNDED = 1 + Fraction(1, 2**48)
+"""The squares of `step_mus` add up to at most this many times mu^2: each is rounded by at most four units of 2^-53."""
 Whitening = Literal["none", "moments", "centre"]
 """What the rows are whitened by: released second moments, or the released centre (indicator features)."""
 
@@ -61,31 +67,31 @@ SIZE_SHARE = 0.01
 """Share of mu^2 spent on a noisy count when the size is not declared."""
 CENTRING_SHARE = 0.05
 """Share of mu^2 spent on the mean feature vector."""
-GRADIENT_NOISE = 0.7
+GRADIENT_NOISE = 0.8
 """kappa of the gradient method: standard deviation of all noise together on a logit."""
 OUTPUT_NOISE = 0.25
 """kappa of the output method, whose logits the regulariser keeps small."""
 QUERY_NOISE = 0.15
 """kappa for answers per query, where epsilon takes the place of mu."""
-MAX_GRAD_NORM = 0.2
-FEWEST_STEPS, MOST_STEPS = 30, 300
-SHORT_STEP, LONGEST_STEP = 20.0, 300.0
+MAX_GRAD_NORM, WHITENED_GRAD_NORM = 0.2, 0.5
+"""Clipping norms; whitened rows need fewer steps, so less of each gradient has to be clipped."""
+STEPS, FEWEST_STEPS, NUMBERS_READ = 100, 30, 6e10
+"""Steps of the gradient method; fewer where they would read more numbers than this (two minutes on two cores)."""
+LONGEST_TRAINING, TRAINING_PER_FEATURE = 30_000.0, 160.0
+"""Limits of `eta * S * T`, in all and per feature: longer training was no better, and there is less noise then."""
 MOMENTS_SHARE = 0.1
 """Share of mu^2 spent on second moments where they are used."""
-MOMENTS_FROM, MOMENTS_NOISE = 1000, 1.0
+MOMENTS_FROM, MOMENTS_NOISE = 1000, 10.0
 """Second moments are used from this size on, if their noise is at most this many times their mean eigenvalue."""
-WHITENED_GRAD_NORM = 0.5
-WHITENED_STEPS, NUMBERS_READ, LONGEST_WHITENED_STEP = (20, 40), 4e8, 8.0
-"""With second moments: fewest and most steps, about how many numbers are read in all, and the longest step over d."""
-INDICATOR_NOISE, INDICATOR_FEWEST_STEPS, INDICATOR_SHORT_STEP = 0.8, 60, 150.0
-"""With a scale from the centre: kappa, fewest steps, and a step that is short enough."""
-VALUES_DRAWN = 1.6e6
-"""The number of steps is limited so that about this many noise values are drawn, but is at least `FEWEST_STEPS`."""
+MOMENTS_STEPS, MOMENTS_NUMBERS_READ = (20, 40), 4e8
+"""Whitened by second moments: fewest and most steps, and about how many numbers are read in all."""
 SMALLEST_REGULARISATION = 1e-6
 TOLERANCE = 0.005
 """The solver's gradient may be this share of one record's gradient, which adds 1% to the sensitivity."""
 TILTED_TOLERANCE = 1e-6
 """The solver's tolerance for the convexified loss, whose gradient does not shrink with the size."""
+_LARGEST_COUNT = 2.0**35
+"""Noisy counts are at most this: `ExactSum.to_grid` drops at most 31 bits of a sum for such a size."""
 _RECORDS_AT_ONCE = 4096
 _ROOT_OF_TWO = 181 / 128
 """Below sqrt(2) by less than 0.02%, and short enough in bits for exact products."""
@@ -110,7 +116,7 @@ def default_features(columns: int, image_shape: tuple[int, int, int] | None = No
     Returns
     -------
     FeatureMap
-        Wavelet scattering for images; for a table, each record divided by its length together with a constant.
+        `image_features` for images; for a table, each record divided by its length together with a constant.
 
     Examples
     --------
@@ -118,7 +124,7 @@ def default_features(columns: int, image_shape: tuple[int, int, int] | None = No
     UnitNorm(constant=3.0)
     """
     if image_shape is not None:
-        return Scattering(image_shape)
+        return image_features(image_shape)
     return UnitNorm(CONSTANT_PER_COLUMN * math.sqrt(columns))
 
 
@@ -144,33 +150,29 @@ def clipped_features(
     rows = np.empty((len(records), feature_map.dimension(records.shape[1]) + 1), dtype=np.float32)
     rows[:, -1] = 0.0
 
-    def fill(piece: slice, height: int) -> None:
-        for part in _parts(piece, height):
-            rows[part, :-1] = clipped_rows(feature_map.transform(records[part]), radius)
+    def fill(part: slice) -> None:
+        rows[part, :-1] = clipped_rows(feature_map.transform(records[part]), radius)
 
     if _may_run_on_any_thread(feature_map):
-        pieces = thread_pieces(len(records))
-        parallel_map(lambda number: fill(pieces[number], 2 * ROWS_AT_ONCE), len(pieces))
+        _on_all_threads(fill, len(records), 2 * ROWS_AT_ONCE)
     else:
-        fill(slice(0, len(records)), _RECORDS_AT_ONCE)
+        for start in range(0, len(records), _RECORDS_AT_ONCE):
+            fill(slice(start, start + _RECORDS_AT_ONCE))
     return rows
 
 
-def _parts(piece: slice, height: int) -> Iterator[slice]:
-    """Iterate over parts of a piece with at most `height` rows."""
-    for start in range(piece.start, piece.stop, height):
-        yield slice(start, min(start + height, piece.stop))
+def _on_all_threads(fill: Callable[[slice], None], rows: int, height: int) -> None:
+    """Call a function for all rows, in parts of at most `height` rows."""
+    parallel_map(lambda number: fill(slice(number * height, (number + 1) * height)), -(-rows // height))
 
 
 def _replace_rows(rows: NDArray[np.float32], function: Callable[[Floats], Floats]) -> NDArray[np.float32]:
     """Replace every row by its image under a function of rows in float64, on all threads."""
-    pieces = thread_pieces(len(rows))
 
-    def fill(number: int) -> None:
-        for part in _parts(pieces[number], ROWS_AT_ONCE):
-            rows[part] = function(rows[part].astype(np.float64))
+    def fill(part: slice) -> None:
+        rows[part] = function(rows[part].astype(np.float64))
 
-    parallel_map(fill, len(pieces))
+    _on_all_threads(fill, len(rows), ROWS_AT_ONCE)
     return rows
 
 
@@ -291,49 +293,47 @@ def released_size(units: int, mu: float, source: NoiseSource) -> float:
     Returns
     -------
     float
-        An integer, at least 1.
+        An integer from 1 to 2^35, up to which the grids of sums are fine enough for their integers.
     """
     noisy = release_gaussian([float(units)], sensitivity=1.0, mu=mu, source=source).values[0]
-    return max(1.0, float(np.rint(noisy)))
+    return min(max(1.0, float(np.rint(noisy))), _LARGEST_COUNT)
 
 
-def released_centre(
-    rows: NDArray[np.float32], size: float, mu: float, source: NoiseSource, repeats: Labels | None = None
-) -> Floats:
+def released_centre(table: Rows, size: float, mu: float, source: NoiseSource) -> Floats:
     """Release the noisy mean of clipped rows.
 
     Parameters
     ----------
-    rows : array of shape (records, features + 1)
-        What `clipped_features` returned; one record or person changes their sum by at most 1 in L2.
+    table : Table or Blocks
+        What `clipped_features` returned; one record or person changes the sum of its rows by at most 1 in L2.
     size : float
         The public number of records or persons by which the sum is divided.
     mu : float
         mu of this release.
     source : NoiseSource
         Where the noise comes from.
-    repeats : array of shape (records,), optional
-        How many rows the person of each row has; None if every row is a record of its own.
 
     Returns
     -------
     array of shape (features,)
         The mean on the grid, shortened to length at most 1, which a true mean cannot exceed.
     """
-    noisy = release_gaussian(row_sum(rows, repeats)[:-1], sensitivity=1.0, mu=mu, source=source).values / size
+    noisy = release_gaussian(row_sum(table)[:-1], sensitivity=1.0, mu=mu, source=source).values / size
     length = math.sqrt(float(np.square(noisy).sum()))
     return on_grid(noisy * ((1.0 - 2.0**-BITS) / max(length, 1.0)))
 
 
-def released_moments(table: Table, mu: float, source: NoiseSource) -> Floats:
+def released_moments(table: Rows, size: float, mu: float, source: NoiseSource) -> Floats:
     """Release the noisy second moments of the rows (THEORY 3.10).
 
     The noise has standard deviation 1/mu on the diagonal and 1/(sqrt(2) mu) above it.
 
     Parameters
     ----------
-    table : Table
+    table : Table or Blocks
         The records; one record or person changes the sum of their moments by at most 1 in Frobenius norm.
+    size : float
+        The public number of records or persons.
     mu : float
         mu of this release.
     source : NoiseSource
@@ -344,10 +344,11 @@ def released_moments(table: Table, mu: float, source: NoiseSource) -> Floats:
     array of shape (features, features)
         A symmetric matrix, not divided by the number of records.
     """
-    sensitivity = certified.head_moments(features=table.features, grid=MOMENTS_GRID)
-    total, above = moment_sum(table), np.triu_indices(table.features, 1)
+    grid = moments_grid(size)
+    sensitivity = certified.head_moments(features=table.features, grid=grid)
+    total, above = moment_sum(table, grid=grid), np.triu_indices(table.features, 1)
     # An entry above the diagonal counts twice in the Frobenius norm, so it is released times (a little below) sqrt(2).
-    # It is a multiple of 2^-20 and at most 2^22, so the product is exact.
+    # It is at most 2^45 grid steps, so the product is exact.
     values = np.concatenate([np.diag(total), total[above] * _ROOT_OF_TWO])
     noisy = release_gaussian(values, sensitivity=sensitivity.value, mu=mu, source=source).values
     moments = np.diag(noisy[: table.features])
@@ -413,28 +414,27 @@ def whitening_kind(whitening: Floats | None) -> Whitening:
 
 @dataclass(frozen=True)
 class GradientPlan:
-    """Settings of the gradient method: `W <- W - (learning_rate / size) * (clipped gradient sum + noise)`.
+    """Settings of the gradient method: `W <- W - (rate / size) * (clipped gradient sum + noise)`.
+
+    The rate of step t = 0, ..., T - 1 is `2 (T - t) / (T + 1)` times `learning_rate`: it falls linearly.
 
     Parameters
     ----------
     steps : int
-        Number of full-batch steps.
+        Number T of full-batch steps.
     learning_rate : float
-        Step size.
+        Mean of the learning rates of all steps.
     max_grad_norm : float
         Per-record gradient clipping norm.
-    averaged : int
-        The released weights are the mean of the weights after this many last steps.
     """
 
     steps: int
     learning_rate: float
     max_grad_norm: float
-    averaged: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return the four numbers by name."""
-        return asdict(self)
+        """Return the three numbers and the schedule by name."""
+        return {**asdict(self), "schedule": LINEAR}
 
 
 @dataclass(frozen=True)
@@ -460,7 +460,6 @@ class OutputPlan:
 def gradient_plan(
     size: float,
     features: int,
-    classes: int,
     mu: float,
     *,
     whitening: Whitening = "none",
@@ -474,14 +473,14 @@ def gradient_plan(
     ----------
     size : float
         The public number of records or persons.
-    features, classes : int
-        The shape of the weights.
+    features : int
+        The number of features, the constant one included.
     mu : float
         mu of all steps together.
     whitening : {"none", "moments", "centre"}
         Whether the rows are whitened, and what by.
     steps, learning_rate, max_grad_norm : optional
-        Given settings.
+        Given settings; the learning rate is the mean of all steps.
 
     Returns
     -------
@@ -490,31 +489,50 @@ def gradient_plan(
 
     Examples
     --------
-    >>> gradient_plan(10_000, 3970, 10, 0.26).steps
-    40
+    >>> gradient_plan(10_000, 3970, 0.26)
+    GradientPlan(steps=100, learning_rate=104.0, max_grad_norm=0.2)
     """
-    strength = (INDICATOR_NOISE if whitening == "centre" else GRADIENT_NOISE) * mu * size
     if steps is None:
-        steps = _default_steps(size, features, classes, strength, whitening)
+        steps = _default_steps(size, features, whitening)
     if max_grad_norm is None:
         max_grad_norm = MAX_GRAD_NORM if whitening == "none" else WHITENED_GRAD_NORM
     if learning_rate is None:
-        # Whitened by moments, the loss has a Hessian of about 1/(2 d) in all directions.
-        longest = LONGEST_WHITENED_STEP * features if whitening == "moments" else LONGEST_STEP
-        learning_rate = min(strength / steps, longest) / max_grad_norm
-    averaged = 1 if whitening == "none" else max(1, int(steps) // 2)
-    return GradientPlan(int(steps), float(learning_rate), float(max_grad_norm), averaged)
+        length = min(GRADIENT_NOISE * mu * size, LONGEST_TRAINING, TRAINING_PER_FEATURE * features)
+        learning_rate = length / (steps * max_grad_norm)
+    return GradientPlan(int(steps), float(learning_rate), float(max_grad_norm))
 
 
-def _default_steps(size: float, features: int, classes: int, strength: float, whitening: Whitening) -> int:
+def _default_steps(size: float, features: int, whitening: Whitening) -> int:
     """Return the number of steps if it is not given."""
+    numbers = size * features
     if whitening == "moments":
-        fewest, most = WHITENED_STEPS
-        return int(max(fewest, min(most, NUMBERS_READ / (size * features))))
-    affordable = max(FEWEST_STEPS, min(MOST_STEPS, int(VALUES_DRAWN / (features * classes))))
-    if whitening == "centre":
-        return min(max(math.ceil(strength / INDICATOR_SHORT_STEP), INDICATOR_FEWEST_STEPS), affordable)
-    return min(max(math.ceil(strength / SHORT_STEP), FEWEST_STEPS), affordable)
+        fewest, most = MOMENTS_STEPS
+        return int(max(fewest, min(most, MOMENTS_NUMBERS_READ / numbers)))
+    return int(max(FEWEST_STEPS, min(STEPS, NUMBERS_READ / numbers)))
+
+
+def step_mus(steps: int, mu: float) -> Floats:
+    """Divide mu among the gradient steps: the squares fall linearly, like the learning rate, and add up to mu^2.
+
+    Parameters
+    ----------
+    steps : int
+        Number of steps.
+    mu : float
+        mu of all steps together.
+
+    Returns
+    -------
+    array of shape (steps,)
+        mu of each step.
+
+    Examples
+    --------
+    >>> step_mus(2, 3.0) ** 2
+    array([6., 3.])
+    """
+    falling = np.arange(steps, 0, -1, dtype=np.float64)
+    return np.asarray(mu * np.sqrt(falling * (2.0 / (steps * (steps + 1.0)))))
 
 
 def moments_share(size: float, features: int, mu: float) -> float:
@@ -581,7 +599,9 @@ def output_plan(
 # --- The gradient method ----------------------------------------------------------------------------------------------
 
 
-def gradient_sensitivity(max_grad_norm: float, classes: int, features: int) -> Sensitivity:
+def gradient_sensitivity(
+    max_grad_norm: float, classes: int, features: int, grid: float = GRID
+) -> Sensitivity:
     """Return how far one record moves a released gradient sum.
 
     Parameters
@@ -590,21 +610,23 @@ def gradient_sensitivity(max_grad_norm: float, classes: int, features: int) -> S
         Per-record gradient clipping norm.
     classes, features : int
         The shape of the weights, the constant feature included.
+    grid : float
+        The grid of the sum; `gradient_grid` of the public size.
 
     Returns
     -------
     Sensitivity
         In L2, the rounding to the grid included.
     """
-    return certified.head_gradient(max_grad_norm, coordinates=classes * features, grid=GRID)
+    return certified.head_gradient(max_grad_norm, coordinates=classes * features, grid=grid)
 
 
-def descend(table: Table, plan: GradientPlan, size: float, mu: float, source: NoiseSource) -> Floats:
+def descend(table: Rows, plan: GradientPlan, size: float, mu: float, source: NoiseSource) -> Floats:
     """Take noisy full-batch gradient steps: exactly mu-Gaussian private for all steps together (THEORY 3.1).
 
     Parameters
     ----------
-    table : Table
+    table : Table or Blocks
         The records.
     plan : GradientPlan
         Steps, learning rate and clipping norm.
@@ -625,20 +647,19 @@ def descend(table: Table, plan: GradientPlan, size: float, mu: float, source: No
     InvalidInput
         If the weights grow beyond all bounds. This is decided on released numbers alone.
     """
-    sensitivity = gradient_sensitivity(plan.max_grad_norm, table.classes, table.features)
-    per_step = mu / math.sqrt(plan.steps)
+    grid = gradient_grid(size)
+    sensitivity = gradient_sensitivity(plan.max_grad_norm, table.classes, table.features, grid)
     weights = np.zeros((table.classes, table.features))
-    total_weights = np.zeros_like(weights)
-    for step in range(plan.steps):
-        total = gradient_sum(table, weights, plan.max_grad_norm)
-        noisy = release_gaussian(total, sensitivity=sensitivity.value, mu=per_step, source=source).values
-        weights = weights - (plan.learning_rate / size) * noisy
+    for step, step_mu in enumerate(step_mus(plan.steps, mu)):
+        total = gradient_sum(table, weights, plan.max_grad_norm, grid=grid)
+        noisy = release_gaussian(
+            total, sensitivity=sensitivity.value, mu=float(step_mu), source=source
+        ).values
+        rate = plan.learning_rate * (2.0 * (plan.steps - step) / (plan.steps + 1.0))
+        weights = weights - (rate / size) * noisy
         if not np.abs(weights).max() < _LARGEST_WEIGHT:
             raise InvalidInput(
                 f"Training diverged: learning_rate {plan.learning_rate:g} is too large for this head."
             )
-        if step >= plan.steps - plan.averaged:
-            total_weights += weights
-    mean: Floats = total_weights / plan.averaged
-    zero_sum: Floats = mean - mean.mean(axis=0)
+    zero_sum: Floats = weights - weights.mean(axis=0)
     return zero_sum

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietmax.accounting.guarantee import Unit
-from quietmax.estimators.head.exact_sums import ROWS_AT_ONCE, Floats, clipped_rows, unit_rows, whitened_rows
+from quietmax.estimators.blocks import ROWS_AT_ONCE, Floats
+from quietmax.estimators.head.exact_sums import clipped_rows, unit_rows, whitened_rows
 from quietmax.mechanisms.base import proves_bounds
 from quietmax.models.training import LogitClassifier
 from quietmax.sensitivity import certified

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from quietmax._threads import parallel_map
 from quietmax.errors import InvalidInput
 
 Floats = NDArray[np.float32]
-Result = TypeVar("Result")
 
 WIDTH = 16
 """Matrices that maps multiply by have a multiple of this many columns: products with fewer often round by position."""
@@ -173,6 +170,9 @@ class BatchedMap(FeatureMap):
     def _batch(self, batch: torch.Tensor) -> torch.Tensor:
         """Return the features of a batch of records, float32 of shape (rows, columns)."""
 
+    def _prepare(self) -> None:
+        """Compute what all batches share. Called before several threads need it."""
+
     def checked_rows(self, columns: int) -> int:
         """Return how many records are computed together: a batch, or 1 where the check failed.
 
@@ -193,6 +193,7 @@ class BatchedMap(FeatureMap):
         return _checked_rows(self, columns, torch.get_num_threads())
 
     def _features(self, records: Floats) -> Floats:
+        self._prepare()
         return _in_batches(self, records, self.checked_rows(records.shape[1]))
 
 
@@ -321,62 +322,3 @@ def square_sums(rows: NDArray[np.float64]) -> NDArray[np.float64]:
             total = total[:, :half] + total[:, half:]
         sums[top : top + height] = total
     return sums
-
-
-class _SingleThreadedTorch:
-    """Sets torch to one thread per operation, and restores its number of threads when the last user is done."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._before = 1
-
-    @contextmanager
-    def active(self) -> Iterator[int]:
-        """Use torch with one thread per operation; yields the number of threads it had."""
-        with self._lock:
-            if self._users == 0:
-                self._before = torch.get_num_threads()
-                torch.set_num_threads(1)
-            self._users += 1
-            before = self._before
-        try:
-            yield before
-        finally:
-            with self._lock:
-                self._users -= 1
-                if self._users == 0:
-                    torch.set_num_threads(self._before)
-
-
-_SINGLE_THREADED = _SingleThreadedTorch()
-
-
-def parallel_map(work: Callable[[int], Result], count: int) -> list[Result]:
-    """Return `[work(0), ..., work(count - 1)]`, computing as many at once as torch has threads.
-
-    Torch splits every operation among its threads. For many small operations that costs more than it gains. Here
-    torch uses one thread per operation, and its number of threads is used for whole calls of `work` instead.
-
-    Parameters
-    ----------
-    work : callable
-        Takes the number of a piece; the pieces are independent.
-    count : int
-        Number of pieces.
-
-    Returns
-    -------
-    list
-        The results in order.
-
-    Examples
-    --------
-    >>> parallel_map(lambda piece: piece * piece, 4)
-    [0, 1, 4, 9]
-    """
-    with _SINGLE_THREADED.active() as threads:
-        if threads == 1 or count <= 1:
-            return [work(piece) for piece in range(count)]
-        with ThreadPoolExecutor(min(threads, count)) as pool:
-            return list(pool.map(work, range(count)))

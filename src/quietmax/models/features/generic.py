@@ -1,4 +1,4 @@
-"""Feature maps for any records: random Fourier features, frozen torch modules, pipelines; maps in files."""
+"""Feature maps for any records: random Fourier features, frozen torch modules, pipelines; reading maps from JSON."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -13,7 +14,9 @@ import torch
 
 from quietmax.errors import InvalidInput
 from quietmax.models.features.base import WIDTH, BatchedMap, FeatureMap, Floats
+from quietmax.models.features.encoder import Embedding, Encoder
 from quietmax.models.features.images import Scattering
+from quietmax.models.features.patches import Joined, Mirrored, Patches, Reduced, Turned
 from quietmax.models.features.tabular import Identity, OneHot, Scaling, TableFeatures, UnitNorm
 
 _ROWS_AT_ONCE = 256
@@ -59,6 +62,7 @@ class RandomFourier(BatchedMap):
     bandwidth: float | None = None
     seed: int = 0
     kind: ClassVar[str] = "random-fourier"
+    parallel: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.count < 2 or self.count % 2:
@@ -294,7 +298,7 @@ class Pipeline(FeatureMap):
 
 
 def runs_user_code(feature_map: FeatureMap) -> bool:
-    """Return whether a map runs the user's code: a frozen torch module or a class of their own, also in a pipeline.
+    """Return whether a map runs the user's code: a frozen torch module or a class of their own, also inside a map.
 
     Parameters
     ----------
@@ -310,8 +314,10 @@ def runs_user_code(feature_map: FeatureMap) -> bool:
     >>> runs_user_code(Pipeline((UnitNorm(), Identity())))
     False
     """
-    if type(feature_map) is Pipeline:
-        return any(runs_user_code(step) for step in feature_map.maps)
+    if type(feature_map) in (Pipeline, Joined):
+        return any(runs_user_code(step) for step in feature_map.maps)  # type: ignore[attr-defined]
+    if type(feature_map) in (Mirrored, Turned, Reduced):
+        return runs_user_code(feature_map.feature_map)  # type: ignore[attr-defined]
     return type(feature_map) is FrozenModule or type(feature_map) not in _KINDS.values()
 
 
@@ -369,19 +375,56 @@ _KINDS: dict[str, type[FeatureMap]] = {
         TableFeatures,
         RandomFourier,
         Scattering,
+        Patches,
+        Mirrored,
+        Turned,
+        Joined,
+        Reduced,
+        Encoder,
+        Embedding,
         FrozenModule,
         Pipeline,
     )
 }
 
 
-def feature_map_from_json(values: Mapping[str, Any]) -> FeatureMap:
+def encoders(feature_map: FeatureMap | None) -> tuple[Encoder, ...]:
+    """Return the encoders in a map, whose files a model folder must hold.
+
+    Parameters
+    ----------
+    feature_map : FeatureMap or None
+        The map; None for no map.
+
+    Returns
+    -------
+    tuple of Encoder
+
+    Examples
+    --------
+    >>> encoders(Pipeline((UnitNorm(), Identity())))
+    ()
+    """
+    if isinstance(feature_map, Pipeline):
+        return tuple(each for step in feature_map.maps for each in encoders(step))
+    return (feature_map,) if isinstance(feature_map, Encoder) else ()
+
+
+def _located(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the description of a map with the folder that has the files of its encoders."""
+    inner = {"maps": [_located(step, folder) for step in values["maps"]]} if "maps" in values else {}
+    return {**values, **inner, "folder": folder}
+
+
+def feature_map_from_json(values: Mapping[str, Any], folder: Path | None = None) -> FeatureMap:
     """Return the map that `to_json` described.
 
     Parameters
     ----------
     values : mapping
         What `to_json` returned.
+    folder : Path, optional
+        The folder that has the files of encoders.
 
     Returns
     -------
@@ -398,7 +441,8 @@ def feature_map_from_json(values: Mapping[str, Any]) -> FeatureMap:
     UnitNorm(constant=0.5)
     """
     try:
-        return _KINDS[values["kind"]].from_json(values)
+        located = values if folder is None else _located(values, folder)
+        return _KINDS[values["kind"]].from_json(located)
     except InvalidInput:
         raise
     except (KeyError, TypeError, ValueError) as problem:

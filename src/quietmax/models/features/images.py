@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from quietmax.errors import InvalidInput
-from quietmax.models.features.base import WIDTH, BatchedMap, Floats
+from quietmax.models.features.base import WIDTH, BatchedMap
 
 _PLANES_AT_ONCE = 64
 _SYNTHETIC_IMAGES, _SYNTHETIC_SEED = 512, 2021
@@ -53,6 +53,8 @@ class Scattering(BatchedMap):
     ----------
     paths : int
         K, the number of scattering paths of all colour channels.
+    grid : (int, int)
+        The number of positions down and across.
 
     Raises
     ------
@@ -98,6 +100,12 @@ class Scattering(BatchedMap):
         scales, angles = self.scales, self.angles
         return self.image_shape[0] * int(1 + scales * angles + angles**2 * scales * (scales - 1) // 2)
 
+    @property
+    def grid(self) -> tuple[int, int]:
+        """The number of positions down and across."""
+        down, across = (_padded(side, self.scales) // 2**self.scales - 2 for side in self.image_shape[1:])
+        return down, across
+
     def dimension(self, columns: int) -> int:
         """Return the number of features: K paths at every position.
 
@@ -114,8 +122,7 @@ class Scattering(BatchedMap):
             raise InvalidInput(
                 f"The records have {columns} numbers, which do not form images of shape {self.image_shape}."
             )
-        down, across = (_padded(side, self.scales) // 2**self.scales - 2 for side in self.image_shape[1:])
-        return int(self.paths * down * across)
+        return self.paths * math.prod(self.grid)
 
     def normalised(self, images: torch.Tensor) -> torch.Tensor:
         """Return the group-normalised scattering coefficients of images.
@@ -129,9 +136,7 @@ class Scattering(BatchedMap):
         -------
         Tensor, shape (n, K, positions)
         """
-        flat = images.flatten(1)
-        lengths = flat.norm(dim=1, keepdim=True).clamp_min(_TINY) / math.sqrt(flat.shape[1])
-        planes = scatter((flat / lengths).reshape(-1, *self.image_shape[1:]), self.scales, self.angles)
+        planes = scatter(unit_brightness(images).reshape(-1, *self.image_shape[1:]), self.scales, self.angles)
         paths = planes.reshape(len(images), self.paths, -1)
         return torch.nn.functional.group_norm(paths, self.groups)
 
@@ -146,10 +151,9 @@ class Scattering(BatchedMap):
         unit: torch.Tensor = flat / flat.norm(dim=1, keepdim=True).clamp_min(_TINY)
         return unit
 
-    def _features(self, records: Floats) -> Floats:
+    def _prepare(self) -> None:
         if self.whitening > 0.0:
-            _whitening(self)  # cached here, before several threads need it
-        return super()._features(records)
+            _whitening(self)
 
     def to_json(self) -> dict[str, Any]:
         """Return the image shape and the constants as JSON values.
@@ -204,6 +208,29 @@ def _whitening(scattering: Scattering) -> torch.Tensor:
     weights = (values.clamp_min(0.0) / values.sum() + _FLOOR) ** (-scattering.whitening / 2)
     matrix: torch.Tensor = (vectors * weights) @ vectors.T
     return torch.nn.functional.pad(matrix.to(torch.float32), (0, -len(matrix) % WIDTH))
+
+
+def unit_brightness(images: torch.Tensor) -> torch.Tensor:
+    """Return images divided by the root of their mean square, so that units do not matter.
+
+    Parameters
+    ----------
+    images : Tensor, shape (n, channels, height, width)
+        The images.
+
+    Returns
+    -------
+    Tensor
+        Of the same shape.
+
+    Examples
+    --------
+    >>> unit_brightness(torch.full((1, 1, 1, 2), 5.0))
+    tensor([[[[1., 1.]]]])
+    """
+    flat = images.flatten(1)
+    lengths: torch.Tensor = flat.norm(dim=1, keepdim=True).clamp_min(_TINY) / math.sqrt(flat.shape[1])
+    return (flat / lengths).reshape(images.shape)
 
 
 def scatter(images: torch.Tensor, scales: int = 2, angles: int = 8) -> torch.Tensor:

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from quietmax.data.encoding import DateColumn, Encoding, NumericColumn
+from quietmax.data.encoding import DateColumn, Encoding, NumericColumn, TextColumn
+from quietmax.data.text import DIMENSION
 from quietmax.errors import InvalidInput
 from quietmax.models.features.base import FeatureMap, Floats, square_sums
 
@@ -26,6 +27,9 @@ CONSTANT_PER_COLUMN = 0.3
 COARSE_BINS, FINE_BINS = (8, 16, 32), 256
 UNITS_PER_BIN = 10.0
 """A numeric column has at most `mu N / 10` bins, divided by the number of numeric columns."""
+RECORDS_PER_BIN = 30.0
+"""More than 8 bins need at least this many records each, divided by the number of numeric columns: whatever mu is, a
+bin with fewer records says little."""
 MOST_BINNED = 20
 """A table with more numeric columns gets no bins."""
 FINE_FROM = 64.0
@@ -358,7 +362,8 @@ class TableFeatures(FeatureMap):
 
     Each number in [0, 1] keeps its value and is also described by one indicator of `bins[0]` equal intervals and, if
     there are two numbers of bins, by one of `bins[1]` narrower intervals. A missing value is in no interval. A cross
-    has one feature for each pair of features of two blocks: their product. All features are at least 0 if the row is.
+    has one feature for each pair of features of two blocks: their product. The embedding of a text keeps its numbers.
+    All other features are at least 0 if the row is.
 
     Parameters
     ----------
@@ -373,6 +378,8 @@ class TableFeatures(FeatureMap):
     crosses : tuple of pairs of blocks
         Each block is a range (first, after the last) of the features before the crosses: the encoded row, then the
         bins `bins[0]` of all numbers, then the bins `bins[1]`.
+    text : tuple of blocks
+        The ranges of the encoded row that are embeddings of texts: numbers of both signs, together of length 1.
 
     Raises
     ------
@@ -390,6 +397,7 @@ class TableFeatures(FeatureMap):
     missing: tuple[int | None, ...] = ()
     bins: tuple[int, ...] = ()
     crosses: tuple[tuple[Block, Block], ...] = ()
+    text: tuple[Block, ...] = ()
     kind: ClassVar[str] = "table"
 
     def __post_init__(self) -> None:
@@ -412,6 +420,8 @@ class TableFeatures(FeatureMap):
             raise InvalidInput(
                 f"Each block of a cross must be a range of the {self._binned} features before the crosses."
             )
+        if not all(0 <= first < last <= self.columns for first, last in self.text):
+            raise InvalidInput(f"Each block of a text must be a range of the {self.columns} encoded numbers.")
 
     @property
     def _binned(self) -> int:
@@ -471,7 +481,9 @@ class TableFeatures(FeatureMap):
         fine bin that holds a share s of its coarse bin tells nothing new where the values are spread evenly. Its
         factor is multiplied by `min(1, s / s0)^2`, where s0 is four times the even share: values that many rows have in
         common keep their own factor. The factor of a number itself is multiplied by 4, because it is the only one that
-        says anything about values whose bin is empty in training.
+        says anything about values whose bin is empty in training. The mean of an embedding says nothing about its
+        second moments. Its d numbers have together the length h of an indicator, so each gets the factor
+        `(h / d + 4 noise)^(-1/2)` of an indicator with the same second moment.
 
         Parameters
         ----------
@@ -491,6 +503,13 @@ class TableFeatures(FeatureMap):
         array([0.71, 1.41, 1.41])
         """
         means = np.maximum(centre, 0.0)
+        # A row with B blocks of length 1 has indicators of height B^(-1/2), whose means add up to about B^(1/2).
+        texts = [slice(first, last) for first, last in self.text]
+        for block in texts:
+            means[block] = 0.0
+        height = 1.0 / math.sqrt(max(1.0, len(texts) + float(means.sum()) ** 2))
+        for block in texts:
+            means[block] = height / (block.stop - block.start)
         floored = means + max(_SCALE_FLOOR * noise, np.finfo(np.float64).tiny)
         factors = 1.0 / np.sqrt(floored)
         factors[list(self.numbers)] *= _NUMBER
@@ -517,6 +536,7 @@ class TableFeatures(FeatureMap):
             "missing": list(self.missing),
             "bins": list(self.bins),
             "crosses": [[list(block) for block in pair] for pair in self.crosses],
+            **({"text": [list(block) for block in self.text]} if self.text else {}),
         }
 
     @classmethod
@@ -538,6 +558,7 @@ class TableFeatures(FeatureMap):
             tuple(None if position is None else int(position) for position in values["missing"]),
             tuple(int(count) for count in values["bins"]),
             tuple(((int(a), int(b)), (int(c), int(d))) for (a, b), (c, d) in values["crosses"]),
+            tuple((int(first), int(last)) for first, last in values.get("text", ())),
         )
 
 
@@ -545,10 +566,11 @@ def table_features(encoding: Encoding, size: float, classes: int, mu: float) -> 
     """Return the feature map of a table, chosen from public numbers alone.
 
     Each of at most 20 numeric columns and dates gets the largest number of bins among 8, 16 and 32 that is at most
-    `b = mu N / (10 k)` for k such columns. From b = 64 on it also gets 256 fine bins. Fewer are used where all
-    features together would be more than 2^28 numbers (1 GB), or features times classes more than 2^14. A table with
-    numbers but without bins gets `UnitNorm` instead, and second moments where they pay (`training.moments_share`).
-    Crosses are those that the encoding declares; a number is crossed by its coarse bins.
+    `b = min(mu n / 10, max(8, n / 30))`, where n is the size divided by the number of such columns. From b = 64 on it
+    also gets 256 fine bins. Fewer are used where all features together would be more than 2^28 numbers (1 GB), or
+    features times classes more than 2^14. A table with numbers but without bins gets `UnitNorm` instead, unless it has
+    texts, and second moments where they pay (`training.moments_share`). Crosses are those that the encoding declares; a
+    number is crossed by its coarse bins.
 
     Parameters
     ----------
@@ -581,6 +603,7 @@ def table_features(encoding: Encoding, size: float, classes: int, mu: float) -> 
     numbers: list[int] = []
     missing: list[int | None] = []
     binned = []
+    text = []
     start = 0
     for column in encoding.columns:
         stop = start + len(column.feature_names)
@@ -589,6 +612,8 @@ def table_features(encoding: Encoding, size: float, classes: int, mu: float) -> 
             numbers.append(start)
             missing.append(stop - 1 if column.missing else None)
             binned.append(column.name)
+        if isinstance(column, TextColumn):
+            text.append((start, start + DIMENSION))
         start = stop
 
     def with_bins(bins: tuple[int, ...]) -> TableFeatures:
@@ -596,9 +621,10 @@ def table_features(encoding: Encoding, size: float, classes: int, mu: float) -> 
             first = start + place * (bins or (0,))[0]
             blocks[name] = (first, first + bins[0]) if bins else (numbers[place], numbers[place] + 1)
         crosses = tuple((blocks[one], blocks[other]) for one, other in encoding.crosses)
-        return TableFeatures(start, tuple(numbers), tuple(missing), bins, crosses)
+        return TableFeatures(start, tuple(numbers), tuple(missing), bins, crosses, tuple(text))
 
-    possible = mu * size / (UNITS_PER_BIN * max(1, len(numbers)))
+    per_column = size / max(1, len(numbers))
+    possible = min(mu * per_column / UNITS_PER_BIN, max(COARSE_BINS[0], per_column / RECORDS_PER_BIN))
     coarse = [count for count in reversed(COARSE_BINS) if count <= possible and len(numbers) <= MOST_BINNED]
     choices = [(count, FINE_BINS) for count in coarse[:1] if possible >= FINE_FROM]
     for bins in (*choices, *((count,) for count in coarse)) if numbers else ((),):
@@ -606,7 +632,7 @@ def table_features(encoding: Encoding, size: float, classes: int, mu: float) -> 
         features = chosen.dimension(start)
         if features * max(size, 1.0) <= LARGEST_TABLE and features * classes <= LARGEST_HEAD:
             return chosen
-    if numbers and not encoding.crosses:
+    if numbers and not encoding.crosses and not text:
         return UnitNorm(CONSTANT_PER_COLUMN * math.sqrt(start))
     smallest = with_bins(())
     if encoding.crosses and smallest.dimension(start) * max(size, 1.0) > LARGEST_CROSSED:

@@ -14,6 +14,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
 from quietmax.accounting.guarantee import Guarantee, Status
+from quietmax.data.cells import as_string, parse_date
 from quietmax.data.encoding import (
     BooleanColumn,
     CategoricalColumn,
@@ -21,8 +22,6 @@ from quietmax.data.encoding import (
     DateColumn,
     Encoding,
     NumericColumn,
-    as_string,
-    parse_date,
 )
 from quietmax.ledger.accounts import AccountState
 from quietmax.ledger.ledger import SpendingPoint

@@ -1,0 +1,520 @@
+"""Reading the cells of a column, each on its own (THEORY 3.8).
+
+What a cell becomes depends on the cell, on what is declared, and on the declared type of the data (a pandas dtype, or
+the Arrow type in a Parquet file), never on another cell.  The type says how a cell is read:
+
+- integers, decimals: exact, whatever their size; booleans: `True` and `False`, as numbers 1 and 0;
+- floats: NaN is a missing value;
+- strings: without outer blanks; bytes: as UTF-8, other bytes written as `\\xNN`;
+- bytes of a fixed length (also UUIDs): as hexadecimal digits;
+- dates, times, timestamps: `2024-01-31`, `08:30:00`, `2024-01-31 08:30:00.5Z`; durations: the number of units;
+- dictionaries and extension types: as the type of their values;
+- null, `None`, `NA`, `NaT`: a missing value.
+
+Lists, structs, maps and all other types are errors, because of the column's type alone.  Errors are for the owner of
+the table and are not part of any release; they name rows and columns, never a value.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow
+import pyarrow.compute
+from numpy.typing import NDArray
+
+from quietmax.errors import InvalidData
+
+MISSING_MARKERS = frozenset({"", "?", "NA", "N/A", "null", "NULL", "nan", "NaN"})
+"""Strings that stand for a missing value (besides an empty cell), unless they are declared as a category."""
+
+YES = frozenset({"yes", "y", "true", "t", "1"})
+NO = frozenset({"no", "n", "false", "f", "0"})
+"""What a boolean column may hold, in any case."""
+
+_LITERAL = re.compile(r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
+"""A number among categories; 01 is a code, not a number."""
+
+_DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?inf(inity)?", re.IGNORECASE)
+"""A number in a numeric column."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair, which no valid string contains."""
+
+_ISO_DATE = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?(Z|[+-][0-9]{2}(:?[0-9]{2})?)?)?"
+)
+_FRACTION = (
+    (r"(\.[0-9]*?)0+(Z|[+-][0-9]{4})?$", r"\1\2"),
+    (r"\.(Z|[+-][0-9]{4})?$", r"\1"),
+)
+"""Replacements that together remove trailing zeros of the fraction of a second from Arrow's string of a time."""
+
+_STRING_TYPES = (
+    pyarrow.types.is_string,
+    pyarrow.types.is_large_string,
+    pyarrow.types.is_string_view,
+    pyarrow.types.is_binary,
+    pyarrow.types.is_large_binary,
+    pyarrow.types.is_binary_view,
+)
+
+
+def as_strings(values: pd.Series[Any]) -> NDArray[np.object_]:
+    """Return every cell as a string without outer blanks; an integer has no decimals, a missing value is "".
+
+    Parameters
+    ----------
+    values : pandas.Series
+        The cells of a column.
+
+    Returns
+    -------
+    ndarray of str
+
+    Examples
+    --------
+    >>> as_strings(pd.Series([1.0, None, 2.5])).tolist()
+    ['1', '', '2.5']
+    """
+    return _map_cells(values, as_string)
+
+
+def as_string(value: Any) -> str:
+    """Return one cell as a string; see `as_strings`.
+
+    Parameters
+    ----------
+    value : object
+        A number, boolean, string, bytes, date or time, or a missing value.
+
+    Returns
+    -------
+    str
+    """
+    if isinstance(value, str):
+        return value.strip()
+    if value is None:
+        return ""
+    if isinstance(value, float | np.floating):
+        return "" if value != value else str(int(value)) if value.is_integer() else str(value)
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace").strip()
+    if not pd.api.types.is_scalar(value):
+        raise InvalidData(
+            "Cells must be numbers, booleans, strings, bytes, dates or times; a cell of the table is of type "
+            f"{type(value).__name__}."
+        )
+    if value is pd.NA or value is pd.NaT or pd.isna(value):
+        return ""
+    if isinstance(value, Decimal) and value.is_finite():
+        digits = f"{value:f}"
+        return digits.rstrip("0").rstrip(".") if "." in digits else digits
+    string = str(value)
+    if isinstance(value, datetime) and value.tzinfo is None and "." in string:
+        return string.rstrip("0")  # as in a column of timestamps
+    return string
+
+
+def as_numbers(values: pd.Series[Any], name: str) -> NDArray[np.float64]:
+    """Return every cell as a number, NaN for a missing value.
+
+    Parameters
+    ----------
+    values : pandas.Series
+        The cells of a column.
+    name : str
+        Name of the column, for errors; no error shows a value.
+
+    Returns
+    -------
+    ndarray of float64
+
+    Raises
+    ------
+    InvalidInput
+        If a cell is not a number.
+
+    Examples
+    --------
+    >>> as_numbers(pd.Series(["1.5", "?", "-inf"]), "age").tolist()
+    [1.5, nan, -inf]
+    """
+    numbers, unreadable = read_numbers(values, parse_number)
+    refuse_unreadable(unreadable, name, NOT_A_NUMBER)
+    return numbers
+
+
+NOT_A_NUMBER = "no number in the numeric column '{}'; a missing value is an empty cell"
+
+
+def refuse_unreadable(unreadable: NDArray[np.bool_], name: str, problem: str) -> None:
+    """Raise `InvalidData` for the first cell that cannot be read.
+
+    Parameters
+    ----------
+    unreadable : ndarray of bool
+        Which cells cannot be read.
+    name : str
+        Name of the column.
+    problem : str
+        What is wrong, with `{}` for the name.
+
+    Raises
+    ------
+    InvalidData
+        Names the row and the column; shows no value.
+    """
+    rows = np.flatnonzero(unreadable)
+    if rows.size:
+        raise InvalidData(f"{first_of(rows)} has {problem.format(name)}.")
+
+
+def read_numbers(
+    values: pd.Series[Any], parse: Callable[[str], float | None]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the number of every cell, NaN for a missing value, and which cells are no numbers.
+
+    Parameters
+    ----------
+    values : pandas.Series
+        The cells of a column.
+    parse : callable
+        Returns the number that a string stands for, or None.
+
+    Returns
+    -------
+    numbers : ndarray of float64
+    unreadable : ndarray of bool
+    """
+    if isinstance(values.dtype, pd.ArrowDtype):
+        column = _plain(_arrow(values))
+        if pyarrow.types.is_boolean(column.type):
+            column = column.cast(pyarrow.uint8())
+        if pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type):
+            floats = pyarrow.compute.fill_null(column.cast(pyarrow.float64(), safe=False), math.nan)
+            return np.asarray(floats, dtype=np.float64), np.zeros(len(values), dtype=bool)
+    elif pd.api.types.is_numeric_dtype(values.dtype) and values.dtype.kind != "c":
+        return values.to_numpy(dtype=np.float64, na_value=np.nan), np.zeros(len(values), dtype=bool)
+
+    def number(value: object) -> float | None:
+        if isinstance(value, bool | np.bool_ | float | np.floating):
+            return float(value)
+        return (parse if isinstance(value, str | bytes) else parse_number)(as_string(value))
+
+    return numbers_or_nan(_map_cells(values, number))
+
+
+def numbers_or_nan(numbers: NDArray[np.object_]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return numbers with NaN for None, and where None was.
+
+    Parameters
+    ----------
+    numbers : ndarray of float or None
+        The numbers.
+
+    Returns
+    -------
+    numbers : ndarray of float64
+    unreadable : ndarray of bool
+    """
+    unreadable = np.array([number is None for number in numbers], dtype=bool)
+    return np.where(unreadable, math.nan, numbers).astype(np.float64), unreadable
+
+
+def parse_number(string: str) -> float | None:
+    """Return the number that a string stands for.
+
+    Parameters
+    ----------
+    string : str
+        A cell as a string.
+
+    Returns
+    -------
+    float or None
+        NaN for a missing value, None if the string is not a number.
+
+    Examples
+    --------
+    >>> parse_number("-2.50"), parse_number("1,000")
+    (-2.5, None)
+    """
+    if string in MISSING_MARKERS:
+        return math.nan
+    return float(string) if _DECIMAL.fullmatch(string) else None
+
+
+def parse_date(string: str, pattern: str | None = None) -> datetime | None:
+    """Return the date or timestamp that a string stands for.
+
+    Parameters
+    ----------
+    string : str
+        A cell as a string.
+    pattern : str, optional
+        The format, as for `datetime.strptime`; by default ISO 8601.
+
+    Returns
+    -------
+    datetime or None
+        None if the string is not a date.
+
+    Examples
+    --------
+    >>> parse_date("2024-01-31 08:30"), parse_date("31.1.24", "%d.%m.%y"), parse_date("31.1.24")
+    (datetime.datetime(2024, 1, 31, 8, 30), datetime.datetime(2024, 1, 31, 0, 0), None)
+    """
+    try:
+        if pattern is not None:
+            return datetime.strptime(string, pattern)
+        return datetime.fromisoformat(string) if _ISO_DATE.fullmatch(string) else None
+    except ValueError:
+        return None
+
+
+def is_missing(strings: Iterable[str]) -> NDArray[np.bool_]:
+    """Return for every string whether it stands for a missing value.
+
+    Parameters
+    ----------
+    strings : iterable of str
+        Cells as strings.
+
+    Returns
+    -------
+    ndarray of bool
+    """
+    return np.array([string in MISSING_MARKERS for string in strings], dtype=bool)
+
+
+def is_valid_unicode(strings: Iterable[str]) -> NDArray[np.bool_]:
+    """Return for every string whether it is valid Unicode: whether it has no half of a surrogate pair.
+
+    Parameters
+    ----------
+    strings : iterable of str
+        Cells as strings.
+
+    Returns
+    -------
+    ndarray of bool
+
+    Examples
+    --------
+    >>> is_valid_unicode(["Zoë", "\\ud800"]).tolist()
+    [True, False]
+    """
+    return np.array([string.isascii() or not _SURROGATE.search(string) for string in strings], dtype=bool)
+
+
+def exact_number(string: str) -> Decimal | None:
+    """Return the exact number that a category is.
+
+    Parameters
+    ----------
+    string : str
+        A category. 01 is a code, not a number.
+
+    Returns
+    -------
+    Decimal or None
+    """
+    return Decimal(string) if _LITERAL.fullmatch(string) else None
+
+
+def map_distinct(strings: NDArray[np.object_], rule: Callable[[str], int]) -> NDArray[np.int64]:
+    """Return the rule's integer for every string; equal strings are computed once.
+
+    Parameters
+    ----------
+    strings : ndarray of str
+        Cells as strings.
+    rule : callable
+        Returns the integer of a string.
+
+    Returns
+    -------
+    ndarray of int64
+    """
+    known = {string: rule(string) for string in set(strings.tolist())}
+    return np.fromiter(map(known.__getitem__, strings.tolist()), dtype=np.int64, count=len(strings))
+
+
+def holds_numbers(values: pd.Series[Any]) -> bool:
+    """Return whether the type of a column allows booleans, integers or floating-point numbers alone.
+
+    Parameters
+    ----------
+    values : pandas.Series
+        The cells of a column.
+
+    Returns
+    -------
+    bool
+    """
+    return isinstance(values.dtype, np.dtype) and values.dtype.kind in "biuf"
+
+
+def _map_cells(values: pd.Series[Any], rule: Callable[[object], object]) -> NDArray[np.object_]:
+    """Return the rule's value for every cell; equal strings, categories and integers are computed once."""
+    if isinstance(values.dtype, pd.StringDtype | pd.CategoricalDtype):
+        codes, distinct = pd.factorize(values, use_na_sentinel=False)
+        return np.array([rule(value) for value in distinct], dtype=object)[codes]
+    if isinstance(values.dtype, np.dtype) and values.dtype.kind in "biu":
+        codes, integers = pd.factorize(values.to_numpy())
+        return np.array([rule(value) for value in integers.tolist()], dtype=object)[codes]
+    if isinstance(values.dtype, pd.ArrowDtype) and len(values):
+        column = _plain(_arrow(values))
+        is_string = any(test(column.type) for test in _STRING_TYPES)
+        if is_string or pyarrow.types.is_boolean(column.type):
+            column = column.cast(pyarrow.large_binary()) if is_string else column
+            encoded = column.combine_chunks().dictionary_encode("encode")
+            mapped = np.array([rule(value) for value in encoded.dictionary.to_pylist()], dtype=object)
+            return np.asarray(mapped[encoded.indices.to_numpy(zero_copy_only=False)])
+    return np.array([rule(value) for value in _cells(values)], dtype=object)
+
+
+def _cells(values: pd.Series[Any]) -> list[Any]:
+    """Return the cells as Python values; the rule follows from the declared type of the column."""
+    if not isinstance(values.dtype, pd.ArrowDtype) and values.dtype.kind not in "mM":
+        return values.tolist()
+    column = _plain(_arrow(values))
+    kind, types = column.type, pyarrow.types
+    if types.is_null(kind) or types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
+        return list(column.to_pylist())
+    if types.is_decimal(kind):
+        return list(column.to_pylist())
+    if types.is_fixed_size_binary(kind):
+        return [None if value is None else value.hex() for value in column.to_pylist()]
+    if any(test(kind) for test in _STRING_TYPES):
+        return list(column.cast(pyarrow.large_binary()).to_pylist())
+    if types.is_temporal(kind) and not types.is_interval(kind):
+        try:
+            strings = column.cast(pyarrow.string())
+        except pyarrow.ArrowException:
+            raise InvalidData(
+                f"Column '{values.name}' has the type {kind}, whose time zone is unknown on this system."
+            ) from None
+        for pattern, kept in _FRACTION:
+            strings = pyarrow.compute.replace_substring_regex(strings, pattern, kept)
+        return list(strings.to_pylist())
+    raise InvalidData(
+        f"Column '{values.name}' must hold numbers, booleans, strings, bytes, dates or times; its type is {kind}."
+    )
+
+
+def _arrow(values: pd.Series[Any]) -> Any:
+    """Return a column as chunks of Arrow arrays."""
+    if isinstance(values.dtype, pd.ArrowDtype):
+        column = values.array.__arrow_array__()
+    else:
+        column = pyarrow.array(values, from_pandas=True)
+    return column if isinstance(column, pyarrow.ChunkedArray) else pyarrow.chunked_array([column])
+
+
+def _plain(column: Any) -> Any:
+    """Return the values of dictionaries, runs and extension types, piece by piece, as the type that they have."""
+    kind = column.type
+    if pyarrow.types.is_dictionary(kind):
+        # Arrow cannot take from strings in the view layout.
+        view = pyarrow.types.is_string_view(kind.value_type) or pyarrow.types.is_binary_view(kind.value_type)
+        inner = pyarrow.large_binary() if view else kind.value_type
+        pieces = [piece.dictionary.cast(inner).take(piece.indices) for piece in column.chunks]
+        return _plain(pyarrow.chunked_array(pieces, type=inner))
+    if pyarrow.types.is_run_end_encoded(kind):
+        pieces = [pyarrow.compute.run_end_decode(piece) for piece in column.chunks]
+        return _plain(pyarrow.chunked_array(pieces, type=kind.value_type))
+    if isinstance(kind, pyarrow.BaseExtensionType):
+        pieces = [piece.storage for piece in column.chunks]
+        return _plain(pyarrow.chunked_array(pieces, type=kind.storage_type))
+    return column
+
+
+def is_absent(strings: NDArray[np.object_], missing_values: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Return for every string whether it stands for a missing value of a column.
+
+    Parameters
+    ----------
+    strings : ndarray of str
+        Cells as strings.
+    missing_values : tuple of str
+        What stands for a missing value in this column, besides `MISSING_MARKERS`.
+
+    Returns
+    -------
+    ndarray of bool
+    """
+    markers = MISSING_MARKERS.union(missing_values)
+    return np.array([string in markers for string in strings], dtype=bool)
+
+
+def holds_strings(values: pd.Series[Any]) -> bool:
+    """Return whether the type of a column is that of strings (or unknown), rather than of dates or numbers.
+
+    Parameters
+    ----------
+    values : pandas.Series
+        The cells of a column.
+
+    Returns
+    -------
+    bool
+    """
+    if isinstance(values.dtype, pd.ArrowDtype):
+        kind = values.dtype.pyarrow_dtype
+        kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+        return any(test(kind) for test in _STRING_TYPES)
+    return isinstance(values.dtype, pd.StringDtype | pd.CategoricalDtype) or values.dtype.kind == "O"
+
+
+def parse_boolean(string: str) -> int:
+    """Return 1 if a string says yes, 0 if it says no.
+
+    Parameters
+    ----------
+    string : str
+        A cell as a string.
+
+    Returns
+    -------
+    int
+        -2 if it says neither.
+
+    Examples
+    --------
+    >>> parse_boolean("TRUE"), parse_boolean("n"), parse_boolean("1.0"), parse_boolean("maybe")
+    (1, 0, 1, -2)
+    """
+    folded = string.casefold()
+    number = exact_number(folded)
+    if folded in YES or number == 1:
+        return 1
+    return 0 if folded in NO or number == 0 else -2
+
+
+def first_of(rows: NDArray[np.int64]) -> str:
+    """Return the number of the first of some rows, counted from 1, and how many follow, for messages.
+
+    Parameters
+    ----------
+    rows : ndarray of int64
+        Row numbers, counted from 0.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> first_of(np.array([4])), first_of(np.array([4, 7, 9]))
+    ('Row 5', 'Row 5 (and 2 more)')
+    """
+    return f"Row {rows[0] + 1}" + (f" (and {len(rows) - 1} more)" if len(rows) > 1 else "")

@@ -1,0 +1,320 @@
+"""Answers to files of queries, of any number and size: one file of answers for each file of queries.
+
+Answers from released weights are free, so files may be answered again. A file of answers is written completely or not
+at all. A hidden file lists what was answered, so a run that was interrupted continues where it ended.
+"""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow
+import pyarrow.parquet
+from numpy.typing import NDArray
+
+from quietmax._io import atomic_write, remove_staging
+from quietmax._ray import RayEngine, ray_map
+from quietmax.data.sources import ParquetPart, TextPart, converted_frames, file_parts, rows_at_once
+from quietmax.data.tables import query_features
+from quietmax.errors import InvalidData, InvalidInput, QuietmaxError
+from quietmax.estimators.blocks import Progress
+from quietmax.estimators.serialization import PrivateModel
+from quietmax.spending import DESCRIPTION_FILE
+
+ANSWERS_FILE = ".quietmax-answers.jsonl"
+"""The file of a folder of answers: which model gave them, and one line for every file of queries that was answered."""
+PAID = (
+    "Only released weights answer folders of queries. This model is paid per answer: its queries must be in one file, "
+    "without `output`."
+)
+
+_Job = tuple[TextPart | ParquetPart, list[str], Path]
+"""A file of queries, its columns that are read, and the file of its answers."""
+
+
+@dataclass(frozen=True)
+class AnsweredFiles:
+    """What `answer_files` did.
+
+    Parameters
+    ----------
+    written : int
+        Number of files that were answered now.
+    skipped : int
+        Number of files that had been answered before.
+    queries : int
+        Number of queries that were answered now.
+    """
+
+    written: int
+    skipped: int
+    queries: int
+
+
+def answer_files(
+    folder: str | Path,
+    model: PrivateModel,
+    source: str | Path,
+    output: str | Path,
+    *,
+    progress: Progress | None = None,
+    engine: RayEngine | None = None,
+) -> AnsweredFiles:
+    """Answer files of queries with a saved model whose weights are released, in bounded memory.
+
+    Every file of queries becomes a file of answers of the same name, format and number of rows, in the same order:
+    the column `label`, and the column `probability of C` for every class C. Files that were answered before, and have
+    the same size and time of change since then, are left out.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The model folder.
+    model : PrivateModel
+        The model, opened from the folder.
+    source : str or Path
+        A CSV, TSV or Parquet file, a folder of such files, or a pattern such as `"people/*.parquet"`.
+    output : str or Path
+        The folder of the answers; it is made if it does not exist.
+    progress : callable, optional
+        Takes the bytes of queries that are answered, and their total.
+    engine : RayEngine, optional
+        The workers of a Ray cluster answer the files, each one file at a time. All machines must see the files of
+        queries and of answers at the same paths.
+
+    Returns
+    -------
+    AnsweredFiles
+
+    Raises
+    ------
+    DataUnavailable
+        If a file cannot be read.
+    InvalidInput
+        If the model is paid per answer, a file does not fit it, or the folder holds something else. The message names
+        the file. Finished files of answers stay.
+    """
+    if model.remaining is not None:
+        raise InvalidInput(PAID)
+    encoding, place = model.encoding, Path(output).expanduser()
+    found = file_parts(source, None if encoding is None else [column.name for column in encoding.columns])
+    files = [part.file for part, _ in found]
+    targets = _targets(Path(source).expanduser(), files, place)
+    with _claimed(place, Path(folder), targets) as answered:
+        return _answer_rest(model, found, targets, place, answered, progress, engine)
+
+
+def _answer_rest(
+    model: PrivateModel,
+    found: list[tuple[TextPart | ParquetPart, list[str]]],
+    targets: list[Path],
+    place: Path,
+    answered: dict[str, str],
+    progress: Progress | None,
+    engine: RayEngine | None,
+) -> AnsweredFiles:
+    """Answer the files that the log does not list as they are now."""
+    sizes = [part.file.stat().st_size for part, _ in found]
+    skipped = queries = done = 0
+    report, total = progress or (lambda _, __: None), sum(sizes)
+    left: list[tuple[_Job, int, str]] = []
+    for (part, columns), target, size in zip(found, targets, sizes, strict=True):
+        name = target.relative_to(place).as_posix()
+        entry = _entry(part.file, name)
+        if answered.get(name) == entry and target.is_file():
+            skipped += 1
+            done += size
+        else:
+            left.append(((part, columns, target), size, entry))
+    if engine is None:
+        counts: Iterator[int] = (
+            _answer_file(model, *job, partial(_advance, report, done, size, total)) for job, size, _ in left
+        )
+    else:
+        counts = _counts_on_ray(engine, model, [job for job, _, _ in left])
+    for (_, size, entry), count in zip(left, counts, strict=True):
+        queries += count
+        _note(place, entry)
+        done += size
+        report(done, total)
+    return AnsweredFiles(len(left), skipped, queries)
+
+
+def _counts_on_ray(engine: RayEngine, model: PrivateModel, jobs: list[_Job]) -> Iterator[int]:
+    """Let the workers of a Ray cluster answer files; yield the number of queries of each one."""
+    everywhere = [
+        (replace(part, file=part.file.absolute()), columns, target.absolute())
+        for part, columns, target in jobs
+    ]
+    try:
+        yield from ray_map(engine, _answer_file, everywhere, shared=(model,))
+    finally:
+        for folder in {target.parent for _, _, target in everywhere}:
+            remove_staging(folder)  # of workers that were killed
+
+
+def _advance(report: Progress, done: int, size: int, total: int, share: float) -> None:
+    """Report that a share of the next file is answered, after files of `done` bytes."""
+    report(done + int(share * size), total)
+
+
+def _targets(source: Path, files: list[Path], output: Path) -> list[Path]:
+    """Return where the answers to each file go: below the output as the file is below the source."""
+    place = Path(os.path.realpath(output))
+    found = [Path(os.path.realpath(file)) for file in files]
+    inside = source.is_dir() and place.is_relative_to(os.path.realpath(source))
+    if inside or any(file.is_relative_to(place) for file in found):
+        raise InvalidInput(
+            f"output must be another folder than that of the queries, and not inside it, got '{output}'."
+        )
+    base = source if source.is_dir() else Path(os.path.commonpath([file.parent for file in files]))
+    return [output / file.relative_to(base) for file in files]
+
+
+@contextmanager
+def _claimed(output: Path, folder: Path, targets: list[Path]) -> Iterator[dict[str, str]]:
+    """Make the folder of answers, or check that it holds answers of the same model; yield what was answered last.
+
+    Nobody else may write to the folder meanwhile: answers of another model would be mixed with these.
+    """
+    description = (folder / DESCRIPTION_FILE).read_bytes()  # it has the digest of the weights
+    owner = json.dumps({"format": "quietmax answers", "model": hashlib.sha256(description).hexdigest()})
+    log = output / ANSWERS_FILE
+    try:
+        existing = [] if log.exists() else [target for target in targets if target.exists()]
+        if existing:
+            raise InvalidInput(
+                f"output must be a new folder or one with answers of the same model, but the file {existing[0]} is "
+                "something else."
+            )
+        output.mkdir(parents=True, exist_ok=True)
+        file = log.open("a+", encoding="utf-8", errors="replace")
+    except OSError as problem:
+        raise _not_written(output, problem) from problem
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.seek(0)
+            first, *entries = file.read().splitlines() or [""]
+            if not first:
+                file.write(owner + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except BlockingIOError:
+            raise InvalidInput(
+                f"output must be a folder that no other run writes to, got '{output}'."
+            ) from None
+        except OSError as problem:
+            raise _not_written(output, problem) from problem
+        if first not in ("", owner):
+            raise InvalidInput(
+                f"output must be a new folder or one with answers of the same model, but '{output}' has answers of "
+                "another model."
+            )
+        answered = {}
+        for entry in entries:
+            with suppress(ValueError, TypeError, KeyError):  # a line that was cut off by a crash
+                answered[json.loads(entry)["file"]] = entry
+        yield answered
+
+
+def _entry(file: Path, name: str) -> str:
+    """Return what the log says of a file of queries; another line once the file has changed."""
+    found = file.stat()
+    # The last of the two times changes with every change of the file; `cp -p` and `touch` can set the other one.
+    times = (found.st_mtime_ns, found.st_ctime_ns)
+    return json.dumps(
+        {
+            "file": name,
+            "of": str(file.absolute()),
+            "inode": found.st_ino,
+            "bytes": found.st_size,
+            "times": times,
+        }
+    )
+
+
+def _note(output: Path, entry: str) -> None:
+    """Add a line to the log, apart from a line that was cut off."""
+    try:
+        with (output / ANSWERS_FILE).open("a", encoding="utf-8") as log:
+            log.write(f"\n{entry}\n")
+    except OSError as problem:
+        raise _not_written(output, problem) from problem
+
+
+def _not_written(place: Path, problem: OSError) -> QuietmaxError:
+    return QuietmaxError(f"The answers cannot be written to {place} ({problem.strerror or problem}).")
+
+
+def _answer_file(
+    model: PrivateModel,
+    part: TextPart | ParquetPart,
+    columns: list[str],
+    target: Path,
+    advance: Callable[[float], None] | None = None,
+) -> int:
+    """Write the answers to one file, and return their number. `advance` gets the share that is done, if known."""
+    features = model.inputs if model.features is None else model.features.dimension(model.inputs)
+    height = rows_at_once(max(model.inputs, features))
+    names = model.encoding.classes if model.encoding else model.classes
+    labels = np.array([str(name) for name in names], dtype=object)
+    changed, total, queries = part.file.stat().st_mtime_ns, part.count(), 0
+
+    def encoded(frame: pd.DataFrame) -> NDArray[np.float32]:
+        return query_features(frame, encoding=model.encoding, width=model.inputs, place=part.place)
+
+    def answers() -> Iterator[NDArray[np.float64]]:
+        nonlocal queries
+        for records in converted_frames(part, columns, height, encoded):
+            queries += len(records)
+            yield model.predict_proba(records)
+            if advance is not None and total:
+                advance(queries / total)
+        if part.file.stat().st_mtime_ns != changed:
+            raise InvalidData(f"{part.place} changed while it was read.")
+
+    write = _write_parquet if isinstance(part, ParquetPart) else _write_text
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(target, lambda staging: write(staging, target.suffix, labels, answers()))
+    except OSError as problem:
+        raise _not_written(target, problem) from problem
+    return queries
+
+
+def _headings(labels: NDArray[Any]) -> list[str]:
+    return ["label", *(f"probability of {label}" for label in labels)]
+
+
+def _write_parquet(path: Path, _: str, labels: NDArray[Any], answers: Iterator[NDArray[np.float64]]) -> None:
+    kinds = [pyarrow.string(), *(pyarrow.float64() for _ in labels)]
+    schema = pyarrow.schema(list(zip(_headings(labels), kinds, strict=True)))
+    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+        for probabilities in answers:
+            columns = [labels[probabilities.argmax(-1)], *probabilities.T]
+            arrays = [pyarrow.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+            writer.write_table(pyarrow.table(arrays, schema=schema))
+
+
+def _write_text(
+    path: Path, suffix: str, labels: NDArray[Any], answers: Iterator[NDArray[np.float64]]
+) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, delimiter="\t" if suffix.lower() == ".tsv" else ",", lineterminator="\n")
+        writer.writerow(_headings(labels))
+        for probabilities in answers:
+            chosen = labels[probabilities.argmax(-1)]
+            writer.writerows([label, *row] for label, row in zip(chosen, probabilities.tolist(), strict=True))

@@ -1,0 +1,1031 @@
+"""Rows of a training set in blocks: in memory, or on disk where there are too many of them.
+
+A training reads its rows through two operations. `sum` adds up what a function returns for every block, and `update`
+replaces every block by what a function makes of it. What a row contributes depends on that row, on the number of rows
+of its person and on public numbers alone, and contributions are added as integers (`exact_sums`). So neither the
+borders of the blocks nor the order of the rows nor the place of a block changes a bit of the result (THEORY 3.11).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from numbers import Integral
+from pathlib import Path
+from typing import IO, Any, Protocol, Self, TypeVar
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from quietmax import __version__
+from quietmax._io import atomic_write
+from quietmax._threads import parallel_map
+from quietmax.data.sources import ParquetPart, Part, TableRows, TextPart
+from quietmax.errors import DataUnavailable, InvalidInput
+
+Floats = NDArray[np.float64]
+Labels = NDArray[np.int64]
+Progress = Callable[[int, int], None]
+"""Takes what is done and the total, both in rows times passes."""
+
+ROWS_AT_ONCE = 512
+EXACT_ROWS = 4096
+"""Clipped gradients of at most this many rows sum to less than 2^53 units of 2^-40."""
+MAX_BLOCK_ROWS = 2**20
+"""A block has at most this many rows: the sum of their contributions fits into 63 bits."""
+CHUNKS_PER_BLOCK = 256
+"""A block has at most this many chunks of `chunk_rows` rows."""
+BLOCK_BYTES = 2**25
+"""A block has about this many bytes of rows, if this is more than `ROWS_AT_ONCE` rows."""
+FILES_IN_MEMORY = 2**29
+"""Blocks of rows that come from files are kept in memory up to this many bytes by default."""
+_CACHED = 2**19
+"""About this many numbers are held in float64 at once: they fit into a processor's cache."""
+_SKIPPED_BYTES = 2**16
+"""Rows between two wanted ones are read with them if they have fewer bytes than this."""
+_NOT_RESUMED = "`resume` requires a head that is trained on files of this machine."
+_DIGEST_BYTES = 16
+_BESIDE_BYTES = 32
+"""For a label, the number of rows of a person, and a digest of the person."""
+_PERSONS_AT_ONCE = 2**22
+"""Persons are counted in ranges of digests, so that about this many rows are looked at together."""
+
+
+class Addable(Protocol):
+    """What can be summed over blocks."""
+
+    def __add__(self, other: Any, /) -> Self:
+        """Return the sum."""
+        ...
+
+
+Sum = TypeVar("Sum", bound=Addable)
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Rows in memory: one block, or a whole table that is not large.
+
+    Parameters
+    ----------
+    rows : array of shape (records, features)
+        Encoded records; in training rows on the grid, of length at most 1.
+    labels : array of shape (records,)
+        Class indices.
+    classes : int
+        Number of classes.
+    repeats : array of shape (records,), optional
+        How many rows the person of each row has. None if every row is a record of its own.
+    persons : array of bytes of shape (records,), optional
+        A digest of the person of each row, until the rows of each person have been counted.
+    """
+
+    rows: NDArray[Any]
+    labels: Labels
+    classes: int
+    repeats: Labels | None = None
+    persons: NDArray[np.bytes_] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def features(self) -> int:
+        """The number of features, in training with the constant one."""
+        return int(self.rows.shape[1])
+
+    @cached_property
+    def shares(self) -> Floats | None:
+        """What every row counts: 1/k if its person has k rows. None if all count 1."""
+        return None if self.repeats is None else 1.0 / self.repeats
+
+    @property
+    def units(self) -> int:
+        """The number of persons, or of records if there are no persons."""
+        return len(self.rows) if self.shares is None else round(float(self.shares.sum()))
+
+    @property
+    def repeated(self) -> bool:
+        """Whether the unit is a person with several rows."""
+        return self.repeats is not None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self._arrays() if array is not None)
+
+    def take(self, part: slice) -> Table:
+        """Return consecutive rows, without copying them.
+
+        Parameters
+        ----------
+        part : slice
+            Which rows.
+
+        Returns
+        -------
+        Table
+        """
+        repeats = None if self.repeats is None else self.repeats[part]
+        persons = None if self.persons is None else self.persons[part]
+        return Table(self.rows[part], self.labels[part], self.classes, repeats, persons)
+
+    def pieces(self, count: int) -> list[Table]:
+        """Divide the rows into consecutive parts of about equal length.
+
+        Parameters
+        ----------
+        count : int
+            How many parts; fewer if that makes parts of less than `ROWS_AT_ONCE` rows, more if parts would be longer
+            than a block may be.
+
+        Returns
+        -------
+        list of Table
+            At least one.
+        """
+        most = min(MAX_BLOCK_ROWS, CHUNKS_PER_BLOCK * chunk_rows(self.features))
+        count = max(1, min(count, len(self) // ROWS_AT_ONCE), -(-len(self) // most))
+        edges = [len(self) * piece // count for piece in range(count + 1)]
+        return [self.take(slice(start, stop)) for start, stop in itertools.pairwise(edges)]
+
+    def chunks(self) -> Iterator[tuple[torch.Tensor, slice]]:
+        """Iterate over chunks of rows.
+
+        Yields
+        ------
+        tuple of tensor and slice
+            Rows in float64, and their place. The tensor is overwritten by the next chunk.
+        """
+        height = chunk_rows(self.features)
+        buffer = torch.empty((min(height, len(self)), self.features), dtype=torch.float64)
+        for start in range(0, len(self), height):
+            part = slice(start, min(start + height, len(self)))
+            rows = buffer[: part.stop - start]
+            rows.copy_(torch.from_numpy(self.rows[part]))
+            yield rows, part
+
+    def rows_at(self, numbers: Labels) -> NDArray[Any]:
+        """Return some rows by their numbers."""
+        taken: NDArray[Any] = self.rows[numbers]
+        return taken
+
+    def load(self, *, rows: bool = True) -> Table:  # noqa: ARG002
+        """Return the table itself: it is in memory, with or without need for its ``rows``."""
+        return self
+
+    def sum(self, work: Callable[[Table], Sum]) -> Sum:
+        """Add up what a function returns for parts of the table, on all threads; see `Blocks.sum`."""
+        return _sum([self], work)
+
+    def _arrays(self) -> tuple[NDArray[Any] | None, ...]:
+        return self.rows, self.labels, self.repeats, self.persons
+
+
+def chunk_rows(features: int) -> int:
+    """Return the number of rows of a chunk: at most `EXACT_ROWS`, and a multiple of 8, which is faster to multiply.
+
+    Parameters
+    ----------
+    features : int
+        Number of features.
+
+    Returns
+    -------
+    int
+
+    Examples
+    --------
+    >>> chunk_rows(50), chunk_rows(4000)
+    (4096, 128)
+    """
+    return min(max(_CACHED // max(features, 1) // 8 * 8, 16), EXACT_ROWS)
+
+
+def block_rows(columns: int) -> int:
+    """Return the number of rows of a block of about `BLOCK_BYTES`.
+
+    Parameters
+    ----------
+    columns : int
+        Numbers per row.
+
+    Returns
+    -------
+    int
+
+    Examples
+    --------
+    >>> block_rows(51), block_rows(4)
+    (164482, 1048576)
+    """
+    most = min(MAX_BLOCK_ROWS, CHUNKS_PER_BLOCK * chunk_rows(columns))
+    return min(most, max(BLOCK_BYTES // (4 * columns), ROWS_AT_ONCE))
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """Trains in this process: blocks in memory and, beyond a limit, in a temporary folder.
+
+    Parameters
+    ----------
+    max_memory : int, optional
+        Blocks are kept in memory up to this many bytes; the others are written to files. By default 512 MiB for rows
+        that come from files or from a stream, and no limit for rows that are in memory already.
+    cache_dir : str or Path, optional
+        Where the temporary folder is made; by default where the operating system puts temporary files. It needs as
+        many bytes as the rows: 4 for every feature. The files are readable by the owner alone and removed at the end,
+        also after an error.
+    progress : callable, optional
+        Called with what is done and the total, in rows times passes.
+    report : callable, optional
+        Called with a sentence that says where files are written and how large they become, before they are.
+    resume : bool
+        Whether a training that was interrupted can be continued. The encoded rows of files then stay in a folder in
+        ``cache_dir``, and the next training on the same files and schema does not read those files again. The folder
+        is removed when a training ends well. **It holds the private rows**; only its owner can read it. No noise and
+        nothing that was released is stored, so every training draws its own noise.
+
+    Examples
+    --------
+    >>> LocalEngine(max_memory=2**28).max_memory
+    268435456
+    """
+
+    max_memory: int | None = None
+    cache_dir: str | Path | None = None
+    progress: Progress | None = None
+    report: Callable[[str], None] | None = None
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_memory is not None and not (
+            isinstance(self.max_memory, Integral) and self.max_memory >= 0
+        ):
+            raise InvalidInput(f"max_memory must be a number of bytes, at least 0, got {self.max_memory!r}.")
+        if self.resume and self.cache_dir is None:
+            raise InvalidInput("`resume` requires a `cache_dir`, in which the encoded rows stay.")
+
+
+class Blocks:
+    """The rows of a training set in blocks.
+
+    Parameters
+    ----------
+    classes : int
+        Number of classes.
+    engine : LocalEngine
+        Where the blocks are kept.
+    max_memory : int, optional
+        Used if the engine states no limit.
+    """
+
+    def __init__(
+        self, classes: int, engine: LocalEngine | None = None, max_memory: int | None = None
+    ) -> None:
+        self.classes = classes
+        self.engine = engine or LocalEngine()
+        self._limit = max_memory if self.engine.max_memory is None else self.engine.max_memory
+        self._blocks: list[Table | _StoredTable] = []
+        self._folder: Path | None = None
+        self._remove_folder: Callable[[], object] | None = None
+        self._encoded: _EncodedRows | None = None
+        self._numbers = itertools.count()
+        self._in_memory = 0
+        self._persons: int | None = None
+        self._reported = False
+        self._passes = _Passes(self.engine.progress)
+
+    def __enter__(self) -> Blocks:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._encoded is not None:
+            self._encoded.remove()
+        self.close()
+
+    def close(self) -> None:
+        """Drop all rows, and remove the temporary folder."""
+        self._blocks.clear()
+        if self._remove_folder is not None:
+            self._remove_folder()
+        self._folder = self._remove_folder = None
+        if self._encoded is not None:
+            self._encoded.close()
+            self._encoded = None
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return sum(len(block) for block in self._blocks)
+
+    @property
+    def features(self) -> int:
+        """Numbers per row."""
+        return self._blocks[0].features
+
+    @property
+    def repeated(self) -> bool:
+        """Whether the unit is a person with several rows."""
+        return self._persons is not None
+
+    @property
+    def units(self) -> int:
+        """The number of persons, or of rows if there are no persons."""
+        return len(self) if self._persons is None else self._persons
+
+    def reserve(self, rows: int | None, columns: int) -> None:
+        """State how many bytes of files the rows will need.
+
+        Parameters
+        ----------
+        rows : int or None
+            The number of rows; None if it is not known.
+        columns : int
+            Numbers per row.
+
+        Raises
+        ------
+        DataUnavailable
+            If the disk has too little space.
+        """
+        if self._limit is None or rows is None:
+            return
+        limit = 0 if self.engine.resume else self._limit
+        needed = rows * (4 * columns + _BESIDE_BYTES) - limit
+        if needed <= 0:
+            return
+        place = self._place()
+        try:
+            free = shutil.disk_usage(place).free
+        except OSError as error:
+            raise _no_folder(place, error) from error
+        free += sum(
+            block.nbytes
+            for block in self._blocks
+            if isinstance(block, _StoredTable) and block.rows_file.parent == self._folder
+        )
+        if needed > free:
+            raise DataUnavailable(
+                f"The rows need {needed / 1e9:.1f} GB of files in {place}, which has {free / 1e9:.1f} GB free. "
+                "`cache_dir` can name another place, and a larger `max_memory` keeps more rows in memory."
+            )
+        self._report(f"The rows need up to {needed / 1e9:.1f} GB of temporary files in {place}.")
+
+    def read(self, source: TableRows, key: bytes) -> None:
+        """Read and encode the rows of a table, part by part.
+
+        Parameters
+        ----------
+        source : TableRows
+            Where the rows are.
+        key : bytes
+            The key of the digests of persons.
+        """
+        if not self.engine.resume:
+            self.extend(tables_of(source, key, self.classes))
+            return
+        self._encoded = encoded = _EncodedRows(self._place(), source)
+        self._report(
+            f"The encoded rows, which are private, stay in {encoded.folder} until a training on the same files ends "
+            "well."
+        )
+        for part in source.parts:
+            blocks = encoded.blocks(part, self.classes)
+            if blocks is None:
+                own = tables_of(replace(source, parts=(part,)), encoded.key, self.classes)
+                blocks = encoded.write(part, in_blocks(own))
+            for block in blocks:
+                self._blocks.append(block)
+                self._passes.advance(len(block))
+
+    def extend(self, tables: Iterable[Table]) -> None:
+        """Append rows, in blocks of a suitable size.
+
+        Parameters
+        ----------
+        tables : iterable of Table
+            Rows. They are not copied if they form a block as they are.
+        """
+        if self.engine.resume:
+            raise InvalidInput(_NOT_RESUMED)
+        for block in in_blocks(tables):
+            self._blocks.append(self._kept(block))
+            self._passes.advance(len(block))
+
+    def sum(self, work: Callable[[Table], Sum]) -> Sum:
+        """Add up what a function returns for every block.
+
+        Parameters
+        ----------
+        work : callable
+            Takes a block. It may get a part of a block, so that all threads have something to do.
+
+        Returns
+        -------
+        object
+            The sum.
+        """
+        return _sum(self._blocks, work, self._passes.advance)
+
+    def update(self, function: Callable[[Table], Table | Iterable[Table]]) -> None:
+        """Replace every block by what a function makes of it, one after the other.
+
+        Parameters
+        ----------
+        function : callable
+            Takes a block and returns one or several; it may overwrite the arrays of the block.
+        """
+        old, self._blocks = self._blocks, []
+        old.reverse()
+        while old:
+            kept = old.pop()
+            table = kept.load()
+            made = function(table)
+            rows = len(table)
+            self._forget(kept)
+            del table, kept
+            for block in [made] if isinstance(made, Table) else made:
+                self._blocks.append(self._kept(block))
+            del made
+            self._passes.advance(rows)
+
+    def rows_at(self, numbers: Labels) -> NDArray[Any]:
+        """Return some rows by their numbers, in the order in which they were appended.
+
+        Parameters
+        ----------
+        numbers : array of int
+            From 0 to the number of rows minus 1, in any order.
+
+        Returns
+        -------
+        array of shape (numbers, features)
+        """
+        starts = np.cumsum([0, *map(len, self._blocks)])
+        places = np.searchsorted(starts, numbers, side="right") - 1
+        rows: NDArray[Any] = np.empty((len(numbers), self.features), np.float32)
+        for place in np.unique(places):
+            chosen = places == place
+            rows[chosen] = self._blocks[place].rows_at(numbers[chosen] - starts[place])
+        self._passes.advance(len(numbers))
+        return rows
+
+    def slices(self, parts: Sequence[slice]) -> Table:
+        """Return consecutive rows of every block, with their labels, as one table in memory.
+
+        Parameters
+        ----------
+        parts : sequence of slice
+            Which rows of each block, in the order of the blocks.
+
+        Returns
+        -------
+        Table
+        """
+        edges = np.cumsum([0, *(part.stop - part.start for part in parts)])
+        table = Table(
+            np.empty((edges[-1], self.features), np.float32), np.empty(edges[-1], np.int64), self.classes
+        )
+        for block, part, start, stop in zip(self._blocks, parts, edges[:-1], edges[1:], strict=True):
+            taken = block.take(part)
+            table.rows[start:stop], table.labels[start:stop] = taken.rows, taken.labels
+        return table
+
+    def advance(self, rows: int) -> None:
+        """Report that some rows were worked on outside of this table.
+
+        Parameters
+        ----------
+        rows : int
+            Rows times passes.
+        """
+        self._passes.advance(rows)
+
+    def count_persons(self) -> None:
+        """Count the rows of each person, over all blocks; sets `repeats`, and drops the digests.
+
+        Digests are counted range by range, so that memory does not grow with the number of persons.
+        """
+        persons = 0
+        for first, last in self._person_ranges():
+            counts = self._sum_labels(partial(_PersonCounts.of, first=first, last=last))
+            persons += len(counts.digests)
+            self._update_labels(partial(counts.assigned, first=first, last=last))
+        self._update_labels(lambda block: replace(block, persons=None))
+        self._persons = persons
+
+    def distinct_persons(self) -> int:
+        """Return the number of persons, whose digests stay."""
+        return sum(
+            len(self._sum_labels(partial(_PersonCounts.of, first=first, last=last)).digests)
+            for first, last in self._person_ranges()
+        )
+
+    def _person_ranges(self) -> Iterator[tuple[int, int]]:
+        """Return ranges of the first 16 bits of digests, so that the persons of one range take little memory."""
+        ranges = min(-(-len(self) // _PERSONS_AT_ONCE), 2**16)
+        return itertools.pairwise(2**16 * number // ranges for number in range(ranges + 1))
+
+    def _sum_labels(self, work: Callable[[Table], Sum]) -> Sum:
+        """Add up what a function returns for every block, which it gets without its rows."""
+        return _sum(self._blocks, work, rows=False)
+
+    def _update_labels(self, function: Callable[[Table], Table]) -> None:
+        """Replace what is known of every row besides the row itself."""
+        for number, block in enumerate(self._blocks):
+            made = function(block.load(rows=False))
+            if isinstance(block, Table):
+                self._in_memory += made.nbytes - block.nbytes
+                self._blocks[number] = made
+            else:
+                self._blocks[number] = block.with_labels(made, self._new_file(".labels"))
+                self._remove(block.labels_file)
+
+    def expect(self, passes: int, rows: int | None = None) -> None:
+        """Announce how many passes over the rows are left, for the time left.
+
+        Parameters
+        ----------
+        passes : int
+            Calls of `sum` and `update`; reading the rows is one more.
+        rows : int, optional
+            The number of rows, if not all of them have been read.
+        """
+        self._passes.expect(passes, len(self) if rows is None else rows)
+
+    def _kept(self, table: Table) -> Table | _StoredTable:
+        """Keep a block in memory, or on disk if there is no room."""
+        if self._limit is None or self._in_memory + table.nbytes <= self._limit:
+            self._in_memory += table.nbytes
+            return table
+        return _StoredTable.write(table, self._new_file(".rows"), self._new_file(".labels"))
+
+    def _forget(self, block: Table | _StoredTable) -> None:
+        if isinstance(block, Table):
+            self._in_memory -= block.nbytes
+        else:
+            self._remove(block.rows_file)
+            self._remove(block.labels_file)
+
+    def _remove(self, file: Path) -> None:
+        """Remove a temporary file; encoded rows of `resume` stay."""
+        if file.parent == self._folder:
+            file.unlink()
+
+    def _new_file(self, suffix: str) -> Path:
+        """Return the path of a new file in the temporary folder."""
+        if self._folder is None:
+            place = self._place()
+            try:
+                self._folder = Path(tempfile.mkdtemp(prefix="quietmax-rows-", dir=place))
+                # Also if Ctrl-C comes before anybody who would call `close` has these blocks.
+                self._remove_folder = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            except OSError as error:
+                raise _no_folder(place, error) from error
+            if not self._reported:
+                self._report(f"Rows that do not fit into memory go to temporary files in {place}.")
+        return self._folder / f"{next(self._numbers)}{suffix}"
+
+    def _place(self) -> Path:
+        """Return the folder in which files are made."""
+        return Path(self.engine.cache_dir or tempfile.gettempdir()).expanduser()
+
+    def _report(self, sentence: str) -> None:
+        self._reported = True
+        if self.engine.report is not None:
+            self.engine.report(sentence)
+
+
+def joined(tables: Sequence[Table]) -> Table:
+    """Return tables of the same columns as one.
+
+    Parameters
+    ----------
+    tables : sequence of Table
+        At least one.
+
+    Returns
+    -------
+    Table
+    """
+    rows, labels, repeats, persons = (
+        None if parts[0] is None else np.concatenate(parts)
+        for parts in zip(*(table._arrays() for table in tables), strict=True)
+    )
+    assert rows is not None
+    assert labels is not None
+    return Table(rows, labels, tables[0].classes, repeats, persons)
+
+
+def in_blocks(tables: Iterable[Table]) -> Iterator[Table]:
+    """Cut or join tables to blocks of a suitable size.
+
+    Parameters
+    ----------
+    tables : iterable of Table
+        Rows. They are not copied if they form a block as they are.
+
+    Yields
+    ------
+    Table
+    """
+    waiting: list[Table] = []
+    count = 0
+    for table in tables:
+        height = block_rows(table.features)
+        for start in range(0, len(table), height):
+            waiting.append(table.take(slice(start, start + height)))
+            count += len(waiting[-1])
+            if count >= height:
+                yield from _cut(waiting)
+                waiting, count = [], 0
+    if waiting:
+        yield from _cut(waiting)
+
+
+def _cut(tables: list[Table]) -> Iterator[Table]:
+    table = tables[0] if len(tables) == 1 else joined(tables)
+    for start in range(0, len(table), most := block_rows(table.features)):
+        yield table.take(slice(start, start + most))
+
+
+def tables_of(source: TableRows, key: bytes, classes: int) -> Iterator[Table]:
+    """Read and encode the rows of a table.
+
+    Parameters
+    ----------
+    source : TableRows
+        Where the rows are.
+    key : bytes
+        The key of the digests of persons.
+    classes : int
+        Number of classes.
+
+    Yields
+    ------
+    Table
+    """
+    for records in source.records():
+        persons = None if records.persons is None else person_digests(records.persons, key)
+        yield Table(records.features, records.labels, classes, persons=persons)
+
+
+def _no_folder(place: Path, error: OSError) -> DataUnavailable:
+    return DataUnavailable(f"No temporary folder can be made in {place}: {error.strerror}.")
+
+
+@dataclass(frozen=True)
+class _StoredTable:
+    """A block in two files: its rows, and what is known of each row besides."""
+
+    rows_file: Path
+    labels_file: Path
+    length: int
+    features: int
+    classes: int
+    present: tuple[bool, ...]
+
+    def __len__(self) -> int:
+        return self.length
+
+    @property
+    def nbytes(self) -> int:
+        """About the bytes of both files."""
+        return self.length * (4 * self.features + _BESIDE_BYTES)
+
+    @classmethod
+    def write(cls, table: Table, rows_file: Path | None, labels_file: Path) -> _StoredTable:
+        """Write a block; without its rows if there is no file for them."""
+        besides = table._arrays()[1:]
+        try:
+            if rows_file is not None:
+                _write(rows_file, [table.rows])
+            _write(labels_file, besides)
+        except OSError as error:
+            reason = error.strerror or "the disk may be full"  # numpy says only how much was written
+            raise DataUnavailable(
+                f"The rows cannot be written to the folder {labels_file.parent}: {reason}. `cache_dir` can name "
+                "another place."
+            ) from error
+        present = tuple(array is not None for array in besides)
+        return cls(rows_file or labels_file, labels_file, len(table), table.features, table.classes, present)
+
+    def load(self, *, rows: bool = True) -> Table:
+        """Read the block; without `rows` it has no columns."""
+        arrays: list[Any] = []
+        with self.labels_file.open("rb") as file:
+            for present in self.present:
+                arrays.append(np.load(file, allow_pickle=False) if present else None)
+        labels, repeats, persons = arrays
+        content = (
+            np.load(self.rows_file, allow_pickle=False) if rows else np.empty((self.length, 0), np.float32)
+        )
+        return Table(content, labels, self.classes, repeats, persons)
+
+    def take(self, part: slice) -> Table:
+        """Read consecutive rows, without reading the others."""
+        besides = self.load(rows=False).take(part)
+        return replace(besides, rows=self.rows_at(np.arange(part.start, part.stop)))
+
+    def rows_at(self, numbers: Labels) -> NDArray[Any]:
+        """Read some rows by their numbers, in few pieces and without reading all others."""
+        order = np.argsort(numbers, kind="stable")
+        wanted = numbers[order]
+        with self.rows_file.open("rb") as file:
+            np.lib.format.read_magic(file)
+            _, _, dtype = np.lib.format.read_array_header_1_0(file)
+            start, width = file.tell(), self.features * dtype.itemsize
+            rows: NDArray[Any] = np.empty((len(numbers), self.features), dtype)
+            edges = np.flatnonzero(np.diff(wanted) * width > _SKIPPED_BYTES) + 1
+            for places in np.split(np.arange(len(wanted)), edges):
+                if not len(places):
+                    continue
+                first, last = wanted[places[0]], wanted[places[-1]]
+                file.seek(start + int(first) * width)
+                read = np.frombuffer(file.read(int(last + 1 - first) * width), dtype)
+                rows[order[places]] = read.reshape(-1, self.features)[wanted[places] - first]
+        return rows
+
+    def with_labels(self, table: Table, labels_file: Path) -> _StoredTable:
+        """Write what is known of each row besides the row itself."""
+        written = _StoredTable.write(table, None, labels_file)
+        return replace(written, rows_file=self.rows_file, features=self.features)
+
+
+def _write(path: Path, arrays: Iterable[NDArray[Any] | None]) -> None:
+    """Write arrays to a file that its owner alone can read."""
+    with _opened(path) as file:
+        for array in arrays:
+            if array is not None:
+                np.save(file, np.ascontiguousarray(array), allow_pickle=False)
+
+
+def _write_once(path: Path, content: bytes) -> None:
+    """Write a file completely or not at all."""
+
+    def write(place: Path) -> None:
+        with _opened(place) as file:
+            file.write(content)
+
+    atomic_write(path, write)
+
+
+def _opened(path: Path) -> IO[bytes]:
+    return open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+class _EncodedRows:
+    """The encoded rows of files, in a folder that outlasts an interrupted training.
+
+    The name of the folder follows from the files and the encoding. A file is read again if its size or its time has
+    changed. What is stored of a file counts when its list of blocks has been written, which is last.
+    """
+
+    def __init__(self, place: Path, source: TableRows) -> None:
+        paths = [str(_file_of(part).absolute()) for part in source.parts]
+        split = None if source.holdout is None else source.holdout.to_json()
+        name = _digest([__version__, source.encoding.to_json(), split, source.held_out, paths])
+        self.folder = place / f"quietmax-encoded-{name}"
+        try:
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            about = self.folder.lstat()
+            if about.st_uid != os.geteuid() or about.st_mode & 0o077 or self.folder.is_symlink():
+                raise DataUnavailable(f"The folder {self.folder} must belong to you alone (mode 700).")
+            self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise _no_folder(place, error) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            key = self.folder / "key"
+            if not key.exists():
+                _write_once(key, secrets.token_bytes(16))
+            self.key = key.read_bytes()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, BlockingIOError):
+                raise DataUnavailable(f"Another training uses the folder {self.folder}.") from None
+            raise
+
+    def blocks(self, part: Part, classes: int) -> list[_StoredTable] | None:
+        """Return the stored blocks of a part; None if it was not read to its end."""
+        name = _part_digest(part)
+        listed = self.folder / f"{name}.json"
+        if not listed.exists():
+            return None
+        return [
+            _StoredTable(*self._files(name, number), length, features, classes, tuple(present))
+            for number, (length, features, present) in enumerate(json.loads(listed.read_text("utf-8")))
+        ]
+
+    def write(self, part: Part, tables: Iterable[Table]) -> list[_StoredTable]:
+        """Store the blocks of a part, and at the end their list."""
+        name = _part_digest(part)
+        stored = []
+        for number, table in enumerate(tables):
+            stored.append(_StoredTable.write(table, *self._files(name, number)))
+        for block in stored:
+            for path in (block.rows_file, block.labels_file):
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+        content = json.dumps([[block.length, block.features, block.present] for block in stored])
+        _write_once(self.folder / f"{name}.json", content.encode())
+        return stored
+
+    def remove(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Let another training use the folder."""
+        os.close(self._lock)
+
+    def _files(self, name: str, number: int) -> tuple[Path, Path]:
+        return self.folder / f"{name}-{number}.rows", self.folder / f"{name}-{number}.labels"
+
+
+def _file_of(part: Part) -> Path:
+    # Not those of datasets: a fragment may be a part of its file, and what it reads depends on the whole dataset.
+    if not isinstance(part, ParquetPart | TextPart):
+        raise InvalidInput(_NOT_RESUMED)
+    return part.file
+
+
+def _part_digest(part: Part) -> str:
+    file = _file_of(part)
+    about = file.stat()
+    # The second time changes with every change of the file; `cp -p` and `touch` can set the first one.
+    times = (about.st_mtime_ns, about.st_ctime_ns)
+    return _digest([str(file.absolute()), about.st_ino, about.st_size, *times])
+
+
+def _digest(facts: object) -> str:
+    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+
+
+def _sum(
+    blocks: Sequence[Table | _StoredTable],
+    work: Callable[[Table], Sum],
+    advance: Callable[[int], None] = lambda _: None,
+    *,
+    rows: bool = True,
+) -> Sum:
+    """Add up what a function returns for every block, on all threads.
+
+    Each thread has a fixed share of the blocks, so that sums of floating-point numbers are the same in every run.
+    """
+    if not blocks:
+        raise InvalidInput("There are no records.")
+    threads = torch.get_num_threads()
+    per_block = -(-threads // len(blocks))
+    groups = min(threads, len(blocks))
+
+    def group_sum(number: int) -> Sum:
+        own = blocks[number::groups]
+
+        def results() -> Iterator[Sum]:
+            for block in own:
+                table = block.load(rows=rows)
+                yield from map(work, table.pieces(1))
+                advance(len(table))
+
+        return added(results())
+
+    if per_block == 1:
+        return added(parallel_map(group_sum, groups))
+    pieces = [piece for block in blocks for piece in block.load(rows=rows).pieces(per_block)]
+    total = added(parallel_map(lambda number: work(pieces[number]), len(pieces)))
+    advance(sum(map(len, blocks)))
+    return total
+
+
+def added(values: Iterable[Sum]) -> Sum:
+    """Add values in pairs, pairs of pairs and so on, so that few rounding errors add up where there are any.
+
+    Parameters
+    ----------
+    values : iterable
+        At least one value.
+
+    Returns
+    -------
+    object
+        The sum.
+
+    Examples
+    --------
+    >>> added([1, 2, 3, 4, 5])
+    15
+    """
+    sums: list[Sum] = []
+    for count, value in enumerate(values, start=1):
+        total = value
+        while count % 2 == 0:
+            total, count = sums.pop() + total, count // 2
+        sums.append(total)
+    while len(sums) > 1:
+        last = sums.pop()
+        sums.append(sums.pop() + last)
+    return sums[0]
+
+
+class _Passes:
+    """Reports progress, in rows times passes, as soon as the total is known."""
+
+    def __init__(self, report: Progress | None) -> None:
+        self._report = report
+        self._lock = threading.Lock()
+        self._done = 0
+        self._total = 0
+
+    def expect(self, passes: int, rows: int) -> None:
+        """Set the total: what is done, and some passes over the rows."""
+        self._total = self._done + passes * rows
+
+    def advance(self, rows: int) -> None:
+        """Report that some more rows are done."""
+        if self._report is None or self._total == 0:
+            return
+        with self._lock:
+            self._done += rows
+            self._total = max(self._total, self._done)
+            self._report(self._done, self._total)
+
+
+# --- Persons ----------------------------------------------------------------------------------------------------------
+
+
+def person_digests(names: NDArray[np.object_], key: bytes) -> NDArray[np.bytes_]:
+    """Return a keyed digest of each row's person.
+
+    Two persons share one of the 2^128 digests with probability below `n^2 / 2^129`.
+
+    Parameters
+    ----------
+    names : array of str of shape (rows,)
+        The person of each row.
+    key : bytes
+        A random key, the same for all rows of a training set.
+
+    Returns
+    -------
+    array of 16 bytes each, of shape (rows,)
+
+    Examples
+    --------
+    >>> one, other, again = person_digests(np.array(["ann", "bob", "ann"], dtype=object), b"key")
+    >>> bool(one == again), bool(one == other)
+    (True, False)
+    """
+    codes, distinct = pd.factorize(names)
+    digests = [
+        hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES, key=key).digest()
+        for name in distinct
+    ]
+    return np.frombuffer(b"".join(digests), dtype=f"S{_DIGEST_BYTES}")[codes]
+
+
+@dataclass(frozen=True, eq=False)
+class _PersonCounts:
+    """How many rows each person of a range has."""
+
+    digests: NDArray[np.bytes_]
+    rows: Labels
+
+    @classmethod
+    def of(cls, block: Table, first: int, last: int) -> _PersonCounts:
+        """Count the persons of a block whose digest begins with 16 bits from `first` to `last - 1`."""
+        assert block.persons is not None
+        digests, rows = np.unique(block.persons[_in_range(block.persons, first, last)], return_counts=True)
+        return cls(digests, rows.astype(np.int64))
+
+    def __add__(self, other: _PersonCounts) -> _PersonCounts:
+        digests, places = np.unique(np.concatenate([self.digests, other.digests]), return_inverse=True)
+        rows = np.zeros(len(digests), np.int64)
+        np.add.at(rows, places, np.concatenate([self.rows, other.rows]))
+        return _PersonCounts(digests, rows)
+
+    def assigned(self, block: Table, first: int, last: int) -> Table:
+        """Return a block in which the rows of these persons have their `repeats`."""
+        assert block.persons is not None
+        repeats = np.ones(len(block), np.int64) if block.repeats is None else block.repeats
+        chosen = _in_range(block.persons, first, last)
+        repeats[chosen] = self.rows[np.searchsorted(self.digests, block.persons[chosen])]
+        return replace(block, repeats=repeats)
+
+
+def _in_range(digests: NDArray[np.bytes_], first: int, last: int) -> NDArray[np.bool_]:
+    starts = np.ascontiguousarray(digests).view(">u2").reshape(len(digests), -1)[:, 0]
+    return (starts >= first) & (starts < last)

@@ -1,0 +1,272 @@
+"""Blocks of rows on the workers of a Ray cluster.
+
+Every worker holds the blocks of its own files. A pass sends a function to all workers and adds up what they return:
+exact sums, so that the number of workers does not change a bit of the result (THEORY 3.11). Noise is drawn by the
+process that calls `fit`, never by a worker.
+
+A worker knows how many updates of its rows it has made, and every call brings the list of all of them. A worker that
+dies is replaced. The new one has made none, so it reads the files again and repeats all updates before it answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from quietmax._ray import Actors, RayEngine
+from quietmax.data.sources import FragmentPart, ParquetPart, Part, TableRows, TextPart
+from quietmax.errors import DataUnavailable, InvalidInput
+from quietmax.estimators.blocks import Blocks, LocalEngine, Sum, Table, added, tables_of
+
+Change = Literal["rows", "labels"]
+
+
+class RayBlocks(Blocks):
+    """The rows of a training set in blocks on the workers of a Ray cluster.
+
+    Parameters
+    ----------
+    classes : int
+        Number of classes.
+    engine : RayEngine
+        Which cluster.
+
+    Raises
+    ------
+    QuietmaxError
+        If Ray is not installed, or the cluster does not answer.
+    InvalidInput
+        If the cluster has fewer cores than workers.
+    """
+
+    def __init__(self, classes: int, engine: RayEngine) -> None:
+        super().__init__(classes, LocalEngine(progress=engine.progress))
+        self._actors = Actors(engine, _Worker, lambda number: (self._shares[number],))
+        self._shares = [_Share(classes) for _ in range(self._actors.count)]
+        self._next = itertools.cycle(range(self._actors.count))
+        self._states: list[_State | None] = [None] * self._actors.count
+        self._updates: list[tuple[Change, Any]] = []
+
+    def close(self) -> None:
+        """End all workers, which drops all rows; and the cluster if it was started here."""
+        self._updates.clear()
+        self._shares = []
+        self._actors.close()
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return sum(state.rows for state in self._states if state is not None)
+
+    @property
+    def features(self) -> int:
+        """Numbers per row."""
+        return max(state.features for state in self._states if state is not None)
+
+    def extend(self, tables: Iterable[Table]) -> None:
+        """Send rows to the workers.
+
+        Parameters
+        ----------
+        tables : iterable of Table
+            Rows. They are copied to Ray's object store, where a worker that is replaced finds them again.
+        """
+        for table in tables:
+            for piece in table.pieces(len(self._shares)):
+                self._shares[next(self._next)].tables.append(self._actors.put(piece))
+        self._run()
+
+    def read(self, source: TableRows, key: bytes) -> None:
+        """Let the workers read the rows of a table, each its own parts; tables in memory and streams are read here.
+
+        Parameters
+        ----------
+        source : TableRows
+            Where the rows are.
+        key : bytes
+            The key of the digests of persons.
+        """
+        if not _is_readable_anywhere(source):
+            self.extend(tables_of(source, key, self.classes))
+            return
+        for part in source.parts:
+            if isinstance(part, ParquetPart | TextPart):
+                part = replace(part, file=part.file.absolute())
+            self._shares[next(self._next)].parts.append(part)
+        for share in self._shares:
+            share.source, share.key = replace(source, parts=()), key
+        self._run()
+
+    def sum(self, work: Callable[[Table], Sum]) -> Sum:
+        """Add up what a function returns for every block; see `Blocks.sum`."""
+        return added(self._run(work))
+
+    def update(self, function: Callable[[Table], Table | Iterable[Table]]) -> None:
+        """Replace every block by what a function makes of it; see `Blocks.update`."""
+        self._updates.append(("rows", self._actors.put(function)))
+        self._run()
+
+    def _sum_labels(self, work: Callable[[Table], Sum]) -> Sum:
+        return added(self._run(work, kind="labels"))
+
+    def _update_labels(self, function: Callable[[Table], Table]) -> None:
+        self._updates.append(("labels", self._actors.put(function)))
+        self._run(kind="labels")
+
+    def _run(self, work: Callable[[Table], Sum] | None = None, kind: Change = "rows") -> list[Sum]:
+        """Let all workers make the updates that they have not made, and then a sum.
+
+        Returns the sums in the order of the workers, so that sums of floating-point numbers are the same in every run.
+        """
+        sent = None if work is None else self._actors.put(work)
+        jobs = [(self._updates, sent, kind)] * self._actors.count
+        sums: dict[int, Sum] = {}
+        for number, (state, found) in self._actors.results("run", jobs):
+            self._check_state(number, state)
+            if found is not None:
+                sums[number] = found
+            if kind == "rows":
+                self._passes.advance(state.rows)
+        if work is not None and not sums:
+            raise InvalidInput("There are no records.")
+        return [sums[number] for number in sorted(sums)]
+
+    def _check_state(self, number: int, state: _State) -> None:
+        """Raise if a worker that was replaced has read other rows than the first one."""
+        before = self._states[number]
+        if before is not None and before.fingerprint != state.fingerprint:
+            raise DataUnavailable(
+                "A Ray worker was lost, and its files have changed since they were first read. Train again, on files "
+                "that stay as they are."
+            )
+        self._states[number] = state
+
+
+def chosen_engine(engine: LocalEngine | RayEngine | Literal["local", "ray"]) -> LocalEngine | RayEngine:
+    """Return the engine that an estimator's argument stands for.
+
+    Parameters
+    ----------
+    engine : LocalEngine, RayEngine, "local" or "ray"
+        An engine, or the name of one with its defaults.
+
+    Returns
+    -------
+    LocalEngine or RayEngine
+
+    Raises
+    ------
+    InvalidInput
+        If it is something else.
+
+    Examples
+    --------
+    >>> chosen_engine("ray")
+    RayEngine(address=None, workers=None, progress=None)
+    """
+    if isinstance(engine, LocalEngine | RayEngine):
+        return engine
+    if engine not in ("local", "ray"):
+        raise InvalidInput(f"engine must be 'local', 'ray', a LocalEngine or a RayEngine, got {engine!r}.")
+    return RayEngine() if engine == "ray" else LocalEngine()
+
+
+def _is_readable_anywhere(source: TableRows) -> bool:
+    """Return whether any process that sees the same files can read the rows of a table.
+
+    Parameters
+    ----------
+    source : TableRows
+        Where the rows are.
+
+    Returns
+    -------
+    bool
+        False for tables in memory and for streams.
+    """
+    return all(
+        isinstance(part, ParquetPart | TextPart)
+        or (isinstance(part, FragmentPart) and hasattr(part.fragment, "path"))
+        for part in source.parts
+    )
+
+
+# --- What runs on the workers -----------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Share:
+    """Where the rows of one worker are: parts that it reads, or tables in Ray's object store."""
+
+    classes: int
+    source: TableRows | None = None
+    key: bytes = b""
+    parts: list[Part] = field(default_factory=list)
+    tables: list[Any] = field(default_factory=list)
+
+    def read(self) -> Iterator[Table]:
+        """Yield all rows."""
+        if self.source is not None:
+            yield from tables_of(replace(self.source, parts=tuple(self.parts)), self.key, self.classes)
+        if self.tables:
+            import ray
+
+            for table in self.tables:
+                yield ray.get(table)
+
+
+@dataclass(frozen=True)
+class _State:
+    """What a worker tells of its rows with every answer."""
+
+    rows: int
+    features: int
+    fingerprint: bytes
+
+
+class _Worker:
+    """Holds the rows of one share; this is a Ray actor."""
+
+    def __init__(self, share: _Share) -> None:
+        torch.set_num_threads(1)
+        self._share = share
+        self._blocks: Blocks | None = None
+        self._updated = 0
+        self._fingerprint = b""
+
+    def run(
+        self, updates: Sequence[tuple[Change, Any]], work: Callable[[Table], Any] | None, kind: Change
+    ) -> tuple[_State, Any]:
+        """Make the updates that have not been made; then return the sum of some work, or None without rows or work."""
+        blocks = self._read() if self._blocks is None else self._blocks
+        self._blocks = blocks
+        for change, function in updates[self._updated :]:
+            import ray
+
+            update = blocks.update if change == "rows" else blocks._update_labels
+            update(ray.get(function))
+            self._updated += 1
+        rows = len(blocks)
+        state = _State(rows, blocks.features if rows else 0, self._fingerprint)
+        if work is None or not rows:
+            return state, None
+        return state, blocks.sum(work) if kind == "rows" else blocks._sum_labels(work)
+
+    def _read(self) -> Blocks:
+        blocks, digest = Blocks(self._share.classes), hashlib.blake2b(digest_size=16)
+
+        def tables() -> Iterator[Table]:
+            for table in self._share.read():
+                for array in (table.rows, table.labels, table.persons):
+                    if array is not None:
+                        digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+                yield table
+
+        blocks.extend(tables())
+        self._fingerprint = digest.digest()
+        return blocks

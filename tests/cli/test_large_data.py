@@ -1,0 +1,581 @@
+"""Folders of files on the command line: training, answering and evaluating part by part."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from quietmax import PrivateHead
+from quietmax.cli import evaluate as evaluate_command
+from quietmax.cli import predict as predict_command
+from quietmax.cli import train as train_command
+from quietmax.cli._options import memory_size
+from quietmax.cli._output import progress_bar
+from quietmax.data import load
+from quietmax.estimators import evaluate as evaluate_module
+from quietmax.estimators.batch_answers import ANSWERS_FILE
+from quietmax.estimators.blocks import FILES_IN_MEMORY, Blocks
+from quietmax.estimators.dpsgd.stored_rows import StoredRows
+from quietmax.estimators.head.estimator import PrivateHead as Head
+from quietmax.estimators.serialization import save_private
+from tests.cli.conftest import Run, assert_error
+from tests.cli.own_table import DECLARED, add_persons, write_people
+
+FILES = 50
+COMMANDS = ("train", "evaluate", "predict")
+
+
+def _split(people: Path, folder: Path, suffix: str) -> Path:
+    """Write a table as 50 files of Parquet or CSV."""
+    folder.mkdir()
+    table = pd.read_csv(people)
+    for number in range(FILES):
+        _write(table.iloc[number::FILES], folder / f"part-{number + 1:02}{suffix}")
+    return folder
+
+
+def _write(table: pd.DataFrame, file: Path) -> None:
+    if file.suffix == ".parquet":
+        table.to_parquet(file, index=False)
+    else:
+        table.to_csv(file, index=False)
+
+
+def _read(file: Path) -> pd.DataFrame:
+    return pd.read_parquet(file) if file.suffix == ".parquet" else pd.read_csv(file)
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The table of people in 50 files, as `.parquet` and as `.csv`, and a head that held people out."""
+    root = tmp_path_factory.mktemp("originals")
+    people = write_people(root / "people.csv")
+    for suffix in (".parquet", ".csv"):
+        _split(people, root / suffix, suffix)
+    facts = {"label": "income", "classes": ["lo", "hi"], "bounds": {"age": (18, 90)}}
+    split = load(people, **facts, categories={"sex": ["F", "M"]}, holdout=0.3)
+    head = PrivateHead(4.0, 1e-5, declared_size=1000).fit(split.train)
+    save_private(head, root / "model", dataset="people")
+    return root
+
+
+@pytest.fixture
+def model(originals: Path, tmp_path: Path) -> Path:
+    """The head of `originals`, which a test may change."""
+    return Path(shutil.copytree(originals / "model", tmp_path / "model"))
+
+
+@pytest.fixture(params=[".parquet", ".csv"])
+def files(request: pytest.FixtureRequest, originals: Path, tmp_path: Path) -> Path:
+    """The table of people in 50 files, which a test may change."""
+    return Path(shutil.copytree(originals / request.param, tmp_path / "parts"))
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A folder for temporary files."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    return folder
+
+
+def _train(data: Path, output: Path, *more: object) -> tuple[object, ...]:
+    options = ("--declared-size", 1000, "--epsilon", 4, "--json", "-o", output)
+    return ("train", "head", data, *DECLARED, *options, *more)
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# --- What folders are read
+
+
+def test_a_head_learns_from_a_folder_with_all_rows_in_temporary_files(
+    run: Run, files: Path, queries: Path, cache: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "head"
+    code, out, err = run(*_train(files, model, "--max-memory", "0", "--cache-dir", cache))
+    assert (code, err) == (0, "")
+    assert json.loads(out)["guarantee"]["status"] == "proven"
+    assert list(cache.iterdir()) == []
+    code, out, err = run("predict", "--model", model, "--input", queries, "--json")
+    assert json.loads(out)["labels"] == ["lo", "hi"], err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("dpsgd", "--steps", 5), ("teachers", "--queries", 2, "--teachers", 20)],
+    ids=["dpsgd", "teachers"],
+)
+def test_other_private_models_learn_from_a_pattern(
+    run: Run, files: Path, cache: Path, tmp_path: Path, command: tuple[object, ...]
+) -> None:
+    name, *options = command
+    options += ["--declared-size", 1000, "--epsilon", 4, "--json", "-o", tmp_path / "head"]
+    options += ["--max-memory", "0", "--cache-dir", cache]
+    code, out, err = run("train", name, files / "part-*", *DECLARED, *options)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["guarantee"]["status"] == "proven"
+    assert list(cache.iterdir()) == []
+
+
+def test_nested_folders_are_read_and_hidden_files_are_not(
+    run: Run, model: Path, files: Path, tmp_path: Path
+) -> None:
+    nested = files / "year=2024" / "month=01"
+    nested.mkdir(parents=True)
+    suffix = next(files.glob("part-01.*")).suffix
+    (files / f"part-01{suffix}").rename(nested / f"part-01{suffix}")
+    for name in ("_SUCCESS", "_metadata.parquet", ".part-99.csv.crc", f".part-99{suffix}", "notes.txt"):
+        (files / name).write_text("not a table")
+    (files / "_temporary").mkdir()
+    (files / "_temporary" / f"part-98{suffix}").write_text("not a table")
+    answers = tmp_path / "answers"
+    code, out, err = run("predict", "--model", model, "--input", files, "--output", answers, "--json")
+    assert code == 0, err
+    assert json.loads(out)["queries"] == 1200
+    written = {path.relative_to(answers).as_posix() for path in answers.rglob("part-*")}
+    assert written == {
+        f"year=2024/month=01/part-01{suffix}",
+        *(f"part-{n:02}{suffix}" for n in range(2, FILES + 1)),
+    }
+    bounds = ("--bounds", "year=2000:2030")
+    result = run(*_train(files, tmp_path / "head", *bounds))  # names of folders are not columns
+    assert_error(result, 2, "has no column 'year'")
+
+
+# --- Bad input in file 37 of 50
+
+
+def _damage(folder: Path, kind: str) -> Path:
+    """Damage file 37."""
+    file = next(folder.glob("part-37.*"))
+    content, table = file.read_bytes(), _read(file)
+    changed = {
+        "missing column": lambda: table.drop(columns="age"),
+        "extra column": lambda: table.assign(note="x"),
+        "other order": lambda: table[["income", "sex", "age"]],
+        "no rows": lambda: table.iloc[:0].astype(table.dtypes),
+        "wrong type": lambda: table.assign(age="old"),
+        "undeclared label": lambda: table.assign(income=[*table["income"][1:], "middle"]),
+    }
+    if kind in changed:
+        _write(changed[kind](), file)
+    else:
+        bytes_of = {
+            "truncated": content[:-5],
+            "empty": b"",
+            "bad line": content + b"1,2,3,4,5\n",
+            "not UTF-8": content.replace(b",F,", b",\xe4,"),
+        }
+        file.write_bytes(bytes_of[kind])
+    return file
+
+
+REFUSED = {
+    "missing column": "has no column 'age'",
+    "wrong type": "'age'",
+    "truncated": "truncated",
+    "empty": "part-37",
+    "undeclared label": "label outside the classes",
+    "bad line": "fields",
+    "not UTF-8": "UTF-8",
+}
+ONLY_TEXT = ("bad line", "not UTF-8")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("suffix", "kind"),
+    [
+        (suffix, kind)
+        for suffix in (".parquet", ".csv")
+        for kind in REFUSED
+        if suffix == ".csv" or kind not in ONLY_TEXT
+    ],
+)
+def test_a_bad_file_is_named_and_nothing_is_written_or_spent(
+    run: Run,
+    originals: Path,
+    model: Path,
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    suffix: str,
+    kind: str,
+    command: str,
+) -> None:
+    folder = Path(shutil.copytree(originals / suffix, tmp_path / "parts"))
+    file = _damage(folder, kind)
+    releases: list[object] = []
+    monkeypatch.setattr(
+        Head, "_train", lambda *given: releases.append(given)
+    )  # draws all noise of a training
+    monkeypatch.setattr(evaluate_module, "noisy_evaluation", lambda *given: releases.append(given))
+    before, answers = _contents(model), tmp_path / "answers"
+    memory = ("--max-memory", "0", "--cache-dir", cache)
+    result = run(
+        *{
+            "train": _train(folder, tmp_path / "head", *memory),
+            "evaluate": ("evaluate", model, "--data", folder, "--epsilon", 1, "--json", *memory),
+            "predict": ("predict", "--model", model, "--input", folder, "--output", answers),
+        }[command]
+    )
+    if command == "predict" and kind == "undeclared label":
+        assert result[0] == 0, result[2]  # queries need no label
+        return
+    assert_error(result, 1, str(file), REFUSED[kind])
+    assert releases == []
+    assert _contents(model) == before
+    assert list(cache.iterdir()) == []
+    assert not (tmp_path / "head").exists()
+    written = {path.name for path in answers.iterdir()} if answers.exists() else set()
+    finished = {f"part-{number:02}{suffix}" for number in range(1, 37)}
+    assert written in (set(), {ANSWERS_FILE, *finished})
+
+
+@pytest.mark.parametrize("kind", ["other order", "no rows"])
+def test_a_file_that_only_looks_different_is_read(
+    run: Run, model: Path, files: Path, tmp_path: Path, kind: str
+) -> None:
+    exact = ("evaluate", model, "--exact", "--json", "--data", files)
+    answers = [tmp_path / "first", tmp_path / "second"]
+    whole = json.loads(run(*exact)[1])
+    assert run("predict", "--model", model, "--input", files, "--output", answers[0])[0] == 0
+    file = _damage(files, kind)
+    code, out, err = run(*exact)
+    assert code == 0, err
+    assert (json.loads(out) == whole) == (kind != "no rows")
+    assert run("predict", "--model", model, "--input", files, "--output", answers[1])[0] == 0
+    first, second = (_read(folder / file.name) for folder in answers)
+    assert second.equals(first.iloc[: len(second)].astype(second.dtypes))
+    assert len(second) == (0 if kind == "no rows" else len(first))
+    code, _, err = run(*_train(files, tmp_path / "head"))
+    assert code == 0, err
+
+
+def test_a_new_column_in_one_file_is_refused_except_in_queries(
+    run: Run, model: Path, files: Path, tmp_path: Path
+) -> None:
+    file = _damage(files, "extra column")
+    for command in (("evaluate", model, "--exact", "--data", files), _train(files, tmp_path / "head")):
+        assert_error(run(*command), 1, str(file), "which the first file does not have")
+    assert not (tmp_path / "head").exists()
+    code, _, err = run("predict", "--model", model, "--input", files, "--output", tmp_path / "answers")
+    assert code == 0, err
+
+
+# --- Ctrl-C
+
+
+class Reports:
+    """Progress bars that count reports, and press Ctrl-C after so many of one bar; 0 for never."""
+
+    def __init__(self, after: int = 0) -> None:
+        self.after, self.most = after, 0
+
+    @contextmanager
+    def __call__(self, *_: object, **__: object) -> Iterator[Callable[[int, int], None]]:
+        count = 0
+
+        def advance(done: int, total: int) -> None:
+            nonlocal count
+            assert 0 <= done <= total
+            count += 1
+            self.most = max(self.most, count)
+            if count == self.after:
+                signal.raise_signal(signal.SIGINT)
+
+        yield advance
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("head",), ("dpsgd", "--steps", 20), ("teachers", "--queries", 2, "--teachers", 60)],
+    ids=["head", "dpsgd", "teachers"],
+)
+def test_an_interrupted_training_leaves_no_model_and_no_temporary_files(
+    run: Run,
+    originals: Path,
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[object, ...],
+) -> None:
+    name, *options = command
+    options += ["--declared-size", 1000, "--epsilon", 4, "--json", "--max-memory", "0", "--cache-dir", cache]
+    train, model = ("train", name, originals / ".parquet", *DECLARED, *options), tmp_path / "private"
+    reports = Reports()
+    monkeypatch.setattr(train_command, "progress_bar", reports)
+    assert run(*train)[0] == 0
+    most = reports.most
+    for after in {1, 2, most // 2, most - 1, most}:  # while rows are read, changed and trained on
+        monkeypatch.setattr(train_command, "progress_bar", Reports(after))
+        assert_error(run(*train, "-o", model), 130, "Interrupted")
+        assert not model.exists()
+        assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+        assert list(cache.iterdir()) == []
+
+
+def test_an_interrupted_evaluation_costs_nothing(
+    run: Run, files: Path, model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = _contents(model)
+    evaluate = ("evaluate", model, "--data", files, "--json", "--max-memory", "0", "--cache-dir", cache)
+    reports = Reports()
+    monkeypatch.setattr(evaluate_command, "progress_bar", reports)
+    assert run(*evaluate, "--exact")[0] == 0
+    assert reports.most >= FILES
+    for after in (1, reports.most // 2, reports.most):
+        monkeypatch.setattr(evaluate_command, "progress_bar", Reports(after))
+        assert_error(run(*evaluate), 130, "Interrupted")
+    assert _contents(model) == before
+    assert list(cache.iterdir()) == []
+
+
+def test_interrupted_answers_are_continued(
+    run: Run, files: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, whole = tmp_path / "answers", tmp_path / "whole"
+    predict = ("predict", "--model", model, "--input", files, "--json", "--output")
+    assert run(*predict, whole)[0] == 0
+    monkeypatch.setattr(predict_command, "progress_bar", Reports(21))
+    assert_error(run(*predict, answers), 130, "Interrupted")
+    finished = _contents(answers)
+    assert 10 <= len(finished) < FILES
+    for name, content in finished.items():
+        assert name == ANSWERS_FILE or content == (whole / name).read_bytes()
+    monkeypatch.setattr(predict_command, "progress_bar", Reports())
+    code, out, err = run(*predict, answers)
+    assert code == 0, err
+    assert json.loads(out)["skipped"] == len(finished) - 1
+    assert {name: _contents(answers)[name] for name in os.listdir(files)} == {
+        name: _contents(whole)[name] for name in os.listdir(files)
+    }
+
+
+def test_an_interrupted_training_can_be_continued(
+    run: Run, files: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = _train(files, tmp_path / "head", "--resume", "--cache-dir", cache)
+    reports = Reports()
+    monkeypatch.setattr(train_command, "progress_bar", reports)
+    assert run(*_train(files, tmp_path / "other"))[0] == 0
+    monkeypatch.setattr(train_command, "progress_bar", Reports(reports.most // 2))
+    assert_error(run(*train), 130, "Interrupted")
+    assert len(list(cache.iterdir())) == 1
+    monkeypatch.setattr(train_command, "progress_bar", progress_bar)
+    code, _, err = run(*train)
+    assert code == 0, err
+    assert list(cache.iterdir()) == []
+    assert_error(run(*_train(files, tmp_path / "third", "--resume")), 2, "--resume", "--cache-dir")
+
+
+@pytest.mark.parametrize(("name", "owner"), [("head", Blocks), ("dpsgd", StoredRows)])
+def test_ctrl_c_before_anybody_owns_the_rows_removes_them_too(
+    run: Run, files: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, name: str, owner: type
+) -> None:
+    seen: list[Path] = []
+
+    def interrupted(_: object) -> None:
+        seen.extend(cache.iterdir())
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(owner, "__enter__", interrupted)
+    options = ("--declared-size", 1000, "--json", "--max-memory", "0", "--cache-dir", cache)
+    assert_error(run("train", name, files, *DECLARED, *options), 130, "Interrupted")
+    gc.collect()
+    assert len(seen) == 1
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_program_and_removes_what_it_wrote(
+    originals: Path, cache: Path, tmp_path: Path, stop: signal.Signals
+) -> None:
+    options = ("--declared-size", 1000, "--steps", 2_000_000, "--max-memory", "0", "--cache-dir", cache)
+    command = ("train", "dpsgd", originals / ".csv", *DECLARED, *options, "-o", tmp_path / "private")
+    program = [sys.executable, "-m", "quietmax", *map(str, command)]
+    before = signal.signal(
+        stop, signal.SIG_DFL
+    )  # `nohup` and background jobs ignore some, and so would the program
+    try:
+        running = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(stop, before)
+    with running as started:
+        try:
+            deadline = time.monotonic() + 60
+            while not any(cache.iterdir()) and started.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert any(cache.iterdir())
+            started.send_signal(stop)
+            out, err = started.communicate(timeout=60)
+        finally:
+            started.kill()
+    assert (started.returncode, out) == (128 + stop, "")
+    first, last = err.splitlines()
+    assert f"emporary files in {cache}" in first
+    assert last == "quietmax: Interrupted."
+    assert list(cache.iterdir()) == []
+    assert not (tmp_path / "private").exists()
+
+
+# --- Temporary files
+
+
+def test_the_size_of_temporary_files_is_stated_before_they_are_written(
+    run: Run, originals: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = [each for each in _train(originals / ".parquet", tmp_path / "head") if each != "--json"]
+    train += ["--max-memory", "0", "--cache-dir", cache]
+    code, _, err = run(*train)
+    assert code == 0, err
+    assert f"temporary files in {cache}" in err
+    free = shutil.disk_usage(cache)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    result = run(*train[:-4], "-o", tmp_path / "other", *train[-4:])
+    assert_error(result, 1, "GB free", "--cache-dir", "--max-memory")
+    assert list(cache.iterdir()) == []
+    assert not (tmp_path / "other").exists()
+
+
+def test_options_of_memory_are_checked(run: Run, files: Path, tmp_path: Path) -> None:
+    assert memory_size("2G") == memory_size("2gb") == memory_size(" 2 GiB") == 2**31
+    assert memory_size("500MB") == 500 * 2**20
+    assert memory_size("512M") == FILES_IN_MEMORY  # the help text states it
+    assert "Default: 512M" in " ".join(run("train", "head", "--help")[1].replace("│", " ").split())
+    assert memory_size("0") == 0
+    for wrong in ("much", "-1G", "1e9", "4X"):
+        result = run(*_train(files, tmp_path / "head", f"--max-memory={wrong}"))
+        assert_error(result, 2, "--max-memory must be a size")
+    result = run(*_train(files, tmp_path / "head", "--cache-dir", tmp_path / "none"))
+    assert_error(result, 2, "--cache-dir must be a folder")
+    assert_error(run(*_train(files, tmp_path / "head", "--infer")), 2, "--infer", "part by part")
+    for command in (("schema", "draft", files), ("train", "network", files, *DECLARED)):
+        assert_error(run(*command), 1, f"{files} is a folder")
+
+
+# --- Answers
+
+
+def test_answers_to_a_folder_are_those_to_its_table_and_a_second_run_skips_them(
+    run: Run, head: Path, people: Path, files: Path, tmp_path: Path
+) -> None:
+    answers = tmp_path / "answers"
+    predict = ("predict", "--model", head, "--input", files, "--output", answers, "--json")
+    code, out, err = run(*predict)
+    assert code == 0, err
+    done = json.loads(out)
+    assert (done["written"], done["skipped"], done["queries"]) == (FILES, 0, 1200)
+    expected = json.loads(run("predict", "--model", head, "--input", people, "--json")[1])["labels"]
+    for number, queries in enumerate(sorted(files.iterdir())):
+        file = answers / queries.name
+        found = _read(file)
+        assert found["label"].tolist() == expected[number::FILES]
+        assert list(found.columns) == ["label", "probability of lo", "probability of hi"]
+    (answers / queries.name).unlink()
+    done = json.loads(run(*predict)[1])
+    assert (done["written"], done["skipped"]) == (1, FILES - 1)
+    os.utime(files / queries.name, (0, 0))  # another file, although it is older than its answers
+    done = json.loads(run(*predict)[1])
+    assert (done["written"], done["skipped"]) == (1, FILES - 1)
+
+
+def test_a_folder_of_answers_belongs_to_one_model(
+    run: Run, head: Path, people: Path, files: Path, tmp_path: Path
+) -> None:
+    answers, other = tmp_path / "answers", tmp_path / "other"
+    assert run("predict", "--model", head, "--input", files, "--output", answers)[0] == 0
+    assert run(*_train(people, other))[0] == 0
+    result = run("predict", "--model", other, "--input", files, "--output", answers)
+    assert_error(result, 2, "--output", "another model")
+    result = run("predict", "--model", head, "--input", files, "--output", files / "answers")
+    assert_error(result, 2, "--output", "not inside")
+    assert_error(run("predict", "--model", head, "--input", files), 2, "--output is required")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    shutil.copy(next(files.glob("part-37.*")), mine)
+    result = run("predict", "--model", head, "--input", files, "--output", mine)
+    assert_error(result, 2, "--output", "part-37", "something else")
+    assert len(list(mine.iterdir())) == 1
+
+
+def test_another_file_of_the_same_name_size_and_time_is_answered(
+    run: Run, head: Path, files: Path, tmp_path: Path
+) -> None:
+    answers, other = tmp_path / "answers", tmp_path / "other"
+    assert run("predict", "--model", head, "--input", files, "--output", answers)[0] == 0
+    shutil.copytree(files, other)  # with the times of the files
+    code, out, err = run("predict", "--model", head, "--input", other, "--output", answers, "--json")
+    assert code == 0, err
+    assert json.loads(out)["skipped"] == 0
+    file = min(other.iterdir())
+    before, content = file.stat(), file.read_bytes()
+    file.write_bytes(content)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    done = json.loads(run("predict", "--model", head, "--input", other, "--output", answers, "--json")[1])
+    assert (done["written"], done["skipped"]) == (1, FILES - 1)
+
+
+def test_two_runs_do_not_write_to_one_folder_of_answers(
+    run: Run, head: Path, files: Path, tmp_path: Path
+) -> None:
+    answers = tmp_path / "answers"
+    predict = ("predict", "--model", head, "--input", files, "--output", answers)
+    assert run(*predict)[0] == 0
+    with (answers / ANSWERS_FILE).open("a") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        assert_error(run(*predict), 2, "--output", "no other run")
+    assert run(*predict)[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["head", "network"])
+def test_a_model_that_is_paid_per_answer_writes_no_folders(
+    run: Run, people: Path, files: Path, tmp_path: Path, kind: str
+) -> None:
+    paid = tmp_path / "paid"
+    options = ("--epochs", 1) if kind == "network" else ("--declared-size", 1000, "--queries", 3)
+    assert run("train", kind, people, *DECLARED, *options, "-o", paid)[0] == 0
+    result = run("predict", "--model", paid, "--input", files, "--output", tmp_path / "answers")
+    assert_error(result, 2, "paid per answer", "--output")
+    assert not (tmp_path / "answers").exists()
+
+
+# --- Evaluations
+
+
+@pytest.mark.parametrize("persons", [False, True])
+def test_an_evaluation_of_a_folder_counts_like_one_of_its_table(
+    run: Run, people: Path, tmp_path: Path, persons: bool
+) -> None:
+    if persons:
+        add_persons(people)
+    model, parts = tmp_path / "model", _split(people, tmp_path / "parts", ".csv")
+    more = ("--person", "id") if persons else ()
+    code, _, err = run(*_train(parts, model, "--holdout", 0.3, *more))
+    assert code == 0, err
+    exact = ("evaluate", model, "--exact", "--json", "--data")
+    whole, streamed = run(*exact, people), run(*exact, parts, "--max-memory", "0")
+    assert streamed[0] == whole[0] == 0, streamed[2] + whole[2]
+    assert json.loads(streamed[1]) == json.loads(whole[1])
+    shutil.copy(parts / "part-01.csv", parts / "part-51.csv")
+    code, out, err = run("evaluate", model, "--data", parts, "--json")
+    assert code == 0, err
+    assert json.loads(out)["composition"] == "parallel"
+    file = _damage(parts, "wrong type")
+    assert_error(run("evaluate", model, "--data", parts, "--epsilon", 1), 1, str(file))

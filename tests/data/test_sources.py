@@ -1,0 +1,461 @@
+"""Rows that are read part by part: the same records as in one piece, and errors that name the file."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quietmax.data import sources
+from quietmax.data.encoding import Encoding
+from quietmax.data.records import Records, hold_out
+from quietmax.data.schema import Schema
+from quietmax.data.sources import TableRows, encoded_rows, is_source, table_rows
+from quietmax.data.tables import encode_table, read_table, text_columns, text_frames
+from quietmax.errors import DataUnavailable, InvalidData, InvalidInput
+
+SCHEMA = Schema(
+    label="ill",
+    classes=("no", "yes"),
+    bounds={"age": (0, 100), "pay": (0, 120)},
+    categories={"job": ("a", "b", "c")},
+    person="who",
+)
+
+
+def people(rows: int = 200, seed: int = 0) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame(
+        {
+            "who": [f"p{number}" for number in rng.integers(80, size=rows)],
+            "age": rng.integers(0, 100, rows),
+            "pay": rng.normal(50, 20, rows).round(2),
+            "job": rng.choice(["a", "b", "c"], rows),
+            "ill": rng.choice(["no", "yes"], rows),
+        }
+    )
+
+
+def joined(rows: TableRows, at_once: int | None = None) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    parts = list(rows.records(at_once))
+    persons = [name for part in parts for name in (part.persons if part.persons is not None else ())]
+    return (
+        np.concatenate([part.features for part in parts]),
+        np.concatenate([part.labels for part in parts]),
+        persons,
+    )
+
+
+def assert_same(rows: TableRows, expected: Records, at_once: int | None = None) -> None:
+    features, labels, persons = joined(rows, at_once)
+    np.testing.assert_array_equal(features, expected.features)
+    np.testing.assert_array_equal(labels, expected.labels)
+    assert expected.persons is not None
+    assert persons == expected.persons.tolist()
+
+
+def parquet_folder(folder: Path, frame: pd.DataFrame, files: int) -> Path:
+    folder.mkdir(exist_ok=True)
+    for number, part in enumerate(np.array_split(np.arange(len(frame)), files)):
+        frame.iloc[part].to_parquet(folder / f"part-{number:02}.parquet", index=False)
+    return folder
+
+
+@pytest.mark.parametrize("at_once", [None, 1, 7, 1000])
+def test_every_source_gives_the_records_of_the_table_in_one_piece(
+    tmp_path: Path, at_once: int | None
+) -> None:
+    frame = people()
+    expected = encode_table(frame, SCHEMA)
+    folder = parquet_folder(tmp_path / "people", frame, 5)
+    frame.to_csv(tmp_path / "people.csv", index=False)
+    frame.to_csv(tmp_path / "people.tsv", index=False, sep="\t")
+    dataset = pyarrow.dataset.dataset(folder)
+    for source in (
+        frame,
+        pa.Table.from_pandas(frame),
+        folder,
+        str(folder),
+        str(folder / "*.parquet"),
+        tmp_path / "people.csv",
+        tmp_path / "people.tsv",
+        dataset,
+        dataset.scanner().to_reader(),
+        dataset.to_batches(),
+    ):
+        assert_same(table_rows(source, SCHEMA), expected, at_once)
+
+
+def test_only_the_needed_columns_and_no_hidden_files_are_read(tmp_path: Path) -> None:
+    frame = people()
+    folder = parquet_folder(tmp_path / "people", frame.assign(note="text"), 2)
+    (folder / "_SUCCESS.csv").write_text("")
+    (folder / ".hidden.parquet").write_text("")
+    (folder / "readme.txt").write_text("")
+    schema = SCHEMA.updated({"ignore": ("note",)})
+    assert_same(table_rows(folder, schema), encode_table(frame, SCHEMA))
+    columns = next(table_rows(folder, schema).parts[0].frames(["age"], 10)).columns
+    assert columns.tolist() == ["age"]
+
+
+def test_the_two_sides_of_a_holdout_are_those_of_the_whole_table(tmp_path: Path) -> None:
+    frame = people()
+    folder = parquet_folder(tmp_path / "people", frame, 4)
+    split = hold_out(encode_table(frame, SCHEMA), 0.3, seed=5)
+    rows = table_rows(folder, SCHEMA, holdout=0.3, seed=5)
+    assert_same(rows.train, split.train, 9)
+    assert_same(rows.test, split.test, 9)
+    assert all(part.holdout == split.holdout for part in rows.train.records())
+
+
+def test_the_number_of_rows_is_known_where_the_source_states_it(tmp_path: Path) -> None:
+    frame = people(30)
+    folder = parquet_folder(tmp_path / "people", frame, 3)
+    frame.to_csv(tmp_path / "people.csv", index=False)
+    known = (frame, folder, pyarrow.dataset.dataset(folder))
+    assert [table_rows(source, SCHEMA).count() for source in known] == [30, 30, 30]
+    unknown = (tmp_path / "people.csv", iter(pa.Table.from_pandas(frame).to_batches()))
+    assert [table_rows(source, SCHEMA).count() for source in unknown] == [None, None]
+
+
+def test_sources_are_told_from_tables_in_memory(tmp_path: Path) -> None:
+    frame = people(3)
+    tables: list[Any] = [frame, pa.Table.from_pandas(frame), [[1.0]], np.eye(2)]
+    others: list[Any] = ["a.csv", tmp_path, iter([]), pa.Table.from_pandas(frame).to_reader()]
+    assert not any(map(is_source, tables))
+    assert all(map(is_source, others))
+
+
+# --- Errors -----------------------------------------------------------------------------------------------------------
+
+
+def folder_of_fifty(tmp_path: Path) -> tuple[Path, Path]:
+    """Fifty files, and the one that a test damages."""
+    folder = parquet_folder(tmp_path / "people", people(500), 50)
+    return folder, folder / "part-37.parquet"
+
+
+def change(file: Path, **columns: object) -> None:
+    frame = pd.read_parquet(file)
+    frame.assign(**columns).to_parquet(file, index=False)
+
+
+def error_of(folder: Path, schema: Schema = SCHEMA) -> str:
+    with pytest.raises((InvalidData, DataUnavailable)) as caught:
+        list(table_rows(folder, schema).records())
+    message = str(caught.value)
+    assert "\n" not in message
+    assert caught.value.__cause__ is None
+    return message
+
+
+def test_a_missing_column_names_the_file(tmp_path: Path) -> None:
+    folder, file = folder_of_fifty(tmp_path)
+    pd.read_parquet(file).drop(columns="age").to_parquet(file, index=False)
+    assert error_of(folder) == f"The file {file} has no column 'age', which the first file has."
+
+
+def test_another_type_names_the_file(tmp_path: Path) -> None:
+    folder, file = folder_of_fifty(tmp_path)
+    change(file, age=[f"secret {number}" for number in range(10)])
+    message = error_of(folder)
+    assert str(file) in message
+    assert "'age'" in message
+    assert "int64" in message
+    assert "secret" not in message
+
+
+@pytest.mark.parametrize("kept", [0, 10, 0.5, 0.9])
+def test_a_truncated_file_is_named(tmp_path: Path, kept: float) -> None:
+    folder, file = folder_of_fifty(tmp_path)
+    content = file.read_bytes()
+    file.write_bytes(content[: int(kept if kept > 1 else kept * len(content))])
+    assert str(file) in error_of(folder)
+
+
+def test_damage_inside_a_file_is_named(tmp_path: Path) -> None:
+    folder, file = folder_of_fifty(tmp_path)
+    content = bytearray(file.read_bytes())
+    content[4:400] = bytes(396)
+    file.write_bytes(content)
+    assert str(file) in error_of(folder)
+
+
+def test_a_cell_that_cannot_be_read_is_named_by_file_and_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, file = folder_of_fifty(tmp_path)
+    labels = pd.read_parquet(file)["ill"].tolist()
+    labels[7] = "secret"
+    change(file, ill=labels)
+    monkeypatch.setattr(sources, "_MOST_ROWS_AT_ONCE", 3)  # the eighth row is the second of the third part
+    message = error_of(folder)
+    assert message.startswith(f"The file {file}: Row 8 has a label outside the classes in column 'ill'")
+    assert "secret" not in message
+
+
+def test_a_row_of_a_text_file_is_counted_from_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["who,age,pay,job,ill", *(f"p{number},{number},1.5,a,no" for number in range(50))]
+    lines[41] = "p40,old,1.5,a,no"
+    (tmp_path / "people.csv").write_text("\n".join(lines))
+    monkeypatch.setattr(sources, "_TEXT_BYTES", 100)
+    message = error_of(tmp_path / "people.csv")
+    assert message.startswith(f"The file {tmp_path / 'people.csv'}: Row 41 has no number")
+    lines[41] = "p40,40,1.5,a"
+    (tmp_path / "people.csv").write_text("\n".join(lines))
+    message = error_of(tmp_path / "people.csv")
+    assert message.startswith(f"In the file {tmp_path / 'people.csv'}, row 41 (not counting the header)")
+
+
+def test_types_that_are_read_alike_may_differ(tmp_path: Path) -> None:
+    frame = people(30)
+    folder = parquet_folder(tmp_path / "people", frame, 3)
+    file = folder / "part-01.parquet"
+    change(file, job=pd.read_parquet(file)["job"].astype("category"))
+    assert_same(table_rows(folder, SCHEMA), encode_table(frame, SCHEMA))
+    change(file, pay=[None] * 10)
+    features, _, _ = joined(table_rows(folder, SCHEMA))
+    expected = frame.assign(pay=frame["pay"].where((frame.index < 10) | (frame.index >= 20)))
+    np.testing.assert_array_equal(features, encode_table(expected, SCHEMA).features)
+
+
+def test_a_batch_of_another_type_is_named() -> None:
+    one = pa.RecordBatch.from_pandas(people(5))
+    other = pa.RecordBatch.from_pandas(people(5).assign(age="x"))
+    with pytest.raises(InvalidData, match=r"^Batch 2 of the stream has column 'age' of type"):
+        list(table_rows(iter([one, other]), SCHEMA).records())
+    with pytest.raises(InvalidInput, match="must yield record batches"):
+        table_rows(iter([1, 2]), SCHEMA)
+    with pytest.raises(InvalidInput, match="must yield record batches"):
+        table_rows(iter([]), SCHEMA)
+
+
+def test_paths_that_name_nothing_are_errors(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent", tmp_path / "*.parquet"):
+        with pytest.raises(DataUnavailable, match="There is no file or folder"):
+            table_rows(path, SCHEMA)
+    with pytest.raises(DataUnavailable, match="has no file that ends in"):
+        table_rows(tmp_path, SCHEMA)
+    (tmp_path / "people.json").write_text("{}")
+    with pytest.raises(InvalidInput, match=r"must end in one of .*, got '\.json'"):
+        table_rows(tmp_path / "people.json", SCHEMA)
+
+
+def test_everything_must_be_declared(tmp_path: Path) -> None:
+    folder = parquet_folder(tmp_path / "people", people(20), 2)
+    schema = Schema(label="ill", classes=("no", "yes"), bounds={"age": (0, 100)}, person="who")
+    with pytest.raises(InvalidInput, match=r"part-00.parquet: .*'pay', 'job'"):
+        table_rows(folder, schema)
+    with pytest.raises(InvalidInput, match="label must name the label column"):
+        table_rows(folder, Schema(classes=("no", "yes")))
+    with pytest.raises(InvalidInput, match="leave out `y`"):
+        table_rows(folder, SCHEMA, y=["no"] * 20)
+
+
+# --- Text files in parts ----------------------------------------------------------------------------------------------
+
+TRICKY = {
+    "plain": b"a,b\n1,2\n3,4\n5,6\n",
+    "no last line feed": b"a,b\n1,2\n3,4",
+    "carriage returns": b"a,b\r1,2\r3,4\r",
+    "windows": b'a,b\r\n1,"x\r\ny"\r\n3,4\r\n',
+    "quotes": b'a,b\n"1,1","say ""no"""\n"x\n\n,y",4\n"",""\n7,8\n',
+    "quote inside": b'a,b\n5" pipe,2\n3,4" pipe\n"q",6\n',
+    "blank lines": b"\n\na,b\n\n1,2\n\n\n3,4\n\n",
+    "unicode": 'a,b\nö,"ü\nß"\n€,😀\n'.encode(),
+    "mark": codecs.BOM_UTF8 + b"a;b\n1;2\n3;4\n",
+    "named delimiter": b"sep=|\na|b\n1|2\n3|4\n",
+    "quoted header": b'"a","b ""c"""\n1,2\n3,4\n',
+    "long field": b'a,b\n1,"' + b"x\n" * 300 + b'"\n3,4\n',
+}
+
+
+def frame_in_parts(file: Path, max_bytes: int) -> pd.DataFrame:
+    return pd.concat(list(text_frames(file, max_bytes)), ignore_index=True)
+
+
+@pytest.mark.parametrize("content", TRICKY.values(), ids=TRICKY)
+def test_a_text_file_in_parts_is_the_text_file_in_one_piece(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "table.csv"
+    file.write_bytes(content)
+    whole = read_table(file).frame
+    assert text_columns(file) == whole.columns.tolist()
+    for max_bytes in (*range(1, 60), 1000, 10**6):
+        pd.testing.assert_frame_equal(frame_in_parts(file, max_bytes), whole)
+
+
+def test_a_text_file_in_utf_16_is_one_part(tmp_path: Path) -> None:
+    file = tmp_path / "table.csv"
+    file.write_bytes("a,b\nö,2\n3,4\n".encode("utf-16"))
+    assert text_columns(file) == ["a", "b"]
+    assert len(list(text_frames(file, 4))) == 1
+    pd.testing.assert_frame_equal(frame_in_parts(file, 4), read_table(file).frame)
+
+
+CELLS = st.text(st.sampled_from('ab," \n\r;\t0é'), max_size=6)
+
+
+@given(
+    st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=12),
+    st.integers(1, 60),
+    st.sampled_from(["\n", "\r\n"]),
+)
+def test_any_table_written_as_csv_is_read_alike_in_parts(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], max_bytes: int, end: str
+) -> None:
+    file = tmp_path_factory.mktemp("text") / "table.csv"
+    pd.DataFrame(rows, columns=["one", "two"]).to_csv(file, index=False, quoting=1, lineterminator=end)
+    pd.testing.assert_frame_equal(frame_in_parts(file, max_bytes), read_table(file).frame)
+
+
+@pytest.mark.parametrize("max_bytes", [1, 10, 10**6])
+def test_a_quote_that_nobody_closes_is_an_error_in_parts_too(tmp_path: Path, max_bytes: int) -> None:
+    file = tmp_path / "table.csv"
+    file.write_bytes(b'a,b\n1,2\n3,"4\n5,6\n')
+    with pytest.raises(InvalidData, match="begins with a quote"):
+        list(text_frames(file, max_bytes))
+
+
+def test_a_part_with_bytes_that_are_not_utf_8_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "table.csv"
+    file.write_bytes(b"a,b\n1,2\n\xff,4\n")
+    with pytest.raises(InvalidData, match="not encoded as UTF-8"):
+        list(text_frames(file, 4))
+
+
+def test_rows_of_missing_values_are_rows_whatever_part_they_are_in(tmp_path: Path) -> None:
+    file = tmp_path / "table.tsv"
+    file.write_bytes(b"a\tb\n1\t2\n\t\n\t\n\n")
+    for max_bytes in (1, 2, 4, 100):
+        assert frame_in_parts(file, max_bytes).values.tolist() == [["1", "2"], ["", ""], ["", ""]]
+
+
+def test_a_file_without_values_does_not_decide_about_types(tmp_path: Path) -> None:
+    frame = people(30)
+    folder = tmp_path / "people"
+    folder.mkdir()
+    frame.iloc[:0].astype(object).to_parquet(folder / "0.parquet", index=False)
+    frame.assign(job=None).iloc[:10].to_parquet(folder / "1.parquet", index=False)
+    frame.iloc[10:].to_parquet(folder / "2.parquet", index=False)
+    rows = table_rows(folder, SCHEMA)
+    assert rows.encoding == table_rows(folder / "2.parquet", SCHEMA).encoding
+    assert_same(rows, encode_table(frame.assign(job=[None] * 10 + frame["job"].tolist()[10:]), SCHEMA))
+    # In another type, the same people may have other names.
+    frame.assign(who=range(30)).to_parquet(folder / "3.parquet", index=False)
+    assert error_of(folder).startswith(f"The file {folder / '3.parquet'} has column 'who' of type int64")
+    tables = [pyarrow.parquet.read_table(folder / f"{number}.parquet") for number in range(4)]
+    with pytest.raises(InvalidData, match="Batch 4 of the stream has column 'who' of type int64"):
+        list(table_rows(iter(tables), SCHEMA).records())
+
+
+def test_a_new_column_in_a_later_file_is_refused_as_in_the_first_one(tmp_path: Path) -> None:
+    folder, file = folder_of_fifty(tmp_path)
+    change(file, note="secret")
+    expected = f"The file {file} has a column 'note', which the first file does not have."
+    assert error_of(folder) == expected
+    encoding = table_rows(folder / "part-00.parquet", SCHEMA).encoding
+    with pytest.raises(InvalidData, match=re.escape(expected)):
+        encoded_rows(folder, encoding)
+
+
+@pytest.mark.parametrize("kind", ["float64", "string"])
+def test_rows_of_a_model_must_have_one_type_in_all_files_too(tmp_path: Path, kind: str) -> None:
+    folder, file = folder_of_fifty(tmp_path)
+    encoding = table_rows(folder, SCHEMA).encoding
+    assert len(joined(encoded_rows(folder, encoding))[1]) == 500
+    change(file, age=pd.read_parquet(file)["age"].astype(kind))
+    with pytest.raises(InvalidData, match=f"{file.name} has column 'age' of type"):
+        encoded_rows(folder, encoding)
+
+
+def test_names_in_a_dictionary_are_names_of_the_same_type(tmp_path: Path) -> None:
+    frame = people(40)
+    folder = parquet_folder(tmp_path / "people", frame, 2)
+    encoding = table_rows(folder, SCHEMA).encoding
+    change(folder / "part-00.parquet", who=frame["who"][:20].astype("category"))
+    assert table_rows(folder, SCHEMA).encoding == encoding
+    assert table_rows(pyarrow.parquet.read_table(folder / "part-00.parquet"), SCHEMA).encoding == encoding
+    assert_same(encoded_rows(folder, encoding), encode_table(frame, SCHEMA))
+
+
+# --- Datasets ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_dataset_whose_types_arrow_has_guessed_is_refused(tmp_path: Path) -> None:
+    people().to_csv(tmp_path / "people.csv", index=False)
+    dataset = pyarrow.dataset.dataset(tmp_path, format="csv")
+    with pytest.raises(InvalidInput, match="Arrow guesses the types"):
+        table_rows(dataset, SCHEMA)
+
+
+def test_a_filtered_dataset_is_read_as_a_stream(tmp_path: Path) -> None:
+    frame = people()
+    dataset = pyarrow.dataset.dataset(parquet_folder(tmp_path / "people", frame, 2))
+    old = dataset.filter(pyarrow.dataset.field("age") > 50)
+    with pytest.raises(InvalidInput, match="to_batches"):
+        table_rows(old, SCHEMA)
+    assert_same(table_rows(old.to_batches(), SCHEMA), encode_table(frame[frame["age"] > 50], SCHEMA))
+
+
+def test_a_dataset_names_the_file_without_a_column(tmp_path: Path) -> None:
+    folder, file = folder_of_fifty(tmp_path)
+    pd.read_parquet(file).drop(columns="age").to_parquet(file, index=False)
+    with pytest.raises(InvalidData) as caught:
+        table_rows(pyarrow.dataset.dataset(folder), SCHEMA)
+    assert str(caught.value) == f"The file {file} has no column 'age', which the first file has."
+
+
+def test_a_dataset_with_columns_in_the_names_of_folders_is_read(tmp_path: Path) -> None:
+    frame = people()
+    for job, part in frame.groupby("job"):
+        (tmp_path / f"job={job}").mkdir()
+        part.drop(columns="job").to_parquet(tmp_path / f"job={job}" / "0.parquet", index=False)
+    dataset = pyarrow.dataset.dataset(tmp_path, partitioning="hive")
+    assert_same(
+        table_rows(dataset, SCHEMA),
+        encode_table(frame.sort_values("job", kind="stable")[dataset.schema.names], SCHEMA),
+    )
+
+
+def test_a_damaged_file_of_a_dataset_is_named(tmp_path: Path) -> None:
+    folder, file = folder_of_fifty(tmp_path)
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises((InvalidData, DataUnavailable)) as caught:
+        table_rows(pyarrow.dataset.dataset(folder), SCHEMA)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_gone_when_its_rows_are_counted_is_named(tmp_path: Path) -> None:
+    folder, file = folder_of_fifty(tmp_path)
+    rows = table_rows(folder, SCHEMA)
+    file.write_bytes(b"")
+    with pytest.raises(InvalidData, match=f"{file.name} is damaged"):
+        rows.count()
+    file.unlink()
+    with pytest.raises(DataUnavailable, match=f"{file.name} cannot be read"):
+        rows.count()
+
+
+def test_the_encoding_of_files_is_that_of_the_table(tmp_path: Path) -> None:
+    def encodings() -> Iterator[Encoding]:
+        frame = people(20)
+        yield table_rows(parquet_folder(tmp_path / "people", frame, 2), SCHEMA).encoding
+        yield table_rows(pyarrow.dataset.dataset(tmp_path / "people"), SCHEMA).encoding
+        yield table_rows(pa.Table.from_pandas(frame), SCHEMA).encoding
+
+    first, *others = encodings()
+    assert all(other == first for other in others)

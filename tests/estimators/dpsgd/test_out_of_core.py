@@ -1,0 +1,249 @@
+"""DP-SGD gives the same network, bit for bit, wherever its rows are."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset
+import pytest
+import torch
+
+from quietmax import DPSGD
+from quietmax._ray import RayEngine
+from quietmax.data.schema import Schema
+from quietmax.errors import InvalidData, InvalidInput
+from quietmax.estimators import blocks
+from quietmax.estimators.blocks import Blocks, LocalEngine, Table
+from quietmax.estimators.dpsgd import training
+from quietmax.estimators.dpsgd.config import PrivateSettings
+from quietmax.estimators.dpsgd.stored_rows import NumberedPersons, StoredRows
+from quietmax.estimators.dpsgd.training import secret_batches, seeded_batches
+from quietmax.estimators.training_set import Persons, training_rows
+from quietmax.noise import release
+from quietmax.noise.sources import SeededNoise
+
+ROWS = 1500
+COLUMNS: dict[str, Any] = {
+    "label": "ill",
+    "classes": ("no", "yes"),
+    "bounds": {"age": (0, 100), "pay": (0, 120)},
+    "categories": {"job": ("a", "b", "c")},
+}
+PLAIN = Schema(**COLUMNS, ignore=("who",))
+PERSONS = Schema(**COLUMNS, person="who")
+SETTINGS: dict[str, dict[str, Any]] = {
+    "records": {"schema": PLAIN},
+    "persons": {"schema": PERSONS},
+    "small batches": {"schema": PLAIN, "sampling_rate": 0.002, "hidden": (3,), "optimizer": "momentum"},
+    "all records in every step": {"schema": PERSONS, "sampling_rate": 1.0, "centring_steps": 0},
+    "shuffled": {"schema": PLAIN, "analysis": "published", "accountant": "rdp", "sampling_rate": 0.3},
+    "shuffled persons": {
+        "schema": PERSONS,
+        "analysis": "published",
+        "accountant": "rdp",
+        "sampling_rate": 0.3,
+    },
+    "other features": {"schema": PERSONS, "features": "unit-norm", "declared_size": 700},
+    "a module": {"schema": PERSONS, "network": torch.nn.Linear},
+}
+
+
+def people() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    age = rng.integers(0, 100, ROWS)
+    return pd.DataFrame(
+        {
+            "who": [f"p{number}" for number in rng.integers(600, size=ROWS)],
+            "age": age,
+            "pay": rng.normal(50, 20, ROWS).round(2),
+            "job": rng.choice(["a", "b", "c"], ROWS),
+            "ill": np.where(age + rng.normal(0, 20, ROWS) > 50, "yes", "no"),
+        }
+    )
+
+
+def files(folder: Path, frame: pd.DataFrame, cuts: list[int]) -> Path:
+    folder.mkdir()
+    edges = itertools.pairwise([0, *cuts, len(frame)])
+    for number, (start, stop) in enumerate(edges):
+        frame.iloc[start:stop].to_parquet(folder / f"{number}.parquet", index=False, row_group_size=333)
+    return folder
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 64 rows at most, so that a batch comes from many of them."""
+    monkeypatch.setattr(blocks, "ROWS_AT_ONCE", 16)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(blocks, "_SKIPPED_BYTES", 100)
+
+
+def fit(source: Any, settings: dict[str, Any], **more: Any) -> DPSGD:
+    torch.manual_seed(0)
+    return DPSGD(2.0, 1e-5, steps=8, random_state=3, **settings, **more).fit(source)
+
+
+def weights(fitted: DPSGD) -> list[np.ndarray[Any, Any]]:
+    network = fitted.model_.network
+    if fitted.network is not None:
+        return [each.detach().numpy() for each in network.module.parameters()]
+    found = [tensor.numpy() for _, tensor in network.parameters()]
+    return found if fitted.model_.centring is None else [*found, fitted.model_.centring.centre]
+
+
+def assert_same(one: DPSGD, other: DPSGD) -> None:
+    for expected, found in zip(weights(one), weights(other), strict=True):
+        np.testing.assert_array_equal(expected, found)
+    assert one.guarantee_ == other.guarantee_
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_the_network_is_the_same_in_memory_and_out_of_core(
+    tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = people()
+    expected = fit(frame, settings)
+    assert np.any(weights(expected)[0])
+    for name, value in (("ROWS_AT_ONCE", 16), ("BLOCK_BYTES", 1), ("_SKIPPED_BYTES", 100)):
+        monkeypatch.setattr(blocks, name, value)
+    folder = files(tmp_path / "people", frame, [7, 500, 501, 1200])
+    frame.to_csv(tmp_path / "people.csv", index=False)
+    disk = LocalEngine(max_memory=0, cache_dir=tmp_path)
+    before = set(tmp_path.iterdir())
+    for source, engine in (
+        (frame, disk),
+        (folder, "local"),
+        (folder, LocalEngine(max_memory=20_000, cache_dir=tmp_path)),
+        (tmp_path / "people.csv", disk),
+        (pyarrow.dataset.dataset(folder), disk),
+        (iter(pa.Table.from_pandas(frame).to_batches(max_chunksize=100)), disk),
+    ):
+        assert_same(expected, fit(source, settings, engine=engine))
+        assert set(tmp_path.iterdir()) == before
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_exact_training_is_the_same_in_memory_and_out_of_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same entropy for batches and noise, exact sums of rows from disk give the same weights."""
+    frame = people()
+    shuffled = frame.sample(frac=1, random_state=1)
+
+    def exact(source: Any, rate: float, engine: Any = "local") -> DPSGD:
+        entropy, noise = np.random.default_rng(5), SeededNoise(7)
+        monkeypatch.setattr("os.urandom", entropy.bytes)
+        for module in (training, "quietmax.estimators.dpsgd.centring"):
+            monkeypatch.setattr(
+                *((module, "release_gaussian") if module is training else (f"{module}.release_gaussian",)),
+                lambda total, **given: release.release_gaussian(total, **(given | {"source": noise})),
+            )
+        fitted = DPSGD(2.0, 1e-5, steps=8, sampling_rate=rate, hidden=(3,), schema=PERSONS, engine=engine)
+        return fitted.fit(source)
+
+    disk = LocalEngine(max_memory=0, cache_dir=tmp_path)
+    sampled = exact(frame, 0.3)
+    assert_same(sampled, exact(frame, 0.3, disk))
+    # With all records in every step, not even their order matters.
+    whole = exact(frame, 1.0)
+    assert_same(whole, exact(shuffled, 1.0, disk))
+    assert any((one != other).any() for one, other in zip(weights(sampled), weights(whole), strict=True))
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_rows_are_read_by_number_in_any_order(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(700, 5)).astype(np.float32)
+    with Blocks(2, LocalEngine(4000, tmp_path)) as stored:
+        stored.extend([Table(rows, np.zeros(700, np.int64), 2)])
+        assert 0 < len(list(tmp_path.rglob("*.labels"))) < -(-700 // 16)
+        for numbers in (
+            np.arange(700),
+            rng.permutation(700),
+            rng.integers(700, size=50),
+            np.array([699, 0, 0, 350]),
+            np.empty(0, np.int64),
+        ):
+            np.testing.assert_array_equal(stored.rows_at(numbers), rows[numbers])
+
+
+def test_few_bytes_are_read_for_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "_SKIPPED_BYTES", 100)
+    rows = np.arange(80_000, dtype=np.float32).reshape(20_000, 4)
+    read: list[int] = []
+    from_bytes = np.frombuffer
+
+    def counted(content: bytes, dtype: Any) -> Any:
+        read.append(len(content))
+        return from_bytes(content, dtype)
+
+    with Blocks(2, LocalEngine(0, tmp_path)) as stored:
+        stored.extend([Table(rows, np.zeros(20_000, np.int64), 2)])
+        monkeypatch.setattr(np, "frombuffer", counted)
+        stored.rows_at(np.array([5, 19_000, 7, 19_001]))
+    assert read == [3 * 16, 2 * 16]
+
+
+def test_persons_keep_all_their_rows_in_every_batch() -> None:
+    names = people()["who"].to_numpy(object)
+    plain, digested = Persons(names), NumberedPersons(blocks.person_digests(names, b"any key"))
+    np.testing.assert_array_equal(plain.codes, digested.codes)
+    np.testing.assert_array_equal(plain.rows, digested.rows)
+    settings = PrivateSettings(sampling_rate=0.3, steps=5)
+    for batches in (
+        secret_batches(ROWS, 600, settings, digested),
+        seeded_batches(np.arange(ROWS), 1, 600, settings, digested),
+    ):
+        for batch in itertools.islice(batches, 5):
+            assert 0 < len(batch) < ROWS
+            taken, counts = np.unique(names[batch], return_counts=True)
+            assert counts.tolist() == [int((names == name).sum()) for name in taken]
+
+
+@pytest.mark.parametrize("error", [InvalidInput, KeyboardInterrupt])
+def test_nothing_is_left_on_disk_after_an_error(
+    tmp_path: Path, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        seen.extend(1 for _ in tmp_path.rglob("*.labels"))
+        raise error
+
+    monkeypatch.setattr("quietmax.estimators.dpsgd.estimator.train_private_stack", interrupted)
+    with pytest.raises(error):
+        fit(people(), {"schema": PLAIN}, engine=LocalEngine(0, tmp_path))
+    assert seen
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_in_the_last_file_is_found_before_anything_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = people()
+    frame.loc[ROWS - 1, "ill"] = "perhaps"
+    folder = files(tmp_path / "people", frame, [700])
+    monkeypatch.setattr("quietmax.estimators.dpsgd.estimator.released_centre", None)
+    with pytest.raises(InvalidInput, match=r"perhaps|classes"):
+        fit(folder, {"schema": PLAIN})
+    with pytest.raises(InvalidData, match="Nobody is left"):
+        fit(frame.iloc[:0], {"schema": PLAIN})
+
+
+def test_another_engine_is_an_error() -> None:
+    for engine in (RayEngine(), "ray", 5):
+        with pytest.raises(InvalidInput, match="engine must be 'local' or a LocalEngine"):
+            fit(people(), {"schema": PLAIN}, engine=engine)
+
+
+def test_features_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
+    rows = training_rows(DPSGD(schema=PLAIN), people(), None, None)
+    with StoredRows(rows, LocalEngine(0, tmp_path)) as stored:
+        stored.update(lambda records: np.full_like(records, np.inf), finite=False)
+        with pytest.raises(InvalidInput, match="must be finite"):
+            stored.update(lambda records: records)

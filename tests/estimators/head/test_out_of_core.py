@@ -1,0 +1,394 @@
+"""A head has the same weights, bit for bit, wherever its rows are and in whatever order they come (THEORY 3.11)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset
+import pytest
+import torch
+
+from quietmax import DPSGD, PrivateHead, Teachers
+from quietmax.data.schema import Schema
+from quietmax.data.sources import ParquetPart, table_rows
+from quietmax.errors import DataUnavailable, InvalidData, InvalidInput
+from quietmax.estimators import blocks
+from quietmax.estimators.blocks import LocalEngine
+from quietmax.estimators.head import training
+from quietmax.estimators.serialization import open_private, save_private
+
+ROWS = 3000
+PLAIN = Schema(
+    label="ill",
+    classes=("no", "yes"),
+    bounds={"age": (0, 100), "pay": (0, 120)},
+    categories={"job": ("a", "b", "c")},
+    ignore=("who",),
+)
+PERSONS = Schema(
+    label="ill",
+    classes=("no", "yes"),
+    bounds={"age": (0, 100), "pay": (0, 120)},
+    categories={"job": ("a", "b", "c")},
+    person="who",
+)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "records": {"schema": PLAIN, "steps": 4},
+    "persons": {"schema": PERSONS, "steps": 4},
+    "declared size": {"schema": PERSONS, "declared_size": 1000, "steps": 4},
+    "second moments": {"schema": PERSONS, "second_moments": 0.1, "features": "unit-norm", "steps": 4},
+    "large declared size": {"schema": PLAIN, "declared_size": 10**8, "steps": 3, "second_moments": 0.1},
+}
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def people() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    age = rng.integers(0, 100, ROWS)
+    return pd.DataFrame(
+        {
+            "who": [f"p{number}" for number in rng.integers(1200, size=ROWS)],
+            "age": age,
+            "pay": rng.normal(50, 20, ROWS).round(2),
+            "job": rng.choice(["a", "b", "c"], ROWS),
+            "ill": np.where(age + rng.normal(0, 20, ROWS) > 50, "yes", "no"),
+        }
+    )
+
+
+def fit(source: Any, settings: dict[str, Any], **more: Any) -> PrivateHead:
+    return PrivateHead(1.0, 1e-5, random_state=3, **settings, **more).fit(source)
+
+
+def files(folder: Path, frame: pd.DataFrame, cuts: list[int]) -> Path:
+    folder.mkdir()
+    for number, (start, stop) in enumerate(zip([0, *cuts], [*cuts, len(frame)], strict=True)):
+        frame.iloc[start:stop].to_parquet(folder / f"{number}.parquet", index=False, row_group_size=333)
+    return folder
+
+
+def assert_same(one: PrivateHead, other: PrivateHead) -> None:
+    assert one.size_ == other.size_
+    np.testing.assert_array_equal(one.centre_, other.centre_)
+    np.testing.assert_array_equal(one.coef_, other.coef_)
+    if one.whitening_ is not None:
+        np.testing.assert_array_equal(one.whitening_, other.whitening_)
+    assert one.guarantee_ == other.guarantee_
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_the_weights_are_the_same_in_memory_and_out_of_core(tmp_path: Path, settings: dict[str, Any]) -> None:
+    frame = people()
+    expected = fit(frame, settings)
+    folder = files(tmp_path / "people", frame, [7, 1000, 1001, 2500])
+    other = files(tmp_path / "other", frame.sample(frac=1, random_state=1), [1500])
+    frame.to_csv(tmp_path / "people.csv", index=False)
+    dataset = pyarrow.dataset.dataset(folder)
+    disk = LocalEngine(max_memory=0, cache_dir=tmp_path)
+    little = LocalEngine(max_memory=30_000, cache_dir=tmp_path)
+    before = set(tmp_path.iterdir())
+    for source, engine in (
+        (pa.Table.from_pandas(frame), "local"),
+        (frame, disk),
+        (frame.sample(frac=1, random_state=2), little),
+        (folder, "local"),
+        (folder, disk),
+        (str(folder / "*.parquet"), little),
+        (other, disk),
+        (tmp_path / "people.csv", disk),
+        (dataset, disk),
+        (dataset.scanner().to_reader(), disk),
+        (iter(dataset.to_batches()), little),
+    ):
+        assert_same(fit(source, settings, engine=engine), expected)
+    assert set(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("height", [1, 64, 1000])
+def test_the_weights_depend_on_neither_blocks_nor_threads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: dict[str, Any], height: int
+) -> None:
+    frame = people().iloc[: 300 if height == 1 else ROWS]
+    torch.set_num_threads(1)
+    expected = fit(frame, settings)
+    monkeypatch.setattr(blocks, "block_rows", lambda _: height)
+    monkeypatch.setattr("quietmax.estimators.head.estimator.block_rows", lambda _: height)
+    monkeypatch.setattr(blocks, "_PERSONS_AT_ONCE", 100)
+    for threads, memory in ((1, None), (3, 20_000)):
+        torch.set_num_threads(threads)
+        engine = LocalEngine(memory, tmp_path)
+        assert_same(fit(frame, settings, engine=engine), expected)
+
+
+def test_arrays_and_groups_give_the_same_weights_on_disk(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    X, groups = rng.normal(size=(2000, 6)), rng.integers(500, size=2000)
+    y = (X[:, 0] + rng.normal(size=2000) > 0).astype(int)
+    before = X.copy()
+
+    def weights(order: np.ndarray, engine: Any) -> np.ndarray:
+        head = PrivateHead(1.0, 1e-5, classes=(0, 1), random_state=1, engine=engine)
+        return np.asarray(head.fit(X[order], y[order], groups=groups[order]).coef_)
+
+    expected = weights(np.arange(2000), "local")
+    engine = LocalEngine(max_memory=0, cache_dir=tmp_path)
+    np.testing.assert_array_equal(weights(rng.permutation(2000), engine), expected)
+    np.testing.assert_array_equal(X, before)
+
+
+def test_the_output_method_is_certified_out_of_core(tmp_path: Path) -> None:
+    """Its sums are in floating point: the minimisers agree up to the tolerance, not bit for bit."""
+    frame = people()
+    folder = files(tmp_path / "people", frame, [1000])
+    settings = {"schema": PERSONS, "method": "output", "declared_size": 1000}
+    engine = LocalEngine(max_memory=0, cache_dir=tmp_path)
+    one, other = fit(frame, settings), fit(folder, settings, engine=engine)
+    apart = 2 * one.plan_.tolerance / one.plan_.regularisation
+    assert np.linalg.norm(one.coef_ - other.coef_) <= apart
+    assert one.guarantee_ == other.guarantee_
+
+
+def test_a_head_trained_on_files_is_saved_and_opened_as_ever(tmp_path: Path) -> None:
+    frame = people()
+    rows = table_rows(files(tmp_path / "people", frame, [1000, 2000]), PERSONS, holdout=0.2, seed=1)
+    head = PrivateHead(1.0, 1e-5).fit(rows.train)
+    assert head.guarantee_.status == "proven"
+    assert head.guarantee_.parameters["holdout"] == {"share": 0.2, "seed": 1}
+    save_private(head, tmp_path / "model", dataset="people")
+    opened = open_private(tmp_path / "model")
+    assert opened.guarantee == head.guarantee_
+    with pytest.raises(InvalidInput, match="held out"):
+        PrivateHead(1.0, 1e-5).fit(rows.test)
+
+
+@pytest.mark.parametrize("settings", [SETTINGS["records"], SETTINGS["persons"]], ids=["records", "persons"])
+def test_a_bad_file_is_found_before_any_noise_is_drawn(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    def drawn(*_: object, **__: object) -> None:
+        raise AssertionError("noise was drawn")
+
+    monkeypatch.setattr(training, "release_gaussian", drawn)
+    frame = people()
+    frame.loc[2990, "ill"] = "secret"
+    folder = files(tmp_path / "people", frame, list(range(60, ROWS, 60)))
+    head = PrivateHead(1.0, 1e-5, **settings, engine=LocalEngine(0, tmp_path))
+    with pytest.raises(InvalidData, match=r"49.parquet: Row 51 has a label outside the classes") as caught:
+        head.fit(folder)
+    assert "secret" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["people"]
+    assert not hasattr(head, "coef_")
+
+
+@pytest.mark.parametrize("when", ["reading", "training"])
+def test_an_interruption_leaves_nothing_behind(tmp_path: Path, when: str) -> None:
+    folder = files(tmp_path / "people", people(), [1000])
+    calls: list[tuple[int, int]] = []
+
+    def interrupt(done: int, whole: int) -> None:
+        calls.append((done, whole))
+        if when == "reading" or len(calls) > 10:
+            raise KeyboardInterrupt
+
+    head = PrivateHead(1.0, 1e-5, schema=PERSONS, engine=LocalEngine(0, tmp_path, interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        head.fit(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["people"]
+    assert not hasattr(head, "coef_")
+
+
+def interrupted(folder: Path, engine: LocalEngine, calls: int, settings: dict[str, Any]) -> None:
+    """Train until progress was reported some times."""
+    seen = iter(range(calls))
+
+    def progress(*_: int) -> None:
+        if next(seen, None) is None:
+            raise KeyboardInterrupt
+
+    head = PrivateHead(1.0, 1e-5, **settings, engine=replace(engine, progress=progress))
+    with pytest.raises(KeyboardInterrupt):
+        head.fit(folder)
+    drawn = ("size_", "centre_", "whitening_", "coef_", "feature_map_", "plan_", "sensitivity_")
+    assert not any(hasattr(head, name) for name in drawn)
+
+
+@pytest.mark.parametrize("calls", [1, 3, 9])
+@pytest.mark.parametrize("settings", [SETTINGS["records"], SETTINGS["persons"]], ids=["records", "persons"])
+def test_an_interrupted_training_goes_on_where_it_was_with_the_same_weights(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: dict[str, Any], calls: int
+) -> None:
+    frame = people()
+    folder = files(tmp_path / "people", frame, [1000, 2000, 2500])
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    engine = LocalEngine(0, cache, resume=True)
+    expected = fit(frame, settings)
+    interrupted(folder, engine, calls, settings)
+    (kept,) = cache.iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o700
+    assert all(file.stat().st_mode & 0o077 == 0 for file in kept.iterdir())
+    read: list[str] = []
+    frames = ParquetPart.frames
+
+    def noted(part: ParquetPart, columns: Any, rows: int) -> Any:
+        read.append(part.file.name)
+        return frames(part, columns, rows)
+
+    monkeypatch.setattr(ParquetPart, "frames", noted)
+    assert_same(fit(folder, settings, engine=engine), expected)
+    done = min(calls + 1, 4)
+    assert read == [f"{number}.parquet" for number in range(done, 4)]
+    assert list(cache.iterdir()) == []
+
+
+def test_a_changed_file_is_read_again_and_another_schema_starts_anew(tmp_path: Path) -> None:
+    frame = people()
+    folder = files(tmp_path / "people", frame, [1000, 2000])
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    engine = LocalEngine(0, cache, resume=True)
+    interrupted(folder, engine, 5, SETTINGS["persons"])
+    frame.loc[2500, "age"] = 1
+    frame.iloc[2000:].to_parquet(folder / "2.parquet", index=False)
+    assert_same(fit(folder, SETTINGS["persons"], engine=engine), fit(frame, SETTINGS["persons"]))
+    interrupted(folder, engine, 5, SETTINGS["persons"])
+    assert_same(fit(folder, SETTINGS["records"], engine=engine), fit(frame, SETTINGS["records"]))
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_another_file_of_the_same_size_and_time_is_read(tmp_path: Path) -> None:
+    frame = people().assign(age=lambda table: table["age"] % 90 + 10)
+    changed = frame.assign(age=frame["age"].to_numpy()[::-1])
+    (tmp_path / "people").mkdir()
+    (tmp_path / "cache").mkdir()
+    file, engine = tmp_path / "people" / "0.csv", LocalEngine(0, tmp_path / "cache", resume=True)
+    frame.to_csv(file, index=False)
+    before = file.stat()
+    interrupted(file.parent, engine, 5, SETTINGS["records"])
+    changed.to_csv(file, index=False)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert_same(fit(file.parent, SETTINGS["records"], engine=engine), fit(changed, SETTINGS["records"]))
+
+
+def test_a_dataset_is_not_resumed_because_its_fragments_may_be_parts_of_one_file(tmp_path: Path) -> None:
+    folder = files(tmp_path / "people", people(), [])
+    whole = pyarrow.dataset.dataset(folder)
+    (fragment,) = whole.get_fragments()
+    groups = pyarrow.dataset.FileSystemDataset(
+        fragment.split_by_row_group(), whole.schema, whole.format, fragment.filesystem
+    )
+    assert len(list(groups.get_fragments())) > 5
+    assert_same(fit(groups, SETTINGS["records"]), fit(people(), SETTINGS["records"]))
+    (tmp_path / "cache").mkdir()
+    for dataset in (whole, groups):
+        with pytest.raises(InvalidInput, match="`resume` requires a head that is trained on files"):
+            fit(dataset, SETTINGS["records"], engine=LocalEngine(0, tmp_path / "cache", resume=True))
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_half_written_file_of_encoded_rows_is_not_used(tmp_path: Path) -> None:
+    frame = people()
+    folder = files(tmp_path / "people", frame, [1000])
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    engine = LocalEngine(0, cache, resume=True)
+    interrupted(folder, engine, 9, SETTINGS["persons"])
+    (kept,) = cache.iterdir()
+    finished = sorted(kept.glob("*.json"))
+    assert len(finished) == 2
+    finished[0].unlink()
+    for file in kept.glob(f"{finished[0].stem}*"):
+        file.write_bytes(file.read_bytes()[:100])
+    assert_same(fit(folder, SETTINGS["persons"], engine=engine), fit(frame, SETTINGS["persons"]))
+
+
+def test_two_trainings_do_not_share_a_folder_of_encoded_rows(tmp_path: Path) -> None:
+    folder = files(tmp_path / "people", people(), [1000])
+    engine = LocalEngine(0, tmp_path, resume=True)
+    rows = table_rows(folder, PERSONS)
+    with blocks.Blocks(2, engine) as first:
+        first.read(rows, b"key")
+        with (
+            pytest.raises(DataUnavailable, match="Another training uses the folder"),
+            blocks.Blocks(2, engine) as second,
+        ):
+            second.read(rows, b"key")
+        assert len(first) == ROWS
+    (tmp_path / "open").mkdir()
+    open_engine = LocalEngine(0, tmp_path / "open", resume=True)
+    interrupted(folder, open_engine, 9, SETTINGS["persons"])
+    (kept,) = (tmp_path / "open").iterdir()
+    kept.chmod(0o755)
+    with pytest.raises(DataUnavailable, match="must belong to you alone"):
+        fit(folder, SETTINGS["persons"], engine=open_engine)
+
+
+def test_what_cannot_be_read_twice_cannot_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="requires a `cache_dir`"):
+        LocalEngine(resume=True)
+    engine = LocalEngine(0, tmp_path, resume=True)
+    for source in (people(), iter(pa.Table.from_pandas(people()).to_batches())):
+        with pytest.raises(InvalidInput, match="`resume` requires a head that is trained on files"):
+            fit(source, SETTINGS["persons"], engine=engine)
+    with pytest.raises(InvalidInput, match="`resume` requires"):
+        PrivateHead(1.0, 1e-5, engine=engine).fit(np.eye(2), [0, 1])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_progress_ends_at_its_total(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    folder = files(tmp_path / "people", people(), [1000])
+    fit(folder, SETTINGS["records"], engine=LocalEngine(progress=lambda *done: seen.append(done)))
+    assert seen[-1][0] == seen[-1][1] > 7 * ROWS
+    assert all(done <= whole for done, whole in seen)
+
+
+def test_teachers_and_dpsgd_read_the_same_files(tmp_path: Path) -> None:
+    frame = people().iloc[:400]
+    folder = files(tmp_path / "people", frame, [100])
+    makers: tuple[Callable[[], Any], ...] = (
+        lambda: DPSGD(1.0, 1e-3, schema=PERSONS, declared_size=300, steps=2, random_state=1),
+        lambda: Teachers(1.0, 1e-5, queries=2, teachers=3, schema=PERSONS, declared_size=300, random_state=1),
+    )
+    for make in makers:
+        one, other = make().fit(frame), make().fit(folder)
+        assert one.guarantee_ == other.guarantee_
+        assert one.n_features_in_ == other.n_features_in_
+
+
+@pytest.mark.parametrize(
+    ("settings", "more", "message"),
+    [
+        ({}, {}, "need a `schema`"),
+        ({"schema": PERSONS}, {"groups": [1]}, "leave out `groups`"),
+        ({"schema": PERSONS}, {"y": [1]}, "leave out `y`"),
+        ({"schema": PERSONS, "engine": "cloud"}, {}, "engine must be"),
+    ],
+)
+def test_what_files_cannot_have_is_an_error(
+    tmp_path: Path, settings: dict[str, Any], more: dict[str, Any], message: str
+) -> None:
+    folder = files(tmp_path / "people", people(), [1000])
+    with pytest.raises(InvalidInput, match=message):
+        PrivateHead(1.0, 1e-5, **settings).fit(folder, **more)
+
+
+def test_files_without_rows_are_an_error(tmp_path: Path) -> None:
+    folder = files(tmp_path / "people", people().iloc[:0], [])
+    with pytest.raises(InvalidData, match="Nobody is left"):
+        PrivateHead(1.0, 1e-5, schema=PERSONS).fit(folder)

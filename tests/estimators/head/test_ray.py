@@ -1,0 +1,353 @@
+"""A head has the same weights, bit for bit, on any number of Ray workers, even if one of them dies (THEORY 3.11)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset
+import pytest
+
+from quietmax import PrivateHead
+from quietmax._ray import Actors, RayEngine
+from quietmax.data.schema import Schema
+from quietmax.data.sources import table_rows
+from quietmax.errors import DataUnavailable, InvalidData
+from quietmax.estimators.blocks import LocalEngine, Table
+from quietmax.estimators.head import training
+from quietmax.estimators.ray_blocks import RayBlocks
+from tests.ray_cluster import reused_actors, running_cluster
+
+ray = pytest.importorskip("ray")
+
+ROWS = 2000
+FEW_STEPS = 5
+PERSONS = Schema(
+    label="ill",
+    classes=("no", "yes"),
+    bounds={"age": (0, 100), "pay": (0, 120)},
+    categories={"job": ("a", "b", "c")},
+    person="who",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster() -> Iterator[None]:
+    with running_cluster(cores=4), reused_actors():
+        yield
+
+
+@pytest.fixture(scope="module")
+def people() -> pd.DataFrame:
+    """Rows of about 700 persons, who are spread over all rows."""
+    rng = np.random.default_rng(0)
+    age = rng.integers(0, 100, ROWS)
+    return pd.DataFrame(
+        {
+            "who": [f"p{number}" for number in rng.integers(750, size=ROWS)],
+            "age": age,
+            "pay": rng.normal(50, 20, ROWS).round(2),
+            "job": rng.choice(["a", "b", "c"], ROWS),
+            "ill": np.where(age + rng.normal(0, 20, ROWS) > 50, "yes", "no"),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def expected(people: pd.DataFrame) -> PrivateHead:
+    """The head that is trained in this process."""
+    return fit(people, "local")
+
+
+def fit(source: Any, engine: Any, **more: Any) -> PrivateHead:
+    """Train with every kind of pass: persons, a noisy size, a centre, second moments and gradients."""
+    settings = {"schema": PERSONS, "features": "unit-norm", "second_moments": 0.1, "steps": FEW_STEPS} | more
+    return PrivateHead(1.0, 1e-5, random_state=3, engine=engine, **settings).fit(source)
+
+
+def files(folder: Path, frame: pd.DataFrame, cuts: list[int]) -> Path:
+    folder.mkdir()
+    for number, (start, stop) in enumerate(zip([0, *cuts], [*cuts, len(frame)], strict=True)):
+        frame.iloc[start:stop].to_parquet(folder / f"{number}.parquet", index=False)
+    return folder
+
+
+def assert_same(one: PrivateHead, other: PrivateHead) -> None:
+    assert one.size_ == other.size_
+    np.testing.assert_array_equal(one.centre_, other.centre_)
+    np.testing.assert_array_equal(one.whitening_, other.whitening_)
+    np.testing.assert_array_equal(one.coef_, other.coef_)
+    assert one.guarantee_ == other.guarantee_
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_the_weights_do_not_depend_on_the_number_of_workers(
+    tmp_path: Path, people: pd.DataFrame, expected: PrivateHead, workers: int
+) -> None:
+    """The rows are also permuted, and cut into files of other sizes."""
+    permuted = people.sample(frac=1, random_state=workers)
+    folder = files(tmp_path / "people", permuted, [7 * workers, 1000, 1001, 1500])
+    assert_same(fit(folder, RayEngine(workers=workers)), expected)
+
+
+def test_the_weights_are_those_of_rows_out_of_memory(
+    tmp_path: Path, people: pd.DataFrame, expected: PrivateHead
+) -> None:
+    folder = files(tmp_path / "people", people, [500, 1700])
+    assert_same(fit(folder, LocalEngine(max_memory=1, cache_dir=tmp_path)), expected)
+
+
+def test_the_weights_do_not_depend_on_where_the_rows_come_from(
+    tmp_path: Path, people: pd.DataFrame, expected: PrivateHead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = pyarrow.dataset.dataset(files(tmp_path / "people", people, [1300]))
+    people.to_csv(tmp_path / "people.csv", index=False)
+    monkeypatch.chdir(tmp_path)
+    engine = RayEngine(workers=2)
+    for source in (
+        people,
+        pa.Table.from_pandas(people),
+        "people/*.parquet",
+        "people.csv",
+        dataset,
+        pyarrow.dataset.dataset(dataset.to_table()),
+        dataset.scanner().to_reader(),
+        iter(dataset.to_batches(batch_size=100)),
+    ):
+        assert_same(fit(source, engine), expected)
+
+
+def test_arrays_and_groups_are_sent_to_the_workers() -> None:
+    rng = np.random.default_rng(4)
+    X, groups = rng.normal(size=(ROWS, 6)), rng.integers(500, size=ROWS)
+    y = (X[:, 0] + rng.normal(size=ROWS) > 0).astype(int)
+
+    def weights(order: np.ndarray, engine: Any) -> np.ndarray:
+        head = PrivateHead(1.0, 1e-5, classes=(0, 1), random_state=1, engine=engine, steps=FEW_STEPS)
+        return np.asarray(head.fit(X[order], y[order], groups=groups[order]).coef_)
+
+    expected = weights(np.arange(ROWS), "local")
+    np.testing.assert_array_equal(weights(rng.permutation(ROWS), RayEngine(workers=2)), expected)
+
+
+def test_a_person_whose_rows_are_in_several_files_is_counted_once(
+    tmp_path: Path, people: pd.DataFrame
+) -> None:
+    per_person = people["who"].value_counts()
+    cuts = [300, 600, 1500]
+    spread = people.groupby("who").apply(lambda own: len(set(np.searchsorted(cuts, own.index, "right"))))
+    assert (spread > 1).sum() > 300
+    rows = table_rows(files(tmp_path / "people", people, cuts), PERSONS)
+    blocks = RayBlocks(2, RayEngine(workers=4))
+    with blocks:
+        blocks.read(rows, b"key")
+        blocks.count_persons()
+        assert blocks.units == len(per_person)
+        assert len(blocks) == ROWS
+        repeats: Counter[int] = blocks.sum(lambda block: Counter(block.repeats.tolist()))
+    assert repeats == Counter(per_person[people["who"]].tolist())
+
+
+# --- Workers that die -------------------------------------------------------------------------------------------------
+
+
+def waiting_once(work: Callable[[Table], Any], place: Path) -> Callable[[Table], Any]:
+    """Return work that one worker does, and then does not return; all workers that do it write their numbers."""
+
+    def wait(block: Table) -> Any:
+        found = work(block)
+        with place.with_suffix(".workers").open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        try:
+            mark = os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        except FileExistsError:
+            return found
+        os.write(mark, f"{os.getpid()}\n".encode())
+        os.close(mark)
+        time.sleep(300)
+        return found
+
+    return wait
+
+
+class Killer:
+    """Kills the worker process that is in the middle of a pass, for some passes of a training.
+
+    Parameters
+    ----------
+    passes : sequence of pairs
+        A method of `RayBlocks`, and which of its calls.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, *passes: tuple[str, int]) -> None:
+        self._folder = folder
+        self._threads: list[threading.Thread] = []
+        self._left = set(passes)
+        folder.mkdir()
+        for method in {method for method, _ in passes}:
+            self._patch(monkeypatch, method)
+
+    def _patch(self, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+        original, calls = getattr(RayBlocks, method), Counter[str]()
+
+        def changed(blocks: RayBlocks, work: Callable[[Table], Any]) -> Any:
+            calls[method] += 1
+            if (method, calls[method]) not in self._left:
+                return original(blocks, work)
+            self._left.remove((method, calls[method]))
+            place = self._folder / f"{method} {calls[method]}"
+            self._threads.append(threading.Thread(target=_kill, args=(place,), daemon=True))
+            self._threads[-1].start()
+            return original(blocks, waiting_once(work, place))
+
+        monkeypatch.setattr(RayBlocks, method, changed)
+
+    def check(self) -> None:
+        """Check that a worker died in the middle of each pass, and that another one did its work again."""
+        assert not self._left
+        for thread in self._threads:
+            thread.join(10)
+            assert not thread.is_alive()
+        for place in self._folder.glob("*[0-9]"):
+            killed = place.read_text().strip()
+            assert not _is_running(int(killed))
+            worked = place.with_suffix(".workers").read_text().split()
+            assert killed in worked, "it was killed after it had done the work, and before it could return"
+            assert len(set(worked)) >= 3, "two workers, and the one in place of the killed one"
+
+
+def _kill(place: Path) -> None:
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        if place.exists() and (told := place.read_text()).endswith("\n"):
+            os.kill(int(told), signal.SIGKILL)
+            return
+        time.sleep(0.02)
+
+
+def _is_running(process: int) -> bool:
+    """Return whether a process runs; one that has ended but was not waited for does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_workers_killed_in_the_middle_of_passes_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, people: pd.DataFrame, expected: PrivateHead
+) -> None:
+    """While persons are counted, rows are centred, moments are summed, and at the third gradient."""
+    folder = files(tmp_path / "people", people, [900, 1200])
+    passes = (("_sum_labels", 1), ("update", 2), ("sum", 2), ("sum", 5))
+    killer = Killer(monkeypatch, tmp_path / "marks", *passes)
+    assert_same(fit(folder, RayEngine(workers=2)), expected)
+    killer.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [("_update_labels", 1), ("_update_labels", 2), ("update", 1), ("sum", 1)])
+def test_a_worker_killed_in_any_other_pass_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    people: pd.DataFrame,
+    expected: PrivateHead,
+    killed: tuple[str, int],
+) -> None:
+    """While persons get their numbers of rows, digests are dropped, features are made, and the centre is summed."""
+    folder = files(tmp_path / "people", people, [900, 1200])
+    killer = Killer(monkeypatch, tmp_path / "marks", killed)
+    assert_same(fit(folder, RayEngine(workers=2)), expected)
+    killer.check()
+
+
+def test_a_worker_whose_rows_were_sent_gets_them_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, people: pd.DataFrame, expected: PrivateHead
+) -> None:
+    killer = Killer(monkeypatch, tmp_path / "marks", ("sum", 4))
+    assert_same(fit(people, RayEngine(workers=2)), expected)
+    killer.check()
+
+
+def test_a_worker_that_finds_other_rows_ends_the_training(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, people: pd.DataFrame
+) -> None:
+    """The rows of each person have been counted: with other rows the sensitivity would not hold."""
+    folder = files(tmp_path / "people", people, [1000])
+    original = RayBlocks.sum
+    calls: list[int] = []
+
+    def changed(blocks: RayBlocks, work: Callable[[Table], Any]) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            people.iloc[500:1000].to_parquet(folder / "0.parquet", index=False)
+            ray.kill(blocks._actors._actors[0])
+        return original(blocks, work)
+
+    monkeypatch.setattr(RayBlocks, "sum", changed)
+    with pytest.raises(DataUnavailable, match="files have changed"):
+        fit(folder, RayEngine(workers=2))
+    assert len(calls) == 3
+
+
+# --- Errors and reports -----------------------------------------------------------------------------------------------
+
+
+def test_a_bad_file_is_found_before_any_noise_is_drawn(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, people: pd.DataFrame
+) -> None:
+    def drawn(*_: object, **__: object) -> None:
+        raise AssertionError("noise was drawn")
+
+    monkeypatch.setattr(training, "release_gaussian", drawn)
+    wrong = people.copy()
+    wrong.loc[1990, "ill"] = "secret"
+    folder = files(tmp_path / "people", wrong, [500, 1000, 1500])
+    with pytest.raises(InvalidData, match=r"3.parquet: Row 491 has a label outside the classes") as caught:
+        fit(folder, RayEngine(workers=2))
+    assert type(caught.value) is InvalidData
+    assert "secret" not in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_no_worker_outlives_a_training_that_is_interrupted(
+    people: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[Any] = []
+
+    def end(actors: Actors, actor: Any) -> None:
+        ended.append(actor)
+        actors._ray.kill(actor)
+
+    monkeypatch.setattr(Actors, "_end", end)
+
+    def interrupt(*_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(people, RayEngine(workers=2, progress=interrupt))
+    assert len(ended) == 2
+    for worker in ended:
+        with pytest.raises(ray.exceptions.RayActorError):
+            ray.get(worker.__ray_ready__.remote(), timeout=30)
+    assert ray.is_initialized()
+
+
+def test_progress_ends_at_its_total(people: pd.DataFrame) -> None:
+    seen: list[tuple[int, int]] = []
+    fit(people, RayEngine(workers=2, progress=lambda *done: seen.append(done)))
+    assert seen[-1][0] == seen[-1][1] >= (FEW_STEPS + 5) * ROWS
+
+
+def test_nobody_left_is_an_error(tmp_path: Path, people: pd.DataFrame) -> None:
+    folder = files(tmp_path / "people", people.iloc[:0], [])
+    with pytest.raises(InvalidData, match="Nobody is left"):
+        fit(folder, RayEngine(workers=2))
