@@ -9,6 +9,9 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -53,40 +56,21 @@ class InferenceEndpoint:
     async def _infer(
         self, name: str, version: str | None, headers: Headers, receive: Receive, send: Send
     ) -> None:
-        started = time.perf_counter()
         service = self._service
-        deployment: Deployment | None = None
-        client, rows, status = None, 0, 500
         try:
-            caller = await service.auth.authenticate(headers)
-            client = caller.client
-            deployment = service.deployment(name, version)
-            json_length = self._check_headers(headers)
-            body = await self._read_body(receive)
-            request = await decoded_request(body, json_length, deployment, service.settings.max_rows)
-            rows = len(request.rows)
-            content, json_length = await encoded_answer(service, deployment, request, caller)
-            status = 200
-            await _send_content(send, content, json_length)
+            with recorded(service) as record:
+                caller = await service.auth.authenticate(headers)
+                record.client = caller.client
+                deployment = record.deployment = service.deployment(name, version)
+                json_length = self._check_headers(headers)
+                body = await self._read_body(receive)
+                request = await decoded_request(body, json_length, deployment, service.settings.max_rows)
+                record.rows = len(request.rows)
+                content, json_length = await encoded_answer(service, deployment, request, caller)
+                record.status = 200
+                await _send_content(send, content, json_length)
         except HttpError as error:
-            status = error.status
             await _send_error(send, error)
-        except Exception as error:
-            service.log.event("failed", kind=type(error).__name__)
-            await _send_error(send, internal_error())
-        finally:
-            seconds = time.perf_counter() - started
-            model, served = ("", "") if deployment is None else (deployment.name, deployment.version)
-            service.metrics.count_request(model, served, status, seconds)
-            if service.settings.log_requests:
-                service.log.request(
-                    model=model,
-                    version=served,
-                    client=client,
-                    rows=rows,
-                    status=status,
-                    milliseconds=round(seconds * 1000, 2),
-                )
 
     def _check_headers(self, headers: Headers) -> int | None:
         """Check the headers of the body; return the length of its JSON if binary tensors follow."""
@@ -120,6 +104,68 @@ class InferenceEndpoint:
                         return b"".join(parts)
         except TimeoutError:
             raise HttpError(408, "The body did not arrive in time. Nothing was charged.") from None
+
+
+@dataclass(slots=True)
+class Record:
+    """What the log and the metrics tell about an inference request.
+
+    Parameters
+    ----------
+    client : str or None
+        Who sent it, once that is known.
+    deployment : Deployment or None
+        The model that is asked, once it is found.
+    rows : int
+        Number of rows, once they are decoded.
+    status : int
+        HTTP status of the response, also for requests over gRPC.
+    """
+
+    client: str | None = None
+    deployment: Deployment | None = None
+    rows: int = 0
+    status: int = 500
+
+
+@contextmanager
+def recorded(service: Service) -> Iterator[Record]:
+    """Count and log an inference request, whatever its protocol; any other error than HttpError becomes a 500.
+
+    Parameters
+    ----------
+    service : Service
+        Has the metrics and the log.
+
+    Yields
+    ------
+    Record
+        To be filled in as the request is handled.
+    """
+    started = time.perf_counter()
+    record = Record()
+    try:
+        yield record
+    except HttpError as error:
+        record.status = error.status
+        raise
+    except Exception as error:
+        service.log.event("failed", kind=type(error).__name__)
+        raise internal_error() from error
+    finally:
+        seconds = time.perf_counter() - started
+        deployment = record.deployment
+        model, version = ("", "") if deployment is None else (deployment.name, deployment.version)
+        service.metrics.count_request(model, version, record.status, seconds)
+        if service.settings.log_requests:
+            service.log.request(
+                model=model,
+                version=version,
+                client=record.client,
+                rows=record.rows,
+                status=record.status,
+                milliseconds=round(seconds * 1000, 2),
+            )
 
 
 async def decoded_request(
