@@ -42,6 +42,7 @@ PRIMARY_KEYS = {
     "clients": ["id"],
     "subaccounts": ["account", "client"],
     "keys": ["id"],
+    "ended_sessions": ["id"],
     "journal": ["account", "sequence"],
     "requests": ["request"],
     "answers": ["id"],
@@ -227,18 +228,16 @@ def test_postgresql_generates_the_ids_of_accounts_clients_and_answers() -> None:
         assert "id BIGSERIAL" in str(CreateTable(table).compile(dialect=postgresql.dialect()))
 
 
-def test_a_new_ledger_has_schema_version_2_and_secrets_of_256_bits(path: Path) -> None:
+def test_a_new_ledger_has_a_salt_of_256_bits_and_no_secret_of_sessions(path: Path) -> None:
     with Ledger(path) as ledger:
         with read_transaction(ledger._engine) as connection:
             rows = connection.execute(text("SELECT name, value FROM meta"))
             kept = {row.name: row.value for row in rows}
-        assert len(ledger.session_secret) == 32
         assert ledger.verify().sound
-    assert kept["version"] == "2"
+    assert kept["version"] == str(MIGRATIONS[-1].version)
     assert {name: len(value) for name, value in kept.items()} == {
         "ledger": 32,
         "query_salt": 64,
-        "session_secret": 64,
         "version": 1,
     }
 

@@ -93,7 +93,6 @@ def test_request_keys_of_different_clients_differ(ledger: Ledger) -> None:
     assert ledger.request_key(1, "x") != ledger.request_key(2, "x")
 
 
-@pytest.mark.parametrize("name", ["query_salt", "session_secret"])
 @pytest.mark.parametrize(
     "statement",
     [
@@ -103,9 +102,9 @@ def test_request_keys_of_different_clients_differ(ledger: Ledger) -> None:
         "UPDATE meta SET value = x'00' WHERE name = '{}'",
     ],
 )
-def test_a_ledger_without_its_secrets_is_an_error(filled: Path, name: str, statement: str) -> None:
-    edit(filled, statement.format(name))
-    with pytest.raises(LedgerDamaged, match=f"The ledger's {name} is missing or was changed. Stop serving"):
+def test_a_ledger_without_its_salt_is_an_error(filled: Path, statement: str) -> None:
+    edit(filled, statement.format("query_salt"))
+    with pytest.raises(LedgerDamaged, match="The ledger's query_salt is missing or was changed"):
         Ledger(filled)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import time
 from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import text
 
 from quietmax.accounting import LIMIT
 from quietmax.ledger import Terms
@@ -118,11 +120,12 @@ def test_a_forged_expired_or_revoked_session_is_refused(plain: Running) -> None:
     with httpx.Client(base_url=plain.url) as browser:
         browser.post("/login", data={"key": plain.key})
         cookie = browser.cookies["quietmax_session"]
-        number, end, signature = cookie.split(".")
+        number, session, end, signature = cookie.split(".")
         for forged in (
-            f"{number}.{int(end) + 1}.{signature}",
-            f"{'0' * 16}.{end}.{signature}",
-            f"{number}.{end}.{'0' * 64}",
+            f"{number}.{session}.{int(end) + 1}.{signature}",
+            f"{number}.{'0' * 32}.{end}.{signature}",
+            f"{'0' * 16}.{session}.{end}.{signature}",
+            f"{number}.{session}.{end}.{'0' * 64}",
             "x",
             "..",
             "",
@@ -130,12 +133,66 @@ def test_a_forged_expired_or_revoked_session_is_refused(plain: Running) -> None:
         ):
             headers = {b"cookie": f"quietmax_session={forged}".encode()}
             assert httpx.get(f"{plain.url}/state", headers=headers).status_code == 401, forged
-        old = f"{number}.{int(time.time()) - 1}"
-        expired = f"{old}.{plain.service.auth._signature(old)}"
+        old = f"{number}.{session}.{int(time.time()) - 1}"
+        (key,) = (key for key in plain.ledger.keys() if key.id == number)  # noqa: SIM118
+        expired = f"{old}.{plain.service.auth._signature(old, key)}"
         assert httpx.get(f"{plain.url}/state", cookies={"quietmax_session": expired}).status_code == 401
         plain.ledger.revoke_key(number)
         time.sleep(1.1)
         assert browser.get("/state").status_code == 401
+
+
+def state_with(url: str, cookie: str) -> int:
+    """The status of the dashboard's state for a session cookie."""
+    return httpx.get(f"{url}/state", cookies={"quietmax_session": cookie}).status_code
+
+
+def test_a_cookie_ends_at_logout_in_every_process_and_other_sessions_go_on(start: Start) -> None:
+    settings = Settings(session_secret=b"shared by two replicas, 32 bytes")
+    with (
+        start("plain", budget=Terms(10.0), queries=20, settings=settings) as first,
+        start("plain", budget=Terms(10.0), queries=20, settings=settings) as second,
+    ):
+        ended, kept = (
+            httpx.post(f"{first.url}/login", data={"key": first.key}).cookies["quietmax_session"]
+            for _ in range(2)
+        )
+        assert state_with(first.url, ended) == state_with(second.url, ended) == 200
+        out = httpx.post(f"{first.url}/logout", cookies={"quietmax_session": ended})
+        assert out.status_code == 303
+        assert state_with(first.url, ended) == 401
+        time.sleep(1.1)
+        assert state_with(first.url, ended) == state_with(second.url, ended) == 401
+        assert state_with(first.url, kept) == state_with(second.url, kept) == 200
+        assert httpx.post(f"{first.url}/logout", cookies={"quietmax_session": "x.y.1.z"}).status_code == 303
+
+
+def test_a_copy_of_the_ledger_signs_no_session(start: Start) -> None:
+    """The ledger holds no secret, and a key created again under the same id does not revive its sessions."""
+    with start("plain", budget=Terms(10.0), queries=20) as service:
+        cookie = httpx.post(f"{service.url}/login", data={"key": service.admin}).cookies["quietmax_session"]
+        assert state_with(service.url, cookie) == 200
+        with service.ledger._engine.connect() as connection:
+            meta = dict(tuple(row) for row in connection.execute(text("SELECT name, value FROM meta")))
+            hashes = list(connection.execute(text("SELECT secret_hash FROM keys")).scalars())
+        content, _, signature = cookie.rpartition(".")
+        for value in [*meta.values(), *hashes]:
+            for secret in {value.encode(), bytes.fromhex(value) if len(value) % 2 == 0 else b""}:
+                for signed in (content, *(f"{content}.{each}" for each in hashes)):
+                    assert hmac.new(secret, signed.encode(), "sha256").hexdigest() != signature
+        with service.ledger._engine.begin() as connection:
+            connection.execute(text("UPDATE keys SET secret_hash = 'other'"))
+        time.sleep(1.1)
+        assert state_with(service.url, cookie) == 401
+
+
+def test_sessions_of_a_service_that_was_started_again_end_unless_the_secret_is_kept(start: Start) -> None:
+    kept = Settings(session_secret=b"kept in a file by the operator, 32")
+    for settings, status in ((None, 401), (kept, 200)):
+        with start("plain", budget=Terms(10.0), queries=20, settings=settings) as service:
+            cookie = httpx.post(f"{service.url}/login", data={"key": service.key}).cookies["quietmax_session"]
+        with start("plain", budget=Terms(10.0), queries=20, settings=settings) as service:
+            assert state_with(service.url, cookie) == status
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,12 @@ def command(
     behind_proxy: Annotated[
         bool, typer.Option("--behind-proxy", help="A proxy in front of the service ends TLS.")
     ] = False,
+    session_secret_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the secret that signs sessions of the dashboard, for several replicas. Default: random."
+        ),
+    ] = None,
     max_rows: Annotated[int, typer.Option(min=1, help="Most rows in one request.")] = 1000,
     max_bytes: Annotated[int, typer.Option(min=1, help="Largest request body in bytes.")] = 16 * 2**20,
     timeout: Annotated[float, typer.Option(help="Seconds until a request is given up.")] = 10.0,
@@ -95,7 +101,7 @@ def command(
     from quietmax.server.repository import load_models
     from quietmax.server.run import Listener, supervise
     from quietmax.server.service import Service
-    from quietmax.server.settings import Settings
+    from quietmax.server.settings import Settings, read_session_secret
 
     torch.set_num_threads(1)  # requests run in parallel; a small network gains nothing from more threads
     if budget is None and delta:
@@ -105,6 +111,9 @@ def command(
     listener = Listener(host, port, tls_certificate, tls_key, behind_proxy)
     if anonymous:
         listener.check_anonymous()
+    secret = (
+        {} if session_secret_file is None else {"session_secret": read_session_secret(session_secret_file)}
+    )
     settings = Settings(
         anonymous=anonymous,
         max_bytes=max_bytes,
@@ -113,6 +122,7 @@ def command(
         answer_cache=not no_answer_cache,
         log_requests=not no_request_log,
         secure_cookies=listener.secure_cookies,
+        **secret,  # type: ignore[arg-type]
     )
     terms = None if budget is None else Terms(budget, delta)
     loaded = load_models(

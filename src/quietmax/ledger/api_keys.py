@@ -1,4 +1,4 @@
-"""API keys: 256 bits of operating-system entropy, shown once; the ledger keeps only their SHA-256.
+"""API keys: 256 bits of operating-system entropy, shown once; the ledger keeps only their SHA-256. And ended sessions.
 
 A key has the form `qm_<id>_<secret>`. The id finds the row, and the hash of the secret is compared in constant time. A
 slow password hash would add nothing, because 256 random bits cannot be guessed.
@@ -15,11 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, delete, insert, select
 
 from quietmax.errors import InvalidInput
 from quietmax.ledger.accounts import client_id, lock_keys_account, now
 from quietmax.ledger.database import Cursor, clients, keys
+from quietmax.ledger.database import ended_sessions as _ended
 
 Role = Literal["admin", "client"]
 _FORM = re.compile(r"qm_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
@@ -231,6 +232,33 @@ def find_key(known: Mapping[str, ApiKey], presented: str, now: int) -> ApiKey | 
     expected = _UNKNOWN_KEY_HASH if key is None else key.secret_hash
     matches = hmac.compare_digest(_hash_secret(secret), expected)
     return key if key is not None and matches and key.is_valid(now) else None
+
+
+def end_session(connection: Connection, session: str, expires: int) -> None:
+    """Record that a session of the dashboard was closed; forget those that have expired.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a write transaction.
+    session : str
+        The id of the session.
+    expires : int
+        When it would have expired, in microseconds since 1970.
+    """
+    connection.execute(delete(_ended).where((_ended.c.expires <= now()) | (_ended.c.id == session)))
+    connection.execute(insert(_ended), {"id": session, "expires": expires})
+
+
+def ended_sessions(connection: Connection) -> frozenset[str]:
+    """Return the ids of the sessions that were closed and have not expired yet.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a transaction.
+    """
+    return frozenset(connection.execute(select(_ended.c.id).where(_ended.c.expires > now())).scalars())
 
 
 def _hash_secret(secret: str) -> str:

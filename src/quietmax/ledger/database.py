@@ -504,6 +504,14 @@ journal = Table(
     PrimaryKeyConstraint("account", "sequence"),
 )
 
+ended_sessions = Table(
+    "ended_sessions",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("expires", _BigInt, nullable=False),
+)
+"""Sessions of the dashboard that were closed before they expire. `expires` is in microseconds since 1970."""
+
 requests = Table(
     "requests",
     metadata,
@@ -582,7 +590,6 @@ def _create_tables(connection: Connection) -> None:
         meta.insert(),
         [
             {"name": "ledger", "value": secrets.token_hex(16)},
-            {"name": "session_secret", "value": secrets.token_hex(32)},
             {"name": "query_salt", "value": secrets.token_hex(32)},
         ],
     )
@@ -593,9 +600,16 @@ def _rename_words(connection: Connection) -> None:
     connection.execute(meta.delete().where(meta.c.name == "pulse"))  # now "write_probe"
 
 
+def _forget_session_secret(connection: Connection) -> None:
+    """Delete the secret that signed sessions: whoever read a copy of the ledger could sign an administrator's."""
+    connection.execute(meta.delete().where(meta.c.name == "session_secret"))
+    ended_sessions.create(connection, checkfirst=True)
+
+
 MIGRATIONS = (
     Migration(1, "accounts, clients, keys, journal, requests and the answer cache", _create_tables),
     Migration(2, "terms with 'analysis'; journal kinds exclusive, migrated-budget, reassign", _rename_words),
+    Migration(3, "no secret of sessions; sessions that ended", _forget_session_secret),
 )
 
 

@@ -88,11 +88,6 @@ class Ledger:
         A SQLite file (a path or ``sqlite:///FILE``) or ``postgresql://USER@HOST/DATABASE``. Default: the environment
         variable `QUIETMAX_LEDGER`, else a SQLite file in the user's state directory.
 
-    Attributes
-    ----------
-    session_secret : bytes
-        A secret of this ledger that signs sessions of the dashboard.
-
     Raises
     ------
     LedgerUnavailable
@@ -118,7 +113,7 @@ class Ledger:
         migrate(self._engine)
         with read_transaction(self._engine) as connection:
             values = {row.name: row.value for row in connection.execute(select(meta))}
-        self._salt, self.session_secret = _secret(values, "query_salt"), _secret(values, "session_secret")
+        self._salt = _secret(values, "query_salt")
         self._guard = FileGuard(self._engine)
         self._writer: LedgerWriter | None = None
         self._writer_lock = threading.Lock()
@@ -599,6 +594,24 @@ class Ledger:
             if key.has_wrong_types:
                 raise _accounts.damaged(f"The key {key.id!r} cannot be read")
         return found
+
+    def end_session(self, session: str, expires: int) -> None:
+        """Record that a session of the dashboard was closed, for all processes that share the ledger.
+
+        Parameters
+        ----------
+        session : str
+            The id of the session.
+        expires : int
+            When the session would have expired, in microseconds since 1970. It is forgotten afterwards.
+        """
+        with self._write() as connection:
+            _api_keys.end_session(connection, session, expires)
+
+    def ended_sessions(self) -> frozenset[str]:
+        """Return the ids of the sessions that were closed and have not expired yet."""
+        with read_transaction(self._engine) as connection:
+            return _api_keys.ended_sessions(connection)
 
     # Checks
 

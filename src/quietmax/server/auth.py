@@ -1,8 +1,9 @@
 """Authentication: API keys in the Authorization header, sessions of the dashboard, anonymous access on loopback.
 
 API keys are read from the ledger and kept for a second, so that a revoked key stops working within that time; a charge
-checks its key once more in its own transaction. A session is a signed statement of a key's id and an end; no cookie
-holds the key itself.
+checks its key once more in its own transaction. A session is a signed statement of a key's id, an id of its own and an
+end; no cookie holds the key itself. The signature covers the hash of the key and needs a secret that is not in the
+ledger, so that a copy of the ledger signs nothing. A session that was closed is listed in the ledger until it expires.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import secrets
 import time
 from dataclasses import dataclass
 
@@ -24,6 +26,7 @@ SESSION_SECONDS = 8 * 3600
 _FRESH_SECONDS = 1.0
 _PROXY_HEADERS = (b"x-forwarded-for", b"forwarded", b"x-real-ip", b"x-forwarded-host")
 _INVALID_KEY = "The API key is wrong, revoked or expired."
+_MICROSECONDS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,15 @@ class Caller:
     admin: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """A session of the dashboard: its id, its key, and its end in seconds since 1970."""
+
+    id: str
+    key: ApiKey
+    end: int
+
+
 class Authenticator:
     """Finds out who sends a request.
 
@@ -63,6 +75,8 @@ class Authenticator:
         self._ledger = ledger
         self._settings = settings
         self._keys: dict[str, ApiKey] = {}
+        self._ended_sessions: frozenset[str] = frozenset()
+        self._ended_here: set[str] = set()  # those that a read in flight may not have seen
         self._read_at = -_FRESH_SECONDS
         self._reading: asyncio.Task[None] | None = None
         self._anonymous = (
@@ -112,8 +126,29 @@ class Authenticator:
         """
         await self._refresh(force=True)
         caller = self._caller_of_key(key)
-        content = f"{caller.key}.{int(time.time()) + SESSION_SECONDS}"
-        return f"{content}.{self._signature(content)}", caller
+        content = f"{caller.key}.{secrets.token_hex(16)}.{int(time.time()) + SESSION_SECONDS}"
+        return f"{content}.{self._signature(content, self._keys[str(caller.key)])}", caller
+
+    async def logout(self, cookie: str | None) -> None:
+        """Close a session, for all processes that share the ledger.
+
+        Parameters
+        ----------
+        cookie : str or None
+            The session cookie. One that is not valid changes nothing.
+        """
+        await self._refresh()
+        session = self._session(cookie)
+        if session is None:
+            return
+        self._ended_here.add(session.id)
+        try:
+            await asyncio.wait_for(
+                asyncio.to_thread(self._ledger.end_session, session.id, session.end * _MICROSECONDS),
+                self._settings.timeout,
+            )
+        except (QuietmaxError, TimeoutError) as error:
+            raise unavailable(str(error) or "The ledger does not respond.") from error
 
     async def authenticate_session(self, cookie: str | None, headers: Headers) -> Caller | None:
         """Return the caller of a dashboard request.
@@ -131,16 +166,23 @@ class Authenticator:
             The owner of the session, else the anonymous caller where that is allowed, else None.
         """
         await self._refresh()
-        content, _, signature = (cookie or "").rpartition(".")
-        key_id, _, end = content.partition(".")
-        if (
-            hmac.compare_digest(signature.encode(), self._signature(content).encode())
-            and int(end) > time.time()
-        ):
-            key = self._keys.get(key_id)
-            if key is not None and key.is_valid(time.time_ns() // 1000):
-                return _caller(key)
+        session = self._session(cookie)
+        if session is not None:
+            return _caller(session.key)
         return None if self._anonymous is None else self._anonymous_caller(headers)
+
+    def _session(self, cookie: str | None) -> _Session | None:
+        """Return the session of a cookie, if it is genuine, open and of a valid key."""
+        content, _, signature = (cookie or "").rpartition(".")
+        key_id, _, rest = content.partition(".")
+        session_id, _, end = rest.partition(".")
+        key = self._keys.get(key_id)
+        if key is None or not hmac.compare_digest(signature.encode(), self._signature(content, key).encode()):
+            return None
+        session = _Session(session_id, key, int(end))
+        if session.end <= time.time() or session.id in self._ended_sessions | self._ended_here:
+            return None
+        return session if key.is_valid(time.time_ns() // 1000) else None
 
     def _caller_of_key(self, token: str) -> Caller:
         key = find_key(self._keys, token.strip(), time.time_ns() // 1000)
@@ -179,12 +221,15 @@ class Authenticator:
 
     async def _read_keys(self) -> None:
         started = time.monotonic()
-        keys = await asyncio.to_thread(self._ledger.keys)
+        keys, ended = await asyncio.to_thread(lambda: (self._ledger.keys(), self._ledger.ended_sessions()))
         self._keys = {key.id: key for key in keys}
+        self._ended_sessions = ended
+        self._ended_here -= ended
         self._read_at = started
 
-    def _signature(self, content: str) -> str:
-        return hmac.new(self._ledger.session_secret, content.encode(), hashlib.sha256).hexdigest()
+    def _signature(self, content: str, key: ApiKey) -> str:
+        signed = f"{content}.{key.secret_hash}".encode()
+        return hmac.new(self._settings.session_secret, signed, hashlib.sha256).hexdigest()
 
 
 def is_cross_site(headers: Headers) -> bool:

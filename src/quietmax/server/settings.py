@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from quietmax.errors import InvalidInput
+
+SESSION_SECRET_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,9 @@ class Settings:
         Write one log line per inference request.
     secure_cookies : bool
         Send the session cookie of the dashboard over TLS only.
+    session_secret : bytes
+        Signs the sessions of the dashboard; at least 32 bytes. Processes that share it accept each other's sessions.
+        Default: a random one, so that sessions end when the service is started again.
     """
 
     anonymous: bool = False
@@ -39,12 +46,43 @@ class Settings:
     answer_cache: bool = True
     log_requests: bool = True
     secure_cookies: bool = False
+    session_secret: bytes = field(
+        default_factory=lambda: secrets.token_bytes(SESSION_SECRET_BYTES), repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
+        if len(self.session_secret) < SESSION_SECRET_BYTES:
+            raise InvalidInput(
+                f"session_secret must have at least {SESSION_SECRET_BYTES} bytes, got {len(self.session_secret)}."
+            )
         for name in ("max_bytes", "max_rows", "timeout", "max_in_flight"):
             value = getattr(self, name)
             if not value > 0:
                 raise InvalidInput(f"{name} must be greater than 0, got {value}.")
+
+
+def read_session_secret(path: Path) -> bytes:
+    """Read the secret that signs sessions of the dashboard from a file.
+
+    Parameters
+    ----------
+    path : Path
+        The file. Its whole content is the secret, without white space at its ends.
+
+    Raises
+    ------
+    InvalidInput
+        If the file cannot be read or is too short.
+    """
+    try:
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        raise InvalidInput(f"Cannot read the session secret {path}: {error.strerror}.") from error
+    if len(secret) < SESSION_SECRET_BYTES:
+        raise InvalidInput(
+            f"The session secret {path} must have at least {SESSION_SECRET_BYTES} bytes, got {len(secret)}."
+        )
+    return secret
 
 
 ANONYMOUS = "anonymous"

@@ -144,13 +144,14 @@ def _add_session_routes(app: FastAPI, service: Service) -> None:
         "/logout",
         tags=["dashboard"],
         status_code=303,
-        responses={**error_responses(403), 303: {"description": "Logged out."}},
+        responses={**error_responses(403, 503), 303: {"description": "Logged out."}},
         response_class=Response,
         response_model=None,
     )
     async def logout(request: Request) -> Response:
-        """Close the session."""
+        """Close the session: its cookie is no longer accepted."""
         _check_same_site(request)
+        await service.auth.logout(request.cookies.get(COOKIE))
         response = RedirectResponse("/", 303)
         response.delete_cookie(COOKIE)
         return response
