@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -126,3 +127,27 @@ def screenshot(request: pytest.FixtureRequest) -> Callable[[Any, str], None]:
             page.screenshot(path=Path(folder) / f"{request.node.name}-{name}.png", full_page=True)
 
     return take
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is missing; install it with: apt-get install -y openssl")
+    folder = tmp_path_factory.mktemp("tls")
+    files = (folder / "certificate.pem", folder / "key.pem")
+    made = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
+    where = ["-addext", "subjectAltName=IP:127.0.0.1", "-out", str(files[0]), "-keyout", str(files[1])]
+    subprocess.run([*made, *where], check=True, capture_output=True)
+    return files

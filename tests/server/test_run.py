@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import signal
 import socket
 import ssl
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,28 +39,13 @@ def test_anonymous_or_unencrypted_service_beyond_loopback_is_refused(tmp_path: P
     assert not Listener().secure_cookies
 
 
-def test_with_a_certificate_the_service_speaks_tls_and_nothing_else(models: Path, tmp_path: Path) -> None:
-    files = (tmp_path / "certificate.pem", tmp_path / "key.pem")
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is missing; install it with: apt-get install -y openssl")
-    made = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-    ]
-    where = ["-addext", "subjectAltName=IP:127.0.0.1", "-out", str(files[0]), "-keyout", str(files[1])]
-    subprocess.run([*made, *where], check=True, capture_output=True)
+def test_with_a_certificate_the_service_speaks_tls_and_nothing_else(
+    models: Path, tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
     with running(
-        f"sqlite:///{tmp_path / 'ledger.sqlite'}", [f"head={models / 'head'}"], tls=files
+        f"sqlite:///{tmp_path / 'ledger.sqlite'}", [f"head={models / 'head'}"], tls=certificate
     ) as service:
-        trusted = ssl.create_default_context(cafile=files[0])
+        trusted = ssl.create_default_context(cafile=certificate[0])
         assert httpx.get(f"{service.url}/v2/health/ready", verify=trusted, timeout=120).status_code == 200
         with pytest.raises(httpx.HTTPError):
             httpx.get(f"{service.url.replace('https', 'http')}/v2/health/ready", timeout=120)

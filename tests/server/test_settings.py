@@ -8,10 +8,10 @@ import pytest
 
 from quietmax.errors import InvalidInput
 from quietmax.server import Settings
-from quietmax.server.settings import read_session_secret
+from quietmax.server.settings import POSITIVE, read_session_secret
 
 
-@pytest.mark.parametrize("name", ["max_bytes", "max_rows", "timeout", "max_in_flight"])
+@pytest.mark.parametrize("name", POSITIVE)
 @pytest.mark.parametrize("limit", [0, -1, float("nan")])
 def test_a_limit_must_be_positive(name: str, limit: float) -> None:
     with pytest.raises(InvalidInput, match=f"{name} must be greater than 0"):

@@ -70,6 +70,20 @@ def command(
     max_rows: Annotated[int, typer.Option(min=1, help="Most rows in one request.")] = 1000,
     max_bytes: Annotated[int, typer.Option(min=1, help="Largest request body in bytes.")] = 16 * 2**20,
     timeout: Annotated[float, typer.Option(help="Seconds until a request is given up.")] = 10.0,
+    header_timeout: Annotated[
+        float, typer.Option(help="Seconds until the headers of a request must have arrived.")
+    ] = 10.0,
+    idle_timeout: Annotated[
+        float, typer.Option(help="Seconds until a connection without a request is closed.")
+    ] = 60.0,
+    max_header_bytes: Annotated[
+        int, typer.Option(min=1, help="Largest size of the headers of a request in bytes.")
+    ] = 32 * 2**10,
+    max_headers: Annotated[int, typer.Option(min=1, help="Most headers of a request.")] = 100,
+    max_connections: Annotated[
+        int,
+        typer.Option(min=1, help="Most open connections. The limit on file descriptors may lower it."),
+    ] = 1000,
     no_answer_cache: Annotated[
         bool,
         typer.Option(
@@ -119,6 +133,11 @@ def command(
         max_bytes=max_bytes,
         max_rows=max_rows,
         timeout=timeout,
+        header_timeout=header_timeout,
+        idle_timeout=idle_timeout,
+        max_header_bytes=max_header_bytes,
+        max_headers=max_headers,
+        max_connections=max_connections,
         answer_cache=not no_answer_cache,
         log_requests=not no_request_log,
         secure_cookies=listener.secure_cookies,

@@ -90,20 +90,16 @@ class InferenceEndpoint:
     async def _read_body(self, receive: Receive) -> bytes:
         limit = self._service.settings.max_bytes
         parts, size = [], 0
-        try:
-            async with asyncio.timeout(self._service.settings.timeout):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise bad_request("The connection ended before the body was complete.")
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    if size > limit:
-                        raise _too_large(limit)
-                    if not message.get("more_body"):
-                        return b"".join(parts)
-        except TimeoutError:
-            raise HttpError(408, "The body did not arrive in time. Nothing was charged.") from None
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise bad_request("The connection ended before the body was complete.")
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > limit:
+                raise _too_large(limit)
+            if not message.get("more_body"):
+                return b"".join(parts)
 
 
 @dataclass(slots=True)

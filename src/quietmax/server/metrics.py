@@ -53,6 +53,13 @@ class Metrics:
         self._ledger_up = Gauge(
             "quietmax_ledger_up", "Whether the ledger is available.", registry=self._registry
         )
+        self._connections = Gauge("quietmax_connections", "Open connections.", registry=self._registry)
+        self._refused = Counter(
+            "quietmax_refused_connections",
+            "Connections that were ended because of a limit or an invalid request.",
+            ["reason"],
+            registry=self._registry,
+        )
         self._recent: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_LATENCY_SAMPLES))
 
     def count_request(self, model: str, version: str, status: int, seconds: float) -> None:
@@ -86,6 +93,26 @@ class Metrics:
             self._answers.labels(model, version, "new").inc(new)
         if cached:
             self._answers.labels(model, version, "cached").inc(cached)
+
+    def set_connections(self, count: int) -> None:
+        """State how many connections are open.
+
+        Parameters
+        ----------
+        count : int
+            Number of open connections.
+        """
+        self._connections.set(count)
+
+    def count_refused(self, reason: str) -> None:
+        """Count a connection that was ended because of a limit or an invalid request.
+
+        Parameters
+        ----------
+        reason : str
+            The limit: connections, header, body, timeout, handshake, malformed or stopping.
+        """
+        self._refused.labels(reason).inc()
 
     def latency(self, label: str) -> dict[str, float] | None:
         """Return median and 99th percentile of the latest requests in seconds; None if there were none.

@@ -6,8 +6,10 @@ trusted.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import importlib.util
+import math
 import os
 import signal
 import socket
@@ -17,7 +19,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -27,6 +30,7 @@ import uvicorn
 from quietmax.errors import InvalidInput, LedgerUnavailable, QuietmaxError
 from quietmax.server.app import create_app
 from quietmax.server.metrics import Log
+from quietmax.server.protocol import Connections, LimitedProtocol
 from quietmax.server.service import Service
 from quietmax.server.settings import is_loopback
 
@@ -58,6 +62,11 @@ class Listener:
         Private key of the certificate, a PEM file without a password.
     behind_proxy : bool
         Whether a proxy in front of the service ends TLS.
+
+    Attributes
+    ----------
+    ssl_context : ssl.SSLContext or None
+        The certificate and its key, once read. None: no TLS.
     """
 
     host: str = "127.0.0.1"
@@ -65,6 +74,7 @@ class Listener:
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     behind_proxy: bool = False
+    ssl_context: ssl.SSLContext | None = field(init=False, default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):
@@ -72,21 +82,32 @@ class Listener:
         for file in (self.tls_certificate, self.tls_key):
             if file is not None and not file.is_file():
                 raise InvalidInput(f"There is no file {file}.")
-        if self.tls_certificate is not None and self.tls_key is not None:
-            try:
-                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-                    self.tls_certificate, self.tls_key, password=lambda: ""
-                )
-            except (OSError, ValueError) as error:
-                raise InvalidInput(
-                    f"{self.tls_certificate} and {self.tls_key} must be a PEM certificate and its private key "
-                    f"without a password ({error})."
-                ) from error
+        self.load_certificate()
         if not is_loopback(self.host) and self.tls_certificate is None and not self.behind_proxy:
             raise InvalidInput(
                 f"API keys would be sent to {self.host} without encryption. Listening beyond loopback requires "
                 "`tls_certificate` and `tls_key`, or `behind_proxy`."
             )
+
+    def load_certificate(self) -> None:
+        """Read the certificate and its key from their files, again if they were read before.
+
+        Raises
+        ------
+        InvalidInput
+            If they are not a certificate and its key. The ones that were read before then stay in use.
+        """
+        if self.tls_certificate is None or self.tls_key is None:
+            return
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.tls_certificate, self.tls_key, password=lambda: "")
+        except (OSError, ValueError) as error:
+            raise InvalidInput(
+                f"{self.tls_certificate} and {self.tls_key} must be a PEM certificate and its private key "
+                f"without a password ({error})."
+            ) from error
+        object.__setattr__(self, "ssl_context", context)
 
     @property
     def secure_cookies(self) -> bool:
@@ -138,33 +159,73 @@ def uvicorn_config(service: Service, listener: Listener) -> uvicorn.Config:
         host=listener.host,
         port=listener.port,
         loop="uvloop" if importlib.util.find_spec("uvloop") is not None else "asyncio",
-        http="httptools" if importlib.util.find_spec("httptools") is not None else "h11",
+        http=LimitedProtocol,
         ws="none",
         access_log=False,
+        log_config=None,
         log_level="warning",
         proxy_headers=False,
         server_header=False,
         date_header=False,
-        timeout_keep_alive=60,
+        timeout_keep_alive=math.ceil(service.settings.idle_timeout),
         timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT,
-        h11_max_incomplete_event_size=64 * 1024,
-        ssl_certfile=listener.tls_certificate,
-        ssl_keyfile=listener.tls_key,
     )
 
 
 class _Server(uvicorn.Server):
-    """Returns when it was asked to stop; uvicorn's own server would raise the signal once more."""
+    """uvicorn's server with limited connections. It stops on the first signal, and at once on the second."""
+
+    def __init__(self, service: Service, listener: Listener) -> None:
+        super().__init__(uvicorn_config(service, listener))
+        self._connections = Connections(service.settings, service.log, service.metrics)
+        self._context = listener.ssl_context
+        self._accepting: list[asyncio.Task[None]] = []
+        self._checking: asyncio.Task[None] | None = None
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop gracefully on SIGINT and SIGTERM; a second signal stops at once."""
+        """Handle SIGINT and SIGTERM; unlike uvicorn's own server, do not raise them once more afterwards."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         before = {number: signal.signal(number, self.handle_exit) for number in _STOP_SIGNALS}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, _frame: FrameType | None) -> None:
+        """Stop gracefully on the first signal, and at once on the second: what was charged stays charged."""
+        if self.should_exit:
+            os._exit(128 + sig)
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the service, then accept connections."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(1)
+        create = partial(
+            LimitedProtocol,
+            self._connections,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        self.servers = []
+        self._checking = asyncio.create_task(self._connections.check())
+        for listening in sockets or []:
+            accepting = self._connections.accept(listening, create, self._context)
+            self._accepting.append(asyncio.create_task(accepting))
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more connections, answer the requests that were received, and stop the service."""
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        await super().shutdown(sockets)
 
 
 def run(service: Service, listener: Listener, opened: socket.socket) -> None:
@@ -181,7 +242,13 @@ def run(service: Service, listener: Listener, opened: socket.socket) -> None:
     """
     # The ledger's thread releases the interpreter lock at every statement and must not wait long to get it back.
     sys.setswitchinterval(_SWITCH_INTERVAL)
-    _Server(uvicorn_config(service, listener)).run(sockets=[opened])
+    try:
+        listener.load_certificate()
+    except (
+        InvalidInput
+    ) as error:  # replaced by a broken one: the one that was valid at the start stays in use
+        service.log.event("certificate_invalid", error=str(error))
+    _Server(service, listener).run(sockets=[opened])
 
 
 @contextmanager
@@ -202,7 +269,7 @@ def run_in_thread(service: Service, listener: Listener | None = None) -> Iterato
     """
     where = listener or Listener(port=0)
     opened = where.open_socket()
-    server = uvicorn.Server(uvicorn_config(service, where))
+    server = _Server(service, where)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
     thread.start()
     try:

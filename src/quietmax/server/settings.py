@@ -9,6 +9,18 @@ from pathlib import Path
 from quietmax.errors import InvalidInput
 
 SESSION_SECRET_BYTES = 32
+POSITIVE = (
+    "max_bytes",
+    "max_rows",
+    "timeout",
+    "header_timeout",
+    "idle_timeout",
+    "max_header_bytes",
+    "max_headers",
+    "max_connections",
+    "max_in_flight",
+)
+"""Settings that must be greater than 0."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +36,17 @@ class Settings:
     max_rows : int
         Most rows in one request.
     timeout : float
-        Seconds until a request is given up.
+        Seconds until a request is given up, and until its body must have arrived.
+    header_timeout : float
+        Seconds until the headers of a request must have arrived.
+    idle_timeout : float
+        Seconds until a connection without a request is closed.
+    max_header_bytes : int
+        Largest size of all headers of a request, with its URL.
+    max_headers : int
+        Most headers of a request.
+    max_connections : int
+        Most open connections. The limit on file descriptors may lower it.
     max_in_flight : int
         Most inference requests at the same time.
     answer_cache : bool
@@ -42,6 +64,11 @@ class Settings:
     max_bytes: int = 16 * 2**20
     max_rows: int = 1000
     timeout: float = 10.0
+    header_timeout: float = 10.0
+    idle_timeout: float = 60.0
+    max_header_bytes: int = 32 * 2**10
+    max_headers: int = 100
+    max_connections: int = 1000
     max_in_flight: int = 1024
     answer_cache: bool = True
     log_requests: bool = True
@@ -55,7 +82,7 @@ class Settings:
             raise InvalidInput(
                 f"session_secret must have at least {SESSION_SECRET_BYTES} bytes, got {len(self.session_secret)}."
             )
-        for name in ("max_bytes", "max_rows", "timeout", "max_in_flight"):
+        for name in POSITIVE:
             value = getattr(self, name)
             if not value > 0:
                 raise InvalidInput(f"{name} must be greater than 0, got {value}.")

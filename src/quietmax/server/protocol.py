@@ -1,0 +1,410 @@
+"""HTTP/1.1 connections with limits: on their number, on headers, and on the time that a client may take.
+
+uvicorn parses HTTP with httptools and limits none of these. Without limits, one client without a key could use up the
+processor with a huge header, or all file descriptors with connections that send nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import resource
+import socket
+import ssl
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import httptools
+import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from quietmax.server.metrics import Log, Metrics
+from quietmax.server.settings import Settings
+
+_RESERVED_DESCRIPTORS = 128
+"""File descriptors that connections leave to the ledger, the log and the models."""
+_CHECK_INTERVAL = 0.25
+_FULL_LOG_INTERVAL = 1.0
+_LINGER_SECONDS = 1.0
+"""How long a refused client may go on sending, so that it can read why it was refused."""
+_MAX_PIPELINED = 32
+_BODY_OVERHEAD = 2
+"""A body in chunks may take this many times its limit on the wire."""
+_NOT_HTTP = (400, "The request is not valid HTTP/1.1.")
+
+
+class Phase(Enum):
+    """What a connection waits for."""
+
+    IDLE = "the next request"
+    HEAD = "the rest of the headers"
+    BODY = "the rest of the body"
+    ANSWER = "the response"
+
+
+class Connections:
+    """The open connections of a server process.
+
+    If all are taken, a new connection replaces the one that has been waiting longest for its client. A connection
+    whose request was received is never replaced.
+
+    Parameters
+    ----------
+    settings : Settings
+        The limits.
+    log : Log
+        Where to write that connections were refused.
+    metrics : Metrics
+        Where to count them.
+    """
+
+    def __init__(self, settings: Settings, log: Log, metrics: Metrics) -> None:
+        self.settings = settings
+        self.log = log
+        self.metrics = metrics
+        self.limit = min(settings.max_connections, _descriptor_limit())
+        self._open: set[LimitedProtocol] = set()
+        self._handshakes: dict[asyncio.Task[None], None] = {}
+        self._logged_full_at = -math.inf
+        self._full = 0
+
+    def __len__(self) -> int:
+        return len(self._open) + len(self._handshakes)
+
+    def add(self, connection: LimitedProtocol) -> None:
+        """Add a connection whose TLS handshake, if any, is done.
+
+        Parameters
+        ----------
+        connection : LimitedProtocol
+            The connection.
+        """
+        self._open.add(connection)
+
+    def discard(self, connection: LimitedProtocol) -> None:
+        """Remove a connection that has ended.
+
+        Parameters
+        ----------
+        connection : LimitedProtocol
+            The connection.
+        """
+        self._open.discard(connection)
+
+    async def accept(
+        self,
+        listening: socket.socket,
+        create: Callable[[], LimitedProtocol],
+        context: ssl.SSLContext | None,
+    ) -> None:
+        """Accept connections until cancelled.
+
+        Parameters
+        ----------
+        listening : socket
+            The listening socket.
+        create : callable
+            Creates the protocol of a connection.
+        context : ssl.SSLContext or None
+            The certificate. None: no TLS.
+        """
+        loop = asyncio.get_running_loop()
+        listening.setblocking(False)
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(listening)
+            except OSError as error:  # no descriptor left, or the client has gone already
+                self.log.event("accept_failed", error=error.strerror)
+                await asyncio.sleep(_CHECK_INTERVAL)
+                continue
+            if not self._make_room():
+                accepted.close()
+                continue
+            if context is None:
+                await self._connect(accepted, create, None)
+                continue
+            task = loop.create_task(self._connect(accepted, create, context))
+            self._handshakes[task] = None
+            task.add_done_callback(lambda done: self._handshakes.pop(done, None))
+
+    async def check(self) -> None:
+        """End connections whose time is over, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_CHECK_INTERVAL)
+            now = loop.time()
+            for connection in tuple(self._open):
+                connection.end_if_late(now)
+            self.metrics.set_connections(len(self))
+            self._log_full(now)
+
+    async def _connect(
+        self, accepted: socket.socket, create: Callable[[], LimitedProtocol], context: ssl.SSLContext | None
+    ) -> None:
+        """Do the TLS handshake, if any, and hand the connection to its protocol."""
+        timeout = None if context is None else self.settings.header_timeout
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                create, accepted, ssl=context, ssl_handshake_timeout=timeout
+            )
+        except OSError:  # ssl.SSLError and a handshake that takes too long are OSErrors, too
+            self.metrics.count_refused("handshake")
+
+    def _make_room(self) -> bool:
+        """Return whether there is room for one more connection, after replacing one if necessary."""
+        if len(self) < self.limit:
+            return True
+        self._full += 1
+        self.metrics.count_refused("connections")
+        waiting = [each for each in self._open if not each.busy]
+        if waiting:
+            replaced = min(waiting, key=lambda each: (each.phase is Phase.BODY, each.since))
+            self._open.discard(replaced)
+            replaced.transport.abort()
+            return True
+        if self._handshakes:
+            task = next(iter(self._handshakes))
+            del self._handshakes[task]
+            task.cancel()
+            return True
+        return False
+
+    def _log_full(self, now: float) -> None:
+        """Log at most once a second that there were too many connections."""
+        if self._full and now - self._logged_full_at >= _FULL_LOG_INTERVAL:
+            self.log.event("connections_full", limit=self.limit, refused=self._full)
+            self._logged_full_at, self._full = now, 0
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """One connection: uvicorn's protocol with limits.
+
+    Every error is JSON, as on all other paths, and ends the connection.
+
+    Parameters
+    ----------
+    connections : Connections
+        All connections of this process, with the limits.
+    **uvicorn
+        Arguments of uvicorn's protocol.
+
+    Attributes
+    ----------
+    phase : Phase
+        What the connection waits for.
+    since : float
+        Since when, in the time of the event loop.
+    """
+
+    def __init__(self, connections: Connections, **uvicorn: Any) -> None:
+        super().__init__(**uvicorn)
+        self.phase = Phase.IDLE
+        self.since = self.loop.time()
+        self._all = connections
+        self._limits = connections.settings
+        self._read_deadline = self.since + self._limits.header_timeout
+        self._write_deadline = math.inf
+        self._received = 0
+        self._header_bytes = 0
+        self._header_count = 0
+        self._error: tuple[int, str] | None = None
+        self._refused = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request was received whole and is not answered yet."""
+        if self.phase is Phase.HEAD:
+            return self.cycle is not None and not self.cycle.response_complete
+        return self.phase is Phase.ANSWER or bool(self.pipeline)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start with an open connection."""
+        super().connection_made(transport)
+        self._all.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End with the connection."""
+        super().connection_lost(exc)
+        self._all.discard(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse data, unless the client was refused already."""
+        if self._refused:
+            return
+        self._unset_keepalive_if_required()
+        self._received += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:  # no other protocol is offered: this request is the last
+            self._refused = True
+            self.cycle.keep_alive = False
+            if self.cycle.response_complete:
+                self.transport.close()
+        except httptools.HttpParserError:
+            self._refuse(*(self._error or _NOT_HTTP), "header" if self._error else "malformed")
+        else:
+            self._check_size()
+
+    def on_message_begin(self) -> None:
+        """Start to count headers."""
+        super().on_message_begin()
+        self._header_bytes = self._header_count = 0
+        self._enter(Phase.HEAD, self._limits.header_timeout)
+
+    def on_url(self, url: bytes) -> None:
+        """Count the bytes of the URL."""
+        self._count_header(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count a header. Those that follow the body are discarded: nobody has checked them."""
+        self._header_count += 1
+        if self._header_count > self._limits.max_headers:
+            self._fail(431, f"A request must have at most {self._limits.max_headers} headers.")
+        self._count_header(len(name) + len(value) + 4)
+        if self.phase is Phase.HEAD:
+            super().on_header(name, value)
+        elif name.lower() in (b"authorization", b"cookie"):
+            self._fail(400, "Authorization must be sent before the body.")
+
+    def on_headers_complete(self) -> None:
+        """Start to read the body."""
+        names = [name for name, _ in self.headers]
+        for name in (b"authorization", b"host"):
+            if names.count(name) > 1:
+                self._fail(400, f"The {name.decode().title()} header must be sent once.")
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            self._fail(400, f"At most {_MAX_PIPELINED} requests may be sent before the first is answered.")
+        super().on_headers_complete()
+        self._enter(Phase.BODY, self._limits.timeout)
+
+    def on_message_complete(self) -> None:
+        """Wait for the response."""
+        super().on_message_complete()
+        self._enter(Phase.ANSWER, math.inf)
+        self._start_idling()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self._start_idling()
+
+    def pause_writing(self) -> None:
+        """Wait for the client to read."""
+        super().pause_writing()
+        self._write_deadline = self.loop.time() + self._limits.timeout
+
+    def resume_writing(self) -> None:
+        """Go on writing."""
+        super().resume_writing()
+        self._write_deadline = math.inf
+
+    def shutdown(self) -> None:
+        """Stop gracefully: a request that was received is answered, one that was not is refused."""
+        if self.phase in (Phase.HEAD, Phase.BODY) and not self.busy:
+            self._refuse(503, "The service is stopping. Nothing was charged.", "stopping")
+        else:
+            super().shutdown()
+
+    def end_if_late(self, now: float) -> None:
+        """End the connection if its client took too long.
+
+        Parameters
+        ----------
+        now : float
+            The time of the event loop.
+        """
+        if now >= self._write_deadline:
+            self._all.metrics.count_refused("timeout")
+            self.transport.abort()
+        elif self.transport.is_closing():
+            self._write_deadline = min(self._write_deadline, now + self._limits.timeout)
+        elif now >= self._read_deadline and not self.busy and not self._refused:
+            self._end_late_request()
+
+    def _end_late_request(self) -> None:
+        if self.phase is Phase.IDLE:
+            self.transport.close()
+        elif self.phase is Phase.HEAD:
+            self._refuse(408, "The headers did not arrive in time.", "timeout")
+        else:
+            self._refuse(408, "The body did not arrive in time. Nothing was charged.", "timeout")
+
+    def _enter(self, phase: Phase, seconds: float) -> None:
+        self.phase = phase
+        self.since = self.loop.time()
+        self._read_deadline = self.since + seconds
+        self._received = 0
+
+    def _start_idling(self) -> None:
+        """Wait for the next request if the last one was both received and answered."""
+        if self.phase is Phase.ANSWER and self.cycle.response_complete:
+            self._enter(Phase.IDLE, self._limits.idle_timeout)
+
+    def _count_header(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > self._limits.max_header_bytes:
+            self._fail(431, f"The headers must have at most {self._limits.max_header_bytes} bytes.")
+
+    def _check_size(self) -> None:
+        """Refuse a header that does not end, and a body that is much longer than any that is read."""
+        if self.phase is Phase.HEAD and self._received > self._limits.max_header_bytes:
+            limit = self._limits.max_header_bytes
+            self._refuse(431, f"The headers must have at most {limit} bytes.", "header")
+        elif self.phase is Phase.BODY and self._received > _BODY_OVERHEAD * self._limits.max_bytes + 2**16:
+            self._refuse(413, f"The body must have at most {self._limits.max_bytes} bytes.", "body")
+
+    def _fail(self, status: int, message: str) -> None:
+        """Stop the parser, from one of its callbacks."""
+        self._error = status, message
+        raise ValueError(message)
+
+    def _refuse(self, status: int, message: str, reason: str) -> None:
+        """Answer with an error, unless another response is on its way, and end the connection."""
+        self._refused = True
+        self._all.metrics.count_refused(reason)
+        address = self.client[0] if self.client else None
+        self._all.log.event("refused", status=status, reason=reason, address=address)
+        cycle = self.cycle
+        if self.phase is Phase.HEAD and self.busy:  # what was received before is answered
+            cycle.keep_alive = False
+            return
+        if self.phase is Phase.BODY:
+            if cycle.response_started or self.pipeline:
+                self.transport.close()
+                return
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.transport.write(_error_response(status, message))
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close once the client has had time to read the error: an unread request would reset the connection."""
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
+        else:
+            self.transport.close()
+
+
+def _error_response(status: int, message: str) -> bytes:
+    content = orjson.dumps({"error": message})
+    return b"".join(
+        (
+            STATUS_LINE[status],
+            b"content-type: application/json\r\n",
+            b"content-length: %d\r\n" % len(content),
+            b"connection: close\r\n\r\n",
+            content,
+        )
+    )
+
+
+def _descriptor_limit() -> int:
+    """Return how many connections the limit on file descriptors allows."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return 2**31
+    return max(soft - _RESERVED_DESCRIPTORS, soft // 2)

@@ -1,0 +1,296 @@
+"""Limits on connections and headers: what a client without a key cannot do to the service."""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from quietmax.ledger import Terms
+from quietmax.server import Settings
+from quietmax.server import protocol as limits
+from tests.server.running_service import Running, Start, inference, running, some_rows
+
+GET = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.fixture
+def head(start: Start) -> Iterator[Running]:
+    with start("head") as service:
+        yield service
+
+
+@contextmanager
+def _connected(service: Running) -> Iterator[socket.socket]:
+    host, port = service.url.partition("://")[2].split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        yield connection
+
+
+def _everything(connection: socket.socket) -> bytes:
+    """All that the service sends until it ends the connection."""
+    parts = []
+    try:
+        while part := connection.recv(2**16):
+            parts.append(part)
+    except ConnectionError:
+        pass
+    return b"".join(parts)
+
+
+def _refusal(service: Running, *sent: bytes) -> tuple[int, str]:
+    """Status and message of the error that ends a connection."""
+    with _connected(service) as connection:
+        try:
+            for part in sent:
+                connection.sendall(part)
+        except ConnectionError:
+            pass
+        head, _, body = _everything(connection).partition(b"\r\n\r\n")
+    assert b"connection: close" in head
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+def _is_open(connection: socket.socket) -> bool:
+    """Whether the service has not ended an idle connection."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) != b""
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        return False
+
+
+def _refused(service: Running, reason: str) -> float:
+    text = service.http.get("/metrics").text
+    return sum(
+        float(line.split()[1])
+        for line in text.splitlines()
+        if line.startswith(f'quietmax_refused_connections_total{{reason="{reason}"}}')
+    )
+
+
+def test_a_huge_header_is_refused_before_it_is_read(head: Running) -> None:
+    flood = (b"x" * 2**20 for _ in range(128))
+    before = time.process_time()
+    assert _refusal(head, GET + b"X: ", *flood) == (431, "The headers must have at most 32768 bytes.")
+    assert time.process_time() - before < 2
+    assert _refused(head, "header") == 1
+
+
+def test_many_small_headers_are_refused(head: Running) -> None:
+    for count, status in ((90, 200), (101, 431)):
+        with _connected(head) as connection:
+            connection.sendall(GET + b"a: b\r\n" * count + b"Connection: close\r\n\r\n")
+            assert _everything(connection).split()[1] == b"%d" % status
+    assert _refusal(head, GET, b"a: b\r\n" * 4_000_000)[0] == 431
+
+
+def test_headers_up_to_the_limit_are_accepted_and_longer_ones_and_urls_are_not(start: Start) -> None:
+    with start("head", settings=Settings(max_header_bytes=1000)) as service:
+        for size, status in ((800, 200), (1000, 431)):
+            answered = httpx.get(f"{service.url}/v2/health/live", headers={"x": "y" * size})
+            assert answered.status_code == status
+        assert httpx.get(f"{service.url}/{'y' * 1000}").status_code == 431
+        assert httpx.get(f"{service.url}/{'y' * 500}").status_code == 404
+
+
+def test_headers_that_do_not_end_and_silent_connections_are_ended(start: Start) -> None:
+    with start("head", settings=Settings(header_timeout=0.5)) as service:
+        with _connected(service) as trickling, _connected(service) as silent:
+            stopped = threading.Event()
+
+            def trickle() -> None:
+                while not stopped.wait(0.1):
+                    try:
+                        trickling.sendall(b"a: b\r\n")
+                    except ConnectionError:
+                        return
+
+            trickling.sendall(GET)
+            thread = threading.Thread(target=trickle)
+            thread.start()
+            answer = _everything(trickling)
+            stopped.set()
+            thread.join()
+            assert answer.startswith(b"HTTP/1.1 408")
+            assert _everything(silent) == b""
+        assert _refused(service, "timeout") == 1
+
+
+def test_a_connection_without_requests_is_closed_after_the_idle_timeout(start: Start) -> None:
+    with (
+        start("head", settings=Settings(idle_timeout=1)) as service,
+        _connected(service) as connection,
+    ):
+        connection.sendall(GET + b"\r\n")
+        started = time.monotonic()
+        assert _everything(connection).startswith(b"HTTP/1.1 200")
+        assert 0.9 < time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize(
+    "path", ["/login", "/v2/models/head/infer", "/logout", "/v2/health/live", "/nowhere"]
+)
+def test_a_body_that_does_not_arrive_ends_the_connection_on_every_route(start: Start, path: str) -> None:
+    with (
+        start("head", settings=Settings(timeout=0.5)) as service,
+        _connected(service) as connection,
+    ):
+        connection.sendall(
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {service.key}\r\n"
+            "Content-Length: 1000\r\n\r\n{".encode()
+        )
+        started = time.monotonic()
+        answer = _everything(connection)
+        assert time.monotonic() - started < 5
+        assert answer.count(b"HTTP/1.1") == 1
+        if path in ("/login", "/v2/models/head/infer"):
+            assert answer.startswith(b"HTTP/1.1 408")
+            assert b"The body did not arrive in time. Nothing was charged." in answer
+
+
+def test_more_connections_than_allowed_replace_idle_ones_and_are_logged_and_counted(start: Start) -> None:
+    with start("head", settings=Settings(max_connections=20)) as service, ExitStack() as opened:
+        idle = [opened.enter_context(_connected(service)) for _ in range(60)]
+        assert httpx.get(f"{service.url}/v2/health/ready").status_code == 200
+        assert sum(_is_open(each) for each in idle) <= 20
+        assert _refused(service, "connections") >= 41
+        deadline = time.monotonic() + 10
+        while b"connections_full" not in service.log.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        (line, *_) = [
+            json.loads(each) for each in service.log.getvalue().splitlines() if b"connections_full" in each
+        ]
+        assert line["limit"] == 20
+
+
+def test_connections_in_their_handshake_count_too(models: Path, tmp_path: Path, certificate: Any) -> None:
+    with (
+        running(
+            f"sqlite:///{tmp_path / 'l.sqlite'}",
+            [f"head={models / 'head'}"],
+            tls=certificate,
+            settings=Settings(max_connections=20),
+        ) as service,
+        ExitStack() as opened,
+    ):
+        for _ in range(60):
+            opened.enter_context(_connected(service))
+        trusted = ssl.create_default_context(cafile=certificate[0])
+        assert httpx.get(f"{service.url}/v2/health/ready", verify=trusted).status_code == 200
+
+
+def test_connections_leave_descriptors_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    for soft, most in ((1024, 896), (200, 100), (resource.RLIM_INFINITY, 1000)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
+        assert limits.Connections(Settings(), None, None).limit == most
+
+
+def test_a_request_that_was_received_is_not_replaced(start: Start) -> None:
+    slow = threading.Event()
+    with start("plain", budget=Terms(10.0), queries=20, settings=Settings(max_connections=2)) as service:
+        infer = service.service.infer
+
+        async def wait(*arguments: Any) -> Any:
+            slow.set()
+            while slow.is_set():
+                await limits.asyncio.sleep(0.01)
+            return await infer(*arguments)
+
+        service.service.infer = wait  # type: ignore[method-assign]
+        answers: list[httpx.Response] = []
+        thread = threading.Thread(target=lambda: answers.append(service.infer(some_rows(1))))
+        thread.start()
+        assert slow.wait(10)
+        with ExitStack() as opened:
+            for _ in range(5):
+                opened.enter_context(_connected(service))
+            assert httpx.get(f"{service.url}/v2/health/live").status_code == 200
+            slow.clear()
+            thread.join()
+    assert answers[0].status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        (b"nonsense\r\n\r\n", "The request is not valid HTTP/1.1."),
+        (GET + b"Host: other\r\n\r\n", "The Host header must be sent once."),
+        (
+            GET + b"Authorization: a\r\nauthorization: b\r\n\r\n",
+            "The Authorization header must be sent once.",
+        ),
+        (
+            b"POST /login HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nk\r\n0\r\n"
+            b"Authorization: Bearer x\r\n\r\n",
+            "Authorization must be sent before the body.",
+        ),
+    ],
+)
+def test_ambiguous_requests_are_400_and_end_the_connection(head: Running, sent: bytes, message: str) -> None:
+    assert _refusal(head, sent) == (400, message)
+
+
+def test_a_key_in_a_trailer_opens_nothing(plain: Running) -> None:
+    body = json.dumps(inference(some_rows(1))).encode()
+    for trailer in (f"Authorization: Bearer {plain.key}", "X-Other: y"):
+        with _connected(plain) as connection:
+            connection.sendall(
+                b"POST /v2/models/plain/infer HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+                b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n%s\r\n\r\n"
+                % (len(body), body, trailer.encode())
+            )
+            assert _everything(connection).split()[1] == (b"400" if "Auth" in trailer else b"401")
+    assert plain.ledger.account("people").spent_units == 0
+
+
+def test_pipelined_requests_are_answered_in_order_and_limited_in_number(head: Running) -> None:
+    with _connected(head) as connection:
+        connection.sendall((GET + b"\r\n") * 20 + GET + b"Connection: close\r\n\r\n")
+        assert _everything(connection).count(b"HTTP/1.1 200") == 21
+    with _connected(head) as connection:
+        connection.sendall((GET + b"\r\n") * 2000)
+        assert _everything(connection).count(b"HTTP/1.1 200") < 100
+
+
+def test_an_error_after_a_request_does_not_take_its_place(plain: Running) -> None:
+    body = json.dumps(inference(some_rows(1))).encode()
+    with _connected(plain) as connection:
+        connection.sendall(
+            b"POST /v2/models/plain/infer HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n"
+            b"Content-Length: %d\r\n\r\n%snonsense\r\n\r\n" % (plain.key.encode(), len(body), body)
+        )
+        answer = _everything(connection)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_an_offered_upgrade_is_ignored_and_ends_the_connection(head: Running) -> None:
+    with _connected(head) as connection:
+        connection.sendall(GET + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n" + GET + b"\r\n")
+        assert _everything(connection).count(b"HTTP/1.1 200") == 1
+
+
+def test_a_client_that_does_not_read_its_response_is_cut_off(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with start("head", settings=Settings(timeout=0.5)) as service:
+        monkeypatch.setattr(service.service.metrics, "exposition", lambda _: b"x" * 2**26)
+        with _connected(service) as connection:
+            connection.sendall(
+                b"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n\r\n" % service.key.encode()
+            )
+            time.sleep(2)
+            assert len(_everything(connection)) < 2**26
