@@ -42,7 +42,7 @@ def test_bodies_and_batches_beyond_the_limits_are_413(start: Start) -> None:
 
 @pytest.mark.parametrize("begun", ["{", ""])
 def test_a_body_that_comes_too_slowly_is_given_up_with_408(start: Start, begun: str) -> None:
-    with start("plain", budget=Terms(10.0), queries=20, settings=Settings(timeout=3)) as service:
+    with start("plain", budget=Terms(10.0), queries=20, settings=Settings(timeout=0.6)) as service:
         host, port = service.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as sock:
             sock.sendall(
