@@ -10,7 +10,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from quietmax.errors import InvalidInput, LedgerDamaged, LedgerUnavailable
+from quietmax.errors import InvalidInput, LedgerDamaged, LedgerUnavailable, QuietmaxError
 from quietmax.ledger import Charge, Ledger, database
 from quietmax.ledger.accounts import now
 from quietmax.ledger.database import (
@@ -20,7 +20,9 @@ from quietmax.ledger.database import (
     accounts,
     answers,
     clients,
+    configured_url,
     default_url,
+    hide_password,
     journal,
     metadata,
     migrate,
@@ -331,3 +333,44 @@ def test_tables_that_are_not_those_of_a_ledger_are_an_error(
     with pytest.raises(LedgerDamaged, match=sentence):
         migrate(engine)
     engine.dispose()
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_text("postgresql://ann@host/ledger\n")
+    return path
+
+
+def test_the_address_and_the_password_of_the_ledger_can_be_read_from_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, secret: Path
+) -> None:
+    monkeypatch.delenv("QUIETMAX_LEDGER", raising=False)
+    monkeypatch.setenv("QUIETMAX_LEDGER_FILE", str(secret))
+    assert default_url() == "postgresql://ann@host/ledger"
+    password = tmp_path / "password"
+    password.write_text("p@ss/word:%\n")
+    monkeypatch.setenv("QUIETMAX_LEDGER_PASSWORD_FILE", str(password))
+    url = parse_url(default_url())
+    assert (url.username, url.password, url.host, url.database) == ("ann", "p@ss/word:%", "host", "ledger")
+    assert "word" not in hide_password(url)
+
+
+def test_settings_of_the_ledger_that_contradict_each_other_are_errors(secret: Path) -> None:
+    with pytest.raises(InvalidInput, match="Only one of `ledger` and `ledger_file`"):
+        configured_url("ledger.sqlite", secret, None)
+    for address in ("ledger.sqlite", "postgresql://ann:word@host/ledger"):
+        with pytest.raises(
+            InvalidInput, match="requires a postgresql:// ledger whose address has no password"
+        ):
+            configured_url(address, None, secret)
+
+
+@pytest.mark.parametrize("content", [b"", b" \n", b"\xff\xfe"])
+def test_an_empty_secret_is_an_error_that_names_its_file(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "secret"
+    path.write_bytes(content)
+    with pytest.raises(QuietmaxError, match=r"secret must be a text file that is not empty\."):
+        configured_url(None, path, None)
+    with pytest.raises(QuietmaxError, match=r"Cannot read the secret .*absent: No such file"):
+        configured_url(None, tmp_path / "absent", None)

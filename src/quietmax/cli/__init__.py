@@ -17,7 +17,8 @@ from quietmax import __version__
 from quietmax._ray import is_ray_address
 from quietmax.errors import InvalidData, InvalidInput, QuietmaxError
 
-# Each command is the module of its name, with a function `command`, or a Typer `app` if it has subcommands.
+# Each command is the module of its name, with a function `command` (and perhaps a `COMMAND_CLASS` for it), or a Typer
+# `app` if it has subcommands.
 COMMANDS = {
     "demo": "End-to-end demo: a survey of people, then the paper.",
     "datasets": "List the data sets and where their files come from.",
@@ -87,7 +88,7 @@ def load_command(name: str) -> Any:
         command.help = command.help or COMMANDS[name]
     else:
         single = typer.Typer(add_completion=False)
-        single.command(name)(module.command)
+        single.command(name, cls=getattr(module, "COMMAND_CLASS", TyperCommand))(module.command)
         command = typer.main.get_command(single)
     _prepare(command)
     return command
@@ -191,6 +192,8 @@ def main() -> None:
             sys.exit(2)
         place = "quietmax" if problem.ctx is None else problem.ctx.command_path
         _fail(f"{message.rstrip('.')} (see '{place} --help').", 2)
+    except QuietmaxError as problem:  # while the command line is parsed
+        _fail(str(problem), 1)
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.startswith("quietmax"):
             raise

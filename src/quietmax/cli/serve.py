@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from quietmax.cli._configuration import Config, ConfigurableCommand
 from quietmax.cli._options import Json
 from quietmax.cli._output import errors, print_json
 from quietmax.errors import InvalidInput
@@ -15,88 +16,159 @@ if TYPE_CHECKING:
     from quietmax.server.service import Service
 
 
+COMMAND_CLASS = ConfigurableCommand
+_BUDGET, _NETWORK, _LIMITS = "Ledger and budget", "Network", "Limits and log"
+
+
+# Each option declared here is also an environment variable and a key of the file of --config, and has a row in the
+# table of docs/how-to/configure-the-service.md; see `quietmax.cli._configuration`.
 def command(
     models: Annotated[
-        list[str], typer.Argument(help="Model folders: FOLDER, NAME=FOLDER or NAME/VERSION=FOLDER.")
-    ],
-    ledger: Annotated[
-        str | None,
-        typer.Option(
-            help="SQLite file or postgresql://... URL. Default: $QUIETMAX_LEDGER, else one per user."
-        ),
+        list[str] | None,
+        typer.Argument(help="Model folders: FOLDER, NAME=FOLDER or NAME/VERSION=FOLDER.", show_default=False),
     ] = None,
-    budget: Annotated[
-        float | None,
-        typer.Option(help="Epsilon of the training set's total budget. Default: the model's own."),
-    ] = None,
-    delta: Annotated[float, typer.Option(help="Delta of --budget.")] = 0.0,
-    queries: Annotated[
-        int | None, typer.Option(min=1, help="Ordinary model: number of answers that share --budget.")
-    ] = None,
-    mechanism: Annotated[
-        str | None,
-        typer.Option(help="Ordinary model: algorithm1. Head charged per answer: sampled-neuron."),
-    ] = None,
-    noise: Annotated[str, typer.Option(help="Noise of algorithm1: gaussian or laplace.")] = "gaussian",
-    account: Annotated[
-        str | None, typer.Option(help="Account of the training set. Default: the name of the data set.")
-    ] = None,
-    because: Annotated[
-        str | None,
-        typer.Option(help="Reason to move the records to another --account; the audit log keeps it."),
-    ] = None,
+    config: Config = None,  # noqa: ARG001 (its callback has read the file)
     accept_unproven: Annotated[
         bool,
         typer.Option(
             "--accept-unproven", help="Serve models without a proven guarantee; answers carry a warning."
         ),
     ] = False,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8080,
+    ledger: Annotated[
+        str | None,
+        typer.Option(
+            help="SQLite file or postgresql://... URL. Default: one file per user.", rich_help_panel=_BUDGET
+        ),
+    ] = None,
+    ledger_file: Annotated[
+        Path | None,
+        typer.Option(help="File that holds the URL of --ledger, a secret.", rich_help_panel=_BUDGET),
+    ] = None,
+    ledger_password_file: Annotated[
+        Path | None,
+        typer.Option(help="File that holds the password of a PostgreSQL ledger.", rich_help_panel=_BUDGET),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            help="Epsilon of the training set's total budget. Default: the model's own.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = None,
+    delta: Annotated[float, typer.Option(help="Delta of --budget.", rich_help_panel=_BUDGET)] = 0.0,
+    queries: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Ordinary model: number of answers that share --budget.", rich_help_panel=_BUDGET
+        ),
+    ] = None,
+    mechanism: Annotated[
+        str | None,
+        typer.Option(
+            help="Ordinary model: algorithm1. Head charged per answer: sampled-neuron.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = None,
+    noise: Annotated[
+        str, typer.Option(help="Noise of algorithm1: gaussian or laplace.", rich_help_panel=_BUDGET)
+    ] = "gaussian",
+    account: Annotated[
+        str | None,
+        typer.Option(
+            help="Account of the training set. Default: the name of the data set.", rich_help_panel=_BUDGET
+        ),
+    ] = None,
+    because: Annotated[
+        str | None,
+        typer.Option(
+            help="Reason to move the records to another --account; the audit log keeps it.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=_NETWORK)] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.", rich_help_panel=_NETWORK),
+    ] = 8080,
     anonymous: Annotated[
-        bool, typer.Option("--anonymous", help="Answer requests without an API key (loopback only).")
+        bool,
+        typer.Option(
+            "--anonymous",
+            help="Answer requests without an API key (loopback only).",
+            rich_help_panel=_NETWORK,
+        ),
     ] = False,
-    tls_certificate: Annotated[Path | None, typer.Option(help="TLS certificate (PEM file).")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="TLS private key (PEM file).")] = None,
+    tls_certificate: Annotated[
+        Path | None, typer.Option(help="TLS certificate (PEM file).", rich_help_panel=_NETWORK)
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(help="TLS private key (PEM file).", rich_help_panel=_NETWORK)
+    ] = None,
     behind_proxy: Annotated[
-        bool, typer.Option("--behind-proxy", help="A proxy in front of the service ends TLS.")
+        bool,
+        typer.Option(
+            "--behind-proxy", help="A proxy in front of the service ends TLS.", rich_help_panel=_NETWORK
+        ),
     ] = False,
     session_secret_file: Annotated[
         Path | None,
         typer.Option(
-            help="File with the secret that signs sessions of the dashboard, for several replicas. Default: random."
+            help="File with the secret that signs sessions of the dashboard, for several replicas. Default: random.",
+            rich_help_panel=_NETWORK,
         ),
     ] = None,
-    max_rows: Annotated[int, typer.Option(min=1, help="Most rows in one request.")] = 1000,
-    max_bytes: Annotated[int, typer.Option(min=1, help="Largest request body in bytes.")] = 16 * 2**20,
-    timeout: Annotated[float, typer.Option(help="Seconds until a request is given up.")] = 10.0,
+    max_rows: Annotated[
+        int, typer.Option(min=1, help="Most rows in one request.", rich_help_panel=_LIMITS)
+    ] = 1000,
+    max_bytes: Annotated[
+        int, typer.Option(min=1, help="Largest request body in bytes.", rich_help_panel=_LIMITS)
+    ] = 16 * 2**20,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds until a request is given up.", rich_help_panel=_LIMITS)
+    ] = 10.0,
     header_timeout: Annotated[
-        float, typer.Option(help="Seconds until the headers of a request must have arrived.")
+        float,
+        typer.Option(
+            help="Seconds until the headers of a request must have arrived.", rich_help_panel=_LIMITS
+        ),
     ] = 10.0,
     idle_timeout: Annotated[
-        float, typer.Option(help="Seconds until a connection without a request is closed.")
+        float,
+        typer.Option(help="Seconds until a connection without a request is closed.", rich_help_panel=_LIMITS),
     ] = 60.0,
     max_header_bytes: Annotated[
-        int, typer.Option(min=1, help="Largest size of the headers of a request in bytes.")
+        int,
+        typer.Option(
+            min=1, help="Largest size of the headers of a request in bytes.", rich_help_panel=_LIMITS
+        ),
     ] = 32 * 2**10,
-    max_headers: Annotated[int, typer.Option(min=1, help="Most headers of a request.")] = 100,
+    max_headers: Annotated[
+        int, typer.Option(min=1, help="Most headers of a request.", rich_help_panel=_LIMITS)
+    ] = 100,
     max_connections: Annotated[
         int,
-        typer.Option(min=1, help="Most open connections. The limit on file descriptors may lower it."),
+        typer.Option(
+            min=1,
+            help="Most open connections. The limit on file descriptors may lower it.",
+            rich_help_panel=_LIMITS,
+        ),
     ] = 1000,
-    no_answer_cache: Annotated[
+    answer_cache: Annotated[
         bool,
         typer.Option(
-            "--no-answer-cache",
-            help="Charge identical queries again instead of answering them from the cache for free.",
+            help="Answer identical queries from the cache for free, or charge them again.",
+            rich_help_panel=_LIMITS,
         ),
-    ] = False,
-    no_request_log: Annotated[
-        bool, typer.Option("--no-request-log", help="Do not write a log line per request.")
-    ] = False,
+    ] = True,
+    request_log: Annotated[
+        bool, typer.Option(help="Write a log line per request.", rich_help_panel=_LIMITS)
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Serve models over the Open Inference Protocol v2. The ledger charges every answer before it is drawn.
+
+    Every option is also an environment variable (QUIETMAX_MAX_ROWS for --max-rows) and a key of the file of --config
+    (max_rows). The command line comes first, then the environment, then the file.
 
     Examples:
 
@@ -109,6 +181,7 @@ def command(
     import torch
 
     from quietmax.ledger.accounts import Terms
+    from quietmax.ledger.database import configured_url
     from quietmax.ledger.ledger import Ledger
     from quietmax.server.deployment import deploy
     from quietmax.server.metrics import Log
@@ -118,6 +191,8 @@ def command(
     from quietmax.server.settings import Settings, read_session_secret
 
     torch.set_num_threads(1)  # requests run in parallel; a small network gains nothing from more threads
+    if not models:
+        raise InvalidInput("At least one model must be named in `models`.")
     if budget is None and delta:
         raise InvalidInput("`delta` requires `budget`.")
     if because is not None and account is None:
@@ -138,11 +213,12 @@ def command(
         max_header_bytes=max_header_bytes,
         max_headers=max_headers,
         max_connections=max_connections,
-        answer_cache=not no_answer_cache,
-        log_requests=not no_request_log,
+        answer_cache=answer_cache,
+        log_requests=request_log,
         secure_cookies=listener.secure_cookies,
         **secret,  # type: ignore[arg-type]
     )
+    address = configured_url(ledger, ledger_file, ledger_password_file)
     terms = None if budget is None else Terms(budget, delta)
     loaded = load_models(
         models,
@@ -155,7 +231,7 @@ def command(
     opened = listener.open_socket()
 
     def create_service(reason: str | None = None) -> Service:
-        accounts = Ledger(ledger)
+        accounts = Ledger(address)
         deployments = deploy(accounts, loaded, budget=terms, account=account, because=reason)
         return Service(accounts, deployments, settings)
 

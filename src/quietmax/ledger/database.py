@@ -42,7 +42,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-from quietmax.errors import InvalidInput, LedgerDamaged, LedgerUnavailable, short_message
+from quietmax.errors import InvalidInput, LedgerDamaged, LedgerUnavailable, QuietmaxError, short_message
 from quietmax.ledger.journal import START
 
 _CONNECT_TIMEOUT = 2
@@ -58,13 +58,81 @@ def default_url() -> str:
     Returns
     -------
     str
-        The environment variable `QUIETMAX_LEDGER`, else a SQLite file in the user's state directory.
+        The address that the environment variables `QUIETMAX_LEDGER`, `QUIETMAX_LEDGER_FILE` and
+        `QUIETMAX_LEDGER_PASSWORD_FILE` describe, as in `configured_url`.
     """
-    configured = os.environ.get("QUIETMAX_LEDGER")
-    if configured:
-        return configured
-    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return f"sqlite:///{Path(state) / 'quietmax' / 'ledger.sqlite'}"
+    variables = ("QUIETMAX_LEDGER", "QUIETMAX_LEDGER_FILE", "QUIETMAX_LEDGER_PASSWORD_FILE")
+    address, address_file, password_file = (os.environ.get(name) for name in variables)
+    return configured_url(
+        address or None,
+        Path(address_file) if address_file else None,
+        Path(password_file) if password_file else None,
+    )
+
+
+def configured_url(address: str | None, address_file: Path | None, password_file: Path | None) -> str:
+    """Return the address of the ledger from settings that keep its password out of the environment.
+
+    Parameters
+    ----------
+    address : str or None
+        The address.
+    address_file : Path or None
+        A file that holds the address, instead of `address`.
+    password_file : Path or None
+        A file that holds the password of a PostgreSQL address.
+
+    Returns
+    -------
+    str
+        The address with its password. Without any setting: a SQLite file in the user's state directory.
+
+    Raises
+    ------
+    InvalidInput
+        If the settings contradict each other.
+    QuietmaxError
+        If a file cannot be read or is empty.
+    """
+    if address is not None and address_file is not None:
+        raise InvalidInput("Only one of `ledger` and `ledger_file` can be set.")
+    if address_file is not None:
+        address = read_secret(address_file)
+    if address is None:
+        state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+        address = f"sqlite:///{Path(state) / 'quietmax' / 'ledger.sqlite'}"
+    if password_file is None:
+        return address
+    url = parse_url(address)
+    if url.drivername == "sqlite" or url.password is not None:
+        raise InvalidInput(
+            "`ledger_password_file` requires a postgresql:// ledger whose address has no password."
+        )
+    return url.set(password=read_secret(password_file)).render_as_string(hide_password=False)
+
+
+def read_secret(path: Path) -> str:
+    """Read a file that holds one secret; white space around it is ignored.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+
+    Raises
+    ------
+    QuietmaxError
+        If it cannot be read or is empty.
+    """
+    try:
+        secret = path.read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError:
+        secret = ""
+    except OSError as error:
+        raise QuietmaxError(f"Cannot read the secret {path}: {error.strerror}.") from error
+    if not secret:
+        raise QuietmaxError(f"The secret {path} must be a text file that is not empty.")
+    return secret
 
 
 def parse_url(address: str | Path) -> URL:

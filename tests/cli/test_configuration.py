@@ -1,0 +1,140 @@
+"""Options of `quietmax serve` from the command line, the environment and a TOML file: names, precedence and errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quietmax.cli import load_command
+from quietmax.cli._configuration import Setting, settings_of
+from tests.cli.conftest import Run, assert_error
+from tests.docs.scripts import script
+
+option_table = script("docs/making/option_table.py")
+SETTINGS = settings_of(load_command("serve"))
+IDS = [setting.key for setting in SETTINGS]
+SAMPLES: dict[type, tuple[Any, str]] = {
+    bool: (True, "true"),
+    int: (3, "3"),
+    float: (0.5, "0.5"),
+    str: ("word", "word"),
+    Path: ("some/file", "some/file"),
+    list[str]: (["one", "two"], "one two"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for setting in SETTINGS:
+        if setting.variable is not None:
+            monkeypatch.delenv(setting.variable, raising=False)
+
+
+def parsed(*arguments: str) -> dict[str, Any]:
+    """What the command gets for a command line."""
+    context = load_command("serve").make_context("serve", list(arguments))
+    return dict(context.params)
+
+
+def sample(setting: Setting) -> tuple[Any, str]:
+    """A value that is not the default: in TOML, and as text."""
+    value, text = SAMPLES[setting.option.type_descriptor.annotation]
+    return (False, "false") if setting.option.default is True else (value, text)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=IDS)
+def test_every_option_can_be_set_by_its_variable_and_its_key(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    value, text = sample(setting)
+    name = setting.option.name
+    file = tmp_path / "serve.toml"
+    if setting.in_file:
+        file.write_text(f"{setting.key} = {json.dumps(value)}\n")
+        from_file = parsed("--config", str(file))[name]
+        assert str(from_file) == str(value)
+        assert from_file != parsed()[name]
+    if setting.variable is not None and setting.key != "config":
+        monkeypatch.setenv(setting.variable, text)
+        assert str(parsed()[name]) == str(value)
+
+
+def test_the_command_line_comes_first_then_the_environment_then_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text("port = 1001\nmax_rows = 11\nrequest_log = false\n")
+    monkeypatch.setenv("QUIETMAX_CONFIG", str(file))
+    assert (parsed()["port"], parsed()["max_rows"], parsed()["request_log"]) == (1001, 11, False)
+    monkeypatch.setenv("QUIETMAX_PORT", "1002")
+    monkeypatch.setenv("QUIETMAX_REQUEST_LOG", "true")
+    assert (parsed()["port"], parsed()["max_rows"], parsed()["request_log"]) == (1002, 11, True)
+    assert parsed("--port", "1003", "--no-request-log")["port"] == 1003
+    assert parsed("--no-request-log")["request_log"] is False
+    assert parsed("--port", "1003")["max_bytes"] == 16 * 2**20
+
+
+def test_an_empty_variable_and_a_variable_that_kubernetes_sets_count_as_not_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("QUIETMAX_HOST", "")
+    monkeypatch.setenv("QUIETMAX_PORT", "tcp://10.0.0.1:80")
+    assert (parsed()["host"], parsed()["port"]) == ("127.0.0.1", 8080)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prot = 8080", "Unknown key 'prot' (did you mean 'port'?). Valid: models, "),
+        ("max-rows = 10", "Unknown key 'max-rows' (did you mean 'max_rows'?)"),
+        ("check = true", "Unknown key 'check'"),
+        ('config = "more.toml"', "Unknown key 'config'"),
+        ("[serve]\nport = 80", "Unknown key 'serve'"),
+        ("port = 8080.5", "port must be an integer."),
+        ('port = "8080"', "port must be an integer."),
+        ("port = true", "port must be an integer."),
+        ("anonymous = 1", "anonymous must be true or false."),
+        ("budget = true", "budget must be a number."),
+        ("ledger = 3", "ledger must be a string."),
+        ('models = "digits"', "models must be a list of strings."),
+        ("models = [1]", "models must be a list of strings."),
+        ("port = ", "is not a TOML file"),
+        ('account = "\udcff"', "is not a TOML file"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence_that_names_it(
+    run: Run, tmp_path: Path, text: str, message: str
+) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert_error(run("serve", "--config", file), 1, "serve.toml", message)
+
+
+def test_a_file_that_is_not_there_is_named(run: Run, tmp_path: Path) -> None:
+    assert_error(run("serve", "--config", tmp_path / "absent.toml"), 1, "absent.toml", "No such file")
+
+
+def test_a_value_out_of_range_is_named_with_the_place_that_sets_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text("port = 70000\n")
+    assert_error(run("serve", "--config", file), 2, "--port", f"(set by {file})")
+    monkeypatch.setenv("QUIETMAX_PORT", "80000")
+    assert_error(run("serve", "--config", file), 2, "--port", "(set by QUIETMAX_PORT)")
+
+
+def test_a_service_without_models_is_wrong_usage(run: Run) -> None:
+    assert_error(run("serve"), 2, "At least one model must be named")
+
+
+def test_the_table_of_the_documentation_has_every_option_with_all_its_names() -> None:
+    rows = option_table.as_markdown().splitlines()[2:]
+    assert len(rows) == len(SETTINGS) > 20
+    assert "| `--max-rows` | `QUIETMAX_MAX_ROWS` | `max_rows` | `1000` | Most rows in one request. |" in rows
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "configure-the-service.md"
+    assert option_table.MARKER in page.read_text(encoding="utf-8")
+    assert rows[0] in option_table.on_page_markdown(page.read_text(encoding="utf-8"))
