@@ -13,7 +13,7 @@ from quietmax.cli._output import errors
 from quietmax.ledger import Ledger
 from quietmax.models import Model, TrainingSettings, save_model
 from quietmax.models.mlp import initial_mlp
-from quietmax.server import run as supervisor
+from quietmax.server import supervisor
 
 ORDINARY = ("--accept-unproven", "--budget", 10, "--queries", 20, "--port", 0)
 

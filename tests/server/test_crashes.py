@@ -32,8 +32,9 @@ import torch
 from quietmax.accounting import LIMIT
 from quietmax.ledger import Ledger, Terms
 from quietmax.server import Service, Settings, deploy, load_models
-from quietmax.server.metrics import Log
-from quietmax.server.run import Listener, run, supervise
+from quietmax.server.metrics import Log, Metrics
+from quietmax.server.run import Listener, run
+from quietmax.server.supervisor import supervise
 from tests.server.running_service import FEATURES, inference
 
 TIMEOUT = 30
@@ -41,14 +42,14 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 CONTEXT = multiprocessing.get_context("fork")
 
 
-def _create_service(address: str, folder: Path, queries: int) -> Service:
+def _create_service(address: str, folder: Path, queries: int, metrics: Metrics | None = None) -> Service:
     """The service as `quietmax serve` makes it."""
     torch.set_num_threads(1)
     ledger = Ledger(address)
     budget = Terms(100.0)
     loaded = load_models([f"plain={folder}"], budget=budget, queries=queries, accept_unproven=True)
     settings = Settings(log_requests=False, timeout=TIMEOUT)
-    return Service(ledger, deploy(ledger, loaded, budget=budget), settings, Log(io.BytesIO()))
+    return Service(ledger, deploy(ledger, loaded, budget=budget), settings, Log(io.BytesIO()), metrics)
 
 
 def _serve(address: str, folder: Path, queries: int, opened: socket.socket) -> None:
@@ -417,13 +418,13 @@ def test_the_command_serves_restarts_after_a_kill_and_stops_on_request(models: P
     assert [event for event in events if event != "request"] == expected
 
 
-def _supervised(create: Callable[[], Service], opened: socket.socket, log: Path) -> None:
+def _supervised(create: Callable[[Metrics], Service], opened: socket.socket, log: Path) -> None:
     with open(log, "wb") as stream:
         supervise(create, Listener(port=0), opened, Log(stream))
 
 
 @contextmanager
-def _supervisor(create: Callable[[], Service], tmp_path: Path) -> Iterator[tuple[Any, str]]:
+def _supervisor(create: Callable[[Metrics], Service], tmp_path: Path) -> Iterator[tuple[Any, str]]:
     """A supervisor in a process of its own, and its service's address."""
     opened = Listener(port=0).open_socket()
     process = CONTEXT.Process(target=_supervised, args=(create, opened, tmp_path / "log"))
@@ -467,7 +468,7 @@ def test_a_supervisor_waits_for_a_ledger_that_is_down_when_its_service_dies(
         _ready_after(url)
 
 
-def _broken() -> Service:
+def _broken(_: Metrics) -> Service:
     raise ValueError("broken")
 
 

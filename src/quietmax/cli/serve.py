@@ -117,6 +117,9 @@ def command(
             rich_help_panel=_NETWORK,
         ),
     ] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Worker processes behind the port.", rich_help_panel=_NETWORK)
+    ] = 1,
     max_rows: Annotated[
         int, typer.Option(min=1, help="Most rows in one request.", rich_help_panel=_LIMITS)
     ] = 1000,
@@ -149,7 +152,7 @@ def command(
         int,
         typer.Option(
             min=1,
-            help="Most open connections. The limit on file descriptors may lower it.",
+            help="Most open connections of a worker. The limit on file descriptors may lower it.",
             rich_help_panel=_LIMITS,
         ),
     ] = 1000,
@@ -184,11 +187,12 @@ def command(
     from quietmax.ledger.database import configured_url
     from quietmax.ledger.ledger import Ledger
     from quietmax.server.deployment import deploy
-    from quietmax.server.metrics import Log
+    from quietmax.server.metrics import Log, Metrics
     from quietmax.server.repository import load_models
-    from quietmax.server.run import Listener, supervise
+    from quietmax.server.run import Listener
     from quietmax.server.service import Service
     from quietmax.server.settings import Settings, read_session_secret
+    from quietmax.server.supervisor import supervise
 
     torch.set_num_threads(1)  # requests run in parallel; a small network gains nothing from more threads
     if not models:
@@ -230,12 +234,15 @@ def command(
     )
     opened = listener.open_socket()
 
+    workers: Annotated[
+        int, typer.Option(min=1, help="Worker processes behind the port.", rich_help_panel=_NETWORK)
+    ] = 1,
     def create_service(reason: str | None = None) -> Service:
         accounts = Ledger(address)
         deployments = deploy(accounts, loaded, budget=terms, account=account, because=reason)
-        return Service(accounts, deployments, settings)
+        return Service(accounts, deployments, settings, metrics=metrics)
 
-    first = create_service(because)
+    first = create_service(Metrics(), because)
     try:
         url = listener.url(opened)
         if as_json:
@@ -244,7 +251,7 @@ def command(
             _print_summary(first, url)
     finally:
         first.ledger.close()
-    supervise(create_service, listener, opened, Log())
+    supervise(create_service, listener, opened, Log(), workers)
 
 
 def _print_json(service: Service, url: str) -> None:

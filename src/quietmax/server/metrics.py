@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
-from collections import defaultdict, deque
+from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import orjson
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from quietmax.ledger.accounts import AccountState
 
@@ -21,9 +25,11 @@ _FLUSH_INTERVAL = 0.25
 
 
 class Metrics:
-    """Counters of one server process."""
+    """Counters of a service."""
 
     def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._worker = 0
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "quietmax_requests",
@@ -49,18 +55,48 @@ class Metrics:
             "Fraction of the budget that is spent.",
             ["account"],
             registry=self._registry,
+            multiprocess_mode="mostrecent",
         )
         self._ledger_up = Gauge(
-            "quietmax_ledger_up", "Whether the ledger is available.", registry=self._registry
+            "quietmax_ledger_up",
+            "Whether the ledger is available.",
+            registry=self._registry,
+            multiprocess_mode="mostrecent",
         )
-        self._connections = Gauge("quietmax_connections", "Open connections.", registry=self._registry)
+        self._connections = Gauge(
+            "quietmax_connections",
+            "Open connections.",
+            registry=self._registry,
+            multiprocess_mode="livesum",
+        )
         self._refused = Counter(
             "quietmax_refused_connections",
             "Connections that were ended because of a limit or an invalid request.",
             ["reason"],
             registry=self._registry,
         )
-        self._recent: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_LATENCY_SAMPLES))
+        self._recent: dict[str, _RecentSeconds] = {}
+
+    @classmethod
+    def of_worker(cls, folder: Path, number: int) -> Metrics:
+        """Return the metrics of one worker, which are shown together with those of all others.
+
+        A worker that is started again goes on with the counters of the one that died. Call this at most once in a
+        process, before it creates other metrics.
+
+        Parameters
+        ----------
+        folder : Path
+            A folder where all workers of a service write their metrics, and nothing else is written.
+        number : int
+            The worker, counted from 0.
+        """
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+        values.ValueClass = values.MultiProcessValue(lambda: number)  # type: ignore[no-untyped-call]
+        mark_process_dead(number, str(folder))  # type: ignore[no-untyped-call]
+        metrics = cls()
+        metrics._folder, metrics._worker = folder, number
+        return metrics
 
     def count_request(self, model: str, version: str, status: int, seconds: float) -> None:
         """Count a request.
@@ -77,7 +113,10 @@ class Metrics:
         self._requests.labels(model, version, status).inc()
         if status == 200:
             self._seconds.labels(model, version).observe(seconds)
-            self._recent[f"{model}/{version}"].append(seconds)
+            label = f"{model}/{version}"
+            if label not in self._recent:
+                self._recent[label] = _RecentSeconds(self._recent_file(label, str(self._worker)))
+            self._recent[label].append(seconds)
 
     def count_answers(self, model: str, version: str, new: int, cached: int) -> None:
         """Count answered rows.
@@ -122,13 +161,24 @@ class Metrics:
         label : str
             ``name/version`` of the model.
         """
-        recent = sorted(self._recent[label])
-        if not recent:
+        recent = np.sort(np.concatenate([np.empty(0), *self._recent_of_all_workers(label)]))
+        if not len(recent):
             return None
         return {
-            "median": recent[len(recent) // 2],
-            "p99": recent[min(int(len(recent) * 0.99), len(recent) - 1)],
+            "median": float(recent[len(recent) // 2]),
+            "p99": float(recent[min(int(len(recent) * 0.99), len(recent) - 1)]),
         }
+
+    def _recent_file(self, label: str, worker: str) -> Path | None:
+        """Return the file of a worker's latest requests to a model; None if there are no other workers."""
+        name = label.replace("/", "@")  # neither a model's name nor its version has this character
+        return None if self._folder is None else self._folder / f"recent@{worker}@{name}"
+
+    def _recent_of_all_workers(self, label: str) -> list[NDArray[np.float64]]:
+        pattern = self._recent_file(label, "*")
+        if pattern is None:
+            return [self._recent[label].values] if label in self._recent else []
+        return [_RecentSeconds(file).values for file in pattern.parent.glob(pattern.name)]
 
     def exposition(self, accounts: list[AccountState] | None) -> bytes:
         """Return all metrics in the text format of Prometheus.
@@ -143,7 +193,32 @@ class Metrics:
             self._spent.labels(account.name).set(
                 account.spent_units / account.limit_units if account.limit_units else 1.0
             )
-        return generate_latest(self._registry)
+        if self._folder is None:
+            return generate_latest(self._registry)
+        of_all_workers = CollectorRegistry()
+        MultiProcessCollector(of_all_workers, str(self._folder))  # type: ignore[no-untyped-call]
+        return generate_latest(of_all_workers)
+
+
+class _RecentSeconds:
+    """The durations of the latest requests, in memory or in a file that other processes read."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._ring: NDArray[np.float64] = np.zeros(_LATENCY_SAMPLES)
+        if file is not None:
+            file.touch()  # the file then grows to its size
+            self._ring = np.memmap(file, np.float64, "r+", shape=(_LATENCY_SAMPLES,))
+        self._next = 0
+
+    def append(self, seconds: float) -> None:
+        """Replace the oldest duration; 0 means that there is none."""
+        self._ring[self._next] = seconds
+        self._next = (self._next + 1) % _LATENCY_SAMPLES
+
+    @property
+    def values(self) -> NDArray[np.float64]:
+        """The durations, in no order."""
+        return np.asarray(self._ring[self._ring > 0])
 
 
 class Log:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import mmap
 import resource
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -26,6 +29,9 @@ _RESERVED_DESCRIPTORS = 128
 """File descriptors that connections leave to the ledger, the log and the models."""
 _CHECK_INTERVAL = 0.25
 _FULL_LOG_INTERVAL = 1.0
+_OTHERS_FIRST_SECONDS = 0.005
+"""How long a worker leaves a new connection to the workers that have fewer."""
+_NOT_LISTENING = 2**62
 _LINGER_SECONDS = 1.0
 """How long a refused client may go on sending, so that it can read why it was refused."""
 _MAX_PIPELINED = 32
@@ -43,6 +49,66 @@ class Phase(Enum):
     ANSWER = "the response"
 
 
+@dataclass(frozen=True)
+class ConnectionShare:
+    """One worker's share of the connections that several workers accept from the same socket.
+
+    Without shares, the worker that wakes up first accepts all connections of a burst.
+
+    Parameters
+    ----------
+    counts : memoryview
+        The number of connections of each worker, in memory that the workers share.
+    number : int
+        This worker, counted from 0.
+    """
+
+    counts: memoryview
+    number: int
+
+    @classmethod
+    def of_workers(cls, workers: int) -> list[ConnectionShare]:
+        """Return the shares of so many workers, none of which listens yet.
+
+        Parameters
+        ----------
+        workers : int
+            Number of workers. They must be forked from this process.
+        """
+        counts = memoryview(mmap.mmap(-1, 8 * workers)).cast("q")
+        shares = [cls(counts, number) for number in range(workers)]
+        for share in shares:
+            share.close()
+        return shares
+
+    def update(self, count: int) -> bool:
+        """Tell the other workers how many connections this one has; return whether none of them has fewer.
+
+        Parameters
+        ----------
+        count : int
+            Number of connections.
+        """
+        self.counts[self.number] = count
+        return count == min(self.counts)
+
+    def close(self) -> None:
+        """Say that this worker does not listen."""
+        self.counts[self.number] = _NOT_LISTENING
+
+    @property
+    def listens(self) -> bool:
+        """Whether this worker listens."""
+        return self.counts[self.number] != _NOT_LISTENING
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no other worker listens."""
+        return all(
+            count == _NOT_LISTENING for number, count in enumerate(self.counts) if number != self.number
+        )
+
+
 class Connections:
     """The open connections of a server process.
 
@@ -57,13 +123,18 @@ class Connections:
         Where to write that connections were refused.
     metrics : Metrics
         Where to count them.
+    share : ConnectionShare or None
+        The share of this worker, if other workers accept from the same socket.
     """
 
-    def __init__(self, settings: Settings, log: Log, metrics: Metrics) -> None:
+    def __init__(
+        self, settings: Settings, log: Log, metrics: Metrics, share: ConnectionShare | None = None
+    ) -> None:
         self.settings = settings
         self.log = log
         self.metrics = metrics
         self.limit = min(settings.max_connections, _descriptor_limit())
+        self._share = share
         self._open: set[LimitedProtocol] = set()
         self._handshakes: dict[asyncio.Task[None], None] = {}
         self._logged_full_at = -math.inf
@@ -113,7 +184,7 @@ class Connections:
         listening.setblocking(False)
         while True:
             try:
-                accepted, _ = await loop.sock_accept(listening)
+                accepted = await self._next_connection(listening)
             except OSError as error:  # no descriptor left, or the client has gone already
                 self.log.event("accept_failed", error=error.strerror)
                 await asyncio.sleep(_CHECK_INTERVAL)
@@ -128,6 +199,26 @@ class Connections:
             self._handshakes[task] = None
             task.add_done_callback(lambda done: self._handshakes.pop(done, None))
 
+    async def _next_connection(self, listening: socket.socket) -> socket.socket:
+        """Accept a connection; leave it to the workers that have fewer connections if they take it at once."""
+        loop = asyncio.get_running_loop()
+        if self._share is None:
+            return (await loop.sock_accept(listening))[0]
+        while True:
+            fair = self._share.update(len(self))
+            await _readable(listening)
+            if not fair:
+                await asyncio.sleep(_OTHERS_FIRST_SECONDS)
+            with suppress(BlockingIOError):  # another worker took it
+                accepted, _ = listening.accept()
+                accepted.setblocking(False)
+                return accepted
+
+    def close_share(self) -> None:
+        """Tell the other workers that this one accepts no more connections."""
+        if self._share is not None:
+            self._share.close()
+
     async def check(self) -> None:
         """End connections whose time is over, until cancelled."""
         loop = asyncio.get_running_loop()
@@ -137,6 +228,8 @@ class Connections:
             for connection in tuple(self._open):
                 connection.end_if_late(now)
             self.metrics.set_connections(len(self))
+            if self._share is not None and self._share.listens:
+                self._share.update(len(self))
             self._log_full(now)
 
     async def _connect(
@@ -387,6 +480,17 @@ class LimitedProtocol(HttpToolsProtocol):
             self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
         else:
             self.transport.close()
+
+
+async def _readable(listening: socket.socket) -> None:
+    """Wait until a connection can be accepted."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(listening, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(listening)
 
 
 def _error_response(status: int, message: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Run the service with uvicorn, in a child process that a supervisor restarts.
+"""Run the service with uvicorn, in this process or in a thread.
 
 The defaults are safe on a laptop and behind a proxy: loopback only unless TLS is set up, and proxy headers are never
 trusted.
@@ -7,7 +7,6 @@ trusted.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import importlib.util
 import math
 import os
@@ -17,20 +16,18 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
 import uvicorn
 
-from quietmax.errors import InvalidInput, LedgerUnavailable, QuietmaxError
+from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.server.app import create_app
-from quietmax.server.metrics import Log
-from quietmax.server.protocol import Connections, LimitedProtocol
+from quietmax.server.protocol import Connections, ConnectionShare, LimitedProtocol
 from quietmax.server.service import Service
 from quietmax.server.settings import is_loopback
 
@@ -38,12 +35,7 @@ _START_TIMEOUT = 120.0
 _SHUTDOWN_TIMEOUT = 15
 _SWITCH_INTERVAL = 0.0005
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_MIN_UPTIME = 2.0
-_MAX_FAILURES = 3
-_LEDGER_UNAVAILABLE = 75
-_MAX_RESTART_DELAY = 5.0
 _BACKLOG = 2048
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -175,9 +167,10 @@ def uvicorn_config(service: Service, listener: Listener) -> uvicorn.Config:
 class _Server(uvicorn.Server):
     """uvicorn's server with limited connections. It stops on the first signal, and at once on the second."""
 
-    def __init__(self, service: Service, listener: Listener) -> None:
+    def __init__(self, service: Service, listener: Listener, share: ConnectionShare | None = None) -> None:
         super().__init__(uvicorn_config(service, listener))
-        self._connections = Connections(service.settings, service.log, service.metrics)
+        self._connections = Connections(service.settings, service.log, service.metrics, share)
+        self._received: set[int] = set()
         self._context = listener.ssl_context
         self._accepting: list[asyncio.Task[None]] = []
         self._checking: asyncio.Task[None] | None = None
@@ -196,9 +189,13 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, _frame: FrameType | None) -> None:
-        """Stop gracefully on the first signal, and at once on the second: what was charged stays charged."""
-        if self.should_exit:
+        """Stop gracefully on the first signal, and at once on the second: what was charged stays charged.
+
+        The terminal sends Ctrl-C to the supervisor, too, which sends SIGTERM: two different signals are one request.
+        """
+        if sig in self._received:
             os._exit(128 + sig)
+        self._received.add(sig)
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -225,10 +222,13 @@ class _Server(uvicorn.Server):
         for task in self._accepting:
             task.cancel()
         await asyncio.gather(*self._accepting, return_exceptions=True)
+        self._connections.close_share()
         await super().shutdown(sockets)
 
 
-def run(service: Service, listener: Listener, opened: socket.socket) -> None:
+def run(
+    service: Service, listener: Listener, opened: socket.socket, share: ConnectionShare | None = None
+) -> None:
     """Serve until a signal asks to stop. Requests in flight are answered first.
 
     Parameters
@@ -239,6 +239,8 @@ def run(service: Service, listener: Listener, opened: socket.socket) -> None:
         Where it listens.
     opened : socket
         The listening socket, from `Listener.open_socket`.
+    share : ConnectionShare or None
+        This worker's share of the connections, if other workers accept from the same socket.
     """
     # The ledger's thread releases the interpreter lock at every statement and must not wait long to get it back.
     sys.setswitchinterval(_SWITCH_INTERVAL)
@@ -248,7 +250,7 @@ def run(service: Service, listener: Listener, opened: socket.socket) -> None:
         InvalidInput
     ) as error:  # replaced by a broken one: the one that was valid at the start stays in use
         service.log.event("certificate_invalid", error=str(error))
-    _Server(service, listener).run(sockets=[opened])
+    _Server(service, listener, share).run(sockets=[opened])
 
 
 @contextmanager
@@ -282,114 +284,3 @@ def run_in_thread(service: Service, listener: Listener | None = None) -> Iterato
     finally:
         server.should_exit = True
         thread.join()
-
-
-def supervise(
-    create_service: Callable[[], Service], listener: Listener, opened: socket.socket, log: Log
-) -> None:
-    """Run a service in a child process, and restart it whenever it dies, until a signal asks to stop.
-
-    Parameters
-    ----------
-    create_service : callable
-        Creates the service, in the child process.
-    listener : Listener
-        Where it listens.
-    opened : socket
-        The listening socket; it stays open while the service restarts.
-    log : Log
-        Where to write that a service died.
-
-    Raises
-    ------
-    QuietmaxError
-        If the service dies several times right after its start, other than for an unavailable ledger.
-    """
-    supervisor = _Supervisor()
-    failures = 0
-    with supervisor:
-        while True:
-            started = time.monotonic()
-            code = supervisor.run_child(lambda: run(create_service(), listener, opened))
-            if code == 0 or supervisor.stopping:
-                return
-            uptime = time.monotonic() - started
-            failures = failures + 1 if uptime < _MIN_UPTIME else 0
-            log.event("died", code=code, seconds=round(uptime, 2))
-            if code == _LEDGER_UNAVAILABLE:
-                supervisor.pause(min(0.1 * 2 ** min(failures, 8), _MAX_RESTART_DELAY))
-                if supervisor.stopping:
-                    return
-            elif failures >= _MAX_FAILURES:
-                raise QuietmaxError("The service died several times right after its start; the log says why.")
-
-
-class _Supervisor:
-    """Runs child processes. When asked to stop, it asks the child to stop and waits for it."""
-
-    def __init__(self) -> None:
-        self.stopping = False
-        self._child = 0
-        self._handlers = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
-
-    def __enter__(self) -> None:
-        for number in _STOP_SIGNALS:
-            signal.signal(number, self._stop)
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-
-    def run_child(self, serve: Callable[[], None]) -> int:
-        """Run a function in a child process; return its exit code, negative if a signal ended it."""
-        parent = os.getpid()
-        child = os.fork()
-        if child == 0:
-            self.__exit__()
-            _run_and_exit(serve, parent)
-        self._child = child
-        if self.stopping:
-            os.kill(child, signal.SIGTERM)
-        _, status = os.waitpid(child, 0)
-        self._child = 0
-        return os.waitstatus_to_exitcode(status)
-
-    def pause(self, seconds: float) -> None:
-        """Wait, but no longer than until asked to stop."""
-        end = time.monotonic() + seconds
-        while not self.stopping and time.monotonic() < end:
-            time.sleep(0.02)
-
-    def _stop(self, _number: int, _frame: FrameType | None) -> None:
-        self.stopping = True
-        if self._child:
-            os.kill(self._child, signal.SIGTERM)
-
-
-def _run_and_exit(serve: Callable[[], None], parent: int) -> NoReturn:
-    """Serve in the child process, and exit without returning into the parent's code."""
-    code = 1
-    try:
-        _stop_with_parent(parent)
-        serve()
-        code = 0
-    except LedgerUnavailable as error:
-        code = _LEDGER_UNAVAILABLE
-        sys.stderr.write(f"quietmax: {error}\n")
-    except QuietmaxError as error:
-        sys.stderr.write(f"quietmax: {error}\n")
-    except KeyboardInterrupt:  # asked to stop before it was ready
-        code = 130
-    except BaseException as error:
-        sys.stderr.write(f"quietmax: the service failed ({type(error).__name__})\n")
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _stop_with_parent(parent: int) -> None:
-    """Ask Linux to stop this process when its parent ends; elsewhere it goes on alone."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)

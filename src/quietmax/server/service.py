@@ -55,6 +55,8 @@ class Service:
         Limits and options. None: the defaults.
     log : Log or None
         Where to write events. None: standard error.
+    metrics : Metrics or None
+        Counters, from `quietmax.server.supervisor.supervise`. None: those of this process.
 
     Attributes
     ----------
@@ -63,7 +65,7 @@ class Service:
     auth : Authenticator
         Finds out who sends a request.
     metrics : Metrics
-        Counters of this process.
+        Counters of the service.
 
     Examples
     --------
@@ -99,11 +101,12 @@ class Service:
         deployments: Iterable[Deployment],
         settings: Settings | None = None,
         log: Log | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self.ledger = ledger
         self.deployments = list(deployments)
         self.settings = settings or Settings()
-        self.metrics = Metrics()
+        self.metrics = metrics or Metrics()
         self.log = log or Log()
         self.auth = Authenticator(ledger, self.settings)
         ordered = sorted(self.deployments, key=lambda deployment: _version_order(deployment.version))

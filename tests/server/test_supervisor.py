@@ -1,0 +1,328 @@
+"""When the supervisor restarts a worker, waits, stops or gives up, and what several workers share."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import multiprocessing
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from quietmax.errors import LedgerUnavailable, QuietmaxError
+from quietmax.ledger import Ledger
+from quietmax.server import Service, Settings, deploy, load_models, supervisor
+from quietmax.server.metrics import Log, Metrics
+from quietmax.server.run import Listener
+from quietmax.server.supervisor import supervise
+from tests.server.running_service import inference, some_rows
+
+CONTEXT = multiprocessing.get_context("fork")
+
+
+@pytest.fixture
+def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
+    """Supervise services with the given behaviours, one after the other; returns how many were started.
+
+    Services run in processes of their own, so they write to a file that they were started.
+    """
+    monkeypatch.setattr(supervisor, "run", lambda *_: None)
+    monkeypatch.setattr(supervisor, "_stop_with_parent", lambda _: None)
+    record, handler = tmp_path / "starts", signal.getsignal(signal.SIGTERM)
+    record.write_bytes(b"")
+
+    def supervised(*behaviours: Callable[[], None]) -> int:
+        def create_service(_: Metrics) -> Any:
+            number = record.stat().st_size
+            with record.open("ab") as file:
+                file.write(b".")
+            behaviours[number]()
+
+        with socket.socket() as port:
+            supervise(create_service, Listener(), port, Log(io.BytesIO()))
+        return record.stat().st_size
+
+    yield supervised
+    assert signal.getsignal(signal.SIGTERM) == handler
+
+
+def _ledger_down() -> None:
+    raise LedgerUnavailable("The ledger is down.")
+
+
+def _broken() -> None:
+    raise QuietmaxError("The model is broken.")
+
+
+def _killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop_the_parent() -> None:
+    os.kill(os.getppid(), signal.SIGTERM)
+    _ledger_down()
+
+
+def _ended() -> None:
+    return None
+
+
+def test_a_service_that_ends_normally_is_not_restarted(starts: Callable[..., int]) -> None:
+    assert starts(_ended) == 1
+
+
+def test_a_killed_service_is_restarted(starts: Callable[..., int]) -> None:
+    assert starts(_killed, _ended) == 2
+
+
+def test_a_service_whose_ledger_is_down_is_restarted_until_it_is_back(
+    starts: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_MAX_RESTART_DELAY", 0.05)
+    assert starts(*[_ledger_down] * (supervisor._MAX_FAILURES + 2), _ended) == supervisor._MAX_FAILURES + 3
+
+
+def test_a_service_that_dies_at_every_start_is_given_up(starts: Callable[..., int], tmp_path: Path) -> None:
+    with pytest.raises(QuietmaxError, match="died several times right after its start"):
+        starts(*[_broken] * 9)
+    assert (tmp_path / "starts").stat().st_size == supervisor._MAX_FAILURES
+
+
+def test_a_service_that_ran_for_a_while_does_not_count_as_failed_at_its_start(
+    starts: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_MIN_UPTIME", 0.0)
+    assert starts(*[_broken] * 6, _ended) == 7
+
+
+def test_a_supervisor_that_is_asked_to_stop_restarts_nothing(starts: Callable[..., int]) -> None:
+    assert starts(_stop_the_parent, _ended) == 1
+
+
+class _Recorded(Service):
+    """Writes a dot when it was stopped gracefully."""
+
+    place: Path
+
+    async def stop(self) -> None:
+        await super().stop()
+        with (self.place / "stopped").open("ab") as file:
+            file.write(b".")
+
+
+def _create_service(place: Path, folder: Path, metrics: Metrics) -> Service:
+    ledger = Ledger(place / "ledger.sqlite")
+    deployments = deploy(ledger, load_models([f"head={folder}"]))
+    settings = Settings(anonymous=True, log_requests=False)
+    service = _Recorded(ledger, deployments, settings, Log(io.BytesIO()), metrics)
+    service.place = place
+    return service
+
+
+def _supervised(place: Path, folder: Path, opened: socket.socket, workers: int) -> None:
+    with open(place / "log", "wb") as stream:
+        supervise(partial(_create_service, place, folder), Listener(port=0), opened, Log(stream), workers)
+
+
+@contextmanager
+def _workers(count: int, models: Path, tmp_path: Path) -> Iterator[tuple[psutil.Process, str]]:
+    """A supervisor with so many workers that serve a head; its process, and the URL of the service."""
+    Ledger(tmp_path / "ledger.sqlite").close()
+    opened = Listener(port=0).open_socket()
+    process = CONTEXT.Process(target=_supervised, args=(tmp_path, models / "head", opened, count))
+    process.start()
+    url = f"http://127.0.0.1:{opened.getsockname()[1]}"
+    opened.close()
+    started = psutil.Process(process.pid)
+    try:
+        _until(lambda: len(started.children()) == count)
+        _all_listen(url, started, count)
+        yield started, url
+    finally:
+        workers = started.children() if started.is_running() else []
+        process.kill()
+        process.join()
+        psutil.wait_procs(workers, 60)
+
+
+def _until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def _connections(worker: psutil.Process, url: str) -> int:
+    """How many clients a worker is connected to."""
+    port = int(url.rsplit(":", 1)[1])
+    return sum(each.status == "ESTABLISHED" and each.laddr.port == port for each in worker.net_connections())
+
+
+def _all_listen(url: str, supervisor: psutil.Process, count: int) -> None:
+    """Wait until each worker has taken one of several connections."""
+
+    def taken() -> bool:
+        with _clients(url, 2 * count):
+            return all(_connections(worker, url) for worker in supervisor.children())
+
+    _until(taken)
+    _until(lambda: not any(_connections(worker, url) for worker in supervisor.children()))
+
+
+@contextmanager
+def _clients(url: str, count: int) -> Iterator[list[httpx.Client]]:
+    """Clients with an open connection each, opened as fast as they can be."""
+    clients = [httpx.Client(base_url=url, timeout=60) for _ in range(count)]
+    try:
+        for client in clients:
+            with suppress(httpx.HTTPError):
+                client.get("/v2/health/live")
+        yield clients
+    finally:
+        for client in clients:
+            client.close()
+
+
+def test_sixteen_connections_opened_at_once_are_shared_by_the_workers(models: Path, tmp_path: Path) -> None:
+    with _workers(2, models, tmp_path) as (supervised, url):
+        address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        for _ in range(3):
+            opened = [socket.create_connection(address, 60) for _ in range(16)]
+            _until(lambda: sum(_connections(each, url) for each in supervised.children()) == 16)
+            shares = sorted(_connections(each, url) for each in supervised.children())
+            for connection in opened:
+                connection.close()
+            _until(lambda: not any(_connections(each, url) for each in supervised.children()))
+            time.sleep(0.2)  # the workers tell each other ten times a second
+            assert shares[0] >= 6, shares
+
+
+def test_metrics_and_latency_cover_all_workers_and_outlive_a_killed_one(models: Path, tmp_path: Path) -> None:
+    def counted() -> int:
+        found = re.findall(
+            r'quietmax_requests_total\{.*status="200".*\} (.*)', httpx.get(f"{url}/metrics", timeout=60).text
+        )
+        return round(sum(map(float, found)))
+
+    with _workers(2, models, tmp_path) as (supervised, url):
+        with _clients(url, 6) as clients:
+            assert all(_connections(worker, url) > 1 for worker in supervised.children())
+            for client in clients:
+                for _ in range(5):
+                    assert (
+                        client.post("/v2/models/head/infer", json=inference(some_rows(1))).status_code == 200
+                    )
+        assert counted() == 30
+        text = httpx.get(f"{url}/metrics", timeout=60).text
+        assert text.count("quietmax_ledger_up 1.0") == 1
+        assert 'quietmax_request_seconds_count{model="head",version="1"} 30.0' in text
+        victim = supervised.children()[0]
+        victim.kill()
+        victim.wait(60)
+        _until(lambda: len(supervised.children()) == 2)
+        _all_listen(url, supervised, 2)
+        sent = httpx.post(f"{url}/v2/models/head/infer", json=inference(some_rows(1)), timeout=60)
+        assert sent.status_code == 200
+        assert counted() == 31
+
+
+def test_the_latency_on_the_dashboard_is_that_of_all_workers(tmp_path: Path) -> None:
+    def count(number: int, seconds: float, times: int) -> None:
+        metrics = Metrics.of_worker(tmp_path, number)
+        for _ in range(times):
+            metrics.count_request("head", "1", 200, seconds)
+
+    for number, seconds, times in ((0, 1.0, 30), (1, 3.0, 10), (0, 2.0, 1)):
+        process = CONTEXT.Process(target=count, args=(number, seconds, times))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+    reader = Metrics()
+    reader._folder = tmp_path
+    assert reader.latency("head/1") == {"median": 1.0, "p99": 3.0}
+    assert reader.latency("head/2") is None
+
+
+def test_all_workers_and_the_folder_of_their_metrics_go_with_the_supervisor(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_metrics_place", lambda: tmp_path)
+    for ends in (signal.SIGTERM, signal.SIGKILL):
+        with _workers(3, models, tmp_path) as (supervised, url):
+            workers = supervised.children()
+            assert len(list(tmp_path.glob("quietmax-metrics-*"))) == 1
+            supervised.send_signal(ends)
+            _, alive = psutil.wait_procs([supervised, *workers], 60)
+            assert not alive
+            with pytest.raises(httpx.HTTPError):
+                httpx.get(f"{url}/v2/health/live", timeout=5)
+        assert not list(tmp_path.glob("quietmax-metrics-*"))
+
+
+def test_a_second_signal_stops_workers_that_do_not_stop(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stop(_: Service) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(Service, "stop", stop)
+    with _workers(2, models, tmp_path) as (supervised, _):
+        workers = supervised.children()
+        supervised.terminate()
+        with pytest.raises(psutil.TimeoutExpired):
+            supervised.wait(1.0)
+        supervised.terminate()
+        supervised.wait(10.0)
+        assert not any(worker.is_running() for worker in workers)
+
+
+def test_one_ctrl_c_reaches_supervisor_and_workers_and_still_stops_gracefully(
+    models: Path, tmp_path: Path
+) -> None:
+    with _workers(2, models, tmp_path) as (supervised, _):
+        workers = supervised.children()
+        for process in (supervised, *workers):
+            process.send_signal(signal.SIGINT)
+        psutil.wait_procs([supervised, *workers], 60)
+    assert (tmp_path / "stopped").read_bytes() == b".."
+
+
+def test_a_hang_up_stops_neither_the_supervisor_nor_a_worker(models: Path, tmp_path: Path) -> None:
+    with _workers(2, models, tmp_path) as (supervised, url):
+        before = supervised.children()
+        supervised.send_signal(signal.SIGHUP)
+        time.sleep(0.5)
+        assert supervised.children() == before
+        assert httpx.get(f"{url}/v2/health/ready", timeout=60).status_code == 200
+
+
+def test_only_the_worker_that_died_is_restarted(models: Path, tmp_path: Path) -> None:
+    with _workers(2, models, tmp_path) as (supervised, _):
+        killed, spared = supervised.children()
+        killed.kill()
+        killed.wait(60)
+        _until(lambda: len(supervised.children()) == 2)
+        assert spared in supervised.children()
+        assert (tmp_path / "log").read_text().count("died") == 1
+
+
+def test_a_worker_that_dies_at_every_start_stops_all() -> None:
+    def create_service(metrics: Metrics) -> Any:
+        if metrics._worker:
+            raise QuietmaxError("The model is broken.")
+        time.sleep(60)
+
+    with socket.socket() as port, pytest.raises(QuietmaxError, match="died several times"):
+        supervise(create_service, Listener(), port, Log(io.BytesIO()), 2)
+    assert not psutil.Process().children()
