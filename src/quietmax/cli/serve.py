@@ -234,10 +234,7 @@ def command(
     )
     opened = listener.open_socket()
 
-    workers: Annotated[
-        int, typer.Option(min=1, help="Worker processes behind the port.", rich_help_panel=_NETWORK)
-    ] = 1,
-    def create_service(reason: str | None = None) -> Service:
+    def create_service(metrics: Metrics, reason: str | None = None) -> Service:
         accounts = Ledger(address)
         deployments = deploy(accounts, loaded, budget=terms, account=account, because=reason)
         return Service(accounts, deployments, settings, metrics=metrics)
