@@ -294,18 +294,22 @@ def test_a_ledger_verifies_and_states_the_same_balances(name: str, ledger_at: Le
         anchors = {each["account"]: (each["rows"], each["head"]) for each in stored["accounts"]}
         found = ledger.verify(anchors)
         assert found.sound, found.faults
+        every = list(ledger.export())
+        adopted = {row.account: row for row in every if row.kind == "adopted"}
         assert (found.accounts, found.rows) == (
             stored["verification"]["accounts"],
-            stored["verification"]["rows"],
+            stored["verification"]["rows"] + len(adopted),
         )
         assert [each.name for each in ledger.accounts()] == [each["account"] for each in stored["accounts"]]
         for account, known in zip(ledger.accounts(), stored["accounts"], strict=True):
-            assert (account.limit_units, account.spent_units, account.sequence, account.head) == (
+            # One row was added where requests were stored: it puts them into the hash chain.
+            last = adopted.get(account.id)
+            assert (account.limit_units, account.spent_units, account.sequence - (last is not None)) == (
                 known["limit_units"],
                 known["spent_units"],
                 known["rows"],
-                known["head"],
             )
+            assert (account.head if last is None else last.previous) == known["head"]
             for ours, theirs in (
                 (account.limit, "budget"),
                 (account.spent, "spent"),
@@ -324,9 +328,29 @@ def test_a_ledger_verifies_and_states_the_same_balances(name: str, ledger_at: Le
             assert [list(each) for each in ledger.unproven_models(account)] == stored["unproven"][
                 account.name
             ]
-        rows = [entry.to_json() for entry in ledger.export()]
+        rows = [entry.to_json() for entry in every if entry.kind != "adopted"]
         assert [row["hash"] for row in rows] == [row["hash"] for row in stored["journal"]]
         assert rows == stored["journal"]
+
+
+@pytest.mark.parametrize("name", ["filled", "postgresql"])
+def test_the_requests_of_a_stored_ledger_are_in_the_hash_chain(name: str, ledger_at: LedgerAt) -> None:
+    with Ledger(ledger_at(name)) as ledger:
+        assert "adopted" in {entry.kind for entry in ledger.export()}
+        for statement, fault in (
+            ("UPDATE requests SET answer = NULL WHERE LENGTH(body) > 0", "answers were changed"),
+            ("DELETE FROM requests", "stored requests are missing"),
+        ):
+            with ledger._engine.begin() as connection:
+                assert connection.execute(text(statement)).rowcount > 0
+            assert any(fault in each for each in ledger.verify().faults)
+
+
+@pytest.mark.parametrize("name", LEDGER_OF)
+def test_the_secret_of_sessions_is_deleted_from_a_stored_ledger(name: str, ledger_at: LedgerAt) -> None:
+    with Ledger(ledger_at(name)) as ledger, ledger._engine.connect() as connection:
+        names = set(connection.execute(text("SELECT name FROM meta")).scalars())
+    assert names == {"ledger", "query_salt", "version"}
 
 
 @pytest.mark.parametrize("name", ["filled", "postgresql"])

@@ -50,8 +50,8 @@ def writer_driver(ledger: Ledger) -> Any:
 
 
 def journal_kinds(ledger: Ledger) -> list[str]:
-    """The kinds of the journal rows of the account `patients`."""
-    return [entry.kind for entry in ledger.export("patients")]
+    """The kinds of the journal rows of the account `patients`, without those that bind stored answers."""
+    return [entry.kind for entry in ledger.export("patients") if entry.kind != "answered"]
 
 
 def pay(ledger: Ledger, charge: Charge) -> Charged:

@@ -5,12 +5,24 @@ import time
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from quietmax.accounting import LIMIT, GaussianCost, PureCost
-from quietmax.errors import InvalidInput
-from quietmax.ledger import Charge, Ledger, LimitExceeded, Subaccount, Terms
+from quietmax.errors import InvalidInput, LedgerDamaged
+from quietmax.ledger import (
+    Charge,
+    Charged,
+    ChargeResult,
+    Ledger,
+    LimitExceeded,
+    NewAnswers,
+    Pruned,
+    Replayed,
+    Subaccount,
+    Terms,
+)
 from quietmax.ledger.accounts import check_reason, now
-from tests.ledger.scenarios import REASON, account_of, exceeded, journal_kinds, open_patients
+from tests.ledger.scenarios import REASON, account_of, exceeded, journal_kinds, open_patients, pay
 
 
 def test_times_are_in_microseconds() -> None:
@@ -247,3 +259,63 @@ def test_a_gaussian_account_pays_a_pure_cost_but_not_the_other_way_round(ledger:
     pure = ledger.open_account("two", PureCost(1.0), Terms(1.0))
     with pytest.raises(ValueError, match="A pure budget cannot be charged a gaussian cost"):
         pure.units(GaussianCost(0.1))
+
+
+# --- retention ----------------------------------------------------------------------------------------------------
+
+DAY = 24 * 3600 * 1_000_000
+
+
+def test_pruning_deletes_old_requests_and_answers_and_the_journal_still_verifies(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pruned id is charged like a new one: there is never a second draw for one charge."""
+    account, ann = open_patients(ledger), ledger.client("ann")
+    ledger.charge_training(account, "head/1", "digest", PureCost(0.25))
+    query = ledger.query_key(b"model", b"query")
+
+    def ask(request_id: str) -> ChargeResult:
+        request = ledger.request_key(ann, request_id)
+        charge = Charge(account.id, ann, "m/1", 1000, 1, queries=(query,), request=request, body=b"body")
+        result = ledger.charge(charge)
+        if isinstance(result, Charged):
+            new = (query,) if not result.cached else ()
+            answers = NewAnswers(account.id, new, b"draw" if new else b"", request, b"draw")
+            ledger.store_answers(answers)
+        return result
+
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() - 1000 * 40 * DAY)
+    assert ask("old") == Charged(1000, 1, ledger.account("patients").remaining_units)
+    monkeypatch.undo()
+    assert isinstance(ask("new"), Charged)
+    assert ledger.prune(60) == Pruned(0, 0)
+    spent = ledger.account("patients").spent_units
+    assert ledger.prune(30) == Pruned(1, 1)
+    assert ledger.account("patients").spent_units == spent
+    assert ledger.verify().sound
+    assert isinstance(ask("new"), Replayed), "what is newer is kept"
+    again = ask("old")
+    assert isinstance(again, Charged)
+    assert (again.units, again.resumed) == (1000, False)
+    ledger.charge_training(account, "head/1", "digest", PureCost(0.25))
+    assert ledger.account("patients").spent_units == spent + 1000, "the training is not charged again"
+    assert ledger.verify().sound
+    assert ledger.prune(30) == Pruned(0, 0)
+
+
+@pytest.mark.parametrize("days", [0, 1 / 25, -1, 40_000, float("nan")])
+def test_pruning_keeps_at_least_an_hour(sqlite_ledger: Ledger, days: float) -> None:
+    with pytest.raises(InvalidInput, match="days must be between 1/24 and 36500"):
+        sqlite_ledger.prune(days)
+
+
+def test_a_request_that_was_pruned_while_it_was_drawn_is_not_answered(ledger: Ledger) -> None:
+    account, ann = open_patients(ledger), ledger.client("ann")
+    request = ledger.request_key(ann, "slow")
+    pay(ledger, Charge(account.id, ann, "m/1", 1000, 1, request=request, body=b"body"))
+    with ledger._engine.begin() as connection:
+        connection.execute(text("UPDATE requests SET time = 5"))
+    assert ledger.prune(1) == Pruned(1, 0)
+    with pytest.raises(LedgerDamaged, match="A charged request is missing"):
+        ledger.store_answers(NewAnswers(account.id, request=request, answer=b"draw"))

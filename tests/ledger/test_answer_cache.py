@@ -63,7 +63,7 @@ def test_only_the_newest_answers_are_indexed_and_they_survive_a_restart(ledger: 
             assert len(everything.find(Cursor(connection), account.id, queries)) == 12
         ten = AnswerCache(max_answers=12)
         ten.find(Cursor(connection), account.id, [])
-        store_answers(Cursor(connection), [NewAnswers(account.id, (b"z" * 16,), b"zz")])
+        store_answers(Cursor(connection), {}, [NewAnswers(account.id, (b"z" * 16,), b"zz")], b"", 0)
         assert ten.find(Cursor(connection), account.id, [queries[0], b"z" * 16]) == {b"z" * 16: b"zz"}
     assert pay(ledger, Charge(account.id, ledger.client("ann"), "m/1", units, 1)).units == units
 

@@ -92,7 +92,7 @@ def test_a_charge_reports_what_remains_for_its_client(ledger: Ledger) -> None:
     request = ledger.request_key(ann, "last")
     last = Charge(account.id, ann, "m/1", units, rows=1, request=request, body=b"body")
     assert pay(ledger, last).remaining_units == 0  # the budget ends before her quota
-    ledger.store_answers(NewAnswers(request=request, answer=b"answer"))
+    ledger.store_answers(NewAnswers(account.id, request=request, answer=b"answer"))
     assert ledger.charge(last) == Replayed(b"answer", 0)
 
 
@@ -143,7 +143,7 @@ def test_a_retry_with_the_same_request_id_is_free_and_gets_the_stored_answer(led
     request = ledger.request_key(ann, "first")
     charge = Charge(account.id, ann, "m/1", units, rows=2, request=request, body=b"body")
     assert pay(ledger, charge).units == 2 * units
-    assert ledger.store_answers(NewAnswers(request=request, answer=b"two answers")).first
+    assert ledger.store_answers(NewAnswers(account.id, request=request, answer=b"two answers")).first
     again = ledger.charge(charge)
     assert isinstance(again, Replayed)
     assert again.answer == b"two answers"
@@ -225,7 +225,7 @@ def test_an_answer_to_a_request_that_was_never_charged_is_reported_as_damage(sql
     with pytest.raises(LedgerDamaged, match="is missing from the ledger"):
         sqlite_ledger.store_answers(NewAnswers(request=b"unknown", answer=b"answer"))
     with write_transaction(sqlite_ledger._engine) as connection, pytest.raises(LedgerDamaged):
-        store_answers(Cursor(connection), [NewAnswers(request=b"unknown", answer=b"answer")])
+        store_answers(Cursor(connection), {}, [NewAnswers(request=b"unknown", answer=b"answer")], b"", 0)
 
 
 @settings(max_examples=25)

@@ -29,7 +29,7 @@ from tests.ledger.scenarios import (
 
 CHARGE: Any = (Charge(1, 1, "m/1", 1, rows=1), print)
 ANSWERS: Any = (NewAnswers(1, (b"q" * 16,), b"answer"), print)
-REQUESTED: Any = (NewAnswers(request=b"request", answer=b"answer"), print)
+REQUESTED: Any = (NewAnswers(1, request=b"request", answer=b"answer"), print)
 FLUSH_INTERVAL: Any = pytest.approx(writer_module._FLUSH_INTERVAL)
 
 

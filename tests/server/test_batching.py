@@ -119,6 +119,35 @@ def test_many_retries_at_once_are_paid_once_and_all_get_one_answer(start: Start)
         assert service.ledger.account("people").spent_units == LIMIT // 20
 
 
+def test_tries_of_one_id_that_draw_at_the_same_time_report_one_new_answer(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both tries are drawn before either is stored, as in two replicas."""
+    with start("plain", budget=Terms(10.0), queries=20, settings=Settings(answer_cache=False)) as service:
+        both, submit = threading.Barrier(2), service.ledger.submit_answers
+        waiting: list[Any] = []
+
+        def hold(answers: Any, done: Any) -> None:
+            waiting.append((answers, done))
+            if len(waiting) == 2:
+                for each in waiting:
+                    submit(*each)
+
+        monkeypatch.setattr(service.ledger, "submit_answers", hold)
+
+        def ask(_: int) -> dict[str, Any]:
+            both.wait()
+            document: dict[str, Any] = service.infer(some_rows(1), id="visit").json()
+            return document
+
+        with ThreadPoolExecutor(2) as pool:
+            answers = list(pool.map(ask, range(2)))
+        assert answers[0]["outputs"] == answers[1]["outputs"]
+        assert sorted(each["parameters"]["new_answers"] for each in answers) == [0, 1]
+        assert sum(each["parameters"]["cost"] > 0 for each in answers) == 1
+        assert service.ledger.verify().sound
+
+
 def test_equal_queries_in_other_number_formats_share_their_answer(plain: Running) -> None:
     row = np.arange(FEATURES, dtype=np.float64)[None]
     first = plain.infer(row).json()

@@ -103,7 +103,7 @@ def test_the_budget_of_a_folder_moves_into_the_ledger_and_nothing_is_left_in_it(
         open_private(folder / "teachers").predict(rows + 1)
     deploy(ledger, load_models([str(folder / "teachers")]))
     assert ledger.account("patients").spent_units == 7 * deployment.unit_cost, "migrated once"
-    assert [row.kind for row in ledger.export("patients")] == ["open", "migrated-budget"]
+    assert [row.kind for row in ledger.export("patients")] == ["open", "migrated-budget", "answered"]
 
 
 def test_another_ledger_takes_an_emptied_folder_as_spent(
@@ -207,7 +207,8 @@ def test_it_takes_the_account_whole_once_and_nothing_can_be_granted_afterwards(
         ledger.grant("people", Terms(2.0, 1e-5), "more budget for another model")
     with pytest.raises(InvalidInput, match="but its account allows epsilon"):
         _deploy(ledger, folders, "weak")
-    assert [entry.kind for entry in ledger.export("people")] == ["open", "exclusive", "training"]
+    kinds = [entry.kind for entry in ledger.export("people")]
+    assert kinds == ["open", "exclusive", "training", "answered"]
     assert ledger.verify().sound
 
 

@@ -120,7 +120,7 @@ def test_a_head_of_released_weights_answers_any_number_of_queries_at_no_further_
         assert budget["remaining"] == 0
         assert budget["remaining_answers"] is None
         assert "Any number of answers is free" in budget["note"]
-        assert [row.kind for row in service.ledger.export("visitors")] == ["open", "training"]
+        assert [row.kind for row in service.ledger.export("visitors")] == ["open", "training", "answered"]
 
 
 def test_a_head_gives_the_same_answer_as_the_estimator(start: Start, models: Path) -> None:

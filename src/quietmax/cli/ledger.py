@@ -290,6 +290,30 @@ def _parse_anchor(text: str) -> tuple[str, tuple[int, str]]:
     return name, (int(row), head)
 
 
+@app.command()
+def prune(
+    days: Annotated[
+        float, typer.Option(help="Keep what was stored in the last so many days; at least 1/24 (an hour).")
+    ],
+    address: Address = None,
+    as_json: Json = False,
+) -> None:
+    """Delete stored requests and cached answers of long ago. Budgets and the audit log stay.
+
+    A deleted request id, or a deleted cached query, is charged like a new one when it is sent again.
+
+    Example: quietmax ledger prune --days 30
+    """
+    with _open(address) as ledger:
+        pruned = ledger.prune(days)
+    if as_json:
+        print_json(vars(pruned))
+    else:
+        console.print(
+            f"Deleted {pruned.requests} stored requests and {pruned.batches} batches of cached answers."
+        )
+
+
 # --- API keys -----------------------------------------------------------------------------------------------------
 
 

@@ -40,6 +40,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MAX_UNITS = 2**62
 _MIN_REASON_WORDS = 3
 _MAX_REASON_LENGTH = 1000
+_DAY = 24 * 3600 * 1_000_000
+_MIN_PRUNE_DAYS = 1 / 24
+_MAX_PRUNE_DAYS = 36_500
+_PRUNE_REQUESTS = "DELETE FROM requests WHERE account = ? AND time < ? AND LENGTH(body) > 0"
+_PRUNE_ANSWERS = "DELETE FROM answers WHERE account = ? AND time < ?"
 _EXCLUSIVE_KINDS = ("exclusive", "alone")  # version 0.1 wrote "alone"
 
 # --- states -------------------------------------------------------------------------------------------------------
@@ -635,6 +640,56 @@ def _limit_client(
         )
     else:
         connection.execute(subaccounts.update().where(where).values(limit_units=limit))
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What was deleted.
+
+    Parameters
+    ----------
+    requests : int
+        The number of request ids, with their stored answers.
+    batches : int
+        The number of rows of the answer cache; each holds the answers that were drawn together.
+    """
+
+    requests: int
+    batches: int
+
+
+def prune(connection: Connection, days: float) -> Pruned:
+    """Delete requests and cached answers of long ago; record it in the journal of each account concerned.
+
+    What training, evaluations and migrated budgets were charged for is kept for ever.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a write transaction.
+    days : float
+        Keep the last so many days.
+
+    Returns
+    -------
+    Pruned
+        How much was deleted.
+    """
+    if not _MIN_PRUNE_DAYS <= days <= _MAX_PRUNE_DAYS:
+        raise InvalidInput(f"days must be between 1/24 and {_MAX_PRUNE_DAYS}, got {days:g}.")
+    moment = now()
+    before = moment - int(days * _DAY)
+    requests_deleted = batches_deleted = 0
+    for number in sorted(connection.execute(select(accounts.c.id)).scalars()):
+        locked, cursor = _lock(connection, number), Cursor(connection)
+        requests = cursor.execute(_PRUNE_REQUESTS, (number, before))
+        batches = cursor.execute(_PRUNE_ANSWERS, (number, before))
+        if requests or batches:
+            locked.add(moment, "prune", detail=_detail(before=before, requests=requests, batches=batches))
+            locked.save(cursor)
+        requests_deleted += requests
+        batches_deleted += batches
+    return Pruned(requests_deleted, batches_deleted)
 
 
 # --- changes by the service ---------------------------------------------------------------------------------------

@@ -7,11 +7,12 @@ that write take SQLite's write lock when they begin.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -43,7 +44,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
 from quietmax.errors import InvalidInput, LedgerDamaged, LedgerUnavailable, QuietmaxError, short_message
-from quietmax.ledger.journal import START
+from quietmax.ledger.journal import START, answer_digest, row_hash
 
 _CONNECT_TIMEOUT = 2
 _TIMEOUT = 10
@@ -458,8 +459,8 @@ class Cursor:
         self._cursor.execute(_to_dialect(statement, self._sqlite), values)
         return int(self._cursor.rowcount)
 
-    def execute_many(self, statement: str, rows: Sequence[Values]) -> None:
-        """Run a statement that writes once for each row of values.
+    def execute_many(self, statement: str, rows: Sequence[Values]) -> int:
+        """Run a statement that writes once for each row of values; return the number of rows changed.
 
         Parameters
         ----------
@@ -468,8 +469,10 @@ class Cursor:
         rows : sequence of sequences
             The values of each run. Nothing is run for an empty sequence.
         """
-        if rows:
-            self._cursor.executemany(_to_dialect(statement, self._sqlite), rows)
+        if not rows:
+            return 0
+        self._cursor.executemany(_to_dialect(statement, self._sqlite), rows)
+        return int(self._cursor.rowcount)
 
 
 @lru_cache(maxsize=512)
@@ -599,10 +602,11 @@ answers = Table(
     Column("account", _BigInt, ForeignKey("accounts.id"), nullable=False),
     Column("keys", LargeBinary, nullable=False),
     Column("answers", LargeBinary, nullable=False),
+    Column("time", _BigInt, nullable=False, server_default="0"),
     sqlite_autoincrement=True,
 )
 """The answer cache. One row holds the answers that were drawn together: `keys` are keyed hashes of model version and
-features, 16 bytes each; `answers` are the packed answers in the same order."""
+features, 16 bytes each; `answers` are the packed answers in the same order. `time` is 0 for rows of version 0.1."""
 
 Index("answers_by_account", answers.c.account, answers.c.id)
 _not_a_charge = journal.c.kind != "charge"
@@ -618,6 +622,7 @@ Index(
 # --- migrations ---------------------------------------------------------------------------------------------------
 
 _ADVISORY_LOCK = 7_238_164_001
+_ADOPTED_PER_ROW = 500
 
 
 @dataclass(frozen=True)
@@ -674,10 +679,84 @@ def _forget_session_secret(connection: Connection) -> None:
     ended_sessions.create(connection, checkfirst=True)
 
 
+def _adopt_requests(connection: Connection) -> None:
+    """Put the requests that earlier versions stored into the hash chain, and give cached answers a time."""
+    if "time" not in {column["name"] for column in inspect(connection).get_columns("answers")}:
+        connection.execute(text("ALTER TABLE answers ADD COLUMN time BIGINT NOT NULL DEFAULT 0"))
+    salt = read_salt(connection)
+    for account in connection.execute(select(accounts)).all():
+        stored = select(requests).where(requests.c.account == account.id).order_by(requests.c.request)
+        rows = connection.execute(stored).all()
+        last: Mapping[str, Any] = account._asdict()
+        for start in range(0, len(rows), _ADOPTED_PER_ROW):
+            described = {
+                bytes(row.request).hex(): {
+                    "time": row.time,
+                    "units": row.units,
+                    "keep": not row.body,
+                    "answer": None
+                    if row.answer is None
+                    else answer_digest(salt, row.request, row.body, row.answer),
+                }
+                for row in rows[start : start + _ADOPTED_PER_ROW]
+            }
+            last = _add_adopted(connection, last, json.dumps({"requests": described}))
+
+
+def read_salt(connection: Connection) -> bytes:
+    """Return the salt of all keyed hashes.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a transaction.
+
+    Raises
+    ------
+    LedgerDamaged
+        If it is missing or was changed to something else than hexadecimal digits.
+    """
+    found = connection.execute(select(meta.c.value).where(meta.c.name == "query_salt")).scalar_one_or_none()
+    try:
+        return bytes.fromhex(found or "missing")
+    except (TypeError, ValueError) as error:
+        raise LedgerDamaged(
+            "The ledger's query_salt is missing. Restore the ledger from a backup."
+        ) from error
+
+
+def _add_adopted(connection: Connection, last: Mapping[str, Any], detail: str) -> Mapping[str, Any]:
+    """Append a journal row that adopts requests; return the account's new state."""
+    fields = {
+        "account": last["id"],
+        "sequence": last["sequence"] + 1,
+        "time": time.time_ns() // 1000,
+        "kind": "adopted",
+        "client": "",
+        "model": "",
+        "answers": 0,
+        "units": 0,
+        "spent_units": last["spent_units"],
+        "limit_units": last["limit_units"],
+        "detail": detail,
+        "previous": last["head"],
+    }
+    head = row_hash(*fields.values())
+    connection.execute(journal.insert(), {**fields, "hash": head})
+    state = {**last, "sequence": fields["sequence"], "head": head}
+    connection.execute(
+        accounts.update()
+        .where(accounts.c.id == last["id"])
+        .values(sequence=state["sequence"], head=state["head"])
+    )
+    return state
+
+
 MIGRATIONS = (
     Migration(1, "accounts, clients, keys, journal, requests and the answer cache", _create_tables),
     Migration(2, "terms with 'analysis'; journal kinds exclusive, migrated-budget, reassign", _rename_words),
     Migration(3, "no secret of sessions; sessions that ended", _forget_session_secret),
+    Migration(4, "requests in the hash chain; the time of cached answers", _adopt_requests),
 )
 
 

@@ -2,6 +2,9 @@
 
 A row's hash is the SHA-256 of its fields, the previous hash among them. To edit, delete or move a row, one must rewrite
 all later rows, and then the last hash is no longer the one that an auditor wrote down (`quietmax ledger status`).
+
+The chain also covers what is stored for request ids. A charge names its request, and a row ``answered`` has a keyed
+digest of each stored answer, so that no answer can be removed and drawn again unnoticed.
 """
 
 from __future__ import annotations
@@ -29,9 +32,10 @@ class JournalEntry:
     time : int
         Microseconds since 1970.
     kind : str
-        ``open``, ``charge``, ``training``, ``evaluation``, ``migrated-budget``, ``grant``, ``quota``, ``revoke``,
-        ``reassign``, ``unproven``, ``exclusive``, ``key-created`` or ``key-revoked``. Version 0.1 wrote
-        ``carried over``, ``bind`` and ``alone`` instead of ``migrated-budget``, ``reassign`` and ``exclusive``.
+        ``open``, ``charge``, ``training``, ``evaluation``, ``migrated-budget``, ``answered``, ``adopted``, ``prune``,
+        ``grant``, ``quota``, ``revoke``, ``reassign``, ``unproven``, ``exclusive``, ``key-created`` or
+        ``key-revoked``. Version 0.1 wrote ``carried over``, ``bind`` and ``alone`` instead of ``migrated-budget``,
+        ``reassign`` and ``exclusive``.
     client : str
         The client's name, or an empty string.
     model : str
@@ -117,3 +121,26 @@ def row_hash(*fields: int | str) -> str:
     True
     """
     return hashlib.sha256(_JSON.encode(fields).encode()).hexdigest()
+
+
+def answer_digest(salt: bytes, request: bytes, body: bytes, answer: bytes) -> str:
+    """Return the digest of a stored answer. Without the salt it reveals nothing about the answer.
+
+    Parameters
+    ----------
+    salt : bytes
+        The salt of the ledger.
+    request : bytes
+        The key of the request id.
+    body : bytes
+        The digest of the request.
+    answer : bytes
+        The packed answer of the whole request.
+
+    Returns
+    -------
+    str
+        32 hexadecimal digits.
+    """
+    content = b"answer %d %d " % (len(request), len(body)) + request + body + answer
+    return hashlib.blake2b(content, key=salt, digest_size=16).hexdigest()

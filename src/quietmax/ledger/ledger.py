@@ -20,7 +20,7 @@ from quietmax.errors import QuietmaxError
 from quietmax.ledger import accounts as _accounts
 from quietmax.ledger import api_keys as _api_keys
 from quietmax.ledger import verify as _verify
-from quietmax.ledger.accounts import AccountState, Subaccount, Terms
+from quietmax.ledger.accounts import AccountState, Pruned, Subaccount, Terms
 from quietmax.ledger.answer_cache import KEY_BYTES
 from quietmax.ledger.api_keys import ApiKey, Role
 from quietmax.ledger.database import (
@@ -140,7 +140,7 @@ class Ledger:
         """The thread that writes charges and answers; started on first use."""
         with self._writer_lock:
             if self._writer is None:
-                self._writer = LedgerWriter(self._engine, self._guard)
+                self._writer = LedgerWriter(self._engine, self._guard, self._salt)
             return self._writer
 
     # Charges and answers
@@ -315,7 +315,7 @@ class Ledger:
         if isinstance(result, Failed):
             raise result.error
         if isinstance(result, Charged):
-            self.store_answers(NewAnswers(request=request, answer=b"trained"))
+            self.store_answers(NewAnswers(account.id, request=request, answer=b"trained"))
 
     def parts(self, account: AccountState) -> dict[Part, int]:
         """Return what each side of each split has spent, in units.
@@ -540,6 +540,25 @@ class Ledger:
         """
         with read_transaction(self._engine) as connection:
             return _accounts.unproven_models(connection, account.id)
+
+    def prune(self, days: float) -> Pruned:
+        """Delete what is stored for requests and queries of long ago. The journal and all balances stay.
+
+        A request id that was pruned is unknown: it is charged and drawn like a new one. So is a query that was pruned
+        from the answer cache.
+
+        Parameters
+        ----------
+        days : float
+            Keep what was charged or drawn in the last so many days; at least an hour, so that no request is in flight.
+
+        Returns
+        -------
+        Pruned
+            How much was deleted.
+        """
+        with self._write() as connection:
+            return _accounts.prune(connection, days)
 
     # Clients and API keys
 

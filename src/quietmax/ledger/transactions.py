@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from quietmax.errors import InvalidInput, LedgerDamaged, QuietmaxError
 from quietmax.ledger.answer_cache import AnswerCache
 from quietmax.ledger.database import Cursor, Values
-from quietmax.ledger.journal import row_hash
+from quietmax.ledger.journal import answer_digest, row_hash
 
 # --- parts of an account ------------------------------------------------------------------------------------------
 
@@ -63,31 +63,33 @@ class Part:
         other = spent.get(Part(self.split, "holdout" if self.side == "training" else "training"), 0)
         return max(own + units, other) - max(own, other)
 
-    def to_detail(self, units: int) -> str:
-        """Return the detail of the journal row of a charge.
+    def to_detail(self, units: int) -> dict[str, str | int]:
+        """Return what the detail of the journal row of a charge states about the part.
 
         Parameters
         ----------
         units : int
             The units charged to the part.
         """
-        return json.dumps({"side": self.side, "split": self.split, "units": units})
+        return {"side": self.side, "split": self.split, "units": units}
 
     @classmethod
-    def from_detail(cls, detail: str) -> tuple[Part, int]:
-        """Return the part and the units that the detail of a journal row states.
+    def from_detail(cls, detail: str) -> tuple[Part, int] | None:
+        """Return the part and the units that the detail of a journal row states; None if it concerns everybody.
 
         Parameters
         ----------
         detail : str
-            What `to_detail` returned.
+            The detail of a journal row, as JSON.
 
         Raises
         ------
         ValueError, TypeError or KeyError
-            If it is something else.
+            If it cannot be read.
         """
-        content = json.loads(detail)
+        content = json.loads(detail) if detail else {}
+        if not {"side", "split", "units"} & set(content):
+            return None
         part, units = cls(content["split"], content["side"]), content["units"]
         if type(part.split) is not str or part.side not in get_args(Side) or type(units) is not int:
             raise ValueError("not a part of an account")
@@ -124,12 +126,14 @@ def spent_by_part(cursor: Cursor, accounts: Iterable[int]) -> dict[int, dict[Par
     spent: dict[int, dict[Part, int]] = {account: {} for account in wanted}
     for account, detail in cursor.fetch_listed(_PART_ROWS, wanted):
         try:
-            part, units = Part.from_detail(detail)
+            stated = Part.from_detail(detail)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise LedgerDamaged(
                 f"A journal row of account {account} cannot be read. Restore the ledger from a backup."
             ) from error
-        spent[account][part] = spent[account].get(part, 0) + units
+        if stated is not None:
+            part, units = stated
+            spent[account][part] = spent[account].get(part, 0) + units
     return spent
 
 
@@ -283,7 +287,7 @@ class NewAnswers:
     Parameters
     ----------
     account : int
-        The id of the account. Needed with `queries`.
+        The id of the account. Needed with `queries` and with `request`.
     queries : tuple of bytes
         The keys of the new queries.
     answers : bytes
@@ -577,7 +581,8 @@ class ChargeBatch:
             return LimitExceeded("budget", units, account.limit_units - account.spent_units)
         if balance.limit_units is not None and units > balance.limit_units - balance.spent_units:
             return LimitExceeded("quota", units, balance.limit_units - balance.spent_units)
-        if units or (charge.kind in ("training", "evaluation") and earlier is None):
+        draws_for_id = charge.request is not None and (earlier is None or charge.kind == "charge")
+        if units or draws_for_id:
             account.add(
                 self._now,
                 charge.kind,
@@ -585,10 +590,10 @@ class ChargeBatch:
                 model=charge.model,
                 answers=answers,
                 units=units,
-                detail="" if charge.part is None else charge.part.to_detail(full),
+                detail=_charge_detail(charge, full, None if earlier is None else paid),
             )
             balance.spent_units += units
-            balance.changed = True
+            balance.changed |= units > 0 or charge.kind != "charge"
             if charge.part is not None:
                 spent = self._parts[charge.account]
                 spent[charge.part] = spent.get(charge.part, 0) + full
@@ -638,6 +643,21 @@ class ChargeBatch:
         return cached
 
 
+def _charge_detail(charge: Charge, units: int, paid: int | None) -> str:
+    """Return the detail of the journal row of a charge.
+
+    It names the request, says whether it is kept when old requests are pruned, and what earlier attempts have paid.
+    """
+    fields: dict[str, str | int] = {} if charge.part is None else charge.part.to_detail(units)
+    if charge.request is not None:
+        fields["request"] = charge.request.hex()
+        if not charge.body:
+            fields["keep"] = True
+        if paid is not None:
+            fields["paid"] = paid
+    return json.dumps(fields) if fields else ""
+
+
 def _remaining(account: AccountTransaction, balance: _Balance) -> int:
     """Return the units that a client can still spend."""
     remaining = account.limit_units - account.spent_units
@@ -649,16 +669,22 @@ def _remaining(account: AccountTransaction, balance: _Balance) -> int:
 # --- answers and counts inside a transaction ----------------------------------------------------------------------
 
 _ANSWER_REQUEST = "UPDATE requests SET answer = ? WHERE request = ? AND answer IS NULL"
-_ANSWER_OF_REQUEST = "SELECT answer FROM requests WHERE request = ?"
-_INSERT_ANSWERS = "INSERT INTO answers (account, keys, answers) VALUES (?, ?, ?)"
+_STORED_REQUESTS = "SELECT request, account, body, answer FROM requests WHERE request IN (??)"
+_INSERT_ANSWERS = "INSERT INTO answers (account, keys, answers, time) VALUES (?, ?, ?, ?)"
 _COUNT_REFUSED = (
     "INSERT INTO subaccounts (account, client, spent_units, refused) VALUES (?, ?, 0, ?)"
     " ON CONFLICT (account, client) DO UPDATE SET refused = subaccounts.refused + excluded.refused"
 )
 
 
-def store_answers(cursor: Cursor, batch: Sequence[NewAnswers]) -> list[StoredAnswer]:
-    """Store answers.
+def store_answers(
+    cursor: Cursor,
+    accounts: Mapping[int, AccountTransaction],
+    batch: Sequence[NewAnswers],
+    salt: bytes,
+    now: int,
+) -> list[StoredAnswer]:
+    """Store answers. The journal gets one row for all request ids of an account.
 
     If a request id was drawn several times (a retry while the first attempt was in flight), only one draw was paid
     for. So only the first to be stored may leave; the others are dropped, also from the answer cache.
@@ -666,9 +692,15 @@ def store_answers(cursor: Cursor, batch: Sequence[NewAnswers]) -> list[StoredAns
     Parameters
     ----------
     cursor : Cursor
-        The cursor of a transaction that holds the lock of every account with `queries`.
+        The cursor of the transaction.
+    accounts : mapping
+        The locked accounts by id: all that the batch names.
     batch : sequence of NewAnswers
         The answers.
+    salt : bytes
+        The salt of the ledger.
+    now : int
+        Microseconds since 1970.
 
     Returns
     -------
@@ -678,24 +710,49 @@ def store_answers(cursor: Cursor, batch: Sequence[NewAnswers]) -> list[StoredAns
     Raises
     ------
     LedgerDamaged
-        If a request was never charged.
+        If a request was never charged to this account.
     """
-    stored = []
+    known = _read_requests(cursor, batch)
+    digests: dict[int, dict[str, str]] = {}
+    stored, written, cached = [], [], []
     for new in batch:
         answer, first = new.answer, True
         if new.request is not None:
-            first = cursor.execute(_ANSWER_REQUEST, (new.answer, new.request)) == 1
-        if not first:
-            found = cursor.fetch(_ANSWER_OF_REQUEST, (new.request,))
-            if not found:
-                raise LedgerDamaged(
-                    "A charged request is missing from the ledger. Restore the ledger from a backup."
-                )
-            answer = bytes(found[0][0])
-        elif new.queries:
-            cursor.execute(_INSERT_ANSWERS, (new.account, b"".join(new.queries), new.answers))
+            body, earlier = known[new.request]
+            first = earlier is None
+            if earlier is not None:
+                answer = earlier
+            else:
+                known[new.request] = (body, answer)
+                written.append((answer, new.request))
+                digest = answer_digest(salt, new.request, body, answer)
+                digests.setdefault(new.account, {})[new.request.hex()] = digest
+        if first and new.queries:
+            cached.append((new.account, b"".join(new.queries), new.answers, now))
         stored.append(StoredAnswer(answer, first))
+    for account, requests in digests.items():
+        accounts[account].add(now, "answered", detail=json.dumps({"requests": requests}))
+    if cursor.execute_many(_ANSWER_REQUEST, written) != len(written):
+        raise _missing_request()
+    cursor.execute_many(_INSERT_ANSWERS, cached)
     return stored
+
+
+def _read_requests(cursor: Cursor, batch: Sequence[NewAnswers]) -> dict[bytes, tuple[bytes, bytes | None]]:
+    """Return body and stored answer of every request of a batch."""
+    wanted = {new.request: new.account for new in batch if new.request is not None}
+    found = {
+        bytes(request): (bytes(body), None if answer is None else bytes(answer))
+        for request, account, body, answer in cursor.fetch_listed(_STORED_REQUESTS, wanted)
+        if account == wanted[bytes(request)]
+    }
+    if len(found) < len(wanted):
+        raise _missing_request()
+    return found
+
+
+def _missing_request() -> LedgerDamaged:
+    return LedgerDamaged("A charged request is missing from the ledger. Restore the ledger from a backup.")
 
 
 def count_refused(cursor: Cursor, counts: Mapping[tuple[int, int], int]) -> None:

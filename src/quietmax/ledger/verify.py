@@ -1,4 +1,4 @@
-"""Verification: recompute every hash chain, balance, quota and key from the journal."""
+"""Verification: recompute every hash chain, balance, quota, key and stored request from the journal."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from quietmax.accounting.costs import cost_from_json
 from quietmax.errors import LedgerDamaged
 from quietmax.ledger.accounts import PARSE_ERRORS, AccountState, Terms, account_state, list_subaccounts
 from quietmax.ledger.api_keys import key_detail, list_keys
-from quietmax.ledger.database import KEYS_ACCOUNT, accounts, journal
-from quietmax.ledger.journal import START, JournalEntry
+from quietmax.ledger.database import KEYS_ACCOUNT, accounts, journal, read_salt, requests
+from quietmax.ledger.journal import START, JournalEntry, answer_digest
 from quietmax.ledger.transactions import Part
 
 Anchor = tuple[int, str]
@@ -79,7 +79,10 @@ def read_journal(connection: Connection, account: int | None = None) -> Iterator
 
 
 def verify(connection: Connection, anchors: Mapping[str, Anchor] | None = None) -> Verification:
-    """Find edited, missing and reordered rows, and balances, quotas or keys that the journal does not explain.
+    """Find edited, missing and reordered rows, and what the journal does not explain.
+
+    This covers balances, quotas, keys, and what is stored for request ids. Cached answers are not covered: removing one
+    makes a client pay again, and no edit of them leads to a draw without a charge.
 
     Parameters
     ----------
@@ -94,11 +97,12 @@ def verify(connection: Connection, anchors: Mapping[str, Anchor] | None = None) 
         The faults found.
     """
     anchors = anchors or {}
+    salt = read_salt(connection)
     faults: list[str] = []
     count = 0
     rows = connection.execute(select(accounts).order_by(accounts.c.id)).all()
     for row in rows:
-        replay, found = _replay_account(connection, row, anchors.get(row.name))
+        replay, found = _replay_account(connection, row, salt, anchors.get(row.name))
         faults += found
         count += replay.rows
     names = {row.name for row in rows}
@@ -109,18 +113,17 @@ def verify(connection: Connection, anchors: Mapping[str, Anchor] | None = None) 
         for name, anchor in anchors.items()
         if name not in names
     ]
-    unknown = set(connection.execute(select(journal.c.account).distinct()).scalars()) - {
-        row.id for row in rows
-    }
-    faults += [
-        f"The journal has rows of account {number}, which does not exist."
-        for number in sorted(unknown, key=str)
-    ]
+    ids = {row.id for row in rows}
+    for what, table in (("journal has rows", journal), ("ledger has requests", requests)):
+        unknown = set(connection.execute(select(table.c.account).distinct()).scalars()) - ids
+        faults += [
+            f"The {what} of account {number}, which does not exist." for number in sorted(unknown, key=str)
+        ]
     return Verification(len(names - {KEYS_ACCOUNT}), count, tuple(faults))
 
 
 def _replay_account(
-    connection: Connection, row: Row[Any], anchor: Anchor | None
+    connection: Connection, row: Row[Any], salt: bytes, anchor: Anchor | None
 ) -> tuple[_Replay, list[str]]:
     """Replay the journal of one account; return the replay and all faults of the account."""
     faults: list[str] = []
@@ -133,6 +136,7 @@ def _replay_account(
     for entry in read_journal(connection, row.id):
         replay.check(entry)
     faults += replay.finish()
+    faults += [f"Account {row.name!r}: {what}." for what in replay.requests.compare(connection, row.id, salt)]
     if row.name == KEYS_ACCOUNT:
         return replay, faults + _key_faults(connection, replay)
     return replay, faults + _subaccount_faults(connection, row, replay)
@@ -153,6 +157,7 @@ class _Replay:
         self.rows = 0
         self.spent_by_client: dict[str, int] = defaultdict(int)
         self._parts: dict[Part, int] = {}
+        self.requests = _Requests()
         self.quotas: dict[str, int | None] = {}
         self.created_keys: dict[str, tuple[str, str]] = {}
         self.revoked_keys: dict[str, int] = {}
@@ -202,9 +207,10 @@ class _Replay:
             self.spent_by_client[entry.client] += entry.units
         try:
             detail = json.loads(entry.detail) if entry.detail else {}
-            if entry.kind in ("training", "evaluation") and entry.detail:
-                self._check_part(entry)
-            elif entry.kind == "open":
+            charged = self._check_part(entry) if entry.kind in ("training", "evaluation") else entry.units
+            for fault in self.requests.follow(entry, detail, charged):
+                self._fault(fault)
+            if entry.kind == "open":
                 opened = cost_from_json(detail["total"]), Terms.from_json(detail["terms"])
                 if self._state is not None and opened != (self._state.total, self._state.terms):
                     self._fault("its total or terms are not those it was opened with")
@@ -217,12 +223,16 @@ class _Replay:
         except PARSE_ERRORS:
             self._fault(f"row {entry.sequence} cannot be read")
 
-    def _check_part(self, entry: JournalEntry) -> None:
-        """Check that the balance grew as the charge of a part requires."""
-        part, units = Part.from_detail(entry.detail)
+    def _check_part(self, entry: JournalEntry) -> int:
+        """Check that the balance grew as the charge of a part requires; return the units of the charge."""
+        stated = Part.from_detail(entry.detail)
+        if stated is None:
+            return entry.units
+        part, units = stated
         if units < 0 or entry.units != part.increase(self._parts, units):
             self._fault(f"row {entry.sequence} does not charge what its part of the account has spent")
         self._parts[part] = self._parts.get(part, 0) + units
+        return units
 
     def finish(self) -> list[str]:
         """Compare the end of the chain with the account; return all faults."""
@@ -241,6 +251,104 @@ class _Replay:
 
     def _fault(self, what: str) -> None:
         self._faults.append(f"Account {self._account.name!r}: {what}.")
+
+
+@dataclass(slots=True)
+class _Request:
+    """What the journal states about a request id."""
+
+    time: int
+    paid: int
+    keep: bool
+    digest: str | None = None
+
+
+class _Requests:
+    """Follows what the journal states about the request ids of one account."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, _Request] = {}
+        self._adopted: int | None = 0  # units of adopted requests; None once there are others
+
+    def follow(self, entry: JournalEntry, detail: Mapping[str, Any], units: int) -> list[str]:
+        """Take in a row; return its faults. `units` is what it charges for its request."""
+        if entry.kind == "answered":
+            return [
+                fault
+                for key, digest in detail["requests"].items()
+                if (fault := self._answer(entry.sequence, bytes.fromhex(key), digest))
+            ]
+        if entry.kind == "adopted":
+            return self._adopt(entry, detail)
+        if entry.kind == "prune":
+            before = detail["before"]
+            self._known = {key: each for key, each in self._known.items() if each.keep or each.time >= before}
+        elif "request" in detail:
+            self._adopted = None
+            fault = self._charge(entry, detail, units)
+            return [fault] if fault else []
+        return []
+
+    def _adopt(self, entry: JournalEntry, detail: Mapping[str, Any]) -> list[str]:
+        """Take in requests of an earlier version: before any other, and no more of them than was paid."""
+        if self._adopted is None:
+            return [f"row {entry.sequence} adopts requests of an earlier version after newer ones"]
+        for key, each in detail["requests"].items():
+            request = _Request(each["time"], each["units"], each["keep"], each["answer"])
+            self._known[bytes.fromhex(key)] = request
+            self._adopted += 0 if request.keep else request.paid
+        if self._adopted > entry.spent_units:
+            return [f"row {entry.sequence} adopts requests for which nobody has paid"]
+        return []
+
+    def _charge(self, entry: JournalEntry, detail: Mapping[str, Any], units: int) -> str:
+        key, paid = bytes.fromhex(detail["request"]), detail.get("paid")
+        known = self._known.get(key)
+        if known is None or paid is None:
+            self._known[key] = _Request(entry.time, units, bool(detail.get("keep")))
+        else:
+            known.paid += units
+        if known is not None and paid is None:
+            return f"the request of row {entry.sequence} was charged before, and what was stored for it was removed"
+        if paid is not None and (known is None or known.paid - units != paid):
+            return f"row {entry.sequence} counts on an earlier charge that is not in the journal"
+        if known is not None and known.digest is not None:
+            return f"row {entry.sequence} draws again for a request that was answered"
+        return ""
+
+    def _answer(self, sequence: int, key: bytes, digest: str) -> str:
+        known = self._known.get(key)
+        if known is None:
+            return f"row {sequence} answers a request that was not charged"
+        answered, known.digest = known.digest is not None, digest
+        return f"row {sequence} answers a request a second time" if answered else ""
+
+    def compare(self, connection: Connection, account: int, salt: bytes) -> list[str]:
+        """Compare the stored requests of the account with the journal; return what is wrong."""
+        unknown = changed = 0
+        for row in connection.execute(
+            select(requests).where(requests.c.account == account).execution_options(yield_per=10_000)
+        ):
+            stated = self._known.pop(row.request, None)
+            if stated is None:
+                unknown += 1
+            elif not _is_as_stated(row, stated, salt):
+                changed += 1
+        found = (
+            (unknown, "stored requests are not in the journal"),
+            (changed, "stored requests or their answers were changed"),
+            (len(self._known), "stored requests are missing"),
+        )
+        return [f"{count} {what}" for count, what in found if count]
+
+
+def _is_as_stated(row: Row[Any], stated: _Request, salt: bytes) -> bool:
+    """Tell whether a stored request is what the journal states."""
+    try:
+        digest = None if row.answer is None else answer_digest(salt, row.request, row.body, row.answer)
+    except TypeError:  # SQLite accepts any type in an edit
+        return False
+    return (row.time, row.units, digest) == (stated.time, stated.paid, stated.digest)
 
 
 def _subaccount_faults(connection: Connection, account: Row[Any], replay: _Replay) -> list[str]:

@@ -89,6 +89,8 @@ class LedgerWriter:
         The engine of the ledger.
     guard : FileGuard
         Checked before every transaction.
+    salt : bytes
+        The salt of the ledger, for digests of stored answers.
 
     Attributes
     ----------
@@ -98,8 +100,9 @@ class LedgerWriter:
         The error of the last transaction, if it failed.
     """
 
-    def __init__(self, engine: Engine, guard: FileGuard) -> None:
+    def __init__(self, engine: Engine, guard: FileGuard, salt: bytes) -> None:
         self._engine = engine
+        self._salt = salt
         self._guard = guard
         driver: Any = engine.dialect.dbapi
         self._driver_error: type[Exception] = driver.Error
@@ -291,9 +294,12 @@ class LedgerWriter:
             with connection.begin() as transaction:
                 cursor = Cursor(connection)
                 ids = {charge.account for charge in charges} | {account for account, _ in refused}
-                accounts = lock_accounts(cursor, ids | {new.account for new in answers if new.queries})
-                stored = store_answers(cursor, answers)  # first, so that the charges find these answers
-                batch = ChargeBatch(cursor, self._answer_cache, accounts, charges, time.time_ns() // 1000)
+                ids |= {new.account for new in answers if new.queries or new.request is not None}
+                accounts = lock_accounts(cursor, ids)
+                now = time.time_ns() // 1000
+                # first, so that the charges find these answers
+                stored = store_answers(cursor, accounts, answers, self._salt, now)
+                batch = ChargeBatch(cursor, self._answer_cache, accounts, charges, now)
                 overdue = bool(refused) and time.monotonic() - self._refused_flushed > _REFUSED_FLUSH_INTERVAL
                 changed = bool(answers) or batch.changed or not charges or overdue
                 if changed:

@@ -205,7 +205,8 @@ class Pipeline:
             self._finish([(pending, reply)])
         else:
             answers = _unpack_bytes(result.answer, pending.deployment)
-            self._finish([(pending, Reply(answers, reply.units, reply.new_answers, reply.remaining_units))])
+            # Another try of the same id was stored first: its draw is the one that all tries report.
+            self._finish([(pending, Reply(answers, reply.units, 0, reply.remaining_units))])
 
     # In the drawing thread
 

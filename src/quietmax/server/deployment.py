@@ -373,7 +373,7 @@ def _migrate_budget(
                 migrated.account.charge(max(migrated.limit - answered, 0), migrated.limit)
             except BudgetExhausted:
                 continue
-            ledger.store_answers(NewAnswers(request=request, answer=b"moved"))
+            ledger.store_answers(NewAnswers(state.id, request=request, answer=b"moved"))
         else:
             # This request was charged before: the account was put back into the folder since.
             request = hashlib.sha256(request).digest()
