@@ -648,6 +648,10 @@ def _charge_detail(charge: Charge, units: int, paid: int | None) -> str:
 
     It names the request, says whether it is kept when old requests are pruned, and what earlier attempts have paid.
     """
+    if charge.request is None and charge.part is None:
+        return ""
+    if charge.request is not None and charge.part is None and charge.body and paid is None:
+        return f'{{"request": "{charge.request.hex()}"}}'  # the frequent case
     fields: dict[str, str | int] = {} if charge.part is None else charge.part.to_detail(units)
     if charge.request is not None:
         fields["request"] = charge.request.hex()
@@ -655,7 +659,7 @@ def _charge_detail(charge: Charge, units: int, paid: int | None) -> str:
             fields["keep"] = True
         if paid is not None:
             fields["paid"] = paid
-    return json.dumps(fields) if fields else ""
+    return json.dumps(fields)
 
 
 def _remaining(account: AccountTransaction, balance: _Balance) -> int:
