@@ -29,7 +29,7 @@ from quietmax.ledger import Charge, Charged, Ledger, LimitExceeded, Replayed, Te
 from quietmax.ledger.database import MIGRATIONS
 from quietmax.privacy_card import read_card
 from quietmax.server import Service, Settings, create_app, deploy, load_models
-from quietmax.server.metrics import Log
+from quietmax.server.log import Log
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

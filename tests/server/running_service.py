@@ -22,7 +22,7 @@ from quietmax.ledger import Ledger, Terms
 from quietmax.server import Service, Settings, deploy, load_models
 from quietmax.server.auth import Caller
 from quietmax.server.codec import InferenceRequest
-from quietmax.server.metrics import Log
+from quietmax.server.log import Log
 from quietmax.server.run import Listener, run_in_thread
 
 T = TypeVar("T")

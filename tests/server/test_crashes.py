@@ -32,7 +32,8 @@ import torch
 from quietmax.accounting import LIMIT
 from quietmax.ledger import Ledger, Terms
 from quietmax.server import Service, Settings, deploy, load_models
-from quietmax.server.metrics import Log, Metrics
+from quietmax.server.log import Log
+from quietmax.server.metrics import Metrics
 from quietmax.server.run import Listener, run
 from quietmax.server.supervisor import supervise
 from tests.server.running_service import FEATURES, inference

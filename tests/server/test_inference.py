@@ -139,6 +139,7 @@ def test_an_internal_error_is_500_and_reveals_nothing(
     assert response.status_code == 500
     check_message(response)
     assert "secret" not in response.text
+    plain.service.log.flush()
     assert b'"event":"failed","kind":"RuntimeError"' in plain.log.getvalue()
     assert b"secret" not in plain.log.getvalue()
 

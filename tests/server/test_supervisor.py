@@ -23,7 +23,8 @@ import pytest
 from quietmax.errors import LedgerUnavailable, QuietmaxError
 from quietmax.ledger import Ledger
 from quietmax.server import Service, Settings, deploy, load_models, supervisor
-from quietmax.server.metrics import Log, Metrics
+from quietmax.server.log import Log
+from quietmax.server.metrics import Metrics
 from quietmax.server.run import Listener
 from quietmax.server.supervisor import supervise
 from tests.server.running_service import inference, some_rows

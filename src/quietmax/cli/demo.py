@@ -142,7 +142,7 @@ def _running_service(folder: Path, place: Path) -> Iterator[tuple[str, str, Ledg
     """Serve a model in a thread, with a ledger in ``place``; yields the address, a client's key and the ledger."""
     from quietmax.ledger.ledger import Ledger
     from quietmax.server.deployment import deploy
-    from quietmax.server.metrics import Log
+    from quietmax.server.log import Log
     from quietmax.server.repository import load_models
     from quietmax.server.run import run_in_thread
     from quietmax.server.service import Service

@@ -187,7 +187,8 @@ def command(
     from quietmax.ledger.database import configured_url
     from quietmax.ledger.ledger import Ledger
     from quietmax.server.deployment import deploy
-    from quietmax.server.metrics import Log, Metrics
+    from quietmax.server.log import Log
+    from quietmax.server.metrics import Metrics
     from quietmax.server.repository import load_models
     from quietmax.server.run import Listener
     from quietmax.server.service import Service

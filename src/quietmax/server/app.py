@@ -83,7 +83,7 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
         return JSONResponse({"error": "The request does not match /openapi.json."}, 400)
 
     async def unexpected_error(_: Request, error: Exception) -> Response:
-        service.log.event("failed", kind=type(error).__name__)
+        service.log.failure(error)
         return JSONResponse(internal_error().to_json(), 500)
 
     app.add_exception_handler(HttpError, http_error)

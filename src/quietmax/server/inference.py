@@ -146,7 +146,7 @@ def recorded(service: Service) -> Iterator[Record]:
         record.status = error.status
         raise
     except Exception as error:
-        service.log.event("failed", kind=type(error).__name__)
+        service.log.failure(error)
         raise internal_error() from error
     finally:
         seconds = time.perf_counter() - started

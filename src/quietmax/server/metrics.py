@@ -1,16 +1,11 @@
-"""Metrics for Prometheus and the dashboard, and the log. Metrics name no client."""
+"""Metrics for Prometheus and the dashboard. They name no client."""
 
 from __future__ import annotations
 
 import os
-import sys
-import threading
-import time
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -21,7 +16,6 @@ from quietmax.ledger.accounts import AccountState
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _LATENCY_SAMPLES = 2000
-_FLUSH_INTERVAL = 0.25
 
 
 class Metrics:
@@ -68,6 +62,12 @@ class Metrics:
             "Open connections.",
             registry=self._registry,
             multiprocess_mode="livesum",
+        )
+        self._dropped_lines = Gauge(
+            "quietmax_log_lines_dropped",
+            "Lines of the log that were dropped because nobody read them.",
+            registry=self._registry,
+            multiprocess_mode="sum",
         )
         self._refused = Counter(
             "quietmax_refused_connections",
@@ -142,6 +142,16 @@ class Metrics:
             Number of open connections.
         """
         self._connections.set(count)
+
+    def set_dropped_lines(self, count: int) -> None:
+        """State how many lines of the log were dropped so far.
+
+        Parameters
+        ----------
+        count : int
+            Number of dropped lines.
+        """
+        self._dropped_lines.set(count)
 
     def count_refused(self, reason: str) -> None:
         """Count a connection that was ended because of a limit or an invalid request.
@@ -219,61 +229,3 @@ class _RecentSeconds:
     def values(self) -> NDArray[np.float64]:
         """The durations, in no order."""
         return np.asarray(self._ring[self._ring > 0])
-
-
-class Log:
-    """Writes events as JSON, one per line.
-
-    Requests are flushed four times a second, other events at once.
-
-    Parameters
-    ----------
-    stream : binary file or None
-        Where to write. None: standard error.
-    """
-
-    def __init__(self, stream: BinaryIO | None = None) -> None:
-        self._stream = sys.stderr.buffer if stream is None else stream
-        self._lock = threading.Lock()
-        self._lines: list[bytes] = []
-        self._flushed_at = 0.0
-
-    def event(self, event: str, **fields: str | int | float | bool | None) -> None:
-        """Write an event at once.
-
-        Parameters
-        ----------
-        event : str
-            Name of the event.
-        **fields
-            What to write beside it.
-        """
-        self._append(event, fields)
-        self.flush()
-
-    def request(self, **fields: str | int | float | None) -> None:
-        """Write a request with the next flush.
-
-        Parameters
-        ----------
-        **fields
-            What to write about the request.
-        """
-        self._append("request", fields)
-        if time.monotonic() - self._flushed_at > _FLUSH_INTERVAL:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write all lines that wait."""
-        with self._lock:
-            lines, self._lines = self._lines, []
-            self._flushed_at = time.monotonic()
-            if lines:
-                try:
-                    self._stream.write(b"\n".join(lines) + b"\n")
-                    self._stream.flush()
-                except (OSError, ValueError):
-                    return
-
-    def _append(self, event: str, fields: dict[str, str | int | float | bool | None]) -> None:
-        self._lines.append(orjson.dumps({"time": round(time.time(), 3), "event": event, **fields}))

@@ -22,7 +22,8 @@ import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from quietmax.server.metrics import Log, Metrics
+from quietmax.server.log import Log
+from quietmax.server.metrics import Metrics
 from quietmax.server.settings import Settings
 
 _RESERVED_DESCRIPTORS = 128
@@ -228,6 +229,7 @@ class Connections:
             for connection in tuple(self._open):
                 connection.end_if_late(now)
             self.metrics.set_connections(len(self))
+            self.metrics.set_dropped_lines(self.log.dropped)
             if self._share is not None and self._share.listens:
                 self._share.update(len(self))
             self._log_full(now)

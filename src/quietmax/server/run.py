@@ -22,11 +22,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.server.app import create_app
+from quietmax.server.log import libraries_logged
 from quietmax.server.protocol import Connections, ConnectionShare, LimitedProtocol
 from quietmax.server.service import Service
 from quietmax.server.settings import is_loopback
@@ -169,6 +171,7 @@ class _Server(uvicorn.Server):
 
     def __init__(self, service: Service, listener: Listener, share: ConnectionShare | None = None) -> None:
         super().__init__(uvicorn_config(service, listener))
+        self._log = service.log
         self._connections = Connections(service.settings, service.log, service.metrics, share)
         self._received: set[int] = set()
         self._context = listener.ssl_context
@@ -200,6 +203,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the service, then accept connections."""
+        asyncio.get_running_loop().set_exception_handler(self._log_error)
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(1)
@@ -216,6 +220,14 @@ class _Server(uvicorn.Server):
             accepting = self._connections.accept(listening, create, self._context)
             self._accepting.append(asyncio.create_task(accepting))
         self.started = True
+
+    def _log_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log an error that no task has handled; asyncio's own message would quote arguments."""
+        error = context.get("exception")
+        if isinstance(error, BaseException):
+            self._log.failure(error, source="asyncio error")
+        else:
+            self._log.event("library", source="asyncio error", message="")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no more connections, answer the requests that were received, and stop the service."""
@@ -250,7 +262,9 @@ def run(
         InvalidInput
     ) as error:  # replaced by a broken one: the one that was valid at the start stays in use
         service.log.event("certificate_invalid", error=str(error))
-    _Server(service, listener, share).run(sockets=[opened])
+    with libraries_logged(service.log):
+        _Server(service, listener, share).run(sockets=[opened])
+    service.log.flush()
 
 
 @contextmanager

@@ -30,7 +30,8 @@ from quietmax.server.codec import (
 )
 from quietmax.server.deployment import Deployment
 from quietmax.server.errors import HttpError, no_such_model, unauthorized, unavailable
-from quietmax.server.metrics import Log, Metrics
+from quietmax.server.log import Log
+from quietmax.server.metrics import Metrics
 from quietmax.server.settings import Settings
 
 P = ParamSpec("P")
@@ -79,7 +80,7 @@ class Service:
     >>> from quietmax.ledger import Ledger
     >>> from quietmax.models.features import Identity
     >>> from quietmax.server import Client, Settings, deploy, load_models
-    >>> from quietmax.server.metrics import Log
+    >>> from quietmax.server.log import Log
     >>> from quietmax.server.run import run_in_thread
     >>> rng = np.random.default_rng(0)
     >>> X = rng.normal(size=(300, 2))

@@ -18,7 +18,8 @@ from types import FrameType
 from typing import NoReturn
 
 from quietmax.errors import LedgerUnavailable, QuietmaxError
-from quietmax.server.metrics import Log, Metrics
+from quietmax.server.log import Log
+from quietmax.server.metrics import Metrics
 from quietmax.server.protocol import ConnectionShare
 from quietmax.server.run import Listener, run
 from quietmax.server.service import Service
@@ -259,21 +260,22 @@ class _Supervisor:
 def _run_and_exit(serve: Callable[[], None], parent: int) -> NoReturn:
     """Serve in a worker, and exit without returning into the supervisor's code."""
     code = 1
+    log = Log()
     try:
         _stop_with_parent(parent)
         serve()
         code = 0
     except LedgerUnavailable as error:
         code = _LEDGER_UNAVAILABLE
-        sys.stderr.write(f"quietmax: {error}\n")
+        log.event("not_started", error=str(error))
     except QuietmaxError as error:
-        sys.stderr.write(f"quietmax: {error}\n")
+        log.event("not_started", error=str(error))
     except KeyboardInterrupt:  # asked to stop before it was ready
         code = 130
     except BaseException as error:
-        sys.stderr.write(f"quietmax: the service failed ({type(error).__name__})\n")
+        log.failure(error)
     finally:
-        sys.stderr.flush()
+        log.flush()
         os._exit(code)
 
 

@@ -1,0 +1,208 @@
+"""What the log contains, what it never contains, and that nothing waits for it."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from typing import Any, BinaryIO, cast
+
+import httpx
+import pytest
+
+from quietmax.server import Settings
+from quietmax.server.log import Log, libraries_logged
+from tests.server.running_service import Running, Start, some_rows
+
+
+def _lines(stream: io.BytesIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_the_log_names_requests_but_never_inputs_outputs_ids_or_keys(plain: Running) -> None:
+    rows = some_rows(1)
+    answer = plain.infer(rows, id="my-secret-id").json()
+    plain.infer(rows, id="x" * 200)
+    httpx.post(f"{plain.url}/login", data={"key": plain.admin})
+    plain.service.log.flush()
+    text = plain.log.getvalue().decode()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [line["event"] for line in lines] == ["started", "request", "request", "login"]
+    assert lines[1]["model"] == "plain"
+    assert (lines[1]["client"], lines[1]["rows"], lines[1]["status"]) == ("ann", 1, 200)
+    assert lines[2]["status"] == 400
+    for secret in (
+        plain.key,
+        plain.key.split("_", 2)[2],
+        plain.admin.split("_", 2)[2],
+        "my-secret-id",
+        *(str(value) for value in rows[0]),
+        *(str(value) for value in answer["outputs"][1]["data"]),
+    ):
+        assert secret not in text
+
+
+def test_without_request_logs_a_request_leaves_no_line(start: Start) -> None:
+    with start("head", settings=Settings(log_requests=False)) as service:
+        assert service.infer(some_rows(1), "head").status_code == 200
+        service.service.log.flush()
+        events = [json.loads(line)["event"] for line in service.log.getvalue().splitlines()]
+    assert "request" not in events
+    assert "started" in events
+
+
+class _Blocked(io.RawIOBase):
+    """A stream that nobody reads: writing waits until `opened` is set."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.written = b""
+
+    def write(self, content: Any) -> int:
+        self.opened.wait()
+        self.written += bytes(content)
+        return len(content)
+
+
+def test_nothing_waits_for_a_log_that_is_not_read_and_what_is_dropped_is_counted() -> None:
+    stream = _Blocked()
+    log = Log(cast(BinaryIO, stream), max_lines=100)
+    log.event("first")
+    started = time.monotonic()
+    for number in range(10_000):
+        log.request(rows=number)
+    assert time.monotonic() - started < 5
+    assert 9_800 <= log.dropped <= 9_901
+    assert not log.flush(0.1)
+    stream.opened.set()
+    assert log.flush(10)
+    log.event("last")
+    assert log.flush(10)
+    lines = [json.loads(line) for line in stream.written.splitlines()]
+    assert lines[-1]["event"] == "last"
+    assert sum(line["event"] == "request" for line in lines) + log.dropped == 10_000
+    (told,) = [line for line in lines if line["event"] == "dropped"]
+    assert told["lines"] == log.dropped
+
+
+def test_a_log_that_cannot_be_written_stops_nothing() -> None:
+    stream = io.BytesIO()
+    stream.close()
+    log = Log(stream)
+    log.event("started")
+    assert log.flush(10)
+    assert log.dropped == 1
+
+
+def test_a_forked_process_writes_its_own_lines(tmp_path: Any) -> None:
+    with (tmp_path / "log").open("ab") as stream:
+        log = Log(stream)
+        log.event("parent")
+        assert log.flush(10)
+        child = os.fork()
+        if child == 0:
+            log.event("child")
+            os._exit(0 if log.flush(10) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    events = [json.loads(line)["event"] for line in (tmp_path / "log").read_text().splitlines()]
+    assert events == ["parent", "child"]
+
+
+def test_long_lines_are_cut_and_invalid_strings_are_still_json() -> None:
+    stream = io.BytesIO()
+    log = Log(stream)
+    log.event("odd", name="\ud800", long="x" * 10_000)
+    assert log.flush(10)
+    (line,) = _lines(stream)
+    assert line["name"] == "\ud800"
+    assert len(stream.getvalue()) < 4096
+
+
+def _fail(value: str) -> None:
+    raise ValueError(f"could not convert {value}")
+
+
+def test_warnings_messages_and_errors_of_libraries_are_lines_of_json_without_values(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    stream = io.BytesIO()
+    log = Log(stream)
+    before = sys.excepthook, threading.excepthook, warnings.showwarning
+    with libraries_logged(log), warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("the value secret-1 is odd", UserWarning, stacklevel=1)
+        logging.getLogger("somebody").warning("the value %s is odd\nsecond line", "secret-2")
+        try:
+            _fail("secret-3")
+        except ValueError:
+            logging.getLogger("somebody").exception("Failed with %s", "secret-4")
+        thread = threading.Thread(target=_fail, args=("secret-5",))
+        thread.start()
+        thread.join()
+    assert (sys.excepthook, threading.excepthook, warnings.showwarning) == before
+    assert log.flush(10)
+    warning, message, failed, died = _lines(stream)
+    assert warning["source"] == "UserWarning"
+    assert "test_log.py:" in warning["message"]
+    assert message["source"] == "somebody warning"
+    assert message["message"] == "the value %s is odd"
+    assert (failed["event"], failed["kind"], failed["source"]) == ("failed", "ValueError", "somebody error")
+    assert failed["frames"][-1].endswith(" _fail")
+    assert (died["event"], died["kind"]) == ("failed", "ValueError")
+    assert b"secret" not in stream.getvalue()
+    assert capfd.readouterr().err == ""
+
+
+_UNREAD = """
+import http.client, os, signal, sys, threading
+from pathlib import Path
+from quietmax.ledger import Ledger
+from quietmax.server import Service, Settings, deploy, load_models
+from quietmax.server.run import Listener, run
+
+folder = Path(sys.argv[1])
+ledger = Ledger(folder / "ledger.sqlite")
+service = Service(ledger, deploy(ledger, load_models([str(folder / "head")])), Settings())
+listener = Listener(port=0)
+opened = listener.open_socket()
+url = listener.url(opened)
+
+def load():
+    try:
+        connection = http.client.HTTPConnection(url.partition("://")[2], timeout=30)
+        for _ in range(1000):
+            connection.request("POST", "/v2/models/head/infer", b"{}")
+            assert connection.getresponse().read().startswith(b'{"error":"An API key is required')
+        assert service.log.dropped > 0
+        print("answered", flush=True)
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+service.log._max_lines = 50
+threading.Thread(target=load, daemon=True).start()
+run(service, listener, opened)
+print("stopped", flush=True)
+"""
+
+
+def test_a_service_whose_stderr_nobody_reads_answers_and_stops(models: Any, tmp_path: Any) -> None:
+    (tmp_path / "head").symlink_to(models / "head")
+    unread, write_end = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", _UNREAD, str(tmp_path)], stdout=subprocess.PIPE, stderr=write_end
+    )
+    os.close(write_end)
+    try:
+        out, _ = process.communicate(timeout=60)
+        assert out.split() == [b"answered", b"stopped"]
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(unread)
