@@ -176,7 +176,7 @@ url = listener.url(opened)
 def load():
     try:
         connection = http.client.HTTPConnection(url.partition("://")[2], timeout=30)
-        for _ in range(1000):
+        for _ in range(600):
             connection.request("POST", "/v2/models/head/infer", b"{}")
             assert connection.getresponse().read().startswith(b'{"error":"An API key is required')
         assert service.log.dropped > 0
@@ -194,6 +194,11 @@ print("stopped", flush=True)
 def test_a_service_whose_stderr_nobody_reads_answers_and_stops(models: Any, tmp_path: Any) -> None:
     (tmp_path / "head").symlink_to(models / "head")
     unread, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            os.write(write_end, b" " * 4096)
+    os.set_blocking(write_end, True)
     process = subprocess.Popen(
         [sys.executable, "-c", _UNREAD, str(tmp_path)], stdout=subprocess.PIPE, stderr=write_end
     )
