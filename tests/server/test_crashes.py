@@ -31,7 +31,7 @@ import torch
 
 from quietmax.accounting import LIMIT
 from quietmax.ledger import Ledger, Terms
-from quietmax.server import Service, Settings, deploy, load_models
+from quietmax.server import Service, Settings, deploy, load_models, supervisor
 from quietmax.server.log import Log
 from quietmax.server.metrics import Metrics
 from quietmax.server.run import Listener, run
@@ -39,6 +39,8 @@ from quietmax.server.supervisor import supervise
 from tests.server.running_service import FEATURES, inference
 
 TIMEOUT = 30
+KILLS = int(os.environ.get("QUIETMAX_KILLS", "40"))
+"""Kills of the slow test of workers and supervisors, on each database."""
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 CONTEXT = multiprocessing.get_context("fork")
 
@@ -87,13 +89,45 @@ class Server:
         self.port.close()
 
 
+class WorkerServer(Server):
+    """A supervisor with workers, all of which can be killed; the port stays open."""
+
+    def __init__(self, address: str, folder: Path, queries: int, workers: int) -> None:
+        super().__init__(address, folder, queries)
+        self._workers = workers
+
+    def start(self, wait: bool = True) -> float:
+        create = partial(_create_service, *self._arguments)
+        self.process = CONTEXT.Process(target=_serve_workers, args=(create, self.port, self._workers))
+        self.process.start()
+        return self.ready() if wait else 0.0
+
+    def kill_worker(self, rng: random.Random) -> None:
+        """Kill a worker at random, if there is one; the supervisor starts it again."""
+        workers = psutil.Process(self.process.pid).children()
+        if workers:
+            with suppress(psutil.NoSuchProcess):
+                rng.choice(workers).kill()
+
+
+def _serve_workers(create: Callable[[Metrics], Service], opened: socket.socket, workers: int) -> None:
+    supervisor._MIN_UPTIME = 0.0  # so many kills are no reason to give up
+    supervise(create, Listener(port=0), opened, Log(io.BytesIO()), workers)
+
+
 @contextmanager
 def _servers(
-    count: int, address: str, folder: Path, queries: int
-) -> Iterator[tuple[list[Server], dict[str, str]]]:
+    count: int, address: str, folder: Path, queries: int, workers: int | None = None
+) -> Iterator[tuple[list[Any], dict[str, str]]]:
+    """Servers of one process each, or supervisors with workers; and the API keys of two clients."""
     with Ledger(address) as ledger:
         keys = {name: ledger.create_key(name)[0] for name in ("with-ids", "without-ids")}
-    servers = [Server(address, folder, queries) for _ in range(count)]
+    servers = [
+        Server(address, folder, queries)
+        if workers is None
+        else WorkerServer(address, folder, queries, workers)
+        for _ in range(count)
+    ]
     try:
         for server in servers:
             server.start(wait=False)
@@ -205,8 +239,10 @@ def _check_ledger(address: str, load: Load, queries: int) -> int:
         return sum(paid.values())
 
 
-def _exactly(address: str, folder: Path, queries: int, processes: int, connections: int) -> None:
-    with _servers(processes, address, folder, queries) as (servers, keys):
+def _exactly(
+    address: str, folder: Path, queries: int, processes: int, connections: int, workers: int | None = None
+) -> None:
+    with _servers(processes, address, folder, queries, workers) as (servers, keys):
         each = 3 * queries // (processes * connections)
         load = Load(servers, keys, connections, requests_each=each)
         with load:
@@ -228,6 +264,15 @@ def test_eight_processes_of_eight_connections_give_exactly_the_answers_paid_for(
     address: str, models: Path
 ) -> None:
     _exactly(address, models / "plain", queries=1024, processes=8, connections=8)
+
+
+def test_two_workers_behind_one_port_give_exactly_the_answers_paid_for(address: str, models: Path) -> None:
+    _exactly(address, models / "plain", queries=48, processes=1, connections=8, workers=2)
+
+
+@pytest.mark.slow
+def test_four_replicas_of_two_workers_give_exactly_the_answers_paid_for(address: str, models: Path) -> None:
+    _exactly(address, models / "plain", queries=1024, processes=4, connections=8, workers=2)
 
 
 def _killed(address: str, folder: Path, kills: int, queries: int, seed: int) -> list[float]:
@@ -266,6 +311,47 @@ def test_fifty_kills_under_load_cost_no_unpaid_answer(address: str, models: Path
 
 def test_a_kill_when_the_budget_runs_out_never_overspends(address: str, models: Path) -> None:
     _killed(address, models / "plain", kills=3, queries=64, seed=2)
+
+
+def _killed_workers(address: str, folder: Path, kills: int, queries: int, seed: int) -> None:
+    """Kill workers at random, and every tenth time on average the supervisor, which is then started again."""
+    rng = random.Random(seed)
+    with _servers(1, address, folder, queries, workers=2) as (servers, keys):
+        (server,) = servers
+        with Load(servers, keys, 8) as load:
+            for number in range(kills):
+                time.sleep(rng.uniform(0.02, 0.4))
+                if number == 1 or rng.random() < 0.1:
+                    server.kill()
+                    server.start()
+                else:
+                    server.kill_worker(rng)
+                received = load.received_without_ids
+                with Ledger(address) as ledger:
+                    account = ledger.account("people")
+                    paid = {part.client: part.spent_units for part in ledger.subaccounts(account)}
+                    assert received * (LIMIT // queries) <= paid.get("without-ids", 0)
+                    assert account.spent_units <= LIMIT
+            server.ready()
+            before = load.statuses[200]
+            _until(lambda: load.statuses[200] > before or load.statuses[403])
+        assert load.statuses[200] > 0
+        assert set(load.statuses) <= {200, 403, 503}
+    _check_ledger(address, load, queries)
+
+
+def test_killed_workers_and_a_killed_supervisor_cost_no_unpaid_answer(address: str, models: Path) -> None:
+    _killed_workers(address, models / "plain", kills=4, queries=100_000, seed=3)
+
+
+@pytest.mark.slow
+def test_many_killed_workers_and_supervisors_cost_no_unpaid_answer(address: str, models: Path) -> None:
+    _killed_workers(address, models / "plain", kills=KILLS, queries=1_000_000, seed=4)
+
+
+@pytest.mark.slow
+def test_killed_workers_never_overspend_when_the_budget_runs_out(address: str, models: Path) -> None:
+    _killed_workers(address, models / "plain", kills=KILLS // 4, queries=256, seed=5)
 
 
 def test_asked_to_stop_the_service_answers_what_it_has_charged(address: str, models: Path) -> None:
