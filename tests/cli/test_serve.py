@@ -71,6 +71,16 @@ def test_what_is_served_is_announced_as_json(serve: Serve) -> None:
         ((*ORDINARY, "--host", "0.0.0.0"), "without encryption"),
         (("--budget", 10, "--queries", 20), "requires --accept-unproven"),
         (("--accept-unproven",), "--budget is required"),
+        ((*ORDINARY, "--oidc-issuer", "https://login.example.org"), "--oidc-issuer requires --oidc-audience"),
+        ((*ORDINARY, "--oidc-audience", "quietmax"), "require --oidc-issuer"),
+        (
+            (*ORDINARY, "--oidc-issuer", "http://example.org", "--oidc-audience", "a"),
+            "--oidc-issuer must be a URL",
+        ),
+        (
+            (*ORDINARY, "--oidc-issuer", "https://a.b", "--oidc-audience", "a", "--oidc-admin-claim", "role"),
+            "--oidc-admin-claim and --oidc-admin-value require each other",
+        ),
         ((*ORDINARY, "--tls-key", "k.pem"), "requires both --tls-certificate and --tls-key"),
     ],
 )

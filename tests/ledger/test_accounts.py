@@ -21,7 +21,7 @@ from quietmax.ledger import (
     Subaccount,
     Terms,
 )
-from quietmax.ledger.accounts import check_reason, now
+from quietmax.ledger.accounts import check_reason, now, token_client_name
 from tests.ledger.scenarios import REASON, account_of, exceeded, journal_kinds, open_patients, pay
 
 
@@ -319,3 +319,30 @@ def test_a_request_that_was_pruned_while_it_was_drawn_is_not_answered(ledger: Le
     assert ledger.prune(1) == Pruned(1, 0)
     with pytest.raises(LedgerDamaged, match="A charged request is missing"):
         ledger.store_answers(NewAnswers(account.id, request=request, answer=b"draw"))
+
+
+def test_the_client_of_a_token_has_a_name_of_its_own(ledger: Ledger) -> None:
+    ann = token_client_name("https://login.example.org", "ann")
+    assert ann == "oidc:ann@login.example.org"
+    names = {
+        ann,
+        token_client_name("https://login.example.org", "oidc:ann"),
+        token_client_name("https://login.example.org", "ann@login.example.org"),
+        token_client_name("https://login.example.org/ann", "ann"),
+        token_client_name("http://localhost:8000", "ann"),
+    }
+    assert len({ledger.client(name) for name in names if name is not None}) == 5
+    for subject in ("", " ", "a b", "ann\n", "ä", "x" * 256):
+        assert token_client_name("https://login.example.org", subject) is None
+    for name in ("oidc:ann", "oidc:@login.example.org", "oidc:a b@login.example.org", "saml:ann@example.org"):
+        with pytest.raises(InvalidInput, match="client name must be"):
+            ledger.client(name)
+
+
+def test_the_client_of_a_token_may_get_a_quota_before_its_first_request(ledger: Ledger) -> None:
+    open_patients(ledger)
+    ledger.set_quota("patients", "oidc:ann@login.example.org", 0.5, "a share for a new client")
+    (share,) = ledger.subaccounts(ledger.account("patients"))
+    assert (share.client, share.limit_units) == ("oidc:ann@login.example.org", LIMIT // 2)
+    with pytest.raises(InvalidInput, match="has no client 'bob'"):
+        ledger.set_quota("patients", "bob", 0.5, "a share for a new client")

@@ -136,3 +136,20 @@ def test_a_revoked_or_expired_key_is_detected_in_the_transaction_of_the_charge(l
     stranger = Charge(account.id, ledger.client("bob"), "m/1", units, rows=1, key="ffff")
     assert ledger.charge(stranger) == InvalidKey()
     assert ledger.account("patients").spent_units == units
+
+
+def test_no_api_key_can_be_made_for_the_client_of_a_token(ledger: Ledger) -> None:
+    name = "oidc:ann@login.example.org"
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match="client name must be"):
+            ledger.create_key(name)
+        ledger.client(name)
+    assert ledger.keys() == []
+
+
+def test_a_charge_with_a_token_fails_once_the_token_has_expired(ledger: Ledger) -> None:
+    account, unit = open_with_unit_cost(ledger)
+    end = now()
+    charge = Charge(account.id, ledger.client("oidc:ann@login.example.org"), "model/1", unit, 1, expires=end)
+    assert isinstance(_decide_at(ledger, charge, end - 1), Charged)
+    assert _decide_at(ledger, charge, end) == InvalidKey()

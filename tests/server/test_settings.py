@@ -8,7 +8,7 @@ import pytest
 
 from quietmax.errors import InvalidInput
 from quietmax.server import Settings
-from quietmax.server.settings import POSITIVE, read_session_secret
+from quietmax.server.settings import POSITIVE, OidcSettings, read_session_secret
 
 
 @pytest.mark.parametrize("name", POSITIVE)
@@ -35,3 +35,42 @@ def test_a_session_secret_is_read_from_a_file_of_at_least_32_bytes(tmp_path: Pat
         read_session_secret(file)
     file.write_bytes(b"y" * 40 + b"\n")
     assert read_session_secret(file) == b"y" * 40
+
+
+@pytest.mark.parametrize(
+    "issuer",
+    ["https://login.example.org", "https://example.org/realms/a", "http://127.0.0.1:80", "http://localhost"],
+)
+def test_an_issuer_is_reached_over_https_or_on_this_machine(issuer: str) -> None:
+    assert OidcSettings(issuer, "quietmax").client_claim == "sub"
+
+
+@pytest.mark.parametrize(
+    "issuer",
+    [
+        "",
+        "login.example.org",
+        "http://login.example.org",
+        "http://127.0.0.1.example.org",
+        "https://",
+        "https://me@login.example.org",
+        "https://login.example.org?x",
+        "https://login.example.org#x",
+        "https://login example.org",
+        "https://[::1",
+        "ftp://localhost",
+        "https://" + "x" * 191,
+    ],
+)
+def test_any_other_issuer_is_refused(issuer: str) -> None:
+    with pytest.raises(InvalidInput, match="`oidc_issuer` must be a URL with https"):
+        OidcSettings(issuer, "quietmax")
+
+
+def test_the_settings_of_tokens_must_be_complete() -> None:
+    with pytest.raises(InvalidInput, match="must not be empty"):
+        OidcSettings("https://login.example.org", "")
+    with pytest.raises(InvalidInput, match="must not be empty"):
+        OidcSettings("https://login.example.org", "quietmax", client_claim="")
+    with pytest.raises(InvalidInput, match="require each other"):
+        OidcSettings("https://login.example.org", "quietmax", admin_claim="role")

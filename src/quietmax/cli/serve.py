@@ -14,6 +14,7 @@ from quietmax.errors import InvalidInput
 
 if TYPE_CHECKING:
     from quietmax.server.service import Service
+    from quietmax.server.settings import OidcSettings
 
 
 COMMAND_CLASS = ConfigurableCommand
@@ -115,6 +116,36 @@ def command(
         typer.Option(
             help="File with the secret that signs sessions of the dashboard, for several replicas. Default: random.",
             rich_help_panel=_NETWORK,
+        ),
+    ] = None,
+    oidc_issuer: Annotated[
+        str | None,
+        typer.Option(
+            help="URL of an OpenID Connect issuer whose bearer tokens are accepted beside API keys.",
+            rich_help_panel=_NETWORK,
+        ),
+    ] = None,
+    oidc_audience: Annotated[
+        str | None,
+        typer.Option(
+            help="Audience (claim aud) that tokens must name. Required with --oidc-issuer.",
+            rich_help_panel=_NETWORK,
+        ),
+    ] = None,
+    oidc_client_claim: Annotated[
+        str, typer.Option(help="Claim that names the client.", rich_help_panel=_NETWORK)
+    ] = "sub",
+    oidc_admin_claim: Annotated[
+        str | None,
+        typer.Option(
+            help="Claim that makes an administrator, for example realm_access.roles.",
+            rich_help_panel=_NETWORK,
+        ),
+    ] = None,
+    oidc_admin_value: Annotated[
+        str | None,
+        typer.Option(
+            help="Value that --oidc-admin-claim must be equal to or contain.", rich_help_panel=_NETWORK
         ),
     ] = None,
     workers: Annotated[
@@ -222,6 +253,9 @@ def command(
         log_requests=request_log,
         secure_cookies=listener.secure_cookies,
         **secret,  # type: ignore[arg-type]
+        oidc=_oidc_settings(
+            oidc_issuer, oidc_audience, oidc_client_claim, oidc_admin_claim, oidc_admin_value
+        ),
     )
     address = configured_url(ledger, ledger_file, ledger_password_file)
     terms = None if budget is None else Terms(budget, delta)
@@ -252,6 +286,27 @@ def command(
     supervise(create_service, listener, opened, Log(), workers)
 
 
+def _oidc_settings(
+    issuer: str | None,
+    audience: str | None,
+    client_claim: str,
+    admin_claim: str | None,
+    admin_value: str | None,
+) -> OidcSettings | None:
+    """Return whose tokens are accepted; None if no issuer is given."""
+    from quietmax.server.settings import OidcSettings
+
+    if issuer is None:
+        if audience is not None or admin_claim is not None or admin_value is not None:
+            raise InvalidInput(
+                "`oidc_audience`, `oidc_admin_claim` and `oidc_admin_value` require `oidc_issuer`."
+            )
+        return None
+    if audience is None:
+        raise InvalidInput("`oidc_issuer` requires `oidc_audience`.")
+    return OidcSettings(issuer, audience, client_claim, admin_claim, admin_value)
+
+
 def _print_json(service: Service, url: str) -> None:
     """Print what is served as one JSON document."""
     models = [
@@ -278,7 +333,7 @@ def _print_summary(service: Service, url: str) -> None:
             )
         if deployment.warning:
             _print_line(f"  {deployment.warning}", "yellow")
-    if not service.ledger.keys() and not service.settings.anonymous:
+    if not service.ledger.keys() and not service.settings.anonymous and service.settings.oidc is None:
         _print_line("There is no API key yet. Create one with: quietmax ledger key create NAME", "yellow")
 
 

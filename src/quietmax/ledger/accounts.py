@@ -37,6 +37,8 @@ from quietmax.ledger.transactions import AccountTransaction, lock_accounts
 PARSE_ERRORS = (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError)
 """What parsing JSON of the ledger can raise after somebody edited it."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_TOKEN_CLIENT_NAME = re.compile(r"oidc:[!-~]{1,255}@[!-?A-~]{1,200}")
+"""The issuer follows the last @. No client of an API key has such a name, because of the colon."""
 _MAX_UNITS = 2**62
 _MIN_REASON_WORDS = 3
 _MAX_REASON_LENGTH = 1000
@@ -571,6 +573,9 @@ def set_quota(
         The account after the change.
     """
     check_reason(because)
+    if _TOKEN_CLIENT_NAME.fullmatch(client):  # may get a quota before the first request
+        lock_keys_account(connection)
+        client_id(connection, client, create=True)
     account = _lock(connection, get_account(connection, name).id)
     if share is not None and not 0 <= share <= 1:
         raise InvalidInput(f"share must be between 0 and 1, got {share!r}.")
@@ -766,13 +771,40 @@ def client_id(connection: Connection, name: str, *, create: bool = False) -> int
     """
     found = connection.execute(select(clients.c.id).where(clients.c.name == name)).scalar_one_or_none()
     if found is None and create:
-        connection.execute(insert(clients), {"name": check_name(name, "client")})
+        if not _TOKEN_CLIENT_NAME.fullmatch(name):
+            check_name(name, "client")
+        connection.execute(insert(clients), {"name": name})
         found = connection.execute(select(clients.c.id).where(clients.c.name == name)).scalar_one()
     if found is None:
         raise InvalidInput(
             f"The ledger has no client {name[:80]!r}. 'quietmax ledger key create' creates a client."
         )
     return int(found)
+
+
+def token_client_name(issuer: str, subject: str) -> str | None:
+    """Return the name of the client that a token of an identity provider states.
+
+    Parameters
+    ----------
+    issuer : str
+        The URL of the issuer, without @.
+    subject : str
+        The client's name at the issuer.
+
+    Returns
+    -------
+    str or None
+        The name; it differs from that of any client with an API key and of any client of another issuer. None: the
+        subject is empty, too long or not printable ASCII without spaces.
+
+    Examples
+    --------
+    >>> token_client_name("https://login.example.org", "ann")
+    'oidc:ann@login.example.org'
+    """
+    name = f"oidc:{subject}@{issuer.removeprefix('https://')}"
+    return name if _TOKEN_CLIENT_NAME.fullmatch(name) else None
 
 
 # --- shared -------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 from sqlalchemy import Connection, delete, insert, select
 
 from quietmax.errors import InvalidInput
-from quietmax.ledger.accounts import client_id, lock_keys_account, now
+from quietmax.ledger.accounts import check_name, client_id, lock_keys_account, now
 from quietmax.ledger.database import Cursor, clients, keys
 from quietmax.ledger.database import ended_sessions as _ended
 
@@ -112,6 +112,7 @@ def create_key(connection: Connection, client: str, role: Role, days: float | No
     (str, ApiKey)
         The key itself, to be shown once, and what the ledger keeps of it.
     """
+    check_name(client, "client")  # also if the client exists: the clients of tokens have no API keys
     if role not in get_args(Role):
         raise InvalidInput(f"role must be admin or client, got {role!r}.")
     if days is not None and not 0 < days <= _MAX_DAYS:

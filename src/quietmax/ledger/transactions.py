@@ -170,6 +170,9 @@ class Charge:
         The part of the account that is charged, of a training or an evaluation. None: everybody.
     deadline : float
         The value of `time.monotonic` after which the charge is no longer attempted.
+    expires : int, optional
+        When the bearer token of the request expires, in microseconds since 1970; the charge fails if that is past when
+        it is decided.
     """
 
     account: int
@@ -184,6 +187,7 @@ class Charge:
     kind: Literal["charge", "training", "evaluation", "migrated-budget"] = "charge"
     part: Part | None = None
     deadline: float = math.inf
+    expires: int | None = None
 
     def __post_init__(self) -> None:
         if self.unit_cost < 0 or self.rows < 0:
@@ -259,7 +263,7 @@ class RequestIdReused:
 
 @dataclass(frozen=True, slots=True)
 class InvalidKey:
-    """The API key was revoked, has expired or belongs to another client: nothing was charged."""
+    """The API key or token is not valid any more, or the key belongs to another client: nothing was charged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -558,6 +562,8 @@ class ChargeBatch:
 
     def _decide(self, charge: Charge) -> ChargeResult:
         if charge.key is not None and self._clients_by_key.get(charge.key) != charge.client:
+            return InvalidKey()
+        if charge.expires is not None and charge.expires <= self._now:
             return InvalidKey()
         account = self._accounts[charge.account]
         balance = self._balances.setdefault((charge.account, charge.client), _Balance(None, 0, is_new=True))

@@ -1,9 +1,10 @@
-"""Authentication: API keys in the Authorization header, sessions of the dashboard, anonymous access on loopback.
+"""Authentication: API keys and tokens in the Authorization header, sessions of the dashboard, anonymous access.
 
 API keys are read from the ledger and kept for a second, so that a revoked key stops working within that time; a charge
-checks its key once more in its own transaction. A session is a signed statement of a key's id, an id of its own and an
-end; no cookie holds the key itself. The signature covers the hash of the key and needs a secret that is not in the
-ledger, so that a copy of the ledger signs nothing. A session that was closed is listed in the ledger until it expires.
+checks its key once more in its own transaction, or the expiry of its token. A session is a signed statement of a key's
+id, an id of its own and an end; no cookie holds the key itself. The signature covers the hash of the key and needs a
+secret that is not in the ledger, so that a copy of the ledger signs nothing. A session that was closed is listed in the
+ledger until it expires.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ import time
 from dataclasses import dataclass
 
 from quietmax.errors import QuietmaxError
+from quietmax.ledger.accounts import token_client_name
 from quietmax.ledger.api_keys import ApiKey, find_key
 from quietmax.ledger.ledger import Ledger
 from quietmax.server.errors import HttpError, unauthorized, unavailable
-from quietmax.server.settings import ANONYMOUS, Settings, is_loopback
+from quietmax.server.settings import ANONYMOUS, OidcSettings, Settings, is_loopback
 
 Headers = list[tuple[bytes, bytes]]
 SESSION_SECONDS = 8 * 3600
 _FRESH_SECONDS = 1.0
+_MAX_CLIENT_IDS = 65_536
 _PROXY_HEADERS = (b"x-forwarded-for", b"forwarded", b"x-real-ip", b"x-forwarded-host")
 _INVALID_KEY = "The API key is wrong, revoked or expired."
 _MICROSECONDS = 1_000_000
@@ -40,15 +43,18 @@ class Caller:
     client_id : int
         Its number in the ledger.
     key : str or None
-        Id of the API key. None: anonymous access.
+        Id of the API key. None: anonymous access, or a token.
     admin : bool
         Whether the client may see the spending of others.
+    expires : int or None
+        When the token expires, in microseconds since 1970. None: there is no token.
     """
 
     client: str
     client_id: int
     key: str | None
     admin: bool
+    expires: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,9 @@ class Authenticator:
         self._ended_here: set[str] = set()  # those that a read in flight may not have seen
         self._read_at = -_FRESH_SECONDS
         self._reading: asyncio.Task[None] | None = None
+        self._tokens = (
+            None if settings.oidc is None else _TokenCallers(settings.oidc, ledger, settings.timeout)
+        )
         self._anonymous = (
             Caller(ANONYMOUS, ledger.client(ANONYMOUS), None, admin=False) if settings.anonymous else None
         )
@@ -96,18 +105,21 @@ class Authenticator:
         Raises
         ------
         HttpError
-            401 without a valid key, 403 if anonymous access is not allowed, 503 if the ledger is unavailable.
+            401 without a valid key or token, 403 if anonymous access is not allowed, 503 if the ledger is unavailable.
         """
+        authorization = dict(headers).get(b"authorization")
+        scheme, _, presented = (authorization or b"").decode("latin-1").partition(" ")
+        bearer = presented.strip() if scheme.lower() == "bearer" else ""
+        if self._tokens is not None and bearer.count(".") == 2:  # a JWT; API keys have no dots
+            return await self._tokens.caller(bearer)
         try:
             await self._refresh()
         except HttpError:
             if not allow_stale:
                 raise
-        authorization = dict(headers).get(b"authorization")
         if authorization is None:
             return self._anonymous_caller(headers)
-        scheme, _, token = authorization.decode("latin-1").partition(" ")
-        return self._caller_of_key(token if scheme.lower() == "bearer" else "")
+        return self._caller_of_key(bearer)
 
     async def login(self, key: str) -> tuple[str, Caller]:
         """Open a session.
@@ -230,6 +242,39 @@ class Authenticator:
     def _signature(self, content: str, key: ApiKey) -> str:
         signed = f"{content}.{key.secret_hash}".encode()
         return hmac.new(self._settings.session_secret, signed, hashlib.sha256).hexdigest()
+
+
+class _TokenCallers:
+    """The clients of an identity provider, and their ids in the ledger."""
+
+    def __init__(self, settings: OidcSettings, ledger: Ledger, timeout: float) -> None:
+        from quietmax.server.oidc import TokenVerifier  # an optional dependency
+
+        self._issuer = settings.issuer
+        self._verifier = TokenVerifier(settings)
+        self._ledger = ledger
+        self._timeout = timeout
+        self._client_ids: dict[str, int] = {}
+
+    async def caller(self, token: str) -> Caller:
+        """Return the caller that a token states; a new client is created in the ledger."""
+        identity = await self._verifier.verify(token)
+        name = token_client_name(self._issuer, identity.subject)
+        if name is None:
+            raise unauthorized("The client that the token names must be 1 to 255 printable ASCII characters.")
+        number = self._client_ids.get(name)
+        if number is None:
+            number = await self._read_id(name)
+            if len(self._client_ids) >= _MAX_CLIENT_IDS:
+                del self._client_ids[next(iter(self._client_ids))]
+            self._client_ids[name] = number
+        return Caller(name, number, None, identity.admin, identity.expires)
+
+    async def _read_id(self, name: str) -> int:
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(self._ledger.client, name), self._timeout)
+        except (QuietmaxError, TimeoutError) as error:
+            raise unavailable(str(error) or "The ledger does not respond.") from error
 
 
 def is_cross_site(headers: Headers) -> bool:

@@ -184,6 +184,7 @@ class Pipeline:
             pending.request_key,
             body,
             deadline=pending.deadline,
+            expires=caller.expires,
         )
 
     # In the ledger's thread

@@ -446,7 +446,7 @@ def _charge_error(deployment: Deployment, result: ChargeResult) -> HttpError:
     if isinstance(result, RequestIdReused):
         return HttpError(409, "This request id was used for another request. Nothing was charged.")
     if isinstance(result, InvalidKey):
-        return unauthorized("The API key was revoked or has expired.")
+        return unauthorized("The API key was revoked or has expired, or the token has expired.")
     assert isinstance(result, Failed)
     return unavailable(str(result.error))
 

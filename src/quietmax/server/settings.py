@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from quietmax.errors import InvalidInput
 
@@ -21,6 +23,47 @@ POSITIVE = (
     "max_in_flight",
 )
 """Settings that must be greater than 0."""
+_ISSUER = re.compile(r"https?://[!-~]{1,190}")
+
+
+@dataclass(frozen=True)
+class OidcSettings:
+    """Whose tokens are accepted beside API keys, and what their claims mean.
+
+    Parameters
+    ----------
+    issuer : str
+        URL of the OpenID Connect issuer, exactly as in the claim `iss`. https, or http on this machine.
+    audience : str
+        The audience that tokens must name in the claim `aud`.
+    client_claim : str
+        The claim that names the client: a name, or a path with dots.
+    admin_claim : str or None
+        The claim that makes an administrator: a name, or a path with dots. None: no token does.
+    admin_value : str or None
+        The value that this claim must be equal to or contain.
+    """
+
+    issuer: str
+    audience: str
+    client_claim: str = "sub"
+    admin_claim: str | None = None
+    admin_value: str | None = None
+
+    def __post_init__(self) -> None:
+        if (
+            not _ISSUER.fullmatch(self.issuer)
+            or set("@?#") & set(self.issuer)
+            or not is_private_url(self.issuer)
+        ):
+            raise InvalidInput(
+                "`oidc_issuer` must be a URL with https, or with http and a loopback address, without @, ? and #, "
+                f"got {self.issuer[:80]!r}."
+            )
+        if not self.audience or not self.client_claim:
+            raise InvalidInput("`oidc_audience` and `oidc_client_claim` must not be empty.")
+        if (self.admin_claim is None) != (self.admin_value is None):
+            raise InvalidInput("`oidc_admin_claim` and `oidc_admin_value` require each other.")
 
 
 @dataclass(frozen=True)
@@ -58,6 +101,8 @@ class Settings:
     session_secret : bytes
         Signs the sessions of the dashboard; at least 32 bytes. Processes that share it accept each other's sessions.
         Default: a random one, so that sessions end when the service is started again.
+    oidc : OidcSettings or None
+        Whose tokens are accepted beside API keys. None: no tokens.
     """
 
     anonymous: bool = False
@@ -76,6 +121,7 @@ class Settings:
     session_secret: bytes = field(
         default_factory=lambda: secrets.token_bytes(SESSION_SECRET_BYTES), repr=False, compare=False
     )
+    oidc: OidcSettings | None = None
 
     def __post_init__(self) -> None:
         if len(self.session_secret) < SESSION_SECRET_BYTES:
@@ -114,6 +160,27 @@ def read_session_secret(path: Path) -> bytes:
 
 ANONYMOUS = "anonymous"
 """The client name of requests without an API key."""
+
+
+def is_private_url(url: str) -> bool:
+    """Tell whether nobody on the way can read or change what is fetched from a URL: https, or http on this machine.
+
+    Parameters
+    ----------
+    url : str
+        A URL.
+
+    Examples
+    --------
+    >>> is_private_url("https://login.example.org"), is_private_url("http://login.example.org")
+    (True, False)
+    """
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+    except ValueError:
+        return False
+    return (parts.scheme == "https" and host != "") or (parts.scheme == "http" and is_loopback(host))
 
 
 def is_loopback(host: str) -> bool:

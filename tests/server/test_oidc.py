@@ -1,0 +1,655 @@
+"""Tokens of an OpenID Connect issuer: which are accepted, and when the issuer's keys are fetched."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import jwt
+import pytest
+from cryptography.hazmat.primitives import serialization
+
+from quietmax.accounting import LIMIT
+from quietmax.ledger import Charge, ChargeResult, Terms
+from quietmax.ledger.transactions import ChargeBatch
+from quietmax.server import Settings, oidc
+from quietmax.server.errors import HttpError
+from quietmax.server.oidc import ALGORITHMS, Identity, IssuerKeys, TokenVerifier, fetch_json
+from quietmax.server.settings import OidcSettings
+from tests.server.running_service import Running, Start, check_message, inference, run_async, some_rows
+from tests.server.token_issuer import AUDIENCE, TokenIssuer, serving
+
+
+@pytest.fixture(scope="module")
+def _keys() -> dict[str, tuple[str, Any]]:
+    issuer = TokenIssuer()
+    issuer.add_key("ec")
+    issuer.add_key("rsa", "RS256")
+    issuer.add_key("ed", "EdDSA")
+    issuer.add_key("p384", "ES384")
+    issuer.add_key("p521", "ES512")
+    issuer.add_key("weak", "RS256", bits=1024)
+    return issuer.keys
+
+
+@pytest.fixture
+def issuer(_keys: dict[str, tuple[str, Any]]) -> TokenIssuer:
+    made = TokenIssuer()
+    made.keys = dict(_keys)
+    return made
+
+
+class _Verification:
+    """A verifier with a clock that tests turn."""
+
+    def __init__(self, issuer: TokenIssuer, **settings: Any) -> None:
+        self.now = 1000.0
+        keys = IssuerKeys(issuer.url, issuer.fetch, lambda: self.now)
+        self.verifier = TokenVerifier(OidcSettings(issuer.url, AUDIENCE, **settings), keys)
+
+    async def identity(self, token: str) -> Identity:
+        return await self.verifier.verify(token)
+
+    async def error(self, token: str) -> HttpError:
+        with pytest.raises(HttpError) as raised:
+            await self.verifier.verify(token)
+        message = raised.value.message
+        assert message.endswith(".")
+        assert "\n" not in message
+        assert "example.org" not in message
+        assert AUDIENCE not in message
+        return raised.value
+
+
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
+def test_every_asymmetric_algorithm_is_accepted_with_a_key_of_its_kind(
+    issuer: TokenIssuer, algorithm: str
+) -> None:
+    kid = {"E": "ec", "R": "rsa", "P": "rsa"}[algorithm[0]]
+    kid = {"EdDSA": "ed", "ES384": "p384", "ES512": "p521"}.get(algorithm, kid)
+    exp = int(time.time()) + 60
+    identity = run_async(_Verification(issuer).identity(issuer.token(kid, {"exp": exp}, algorithm=algorithm)))
+    assert identity == Identity("ann", False, (exp + oidc.LEEWAY_SECONDS) * 10**6)
+
+
+def _unsigned(issuer: TokenIssuer, **header: Any) -> str:
+    parts = [
+        {"typ": "JWT", "kid": "rsa", **header},
+        {"iss": issuer.url, "aud": AUDIENCE, "sub": "ann", "exp": time.time() + 600},
+    ]
+    encoded = [base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in parts]
+    return ".".join([*encoded, ""])
+
+
+def _hmac_with_the_public_key(issuer: TokenIssuer) -> str:
+    public = issuer.keys["rsa"][1].public_key()
+    pem = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    signed = _unsigned(issuer, alg="HS256").rstrip(".")
+    signature = hmac.new(pem, signed.encode(), hashlib.sha256).digest()
+    return f"{signed}.{base64.urlsafe_b64encode(signature).rstrip(b'=').decode()}"
+
+
+def _other_payload(issuer: TokenIssuer) -> str:
+    head, _, signature = issuer.token("ec").split(".")
+    return ".".join([head, issuer.token("ec", {"sub": "bob"}).split(".")[1], signature])
+
+
+_NOW = time.time()
+_REFUSED: dict[str, tuple[Callable[[TokenIssuer], str], str]] = {
+    "no algorithm": (lambda issuer: _unsigned(issuer), "signed with one of"),
+    "none": (lambda issuer: _unsigned(issuer, alg="none"), "signed with one of"),
+    "None": (lambda issuer: _unsigned(issuer, alg="NonE"), "signed with one of"),
+    "a list": (lambda issuer: _unsigned(issuer, alg=["RS256"]), "signed with one of"),
+    "empty signature": (lambda issuer: _unsigned(issuer, alg="RS256"), "signature of the token is wrong"),
+    "the public key as a secret": (_hmac_with_the_public_key, "signed with one of"),
+    "another payload": (_other_payload, "signature of the token is wrong"),
+    "key of another kind": (
+        lambda issuer: issuer.token("rsa", headers={"kid": "ec"}),
+        "a key that its issuer does not publish",
+    ),
+    "key of another token": (
+        lambda issuer: issuer.token("ec", headers={"kid": "p384"}),
+        "a key that its issuer does not publish",
+    ),
+    "curve of another algorithm": (
+        lambda issuer: issuer.token("ec", key=issuer.keys["ec"][1], headers={"kid": "p521"}),
+        "a key that its issuer does not publish",
+    ),
+    "unknown key": (lambda issuer: issuer.token("ec", headers={"kid": "x"}), "does not publish"),
+    "short RSA key": (lambda issuer: issuer.token("weak"), "The token is not valid"),
+    "own key in the header": (
+        lambda issuer: issuer.token("ec", headers={"kid": "x", "jku": "https://evil.example", "jwk": {}}),
+        "does not publish",
+    ),
+    "critical extension": (
+        lambda issuer: issuer.token("ec", headers={"crit": ["exp"], "exp": 1}),
+        "neither an API key nor a valid JWT",
+    ),
+    "expired": (lambda issuer: issuer.token("ec", {"exp": _NOW - 31}), "has expired"),
+    "not yet valid": (lambda issuer: issuer.token("ec", {"nbf": time.time() + 40}), "not valid yet"),
+    "issued in the future": (lambda issuer: issuer.token("ec", {"iat": time.time() + 40}), "not valid yet"),
+    "another issuer": (lambda issuer: issuer.token("ec", {"iss": issuer.url + "/"}), "another issuer"),
+    "another audience": (lambda issuer: issuer.token("ec", {"aud": ["a", "b"]}), "another audience"),
+    "no expiry": (lambda issuer: issuer.token("ec", {"exp": None}), "exp, iss and aud"),
+    "no audience": (lambda issuer: issuer.token("ec", {"aud": None}), "exp, iss and aud"),
+    "no issuer": (lambda issuer: issuer.token("ec", {"iss": None}), "exp, iss and aud"),
+    "an infinite expiry": (lambda issuer: issuer.token("ec", {"exp": float("inf")}), "not valid"),
+    "no subject": (lambda issuer: issuer.token("ec", {"sub": None}), "does not name a client"),
+    "no JSON": (lambda _: "a.b.c", "neither an API key nor a valid JWT"),
+    "not ASCII": (lambda _: "ü.ü.ü", "neither an API key nor a valid JWT"),
+    "nested": (
+        lambda _: f"{base64.urlsafe_b64encode(b'[' * 6000).decode()}.e30.e30",
+        "neither an API key nor a valid JWT",
+    ),
+    "too long": (lambda issuer: issuer.token("ec", {"x": "x" * 2**14}), "at most 16384 characters"),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(_REFUSED))
+def test_a_token_is_refused_with_one_sentence_that_tells_nothing_secret(
+    issuer: TokenIssuer, kind: str
+) -> None:
+    make, sentence = _REFUSED[kind]
+    error = run_async(_Verification(issuer).error(make(issuer)))
+    assert error.status == 401
+    assert sentence in error.message
+    assert all(path in ("/.well-known/openid-configuration", "/keys") for path in issuer.requests)
+
+
+def test_clocks_may_differ_by_the_leeway_and_a_token_may_name_several_audiences(issuer: TokenIssuer) -> None:
+    claims = {
+        "exp": time.time() - 20,
+        "nbf": time.time() + 20,
+        "iat": time.time() + 20,
+        "aud": ["a", AUDIENCE],
+    }
+    assert run_async(_Verification(issuer).identity(issuer.token("ec", claims))).subject == "ann"
+
+
+def test_no_change_of_one_character_leaves_a_token_valid(issuer: TokenIssuer) -> None:
+    token = issuer.token("ec")
+    verification = _Verification(issuer)
+
+    statuses: set[int] = set()
+
+    async def accepted() -> list[Identity]:
+        await verification.identity(token)
+        found = []
+        for place, character in enumerate(token):
+            if character == "." or place == len(token) - 1:  # the last one has bits without a meaning
+                continue
+            changed = token[:place] + ("A" if character != "A" else "B") + token[place + 1 :]
+            try:
+                found.append(await verification.identity(changed))
+            except HttpError as error:
+                statuses.add(error.status)
+        return found
+
+    assert run_async(accepted()) == []
+    assert statuses == {401}
+    assert len(issuer.requests) <= 4, "unknown key ids do not make the service ask the issuer again and again"
+
+
+def test_a_token_without_a_key_id_needs_an_issuer_with_one_key_of_its_kind(issuer: TokenIssuer) -> None:
+    bare = jwt.encode(
+        {"iss": issuer.url, "aud": AUDIENCE, "sub": "ann", "exp": time.time() + 60},
+        issuer.keys["ec"][1],
+        "ES256",
+    )
+    assert run_async(_Verification(issuer).identity(bare)).subject == "ann"
+    issuer.add_key("another")
+    assert run_async(_Verification(issuer).error(bare)).status == 401
+
+
+def test_the_new_key_of_an_issuer_without_key_ids_is_fetched_when_a_signature_is_wrong(
+    issuer: TokenIssuer,
+) -> None:
+    issuer.keys = {"ec": issuer.keys["ec"]}
+    verification = _Verification(issuer)
+
+    def bare() -> str:
+        claims = {"iss": issuer.url, "aud": AUDIENCE, "sub": "ann", "exp": time.time() + 60}
+        return jwt.encode(claims, issuer.keys["ec"][1], "ES256")
+
+    async def rotate() -> None:
+        old = bare()
+        await verification.identity(old)
+        issuer.add_key("ec")
+        for _ in range(5):
+            assert (await verification.error(bare())).status == 401, (
+                "the last fetch was less than ten seconds ago"
+            )
+        assert issuer.requests.count("/keys") == 1
+        verification.now += oidc.MIN_INTERVAL_SECONDS
+        assert (await verification.identity(bare())).subject == "ann"
+        assert (await verification.error(old)).status == 401
+
+    run_async(rotate())
+
+
+def test_keys_for_encryption_verify_nothing(issuer: TokenIssuer) -> None:
+    for change in ({"use": "enc"}, {"key_ops": ["encrypt"]}, {"alg": "RS512"}):
+        issuer.documents["/keys"] = {"keys": [{**key, **change} for key in issuer.public_keys()]}
+        assert run_async(_Verification(issuer).error(issuer.token("rsa"))).status == 401, change
+
+
+@pytest.mark.parametrize(
+    ("claim", "value", "claims", "admin"),
+    [
+        ("role", "admin", {"role": "admin"}, True),
+        ("role", "admin", {"role": "not admin"}, False),
+        ("role", "admin", {"role": ["user", "admin"]}, True),
+        ("role", "admin", {"role": ["administrator"]}, False),
+        ("role", "admin", {}, False),
+        ("role", "admin", {"role": {"admin": True}}, False),
+        ("scope", "quietmax:admin", {"scope": "openid quietmax:admin"}, True),
+        ("scope", "quietmax:admin", {"scope": "openid quietmax:administer"}, False),
+        ("realm_access.roles", "admin", {"realm_access": {"roles": ["admin"]}}, True),
+        ("realm_access.roles", "admin", {"realm_access": "roles"}, False),
+        ("https://example.org/roles", "admin", {"https://example.org/roles": ["admin"]}, True),
+    ],
+)
+def test_the_administrators_claim_is_equal_to_the_value_or_contains_it(
+    issuer: TokenIssuer, claim: str, value: str, claims: dict[str, Any], admin: bool
+) -> None:
+    verification = _Verification(issuer, admin_claim=claim, admin_value=value)
+    assert run_async(verification.identity(issuer.token("ec", claims))).admin is admin
+    assert run_async(_Verification(issuer).identity(issuer.token("ec", claims))).admin is False
+
+
+def test_another_claim_may_name_the_client(issuer: TokenIssuer) -> None:
+    verification = _Verification(issuer, client_claim="azp")
+    assert run_async(verification.identity(issuer.token("ec", {"azp": "batch-job"}))).subject == "batch-job"
+    assert run_async(_Verification(issuer, client_claim="azp").error(issuer.token("ec"))).status == 401
+    assert (
+        run_async(_Verification(issuer, client_claim="azp").error(issuer.token("ec", {"azp": 7}))).status
+        == 401
+    )
+
+
+def test_tokens_with_random_key_ids_cause_one_fetch_in_ten_seconds(issuer: TokenIssuer) -> None:
+    verification = _Verification(issuer)
+
+    async def flood() -> None:
+        await verification.identity(issuer.token("ec"))
+        for number in range(50):
+            assert (await verification.error(issuer.token("ec", headers={"kid": f"k{number}"}))).status == 401
+        assert issuer.requests.count("/keys") == 1
+        verification.now += oidc.MIN_INTERVAL_SECONDS
+        forged = [issuer.token("ec", headers={"kid": f"x{number}"}) for number in range(50)]
+        await asyncio.gather(*(verification.error(token) for token in forged))
+        assert issuer.requests.count("/keys") == 2
+
+    run_async(flood())
+
+
+def test_a_new_key_works_at_once_and_a_withdrawn_one_stops(issuer: TokenIssuer) -> None:
+    verification = _Verification(issuer)
+
+    async def rotate() -> None:
+        old = issuer.token("ec")
+        await verification.identity(old)
+        issuer.add_key("new")
+        del issuer.keys["ec"]
+        verification.now += oidc.MIN_INTERVAL_SECONDS
+        assert (await verification.identity(old)).subject == "ann", (
+            "nobody knows yet that the key was withdrawn"
+        )
+        await verification.identity(issuer.token("new"))
+        assert (await verification.error(old)).status == 401, "a valid token is not remembered beyond its key"
+
+    run_async(rotate())
+
+
+def test_a_withdrawn_key_stops_within_five_minutes_even_if_no_new_one_is_used(issuer: TokenIssuer) -> None:
+    verification = _Verification(issuer)
+
+    async def withdraw() -> None:
+        token = issuer.token("ec")
+        await verification.identity(token)
+        del issuer.keys["ec"]
+        verification.now += oidc.REFRESH_SECONDS - 1
+        await verification.identity(token)
+        verification.now += 1
+        assert (await verification.error(token)).status == 401
+
+    run_async(withdraw())
+
+
+def test_the_last_keys_work_for_an_hour_while_the_issuer_is_down(issuer: TokenIssuer) -> None:
+    verification = _Verification(issuer)
+
+    async def outage() -> None:
+        token = issuer.token("ec")
+        await verification.identity(token)
+        issuer.down = True
+        verification.now += oidc.REFRESH_SECONDS
+        assert (await verification.identity(token)).subject == "ann"
+        assert (await verification.error(issuer.token("ec", headers={"kid": "new"}))).status == 503
+        verification.now += oidc.MAX_AGE_SECONDS - oidc.REFRESH_SECONDS - 1
+        assert (await verification.identity(token)).subject == "ann"
+        await asyncio.sleep(0.05)  # this fetch was not waited for
+        verification.now += 1
+        error = await verification.error(token)
+        assert (error.status, error.headers["retry-after"]) == (503, "1")
+        issuer.down = False
+        assert (await verification.error(token)).status == 503, "the next attempt is due in ten seconds"
+        verification.now += oidc.MIN_INTERVAL_SECONDS
+        assert (await verification.identity(token)).subject == "ann"
+
+    run_async(outage())
+
+
+def test_requests_do_not_wait_for_an_issuer_that_is_known_to_be_down(issuer: TokenIssuer) -> None:
+    verification = _Verification(issuer)
+    fetching, ended = threading.Event(), threading.Event()
+
+    def hang(_: str) -> None:
+        fetching.set()
+        ended.wait(30)
+
+    async def outage() -> None:
+        token = issuer.token("ec")
+        await verification.identity(token)
+        issuer.down = True
+        verification.now += oidc.REFRESH_SECONDS
+        await verification.identity(token)
+        verification.verifier._keys._fetch = hang
+        verification.now += oidc.MIN_INTERVAL_SECONDS
+        await verification.identity(token)
+        assert await asyncio.to_thread(fetching.wait, 30)
+        await verification.identity(token)
+        assert not ended.is_set()
+        ended.set()
+
+    run_async(outage())
+
+
+def test_an_issuer_that_was_never_reached_is_503(issuer: TokenIssuer) -> None:
+    issuer.down = True
+    assert run_async(_Verification(issuer).error(issuer.token("ec"))).status == 503
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"issuer": "https://evil.example", "jwks_uri": "https://login.example.org/keys"},
+        {"issuer": "https://login.example.org/", "jwks_uri": "https://login.example.org/keys"},
+        {"issuer": "https://login.example.org", "jwks_uri": "http://login.example.org/keys"},
+        {"issuer": "https://login.example.org", "jwks_uri": "file:///keys"},
+        {"issuer": "https://login.example.org"},
+        {},
+        [],
+        None,
+    ],
+)
+def test_keys_come_only_from_a_discovery_document_of_the_issuer_over_https(
+    issuer: TokenIssuer, document: Any
+) -> None:
+    issuer.documents["/.well-known/openid-configuration"] = document
+    assert run_async(_Verification(issuer).error(issuer.token("ec"))).status == 503
+    assert issuer.requests == ["/.well-known/openid-configuration"]
+
+
+@pytest.mark.parametrize(
+    "keys", [[], [None, 1, {}], [{"kty": "EC", "crv": "P-256", "kid": "ec", "x": "?", "y": "?"}]]
+)
+def test_keys_that_cannot_be_used_are_as_good_as_none(issuer: TokenIssuer, keys: list[Any]) -> None:
+    issuer.documents["/keys"] = {"keys": keys}
+    assert run_async(_Verification(issuer).error(issuer.token("ec"))).status == 401
+
+
+def test_a_token_that_was_found_valid_is_refused_after_its_end(
+    issuer: TokenIssuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verification = _Verification(issuer)
+
+    async def expire() -> None:
+        token = issuer.token("ec", {"exp": int(time.time()) + 60})
+        await verification.identity(token)
+        later = time.time_ns() + (60 + oidc.LEEWAY_SECONDS) * 10**9
+        monkeypatch.setattr(time, "time_ns", lambda: later)
+        assert (await verification.error(token)).message == "The token has expired."
+
+    run_async(expire())
+
+
+def test_the_memory_of_valid_tokens_is_bounded(issuer: TokenIssuer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oidc, "_MAX_VERIFIED", 5)
+    verification = _Verification(issuer)
+
+    async def many() -> None:
+        for number in range(12):
+            await verification.identity(issuer.token("ec", {"sub": f"client-{number}"}))
+
+    run_async(many())
+    assert len(verification.verifier._verified) == 5
+
+
+def test_documents_are_fetched_without_redirects_and_only_up_to_a_size_and_a_time(
+    issuer: TokenIssuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(issuer):
+        assert fetch_json(f"{issuer.url}/keys") == {"keys": issuer.public_keys()}
+        issuer.documents.update({"/moved": 302, "/large": b" " * (2**20 + 1), "/text": b"keys"})
+        for path in ("/moved", "/large", "/text"):
+            with pytest.raises(Exception):  # noqa: B017
+                fetch_json(issuer.url + path)
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+        fetch_json(f"{issuer.url}/keys")
+        monkeypatch.setattr(oidc, "_FETCH_TIMEOUT", 1e-9)
+        with pytest.raises(Exception):  # noqa: B017
+            fetch_json(f"{issuer.url}/keys")
+    assert issuer.requests[:4] == ["/keys", "/moved", "/large", "/text"]
+
+
+# In a service
+
+
+@pytest.fixture
+def serving_issuer(issuer: TokenIssuer) -> Iterator[TokenIssuer]:
+    with serving(issuer):
+        yield issuer
+
+
+@pytest.fixture
+def with_tokens(serving_issuer: TokenIssuer, start: Start) -> Iterator[Running]:
+    """An ordinary model with a budget for 20 answers that accepts tokens."""
+    settings = OidcSettings(serving_issuer.url, AUDIENCE, admin_claim="role", admin_value="admin")
+    with start("plain", budget=Terms(10.0), queries=20, settings=Settings(oidc=settings)) as service:
+        yield service
+
+
+def _bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+def _infer(service: Running, token: str, row: int = 0, **more: Any) -> httpx.Response:
+    body = inference(some_rows(1, row), **more)
+    return service.http.post("/v2/models/plain/infer", json=body, headers=_bearer(token))
+
+
+def test_a_token_is_charged_as_a_client_of_its_own_beside_api_keys(
+    with_tokens: Running, serving_issuer: TokenIssuer
+) -> None:
+    token = serving_issuer.token("ec")
+    assert _infer(with_tokens, token).json()["parameters"]["new_answers"] == 1
+    assert _infer(with_tokens, with_tokens.key, 1).status_code == 200
+    spent = with_tokens.ledger.subaccounts(with_tokens.ledger.account("people"))
+    name = f"oidc:ann@{serving_issuer.url}"
+    assert {each.client: each.spent_units for each in spent} == {"ann": LIMIT // 20, name: LIMIT // 20}
+    own = with_tokens.http.get("/v2/models/plain/budget", headers=_bearer(token)).json()
+    assert [each["client"] for each in own["clients"]] == [name]
+    entry = list(with_tokens.ledger.export("people"))[-2]
+    assert (entry.kind, entry.client) == ("charge", name)
+    assert with_tokens.ledger.verify().sound
+
+
+def test_the_request_ids_of_a_token_are_its_own(with_tokens: Running, serving_issuer: TokenIssuer) -> None:
+    token = serving_issuer.token("ec")
+    first = _infer(with_tokens, token, id="one").json()
+    again = _infer(with_tokens, serving_issuer.token("rsa"), id="one").json()
+    assert again["parameters"]["new_answers"] == 0
+    assert again["outputs"] == first["outputs"]
+    assert _infer(with_tokens, with_tokens.key, 1, id="one").json()["parameters"]["new_answers"] == 1
+
+
+def test_an_administrators_token_sees_all_clients(with_tokens: Running, serving_issuer: TokenIssuer) -> None:
+    _infer(with_tokens, with_tokens.key)
+    admin = serving_issuer.token("ec", {"sub": "root", "role": "admin"})
+    seen = with_tokens.http.get("/v2/models/plain/budget", headers=_bearer(admin)).json()
+    assert [each["client"] for each in seen["clients"]] == ["ann"]
+
+
+def test_a_quota_holds_for_a_client_with_tokens_from_its_first_request_on(
+    with_tokens: Running, serving_issuer: TokenIssuer
+) -> None:
+    with_tokens.ledger.set_quota("people", f"oidc:ann@{serving_issuer.url}", 0.1, "a test of quotas")
+    token = serving_issuer.token("ec")
+    assert [_infer(with_tokens, token, row).status_code for row in range(3)] == [200, 200, 403]
+    assert _infer(with_tokens, serving_issuer.token("ec", {"sub": "bob"}), 3).status_code == 200
+
+
+def test_an_invalid_token_is_401_and_costs_nothing(with_tokens: Running, serving_issuer: TokenIssuer) -> None:
+    for token in (
+        serving_issuer.token("ec", {"exp": time.time() - 60}),
+        serving_issuer.token("ec", {"sub": "a b"}),
+        serving_issuer.token("ec", {"sub": "ann\n"}),
+        serving_issuer.token("ec", {"sub": ""}),
+        serving_issuer.token("ec", {"sub": "ä"}),
+        serving_issuer.token("ec", {"sub": "x" * 256}),
+        "a.b.c",
+    ):
+        refused = _infer(with_tokens, token)
+        assert refused.status_code == 401
+        assert refused.headers["www-authenticate"] == "Bearer"
+        check_message(refused)
+    assert with_tokens.http.post("/login", data={"key": serving_issuer.token("ec")}).status_code == 401
+    assert with_tokens.ledger.account("people").spent_units == 0
+
+
+def test_a_token_that_expires_before_its_charge_pays_nothing(
+    with_tokens: Running, serving_issuer: TokenIssuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The expiry is checked in the transaction too: it is over by the time that the charge is decided."""
+    token = serving_issuer.token("ec")
+    assert _infer(with_tokens, token).status_code == 200
+    (identity,) = with_tokens.service.auth._tokens._verifier._verified.values()
+    decided = ChargeBatch._decide
+
+    def late(batch: ChargeBatch, charge: Charge) -> ChargeResult:
+        batch._now = identity.expires
+        return decided(batch, charge)
+
+    monkeypatch.setattr(ChargeBatch, "_decide", late)
+    refused = _infer(with_tokens, token, 1)
+    assert refused.status_code == 401
+    assert "token has expired" in refused.json()["error"]
+    assert with_tokens.ledger.account("people").spent_units == LIMIT // 20
+
+
+def test_without_an_issuer_a_token_is_a_wrong_key(plain: Running, issuer: TokenIssuer) -> None:
+    refused = _infer(plain, issuer.token("ec"))
+    assert (refused.status_code, refused.json()["error"]) == (
+        401,
+        "The API key is wrong, revoked or expired.",
+    )
+
+
+def test_tokens_get_503_and_api_keys_go_on_while_the_issuer_was_never_reached(start: Start) -> None:
+    nobody = OidcSettings("http://127.0.0.1:9", AUDIENCE)
+    made = TokenIssuer(nobody.issuer)
+    made.add_key("ec")
+    with start("plain", budget=Terms(10.0), queries=20, settings=Settings(oidc=nobody)) as service:
+        refused = _infer(service, made.token("ec"))
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert _infer(service, service.key).status_code == 200
+
+
+# With a real issuer: authorization code flow, restart, rotation
+
+
+@contextmanager
+def _provider(port: int) -> Iterator[None]:
+    """Run the OpenID provider of the package oidc-provider-mock; each start makes a new signing key."""
+    command = [sys.executable, "-m", "oidc_provider_mock", "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                httpx.get(f"http://localhost:{port}/.well-known/openid-configuration").raise_for_status()
+                break
+            except httpx.HTTPError:
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        yield
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def _id_token(url: str, user: str) -> str:
+    """Log a user in by the authorization code flow, as a web application would."""
+    where = {
+        "client_id": AUDIENCE,
+        "redirect_uri": "http://localhost/back",
+        "response_type": "code",
+        "scope": "openid",
+        "state": "s",
+    }
+    back = httpx.post(f"{url}/oauth2/authorize", params=where, data={"sub": user})
+    code = parse_qs(urlsplit(back.headers["location"]).query)["code"][0]
+    answer = httpx.post(
+        f"{url}/oauth2/token",
+        data={"grant_type": "authorization_code", "code": code, "redirect_uri": where["redirect_uri"]},
+        auth=(AUDIENCE, "any"),
+    )
+    return str(answer.raise_for_status().json()["id_token"])
+
+
+@pytest.mark.slow
+def test_the_tokens_of_a_real_issuer_work_across_its_restart_and_the_rotation_of_its_key(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oidc, "MIN_INTERVAL_SECONDS", 0.2)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://localhost:{port}"
+    settings = OidcSettings(url, AUDIENCE, admin_claim="role", admin_value="admin")
+    with start("plain", budget=Terms(10.0), queries=20, settings=Settings(oidc=settings)) as service:
+        with _provider(port):
+            httpx.put(f"{url}/users/root", json={"role": "admin"}).raise_for_status()
+            first = _id_token(url, "ann")
+            assert _infer(service, first).json()["parameters"]["new_answers"] == 1
+            assert _infer(service, _id_token(url, "root"), 1).status_code == 200
+            admin = service.http.get(
+                "/v2/models/plain/budget", headers=_bearer(_id_token(url, "root"))
+            ).json()
+            assert {each["client"] for each in admin["clients"]} == {f"oidc:ann@{url}", f"oidc:root@{url}"}
+        assert _infer(service, first, 2).status_code == 200, "the issuer is down, its last keys work"
+        time.sleep(0.3)
+        with _provider(port):
+            second = _id_token(url, "ann")
+            assert _infer(service, second, 3).status_code == 200, "signed with a key from after the restart"
+            assert _infer(service, first, 4).status_code == 401, "the old key is not published any more"
+        spent = service.ledger.subaccounts(service.ledger.account("people"))
+        assert {each.client: each.spent_units * 20 // LIMIT for each in spent} == {
+            f"oidc:ann@{url}": 3,
+            f"oidc:root@{url}": 1,
+        }
