@@ -67,6 +67,7 @@ class Running:
     admin: str
     key: str
     log: io.BytesIO
+    grpc: str | None = None
     http: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
@@ -201,6 +202,7 @@ def running(
     mechanism: str | None = None,
     account: str | None = None,
     tls: tuple[Path, Path] | None = None,
+    grpc: bool = False,
 ) -> Iterator[Running]:
     """Run a service in a thread."""
     ledger = Ledger(address)
@@ -209,8 +211,10 @@ def running(
     key, _ = ledger.create_key("ann")
     log = io.BytesIO()
     service = Service(ledger, deploy(ledger, loaded, budget=budget, account=account), settings, Log(log))
-    with run_in_thread(service, Listener("127.0.0.1", 0, *(tls or ()))) as url:
-        started = Running(url, service, admin, key, log)
+    certificate, tls_key = tls or (None, None)
+    where = Listener("127.0.0.1", 0, certificate, tls_key, grpc_port=0 if grpc else None)
+    with where.reserve_grpc_port() as listener, run_in_thread(service, listener) as url:
+        started = Running(url, service, admin, key, log, f"localhost:{listener.grpc_port}" if grpc else None)
         try:
             yield started
         finally:

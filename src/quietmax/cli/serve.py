@@ -91,6 +91,15 @@ def command(
         int,
         typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.", rich_help_panel=_NETWORK),
     ] = 8080,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Also listen for gRPC on this port; 0: any free one. Requires quietmax[grpc].",
+            rich_help_panel=_NETWORK,
+        ),
+    ] = None,
     anonymous: Annotated[
         bool,
         typer.Option(
@@ -233,7 +242,7 @@ def command(
         raise InvalidInput("`delta` requires `budget`.")
     if because is not None and account is None:
         raise InvalidInput("`because` requires `account`.")
-    listener = Listener(host, port, tls_certificate, tls_key, behind_proxy)
+    listener = Listener(host, port, tls_certificate, tls_key, behind_proxy, grpc_port)
     if anonymous:
         listener.check_anonymous()
     secret = (
@@ -274,16 +283,17 @@ def command(
         deployments = deploy(accounts, loaded, budget=terms, account=account, because=reason)
         return Service(accounts, deployments, settings, metrics=metrics)
 
-    first = create_service(Metrics(), because)
-    try:
-        url = listener.url(opened)
-        if as_json:
-            _print_json(first, url)
-        else:
-            _print_summary(first, url)
-    finally:
-        first.ledger.close()
-    supervise(create_service, listener, opened, Log(), workers)
+    with listener.reserve_grpc_port() as listener:
+        first = create_service(Metrics(), because)
+        try:
+            url = listener.url(opened)
+            if as_json:
+                _print_json(first, url, listener.grpc_port)
+            else:
+                _print_summary(first, url, listener.grpc_port)
+        finally:
+            first.ledger.close()
+        supervise(create_service, listener, opened, Log(), workers)
 
 
 def _oidc_settings(
@@ -307,19 +317,21 @@ def _oidc_settings(
     return OidcSettings(issuer, audience, client_claim, admin_claim, admin_value)
 
 
-def _print_json(service: Service, url: str) -> None:
+def _print_json(service: Service, url: str, grpc_port: int | None) -> None:
     """Print what is served as one JSON document."""
     models = [
         {"name": each.name, "version": each.version, "account": each.account.name, "status": each.status}
         for each in service.deployments
     ]
     keys = len(service.ledger.keys())
-    print_json({"url": url, "ledger": service.ledger.address, "keys": keys, "models": models})
+    document = {"url": url, "ledger": service.ledger.address, "keys": keys, "models": models}
+    print_json(document if grpc_port is None else {**document, "grpc_port": grpc_port})
 
 
-def _print_summary(service: Service, url: str) -> None:
+def _print_summary(service: Service, url: str, grpc_port: int | None) -> None:
     """Print what is served, with warnings, on stderr."""
-    _print_line(f"Serving on {url} with the ledger {service.ledger.address}.")
+    grpc = "" if grpc_port is None else f" (gRPC on port {grpc_port})"
+    _print_line(f"Serving on {url}{grpc} with the ledger {service.ledger.address}.")
     for deployment in service.deployments:
         account, unit_cost = deployment.account, deployment.unit_cost
         answers = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -24,30 +24,35 @@ EXTENSIONS = ["binary_tensor_data", "privacy_budget"]
 Handler = Callable[[Request, str, str | None], Awaitable[Response]]
 
 
-def create_app(service: Service) -> ASGIApp:
+def create_app(service: Service, beside: AbstractAsyncContextManager[None] | None = None) -> ASGIApp:
     """Create the ASGI application of a service: the inference endpoint in front of the FastAPI routes.
 
     Parameters
     ----------
     service : Service
         The service; the application starts and stops it.
+    beside : async context manager or None
+        Entered after the start and left before the stop: a server of another protocol.
     """
-    return InferenceEndpoint(create_api(service), service)
+    return InferenceEndpoint(create_api(service, beside), service)
 
 
-def create_api(service: Service) -> FastAPI:
+def create_api(service: Service, beside: AbstractAsyncContextManager[None] | None = None) -> FastAPI:
     """Create the FastAPI application with all routes, and their OpenAPI document at /openapi.json.
 
     Parameters
     ----------
     service : Service
         The service; the application starts and stops it.
+    beside : async context manager or None
+        As in `create_app`.
     """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await service.start()
-        yield
+        async with beside or nullcontext():
+            yield
         await service.stop()
 
     app = FastAPI(

@@ -136,6 +136,35 @@ def decode_request(
     return InferenceRequest(rows, _id(request), _outputs(request, deployment))
 
 
+def decode_tensors(
+    request: Mapping[str, Any], binary: bytes, deployment: Deployment, max_rows: int
+) -> InferenceRequest:
+    """Check an inference request whose tensors are all binary.
+
+    Parameters
+    ----------
+    request : dict
+        The request as its JSON would be; each input has `binary_data_size` among its parameters, and no data.
+    binary : bytes
+        The binary data of all inputs, one after the other.
+    deployment, max_rows
+        As in `decode_request`.
+
+    Raises
+    ------
+    HttpError
+        As in `decode_request`.
+    """
+    inputs = _inputs(request)
+    encoding = deployment.encoding
+    if encoding is None or _is_encoded(inputs, encoding):
+        rows = _rows(_features_tensor(inputs), binary, deployment, max_rows, check_types=False)
+        return InferenceRequest(rows, _id(request), _outputs(request, deployment))
+    rows = _encode(_frame(inputs, binary, encoding, max_rows), _with_iso_dates(encoding, inputs))
+    unknown = _unknown_values(rows, encoding)
+    return InferenceRequest(rows, _id(request), _outputs(request, deployment), unknown)
+
+
 def _parse(text: bytes, encoding: Encoding | None, max_rows: int) -> tuple[bytes, dict[str, Any]]:
     """Return the JSON object of a body, and its text; long lists of numbers are an array, and cut out of the text."""
     if len(text) >= _MIN_CUT and (encoding is None or takes_encoded_rows(encoding)):

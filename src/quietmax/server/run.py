@@ -17,12 +17,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import uvicorn
 
@@ -56,11 +56,16 @@ class Listener:
         Private key of the certificate, a PEM file without a password.
     behind_proxy : bool
         Whether a proxy in front of the service ends TLS.
+    grpc_port : int or None
+        Port to listen on for gRPC, at the same address; 0 for any free one, which `reserve_grpc_port` finds. None: no
+        gRPC.
 
     Attributes
     ----------
     ssl_context : ssl.SSLContext or None
         The certificate and its key, once read. None: no TLS.
+    tls_content : tuple of (bytes, bytes) or None
+        The same as the files hold it, for gRPC.
     """
 
     host: str = "127.0.0.1"
@@ -68,11 +73,15 @@ class Listener:
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     behind_proxy: bool = False
+    grpc_port: int | None = None
     ssl_context: ssl.SSLContext | None = field(init=False, default=None, compare=False, repr=False)
+    tls_content: tuple[bytes, bytes] | None = field(init=False, default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise InvalidInput("TLS requires both `tls_certificate` and `tls_key`.")
+        if self.grpc_port is not None and importlib.util.find_spec("grpc") is None:
+            raise InvalidInput("gRPC requires the extra `grpc`: pip install 'quietmax[grpc]'.")
         for file in (self.tls_certificate, self.tls_key):
             if file is not None and not file.is_file():
                 raise InvalidInput(f"There is no file {file}.")
@@ -95,6 +104,7 @@ class Listener:
             return
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
+            content = (self.tls_certificate.read_bytes(), self.tls_key.read_bytes())
             context.load_cert_chain(self.tls_certificate, self.tls_key, password=lambda: "")
         except (OSError, ValueError) as error:
             raise InvalidInput(
@@ -102,6 +112,7 @@ class Listener:
                 f"without a password ({error})."
             ) from error
         object.__setattr__(self, "ssl_context", context)
+        object.__setattr__(self, "tls_content", content)
 
     @property
     def secure_cookies(self) -> bool:
@@ -115,15 +126,43 @@ class Listener:
 
     def open_socket(self) -> socket.socket:
         """Open the listening socket."""
-        opened = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
+        opened = self._bind(self.port)
         try:
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            opened.bind((self.host, self.port))
             opened.listen(_BACKLOG)
         except OSError as error:
             opened.close()
-            raise InvalidInput(f"Cannot listen on {self.host}:{self.port} ({error.strerror}).") from error
+            raise self._listen_error(self.port, error) from error
         return opened
+
+    @contextmanager
+    def reserve_grpc_port(self) -> Iterator[Self]:
+        """Keep the gRPC port for the server processes, which share it; another service cannot have it.
+
+        Yields
+        ------
+        Listener
+            The same listener with the number of the port.
+        """
+        if self.grpc_port is None:
+            yield self
+            return
+        with self._bind(self.grpc_port) as reserved:
+            # Set only now: a port that another service listens on was refused above.
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            yield replace(self, grpc_port=reserved.getsockname()[1])
+
+    def _bind(self, port: int) -> socket.socket:
+        bound = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind((self.host, port))
+        except OSError as error:
+            bound.close()
+            raise self._listen_error(port, error) from error
+        return bound
+
+    def _listen_error(self, port: int, error: OSError) -> InvalidInput:
+        return InvalidInput(f"Cannot listen on {self.host}:{port} ({error.strerror}).")
 
     def url(self, opened: socket.socket) -> str:
         """Return the URL of the service.
@@ -149,7 +188,7 @@ def uvicorn_config(service: Service, listener: Listener) -> uvicorn.Config:
         Where it listens.
     """
     return uvicorn.Config(
-        create_app(service),
+        create_app(service, _grpc_server(service, listener)),
         host=listener.host,
         port=listener.port,
         loop="uvloop" if importlib.util.find_spec("uvloop") is not None else "asyncio",
@@ -164,6 +203,16 @@ def uvicorn_config(service: Service, listener: Listener) -> uvicorn.Config:
         timeout_keep_alive=math.ceil(service.settings.idle_timeout),
         timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT,
     )
+
+
+def _grpc_server(service: Service, listener: Listener) -> AbstractAsyncContextManager[None] | None:
+    """Return the gRPC server to run beside HTTP, if there is one."""
+    if listener.grpc_port is None:
+        return None
+    # Not imported before the fork, which the threads of grpc do not survive.
+    from quietmax.server.grpc_server import serving
+
+    return serving(service, listener.host, listener.grpc_port, listener.tls_content)
 
 
 class _Server(uvicorn.Server):

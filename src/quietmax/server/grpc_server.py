@@ -1,0 +1,246 @@
+"""The Open Inference Protocol v2 over gRPC, beside HTTP: the same keys, ledger, limits, log and metrics.
+
+This module imports grpc, whose threads do not survive a fork: import it in the process that serves.
+
+Every method is registered as one that reads a stream, which is the same on the wire. So the key is checked before the
+message is received, and a message that does not arrive or cannot be parsed is an error of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+from grpc import StatusCode
+
+from quietmax import __version__
+from quietmax.errors import InvalidInput
+from quietmax.server.auth import Caller, Headers
+from quietmax.server.errors import HttpError, bad_request
+from quietmax.server.grpc_codec import (
+    SERVICE,
+    decode_request,
+    encode_response,
+    message_class,
+    parse_message,
+    parse_request,
+)
+from quietmax.server.inference import internal_error, recorded
+from quietmax.server.service import Service
+from quietmax.server.settings import is_loopback
+
+EXTENSIONS = ["privacy_budget"]
+STATUS_CODES = {
+    400: StatusCode.INVALID_ARGUMENT,
+    401: StatusCode.UNAUTHENTICATED,
+    403: StatusCode.PERMISSION_DENIED,
+    404: StatusCode.NOT_FOUND,
+    408: StatusCode.DEADLINE_EXCEEDED,
+    409: StatusCode.ALREADY_EXISTS,
+    413: StatusCode.RESOURCE_EXHAUSTED,
+    422: StatusCode.INVALID_ARGUMENT,
+    429: StatusCode.RESOURCE_EXHAUSTED,
+    500: StatusCode.INTERNAL,
+    503: StatusCode.UNAVAILABLE,
+}
+"""The gRPC status of each HTTP status."""
+_MAX_BYTES_IN_LOOP = 2**15
+_GRACE_SECONDS = 5.0
+_IDENTITY_ONLY = 1
+
+Method = Callable[[Any, Any], Awaitable[bytes]]
+
+
+@asynccontextmanager
+async def serving(
+    service: Service, host: str, port: int, tls: tuple[bytes, bytes] | None = None
+) -> AsyncIterator[None]:
+    """Serve over gRPC; at the end, answer the requests in flight.
+
+    Parameters
+    ----------
+    service : Service
+        A service that has started.
+    host : str
+        Address to listen on.
+    port : int
+        Port to listen on. Several processes may share it.
+    tls : tuple of (bytes, bytes) or None
+        Certificate and private key, as PEM.
+
+    Raises
+    ------
+    InvalidInput
+        If the server cannot listen there.
+    """
+    server = grpc.aio.server(
+        options=_options(service), maximum_concurrent_rpcs=service.settings.max_in_flight
+    )
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(SERVICE, _Methods(service).handlers()),)
+    )
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        if tls is None:
+            server.add_insecure_port(address)
+        else:
+            certificate, key = tls
+            server.add_secure_port(address, grpc.ssl_server_credentials([(key, certificate)]))
+    except RuntimeError as error:
+        raise InvalidInput(f"Cannot listen on {address} for gRPC.") from error
+    await server.start()
+    try:
+        yield
+    finally:
+        await server.stop(service.settings.timeout + _GRACE_SECONDS)
+
+
+def _options(service: Service) -> list[tuple[str, int]]:
+    settings = service.settings
+    return [
+        ("grpc.so_reuseport", 1),
+        ("grpc.max_receive_message_length", settings.max_bytes),
+        ("grpc.max_concurrent_streams", settings.max_in_flight),
+        ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_ONLY),
+        ("grpc.max_metadata_size", settings.max_header_bytes),
+        ("grpc.server_handshake_timeout_ms", math.ceil(settings.header_timeout * 1000)),
+        ("grpc.max_connection_idle_ms", math.ceil(settings.idle_timeout * 1000)),
+        ("grpc.max_allowed_incoming_connections", settings.max_connections),
+    ]
+
+
+class _Methods:
+    """The methods of the protocol. Each takes a receiver of the message and the context, and returns a message."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def handlers(self) -> dict[str, Any]:
+        methods: dict[str, Method] = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelInfer": self._model_infer,
+        }
+        return {
+            name: grpc.stream_unary_rpc_method_handler(self._with_status(method))
+            for name, method in methods.items()
+        }
+
+    def _with_status(self, method: Method) -> Method:
+        """Return the method with its errors as a gRPC status."""
+
+        async def handle(messages: Any, context: Any) -> bytes:
+            try:
+                return await method(messages, context)
+            except HttpError as error:
+                failed = error
+            except Exception as error:
+                self._service.log.event("failed", kind=type(error).__name__)
+                failed = internal_error()
+            await context.abort(STATUS_CODES[failed.status], failed.message, _trailers(failed))
+            raise AssertionError("abort raises")
+
+        return handle
+
+    async def _server_live(self, _messages: Any, _context: Any) -> bytes:
+        return _message("ServerLiveResponse", live=True)
+
+    async def _server_ready(self, _messages: Any, _context: Any) -> bytes:
+        error = await self._service.readiness_error()
+        return _message("ServerReadyResponse", ready=error is None)
+
+    async def _server_metadata(self, _messages: Any, _context: Any) -> bytes:
+        return _message("ServerMetadataResponse", name="quietmax", version=__version__, extensions=EXTENSIONS)
+
+    async def _model_ready(self, messages: Any, context: Any) -> bytes:
+        await self._authenticate(context)
+        request = parse_message("ModelReadyRequest", await self._receive(messages))
+        self._service.deployment(request.name, request.version or None)
+        error = await self._service.readiness_error()
+        return _message("ModelReadyResponse", ready=error is None)
+
+    async def _model_metadata(self, messages: Any, context: Any) -> bytes:
+        await self._authenticate(context)
+        request = parse_message("ModelMetadataRequest", await self._receive(messages))
+        deployment = self._service.deployment(request.name, request.version or None)
+        metadata = await self._service.metadata(deployment)
+        del metadata["parameters"]
+        return _message("ModelMetadataResponse", **metadata)
+
+    async def _model_infer(self, messages: Any, context: Any) -> bytes:
+        service = self._service
+        with recorded(service) as record:
+            caller = await self._authenticate(context)
+            record.client = caller.client
+            content = await self._receive(messages)
+            max_rows = service.settings.max_rows
+            in_loop = len(content) <= _MAX_BYTES_IN_LOOP
+            message = (
+                parse_request(content, max_rows)
+                if in_loop
+                else await asyncio.to_thread(parse_request, content, max_rows)
+            )
+            deployment = service.deployment(message.model_name, message.model_version or None)
+            record.deployment = deployment
+            request = (
+                decode_request(message, deployment, max_rows)
+                if in_loop
+                else await asyncio.to_thread(decode_request, message, deployment, max_rows)
+            )
+            record.rows = len(request.rows)
+            # A client that goes away cancels this method, but not what it is charged for.
+            answers, parameters = await asyncio.shield(service.infer(deployment, request, caller))
+            response = encode_response(message, request, answers, parameters, deployment)
+            record.status = 200
+            return response
+
+    async def _authenticate(self, context: Any) -> Caller:
+        """Return the caller, from the key in the metadata; without a key from a loopback address only."""
+        headers: Headers = [
+            (name.encode(), value if isinstance(value, bytes) else value.encode())
+            for name, value in context.invocation_metadata()
+        ]
+        caller = await self._service.auth.authenticate(headers)
+        if caller.key is None and not is_loopback(_peer_host(context.peer())):
+            raise HttpError(403, "Anonymous access requires a loopback address.")
+        return caller
+
+    async def _receive(self, messages: AsyncIterator[bytes]) -> bytes:
+        """Receive the one message of a request."""
+        try:
+            async with asyncio.timeout(self._service.settings.timeout):
+                return await anext(messages)
+        except TimeoutError:
+            raise HttpError(408, "The message did not arrive in time. Nothing was charged.") from None
+        except StopAsyncIteration:
+            raise bad_request("The connection ended before the message was complete.") from None
+
+
+def _message(name: str, /, **fields: Any) -> bytes:
+    content: bytes = message_class(name)(**fields).SerializeToString()
+    return content
+
+
+def _trailers(error: HttpError) -> tuple[tuple[str, str], ...]:
+    """Return the trailing metadata of an error: what is left of a budget, and when to try again."""
+    trailers = {name: str(value) for name, value in error.extra.items()}
+    if "retry-after" in error.headers:
+        trailers["retry-after"] = error.headers["retry-after"]
+    return tuple(trailers.items())
+
+
+def _peer_host(peer: str) -> str:
+    """Return the address in the name of a peer.
+
+    >>> _peer_host("ipv4:127.0.0.1:50000"), _peer_host("ipv6:%5B::1%5D:50000")
+    ('127.0.0.1', '::1')
+    """
+    host = peer.partition(":")[2].rpartition(":")[0]
+    return host.replace("%5B", "").replace("%5D", "").strip("[]")
