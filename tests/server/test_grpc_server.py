@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from quietmax import __version__
-from quietmax.ledger import Terms
+from quietmax.errors import InvalidInput
+from quietmax.ledger import Ledger, Terms
 from quietmax.server import Settings
-from tests.server.running_service import CLASSES, Running, Start, some_loans, some_rows
+from quietmax.server.run import Listener
+from tests.server.running_service import (
+    CLASSES,
+    FEATURES,
+    LEDGER_DOWN,
+    Running,
+    Start,
+    some_loans,
+    some_rows,
+)
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 LOANS_TEXT = {"joined": "%d.%m.%Y", "seen": "%Y-%m-%d %H:%M:%S"}
@@ -232,7 +251,7 @@ def test_limits_are_those_of_http(start: Start) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             _send(running, _message(some_rows(4)).SerializeToString())
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert caught.value.details() == "`features` must have at most 3 rows, got 4."
+        assert caught.value.details() == "`features` must have at most 3 rows, got 24 values."
         with pytest.raises(grpc.RpcError) as caught:
             _send(running, b"\0" * 5000)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -262,3 +281,223 @@ def test_anonymous_access_follows_the_rules_of_http(start: Start) -> None:
         with pytest.raises(InferenceServerException, match="through a proxy") as caught:
             client.infer("head", _features(some_rows(1)), headers={"x-forwarded-for": "192.0.2.1"})
         assert caught.value.status() == "StatusCode.PERMISSION_DENIED"
+
+
+def test_the_log_and_the_metrics_count_requests_of_both_protocols(charged: Running) -> None:
+    _infer(charged, "plain", some_rows(2))
+    with pytest.raises(InferenceServerException):
+        _infer(charged, "plain", some_rows(2), key="qm_wrong")
+    charged.infer(some_rows(2))
+    charged.service.log.flush()
+    lines = [json.loads(line) for line in charged.log.getvalue().splitlines()]
+    requests = [
+        (each["client"], each["rows"], each["status"]) for each in lines if each["event"] == "request"
+    ]
+    assert requests == [("ann", 2, 200), (None, 0, 401), ("ann", 2, 200)]
+    assert charged.key.encode() not in charged.log.getvalue()
+    told = charged.http.get("/metrics").text
+    assert 'quietmax_requests_total{model="plain",status="200",version="1"} 2.0' in told
+    assert 'quietmax_requests_total{model="",status="401",version=""} 1.0' in told
+
+
+def test_what_a_client_that_goes_away_has_asked_for_is_charged_once(charged: Running) -> None:
+    """A cancelled request stays in flight until it is charged and its answer stored."""
+    message = _message(some_rows(2), id="gone").SerializeToString()
+    metadata = tuple(_headers(charged.key).items())
+    with grpc.insecure_channel(str(charged.grpc)) as channel:
+        call = channel.unary_unary(INFER, lambda each: each, lambda each: each)
+        for _ in range(20):
+            future = call.future(message, metadata=metadata, timeout=30)
+            time.sleep(0.002)
+            future.cancel()
+        told = service_pb2.ModelInferResponse.FromString(call(message, metadata=metadata, timeout=30))
+    assert len(told.outputs[0].contents.int64_contents) == 2
+    assert charged.ledger.accounts()[0].spent_units == 2 * charged.service.deployments[0].unit_cost
+
+
+def test_while_the_ledger_is_away_the_status_is_unavailable(
+    charged: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _client(charged).is_server_ready()
+
+    def fail(*_: object) -> None:
+        raise LEDGER_DOWN
+
+    monkeypatch.setattr(charged.ledger, "keys", fail)
+    monkeypatch.setattr(charged.ledger, "ping", fail)
+    time.sleep(1.1)
+    with pytest.raises(grpc.RpcError) as caught:
+        _send(charged, _message(some_rows(1)).SerializeToString())
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert dict(caught.value.trailing_metadata())["retry-after"] == "1"
+    with _client(charged) as client:
+        assert client.is_server_live()
+        assert not client.is_server_ready()
+
+
+def _mutated(message: bytes, rng: random.Random) -> bytes:
+    """The message with a few bytes changed, removed, repeated or added."""
+    content = bytearray(message)
+    for _ in range(rng.randint(1, 4)):
+        place = rng.randrange(len(content) + 1)
+        kind = rng.randrange(5)
+        if kind == 0 and place < len(content):
+            content[place] = rng.randrange(256)
+        elif kind == 1:
+            del content[place : place + rng.randint(1, 8)]
+        elif kind == 2:
+            content[place:place] = rng.randbytes(rng.randint(1, 8))
+        elif kind == 3:
+            content[place:place] = content[place : place + rng.randint(1, 40)]
+        elif place < len(content):
+            content[place] ^= 1 << rng.randrange(8)
+    return bytes(content)
+
+
+def _valid_messages() -> list[bytes]:
+    """Requests to `plain`, typed and raw, and to `table`."""
+    raw = _message(some_rows(2))
+    raw.inputs[0].ClearField("contents")
+    raw.raw_input_contents.append(b"\0" * 8 * FEATURES)
+    raw.outputs.add(name="label")
+    raw.parameters["priority"].int64_param = 1
+    table = service_pb2.ModelInferRequest(model_name="table")
+    for name, value in (("age", b"30"), ("income", b"9000"), ("r\u00e9gion", b"north")):
+        table.inputs.add(name=name, datatype="BYTES", shape=[1]).contents.bytes_contents.append(value)
+    return [each.SerializeToString() for each in (_message(some_rows(2)), raw, table)]
+
+
+def _fuzz(running: Running, count: int, seed: int) -> tuple[Counter[grpc.StatusCode], int]:
+    """Send mutated messages, 50 at a time; returns how often each status came back, and the units of all answers."""
+    rng = random.Random(seed)
+    seeds = _valid_messages()
+    unit_costs = {each.name: each.unit_cost for each in running.service.deployments}
+    statuses: Counter[grpc.StatusCode] = Counter()
+    units = 0
+    metadata = tuple(_headers(running.key).items())
+    with grpc.insecure_channel(str(running.grpc)) as channel:
+        call = channel.unary_unary(INFER, lambda each: each, lambda each: each)
+        for _ in range(count // 50):
+            messages = [_mutated(rng.choice(seeds), rng) for _ in range(50)]
+            for future in [call.future(each, metadata=metadata, timeout=60) for each in messages]:
+                statuses[future.code()] += 1
+                if future.code() is grpc.StatusCode.OK:
+                    answer = service_pb2.ModelInferResponse.FromString(future.result())
+                    units += answer.parameters["new_answers"].int64_param * unit_costs[answer.model_name]
+    return statuses, units
+
+
+ANSWERS_OF_MALFORMED = {
+    grpc.StatusCode.OK,  # some mutations leave the message valid
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.ALREADY_EXISTS,  # or give it an id
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+
+
+@pytest.mark.parametrize("count", [1000, pytest.param(30_000, marks=pytest.mark.slow)])
+def test_mutated_messages_are_refused_and_only_answers_are_charged(start: Start, count: int) -> None:
+    with start("plain", "table", budget=Terms(10.0), queries=100_000, grpc=True) as running:
+        statuses, units = _fuzz(running, count, seed=count)
+        assert statuses.total() == count
+        assert set(statuses) <= ANSWERS_OF_MALFORMED, statuses
+        assert statuses[grpc.StatusCode.INVALID_ARGUMENT] > count / 4
+        assert running.ledger.accounts()[0].spent_units == units > 0
+        assert b'"failed"' not in running.log.getvalue()
+
+
+def test_with_a_certificate_grpc_speaks_tls_and_nothing_else(start: Start, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is missing; install it with: apt-get install -y openssl")
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
+    where = ["-addext", "subjectAltName=DNS:localhost", "-out", str(certificate), "-keyout", str(key)]
+    subprocess.run([*command, *where], check=True, capture_output=True)
+    with start("head", tls=(certificate, key), grpc=True) as running:
+        with triton.InferenceServerClient(
+            running.grpc, ssl=True, root_certificates=str(certificate)
+        ) as client:
+            result = client.infer("head", _features(some_rows(1)), headers=_headers(running.key))
+            assert result.as_numpy("label").shape == (1,)
+        with _client(running) as client, pytest.raises(InferenceServerException) as caught:
+            client.is_server_live()
+        assert caught.value.status() == "StatusCode.UNAVAILABLE"
+
+
+def test_the_port_is_kept_for_the_service_and_refused_to_another(start: Start) -> None:
+    with start("head", grpc=True) as running:
+        port = int(str(running.grpc).rpartition(":")[2])
+        with (
+            pytest.raises(InvalidInput, match=f"Cannot listen on 127.0.0.1:{port}"),
+            Listener(port=0, grpc_port=port).reserve_grpc_port(),
+        ):
+            pass
+    with Listener(port=0, grpc_port=port).reserve_grpc_port() as again:
+        assert again.grpc_port == port
+
+
+@pytest.fixture
+def served(models: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int, str]]:
+    """`quietmax serve` with its supervisor: the process, the gRPC port and a key."""
+    address = str(tmp_path / "ledger.sqlite")
+    with Ledger(address) as ledger:
+        key, _ = ledger.create_key("ann")
+    shutil.copytree(models / "teachers", tmp_path / "teachers")
+    command = [sys.executable, "-m", "quietmax", "serve", str(tmp_path / "teachers"), "--ledger", address]
+    service = subprocess.Popen(
+        [*command, "--port", "0", "--grpc-port", "0", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert service.stdout is not None
+        told = ""
+        while not told.rstrip().endswith("}") or told.count("{") != told.count("}"):
+            line = service.stdout.readline()
+            assert line, "the service ended before it said where it listens"
+            told += line
+        yield service, int(json.loads(told)["grpc_port"]), key
+    finally:
+        service.terminate()
+        service.communicate(timeout=60)
+
+
+def _ask_until_ready(client: triton.InferenceServerClient, key: str, request_id: str) -> list[int]:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            result = client.infer(
+                "teachers", _features(some_rows(1)), headers=_headers(key), request_id=request_id
+            )
+            labels: list[int] = result.as_numpy("label").tolist()
+            return labels
+        except InferenceServerException as error:
+            if error.status() != "StatusCode.UNAVAILABLE" or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def test_a_service_that_was_killed_answers_grpc_again_and_a_retry_is_not_charged(
+    served: tuple[subprocess.Popen[str], int, str],
+) -> None:
+    service, port, key = served
+    with triton.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        first = _ask_until_ready(client, key, "once")
+        for child in psutil.Process(service.pid).children():
+            child.kill()
+        assert _ask_until_ready(client, key, "once") == first
+        service.send_signal(signal.SIGTERM)
+        assert service.wait(30) == 0

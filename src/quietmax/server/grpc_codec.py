@@ -188,7 +188,7 @@ def decode_request(message: Any, deployment: Deployment, max_rows: int) -> Infer
     HttpError
         400 if the message contradicts itself, 413 if it has too many rows, 422 if it does not fit the model.
     """
-    contents = _contents(message, max_rows * deployment.inputs)
+    contents = _contents(message, max_rows, deployment.inputs)
     inputs = [
         {
             "name": tensor.name,
@@ -209,11 +209,11 @@ def decode_request(message: Any, deployment: Deployment, max_rows: int) -> Infer
     return decode_tensors(request, b"".join(contents), deployment, max_rows)
 
 
-def _contents(message: Any, max_values: int) -> list[bytes]:
+def _contents(message: Any, max_rows: int, inputs: int) -> list[bytes]:
     """Return the binary data of each input."""
     raw = list(message.raw_input_contents)
     if not raw:
-        return [_content_bytes(tensor, max_values) for tensor in message.inputs]
+        return [_content_bytes(tensor, max_rows, inputs) for tensor in message.inputs]
     if any(tensor.HasField("contents") for tensor in message.inputs):
         raise bad_request("Inputs must have either `contents` or `raw_input_contents`, got both.")
     if len(raw) != len(message.inputs):
@@ -236,7 +236,7 @@ def _check_size(tensor: Any, size: int, factor: int, unit: str) -> None:
         )
 
 
-def _content_bytes(tensor: Any, max_values: int) -> bytes:
+def _content_bytes(tensor: Any, max_rows: int, inputs: int) -> bytes:
     """Return the typed values of an input as binary data."""
     name, datatype = tensor.name[:64], tensor.datatype
     if datatype not in _CONTENTS:
@@ -247,8 +247,8 @@ def _content_bytes(tensor: Any, max_values: int) -> bytes:
     if any(field.name != expected for field, _ in tensor.contents.ListFields()):
         raise unprocessable(f"The `contents` of `{name}` must be in `{expected}`, as its `datatype` says.")
     values = getattr(tensor.contents, expected)
-    if len(values) > max_values:
-        raise HttpError(413, f"`{name}` must have at most {max_values} values, got {len(values)}.")
+    if len(values) > max_rows * inputs:
+        raise HttpError(413, f"`{name}` must have at most {max_rows} rows, got {len(values)} values.")
     _check_size(tensor, len(values), 1, "values")
     if datatype == "BYTES":
         return b"".join(_LENGTH.pack(len(value)) + value for value in values)

@@ -208,7 +208,8 @@ class _Methods:
             for name, value in context.invocation_metadata()
         ]
         caller = await self._service.auth.authenticate(headers)
-        if caller.key is None and not is_loopback(_peer_host(context.peer())):
+        anonymous = caller.key is None and caller.expires is None
+        if anonymous and not is_loopback(_peer_host(context.peer())):
             raise HttpError(403, "Anonymous access requires a loopback address.")
         return caller
 
