@@ -258,7 +258,7 @@ def test_the_latency_on_the_dashboard_is_that_of_all_workers(tmp_path: Path) -> 
 def test_all_workers_and_the_folder_of_their_metrics_go_with_the_supervisor(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_metrics_place", lambda: tmp_path)
+    monkeypatch.setattr(supervisor, "_shared_place", lambda: tmp_path)
     for ends in (signal.SIGTERM, signal.SIGKILL):
         with _workers(3, models, tmp_path) as (supervised, url):
             workers = supervised.children()

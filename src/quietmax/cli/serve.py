@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +29,13 @@ def command(
     models: Annotated[
         list[str] | None,
         typer.Argument(help="Model folders: FOLDER, NAME=FOLDER or NAME/VERSION=FOLDER.", show_default=False),
+    ] = None,
+    repository: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory of models as NAME/VERSION that administrators can load and unload while the service runs. "
+            "The highest version of each is served from the start.",
+        ),
     ] = None,
     config: Config = None,  # noqa: ARG001 (its callback has read the file)
     accept_unproven: Annotated[
@@ -229,15 +238,16 @@ def command(
     from quietmax.server.deployment import deploy
     from quietmax.server.log import Log
     from quietmax.server.metrics import Metrics
-    from quietmax.server.repository import load_models
+    from quietmax.server.model_control import ModelControl, SharedState
+    from quietmax.server.repository import ModelRepository, load_models
     from quietmax.server.run import Listener
     from quietmax.server.service import Service
     from quietmax.server.settings import Settings, read_session_secret
-    from quietmax.server.supervisor import supervise
+    from quietmax.server.supervisor import shared_folder, supervise
 
     torch.set_num_threads(1)  # requests run in parallel; a small network gains nothing from more threads
-    if not models:
-        raise InvalidInput("At least one model must be named in `models`.")
+    if not models and repository is None:
+        raise InvalidInput("At least one model must be named in `models`, or a `repository`.")
     if budget is None and delta:
         raise InvalidInput("`delta` requires `budget`.")
     if because is not None and account is None:
@@ -268,22 +278,34 @@ def command(
     )
     address = configured_url(ledger, ledger_file, ledger_password_file)
     terms = None if budget is None else Terms(budget, delta)
-    loaded = load_models(
-        models,
+    read = partial(
+        load_models,
         budget=terms,
         queries=queries,
         mechanism=mechanism,
         noise=noise,
         accept_unproven=accept_unproven,
     )
-    opened = listener.open_socket()
+    bind = partial(deploy, budget=terms, account=account)
+    loaded = read(models or [])
+    with ExitStack() as stack:
+        control = None
+        if repository is not None:
+            state = SharedState(stack.enter_context(shared_folder("quietmax-models-")))
+            names = {each.name for each in loaded}
+            control = ModelControl(
+                ModelRepository(repository), state, lambda model: read([model])[0], bind, names
+            )
+        opened = listener.open_socket()
 
-    def create_service(metrics: Metrics, reason: str | None = None) -> Service:
-        accounts = Ledger(address)
-        deployments = deploy(accounts, loaded, budget=terms, account=account, because=reason)
-        return Service(accounts, deployments, settings, metrics=metrics)
+        def create_service(metrics: Metrics, reason: str | None = None) -> Service:
+            accounts = Ledger(address)
+            served = loaded if control is None else [*loaded, *control.start()]
+            return Service(
+                accounts, bind(accounts, served, because=reason), settings, metrics=metrics, control=control
+            )
 
-    with listener.reserve_grpc_port() as listener:
+        listener = stack.enter_context(listener.reserve_grpc_port())
         first = create_service(Metrics(), because)
         try:
             url = listener.url(opened)

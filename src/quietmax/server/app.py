@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
+import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 from quietmax import __version__
 from quietmax.errors import QuietmaxError
 from quietmax.server import dashboard, metrics
-from quietmax.server.errors import HttpError, no_such_model
+from quietmax.server.errors import HttpError, bad_request, no_such_model
 from quietmax.server.inference import InferenceEndpoint, internal_error
 from quietmax.server.openapi import add_document, error_responses, responses
 from quietmax.server.service import Service
 
-EXTENSIONS = ["binary_tensor_data", "privacy_budget"]
+EXTENSIONS = ["binary_tensor_data", "model_repository", "privacy_budget"]
+_MAX_CONTROL_BYTES = 2**16
 Handler = Callable[[Request, str, str | None], Awaitable[Response]]
 
 
@@ -66,6 +70,7 @@ def create_api(service: Service, beside: AbstractAsyncContextManager[None] | Non
     _add_error_handlers(app, service)
     _add_server_routes(app, service)
     _add_model_routes(app, service)
+    _add_repository_routes(app, service)
     dashboard.add_routes(app, service)
     add_document(app)
     return app
@@ -173,6 +178,66 @@ def _add_model_routes(app: FastAPI, service: Service) -> None:
         responses("InferenceResponse", 400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
         "Private answers for rows of features. Errors charge nothing; an exhausted budget is 403 with `remaining`.",
     )  # fmt: skip
+
+
+def _add_repository_routes(app: FastAPI, service: Service) -> None:
+    @app.post(
+        "/v2/repository/index",
+        tags=["repository"],
+        responses=responses("RepositoryIndex", 400, 401, 403, 413, 503),
+    )
+    async def index(request: Request) -> Response:
+        """The models of the repository and whether they are served; administrators only."""
+        caller = await service.auth.authenticate(request.scope["headers"])
+        ready = (await _read_object(request, service)).get("ready", False)
+        return JSONResponse(await service.repository_index(caller, ready=ready is True))
+
+    changed = responses("Changed", 400, 401, 403, 404, 413, 503)
+
+    @app.post("/v2/repository/models/{name}/load", tags=["repository"], responses=changed)
+    async def load(request: Request, name: str) -> Response:
+        """Load the highest version of a model from the repository; the one before it goes. Administrators only."""
+        caller = await service.auth.authenticate(request.scope["headers"])
+        if (await _read_object(request, service)).get("parameters"):
+            raise bad_request(
+                "Models are loaded from the model repository alone; `parameters` are not supported."
+            )
+        await service.load_model(name, caller)
+        return JSONResponse({})
+
+    @app.post("/v2/repository/models/{name}/unload", tags=["repository"], responses=changed)
+    async def unload(request: Request, name: str) -> Response:
+        """Stop serving a model of the repository. Nothing is refunded; administrators only."""
+        caller = await service.auth.authenticate(request.scope["headers"])
+        await _read_object(request, service)
+        await service.unload_model(name, caller)
+        return JSONResponse({})
+
+
+async def _read_object(request: Request, service: Service) -> dict[str, Any]:
+    """Read a small body that is a JSON object, or empty."""
+    content = b""
+    try:
+        async with asyncio.timeout(service.settings.timeout):
+            async for part in request.stream():
+                content += part
+                if len(content) > _MAX_CONTROL_BYTES:
+                    raise HttpError(
+                        413,
+                        f"The body must have at most {_MAX_CONTROL_BYTES} bytes.",
+                        headers={"connection": "close"},
+                    )
+    except ClientDisconnect:
+        raise bad_request("The connection ended before the body was complete.") from None
+    except TimeoutError:
+        raise HttpError(408, "The body did not arrive in time.", headers={"connection": "close"}) from None
+    try:
+        document = orjson.loads(content or b"{}")
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise bad_request("The body must be a JSON object, or empty.")
+    return document
 
 
 def _add_versioned(

@@ -231,6 +231,18 @@ def account_name(dataset: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", dataset).strip("-._")[:64] or "records"
 
 
+def version_order(version: str) -> list[tuple[int, int | str]]:
+    """Order numbers within versions as numbers: 10 comes after 9.
+
+    Parameters
+    ----------
+    version : str
+        A version.
+    """
+    parts: list[str] = re.findall(r"\d+|\D+", version)
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in parts]
+
+
 def _bind(
     ledger: Ledger, model: Deployment, budget: Terms | None, account: str | None, because: str | None
 ) -> Deployment:

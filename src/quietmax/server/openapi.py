@@ -49,6 +49,17 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "Live": _object({"live": _BOOLEAN}),
     "Ready": _object({"ready": _BOOLEAN}),
     "ServerMetadata": _object({"name": _STRING, "version": _STRING, "extensions": _list(_STRING)}),
+    "RepositoryIndex": _list(
+        _object(
+            {
+                "name": _STRING,
+                "version": _STRING,
+                "state": _one_of("READY", "UNAVAILABLE"),
+                "reason": _STRING,
+            }
+        )
+    ),
+    "Changed": _object({}),
     "ModelList": _object({"models": _list(_object({"name": _STRING, "version": _STRING}))}),
     "ModelMetadata": _object(
         {

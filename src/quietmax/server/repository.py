@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,10 +30,11 @@ from quietmax.mechanisms.base import Answerer, Answers, Mechanism, digest_text, 
 from quietmax.mechanisms.sampled_neuron import SampledNeuron
 from quietmax.models.serialization import load_model, read_description
 from quietmax.predictor import Predictor
-from quietmax.server.deployment import Deployment, MigratedBudget, Rows
+from quietmax.server.deployment import Deployment, MigratedBudget, Rows, version_order
 from quietmax.spending import ACCOUNT_FILE, ACCOUNT_ID, FileAccount
 
 _MODEL = re.compile(r"(?:(?P<name>[^/=]+)(?:/(?P<version>[^/=]+))?=)?(?P<folder>.+)")
+MODEL_FILES = ("model.json", "weights.safetensors")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -83,10 +85,86 @@ class ModelFolder:
             The `digest_text` of the prepared mechanism; empty if there is none.
         """
         sha256 = hashlib.sha256(json.dumps(mechanism).encode())
-        for name in ("model.json", "weights.safetensors"):
+        for name in MODEL_FILES:
             content = (self.path / name).read_bytes()
             sha256.update(b"%s %d " % (name.encode(), len(content)) + content)
         return sha256.digest()
+
+
+class ModelRepository:
+    """A directory of models that may be loaded while the service runs: one folder for each model and version.
+
+    Parameters
+    ----------
+    directory : Path
+        Holds model folders as ``NAME/VERSION``. Links that lead out of it are ignored, and so is everything whose name
+        is not valid: a folder can be prepared as ``NAME/.VERSION`` and renamed when it is complete.
+
+    Raises
+    ------
+    InvalidInput
+        If there is no such directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        if not directory.is_dir():
+            raise InvalidInput(f"The model repository {directory} must be a directory.")
+        self._directory = directory.resolve()
+
+    def names(self) -> list[str]:
+        """List the models that have at least one version."""
+        return [name for name in self._folders(self._directory) if self.versions(name)]
+
+    def versions(self, name: str) -> list[str]:
+        """List the versions of a model, the highest last; none if there is no such model.
+
+        Parameters
+        ----------
+        name : str
+            Name of the model. Anything that is not a valid name has no versions.
+        """
+        if not _NAME.fullmatch(name):
+            return []
+        return sorted(self._folders(self._directory / name), key=version_order)
+
+    def folder(self, name: str, version: str) -> Path:
+        """Return the folder of a version.
+
+        Parameters
+        ----------
+        name, version : str
+            As `names` and `versions` list them.
+        """
+        return self._directory / name / version
+
+    def signature(self, name: str, version: str) -> str:
+        """Return a text that changes when the files of a version are replaced.
+
+        Parameters
+        ----------
+        name, version : str
+            As `names` and `versions` list them.
+        """
+        found = []
+        for file in MODEL_FILES:
+            with suppress(OSError):
+                state = (self.folder(name, version) / file).stat()
+                found.append(f"{state.st_ino} {state.st_size} {state.st_mtime_ns}")
+        return ", ".join(found)
+
+    def _folders(self, place: Path) -> list[str]:
+        """The valid names of folders that lie below the directory, also after following links."""
+        try:
+            entries = sorted(place.iterdir())
+        except OSError:
+            return []
+        return [
+            entry.name
+            for entry in entries
+            if _NAME.fullmatch(entry.name)
+            and entry.is_dir()
+            and entry.resolve().is_relative_to(self._directory)
+        ]
 
 
 def load_models(

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -226,6 +227,8 @@ class _Server(uvicorn.Server):
         self._context = listener.ssl_context
         self._accepting: list[asyncio.Task[None]] = []
         self._checking: asyncio.Task[None] | None = None
+        self._service, self._listener = service, listener
+        self._reloading: Future[None] | None = None
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -234,6 +237,7 @@ class _Server(uvicorn.Server):
             yield
             return
         before = {number: signal.signal(number, self.handle_exit) for number in _STOP_SIGNALS}
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self.handle_reload)
         try:
             yield
         finally:
@@ -250,9 +254,26 @@ class _Server(uvicorn.Server):
         self._received.add(sig)
         self.should_exit = True
 
+    def handle_reload(self, _sig: int, _frame: FrameType | None) -> None:
+        """Read the certificate and what is new in the model repository. What is broken is logged and left as it was."""
+        if self.started:
+            self._reloading = asyncio.run_coroutine_threadsafe(self._reload(), self._loop)
+
+    async def _reload(self) -> None:
+        try:
+            self._listener.load_certificate()
+            certificate, key = self._listener.tls_certificate, self._listener.tls_key
+            if self._context is not None and certificate is not None:
+                # Connections are accepted with this context, so it gets what was just found to be valid.
+                self._context.load_cert_chain(certificate, key)
+        except (InvalidInput, OSError) as error:
+            self._service.log.event("certificate_invalid", error=str(error))
+        await self._service.reload()
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the service, then accept connections."""
-        asyncio.get_running_loop().set_exception_handler(self._log_error)
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._log_error)
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(1)

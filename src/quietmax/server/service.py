@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
@@ -13,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 from quietmax.accounting.budget import LIMIT
 from quietmax.accounting.conversions import epsilon_of
 from quietmax.accounting.costs import Cost, PureCost
-from quietmax.errors import QuietmaxError
+from quietmax.errors import LedgerUnavailable, QuietmaxError
 from quietmax.ledger.accounts import AccountState, Subaccount
 from quietmax.ledger.ledger import Ledger
 from quietmax.ledger.transactions import ChargeResult, Failed, InvalidKey, LimitExceeded, RequestIdReused
@@ -28,10 +27,11 @@ from quietmax.server.codec import (
     output_datatypes,
     takes_encoded_rows,
 )
-from quietmax.server.deployment import Deployment
+from quietmax.server.deployment import Deployment, version_order
 from quietmax.server.errors import HttpError, no_such_model, unauthorized, unavailable
 from quietmax.server.log import Log
 from quietmax.server.metrics import Metrics
+from quietmax.server.model_control import ModelControl
 from quietmax.server.settings import Settings
 
 P = ParamSpec("P")
@@ -39,6 +39,17 @@ T = TypeVar("T")
 _READY_TIMEOUT = 3.0
 _READY_FRESH_SECONDS = 0.2
 _ROUNDING = 2.0**-50
+_FOLLOW_SECONDS = 0.2
+
+
+class _ModelSet:
+    """Models by name and version. It never changes: another set takes its place at once."""
+
+    def __init__(self, deployments: list[Deployment]) -> None:
+        self.deployments = deployments
+        ordered = sorted(deployments, key=lambda deployment: version_order(deployment.version))
+        self.by_version = {(each.name, each.version): each for each in ordered}
+        self.highest = {each.name: each for each in ordered}
 
 
 class Service:
@@ -58,11 +69,11 @@ class Service:
         Where to write events. None: standard error.
     metrics : Metrics or None
         Counters, from `quietmax.server.supervisor.supervise`. None: those of this process.
+    control : ModelControl or None
+        Loads and unloads further models. `deployments` must hold those of `ModelControl.start`, with their accounts.
 
     Attributes
     ----------
-    deployments : list of Deployment
-        The models that are served.
     auth : Authenticator
         Finds out who sends a request.
     metrics : Metrics
@@ -103,26 +114,46 @@ class Service:
         settings: Settings | None = None,
         log: Log | None = None,
         metrics: Metrics | None = None,
+        control: ModelControl | None = None,
     ) -> None:
         self.ledger = ledger
-        self.deployments = list(deployments)
+        bound = list(deployments)
         self.settings = settings or Settings()
         self.metrics = metrics or Metrics()
         self.log = log or Log()
         self.auth = Authenticator(ledger, self.settings)
-        ordered = sorted(self.deployments, key=lambda deployment: _version_order(deployment.version))
-        self._by_version = {(each.name, each.version): each for each in ordered}
-        self._highest = {each.name: each for each in ordered}
+        self._control = control
+        self._models = _ModelSet(bound)
+        if control is not None:
+            control.serve(ledger, bound, self._use_models)
+            loaded = {each.name for each in control.deployments}
+            self._fixed = [each for each in bound if each.name not in loaded]
         self._pipeline: Pipeline | None = None
+        self._following: asyncio.Task[None] | None = None
         self._checked = (-1.0, "")
+
+    @property
+    def deployments(self) -> list[Deployment]:
+        """The models that are served now."""
+        return self._models.deployments
+
+    def _use_models(self) -> None:
+        """Serve what the model control has loaded. Requests in flight keep the model that they began with."""
+        assert self._control is not None
+        self._models = _ModelSet([*self._fixed, *self._control.deployments])
 
     async def start(self) -> None:
         """Start to answer requests."""
         self._pipeline = Pipeline(self.ledger, self.settings)
+        if self._control is not None:
+            self._control.confirm()
+            self._following = asyncio.create_task(self._follow(self._control))
         self.log.event("started", models=len(self.deployments), ledger=self.ledger.address)
 
     async def stop(self) -> None:
         """Answer the requests in flight, close the ledger, and stop."""
+        if self._following is not None:
+            self._following.cancel()
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is not None:
             await pipeline.close()
@@ -144,7 +175,8 @@ class Service:
         HttpError
             404 if there is no such model.
         """
-        found = self._highest.get(name) if version is None else self._by_version.get((name, version))
+        models = self._models
+        found = models.highest.get(name) if version is None else models.by_version.get((name, version))
         if found is None:
             raise no_such_model()
         return found
@@ -157,7 +189,114 @@ class Service:
         name : str
             Name of the model.
         """
-        return [version for known, version in self._by_version if known == name]
+        return [version for known, version in self._models.by_version if known == name]
+
+    async def repository_index(self, caller: Caller, *, ready: bool = False) -> list[dict[str, str]]:
+        """Describe the models that are served or could be loaded.
+
+        Parameters
+        ----------
+        caller : Caller
+            Must be an administrator.
+        ready : bool
+            Leave out those that are not served.
+
+        Returns
+        -------
+        list of dict
+            ``name``, ``version``, ``state`` (``READY`` or ``UNAVAILABLE``) and ``reason`` of each version.
+
+        Raises
+        ------
+        HttpError
+            403 unless the caller is an administrator.
+        """
+        _check_administrator(caller)
+        rows = [] if self._control is None else await asyncio.to_thread(self._control.index)
+        listed = {(row["name"], row["version"]) for row in rows}
+        rows += [
+            {"name": each.name, "version": each.version, "state": "READY", "reason": ""}
+            for each in self.deployments
+            if (each.name, each.version) not in listed
+        ]
+        return [row for row in rows if row["state"] == "READY" or not ready]
+
+    async def load_model(self, name: str, caller: Caller) -> None:
+        """Load the highest version of a model from the model repository; the version before it goes afterwards.
+
+        Parameters
+        ----------
+        name : str
+            Name of the model.
+        caller : Caller
+            Must be an administrator.
+
+        Raises
+        ------
+        HttpError
+            403 unless the caller is an administrator; 404 if there is no such model; 400 if it cannot be served, and
+            then everything stays as it was; 503 if the ledger or a worker does not follow.
+        """
+        control = self._checked_control(caller)
+        bound = await self._controlled(control.load, name)
+        self.log.event("model_loaded", model=bound.label, client=caller.client)
+
+    async def unload_model(self, name: str, caller: Caller) -> None:
+        """Stop serving a model of the model repository. Requests in flight are answered; nothing is refunded.
+
+        Parameters
+        ----------
+        name : str
+            Name of the model.
+        caller : Caller
+            Must be an administrator.
+
+        Raises
+        ------
+        HttpError
+            403 unless the caller is an administrator; 404 if there is no such model; 503 if a worker does not follow.
+        """
+        control = self._checked_control(caller)
+        await self._controlled(control.unload, name)
+        self.log.event("model_unloaded", model=name, client=caller.client)
+
+    async def reload(self) -> None:
+        """Load what is new in the model repository. What cannot be loaded is logged, and its old version stays."""
+        if self._control is None:
+            return
+        loaded, failed = await asyncio.to_thread(self._control.reload)
+        for label in loaded:
+            self.log.event("model_loaded", model=label)
+        for name, error in failed.items():
+            self.log.event("model_failed", model=name, error=error)
+
+    def _checked_control(self, caller: Caller) -> ModelControl:
+        _check_administrator(caller)
+        if self._control is None:
+            raise HttpError(400, "The service has no model repository; the option `repository` names one.")
+        return self._control
+
+    async def _controlled(self, function: Callable[[str], T], name: str) -> T:
+        """Change the models in a thread; errors become HTTP errors."""
+        try:
+            return await asyncio.to_thread(function, name)
+        except (HttpError, LedgerUnavailable) as error:
+            self.log.event("model_failed", model=name, error=str(error))
+            raise (error if isinstance(error, HttpError) else unavailable(str(error))) from error
+        except QuietmaxError as error:
+            self.log.event("model_failed", model=name, error=str(error))
+            raise HttpError(400, str(error)) from error
+
+    async def _follow(self, control: ModelControl) -> None:
+        """Follow what other workers load and unload."""
+        while True:
+            await asyncio.sleep(_FOLLOW_SECONDS)
+            try:
+                if control.is_behind:
+                    for error in await asyncio.to_thread(control.follow):
+                        self.log.event("model_failed", error=error)
+            except (OSError, ValueError) as error:
+                self.log.event("failed", kind=type(error).__name__)
 
     async def infer(
         self, deployment: Deployment, request: InferenceRequest, caller: Caller
@@ -368,6 +507,11 @@ class Service:
         }
 
 
+def _check_administrator(caller: Caller) -> None:
+    if not caller.admin:
+        raise HttpError(403, "Only administrators can see and change the model repository.")
+
+
 def cost_amount(total: Cost, units: int) -> float:
     """Return what units cost, rounded up: an epsilon for a pure total, a mu for a Gaussian one.
 
@@ -449,9 +593,3 @@ def _charge_error(deployment: Deployment, result: ChargeResult) -> HttpError:
         return unauthorized("The API key was revoked or has expired, or the token has expired.")
     assert isinstance(result, Failed)
     return unavailable(str(result.error))
-
-
-def _version_order(version: str) -> list[tuple[int, int | str]]:
-    """Order numbers within versions as numbers: 10 comes after 9."""
-    parts: list[str] = re.findall(r"\d+|\D+", version)
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in parts]

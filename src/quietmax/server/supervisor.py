@@ -85,14 +85,32 @@ def _metrics_folder(workers: int) -> Iterator[Path | None]:
     if workers == 1:
         yield None
         return
-    folder = Path(tempfile.mkdtemp(prefix="quietmax-metrics-", dir=_metrics_place()))
+    with shared_folder("quietmax-metrics-") as folder:
+        yield folder
+
+
+@contextmanager
+def shared_folder(prefix: str) -> Iterator[Path]:
+    """Make a folder that only this user can read, in memory if possible, for what the workers share.
+
+    Parameters
+    ----------
+    prefix : str
+        How its name begins.
+
+    Yields
+    ------
+    Path
+        The folder; it is removed at the end.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=_shared_place()))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _metrics_place() -> Path:
+def _shared_place() -> Path:
     """Return a place for temporary files, in memory if possible."""
     in_memory = Path("/dev/shm")
     return in_memory if os.access(in_memory, os.W_OK) else Path(tempfile.gettempdir())

@@ -1,0 +1,478 @@
+"""Models that are loaded and unloaded while the service runs, in all its worker processes.
+
+One file, shared by the workers, says which version of which model they serve. The worker that gets a request to load a
+model reads the folder, binds it to its account (which charges its training once), and writes the file. The others
+follow within a fraction of a second, each from the same folder, and confirm. A worker that was restarted begins with
+the file. A model that cannot be loaded changes nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quietmax._io import atomic_write
+from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.ledger.ledger import Ledger
+from quietmax.server.deployment import Deployment
+from quietmax.server.errors import HttpError, unavailable
+
+if TYPE_CHECKING:
+    from quietmax.server.repository import ModelRepository
+
+_CONFIRM_TIMEOUT = 60.0
+_POLL_SECONDS = 0.05
+
+Load = Callable[[str], Deployment]
+"""Reads ``NAME/VERSION=FOLDER``."""
+Bind = Callable[[Ledger, Iterable[Deployment]], list[Deployment]]
+"""Binds models to their accounts, as `deploy` does."""
+
+
+@dataclass(frozen=True)
+class LoadedVersion:
+    """The version of a model that all workers serve.
+
+    Parameters
+    ----------
+    version : str
+        The version.
+    digest : str
+        Digest of the deployment, in hexadecimal digits: every worker must have read the same files.
+    signature : str
+        Changes when the files of the folder change; see `ModelRepository.signature`.
+    """
+
+    version: str
+    digest: str
+    signature: str
+
+
+@dataclass(frozen=True)
+class DesiredModels:
+    """What all workers of a service should serve.
+
+    Parameters
+    ----------
+    revision : int
+        Grows with every change.
+    models : dict of str to LoadedVersion or None
+        The models of the repository by name. None: unloaded on request.
+    """
+
+    revision: int
+    models: dict[str, LoadedVersion | None]
+
+
+class SharedState:
+    """The desired models, and who has confirmed them, in a folder that all workers of a service share.
+
+    Parameters
+    ----------
+    folder : Path
+        An empty folder that nobody else can write to.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file = folder / "models.json"
+        self.write(DesiredModels(0, {}))
+
+    def read(self) -> DesiredModels:
+        """Read the desired models."""
+        document = json.loads(self._file.read_text(encoding="utf-8"))
+        models = {
+            name: None if version is None else LoadedVersion(**version)
+            for name, version in document["models"].items()
+        }
+        return DesiredModels(document["revision"], models)
+
+    def marker(self) -> tuple[int, int]:
+        """Return numbers that change when the file is written; much cheaper than to read it."""
+        state = self._file.stat()
+        return state.st_ino, state.st_mtime_ns
+
+    def write(self, desired: DesiredModels) -> None:
+        """Replace the desired models.
+
+        Parameters
+        ----------
+        desired : DesiredModels
+            What to serve from now on.
+        """
+        models = {
+            name: None if version is None else vars(version) for name, version in desired.models.items()
+        }
+        text = json.dumps({"revision": desired.revision, "models": models})
+        atomic_write(self._file, lambda staging: staging.write_text(text, encoding="utf-8"))
+
+    def confirm(self, revision: int, error: str | None) -> None:
+        """Say that this process serves a revision.
+
+        Parameters
+        ----------
+        revision : int
+            The revision.
+        error : str or None
+            Why a model of it could not be loaded here.
+        """
+        text = json.dumps({"revision": revision, "error": error})
+        file = self._folder / f"worker-{os.getpid()}"
+        atomic_write(file, lambda staging: staging.write_text(text, encoding="utf-8"))
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Let only one process at a time change the models; the lock of a killed process is free at once."""
+        with (self._folder / "lock").open("w") as file:
+            until = time.monotonic() + _CONFIRM_TIMEOUT
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if time.monotonic() > until:
+                        raise unavailable("Another change of the models is in progress.") from None
+                    time.sleep(_POLL_SECONDS)
+                else:
+                    break
+            yield
+
+    def wait(self, revision: int) -> tuple[int, int, str | None]:
+        """Wait until all workers have confirmed a revision.
+
+        Parameters
+        ----------
+        revision : int
+            The revision.
+
+        Returns
+        -------
+        confirmed : int
+            How many workers serve it.
+        workers : int
+            How many workers there are.
+        error : str or None
+            Why one of them could not load a model.
+        """
+        until = time.monotonic() + _CONFIRM_TIMEOUT
+        while True:
+            found = self._confirmations()
+            reached = [each for each in found if each["revision"] >= revision]
+            if len(reached) == len(found) or time.monotonic() > until:
+                failures = [each["error"] for each in reached if each["error"] is not None]
+                return len(reached) - len(failures), len(found), failures[0] if failures else None
+            time.sleep(_POLL_SECONDS)
+
+    def _confirmations(self) -> list[dict[str, Any]]:
+        """What each worker that lives has confirmed."""
+        found = []
+        for file in self._folder.glob("worker-*"):
+            try:
+                os.kill(int(file.name.removeprefix("worker-")), 0)
+                found.append(json.loads(file.read_text(encoding="utf-8")))
+            except (ProcessLookupError, FileNotFoundError):
+                file.unlink(missing_ok=True)
+        return found
+
+
+class ModelControl:
+    """Loads and unloads the models of a repository. Created before the workers are started, used in each of them.
+
+    Parameters
+    ----------
+    repository : ModelRepository
+        The folders that may be loaded. The highest version of each model is loaded at the start.
+    state : SharedState
+        What all workers serve.
+    load : callable
+        Reads a model.
+    bind : callable
+        Binds models to their accounts.
+    reserved : iterable of str
+        Names of models that are served from elsewhere.
+    """
+
+    def __init__(
+        self,
+        repository: ModelRepository,
+        state: SharedState,
+        load: Load,
+        bind: Bind,
+        reserved: Iterable[str] = (),
+    ) -> None:
+        self._repository = repository
+        self._state = state
+        self._load = load
+        self._bind = bind
+        self._reserved = frozenset(reserved)
+        self._changing = threading.Lock()
+        self._errors: dict[str, str] = {}
+        self._seen = (0, 0)
+        read = {name: self._read_highest(name) for name in repository.names()}
+        self._models = {name: deployment for name, (deployment, _) in read.items()}
+        self._desired = DesiredModels(1, {name: version for name, (_, version) in read.items()})
+        state.write(self._desired)
+
+    def start(self) -> list[Deployment]:
+        """Return the models that this process serves first, without accounts.
+
+        A model that was loaded by another process is read from its folder. If the folder has changed since, the model
+        is left out until it is loaded again.
+        """
+        desired = self._state.read()
+        self._models = {name: model for name, model, _ in self._follow(desired) if model is not None}
+        self._desired = desired
+        return list(self._models.values())
+
+    def serve(self, ledger: Ledger, deployments: Iterable[Deployment], use: Callable[[], None]) -> None:
+        """Begin to follow what other workers load.
+
+        Parameters
+        ----------
+        ledger : Ledger
+            Holds the accounts.
+        deployments : iterable of Deployment
+            The models with their accounts; those of `start` are among them.
+        use : callable
+            Called when `deployments` has changed, in any thread.
+        """
+        self._ledger = ledger
+        self._use = use
+        self._models = {each.name: each for each in deployments if each.name in self._models}
+
+    def confirm(self) -> None:
+        """Say that this process now answers requests, and that others must wait for it when they change the models."""
+        self._confirm(self._desired)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether another worker may have changed the models since `follow` was called."""
+        return self._state.marker() != self._seen
+
+    @property
+    def deployments(self) -> list[Deployment]:
+        """The models of the repository that this process serves."""
+        return list(self._models.values())
+
+    def index(self) -> list[dict[str, str]]:
+        """Describe every version in the repository: its name, version, state, and why it is not served."""
+        served = {each.label for each in self.deployments}
+        rows = []
+        for name in self._repository.names():
+            for version in self._repository.versions(name):
+                ready = f"{name}/{version}" in served
+                reason = "" if ready else self._errors.get(name, "not loaded")
+                state = "READY" if ready else "UNAVAILABLE"
+                rows.append({"name": name, "version": version, "state": state, "reason": reason})
+        return rows
+
+    def load(self, name: str) -> Deployment:
+        """Serve the highest version of a model in all workers. The version before it goes once this one is ready.
+
+        Parameters
+        ----------
+        name : str
+            Name of the model.
+
+        Returns
+        -------
+        Deployment
+            The version that is served now.
+
+        Raises
+        ------
+        HttpError
+            404 if the repository has no such model; 503 if a worker does not follow.
+        QuietmaxError
+            If it cannot be loaded. Everything stays as it was.
+        """
+        self._check_name(name)
+        with self._change() as desired:
+            bound, version = self._read_and_bind(name)
+            self._publish(desired, name, bound, version)
+        self._wait(f"The model {bound.label} was loaded")
+        return bound
+
+    def unload(self, name: str) -> None:
+        """Stop serving a model in all workers. What it has cost stays charged.
+
+        Parameters
+        ----------
+        name : str
+            Name of the model.
+
+        Raises
+        ------
+        HttpError
+            404 if the repository has no such model; 503 if a worker does not follow.
+        """
+        with self._change() as desired:
+            if name not in desired.models:
+                self._check_name(name)
+            self._publish(desired, name, None, None)
+        self._wait(f"The model {name} was unloaded")
+
+    def reload(self) -> tuple[list[str], dict[str, str]]:
+        """Load what is new in the repository: models, versions and changed folders. Unloaded models stay unloaded.
+
+        Returns
+        -------
+        loaded : list of str
+            The models that were loaded, as ``name/version``.
+        failed : dict of str to str
+            Why a model could not be loaded, by its name. Its old version stays.
+        """
+        loaded, failed = [], {}
+        for name in self._repository.names():
+            try:
+                with self._change() as desired:
+                    if not self._is_new(name, desired):
+                        continue
+                    bound, version = self._read_and_bind(name)
+                    self._publish(desired, name, bound, version)
+                loaded.append(bound.label)
+            except QuietmaxError as error:
+                failed[name] = str(error)
+        return loaded, failed
+
+    def follow(self) -> list[str]:
+        """Serve what another worker has loaded or unloaded; return what failed.
+
+        A model that cannot be loaded here stays as it was.
+        """
+        with self._changing:
+            self._seen = self._state.marker()
+            desired = self._state.read()
+            if desired.revision == self._desired.revision:
+                return []
+            return self._catch_up(desired)
+
+    def _is_new(self, name: str, desired: DesiredModels) -> bool:
+        if name in self._reserved or (name in desired.models and desired.models[name] is None):
+            return False
+        version = self._repository.versions(name)[-1]
+        current = desired.models.get(name)
+        return current is None or (current.version, current.signature) != (
+            version,
+            self._repository.signature(name, version),
+        )
+
+    def _check_name(self, name: str) -> None:
+        if name in self._reserved:
+            raise InvalidInput(
+                f"The model {name} was named at the start, so it is not loaded from the repository."
+            )
+        if not self._repository.versions(name):
+            raise HttpError(
+                404, "The model repository has no such model. POST /v2/repository/index lists all."
+            )
+
+    @contextmanager
+    def _change(self) -> Iterator[DesiredModels]:
+        """Let nobody else change the models, here or in another worker, and begin with what they have changed."""
+        with self._state.lock(), self._changing:
+            desired = self._state.read()
+            if desired.revision != self._desired.revision:
+                self._catch_up(desired)
+            yield desired
+
+    def _publish(
+        self, desired: DesiredModels, name: str, bound: Deployment | None, version: LoadedVersion | None
+    ) -> None:
+        """Serve a model here, or none of its name, and tell the other workers."""
+        self._errors.pop(name, None)
+        models = {known: model for known, model in self._models.items() if known != name}
+        self._models = models if bound is None else {**models, name: bound}
+        self._desired = DesiredModels(desired.revision + 1, {**desired.models, name: version})
+        self._use()
+        self._state.write(self._desired)
+        self._confirm(self._desired)
+
+    def _wait(self, done: str) -> None:
+        confirmed, workers, error = self._state.wait(self._desired.revision)
+        if error is not None:
+            raise unavailable(f"{done} by {confirmed} of {workers} workers: {error}")
+        if confirmed < workers:
+            raise unavailable(
+                f"{done} by {confirmed} of {workers} workers; the others have not confirmed it within "
+                f"{_CONFIRM_TIMEOUT:g} seconds."
+            )
+
+    def _catch_up(self, desired: DesiredModels) -> list[str]:
+        models: dict[str, Deployment] = {}
+        failed = []
+        for name, model, error in self._follow(desired):
+            if model is not None and model.bound_account is None:
+                try:
+                    (model,) = self._bind(self._ledger, [model])
+                except QuietmaxError as problem:
+                    model, error = None, str(problem)
+            kept = model or (self._models.get(name) if error else None)
+            if kept is not None:
+                models[name] = kept
+            if error is not None:
+                failed.append(error)
+                self._errors[name] = error
+        self._models = models
+        self._desired = desired
+        self._use()
+        self._confirm(desired, failed[0] if failed else None)
+        return failed
+
+    def _follow(self, desired: DesiredModels) -> Iterator[tuple[str, Deployment | None, str | None]]:
+        """The desired models: those that this process has, and the others from their folders, or why not."""
+        for name, version in desired.models.items():
+            if version is None:
+                yield name, None, None
+                continue
+            known = self._models.get(name)
+            if known is not None and (known.version, known.digest.hex()) == (version.version, version.digest):
+                yield name, known, None
+                continue
+            try:
+                model = self._read(name, version.version)
+                if model.digest.hex() != version.digest:
+                    raise QuietmaxError(
+                        f"The folder of {name}/{version.version} has changed since it was loaded. Load it again."
+                    )
+                yield name, model, None
+            except QuietmaxError as error:
+                yield name, None, str(error)
+
+    def _read_and_bind(self, name: str) -> tuple[Deployment, LoadedVersion]:
+        try:
+            model, version = self._read_highest(name)
+            (bound,) = self._bind(self._ledger, [model])
+        except QuietmaxError as error:
+            self._errors[name] = str(error)
+            raise
+        return bound, version
+
+    def _read_highest(self, name: str) -> tuple[Deployment, LoadedVersion]:
+        if name in self._reserved:
+            raise InvalidInput(f"Model names must be unique, but {name} is also in the model repository.")
+        version = self._repository.versions(name)[-1]
+        signature = self._repository.signature(name, version)
+        model = self._read(name, version)
+        return model, LoadedVersion(version, model.digest.hex(), signature)
+
+    def _read(self, name: str, version: str) -> Deployment:
+        try:
+            return self._load(f"{name}/{version}={self._repository.folder(name, version)}")
+        except QuietmaxError:
+            raise
+        except Exception as error:
+            raise QuietmaxError(
+                f"The model {name}/{version} cannot be read ({type(error).__name__})."
+            ) from error
+
+    def _confirm(self, desired: DesiredModels, error: str | None = None) -> None:
+        with suppress(OSError):  # a full disk: the request waits in vain, but the model is served
+            self._state.confirm(desired.revision, error)
