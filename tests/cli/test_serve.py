@@ -73,6 +73,8 @@ def test_what_is_served_is_announced_as_json(serve: Serve) -> None:
         (("--accept-unproven",), "--budget is required"),
         ((*ORDINARY, "--oidc-issuer", "https://login.example.org"), "--oidc-issuer requires --oidc-audience"),
         ((*ORDINARY, "--oidc-audience", "quietmax"), "require --oidc-issuer"),
+        ((*ORDINARY, "--rate-limit", 0), "must be greater than 0"),
+        ((*ORDINARY, "--rate-burst", 5), "--rate-burst must be at least 1, and requires --rate-limit"),
         (
             (*ORDINARY, "--oidc-issuer", "http://example.org", "--oidc-audience", "a"),
             "--oidc-issuer must be a URL",

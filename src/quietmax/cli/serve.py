@@ -205,6 +205,20 @@ def command(
             rich_help_panel=_LIMITS,
         ),
     ] = 1000,
+    rate_limit: Annotated[
+        float | None,
+        typer.Option(
+            help="Requests per second of one client, in each worker. Default: no limit.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = None,
+    rate_burst: Annotated[
+        int | None,
+        typer.Option(
+            help="Requests that a client may send at once after a pause. Default: those of one second.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = None,
     answer_cache: Annotated[
         bool,
         typer.Option(
@@ -268,6 +282,8 @@ def command(
         max_header_bytes=max_header_bytes,
         max_headers=max_headers,
         max_connections=max_connections,
+        rate_limit=rate_limit,
+        rate_burst=rate_burst,
         answer_cache=answer_cache,
         log_requests=request_log,
         secure_cookies=listener.secure_cookies,

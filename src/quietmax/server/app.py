@@ -118,7 +118,7 @@ def _add_server_routes(app: FastAPI, service: Service) -> None:
         """Whether requests are answered: the ledger can be read and written."""
         return await _ready(service)
 
-    @app.get("/metrics", tags=["server"], responses=error_responses(401, 403, 503))
+    @app.get("/metrics", tags=["server"], responses=error_responses(401, 403, 429, 503))
     async def prometheus(request: Request) -> Response:
         """Prometheus metrics; with any API key, also while the ledger is unavailable."""
         await service.auth.authenticate(request.scope["headers"], allow_stale=True)
@@ -137,7 +137,7 @@ async def _ready(service: Service) -> Response:
 
 
 def _add_model_routes(app: FastAPI, service: Service) -> None:
-    @app.get("/v2/models", tags=["models"], responses=responses("ModelList", 401, 403, 503))
+    @app.get("/v2/models", tags=["models"], responses=responses("ModelList", 401, 403, 429, 503))
     async def models(request: Request) -> Response:
         """All models and versions."""
         await service.auth.authenticate(request.scope["headers"])
@@ -161,7 +161,7 @@ def _add_model_routes(app: FastAPI, service: Service) -> None:
         """Refuse the names that `InferenceEndpoint` passes on: they are too long for a model."""
         raise no_such_model()
 
-    common = (401, 403, 404, 503)
+    common = (401, 403, 404, 429, 503)
     _add_versioned(
         app, "GET", "", metadata, responses("ModelMetadata", *common),
         "Inputs, outputs, cost and guarantee of a model.",
@@ -175,7 +175,7 @@ def _add_model_routes(app: FastAPI, service: Service) -> None:
     )  # fmt: skip
     _add_versioned(
         app, "POST", "/infer", infer,
-        responses("InferenceResponse", 400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
+        responses("InferenceResponse", 400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 503),
         "Private answers for rows of features. Errors charge nothing; an exhausted budget is 403 with `remaining`.",
     )  # fmt: skip
 

@@ -21,6 +21,7 @@ from quietmax.ledger.accounts import token_client_name
 from quietmax.ledger.api_keys import ApiKey, find_key
 from quietmax.ledger.ledger import Ledger
 from quietmax.server.errors import HttpError, unauthorized, unavailable
+from quietmax.server.rate_limit import RateLimiter
 from quietmax.server.settings import ANONYMOUS, OidcSettings, Settings, is_loopback
 
 Headers = list[tuple[bytes, bytes]]
@@ -85,6 +86,9 @@ class Authenticator:
         self._ended_here: set[str] = set()  # those that a read in flight may not have seen
         self._read_at = -_FRESH_SECONDS
         self._reading: asyncio.Task[None] | None = None
+        self._rate_limiter = (
+            None if settings.rate_limit is None else RateLimiter(settings.rate_limit, settings.rate_burst)
+        )
         self._tokens = (
             None if settings.oidc is None else _TokenCallers(settings.oidc, ledger, settings.timeout)
         )
@@ -93,7 +97,7 @@ class Authenticator:
         )
 
     async def authenticate(self, headers: Headers, *, allow_stale: bool = False) -> Caller:
-        """Return the caller of an API request.
+        """Return the caller of an API request, and count it against the client's rate limit.
 
         Parameters
         ----------
@@ -105,8 +109,30 @@ class Authenticator:
         Raises
         ------
         HttpError
-            401 without a valid key or token, 403 if anonymous access is not allowed, 503 if the ledger is unavailable.
+            401 without a valid key or token, 403 if anonymous access is not allowed, 429 beyond the rate limit, 503 if
+            the ledger is unavailable.
         """
+        caller = await self._authenticate(headers, allow_stale)
+        self.check_rate(caller)
+        return caller
+
+    def check_rate(self, caller: Caller) -> None:
+        """Count a request against the rate limit of a client.
+
+        Parameters
+        ----------
+        caller : Caller
+            Who sends it.
+
+        Raises
+        ------
+        HttpError
+            429 with `retry-after` if it exceeds the limit.
+        """
+        if self._rate_limiter is not None:
+            self._rate_limiter.check(caller.client_id)
+
+    async def _authenticate(self, headers: Headers, allow_stale: bool) -> Caller:
         authorization = dict(headers).get(b"authorization")
         scheme, _, presented = (authorization or b"").decode("latin-1").partition(" ")
         bearer = presented.strip() if scheme.lower() == "bearer" else ""

@@ -170,6 +170,7 @@ _DESCRIPTIONS = {
     413: "Too many bytes or rows. Nothing was charged.",
     415: "The body is compressed.",
     422: "An inference request that does not fit the model. Nothing was charged.",
+    429: "More requests than the rate limit of a client allows. Nothing was charged.",
     503: "The service or its ledger is unavailable.",
 }
 

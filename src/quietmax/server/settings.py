@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 from dataclasses import dataclass, field
@@ -103,6 +104,10 @@ class Settings:
         Default: a random one, so that sessions end when the service is started again.
     oidc : OidcSettings or None
         Whose tokens are accepted beside API keys. None: no tokens.
+    rate_limit : float or None
+        Requests per second of one client. None: no limit.
+    rate_burst : int or None
+        Requests that a client may send at once after a pause. None: the requests of one second.
     """
 
     anonymous: bool = False
@@ -122,6 +127,8 @@ class Settings:
         default_factory=lambda: secrets.token_bytes(SESSION_SECRET_BYTES), repr=False, compare=False
     )
     oidc: OidcSettings | None = None
+    rate_limit: float | None = None
+    rate_burst: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.session_secret) < SESSION_SECRET_BYTES:
@@ -132,6 +139,10 @@ class Settings:
             value = getattr(self, name)
             if not value > 0:
                 raise InvalidInput(f"{name} must be greater than 0, got {value}.")
+        if self.rate_limit is not None and not 0 < self.rate_limit < math.inf:
+            raise InvalidInput(f"rate_limit must be greater than 0, got {self.rate_limit}.")
+        if self.rate_burst is not None and (self.rate_limit is None or self.rate_burst < 1):
+            raise InvalidInput("`rate_burst` must be at least 1, and requires `rate_limit`.")
 
 
 def read_session_secret(path: Path) -> bytes:

@@ -86,12 +86,13 @@ def add_routes(app: FastAPI, service: Service) -> None:
     @app.post(
         "/try",
         tags=["dashboard"],
-        responses=responses("InferenceResponse", 400, 401, 403, 404, 409, 413, 422, 503),
+        responses=responses("InferenceResponse", 400, 401, 403, 404, 409, 413, 422, 429, 503),
     )
     async def try_it(request: Request, model: str, version: str | None = None) -> Response:
         """Send an inference request from the dashboard; it is charged like any other."""
         _check_same_site(request)
         caller = await _required_session(service, request)
+        service.auth.check_rate(caller)
         deployment = service.deployment(model, version)
         started = time.perf_counter()
         status = 500

@@ -1,0 +1,89 @@
+"""Rate limits per client: so many requests a second on average, and a burst."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from quietmax.server.errors import HttpError
+
+_MAX_CLIENTS = 65_536
+
+
+class RateLimiter:
+    """Limits the requests of each client, by one number for each: when its last request would end at the full rate.
+
+    A client whose time is past has its whole burst again and needs no memory. Of very many busy clients, the half that
+    waited longest is forgotten, which only gives it its burst again.
+
+    Parameters
+    ----------
+    rate : float
+        Requests per second of one client.
+    burst : int or None
+        Requests that a client may send at once after a pause. None: the requests of one second, at least one.
+    clock : callable
+        Returns the time in seconds, as `time.monotonic` does.
+
+    Examples
+    --------
+    >>> limiter = RateLimiter(2.0, burst=3, clock=lambda: 0.0)
+    >>> [limiter.wait(client=1) for _ in range(4)]
+    [0.0, 0.0, 0.0, 0.5]
+    """
+
+    def __init__(
+        self, rate: float, burst: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._rate = rate
+        self._interval = 1 / rate
+        self._tolerance = ((burst or max(math.floor(rate), 1)) - 1) * self._interval
+        self._clock = clock
+        self._busy_until: dict[int, float] = {}
+
+    def wait(self, client: int) -> float:
+        """Count a request; return 0 if it is within the limit, else the seconds until one would be.
+
+        Parameters
+        ----------
+        client : int
+            The client's id. A request beyond the limit does not count.
+        """
+        now = self._clock()
+        busy_until = max(self._busy_until.get(client, now), now)
+        if busy_until - now > self._tolerance + 1e-9:
+            return busy_until - now - self._tolerance
+        if len(self._busy_until) >= _MAX_CLIENTS and client not in self._busy_until:
+            self._forget(now)
+        self._busy_until[client] = busy_until + self._interval
+        return 0.0
+
+    def check(self, client: int) -> None:
+        """Count a request.
+
+        Parameters
+        ----------
+        client : int
+            The client's id.
+
+        Raises
+        ------
+        HttpError
+            429 with `retry-after` if the request exceeds the limit.
+        """
+        wait = self.wait(client)
+        if wait > 0:
+            raise HttpError(
+                429,
+                f"Too many requests: a client may send {self._rate:g} per second. Nothing was charged.",
+                headers={"retry-after": str(math.ceil(wait))},
+            )
+
+    def _forget(self, now: float) -> None:
+        """Forget the clients that have their burst again, or else the half that has it soonest."""
+        busy = {client: until for client, until in self._busy_until.items() if until > now}
+        if len(busy) >= _MAX_CLIENTS:
+            latest = sorted(busy, key=busy.__getitem__)[len(busy) // 2 :]
+            busy = {client: busy[client] for client in latest}
+        self._busy_until = busy
