@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,3 +105,52 @@ def test_an_exhausted_budget_is_announced(serve: Serve, tmp_path: Path) -> None:
     _, _, err, served = serve(*ORDINARY)
     assert served == 1
     assert "The budget of the account people is exhausted" in err
+
+
+def test_check_finds_a_valid_configuration_and_writes_nothing(serve: Serve, tmp_path: Path) -> None:
+    code, out, err, served = serve(*ORDINARY, "--check")
+    assert (code, out, served) == (0, "", 0)
+    assert "The configuration is valid." in err
+    assert "plain/1 (refuted)" in err
+    assert not (tmp_path / "ledger.sqlite").exists()
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        ledger.create_key("ann")
+    before = (tmp_path / "ledger.sqlite").read_bytes()
+    code, out, err, served = serve(*ORDINARY, "--check", "--json")
+    assert (code, err, served) == (0, "", 0)
+    found = json.loads(out)
+    assert found["valid"] is True
+    assert found["models"] == [{"name": "plain", "version": "1", "status": "refuted"}]
+    assert (tmp_path / "ledger.sqlite").read_bytes() == before
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        assert ledger.accounts() == []
+
+
+def test_check_names_what_would_keep_the_service_from_starting(
+    serve: Serve, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(errors, "_width", 400)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, _, err, _ = serve(*ORDINARY[:-1], port, "--check")
+        assert (code, f"Cannot listen on 127.0.0.1:{port}" in err) == (2, True)
+    wrong = {
+        "requires --accept-unproven": ("--budget", 10, "--queries", 20),
+        "There is no file": (*ORDINARY, "--tls-key", "absent.pem", "--tls-certificate", "absent.pem"),
+        "Only one of --ledger and --ledger-file": (*ORDINARY, "--ledger-file", "secret"),
+        "must be a directory": (*ORDINARY, "--repository", tmp_path / "absent"),
+    }
+    for message, options in wrong.items():
+        code, _, err, served = serve(*options, "--check")
+        assert (code, served, message in err) == (2, 0, True), err
+    model, unreachable = tmp_path / "plain", "postgresql://ann:word@127.0.0.1:1/x"
+    code, _, err = run("serve", model, *ORDINARY, "--ledger", unreachable, "--check")
+    assert (code, "is not available" in err, "word" in err) == (1, True, False)
+    (tmp_path / "file").write_text("")
+    code, _, err = run("serve", model, *ORDINARY, "--ledger", tmp_path / "file" / "ledger.sqlite", "--check")
+    assert (code, "is not a writable folder" in err) == (1, True)
+    (tmp_path / "text.sqlite").write_text("This is not a database, but a long text. " * 100)
+    code, _, err = run("serve", model, *ORDINARY, "--ledger", tmp_path / "text.sqlite", "--check")
+    assert (code, "not a database" in err) == (1, True)

@@ -20,7 +20,7 @@ from quietmax.ledger import Charge, Charged, Failed, Ledger, Terms
 from quietmax.models import TrainingSettings
 from quietmax.models.features import Identity
 from quietmax.server import Deployment, deploy, load_models
-from quietmax.server.deployment import account_name
+from quietmax.server.deployment import account_name, check_deployments
 from quietmax.spending import FileAccount
 from tests.server.running_service import (
     LEDGER_DOWN,
@@ -416,3 +416,28 @@ def test_the_same_rows_at_another_scale_are_another_split(tmp_path: Path, ledger
     spent = ledger.account("people").spent
     assert isinstance(spent, GaussianCost)
     assert spent.mu == pytest.approx(2**0.5)
+
+
+def test_a_check_opens_charges_and_migrates_nothing(folder: Path, ledger: Ledger) -> None:
+    before = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    loaded = load_models([str(folder / name) for name in ("head", "asked", "teachers")])
+    check_deployments(ledger, loaded)
+    check_deployments(None, loaded)
+    assert ledger.accounts() == []
+    assert {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()} == before
+    deploy(ledger, loaded)
+    balances = [(each.name, each.spent_units) for each in ledger.accounts()]
+    check_deployments(ledger, loaded)  # what was charged is not due again
+    assert [(each.name, each.spent_units) for each in ledger.accounts()] == balances
+
+
+def test_a_check_finds_a_training_that_the_account_cannot_pay_for(folder: Path, ledger: Ledger) -> None:
+    (model,) = load_models([str(folder / "head")])
+    deploy(ledger, [model])
+    retrained = replace(model, version="2", digest=bytes(32))
+    with pytest.raises(QuietmaxError, match="spent more than remains in the account 'visitors'"):
+        check_deployments(ledger, [retrained])
+    with pytest.raises(QuietmaxError, match="spent more than remains in the account 'visitors'"):
+        deploy(ledger, [retrained])
+    with pytest.raises(QuietmaxError, match="has already spent more than the budget"):
+        check_deployments(None, [model], budget=Terms(0.1, 1e-5))

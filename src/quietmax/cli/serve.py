@@ -15,6 +15,10 @@ from quietmax.cli._output import errors, print_json
 from quietmax.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from quietmax.ledger.ledger import Ledger
+    from quietmax.server.deployment import Deployment
     from quietmax.server.service import Service
     from quietmax.server.settings import OidcSettings
 
@@ -229,6 +233,13 @@ def command(
     request_log: Annotated[
         bool, typer.Option(help="Write a log line per request.", rich_help_panel=_LIMITS)
     ] = True,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Check options, models, ledger, certificate and ports, then exit. Nothing is charged or written.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Serve models over the Open Inference Protocol v2. The ledger charges every answer before it is drawn.
@@ -249,7 +260,7 @@ def command(
     from quietmax.ledger.accounts import Terms
     from quietmax.ledger.database import configured_url
     from quietmax.ledger.ledger import Ledger
-    from quietmax.server.deployment import deploy
+    from quietmax.server.deployment import check_deployments, deploy
     from quietmax.server.log import Log
     from quietmax.server.metrics import Metrics
     from quietmax.server.model_control import ModelControl, SharedState
@@ -312,6 +323,12 @@ def command(
             control = ModelControl(
                 ModelRepository(repository), state, lambda model: read([model])[0], bind, names
             )
+        if check:
+            listener.check_ports()
+            served = loaded if control is None else [*loaded, *control.start()]
+            _check(address, partial(check_deployments, models=served, budget=terms, account=account))
+            _print_checked(served, address, as_json=as_json)
+            return
         opened = listener.open_socket()
 
         def create_service(metrics: Metrics, reason: str | None = None) -> Service:
@@ -332,6 +349,32 @@ def command(
         finally:
             first.ledger.close()
         supervise(create_service, listener, opened, Log(), workers)
+
+
+def _check(address: str, check: Callable[[Ledger | None], None]) -> None:
+    """Check the models against the ledger, if it exists already."""
+    from quietmax.ledger.database import ledger_exists
+    from quietmax.ledger.ledger import Ledger
+
+    if not ledger_exists(address):
+        check(None)
+        return
+    with Ledger(address) as ledger:
+        check(ledger)
+
+
+def _print_checked(models: Sequence[Deployment], address: str, *, as_json: bool) -> None:
+    """Print what would be served."""
+    from quietmax.ledger.database import hide_password, parse_url
+
+    shown = hide_password(parse_url(address))
+    if as_json:
+        listed = [{"name": each.name, "version": each.version, "status": each.status} for each in models]
+        print_json({"valid": True, "ledger": shown, "models": listed})
+        return
+    _print_line(f"The configuration is valid. The ledger is {shown}.")
+    for each in models:
+        _print_line(f"  {each.label} ({each.status})")
 
 
 def _oidc_settings(

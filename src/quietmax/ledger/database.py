@@ -270,6 +270,45 @@ def _open_postgresql(url: URL) -> Engine:
     return engine
 
 
+def ledger_exists(address: str | Path) -> bool:
+    """Check that a ledger can be opened, without creating or migrating it.
+
+    Parameters
+    ----------
+    address : str or Path
+        The address, as in `parse_url`.
+
+    Returns
+    -------
+    bool
+        False if `Ledger` would first create it or migrate it to a newer schema.
+
+    Raises
+    ------
+    LedgerUnavailable
+        If it cannot be reached, or could not be created.
+    LedgerDamaged
+        If it is newer than this version of Quietmax, or not a ledger.
+    """
+    url = parse_url(address)
+    if url.drivername == "sqlite" and not Path(str(url.database)).exists():
+        _check_creatable(Path(str(url.database)))
+        return False
+    engine = open_engine(address)
+    try:
+        with read_transaction(engine) as connection:
+            return _known_version(connection, MIGRATIONS) == MIGRATIONS[-1].version
+    finally:
+        engine.dispose()
+
+
+def _check_creatable(path: Path) -> None:
+    """Raise unless a file could be created: the nearest folder above it that exists must be writable."""
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise LedgerUnavailable(f"Cannot create the ledger {path}: {above} is not a writable folder.")
+
+
 class FileGuard:
     """Detects that a SQLite file was moved, deleted or replaced since it was opened: charges to it would be lost.
 
@@ -783,12 +822,8 @@ def migrate(engine: Engine, migrations: Sequence[Migration] = MIGRATIONS) -> int
     with write_transaction(engine) as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
-        current = _schema_version(connection)
+        current = _known_version(connection, migrations)
         newest = migrations[-1].version
-        if current > newest:
-            raise LedgerDamaged(
-                f"The ledger has schema version {current}. This version of Quietmax supports versions up to {newest}."
-            )
         missing = [migration for migration in migrations if migration.version > current]
         for migration in missing:
             migration.apply(connection)
@@ -796,6 +831,16 @@ def migrate(engine: Engine, migrations: Sequence[Migration] = MIGRATIONS) -> int
             connection.execute(meta.delete().where(meta.c.name == "version"))
             connection.execute(meta.insert(), {"name": "version", "value": str(newest)})
         return newest
+
+
+def _known_version(connection: Connection, migrations: Sequence[Migration]) -> int:
+    """Return the version of the schema; raise if it is newer than the migrations."""
+    current, newest = _schema_version(connection), migrations[-1].version
+    if current > newest:
+        raise LedgerDamaged(
+            f"The ledger has schema version {current}. This version of Quietmax supports versions up to {newest}."
+        )
+    return current
 
 
 def _schema_version(connection: Connection) -> int:

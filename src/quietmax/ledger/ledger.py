@@ -33,6 +33,7 @@ from quietmax.ledger.database import (
     migrate,
     open_engine,
     read_transaction,
+    requests,
     write_transaction,
 )
 from quietmax.ledger.journal import JournalEntry
@@ -247,10 +248,23 @@ class Ledger:
             units = self.account(account.name).limit_units
         else:
             units = account.units(cost)
-        # The words are part of stored request keys: they cannot change.
-        request = hashlib.sha256(f"training {account.id} {digest}".encode()).digest()
+        request = _training_request(account, digest)
         part = None if split is None else Part(split, "training")
         self._charge_release(account, model, units, request, "training", part)
+
+    def is_training_charged(self, account: AccountState, digest: str) -> bool:
+        """Tell whether `charge_training` has charged a model.
+
+        Parameters
+        ----------
+        account : AccountState
+            The account.
+        digest : str
+            The digest of the model.
+        """
+        query = select(requests.c.request).where(requests.c.request == _training_request(account, digest))
+        with read_transaction(self._engine) as connection:
+            return connection.execute(query).first() is not None
 
     def charge_evaluation(
         self, account: AccountState, model: str, digest: str, cost: GaussianCost, *, split: str | None = None
@@ -684,6 +698,11 @@ class Ledger:
         self._guard.check()
         with write_transaction(self._engine) as connection:
             yield connection
+
+
+def _training_request(account: AccountState, digest: str) -> bytes:
+    """The request key of a training. The words are part of stored keys: they cannot change."""
+    return hashlib.sha256(f"training {account.id} {digest}".encode()).digest()
 
 
 def _secret(values: Mapping[str, str], name: str) -> bytes:

@@ -215,6 +215,51 @@ def deploy(
     return [_bind(ledger, model, budget, account, because) for model in ordered]
 
 
+def check_deployments(
+    ledger: Ledger | None,
+    models: Iterable[Deployment],
+    *,
+    budget: Terms | None = None,
+    account: str | None = None,
+) -> None:
+    """Raise what `deploy` would raise, without opening, charging or migrating anything.
+
+    Each model is checked alone: several new models that share an account may still exceed it together. Evaluations and
+    trainings with a holdout are checked by `deploy` only.
+
+    Parameters
+    ----------
+    ledger : Ledger or None
+        The ledger. None: it does not exist yet.
+    models : iterable of Deployment
+        Models, as `load_models` returns them.
+    budget : Terms or None
+        As in `deploy`.
+    account : str or None
+        As in `deploy`.
+
+    Raises
+    ------
+    InvalidInput
+        If a model does not fit its account.
+    QuietmaxError
+        If the account cannot pay for a training that was not charged yet.
+    """
+    for model in models:
+        name, found = account or account_name(model.dataset), None
+        if ledger is not None:
+            name, _, found = _find_account(ledger, model, account)
+        _check_account(model, name, budget, found)
+        if ledger is None or found is None or model.training_cost is None or model.split is not None:
+            continue
+        charged = ledger.is_training_charged(found, model.digest.hex())
+        if not charged and found.units(model.training_cost) > found.remaining_units:
+            raise QuietmaxError(
+                f"Training the model {model.label} spent more than remains in the account {found.name!r}. "
+                "'quietmax ledger grant' raises the budget."
+            )
+
+
 def account_name(dataset: str) -> str:
     """Turn the name of a data set into that of an account.
 
@@ -247,16 +292,8 @@ def _bind(
     ledger: Ledger, model: Deployment, budget: Terms | None, account: str | None, because: str | None
 ) -> Deployment:
     """Open or find the account of one model, and charge it for what was spent before."""
-    name = account_name(model.dataset) if account is None else account
-    records = hashlib.sha256(f"data set {model.dataset}".encode()).hexdigest()
-    found = ledger.find_account(name, None if account is not None else records)
-    total, terms = _total(model, name, budget, found)
-    state = found or AccountState(0, name, total, terms, LIMIT, 0, 0, START, 0)
-    unit_cost = _unit_cost(model, state)
-    if model.cost is None and model.training_cost is None:
-        _check_terms(model, state.terms)
-    if found is None:
-        _check_fits(model, state, unit_cost)  # before an account is opened that would stay behind
+    name, records, found = _find_account(ledger, model, account)
+    total, terms, unit_cost = _check_account(model, name, budget, found)
     state = ledger.open_account(
         name, total, terms, digest=records, named_by_owner=account is not None, because=because
     )
@@ -271,6 +308,29 @@ def _bind(
     if model.status != "proven":
         ledger.record_unproven(state, model.label, model.status)
     return replace(model, bound_account=ledger.account(state.name), unit_cost=unit_cost)
+
+
+def _find_account(
+    ledger: Ledger, model: Deployment, account: str | None
+) -> tuple[str, str, AccountState | None]:
+    """Return the name of a model's account, the digest that identifies its records, and the account if it exists."""
+    name = account_name(model.dataset) if account is None else account
+    records = hashlib.sha256(f"data set {model.dataset}".encode()).hexdigest()
+    return name, records, ledger.find_account(name, None if account is not None else records)
+
+
+def _check_account(
+    model: Deployment, name: str, budget: Terms | None, found: AccountState | None
+) -> tuple[Cost, Terms, int]:
+    """Check that a model fits its account, or a new one; return total and terms of the account, and the unit cost."""
+    total, terms = _total(model, name, budget, found)
+    state = found or AccountState(0, name, total, terms, LIMIT, 0, 0, START, 0)
+    unit_cost = _unit_cost(model, state)
+    if model.cost is None and model.training_cost is None:
+        _check_terms(model, state.terms)
+    if found is None:
+        _check_fits(model, state, unit_cost)  # before an account is opened that would stay behind
+    return total, terms, unit_cost
 
 
 def _charge_evaluations(ledger: Ledger, model: Deployment, state: AccountState) -> None:

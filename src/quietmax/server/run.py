@@ -135,6 +135,12 @@ class Listener:
             raise self._listen_error(self.port, error) from error
         return opened
 
+    def check_ports(self) -> None:
+        """Raise `InvalidInput` if a port cannot be used. Nobody can connect in the meantime."""
+        for port in (self.port, self.grpc_port):
+            if port is not None:
+                self._bind(port).close()
+
     @contextmanager
     def reserve_grpc_port(self) -> Iterator[Self]:
         """Keep the gRPC port for the server processes, which share it; another service cannot have it.
