@@ -29,6 +29,8 @@ ORDER = [
     "mechanisms",
     "predictor",
     "estimators",
+    "export",
+    "mlflow",
     "privacy_card",
     "ledger",
     "server",

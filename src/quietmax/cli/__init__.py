@@ -30,6 +30,7 @@ COMMANDS = {
     "attack": "Run membership-inference attacks on a model.",
     "audit": "Search for lower bounds on a claimed epsilon.",
     "card": "Show the privacy card of a model.",
+    "export": "Export a released model to ONNX, skops or MLflow.",
     "serve": "Serve models over HTTP.",
     "ledger": "Manage budgets, API keys and the audit log.",
     "compare": "Compare the privacy and utility of all methods on your data.",

@@ -1,0 +1,245 @@
+"""A released model outside its folder: a scikit-learn classifier that holds the folder's files, and its metadata.
+
+Only models whose weights were released may leave the house. A model that is paid per answer keeps weights without
+noise, so a copy of it would give answers that nobody pays for: it is never exported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+
+from quietmax import __version__
+from quietmax.accounting.guarantee import Guarantee
+from quietmax.errors import InvalidInput
+from quietmax.estimators.serialization import PrivateModel, open_private
+from quietmax.models.features.generic import encoders
+from quietmax.models.serialization import read_description
+from quietmax.predictor import Predictor
+from quietmax.spending import DESCRIPTION_FILE
+
+METADATA = "quietmax.json"
+"""Name of the metadata in files and folders."""
+_WEIGHTS = "weights.safetensors"
+
+
+class ReleasedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A classifier whose weights were released: any number of answers is covered by its guarantee.
+
+    It holds the files of the model folder as bytes. They are opened when they are first needed, with the same checks
+    as a folder: what the files do not support is not claimed.
+
+    Parameters
+    ----------
+    files : mapping of str to bytes
+        The files of the model folder by name.
+
+    Attributes
+    ----------
+    classes_ : array of shape (classes,)
+        The labels.
+    n_features_in_ : int
+        Number of columns of a table, or of numbers of a record.
+    feature_names_in_ : array of str
+        Names of the columns. Only if the model was trained on a table.
+    guarantee_ : Guarantee
+        What is guaranteed of the model.
+    metadata_ : dict
+        The guarantee and the provenance, as in every exported file.
+    """
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self.files = files
+
+    @classmethod
+    def open(cls, folder: str | Path) -> ReleasedClassifier:
+        """Read the model in a folder.
+
+        Parameters
+        ----------
+        folder : str or Path
+            A model folder, written by `save_private` or by an export.
+
+        Returns
+        -------
+        ReleasedClassifier
+
+        Raises
+        ------
+        InvalidInput
+            If the model is paid per answer, has no guarantee, or has one that does not hold.
+        DataUnavailable
+            If the folder is missing or damaged.
+        """
+        model, place = open_released(folder), Path(folder)
+        names = (DESCRIPTION_FILE, _WEIGHTS, *(each.stored_name for each in encoders(model.features)))
+        return cls({name: (place / name).read_bytes() for name in names})
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Predict class labels.
+
+        Parameters
+        ----------
+        X : data frame, or array of shape (records, inputs)
+            The rows of a table by column name, or records of numbers if the model was trained on numbers.
+
+        Returns
+        -------
+        array of shape (records,)
+            Labels.
+        """
+        return np.asarray(self.classes_[self._model.predict(self._records(X))])
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Predict class probabilities.
+
+        Parameters
+        ----------
+        X : data frame, or array of shape (records, inputs)
+            As for `predict`.
+
+        Returns
+        -------
+        array of shape (records, classes)
+            Probabilities, in the order of ``classes_``.
+        """
+        return self._model.predict_proba(self._records(X))
+
+    @property
+    def classes_(self) -> NDArray[Any]:
+        """The labels."""
+        return np.array(json.loads(self.files[DESCRIPTION_FILE])["classes"])
+
+    @property
+    def n_features_in_(self) -> int:
+        """Number of columns of a table, or of numbers of a record."""
+        return self._model.inputs if self._model.encoding is None else len(self._model.encoding.columns)
+
+    @property
+    def feature_names_in_(self) -> NDArray[Any]:
+        """Names of the columns."""
+        if self._model.encoding is None:
+            raise AttributeError("The model was trained on numbers, which have no column names.")
+        return np.array([column.name for column in self._model.encoding.columns], dtype=object)
+
+    @property
+    def guarantee_(self) -> Guarantee:
+        """What is guaranteed of the model."""
+        return self._model.guarantee
+
+    @property
+    def metadata_(self) -> dict[str, Any]:
+        """The guarantee and the provenance."""
+        return metadata(self._model, self.files[DESCRIPTION_FILE])
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"files": dict(self.files)}
+
+    def _records(self, X: Any) -> NDArray[np.float32]:
+        """Return rows as encoded records; an array is taken as it is."""
+        return self._model.encode(X) if self._model.encoding is not None else np.asarray(X, dtype=np.float32)
+
+    @cached_property
+    def _model(self) -> PrivateModel:
+        with tempfile.TemporaryDirectory() as folder:
+            write_files(self.files, Path(folder))
+            return open_released(folder)
+
+
+def write_files(files: Mapping[str, bytes], folder: Path) -> None:
+    """Write files into a folder.
+
+    Parameters
+    ----------
+    files : mapping of str to bytes
+        Their content by name.
+    folder : Path
+        The folder.
+
+    Raises
+    ------
+    InvalidInput
+        If a name is not that of a file in the folder itself.
+    """
+    for name, content in files.items():
+        if name != Path(name).name:
+            raise InvalidInput(f"A model has files in one folder, but one is named {name!r}.")
+        (folder / name).write_bytes(content)
+
+
+def open_released(folder: str | Path) -> PrivateModel:
+    """Open a model whose weights were released; others are refused.
+
+    Parameters
+    ----------
+    folder : str or Path
+        A model folder.
+
+    Returns
+    -------
+    PrivateModel
+
+    Raises
+    ------
+    InvalidInput
+        If the model is paid per answer, has no guarantee, or has one that does not hold.
+    DataUnavailable
+        If the folder is missing or damaged.
+    """
+    if read_description(folder).get("guarantee") is None:
+        raise InvalidInput(
+            f"The model in {folder} is not exported: it has no guarantee, so its weights may reveal the training data."
+        )
+    model = open_private(folder)
+    if isinstance(model.classifier, Predictor):
+        raise InvalidInput(
+            f"The model in {folder} is not exported: it is paid per answer, and its weights have no noise."
+        )
+    if model.guarantee.status == "refuted":
+        raise InvalidInput(f"The model in {folder} is not exported: its claimed guarantee does not hold.")
+    return model
+
+
+def metadata(model: PrivateModel, description: bytes) -> dict[str, Any]:
+    """Return what every exported file says about a model, as JSON values.
+
+    Parameters
+    ----------
+    model : PrivateModel
+        The model.
+    description : bytes
+        The content of its ``model.json``.
+
+    Returns
+    -------
+    dict
+        ``guarantee``, ``epsilon`` and ``delta`` of the training, ``classes`` and ``provenance``.
+    """
+    stated = json.loads(description)
+    return {
+        "guarantee": model.guarantee.to_json(),
+        "in_words": model.guarantee.in_words("everything computed from this model"),
+        "epsilon": stated["epsilon"],
+        "delta": stated["delta"],
+        "classes": list(model.classes),
+        "provenance": {
+            "kind": model.kind,
+            "dataset": stated["dataset"],
+            "trained_with": f"quietmax {stated['quietmax']}",
+            "exported_with": f"quietmax {__version__}",
+            "model_json_sha256": hashlib.sha256(description).hexdigest(),
+            "weights_sha256": stated.get("weights_sha256"),
+        },
+    }

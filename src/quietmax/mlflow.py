@@ -1,0 +1,230 @@
+"""The MLflow flavour: released models in MLflow's format, for its registry, its servers and `mlflow.pyfunc`.
+
+An MLflow model is a folder: `MLmodel` with the guarantee and the provenance as metadata, `quietmax.json` with the same,
+the model folder in `model`, and the requirements. Only models whose weights were released have one.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quietmax import __version__
+from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
+from quietmax.export.released import METADATA, ReleasedClassifier, write_files
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FLAVOR_NAME = "quietmax"
+_DATA, _REQUIREMENTS, _PYTHON_ENV = "model", "requirements.txt", "python_env.yaml"
+
+
+def save_model(
+    model: str | Path | ReleasedClassifier,
+    path: str | Path,
+    mlflow_model: Any = None,
+    *,
+    metadata: dict[str, Any] | None = None,
+    signature: Any = None,
+) -> None:
+    """Write a released model as an MLflow model.
+
+    Parameters
+    ----------
+    model : str, Path or ReleasedClassifier
+        The model folder, or what was read from one.
+    path : str or Path
+        A folder that does not exist yet.
+    mlflow_model : mlflow.models.Model, optional
+        The MLflow model that this flavour is added to.
+    metadata : dict, optional
+        Further metadata; the guarantee and the provenance are always added.
+    signature : mlflow.models.ModelSignature, optional
+        By default the names of the columns, of any type, or the shape of the records.
+
+    Raises
+    ------
+    InvalidInput
+        If the model must not be exported, or the folder exists.
+    DataUnavailable
+        If the package mlflow is not installed, or the model folder is damaged.
+    QuietmaxError
+        If the folder cannot be written.
+
+    Examples
+    --------
+    >>> save_model("income", "income-mlflow")  # doctest: +SKIP
+    """
+    _require_mlflow()
+    from mlflow import pyfunc
+    from mlflow.models import Model
+
+    classifier = model if isinstance(model, ReleasedClassifier) else ReleasedClassifier.open(model)
+    target = Path(path)
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise InvalidInput(f"'{target}' already exists; an MLflow model needs a new folder.")
+    described = Model() if mlflow_model is None else mlflow_model
+    described.signature = _signature(classifier) if signature is None else signature
+    described.metadata = {**(described.metadata or {}), **(metadata or {}), **classifier.metadata_}
+    described.add_flavor(FLAVOR_NAME, quietmax_version=__version__, data=_DATA)
+    pyfunc.add_to_model(described, loader_module="quietmax.mlflow", data=_DATA, python_env=_PYTHON_ENV)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=".quietmax-", dir=target.parent))
+        try:
+            _fill(staging, classifier)
+            described.save(str(staging / "MLmodel"))
+            staging.chmod(0o755)
+            staging.rename(target)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    except OSError as problem:
+        raise QuietmaxError(
+            f"The model cannot be written to {target}: {problem.strerror or problem}."
+        ) from problem
+
+
+def log_model(
+    model: str | Path | ReleasedClassifier,
+    name: str = "model",
+    *,
+    registered_model_name: str | None = None,
+    **options: Any,
+) -> Any:
+    """Log a released model as an artifact of the current MLflow run.
+
+    Parameters
+    ----------
+    model : str, Path or ReleasedClassifier
+        The model folder, or what was read from one.
+    name : str
+        Name of the logged model.
+    registered_model_name : str, optional
+        Also register it under this name.
+    options : object
+        Further arguments of `mlflow.models.Model.log`, and those of `save_model`.
+
+    Returns
+    -------
+    mlflow.models.model.ModelInfo
+
+    Raises
+    ------
+    InvalidInput
+        If the model must not be exported.
+    DataUnavailable
+        If the package mlflow is not installed, or the model folder is damaged.
+
+    Examples
+    --------
+    >>> log_model("income", name="income").model_uri  # doctest: +SKIP
+    'models:/m-2f1d...'
+    """
+    _require_mlflow()
+    from mlflow.models import Model
+
+    classifier = model if isinstance(model, ReleasedClassifier) else ReleasedClassifier.open(model)
+    return Model.log(
+        artifact_path=None,
+        name=name,
+        flavor=sys.modules[__name__],
+        registered_model_name=registered_model_name,
+        model=classifier,
+        **options,
+    )
+
+
+def load_model(model_uri: str | Path) -> ReleasedClassifier:
+    """Read a released model from MLflow.
+
+    Parameters
+    ----------
+    model_uri : str or Path
+        A folder, or an address such as ``models:/income/1``.
+
+    Returns
+    -------
+    ReleasedClassifier
+        A scikit-learn classifier, with its guarantee.
+
+    Raises
+    ------
+    DataUnavailable
+        If the package mlflow is not installed, or the model is damaged.
+
+    Examples
+    --------
+    >>> load_model("income-mlflow").predict(frame)  # doctest: +SKIP
+    """
+    mlflow = _require_mlflow()
+    folder = mlflow.artifacts.download_artifacts(artifact_uri=str(model_uri))
+    return ReleasedClassifier.open(Path(folder) / _DATA)
+
+
+class _PyfuncModel:
+    """What `mlflow.pyfunc` calls: rows in, labels and probabilities out."""
+
+    def __init__(self, classifier: ReleasedClassifier) -> None:
+        self._classifier = classifier
+
+    def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:  # noqa: ARG002
+        """Return one row per record: ``label``, and ``probability of`` each class."""
+        import pandas as pd
+
+        shares = self._classifier.predict_proba(model_input)
+        labels = self._classifier.classes_
+        columns = {f"probability of {name}": shares[:, place] for place, name in enumerate(labels)}
+        return pd.DataFrame({"label": labels[shares.argmax(axis=1)], **columns})
+
+
+def _load_pyfunc(path: str) -> _PyfuncModel:
+    """Open the model folder of an MLflow model; `mlflow.pyfunc.load_model` calls it by this name."""
+    return _PyfuncModel(ReleasedClassifier.open(path))
+
+
+def _fill(folder: Path, classifier: ReleasedClassifier) -> None:
+    """Write everything but `MLmodel`."""
+    (folder / _DATA).mkdir()
+    write_files(classifier.files, folder / _DATA)
+    about = json.dumps(classifier.metadata_, indent=2, ensure_ascii=False) + "\n"
+    (folder / METADATA).write_text(about, encoding="utf-8")
+    (folder / _REQUIREMENTS).write_text(f"quietmax=={__version__}\n", encoding="utf-8")
+    environment = f"python: {platform.python_version()}\nbuild_dependencies:\n- pip\n"
+    environment += f"dependencies:\n- -r {_REQUIREMENTS}\n"
+    (folder / _PYTHON_ENV).write_text(environment, encoding="utf-8")
+
+
+def _signature(classifier: ReleasedClassifier) -> Any:
+    """Return the names of the columns and of the answers; a cell may have any type that Quietmax reads."""
+    import numpy as np
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, Schema, TensorSpec
+    from mlflow.types.schema import AnyType
+
+    anything: Any = AnyType
+    if hasattr(classifier, "feature_names_in_"):
+        inputs = Schema([ColSpec(anything(), str(name)) for name in classifier.feature_names_in_])
+    else:
+        inputs = Schema([TensorSpec(np.dtype(np.float32), (-1, classifier.n_features_in_))])
+    label = "string" if classifier.classes_.dtype.kind == "U" else "long"
+    answers = [ColSpec("double", f"probability of {name}") for name in classifier.classes_]
+    return ModelSignature(inputs, Schema([ColSpec(label, "label"), *answers]))
+
+
+def _require_mlflow() -> Any:
+    """Import the package mlflow."""
+    try:
+        import mlflow.artifacts
+        import mlflow.models
+        import mlflow.pyfunc
+    except ImportError:
+        raise DataUnavailable(
+            "The MLflow flavour requires the package mlflow. Install: pip install 'quietmax[mlflow]'."
+        ) from None
+    return mlflow

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pandas as pd
+import skops.io
+
+import quietmax.mlflow
+from quietmax.estimators.serialization import open_private
+from quietmax.export.skops import TRUSTED
+from tests.cli.conftest import Run, assert_error
+from tests.cli.own_table import DECLARED
+
+
+def test_one_command_writes_all_formats_and_they_agree(
+    run: Run, head: Path, queries: Path, tmp_path: Path
+) -> None:
+    places = {"onnx": tmp_path / "a.onnx", "skops": tmp_path / "a.skops", "mlflow": tmp_path / "a"}
+    options = [part for name, place in places.items() for part in (f"--{name}", place)]
+    code, out, err = run("export", head, *options, "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    assert told["written"] == {name: str(place) for name, place in places.items()}
+    assert told["guarantee"] == open_private(head).guarantee.to_json()
+    rows = pd.read_csv(queries)
+    session = onnxruntime.InferenceSession(places["onnx"])
+    feed = {"age": rows["age"].to_numpy(np.float64), "sex": rows["sex"].to_numpy(object)}
+    assert list(session.run(["label"], feed)[0]) == ["lo", "hi"]
+    assert list(skops.io.load(places["skops"], trusted=list(TRUSTED)).predict(rows)) == ["lo", "hi"]
+    assert list(quietmax.mlflow.load_model(places["mlflow"]).predict(rows)) == ["lo", "hi"]
+    code, out, _ = run("export", head, "--onnx", places["onnx"])
+    assert code == 0
+    assert "Guarantee:" in out
+
+
+def test_nothing_to_write_and_unwritable_places_are_errors(run: Run, head: Path, tmp_path: Path) -> None:
+    assert_error(run("export", head), 2, "--onnx", "--skops", "--mlflow")
+    for option in ("--onnx", "--skops", "--mlflow"):
+        assert_error(run("export", head, option, "/proc/none/a"), 1, "/proc/none/a")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "file").touch()
+    assert_error(run("export", head, "--mlflow", tmp_path / "there"), 2, "already exists")
+
+
+def test_a_model_that_is_paid_per_answer_is_refused_and_nothing_is_written(
+    run: Run, people: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "votes"
+    run("train", "teachers", people, *DECLARED, "--queries", 3, "--declared-size", 480, "-o", folder)
+    for option in ("--onnx", "--skops", "--mlflow"):
+        assert_error(run("export", folder, option, tmp_path / "out"), 2, "paid per answer")
+    assert not (tmp_path / "out").exists()
+    assert json.loads(run("card", folder, "--json")[1])["answered"] == 0

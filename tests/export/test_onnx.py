@@ -1,0 +1,212 @@
+"""ONNX files give the answers of the model folder, or none."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pandas as pd
+import pytest
+
+import quietmax as qm
+from quietmax.data.schema import Schema
+from quietmax.errors import InvalidInput
+from quietmax.estimators.serialization import open_private, save_private
+from quietmax.export.onnx import export_onnx, onnx_model
+from quietmax.models.features.generic import Pipeline, RandomFourier
+from quietmax.models.features.tabular import Identity, OneHot, Scaling, UnitNorm
+from tests.export.people import CELLS, SCHEMA, random_rows, unreadable
+
+TOLERANCE = 1e-6
+"""Largest difference between a probability of the folder and of the file, as docs/how-to/export.md states it."""
+EXPONENTS = {"code": {"1e0", "10E-1", "5e-1", "30e-1", "1e5"}, "smoker": {"1e0"}}
+"""Cells that Quietmax reads, but regular expressions cannot."""
+
+
+def session(model: Any) -> onnxruntime.InferenceSession:
+    content = model.SerializeToString() if isinstance(model, onnx.ModelProto) else Path(model).read_bytes()
+    return onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+
+
+def run(model: Any, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Return labels and probabilities of rows, with the columns as they are."""
+    opened = session(model)
+    label, probabilities = opened.run(
+        None, {each.name: rows[each.name].to_numpy() for each in opened.get_inputs()}
+    )
+    return label, probabilities
+
+
+@pytest.fixture(scope="module")
+def file(table_head: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("onnx") / "head.onnx"
+    export_onnx(table_head, place)
+    return place
+
+
+def test_thousands_of_rows_get_the_answers_of_the_folder_or_none(table_head: Path, file: Path) -> None:
+    rows = random_rows(6000, seed=5)
+    refused = unreadable(rows)
+    unsure = np.any([rows[name].isin(cells) for name, cells in EXPONENTS.items()], axis=0)
+    label, probabilities = run(file, rows)
+    assert ((label == "") == (refused | unsure)).all()
+    assert (np.isnan(probabilities).all(axis=1) == (refused | unsure)).all()
+    answered = ~(refused | unsure)
+    assert answered.sum() > 1000
+    model = open_private(table_head)
+    expected = model.predict_proba(model.encode(rows[answered]))
+    assert np.abs(probabilities[answered] - expected).max() <= TOLERANCE
+    assert (label[answered] == np.array(model.classes)[expected.argmax(axis=1)]).all()
+    assert len(set(label[answered])) > 1
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_every_cell_is_read_as_in_training_or_refused(table_head: Path, file: Path, name: str) -> None:
+    cells = CELLS[name]
+    usual = random_rows(1, seed=0).assign(joined="2012-02-29", left="15.06.1999", smoker="yes", code="2")
+    rows: pd.DataFrame = pd.concat([usual] * len(cells), ignore_index=True)
+    rows[name] = cells
+    refused = unreadable(rows) | rows[name].isin(EXPONENTS.get(name, ())).to_numpy()
+    label, probabilities = run(file, rows)
+    assert ((label == "") == refused).all()
+    model = open_private(table_head)
+    expected = model.predict_proba(model.encode(rows[~refused]))
+    assert np.abs(probabilities[~refused] - expected).max() <= TOLERANCE
+
+
+def test_a_row_gets_the_same_answer_alone_and_among_others(file: Path) -> None:
+    rows = random_rows(40, seed=9)
+    together = run(file, rows)
+    for place in range(40):
+        label, probabilities = run(file, rows.iloc[place : place + 1])
+        assert label[0] == together[0][place]
+        assert np.allclose(probabilities[0], together[1][place], rtol=0, atol=TOLERANCE, equal_nan=True)
+
+
+def test_inputs_are_the_columns_and_outputs_class_names_and_probabilities(file: Path) -> None:
+    opened = session(file)
+    inputs = {each.name: (each.type, each.shape) for each in opened.get_inputs()}
+    assert inputs["age"] == ("tensor(double)", ["rows"])
+    assert inputs["city"] == inputs["joined"] == inputs["smoker"] == ("tensor(string)", ["rows"])
+    assert set(inputs) == set(CELLS)
+    outputs = {each.name: (each.type, each.shape) for each in opened.get_outputs()}
+    assert outputs == {
+        "label": ("tensor(string)", ["rows"]),
+        "probabilities": ("tensor(double)", ["rows", 3]),
+    }
+
+
+def test_the_guarantee_and_the_provenance_are_readable_without_quietmax(table_head: Path, file: Path) -> None:
+    program = (
+        "import json, onnxruntime, sys\n"
+        "about = onnxruntime.InferenceSession(sys.argv[1]).get_modelmeta()\n"
+        "print(json.dumps([about.producer_name, about.custom_metadata_map]))\n"
+        "assert not any(name.startswith('quietmax') for name in sys.modules)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program, str(file)], capture_output=True, text=True, check=True
+    )
+    producer, about = json.loads(told.stdout)
+    guarantee, provenance = json.loads(about["guarantee"]), json.loads(about["provenance"])
+    assert producer == "quietmax"
+    assert guarantee == open_private(table_head).guarantee.to_json()
+    assert (float(about["epsilon"]), float(about["delta"])) == (8.0, 1e-5)
+    assert json.loads(about["classes"]) == list(SCHEMA.classes or ())
+    described = (table_head / "model.json").read_bytes()
+    assert provenance["model_json_sha256"] == hashlib.sha256(described).hexdigest()
+    assert provenance["trained_with"] == f"quietmax {qm.__version__}"
+
+
+def test_names_of_columns_do_not_collide_with_outputs_or_inner_values(tmp_path: Path) -> None:
+    names = ("label", "value 1", "value 7", "probabilities")
+    rows = pd.DataFrame(np.random.default_rng(0).random((300, 4)), columns=list(names))
+    rows["y"] = np.where(rows["label"] > 0.5, "a", "b")
+    schema = Schema(label="y", classes=("a", "b"), bounds=dict.fromkeys(names, (0, 1)))
+    head = qm.PrivateHead(epsilon=5.0, schema=schema, declared_size=300).fit(rows)
+    folder = save_private(head, tmp_path / "head", dataset="names")
+    model = onnx_model(folder)
+    assert [each.name for each in session(model).get_outputs()] == ["label_", "probabilities_"]
+    label, probabilities = run(model, rows)
+    assert (label == head.predict(rows)).all()
+    assert np.abs(probabilities - head.predict_proba(rows)).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("schema", "cells", "words"),
+    [
+        (Schema(hashed={"zip": 8}), ["8001", "8002"], ("'zip'", "hashes")),
+        (
+            Schema(dates={"at": ("2020-01-01 00:00:00", "2021-01-01 00:00:00")}),
+            ["2020-05-01", ""],
+            ("'at'", "time"),
+        ),
+        (
+            Schema(dates={"on": ("2020-01-01", "2021-01-01")}, date_formats={"on": "%d %B %Y"}),
+            ["1 May 2020", "2 May 2020"],
+            ("'on'", "dates"),
+        ),
+        (Schema(categories={"kind": ("1", "1.0")}), ["1", "1.0"], ("'kind'", "same number")),
+    ],
+)
+def test_a_column_that_onnx_cannot_compute_is_an_error_that_names_it(
+    schema: Schema, cells: list[str], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    (name,) = {**schema.hashed, **schema.dates, **schema.categories}
+    rows = pd.DataFrame({name: cells * 100, "y": ["a", "b"] * 100})
+    declared = schema.updated({"label": "y", "classes": ("a", "b")})
+    head = qm.PrivateHead(schema=declared, declared_size=200).fit(rows)
+    folder, file = save_private(head, tmp_path / "head", dataset="one column"), tmp_path / "head.onnx"
+    with pytest.raises(InvalidInput) as refused:
+        export_onnx(folder, file)
+    for word in words:
+        assert word in str(refused.value)
+    assert not file.exists()
+
+
+VECTORS = np.random.default_rng(3).normal(size=(600, 4)).astype(np.float32)
+LABELS = np.where(VECTORS[:, 0] > 0, 7, 3)
+MAPS: dict[str, Any] = {
+    "default": "auto",
+    "identity": Identity(),
+    "pipeline": Pipeline((Scaling((-1.0,) * 4, (1.0,) * 4), UnitNorm())),
+    "one-hot": Pipeline((Scaling((-1e-30,) * 4, (1e-30,) * 4), OneHot((None, (0.0, 1.0), (1.0,), (0.5,))))),
+    "random-fourier": RandomFourier(count=50),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_models_of_vectors_give_equal_answers(name: str, tmp_path: Path) -> None:
+    head = qm.PrivateHead(epsilon=5.0, features=MAPS[name], classes=(3, 7), declared_size=600, radius=2.0)
+    folder = save_private(head.fit(VECTORS, LABELS), tmp_path / "head", dataset="vectors")
+    queries = np.random.default_rng(4).normal(size=(3000, 4)).astype(np.float32)
+    queries[:3] = np.array([[0, 0, 0, 0], [1e30, -1e30, 1, 2], [1e-30, 0, 0, 0]])
+    label, probabilities = session(onnx_model(folder)).run(None, {"features": queries})
+    assert (label == head.predict(queries).astype(str)).all()
+    assert np.abs(probabilities - head.predict_proba(queries)).max() <= TOLERANCE
+
+
+def test_a_vector_that_is_not_finite_gets_no_answer(tmp_path: Path) -> None:
+    head = qm.PrivateHead(epsilon=5.0, classes=(3, 7), declared_size=600).fit(VECTORS, LABELS)
+    folder = save_private(head, tmp_path / "head", dataset="vectors")
+    queries = np.float32([[1, 2, 3, np.nan], [1, 2, 3, np.inf], [1, 2, 3, 4]])
+    label, probabilities = session(onnx_model(folder)).run(None, {"features": queries})
+    assert list(label != "") == [False, False, True]
+    assert np.isnan(probabilities[:2]).all()
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "sigmoid"])
+def test_networks_of_dpsgd_give_equal_answers(activation: str, tmp_path: Path) -> None:
+    network = qm.DPSGD(
+        epsilon=5.0, hidden=(6,), activation=activation, classes=(3, 7), declared_size=600, random_state=0
+    ).fit(VECTORS, LABELS)
+    folder = save_private(network, tmp_path / "network", dataset="vectors")
+    label, probabilities = session(onnx_model(folder)).run(None, {"features": VECTORS})
+    assert (label == network.predict(VECTORS).astype(str)).all()
+    assert np.abs(probabilities - network.predict_proba(VECTORS)).max() <= TOLERANCE

@@ -1,0 +1,112 @@
+"""Only released models leave their folder, and they answer as before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import quietmax as qm
+from quietmax.errors import DataUnavailable, InvalidInput
+from quietmax.estimators.serialization import open_private, save_private
+from quietmax.export.onnx import export_onnx
+from quietmax.export.released import ReleasedClassifier, metadata, write_files
+from quietmax.export.skops import export_skops
+from quietmax.mlflow import save_model
+from quietmax.models.serialization import save_model as save_network
+from quietmax.models.stacked import TrainingSettings
+from quietmax.models.training import train
+from tests.export.people import readable_rows
+
+VECTORS = np.random.default_rng(3).normal(size=(240, 3)).astype(np.float32)
+LABELS = np.where(VECTORS[:, 0] > 0, 7, 3)
+
+
+@pytest.fixture(scope="module")
+def kept_at_home(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Models that must not be exported."""
+    place = tmp_path_factory.mktemp("home")
+    common = {"classes": (3, 7), "declared_size": 240}
+    teachers = qm.Teachers(epsilon=8.0, queries=5, teachers=4, **common).fit(VECTORS, LABELS)
+    per_query = qm.PrivateHead(epsilon=8.0, release="query", queries=5, **common).fit(VECTORS, LABELS)
+    records = qm.load("mnist-5k", records=60, seed=0)
+    return {
+        "teachers": save_private(teachers, place / "teachers", dataset="vectors"),
+        "query": save_private(per_query, place / "query", dataset="vectors"),
+        "network": save_network(
+            train(records, settings=TrainingSettings(hidden=(4,), epochs=1)), place / "network"
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", ["teachers", "query", "network"])
+@pytest.mark.parametrize("export", [export_onnx, export_skops, save_model])
+def test_a_model_whose_weights_were_not_released_is_never_exported(
+    kept_at_home, kind, export, tmp_path
+) -> None:
+    with pytest.raises(InvalidInput, match="is not exported") as refused:
+        export(kept_at_home[kind], tmp_path / "out")
+    assert ("paid per answer" if kind != "network" else "no guarantee") in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_files_of_a_model_that_is_paid_per_answer_give_no_classifier(kept_at_home) -> None:
+    folder = kept_at_home["query"]
+    files = {each.name: each.read_bytes() for each in folder.iterdir() if each.is_file()}
+    classifier = ReleasedClassifier(files)
+    with pytest.raises(InvalidInput, match="paid per answer"):
+        classifier.predict(VECTORS)
+
+
+def test_the_classifier_answers_like_the_folder_by_label(table_head: Path) -> None:
+    rows = readable_rows(50, seed=3)
+    model, classifier = open_private(table_head), ReleasedClassifier.open(table_head)
+    encoded = model.encode(rows)
+    assert (classifier.predict(rows) == np.array(model.classes)[model.predict(encoded)]).all()
+    assert np.array_equal(classifier.predict_proba(rows), model.predict_proba(encoded))
+    assert list(classifier.feature_names_in_) == [column.name for column in model.encoding.columns]
+    assert classifier.guarantee_ == model.guarantee
+    assert classifier.score(rows, classifier.predict(rows)) == 1.0
+
+
+def test_labels_keep_their_type(tmp_path: Path) -> None:
+    head = qm.PrivateHead(epsilon=8.0, classes=(3, 7), declared_size=240).fit(VECTORS, LABELS)
+    classifier = ReleasedClassifier.open(save_private(head, tmp_path / "head", dataset="vectors"))
+    assert (classifier.predict(VECTORS) == head.predict(VECTORS)).all()
+    assert classifier.classes_.tolist() == [3, 7]
+    assert classifier.n_features_in_ == 3
+    assert not hasattr(classifier, "feature_names_in_")
+
+
+def test_changed_files_claim_nothing(table_head: Path) -> None:
+    files = dict(ReleasedClassifier.open(table_head).files)
+    described = json.loads(files["model.json"])
+    described["guarantee"]["mu"] /= 2
+    with pytest.raises(DataUnavailable, match="damaged"):
+        _ = ReleasedClassifier({**files, "model.json": json.dumps(described).encode()}).guarantee_
+    changed = bytearray(files["weights.safetensors"])
+    changed[-1] ^= 1
+    with pytest.raises(DataUnavailable, match="SHA-256"):
+        _ = ReleasedClassifier({**files, "weights.safetensors": bytes(changed)}).guarantee_
+
+
+def test_files_are_written_into_their_folder_alone(tmp_path: Path) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    with pytest.raises(InvalidInput, match="one folder"):
+        write_files({"../outside": b"x"}, inner)
+    assert not (tmp_path / "outside").exists()
+
+
+def test_the_metadata_is_json_and_names_the_guarantee_in_words(table_head: Path) -> None:
+    model = open_private(table_head)
+    about = json.loads(json.dumps(metadata(model, (table_head / "model.json").read_bytes())))
+    assert about["guarantee"]["status"] == "proven"
+    assert about["guarantee"]["unit"] == "record"
+    assert about["guarantee"]["assumptions"]
+    assert "everything computed from this model" in about["in_words"][0]
+    assert set(about["provenance"]) == {
+        *("kind", "dataset", "trained_with", "exported_with", "model_json_sha256", "weights_sha256")
+    }
