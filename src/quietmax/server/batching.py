@@ -1,23 +1,28 @@
 """The pipeline of a request: charge, draw, store, answer, in this order and no other.
 
-Requests that wait together are charged in one transaction (in the ledger's thread) and drawn in one call of the model
-(in this module's thread), so that they share a disk flush and a matrix product. Noise is drawn only after the charge is
-durable. A request with an id is answered only after its answer is stored durably, so that a retry can never get a
-second draw for one charge; other answers are handed to the ledger before they are sent, and stored with its next
-transaction. Answers that cost nothing are neither charged nor stored.
+Requests that wait together are charged in one transaction (in the ledger's thread) and drawn in one call of the model,
+so that they share a disk flush and a matrix product. Noise is drawn only after the charge is durable. A request with an
+id is answered only after its answer is stored durably, so that a retry can never get a second draw for one charge;
+other answers are handed to the ledger before its next charge, and stored with its next transaction. Answers that cost
+nothing are neither charged nor stored.
+
+Models that take little time are drawn in the event loop: to hand a request to another thread and back takes longer than
+a product of two small matrices. Other models are drawn in a thread of their own, so that they delay nobody else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import queue
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +46,10 @@ from quietmax.server.errors import unavailable
 from quietmax.server.settings import Settings
 
 _MAX_BATCH_ROWS = 4096
+_MAX_SECONDS_IN_LOOP = 0.002
+"""Draws that are expected to take longer are made in the drawing thread."""
+_HOLD_SECONDS = 0.01
+"""How long answers that nobody waits for are held back for the next charge."""
 _SWEEP_SECONDS = 0.5
 _GRACE_SECONDS = 5.0
 _TIMED_OUT = Failed(
@@ -87,6 +96,21 @@ class _Pending:
     new_rows: Sequence[int] = ()
 
 
+@dataclass(slots=True)
+class _DrawTime:
+    """How long a model took to draw: the shortest of recent times, in total and per row."""
+
+    seconds: float = math.inf
+    seconds_per_row: float = math.inf
+
+    def add(self, seconds: float, rows: int) -> None:
+        self.seconds = min(seconds, 1.05 * self.seconds)
+        self.seconds_per_row = min(seconds / rows, 1.05 * self.seconds_per_row)
+
+    def expected(self, rows: int) -> float:
+        return max(self.seconds, self.seconds_per_row * rows)
+
+
 class Pipeline:
     """Charges, draws, stores and answers the requests of one event loop.
 
@@ -102,10 +126,15 @@ class Pipeline:
         self._ledger = ledger
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._to_draw: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
         self._in_flight: set[_Pending] = set()
+        self._free: list[_Pending] = []
+        self._decided: deque[tuple[_Pending, ChargeResult]] = deque()
+        self._announced = False  # the event loop will look at `_decided`
+        self._held: list[NewAnswers] = []
+        self._draw_times: WeakKeyDictionary[Deployment, _DrawTime] = WeakKeyDictionary()
         self._sweeper = self._loop.create_task(self._sweep())
-        self._thread = threading.Thread(target=self._draw_batches, name="drawing", daemon=True)
+        self._to_draw: queue.SimpleQueue[list[_Pending] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._draw_in_thread, name="drawing", daemon=True)
         self._thread.start()
 
     @property
@@ -142,9 +171,10 @@ class Pipeline:
         try:
             if deployment.unit_cost == 0:
                 self._check_ledger()
-                self._to_draw.put(pending)
+                self._draw_soon(pending)
             else:
                 charge = self._charge(pending, request, caller)
+                self._submit_held()  # so that the charge finds these answers
                 self._ledger.submit_charge(charge, partial(self._on_charged, pending))
             return await pending.future
         finally:
@@ -154,6 +184,7 @@ class Pipeline:
         """Answer the requests in flight, then stop."""
         while self._in_flight:
             await asyncio.sleep(0.01)
+        self._submit_held()
         self._sweeper.cancel()
         self._to_draw.put(None)
         await asyncio.to_thread(self._thread.join)
@@ -190,14 +221,11 @@ class Pipeline:
     # In the ledger's thread
 
     def _on_charged(self, pending: _Pending, result: ChargeResult) -> None:
-        if isinstance(result, Charged):
-            pending.charged = result
-            self._to_draw.put(pending)
-        elif isinstance(result, Replayed):
-            answers = _unpack_bytes(result.answer, pending.deployment)
-            self._finish([(pending, Reply(answers, 0, 0, result.remaining_units))])
-        else:
-            self._finish([(pending, result)])
+        """Hand a result to the event loop, which wakes up once for all results of a transaction."""
+        self._decided.append((pending, result))
+        if not self._announced:
+            self._announced = True
+            self._loop.call_soon_threadsafe(self._take_decided)
 
     def _on_stored(self, pending: _Pending, reply: Reply, result: StoredAnswer | Failed) -> None:
         if isinstance(result, Failed):
@@ -209,40 +237,41 @@ class Pipeline:
             # Another try of the same id was stored first: its draw is the one that all tries report.
             self._finish([(pending, Reply(answers, reply.units, 0, reply.remaining_units))])
 
+    def _finish(self, finished: list[tuple[_Pending, Result]]) -> None:
+        if finished:
+            self._loop.call_soon_threadsafe(_deliver, finished)
+
     # In the drawing thread
 
-    def _draw_batches(self) -> None:
+    def _draw_in_thread(self) -> None:
         closing = False
         while not closing:
-            batch: dict[int, list[_Pending]] = defaultdict(list)
-            size = 0
+            waiting: list[_Pending] = []
             item = self._to_draw.get()
             try:
                 while item is not None:
-                    batch[id(item.deployment)].append(item)
-                    size += len(item.rows)
-                    if size >= _MAX_BATCH_ROWS:
-                        break
+                    waiting += item
                     item = self._to_draw.get_nowait()
-                closing = item is None
+                closing = True
             except queue.Empty:
                 pass
-            for group in batch.values():
-                self._answer_group(group)
+            for group in _groups(waiting):
+                finished, stored = self._answer_group(group)
+                if stored is not None:
+                    self._ledger.submit_answers(stored, _ignore)
+                self._finish(finished)
 
-    def _answer_group(self, group: list[_Pending]) -> None:
-        """Draw for requests to one deployment, hand their answers to the ledger, and reply."""
+    # In the drawing thread or the event loop
+
+    def _answer_group(self, group: list[_Pending]) -> tuple[list[tuple[_Pending, Result]], NewAnswers | None]:
+        """Draw for requests to one deployment; return the replies that may leave and the answers to store."""
         try:
-            assembled = [
-                (pending, *_assemble(pending, drawn))
-                for pending, drawn in zip(group, _draw(group), strict=True)
-            ]
+            assembled = self._assembled(group)
         except Exception as error:
             failed = Failed(
                 QuietmaxError(f"The model failed ({type(error).__name__}). The charge is not refunded.")
             )
-            self._finish([(pending, failed) for pending in group])
-            return
+            return [(pending, failed) for pending in group], None
         finished: list[tuple[_Pending, Result]] = []
         keys: list[bytes] = []
         new: list[bytes] = []
@@ -262,18 +291,74 @@ class Pipeline:
                 keys += new_keys
                 new.append(new_packed)
                 finished.append((pending, reply))
-        if keys:
-            deadline = max(pending.deadline for pending, _ in finished)
-            account = group[0].deployment.account.id
-            stored = NewAnswers(account, tuple(keys), b"".join(new), deadline=deadline)
-            self._ledger.submit_answers(stored, _ignore)
-        self._finish(finished)
+        if not keys:
+            return finished, None
+        deadline = max(pending.deadline for pending, _ in finished)
+        account = group[0].deployment.account.id
+        return finished, NewAnswers(account, tuple(keys), b"".join(new), deadline=deadline)
 
-    def _finish(self, finished: list[tuple[_Pending, Result]]) -> None:
-        if finished:
-            self._loop.call_soon_threadsafe(_deliver, finished)
+    def _assembled(self, group: list[_Pending]) -> list[tuple[_Pending, Reply, NDArray[np.uint8] | None]]:
+        started = time.perf_counter()
+        drawn = _draw(group)
+        rows = sum(len(pending.new_rows) for pending in group)
+        if rows:
+            self._draw_time(group).add(time.perf_counter() - started, rows)
+        return [(pending, *_assemble(pending, each)) for pending, each in zip(group, drawn, strict=True)]
+
+    def _draw_time(self, group: list[_Pending]) -> _DrawTime:
+        return self._draw_times.setdefault(group[0].deployment, _DrawTime())
 
     # In the event loop
+
+    def _draw_soon(self, pending: _Pending) -> None:
+        """Draw for a free request together with those that the event loop reads at the same time."""
+        self._free.append(pending)
+        if len(self._free) == 1:
+            self._loop.call_soon(self._draw_free)
+
+    def _draw_free(self) -> None:
+        waiting, self._free = self._free, []
+        self._draw_all(waiting)
+
+    def _take_decided(self) -> None:
+        """Draw for the requests that were charged, and reply to the others."""
+        self._announced = False  # before the first look, so that no result is missed
+        charged: list[_Pending] = []
+        finished: list[tuple[_Pending, Result]] = []
+        while self._decided:
+            pending, result = self._decided.popleft()
+            if isinstance(result, Charged):
+                pending.charged = result
+                charged.append(pending)
+            elif isinstance(result, Replayed):
+                answers = _unpack_bytes(result.answer, pending.deployment)
+                finished.append((pending, Reply(answers, 0, 0, result.remaining_units)))
+            else:
+                finished.append((pending, result))
+        _deliver(finished)
+        self._draw_all(charged)
+
+    def _draw_all(self, waiting: list[_Pending]) -> None:
+        """Draw for requests in groups of one deployment, here or in the drawing thread."""
+        for group in _groups(waiting):
+            rows = sum(len(pending.rows) for pending in group)
+            if self._draw_time(group).expected(rows) > _MAX_SECONDS_IN_LOOP:
+                self._to_draw.put(group)
+                continue
+            finished, stored = self._answer_group(group)
+            if stored is not None:
+                self._hold(stored)
+            _deliver(finished)
+
+    def _hold(self, stored: NewAnswers) -> None:
+        self._held.append(stored)
+        if len(self._held) == 1:
+            self._loop.call_later(_HOLD_SECONDS, self._submit_held)
+
+    def _submit_held(self) -> None:
+        held, self._held = self._held, []
+        for stored in held:
+            self._ledger.submit_answers(stored, _ignore)
 
     async def _sweep(self) -> None:
         """Give up on requests that are long overdue; what was charged for them is spent, but stored by id."""
@@ -283,6 +368,20 @@ class Pipeline:
             _deliver(
                 [(pending, _TIMED_OUT) for pending in list(self._in_flight) if pending.deadline < overdue]
             )
+
+
+def _groups(waiting: list[_Pending]) -> list[list[_Pending]]:
+    """Split requests into groups that are drawn together: of one deployment, and not too large."""
+    groups: dict[Deployment, list[list[_Pending]]] = {}
+    sizes: dict[Deployment, int] = defaultdict(int)
+    for pending in waiting:
+        deployment = pending.deployment
+        if deployment not in groups or sizes[deployment] >= _MAX_BATCH_ROWS:
+            groups.setdefault(deployment, []).append([])
+            sizes[deployment] = 0
+        groups[deployment][-1].append(pending)
+        sizes[deployment] += len(pending.rows)
+    return [group for each in groups.values() for group in each]
 
 
 def _draw(group: list[_Pending]) -> list[Answers]:
