@@ -28,7 +28,7 @@ class AnswerCache:
     Parameters
     ----------
     max_answers : int
-        The number of answers indexed for each account. The oldest are dropped first.
+        The number of answers indexed for each account, and up to an eighth more. The oldest are dropped first.
     """
 
     def __init__(self, max_answers: int = MAX_ANSWERS) -> None:
@@ -56,9 +56,11 @@ class AnswerCache:
         """
         self._refresh(cursor, account)
         locations = self._locations[account]
-        hits = {key: locations[half] for key in keys if (half := _first_half(key)) in locations}
-        if not hits:
+        wanted = list(keys)
+        halves = _first_halves(b"".join(wanted))
+        if locations.keys().isdisjoint(halves):
             return {}
+        hits = {key: locations[half] for key, half in zip(wanted, halves, strict=True) if half in locations}
         rows = {
             row_id: (bytes(row_keys), bytes(answers))
             for row_id, row_keys, answers in cursor.fetch_listed(
@@ -113,15 +115,23 @@ class AnswerCache:
 
     def _add(self, account: int, row_id: int, keys: bytes) -> None:
         locations = self._locations[account]
-        halves = np.frombuffer(keys, "<i8")[:: KEY_BYTES // 8].tolist()
+        halves = _first_halves(keys)
         first = row_id << _POSITION_BITS
-        for position, half in enumerate(halves):
-            locations.setdefault(half, first + position)
+        added = dict(zip(halves, range(first, first + len(halves)), strict=True))
+        if len(added) == len(halves) and locations.keys().isdisjoint(added):
+            locations.update(added)
+        else:  # of equal queries, the first that was stored counts
+            for position, half in enumerate(halves):
+                locations.setdefault(half, first + position)
         self._last_read[account] = row_id
-        for half in list(islice(locations, max(len(locations) - self._max_answers, 0))):
-            del locations[half]
+        if (
+            len(locations) > self._max_answers + self._max_answers // 8
+        ):  # many at once: dropping one takes as long
+            for half in list(islice(locations, len(locations) - self._max_answers)):
+                del locations[half]
 
 
-def _first_half(key: bytes) -> int:
-    """Return the part of a key that is indexed; the whole key is compared after its row was read."""
-    return int.from_bytes(key[:8], "little", signed=True)
+def _first_halves(keys: bytes) -> list[int]:
+    """Return the parts of keys that are indexed; a whole key is compared after its row was read."""
+    halves: list[int] = np.frombuffer(keys, "<i8")[:: KEY_BYTES // 8].tolist()
+    return halves

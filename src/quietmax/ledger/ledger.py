@@ -54,6 +54,8 @@ from quietmax.ledger.writer import AnswersCallback, ChargeCallback, LedgerWriter
 TRAINING_CLIENT = "training"
 """The client that is charged for what training and evaluations spent."""
 _SECRET_BYTES = 32
+_MAX_HASHED = 2047
+"""Bytes to hash at once: hashlib would release the interpreter lock for more, and wait to get it back."""
 _PROBE_BYTES = 2**17
 """The size of a write that tests the disk. Its text is twice as long, more than a batch of charges usually writes."""
 _WRITE_PROBE = text(
@@ -371,6 +373,30 @@ class Ledger:
             The features of one row.
         """
         return self._keyed_hash(model_digest + query, KEY_BYTES)
+
+    def query_keys(self, model_digest: bytes, queries: memoryview, size: int) -> list[bytes]:
+        """Return the `query_key` of each of many queries.
+
+        Parameters
+        ----------
+        model_digest : bytes
+            The digest of the model version.
+        queries : memoryview
+            The bytes of all queries, one after the other.
+        size : int
+            Number of bytes of each query, at least 1.
+        """
+        start = hashlib.blake2b(model_digest, key=self._salt, digest_size=KEY_BYTES)
+        ends = [*range(_MAX_HASHED, size, _MAX_HASHED), size]
+        keys = []
+        for first in range(0, len(queries), size):
+            digest = start.copy()
+            begin = first
+            for end in ends:
+                digest.update(queries[begin : first + end])
+                begin = first + end
+            keys.append(digest.digest())
+        return keys
 
     def _keyed_hash(self, content: bytes, size: int) -> bytes:
         return hashlib.blake2b(content, key=self._salt, digest_size=size).digest()

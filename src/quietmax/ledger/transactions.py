@@ -578,7 +578,9 @@ class ChargeBatch:
         self, charge: Charge, account: AccountTransaction, balance: _Balance, earlier: _EarlierAttempt | None
     ) -> Charged | LimitExceeded:
         """Charge the new answers, less what an earlier attempt of the same request has paid."""
-        cached = {query: self._cached[query] for query in charge.queries if query in self._cached}
+        cached: dict[bytes, bytes] = {}
+        if self._cached:
+            cached = {query: self._cached[query] for query in charge.queries if query in self._cached}
         answers = len(charge.queries) - len(cached) if charge.queries else charge.rows
         paid = 0 if earlier is None else earlier.units
         full = max(answers * charge.unit_cost - paid, 0)

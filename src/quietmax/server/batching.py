@@ -45,7 +45,7 @@ from quietmax.server.deployment import Deployment, Rows
 from quietmax.server.errors import unavailable
 from quietmax.server.settings import Settings
 
-_MAX_BATCH_ROWS = 4096
+_MAX_BATCH_ROWS = 256
 _MAX_SECONDS_IN_LOOP = 0.002
 """Draws that are expected to take longer are made in the drawing thread."""
 _HOLD_SECONDS = 0.01
@@ -198,7 +198,10 @@ class Pipeline:
         deployment = pending.deployment
         distinct: tuple[bytes, ...] = ()
         if self._settings.answer_cache:
-            pending.keys = [self._ledger.query_key(deployment.digest, row.tobytes()) for row in request.rows]
+            rows = np.ascontiguousarray(request.rows)
+            pending.keys = self._ledger.query_keys(
+                deployment.digest, rows.data.cast("B"), rows.nbytes // len(rows)
+            )
             distinct = tuple(dict.fromkeys(pending.keys))
         body = b""
         if request.id is not None:
@@ -408,7 +411,7 @@ def _draw(group: list[_Pending]) -> list[Answers]:
 
 def _new_rows(pending: _Pending) -> Sequence[int]:
     """Return the rows to draw: all but those in the answer cache and repetitions."""
-    if not pending.keys:
+    if not pending.keys or (pending.charged is not None and pending.charged.answers == len(pending.rows)):
         return range(len(pending.rows))
     seen = set() if pending.charged is None else set(pending.charged.cached)
     new = []

@@ -111,12 +111,13 @@ def decode_request(
         raise bad_request(
             f"Inference-Header-Content-Length must be at most {len(body)}, the size of the body, got {json_length}."
         )
-    text, binary = (body, b"") if json_length is None else (body[:json_length], body[json_length:])
+    text = body if json_length is None else body[:json_length]
+    binary = memoryview(body)[len(text) :]
     encoding = deployment.encoding
     text, request = _parse(text, encoding, max_rows)
     inputs = _inputs(request)
     if encoding is not None and not _is_encoded(inputs, encoding):
-        frame = _frame(inputs, binary, encoding, max_rows)
+        frame = _frame(inputs, bytes(binary), encoding, max_rows)
         if _has_unread_strings(text, request):
             _check_keys(text)
         rows = _encode(frame, _with_iso_dates(encoding, inputs))
@@ -251,7 +252,12 @@ def _outputs(request: Mapping[str, Any], deployment: Deployment) -> tuple[tuple[
 
 
 def _rows(
-    tensor: Mapping[str, Any], binary: bytes, deployment: Deployment, max_rows: int, *, check_types: bool
+    tensor: Mapping[str, Any],
+    binary: bytes | memoryview,
+    deployment: Deployment,
+    max_rows: int,
+    *,
+    check_types: bool,
 ) -> Rows:
     """Return the input tensor as rows of features."""
     count = _row_count(tensor, deployment, max_rows)
@@ -267,7 +273,7 @@ def _rows(
         values = _listed_values(tensor, binary, kind, size, check_types)
     with np.errstate(over="ignore"):
         rows = values.astype(np.float32, copy=False).reshape(count, deployment.inputs)
-    if not (np.abs(rows) <= MAX_VALUE).all():
+    if not np.abs(rows).max() <= MAX_VALUE:  # neither is NaN
         raise unprocessable(f"Features must be between {-MAX_VALUE:g} and {MAX_VALUE:g}.")
     return rows + np.float32(0)  # -0.0 becomes 0.0, as equal queries have equal bytes
 
@@ -291,7 +297,7 @@ def _row_count(tensor: Mapping[str, Any], deployment: Deployment, max_rows: int)
 
 
 def _binary_values(
-    tensor: Mapping[str, Any], binary: bytes, binary_size: Any, kind: np.dtype[Any], size: int
+    tensor: Mapping[str, Any], binary: bytes | memoryview, binary_size: Any, kind: np.dtype[Any], size: int
 ) -> NDArray[Any]:
     if tensor.get("data") is not None:
         raise bad_request(f"`{INPUT}` must have either `data` or `binary_data_size`, got both.")
@@ -305,7 +311,7 @@ def _binary_values(
 
 
 def _listed_values(
-    tensor: Mapping[str, Any], binary: bytes, kind: np.dtype[Any], size: int, check_types: bool
+    tensor: Mapping[str, Any], binary: bytes | memoryview, kind: np.dtype[Any], size: int, check_types: bool
 ) -> NDArray[Any]:
     if binary:
         raise bad_request("Binary data after the JSON requires an input with `binary_data_size`.")
