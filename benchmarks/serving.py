@@ -1,13 +1,15 @@
 """Measure the service: private answers per second, beside MLServer and the same server without privacy.
 
-Run `python benchmarks/serving.py`: under five minutes, a Markdown table on standard output. The load comes from
+Run `python benchmarks/serving.py`: about ten minutes, a Markdown table on standard output. The load comes from
 separate processes over loopback: 16 connections, each with one request in flight. All queries differ, so each answer is
-new, is charged durably and draws exact noise. Three servers run, but only one at a time is loaded, in turns, so that a
+new, is charged durably and draws exact noise. All servers run, but only one at a time is loaded, in turns, so that a
 busy machine slows down all of them. The table shows medians over the turns, and the median of the ratios within a turn.
 
-- private: `quietmax serve`, a network of the paper's size behind Algorithm 1 (10 classes), with a SQLite ledger;
+- private: `quietmax serve`, a network of the paper's size behind Algorithm 1 (10 classes), with a SQLite ledger, in one
+  process and with two workers;
 - plain: the same server and network without noise, ledger and keys; it exists only in this script;
-- MLServer: the same network in numpy, in the process that answers (the fastest way), in an environment of its own.
+- MLServer: the same network in numpy, in an environment of its own: in the process that answers (its fastest way here),
+  and in a worker process (its default).
 """
 
 from __future__ import annotations
@@ -82,14 +84,17 @@ class Load:
     seconds: float
 
 
-def serve(private: bool, address: str, port: int) -> None:
+def serve(kind: str, address: str, port: int, workers: int) -> None:
     """Run a server: a network of the paper's size behind Algorithm 1, or without privacy."""
     import torch
 
     from quietmax.ledger import Ledger, Terms
     from quietmax.mechanisms import Answers
     from quietmax.server import Service, Settings, deploy, load_models
+    from quietmax.server.log import Log
+    from quietmax.server.metrics import Metrics
     from quietmax.server.run import Listener, run
+    from quietmax.server.supervisor import supervise
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -97,19 +102,24 @@ def serve(private: bool, address: str, port: int) -> None:
         loaded = load_models(
             [f"bench={folder}/bench"], budget=Terms(100.0), queries=50_000_000, accept_unproven=True
         )
-    ledger = Ledger(address)
-    deployments = deploy(ledger, loaded, budget=Terms(100.0))
-    if not private:
 
-        def plain(rows: np.ndarray) -> Answers:
-            probabilities = model.predict_proba(rows)
-            return Answers(probabilities.argmax(-1), probabilities)
+    def plain(rows: np.ndarray) -> Answers:
+        probabilities = model.predict_proba(rows)
+        return Answers(probabilities.argmax(-1), probabilities)
 
-        deployments = [replace(deployments[0], unit_cost=0, answer=plain)]
-    service = Service(ledger, deployments, Settings(anonymous=True, log_requests=False))
+    def create_service(metrics: Metrics | None = None) -> Service:
+        ledger = Ledger(address)
+        deployments = deploy(ledger, loaded, budget=Terms(100.0))
+        if kind == "plain":
+            deployments = [replace(deployments[0], unit_cost=0, answer=plain)]
+        return Service(ledger, deployments, Settings(anonymous=True, log_requests=False), metrics=metrics)
+
     listener = Listener(port=port)
     with listener.open_socket() as opened:
-        run(service, listener, opened)
+        if workers == 1:
+            run(create_service(), listener, opened)
+        else:
+            supervise(create_service, listener, opened, Log(), workers)
 
 
 def save_network(folder: Path) -> Any:
@@ -225,15 +235,16 @@ def ready_after(port: int, server: subprocess.Popen[Any], path: str = "v2/health
 
 
 @contextmanager
-def ours(kind: str, address: str) -> Iterator[tuple[int, psutil.Process]]:
+def ours(kind: str, address: str, workers: int = 1) -> Iterator[tuple[int, psutil.Process]]:
     port = free_port()
-    with started([sys.executable, __file__, "--serve", kind, address, str(port)], port) as process:
+    command = [sys.executable, __file__, "--serve", kind, address, str(port), str(workers)]
+    with started(command, port) as process:
         yield port, process
 
 
 @contextmanager
-def mlserver(folder: Path) -> Iterator[tuple[int, psutil.Process]]:
-    """Run MLServer with the same network, in an environment of its own."""
+def mlserver(folder: Path, workers: int) -> Iterator[tuple[int, psutil.Process]]:
+    """Run MLServer with the same network, in an environment of its own. No workers: in the process that answers."""
     environment = Path(tempfile.gettempdir()) / f"quietmax-{MLSERVER}"
     binaries = environment / "bin"
     if not (binaries / "mlserver").exists():
@@ -260,7 +271,7 @@ def mlserver(folder: Path) -> Iterator[tuple[int, psutil.Process]]:
         "http_port": port,
         "grpc_port": free_port(),
         "metrics_port": free_port(),
-        "parallel_workers": 0,
+        "parallel_workers": workers,
         "debug": False,
         "host": "127.0.0.1",
     }
@@ -283,11 +294,15 @@ def weights() -> dict[str, np.ndarray]:
 def measure(port: int, process: psutil.Process, load: Load, seeds: Iterator[int]) -> dict[str, float]:
     """Measure one server under one load, after half a second of warm-up."""
     loaded(port, replace(load, seconds=0.5), next(seeds))
-    before = process.cpu_times()
+    before = cpu_seconds(process)
     told = loaded(port, load, next(seeds))
-    after = process.cpu_times()
-    spent = after.user + after.system - before.user - before.system
-    return {**told, "cpu_us": 1e6 * spent / told.pop("requests")}
+    return {**told, "cpu_us": 1e6 * (cpu_seconds(process) - before) / told.pop("requests")}
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """Return the processor time of a server and its worker processes."""
+    times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
 
 
 def loaded(port: int, load: Load, first_seed: int) -> dict[str, float]:
@@ -373,37 +388,43 @@ LOADS = {
 Turns = list[dict[str, dict[str, float]]]
 
 
-def row(name: str, turns: Turns) -> str:
-    """Return a row of the table: medians over the turns."""
+PRIVATE, PRIVATE2, PLAIN, FASTEST, DEFAULT = (
+    "private",
+    "private, 2 workers",
+    "plain",
+    "MLServer, in its process",
+    "MLServer, default",
+)
 
-    def middle(server: str, figure: str) -> float:
-        return statistics.median(turn[server][figure] for turn in turns)
 
-    def ratio(other: str) -> str:
-        if other not in turns[0]:
-            return "- | -"
-        parts = [turn["private"]["per_second"] / turn[other]["per_second"] for turn in turns]
-        spread = f"{statistics.median(parts):.2f} ({min(parts):.2f} to {max(parts):.2f})"
-        return f"{middle(other, 'per_second'):,.0f} | {spread}"
+def table(name: str, turns: Turns) -> Iterator[str]:
+    """Write the rows of one load: medians over the turns."""
 
-    private = f"{middle('private', 'per_second'):,.0f} | {middle('private', 'rows'):,.0f}"
-    latency = f"{middle('private', 'median_ms'):.1f} | {middle('private', 'p99_ms'):.1f}"
-    work = f"{middle('private', 'cpu_us'):,.0f} | {middle('plain', 'cpu_us'):,.0f}"
-    others = f"{ratio('plain')} | {ratio('mlserver')}"
-    return f"| {name} | {private} | {latency} | {others} | {work} |"
+    def ratio(one: str, other: str) -> str:
+        if one == other or one not in turns[0]:
+            return "-"
+        parts = [turn[one]["per_second"] / turn[other]["per_second"] for turn in turns]
+        return f"{statistics.median(parts):.2f} ({min(parts):.2f} to {max(parts):.2f})"
+
+    for server in turns[0]:
+        figures = {key: statistics.median(turn[server][key] for turn in turns) for key in turns[0][server]}
+        speed = f"{figures['per_second']:,.0f} | {figures['rows']:,.0f}"
+        latency = f"{figures['median_ms']:.1f} | {figures['p99_ms']:.1f}"
+        ratios = f"{ratio(PRIVATE, server)} | {ratio(PRIVATE2, server)}"
+        yield f"| {name} | {server} | {speed} | {latency} | {figures['cpu_us']:,.0f} | {ratios} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--serve", nargs=3)
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--serve", nargs=4)
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--ledger", default="", help="ledger to use instead of a fresh SQLite file")
     parser.add_argument("--without-mlserver", action="store_true")
     arguments = parser.parse_args()
     if arguments.serve:
-        kind, address, port = arguments.serve
-        serve(kind == "private", address, int(port))
+        kind, address, port, workers = arguments.serve
+        serve(kind, address, int(port), int(workers))
         return
     os.environ["OMP_NUM_THREADS"] = "1"
     seeds = count(1, CONNECTIONS)
@@ -413,15 +434,18 @@ def main() -> None:
         flush = flush_ms(folder)
         print("Measuring restarts.", file=sys.stderr)
         first, again = restarts(folder)
+        ledger = arguments.ledger or f"sqlite:///{folder}/ledger.sqlite"
         servers = {
-            "private": stack.enter_context(
-                ours("private", arguments.ledger or f"sqlite:///{folder}/ledger.sqlite")
+            PRIVATE: stack.enter_context(ours("private", ledger)),
+            PRIVATE2: stack.enter_context(
+                ours("private", arguments.ledger or f"sqlite:///{folder}/2.sqlite", 2)
             ),
-            "plain": stack.enter_context(ours("plain", f"sqlite:///{folder}/plain.sqlite")),
+            PLAIN: stack.enter_context(ours("plain", f"sqlite:///{folder}/plain.sqlite")),
         }
         if not arguments.without_mlserver:
             try:
-                servers["mlserver"] = stack.enter_context(mlserver(folder / "mlserver"))
+                servers[FASTEST] = stack.enter_context(mlserver(folder / "mlserver", 0))
+                servers[DEFAULT] = stack.enter_context(mlserver(folder / "mlserver-default", 1))
             except (OSError, subprocess.CalledProcessError) as problem:
                 print(f"MLServer is left out: {problem}", file=sys.stderr)
         turns: dict[str, Turns] = {name: [] for name in LOADS}
@@ -432,16 +456,16 @@ def main() -> None:
                     {
                         server: measure(port, process, replace(load, seconds=arguments.seconds), seeds)
                         for server, (port, process) in servers.items()
-                        if not (server == "mlserver" and load.binary)
+                        if not (server in (FASTEST, DEFAULT) and load.binary)
                     }
                 )
     print(
-        "| load | private requests/s | private rows/s | median ms | p99 ms | plain requests/s | private : plain "
-        "| MLServer requests/s | private : MLServer | private CPU us/request | plain CPU us/request |"
+        "| load | server | requests/s | rows/s | median ms | p99 ms | CPU us/request "
+        "| private : this | private, 2 workers : this |"
     )
-    print("| --- " * 11 + "|")
+    print("| --- " * 9 + "|")
     for name, measured in turns.items():
-        print(row(name, measured))
+        print("\n".join(table(name, measured)))
     print()
     print(
         f"{os.cpu_count()} cores, load average {busy:.1f} before; {arguments.turns} turns of {arguments.seconds:g} s; "

@@ -127,3 +127,28 @@ def test_more_keys_than_one_statement_can_hold_are_looked_up(ledger: Ledger) -> 
         ledger.submit_answers(NewAnswers(account.id, queries[start : start + 25], b"x" * 25), lambda _: None)
     charged = pay(ledger, Charge(account.id, ann, "m/1", 1, len(queries), queries=queries))
     assert (charged.units, len(charged.cached)) == (0, 25_000)
+
+
+def test_of_equal_queries_the_answer_that_was_stored_first_is_found(path: Path) -> None:
+    one, other, new = (bytes([number]) * 16 for number in range(3))
+    with Ledger(path) as ledger:
+        account = charge_patients(ledger)
+        ledger.store_answers(NewAnswers(account.id, (one, other), b"12"))
+        ledger.store_answers(NewAnswers(account.id, (new, other, one), b"345"))
+        for cache in (AnswerCache(), AnswerCache(max_answers=3)):
+            with write_transaction(ledger._engine) as connection:
+                found = cache.find(Cursor(connection), account.id, [other, new, one])
+            assert found == {one: b"1", other: b"2", new: b"3"}
+
+
+def test_the_oldest_answers_are_dropped_once_a_sixteenth_more_than_the_limit_is_indexed(path: Path) -> None:
+    keys = [bytes([number]) * 16 for number in range(36)]
+    with Ledger(path) as ledger:
+        account = charge_patients(ledger)
+        cache = AnswerCache(max_answers=32)
+        sizes = []
+        for key in keys:
+            ledger.store_answers(NewAnswers(account.id, (key,), b"x"))
+            with write_transaction(ledger._engine) as connection:
+                sizes.append(len(cache.find(Cursor(connection), account.id, keys)))
+        assert sizes == [*range(1, 35), 32, 33]

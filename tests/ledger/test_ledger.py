@@ -315,3 +315,10 @@ def test_both_sides_in_one_batch_are_charged_in_parallel(ledger: Ledger) -> None
     assert [result.units for result in results if isinstance(result, Charged)] == [100, 20, 10]
     assert ledger.account("people").spent_units == 130
     assert ledger.verify().sound
+
+
+def test_the_keys_of_many_queries_are_those_of_each(sqlite_ledger: Ledger) -> None:
+    for size in (1, 2046, 2047, 2048, 4094, 5000):
+        content = bytes(number % 251 for number in range(3 * size))
+        each = [sqlite_ledger.query_key(b"model", content[i * size : (i + 1) * size]) for i in range(3)]
+        assert sqlite_ledger.query_keys(b"model", memoryview(content), size) == each

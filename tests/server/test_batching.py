@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -360,3 +361,46 @@ def test_answers_that_nobody_stores_are_not_packed(start: Start, monkeypatch: py
     with start("plain", budget=Terms(10.0), queries=20, settings=Settings(answer_cache=False)) as service:
         assert service.infer(some_rows(3)).status_code == 200
         assert service.infer(some_rows(3), id="stored").status_code == 503
+
+
+@pytest.mark.parametrize(("model", "seconds", "thread"), [("plain", 0.0, False), ("plain", 0.02, True)])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_model_that_takes_long_is_drawn_in_a_thread_of_its_own(
+    start: Start, monkeypatch: pytest.MonkeyPatch, model: str, seconds: float, thread: bool, rows: int
+) -> None:
+    threads: list[str] = []
+    original = Answerer.release
+
+    def watched(self: Answerer, scores: Any) -> Answers:
+        threads.append(threading.current_thread().name)
+        time.sleep(seconds)
+        return original(self, scores)
+
+    monkeypatch.setattr(Answerer, "release", watched)
+    monkeypatch.setattr(batching, "_MAX_SECONDS_IN_LOOP", 0.015)
+    with start(model, budget=Terms(10.0), queries=200) as service:
+        for number in range(20):
+            assert service.infer(some_rows(rows, number), model).status_code == 200
+    assert threads[0] == "drawing", "how long it takes is not known yet"
+    assert (set(threads[1:]) == {"drawing"}) is thread
+
+
+def test_requests_drawn_together_are_split_by_model_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "_MAX_BATCH_ROWS", 4)
+    one, other = object(), object()
+
+    def pending(deployment: Any, rows: int) -> Any:
+        return batching._Pending(deployment, np.zeros((rows, 1), np.float32), None, 0.0)
+
+    waiting = [pending(one, 3), pending(other, 9), pending(one, 2), pending(one, 1), pending(other, 1)]
+    sizes = [[len(each.rows) for each in group] for group in batching._groups(waiting)]
+    assert sizes == [[3, 2], [1], [9], [1]]
+
+
+def test_answers_that_nobody_waits_for_are_stored_soon_without_another_charge(plain: Running) -> None:
+    plain.infer(some_rows(1))
+    with sqlite3.connect(plain.ledger.address.removeprefix("sqlite:///")) as database:
+        deadline = time.monotonic() + 30
+        while not database.execute("SELECT COUNT(*) FROM answers").fetchone()[0]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)

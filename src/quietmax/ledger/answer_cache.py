@@ -28,7 +28,7 @@ class AnswerCache:
     Parameters
     ----------
     max_answers : int
-        The number of answers indexed for each account, and up to an eighth more. The oldest are dropped first.
+        The number of answers indexed for each account, and up to a sixteenth more. The oldest are dropped first.
     """
 
     def __init__(self, max_answers: int = MAX_ANSWERS) -> None:
