@@ -124,9 +124,7 @@ class AnswerCache:
             for position, half in enumerate(halves):
                 locations.setdefault(half, first + position)
         self._last_read[account] = row_id
-        if (
-            len(locations) > self._max_answers + self._max_answers // 8
-        ):  # many at once: dropping one takes as long
+        if len(locations) > self._max_answers + self._max_answers // 16:  # dropping many takes little longer
             for half in list(islice(locations, len(locations) - self._max_answers)):
                 del locations[half]
 
