@@ -39,7 +39,11 @@ def test_the_unmodified_triton_client_asks_for_health_metadata_and_answers(plain
     assert client.is_model_ready("plain", headers=headers)
     assert client.is_model_ready("plain", "1", headers=headers)
     assert not client.is_model_ready("nobody", headers=headers)
-    assert client.get_server_metadata()["extensions"] == ["binary_tensor_data", "privacy_budget"]
+    assert client.get_server_metadata()["extensions"] == [
+        "binary_tensor_data",
+        "model_repository",
+        "privacy_budget",
+    ]
     metadata = client.get_model_metadata("plain", headers=headers)
     assert metadata["inputs"] == [{"name": "features", "datatype": "FP32", "shape": [-1, FEATURES]}]
     assert [output["name"] for output in metadata["outputs"]] == ["label", "probabilities"]

@@ -29,8 +29,8 @@ from quietmax.server import Service, deploy, load_models
 from quietmax.server.log import Log
 from quietmax.server.model_control import DesiredModels, ModelControl, SharedState
 from quietmax.server.repository import ModelRepository
-from quietmax.server.run import run_in_thread
-from tests.server.running_service import Running, check_message, inference, some_rows
+from quietmax.server.run import Listener, _Server, run_in_thread
+from tests.server.running_service import Running, check_message, inference, run_async, some_rows
 
 Add = Callable[[str, str], Path]
 
@@ -452,3 +452,23 @@ def test_sighup_loads_what_is_new_and_never_stops_the_service(
         time.sleep(0.5)
         assert served(running) == []  # it was unloaded on request
         assert process.poll() is None
+
+
+def test_sighup_reads_the_certificate_again_and_keeps_it_if_the_new_one_is_broken(
+    tmp_path: Path, models: Path, certificate: tuple[Path, Path]
+) -> None:
+    files = [shutil.copy(each, tmp_path / f"{number}.pem") for number, each in enumerate(certificate)]
+    log = io.BytesIO()
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        bound = deploy(ledger, load_models([f"m={models / 'head'}"]))
+        listener = Listener("127.0.0.1", 0, *files)
+        server = _Server(Service(ledger, bound, log=Log(log)), listener)
+        before = listener.ssl_context
+        run_async(server._reload())
+        assert listener.ssl_context is not before
+        read = listener.ssl_context
+        files[0].write_text("This is no certificate.")
+        run_async(server._reload())
+        assert listener.ssl_context is read
+        assert server._service.log.flush()
+    assert b"certificate_invalid" in log.getvalue()
