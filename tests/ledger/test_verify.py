@@ -355,7 +355,9 @@ def test_a_missing_keys_account_is_found(filled: Path) -> None:
     edit(filled, "DELETE FROM journal WHERE account = 1")
     edit(filled, "DELETE FROM accounts WHERE id = 1")
     with Ledger(filled) as ledger:
-        assert ledger.verify().faults == ("The account of the API keys is missing.",)
+        missing, lost = ledger.verify().faults
+        assert missing == "The account of the API keys is missing."
+        assert "row 1 of account 1 is in" in lost
 
 
 def test_a_part_that_was_charged_too_little_is_found(path: Path) -> None:

@@ -42,7 +42,7 @@ _MAX_FAULTS = 5
 
 
 @contextmanager
-def _open(address: str | None, *, create: bool = False) -> Iterator[Ledger]:
+def _open(address: str | None, *, create: bool = False, accept_loss: str | None = None) -> Iterator[Ledger]:
     """Open a ledger. A SQLite file that does not exist is an error unless it may be created."""
     try:
         from quietmax.ledger.database import default_url, parse_url
@@ -56,7 +56,7 @@ def _open(address: str | None, *, create: bool = False) -> Iterator[Ledger]:
         raise InvalidInput(
             f"The ledger {url.database} does not exist. 'quietmax serve' and 'quietmax ledger key create' create it."
         )
-    with Ledger(address) as ledger:
+    with Ledger(address, accept_loss=accept_loss) as ledger:
         yield ledger
 
 
@@ -288,6 +288,23 @@ def _parse_anchor(text: str) -> tuple[str, tuple[int, str]]:
             f"`anchor` must be ACCOUNT:ROW:HASH, as 'quietmax ledger status' prints it, got {text!r}."
         )
     return name, (int(row), head)
+
+
+@app.command("accept-loss")
+def accept_loss(because: Because, address: Address = None, as_json: Json = False) -> None:
+    """Go on with a ledger that has lost charges. What is known to be lost is charged to the client "lost".
+
+    The file LEDGER.head, beside the ledger, says what must be there. Prefer a newer copy of the ledger if there is one.
+
+    Example: quietmax ledger accept-loss --because "The disk failed; the copy of May is the newest."
+    """
+    with _open(address, accept_loss=because) as ledger:
+        accounts = ledger.accounts()
+    if as_json:
+        print_json({"accounts": [account.to_json() for account in accounts]})
+        return
+    for account in accounts:
+        _print_account(account)
 
 
 @app.command()

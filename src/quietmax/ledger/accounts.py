@@ -47,6 +47,12 @@ _MIN_PRUNE_DAYS = 1 / 24
 _MAX_PRUNE_DAYS = 36_500
 _PRUNE_REQUESTS = "DELETE FROM requests WHERE account = ? AND time < ? AND LENGTH(body) > 0"
 _PRUNE_ANSWERS = "DELETE FROM answers WHERE account = ? AND time < ?"
+LOST_CLIENT = "lost"
+"""The client that is charged for what a ledger has lost."""
+_ADD_SPENT = (
+    "INSERT INTO subaccounts (account, client, spent_units, refused) VALUES (?, ?, ?, 0)"
+    " ON CONFLICT (account, client) DO UPDATE SET spent_units = subaccounts.spent_units + excluded.spent_units"
+)
 _EXCLUSIVE_KINDS = ("exclusive", "alone")  # version 0.1 wrote "alone"
 
 # --- states -------------------------------------------------------------------------------------------------------
@@ -645,6 +651,33 @@ def _limit_client(
         )
     else:
         connection.execute(subaccounts.update().where(where).values(limit_units=limit))
+
+
+def record_loss(connection: Connection, spent: Mapping[int, int], because: str) -> None:
+    """Charge what was spent before the database lost it, to the client ``lost``.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a write transaction.
+    spent : mapping
+        What is known to have been spent, by the id of the account. Accounts that do not exist are skipped.
+    because : str
+        The reason.
+    """
+    check_reason(because)
+    keys_account = lock_keys_account(connection)
+    keys_account.add(now(), "loss", detail=_detail(because=because))
+    keys_account.save(Cursor(connection))
+    client = client_id(connection, LOST_CLIENT, create=True)
+    known = set(connection.execute(select(accounts.c.id)).scalars()) & set(spent)
+    for number in sorted(known - {keys_account.account}):
+        account, cursor = _lock(connection, number), Cursor(connection)
+        units = min(max(spent[number] - account.spent_units, 0), account.limit_units - account.spent_units)
+        if units:
+            account.add(now(), "loss", client=LOST_CLIENT, units=units, detail=_detail(because=because))
+            account.save(cursor)
+            cursor.execute(_ADD_SPENT, (number, client, units))
 
 
 @dataclass(frozen=True)

@@ -309,8 +309,27 @@ def _check_creatable(path: Path) -> None:
         raise LedgerUnavailable(f"Cannot create the ledger {path}: {above} is not a writable folder.")
 
 
+def head_path(engine: Engine) -> Path | None:
+    """Return the path of the head file.
+
+    Parameters
+    ----------
+    engine : sqlalchemy.Engine
+        The engine of the ledger.
+
+    Returns
+    -------
+    Path or None
+        The environment variable `QUIETMAX_LEDGER_HEAD`; else a file beside a SQLite file, and None for PostgreSQL.
+    """
+    configured = os.environ.get("QUIETMAX_LEDGER_HEAD")
+    if configured:
+        return Path(configured)
+    return Path(f"{engine.url.database}.head") if engine.dialect.name == "sqlite" else None
+
+
 class FileGuard:
-    """Detects that a SQLite file was moved, deleted or replaced since it was opened: charges to it would be lost.
+    """Detects that files of SQLite were moved, deleted or replaced while in use: charges would be lost.
 
     Parameters
     ----------
@@ -320,23 +339,41 @@ class FileGuard:
 
     def __init__(self, engine: Engine) -> None:
         self._path = Path(str(engine.url.database)) if engine.dialect.name == "sqlite" else None
-        self._opened = self._identity()
+        self._log = None if self._path is None else Path(f"{self._path}-wal")
+        self._opened = _file_identity(self._path)
+        self._opened_log: tuple[int, int] | None = None
 
     def check(self) -> None:
-        """Raise `LedgerUnavailable` if the file is no longer the one that was opened."""
-        if self._path is not None and self._identity() != self._opened:
+        """Raise `LedgerUnavailable` if a file is no longer the one that was opened."""
+        if self._opened_log is not None and _file_identity(self._log) != self._opened_log:
+            raise LedgerUnavailable(
+                f"The file {self._log} was removed or replaced while in use; it holds the latest charges. Stop the "
+                "service with SIGTERM, which saves them, and start it again."
+            )
+        if self._path is not None and _file_identity(self._path) != self._opened:
             raise LedgerUnavailable(
                 f"The ledger {self._path} was moved, deleted or replaced while in use. Put the file back, or restart."
             )
 
-    def _identity(self) -> tuple[int, int] | None:
-        if self._path is None:
-            return None
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return None
-        return found.st_dev, found.st_ino
+    def watch_log(self, watch: bool) -> None:
+        """Watch SQLite's write-ahead log too, while a connection that has it open stays open.
+
+        Parameters
+        ----------
+        watch : bool
+            Whether there is such a connection. Without one, SQLite may delete the file.
+        """
+        self._opened_log = _file_identity(self._log) if watch else None
+
+
+def _file_identity(path: Path | None) -> tuple[int, int] | None:
+    if path is None:
+        return None
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def unavailable(engine: Engine, error: BaseException) -> LedgerUnavailable:

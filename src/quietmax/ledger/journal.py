@@ -33,7 +33,7 @@ class JournalEntry:
         Microseconds since 1970.
     kind : str
         ``open``, ``charge``, ``training``, ``evaluation``, ``migrated-budget``, ``answered``, ``adopted``, ``prune``,
-        ``grant``, ``quota``, ``revoke``, ``reassign``, ``unproven``, ``exclusive``, ``key-created`` or
+        ``loss``, ``grant``, ``quota``, ``revoke``, ``reassign``, ``unproven``, ``exclusive``, ``key-created`` or
         ``key-revoked``. Version 0.1 wrote ``carried over``, ``bind`` and ``alone`` instead of ``migrated-budget``,
         ``reassign`` and ``exclusive``.
     client : str

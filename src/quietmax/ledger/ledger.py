@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +16,7 @@ from sqlalchemy import Connection, select, text
 
 from quietmax.accounting.conversions import delta_of
 from quietmax.accounting.costs import Cost, GaussianCost
-from quietmax.errors import QuietmaxError
+from quietmax.errors import InvalidInput, LedgerDamaged, QuietmaxError
 from quietmax.ledger import accounts as _accounts
 from quietmax.ledger import api_keys as _api_keys
 from quietmax.ledger import verify as _verify
@@ -27,6 +27,7 @@ from quietmax.ledger.database import (
     Cursor,
     FileGuard,
     default_url,
+    head_path,
     hide_password,
     journal,
     meta,
@@ -36,6 +37,7 @@ from quietmax.ledger.database import (
     requests,
     write_transaction,
 )
+from quietmax.ledger.heads import HeadFile, read_heads
 from quietmax.ledger.journal import JournalEntry
 from quietmax.ledger.transactions import (
     Charge,
@@ -90,13 +92,17 @@ class Ledger:
     address : str or Path, optional
         A SQLite file (a path or ``sqlite:///FILE``) or ``postgresql://USER@HOST/DATABASE``. Default: the environment
         variable `QUIETMAX_LEDGER`, else a SQLite file in the user's state directory.
+    accept_loss : str, optional
+        The reason to go on although the database has lost rows that the head file names. What is known to be lost is
+        charged to client ``lost``, and the journal keeps the reason.
 
     Raises
     ------
     LedgerUnavailable
         If the database cannot be opened.
     LedgerDamaged
-        If the database is not a ledger, or is newer than this version of Quietmax.
+        If the database is not a ledger, or is newer than this version of Quietmax. A ledger that has lost rows can be
+        read and verified; this is raised by everything that would write.
 
     Examples
     --------
@@ -111,13 +117,18 @@ class Ledger:
     ['Charged', 'Charged', 'LimitExceeded']
     """
 
-    def __init__(self, address: str | Path | None = None) -> None:
+    def __init__(self, address: str | Path | None = None, *, accept_loss: str | None = None) -> None:
         self._engine = open_engine(default_url() if address is None else address)
         migrate(self._engine)
         with read_transaction(self._engine) as connection:
             values = {row.name: row.value for row in connection.execute(select(meta))}
-        self._salt = _secret(values, "query_salt")
+        self._salt, self._id = _secret(values, "query_salt"), str(values.get("ledger"))
         self._guard = FileGuard(self._engine)
+        self._heads = HeadFile(head_path(self._engine), self._id)
+        with read_transaction(self._engine) as connection:
+            self._heads.load(connection)
+        if accept_loss is not None:
+            self._accept_loss(accept_loss)
         self._writer: LedgerWriter | None = None
         self._writer_lock = threading.Lock()
 
@@ -143,7 +154,7 @@ class Ledger:
         """The thread that writes charges and answers; started on first use."""
         with self._writer_lock:
             if self._writer is None:
-                self._writer = LedgerWriter(self._engine, self._guard, self._salt)
+                self._writer = LedgerWriter(self._engine, self._guard, self._salt, self._heads)
             return self._writer
 
     # Charges and answers
@@ -679,6 +690,9 @@ class Ledger:
         writer = self.writer
         if writer.error is None:
             self._guard.check()
+            self._heads.check_locked(())
+            if self._heads.error is not None:
+                raise self._heads.error
             with read_transaction(self._engine) as connection:
                 connection.execute(text("SELECT 1"))
         else:
@@ -717,13 +731,32 @@ class Ledger:
             Rows that an auditor wrote down: account name -> (row, hash). They must still be in the chain.
         """
         with read_transaction(self._engine, snapshot=True) as connection:
-            return _verify.verify(connection, anchors)
+            found = _verify.verify(connection, anchors)
+        damage = self._heads.damage
+        return found if damage is None else replace(found, faults=(*found.faults, str(damage)))
 
     @contextmanager
     def _write(self) -> Iterator[Connection]:
         self._guard.check()
+        self._heads.check_locked(())
         with write_transaction(self._engine) as connection:
             yield connection
+            heads = read_heads(connection)
+        self._heads.record(heads)
+
+    def _accept_loss(self, because: str) -> None:
+        """Charge what the head file knows of and the database has lost, and begin a new head file."""
+        if self._heads.damage is None:
+            raise InvalidInput("The ledger has lost nothing that its head file names.")
+        try:
+            ledger, known = self._heads.read()
+        except LedgerDamaged:
+            ledger, known = None, []
+        with write_transaction(self._engine) as connection:
+            spent = {head.account: head.spent_units for head in known} if ledger == self._id else {}
+            _accounts.record_loss(connection, spent, because)
+            heads = read_heads(connection)
+        self._heads.reset(heads)
 
 
 def _training_request(account: AccountState, digest: str) -> bytes:

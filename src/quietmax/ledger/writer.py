@@ -25,6 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from quietmax.errors import LedgerUnavailable, QuietmaxError
 from quietmax.ledger.answer_cache import AnswerCache
 from quietmax.ledger.database import Cursor, FileGuard, unavailable, writer_connection
+from quietmax.ledger.heads import Head, HeadFile
 from quietmax.ledger.transactions import (
     Charge,
     ChargeBatch,
@@ -91,6 +92,8 @@ class LedgerWriter:
         Checked before every transaction.
     salt : bytes
         The salt of the ledger, for digests of stored answers.
+    heads : HeadFile
+        Records the last row of each account after every commit.
 
     Attributes
     ----------
@@ -100,8 +103,9 @@ class LedgerWriter:
         The error of the last transaction, if it failed.
     """
 
-    def __init__(self, engine: Engine, guard: FileGuard, salt: bytes) -> None:
+    def __init__(self, engine: Engine, guard: FileGuard, salt: bytes, heads: HeadFile) -> None:
         self._engine = engine
+        self._heads = heads
         self._salt = salt
         self._guard = guard
         driver: Any = engine.dialect.dbapi
@@ -290,12 +294,16 @@ class LedgerWriter:
         self._guard.check()
         refused = dict(self._refused)
         try:
+            opened = self._connection is None
             connection = self._open_connection()
             with connection.begin() as transaction:
+                if opened:
+                    self._guard.watch_log(True)
                 cursor = Cursor(connection)
                 ids = {charge.account for charge in charges} | {account for account, _ in refused}
                 ids |= {new.account for new in answers if new.queries or new.request is not None}
                 accounts = lock_accounts(cursor, ids)
+                self._heads.check_locked(accounts.values())
                 now = time.time_ns() // 1000
                 # first, so that the charges find these answers
                 stored = store_answers(cursor, accounts, answers, self._salt, now)
@@ -316,6 +324,11 @@ class LedgerWriter:
                 raise unavailable(self._engine, error) from error
             raise
         if changed:
+            self._heads.record(
+                Head(each.account, each.sequence, each.spent_units, each.head)
+                for each in accounts.values()
+                if each.rows
+            )
             self._refused.clear()
             self._refused_flushed = time.monotonic()
             self.error = None
@@ -331,6 +344,7 @@ class LedgerWriter:
         return self._connection
 
     def _drop_connection(self) -> None:
+        self._guard.watch_log(False)
         if self._connection is not None:
             with contextlib.suppress(SQLAlchemyError):
                 self._connection.invalidate()

@@ -1,0 +1,260 @@
+"""The head file: a ledger that was rolled back is noticed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from quietmax.errors import InvalidInput, LedgerDamaged, LedgerUnavailable
+from quietmax.ledger import Charge, Failed, Ledger
+from quietmax.ledger.heads import Head, HeadFile
+from tests.ledger.scenarios import charge_error, charge_patients, open_patients, pay
+
+CHARGE_AND_WAIT = """
+import os, sys, time
+from quietmax.ledger import Charge, Charged, Ledger
+ledger = Ledger(sys.argv[1])
+account, ann = ledger.account("patients"), ledger.client("ann")
+def charge(count):
+    done = [isinstance(ledger.charge(Charge(account.id, ann, "m/1", 1, rows=1)), Charged) for _ in range(count)]
+    print(sum(done), flush=True)
+charge(10)
+sys.stdin.readline()
+charge(1)
+sys.stdin.readline()
+ledger.close()
+"""
+
+
+def head_of(path: Path) -> Path:
+    return path.with_name(path.name + ".head")
+
+
+def copy_database(path: Path, target: Path) -> None:
+    """Copy what SQLite sees, without files beside it."""
+    source, copy = sqlite3.connect(path), sqlite3.connect(target)
+    source.backup(copy)
+    source.close()
+    copy.close()
+
+
+def rolled_back(path: Path) -> Path:
+    """A ledger with 53 charges whose file was replaced by a copy with 3."""
+    with Ledger(path) as ledger:
+        account = charge_patients(ledger)
+        ann = ledger.client("ann")
+        copy_database(path, path.with_suffix(".old"))
+        for _ in range(50):
+            pay(ledger, Charge(account.id, ann, "m/1", 1000, rows=1))
+    shutil.copy(path.with_suffix(".old"), path)
+    return path
+
+
+def test_an_old_copy_is_not_charged_and_says_what_to_do(path: Path) -> None:
+    rolled_back(path)
+    with Ledger(path) as ledger:
+        account = ledger.account("patients")
+        assert account.spent_units == 3000
+        (fault,) = ledger.verify().faults
+        assert fault == (
+            f"The ledger has lost charges: row 54 of account 2 is in {head_of(path)}, but not in the audit log. Put "
+            "the newest copy of the ledger in place, or charge what is known to be lost and go on with 'quietmax "
+            "ledger accept-loss'."
+        )
+        assert str(charge_error(ledger, Charge(account.id, 1, "m/1", 1, rows=1))) == fault
+        for write in (lambda: ledger.client("bob"), lambda: open_patients(ledger), ledger.ping):
+            with pytest.raises(LedgerDamaged, match="has lost charges"):
+                write()
+        assert ledger.account("patients").sequence == account.sequence
+
+
+def test_an_accepted_loss_is_charged_and_recorded(path: Path) -> None:
+    rolled_back(path)
+    with pytest.raises(InvalidInput, match="The reason must have at least"):
+        Ledger(path, accept_loss="no")
+    with Ledger(path, accept_loss="the copy of May is the newest") as ledger:
+        assert ledger.account("patients").spent_units == 53_000
+        assert {each.client: each.spent_units for each in ledger.subaccounts(ledger.account("patients"))} == {
+            "lost": 50_000,
+            "ann": 3000,
+        }
+        assert ledger.verify().sound
+        assert "the copy of May is the newest" in list(ledger.export("patients"))[-1].detail
+        charge_patients(ledger)
+    with Ledger(path) as ledger:
+        assert ledger.account("patients").spent_units == 56_000
+    with pytest.raises(InvalidInput, match="has lost nothing"):
+        Ledger(path, accept_loss="the copy of May is the newest")
+
+
+def test_a_loss_larger_than_the_budget_that_is_left_takes_all_of_it(path: Path) -> None:
+    rolled_back(path)
+    heads = HeadFile(head_of(path), json.loads(head_of(path).read_bytes()[:256])["ledger"])
+    heads.record([Head(2, 99, 2**60, "f" * 64)])
+    with Ledger(path, accept_loss="the copy of May is the newest") as ledger:
+        assert ledger.account("patients").remaining_units == 0
+        assert ledger.verify().sound
+
+
+def test_a_new_ledger_in_the_place_of_a_deleted_one_is_not_charged(path: Path) -> None:
+    with Ledger(path) as ledger:
+        charge_patients(ledger)
+    path.unlink()
+    with Ledger(path) as ledger, pytest.raises(LedgerDamaged, match=r"is not the one that .*head belongs to"):
+        open_patients(ledger)
+    with Ledger(path, accept_loss="the old ledger was a trial") as ledger:
+        charge_patients(ledger)
+        assert ledger.verify().sound
+
+
+def test_a_damaged_head_file_stops_charges_until_it_is_accepted(path: Path) -> None:
+    with Ledger(path) as ledger:
+        charge_patients(ledger)
+    head_of(path).write_bytes(b"{}" + head_of(path).read_bytes()[2:])
+    with Ledger(path) as ledger, pytest.raises(LedgerDamaged, match=r"head, which says .* is damaged"):
+        ledger.client("bob")
+    with Ledger(path, accept_loss="the file was damaged by hand") as ledger:
+        charge_patients(ledger)
+    with Ledger(path) as ledger:
+        charge_patients(ledger)
+
+
+def test_the_head_file_is_up_to_date_after_every_write_and_created_again_if_missing(path: Path) -> None:
+    with Ledger(path) as ledger:
+        account = charge_patients(ledger)
+        assert HeadFile(head_of(path), "").read()[1][-1] == Head(2, account.sequence, 3000, account.head)
+        ledger.set_quota("patients", "ann", 0.5, "half for ann alone")
+        ledger.create_key("bob")
+        heads = {head.account: head.sequence for head in HeadFile(head_of(path), "").read()[1]}
+        assert heads == {1: 1, 2: account.sequence + 1}
+        head_of(path).unlink()
+        pay(ledger, Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1))
+        assert HeadFile(head_of(path), "").read()[1] == [
+            Head(2, account.sequence + 2, 3001, ledger.account("patients").head)
+        ]
+    assert head_of(path).stat().st_mode & 0o777 == 0o600
+    head_of(path).unlink()
+    with Ledger(path):
+        assert len(HeadFile(head_of(path), "").read()[1]) == 2
+
+
+def test_processes_that_share_a_head_file_never_replace_a_newer_row(tmp_path: Path) -> None:
+    one, other = (HeadFile(tmp_path / "head", "ledger") for _ in range(2))
+    one.record([Head(2, 7, 70, "seven")])
+    other.record([Head(2, 6, 60, "six"), Head(3, 1, 10, "first")])
+    assert one.read() == ("ledger", [Head(2, 7, 70, "seven"), Head(3, 1, 10, "first")])
+
+    def record(file: HeadFile) -> None:
+        for sequence in range(8, 300):
+            file.record([Head(2, sequence, sequence, "x" * 64)])
+
+    threads = [threading.Thread(target=record, args=(HeadFile(tmp_path / "head", "ledger"),)) for _ in "123"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert one.read()[1][0] == Head(2, 299, 299, "x" * 64)
+
+
+def test_a_head_file_that_cannot_be_written_makes_the_ledger_not_ready_and_loses_no_charge(
+    path: Path, tmp_path: Path
+) -> None:
+    with Ledger(path) as ledger:
+        account = charge_patients(ledger)
+        ledger._heads.path = tmp_path / "no" / "folder"
+        pay(ledger, Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1))
+        with pytest.raises(LedgerUnavailable, match=r"Cannot write .*folder: No such file"):
+            ledger.ping()
+        ledger._heads.path = head_of(path)
+        pay(ledger, Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1))
+        ledger.ping()
+
+
+def test_a_database_that_goes_back_while_it_is_served_is_not_charged(ledger: Ledger) -> None:
+    """As after a failover of PostgreSQL to a replica that lags: there is no file, but this process remembers."""
+    account = charge_patients(ledger)
+    ann = ledger.client("ann")
+    with ledger._engine.begin() as connection:
+        connection.execute(text("DELETE FROM journal WHERE account = 2 AND sequence = 4"))
+        connection.execute(
+            text("UPDATE accounts SET sequence = 3, spent_units = 2000, head ="
+                 " (SELECT hash FROM journal WHERE account = 2 AND sequence = 3) WHERE id = 2")
+        )  # fmt: skip
+        connection.execute(text("UPDATE subaccounts SET spent_units = 2000"))
+    assert ledger.verify().sound, "the chain is intact"
+    failed = ledger.charge(Charge(account.id, ann, "m/1", 1, rows=1))
+    assert isinstance(failed, Failed)
+    assert "went back in time: account 2 was at row 4 and is at row 3" in str(failed.error)
+
+
+def test_a_replica_of_a_postgresql_ledger_can_keep_a_head_file(
+    postgres_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIETMAX_LEDGER_HEAD", str(tmp_path / "ledger.head"))
+    with Ledger(postgres_address) as ledger:
+        charge_patients(ledger)
+        with ledger._engine.begin() as connection:
+            connection.execute(text("DELETE FROM journal WHERE account = 2 AND sequence = 4"))
+    with Ledger(postgres_address) as ledger, pytest.raises(LedgerDamaged, match="row 4 of account 2"):
+        ledger.client("bob")
+
+
+@pytest.fixture
+def serving(path: Path):
+    """A process that has charged ten times, charges once more at the first line it reads, and ends at the second."""
+    with Ledger(path) as ledger:
+        charge_patients(ledger)
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHARGE_AND_WAIT, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "10\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_removed_write_ahead_log_is_noticed_at_the_next_charge_and_its_charges_are_not_forgotten(
+    path: Path, serving: subprocess.Popen[str]
+) -> None:
+    path.with_name(path.name + "-wal").unlink()
+    assert serving.stdin is not None
+    assert serving.stdout is not None
+    serving.stdin.write("\n")
+    serving.stdin.flush()
+    assert serving.stdout.readline() == "0\n", "nothing is charged to a file that nobody will find"
+    os.kill(serving.pid, signal.SIGKILL)
+    serving.wait()
+    for rest in path.parent.glob("*-shm"):
+        rest.unlink()
+    with Ledger(path) as ledger:
+        assert ledger.account("patients").spent_units == 3000, "the charges are gone"
+        assert isinstance(ledger.charge(Charge(2, 1, "m/1", 1, rows=1)), Failed)
+        assert not ledger.verify().sound
+    with Ledger(path, accept_loss="somebody removed the log") as ledger:
+        assert ledger.account("patients").spent_units == 3010
+
+
+def test_a_process_that_ends_in_order_saves_what_a_removed_log_held(
+    path: Path, serving: subprocess.Popen[str]
+) -> None:
+    path.with_name(path.name + "-wal").unlink()
+    serving.communicate("\n\n", timeout=20)
+    assert serving.returncode == 0
+    with Ledger(path) as ledger:
+        assert ledger.account("patients").spent_units == 3010
+        pay(ledger, Charge(2, ledger.client("ann"), "m/1", 1, rows=1))
+        assert ledger.verify().sound
