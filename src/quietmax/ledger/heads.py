@@ -6,8 +6,8 @@ of each account into a small file, after the commit is durable. The file may lag
 ahead of it. When the ledger is opened, each of these rows must still be in the journal.
 
 Each account has a slot of 256 bytes, which no sector boundary divides, so that a crash leaves it old or new. Processes
-that share the file take its lock and never replace a newer row by an older one. The file is not flushed with every
-commit: it survives a killed process at once, and a power failure up to the last few seconds.
+that share the file take its lock and never replace a newer row by an older one. The file is flushed every few seconds
+and not with every commit: it survives a killed process at once, and a power failure up to the last flush.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import Connection, select
 
@@ -31,7 +30,6 @@ from quietmax.ledger.transactions import AccountTransaction
 
 _SLOT_BYTES = 256
 _FLUSH_SECONDS = 5.0
-_MAX_SLOTS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +93,7 @@ class HeadFile:
         self._known: dict[int, Head] = {}
         self._lock = threading.Lock()
         self._flushed_at = time.monotonic()
+        self._file: int | None = None
 
     def load(self, connection: Connection) -> None:
         """Set `damage` unless every row that the file names is in the journal; else record the heads of the ledger.
@@ -173,11 +172,16 @@ class HeadFile:
             if self.path is None or not newer:
                 return
             try:
-                with self._open(fcntl.LOCK_EX) as file:
-                    self._write(file, newer)
+                self._write(newer)
                 self.error = None
             except OSError as error:
+                self._forget_file()
                 self.error = LedgerUnavailable(f"Cannot write {self.path}: {error.strerror}.")
+
+    def close(self) -> None:
+        """Flush the file and close it."""
+        with self._lock, suppress(OSError):
+            self._flush()
 
     def reset(self, heads: Iterable[Head]) -> None:
         """Forget all heads but these.
@@ -189,6 +193,7 @@ class HeadFile:
         """
         self._known.clear()
         self.damage = None
+        self._forget_file()
         if self.path is not None:
             self.path.unlink(missing_ok=True)
         self.record(heads)
@@ -204,8 +209,7 @@ class HeadFile:
         if self.path is None or not self.path.exists():
             return None, []
         try:
-            with self._open(fcntl.LOCK_SH) as file:
-                content = os.pread(file, _SLOT_BYTES * _MAX_SLOTS, 0)
+            content = self.path.read_bytes()
             slots = [content[at : at + _SLOT_BYTES] for at in range(0, len(content), _SLOT_BYTES)]
             if not slots:
                 return None, []
@@ -218,28 +222,42 @@ class HeadFile:
                 f"The file {self.path}, which says what charges the ledger must have, is damaged."
             ) from error
 
-    @contextmanager
-    def _open(self, lock: int) -> Iterator[int]:
-        """Open the file with its lock; create it, readable by its owner only, if missing."""
-        assert self.path is not None
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+    def _write(self, heads: list[Head]) -> None:
+        """Write the heads that are newer than those in the file; create it, readable by its owner only, if missing."""
+        if self._file is None:
+            assert self.path is not None
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        file = self._file
+        fcntl.flock(file, fcntl.LOCK_EX)
         try:
-            fcntl.flock(file, lock)
-            yield file
+            if not os.pread(file, 1, 0):
+                _write_slot(file, 0, f'{{"ledger": "{self._ledger}"}}')
+            for head in heads:
+                stored = os.pread(file, _SLOT_BYTES, _SLOT_BYTES * head.account).strip(b"\0 \n")
+                if not stored or json.loads(stored)["sequence"] < head.sequence:
+                    _write_slot(
+                        file,
+                        head.account,
+                        f'{{"account": {head.account}, "sequence": {head.sequence}, '
+                        f'"spent_units": {head.spent_units}, "hash": "{head.hash}"}}',
+                    )
         finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
+        if time.monotonic() - self._flushed_at > _FLUSH_SECONDS:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Flush the file and close it: the next write opens it again, or a new one if it was removed."""
+        self._flushed_at = time.monotonic()
+        if self._file is not None:
+            os.fdatasync(self._file)
+        self._forget_file()
+
+    def _forget_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
             os.close(file)
 
-    def _write(self, file: int, heads: list[Head]) -> None:
-        if os.fstat(file).st_size == 0:
-            _write_slot(file, 0, {"ledger": self._ledger})
-        for head in heads:
-            stored = os.pread(file, _SLOT_BYTES, _SLOT_BYTES * head.account).strip(b"\0 \n")
-            if not stored or json.loads(stored)["sequence"] < head.sequence:
-                _write_slot(file, head.account, asdict(head))
-        if time.monotonic() - self._flushed_at > _FLUSH_SECONDS:
-            os.fdatasync(file)
-            self._flushed_at = time.monotonic()
 
-
-def _write_slot(file: int, number: int, content: dict[str, Any]) -> None:
-    os.pwrite(file, json.dumps(content).encode().ljust(_SLOT_BYTES - 1) + b"\n", _SLOT_BYTES * number)
+def _write_slot(file: int, number: int, content: str) -> None:
+    os.pwrite(file, content.encode().ljust(_SLOT_BYTES - 1) + b"\n", _SLOT_BYTES * number)

@@ -142,6 +142,7 @@ class Ledger:
         """Write what waits and close the database."""
         if self._writer is not None:
             self._writer.close()
+        self._heads.close()
         self._engine.dispose()
 
     @property
