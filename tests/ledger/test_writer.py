@@ -428,3 +428,25 @@ def test_answers_that_failed_are_retried_after_a_delay(monkeypatch: pytest.Monke
 def test_closing_writes_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     _, charges, answers, writer = _collect(monkeypatch, (3.0, ANSWERS), (0.0, CHARGE), (0.0, None))
     assert (charges, answers, writer._closing) == ([CHARGE], [ANSWERS], True)
+
+
+def test_a_clock_that_goes_back_is_noticed_also_after_a_restart(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = time.time_ns
+    with Ledger(path) as ledger:
+        account, ann = open_patients(ledger), ledger.client("ann")
+        charge = Charge(account.id, ann, "m/1", 1, rows=1)
+        assert isinstance(ledger.charge(charge), Charged)
+        assert not caplog.records
+        monkeypatch.setattr(time, "time_ns", lambda: real() - 60 * 10**9)
+        for _ in range(2):
+            assert isinstance(ledger.charge(charge), Charged)
+        (warned,) = caplog.messages
+        assert warned.startswith(("The clock went back by 5", "The clock went back by 60"))
+        assert ledger.verify().sound
+    caplog.clear()
+    monkeypatch.setattr(time, "time_ns", lambda: real() - 3600 * 10**9)
+    with Ledger(path) as ledger:
+        assert isinstance(ledger.charge(charge), Charged)
+        assert len(caplog.messages) == 1

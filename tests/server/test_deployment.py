@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -363,7 +365,7 @@ def test_evaluations_of_the_holdout_are_free_and_others_are_charged(tmp_path: Pa
     evaluate_folder(folder, open_private(folder), records)
     for _ in range(2):
         deploy(ledger, load_models([str(folder)]))
-    rows = [(row.kind, row.units) for row in ledger.export("people")]
+    rows = [(row.kind, row.units) for row in ledger.export("people") if row.kind != "answered"]
     assert rows == [("open", 0), ("training", LIMIT), ("evaluation", 0)]
     assert ledger.account("people").remaining_units == 0
     evaluate_folder(folder, open_private(folder), records, mu=0.1)
@@ -389,7 +391,7 @@ def test_every_evaluation_is_charged_once_whatever_folder_it_comes_from(
     evaluate_folder(first, open_private(first), records)
     second = save_private(fitted, tmp_path / "second", dataset="people")
     deploy(ledger, load_models([str(first), str(second)]))
-    rows = [(row.kind, row.units) for row in ledger.export("people")]
+    rows = [(row.kind, row.units) for row in ledger.export("people") if row.kind != "answered"]
     assert rows == [("open", 0), ("training", LIMIT), ("evaluation", 0)]
     # The same budget spent again, from an old copy of the file: another evaluation.
     (first / "evaluation.json").write_bytes(unspent)
@@ -441,3 +443,40 @@ def test_a_check_finds_a_training_that_the_account_cannot_pay_for(folder: Path, 
         deploy(ledger, [retrained])
     with pytest.raises(QuietmaxError, match="has already spent more than the budget"):
         check_deployments(None, [model], budget=Terms(0.1, 1e-5))
+
+
+def test_a_folder_on_a_read_only_mount_is_charged_for_its_answers_and_served(
+    folder: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can spend the budget there, so it stays; what was answered before is charged once."""
+    FileAccount(folder / "teachers" / "account.json").charge(3, 40)
+    real = os.statvfs
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=real(path).f_flag | os.ST_RDONLY))
+
+    def refuse(*_: object) -> None:
+        raise QuietmaxError("Read-only file system")
+
+    monkeypatch.setattr(FileAccount, "charge", refuse)
+    for _ in range(2):
+        (served,) = deploy(ledger, load_models([str(folder / "teachers")]))
+        assert ledger.account("patients").spent_units == 3 * served.unit_cost
+    monkeypatch.undo()
+    deploy(ledger, load_models([str(folder / "teachers")]))
+    assert ledger.account("patients").spent_units == 3 * served.unit_cost
+    assert FileAccount(folder / "teachers" / "account.json").answered == 40
+    assert ledger.verify().sound
+
+
+def test_copies_of_a_folder_that_was_never_served_are_one_budget_in_one_ledger(
+    folder: Path, tmp_path: Path, ledger: Ledger
+) -> None:
+    copy = shutil.copytree(folder / "teachers", tmp_path / "copy")
+    served = deploy(ledger, load_models([f"a={folder / 'teachers'}", f"b={copy}"]))
+    assert len({each.account.id for each in served}) == 1
+    client = ledger.client("ann")
+    results = [
+        ledger.charge(Charge(each.account.id, client, each.label, each.unit_cost, rows=1))
+        for _ in range(40)
+        for each in served
+    ]
+    assert sum(isinstance(result, Charged) for result in results) == 40

@@ -26,6 +26,7 @@ from quietmax.ledger.api_keys import ApiKey, Role
 from quietmax.ledger.database import (
     Cursor,
     FileGuard,
+    accounts,
     default_url,
     head_path,
     hide_password,
@@ -155,7 +156,9 @@ class Ledger:
         """The thread that writes charges and answers; started on first use."""
         with self._writer_lock:
             if self._writer is None:
-                self._writer = LedgerWriter(self._engine, self._guard, self._salt, self._heads)
+                self._writer = LedgerWriter(
+                    self._engine, self._guard, self._salt, self._heads, self._newest_time()
+                )
             return self._writer
 
     # Charges and answers
@@ -744,6 +747,13 @@ class Ledger:
             yield connection
             heads = read_heads(connection)
         self._heads.record(heads)
+
+    def _newest_time(self) -> int:
+        """Return the time of the newest journal row; 0 if there is none."""
+        last = (journal.c.account == accounts.c.id) & (journal.c.sequence == accounts.c.sequence)
+        with read_transaction(self._engine) as connection:
+            times = connection.execute(select(journal.c.time).join_from(accounts, journal, last)).scalars()
+            return max((each for each in times if type(each) is int), default=0)
 
     def _accept_loss(self, because: str) -> None:
         """Charge what the head file knows of and the database has lost, and begin a new head file."""

@@ -10,6 +10,7 @@ not be stored are retried until their deadline.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import queue
 import threading
@@ -46,6 +47,8 @@ _REFUSED_FLUSH_INTERVAL = (
     0.5  # how long refused charges wait to be counted, so that a flood of them writes little
 )
 _RETRY_DELAY = 0.1
+_CLOCK_TOLERANCE = 1_000_000  # microseconds; clocks of replicas differ, and are adjusted
+_log = logging.getLogger(__name__)
 
 ChargeCallback = Callable[[ChargeResult], None]
 AnswersCallback = Callable[[StoredAnswer | Failed], None]
@@ -94,6 +97,8 @@ class LedgerWriter:
         The salt of the ledger, for digests of stored answers.
     heads : HeadFile
         Records the last row of each account after every commit.
+    newest : int
+        The time of the newest journal row, in microseconds since 1970.
 
     Attributes
     ----------
@@ -103,7 +108,9 @@ class LedgerWriter:
         The error of the last transaction, if it failed.
     """
 
-    def __init__(self, engine: Engine, guard: FileGuard, salt: bytes, heads: HeadFile) -> None:
+    def __init__(
+        self, engine: Engine, guard: FileGuard, salt: bytes, heads: HeadFile, newest: int = 0
+    ) -> None:
         self._engine = engine
         self._heads = heads
         self._salt = salt
@@ -121,6 +128,7 @@ class LedgerWriter:
         self._refused: Counter[tuple[int, int]] = Counter()
         self._refused_flushed = time.monotonic()
         self._last_batch_size = 0
+        self._newest = newest
         self._wake_size = math.inf
         self._wake = threading.Event()
         self.batches = 0
@@ -304,7 +312,7 @@ class LedgerWriter:
                 ids |= {new.account for new in answers if new.queries or new.request is not None}
                 accounts = lock_accounts(cursor, ids)
                 self._heads.check_locked(accounts.values())
-                now = time.time_ns() // 1000
+                now = self._now()
                 # first, so that the charges find these answers
                 stored = store_answers(cursor, accounts, answers, self._salt, now)
                 batch = ChargeBatch(cursor, self._answer_cache, accounts, charges, now)
@@ -337,6 +345,19 @@ class LedgerWriter:
                 self._refused[charge.account, charge.client] += 1
         self.batches += 1
         return batch.results, stored
+
+    def _now(self) -> int:
+        """Return the time in microseconds; warn if the clock has gone back since the last transaction."""
+        now = time.time_ns() // 1000
+        if now < self._newest - _CLOCK_TOLERANCE:
+            _log.warning(
+                "The clock went back by %.1f seconds. Keys that had expired may be valid again, and times in the "
+                "audit log are not in order.",
+                (self._newest - now) / 1e6,
+            )
+            self._newest = now
+        self._newest = max(self._newest, now)
+        return now
 
     def _open_connection(self) -> Connection:
         if self._connection is None:

@@ -7,6 +7,7 @@ that was kept in the model folder until now moves into the ledger.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -421,6 +422,7 @@ def _migrate_budget(
     mark = folder / MOVED_FILE
     # The words "carried over" are part of stored marks and request keys: they cannot change.
     text = ledger.request_key(0, f"carried over {state.id} {migrated.digest}").hex() + "\n"
+    read_only = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
     moved = mark.is_file() and mark.read_text(encoding="utf-8", errors="replace") == text
     request = hashlib.sha256(f"carried over {state.id} {folder} {migrated.digest}".encode()).digest()
     client = ledger.client(TRAINING_CLIENT)
@@ -440,6 +442,8 @@ def _migrate_budget(
             )
         if isinstance(result, Failed):
             raise result.error
+        if read_only:
+            return  # nobody can spend the folder's budget there; a later start charges what was added to it
         if isinstance(result, Charged):
             try:
                 migrated.account.charge(max(migrated.limit - answered, 0), migrated.limit)
