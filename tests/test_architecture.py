@@ -32,6 +32,7 @@ ORDER = [
     "export",
     "mlflow",
     "privacy_card",
+    "review_forms",
     "ledger",
     "server",
     "attacks",

@@ -155,3 +155,14 @@ def test_a_folder_with_brackets_in_its_name_is_printed_unchanged(
     code, out, _ = run("card", "we[/ird]")
     assert code == 0
     assert "we[/ird]" in out
+
+
+def test_the_card_as_a_registry_entry_and_as_a_checklist(run: Run, head: Path, network: Path) -> None:
+    code, out, _ = run("card", head, "--format", "opendp-registry")
+    assert code == 0
+    assert json.loads(out)["deployment"]["privacy_loss"]["privacy_unit"] == "record"
+    code, out, _ = run("card", head, "--format", "nist-800-226", "--json")
+    assert code == 0
+    assert {"topic", "question", "answer"} == set(json.loads(out)[0])
+    assert "[to be filled in]" in run("card", head, "--format", "nist-800-226")[1]
+    assert_error(run("card", network, "--format", "nist-800-226"), 2, "ordinary network")

@@ -1,0 +1,232 @@
+"""The privacy card in forms that reviewers know: a deployments registry, and a checklist after NIST SP 800-226.
+
+`registry_entry` has the fields of the Differential Privacy Deployments Registry of OpenDP, as the entries in its public
+repository had them in 2025 (`product`, `dp_flavor`, `privacy_loss`, `model`, `accounting`, `implementation`,
+`resources`). `nist_checklist` follows the factors of NIST SP 800-226 (March 2025). Both were written from public
+documentation; neither publisher has reviewed them. What the software cannot know is marked, for people to fill in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quietmax import __version__
+from quietmax.errors import InvalidInput
+from quietmax.privacy_card import PrivacyCard
+
+BLANK = "[to be filled in]"
+"""Stands wherever the software cannot know the answer."""
+_FLAVORS = {"pure": "Pure DP", "approximate": "Approximate DP", "gaussian": "Gaussian DP"}
+
+
+@dataclass(frozen=True)
+class Item:
+    """One line of the checklist.
+
+    Parameters
+    ----------
+    topic : str
+        The factor that the line belongs to.
+    question : str
+        What a reviewer asks.
+    answer : str
+        What the model folder says, or `BLANK`.
+    """
+
+    topic: str
+    question: str
+    answer: str
+
+    @property
+    def filled(self) -> bool:
+        """Whether the software knows the answer."""
+        return self.answer != BLANK
+
+
+def registry_entry(card: PrivacyCard) -> dict[str, Any]:
+    """Return an entry for the Differential Privacy Deployments Registry.
+
+    Parameters
+    ----------
+    card : PrivacyCard
+        The card of a private model.
+
+    Returns
+    -------
+    dict
+        JSON values; JSON is also YAML, the registry's format. `BLANK` marks what people must fill in.
+
+    Raises
+    ------
+    InvalidInput
+        If the model has no guarantee.
+    """
+    claim = _guarantee(card)
+    parameters = (
+        {}
+        if card.epsilon_at_delta is None
+        else {"epsilon": card.epsilon_at_delta, "delta": card.delta or 0.0}
+    )
+    return {
+        "url_slug": BLANK,
+        "status": "Draft",
+        "tier": BLANK,
+        "deployment": {
+            "product": {
+                "name": BLANK,
+                "data_curators": [BLANK],
+                "intended_use": BLANK,
+                "data_product_type": "Machine learning model",
+                "data_product_region": BLANK,
+                "description": f"A classifier ({card.kind}) trained on {card.dataset}. {BLANK}",
+                "publication_date": BLANK,
+                "data_product_sector": BLANK,
+            },
+            "dp_flavor": {
+                "name": _FLAVORS[claim["definition"]],
+                "data_domain": BLANK,
+                "unprotected_quantities": _unprotected(claim),
+            },
+            "privacy_loss": {
+                "privacy_unit": claim["unit"],
+                "privacy_unit_description": card.to_json()["protects"]
+                + ". Neighbouring data sets differ by one added "
+                f"or removed {claim['unit']}.",
+                "privacy_parameters": parameters,
+                "privacy_parameters_description": f"Status: {claim['status']}. {claim['because']}",
+            },
+            "model": {
+                "model_name": "Central",
+                "actors": BLANK,
+                "release_type": BLANK,
+                "data_source_type": "Static",
+                "access_type": "Non-interactive" if card.queries is None else "Interactive",
+                "access_type_description": _access(card),
+            },
+            "accounting": {
+                "post_processing": "Answers are computed from what was released, without further noise."
+                if card.queries is None
+                else BLANK,
+                "composition": claim["because"],
+            },
+            "implementation": {
+                "pre_processing_eda_hyperparameter_tuning": BLANK,
+                "mechanisms": f"Quietmax {__version__}. {_noise(claim['parameters'])}",
+                "justification": BLANK,
+            },
+            "resources": {"sources": BLANK, "registry_authors": [BLANK]},
+        },
+    }
+
+
+def nist_checklist(card: PrivacyCard) -> list[Item]:
+    """Return a checklist after NIST SP 800-226, from the guarantee down to the collection of the data.
+
+    Parameters
+    ----------
+    card : PrivacyCard
+        The card of a private model.
+
+    Returns
+    -------
+    list of Item
+        `BLANK` marks what people must fill in.
+
+    Raises
+    ------
+    InvalidInput
+        If the model has no guarantee.
+    """
+    claim = _guarantee(card)
+    facts = claim["parameters"]
+    epsilon = (
+        ""
+        if card.epsilon_at_delta is None
+        else f"epsilon {card.epsilon_at_delta:.4g} at delta {card.delta:g}"
+    )
+    assumptions = " ".join(claim["assumptions"]) or "none"
+    rows = [
+        (
+            "Privacy parameters",
+            "Which definition, and how large is epsilon?",
+            f"{claim['definition']}: {epsilon}",
+        ),
+        ("Privacy parameters", "Is the claim proven?", f"{claim['status']}: {claim['because']}"),
+        ("Privacy parameters", "What does it mean for one person?", " ".join(card.in_words())),
+        ("Privacy parameters", "Why is this epsilon adequate for the purpose?", BLANK),
+        ("Unit of privacy", "What is protected?", str(card.to_json()["protects"])),
+        ("Unit of privacy", "Does one person have one such unit?", _one_unit(claim["unit"])),
+        ("Bounds", "Are bounds, categories and classes public?", assumptions),
+        ("Sensitivity", "How is the influence of one unit limited?", _sensitivity(facts)),
+        ("Noise", "Which noise, from which source?", _noise(facts)),
+        ("Noise", "Are floating-point attacks excluded?", _floating_point(facts)),
+        ("Budget", "What is charged, and what is left?", _access(card)),
+        ("Budget", "Which other releases use data of the same people?", BLANK),
+        ("Utility", "How good is the model?", _accuracy(card)),
+        ("Utility", "Is the error acceptable for small groups?", BLANK),
+        ("Trust model", "Who sees the data before noise is added?", "The curator (central model). " + BLANK),
+        ("Side channels", "Do running time, errors or logs depend on the data?", BLANK),
+        ("Security", "Who has access to the training data and to the ledger?", BLANK),
+        ("Data collection", "On which legal basis and with which consent was the data collected?", BLANK),
+        ("Data collection", "Is the data minimised, and when is it deleted?", BLANK),
+    ]
+    return [Item(*row) for row in rows]
+
+
+def _guarantee(card: PrivacyCard) -> dict[str, Any]:
+    """Return the guarantee of everything that was released, as JSON values."""
+    total = card.guarantee if card.released is None else card.released
+    if total is None:
+        raise InvalidInput("This form is for private models; an ordinary network has no guarantee.")
+    parameters = card.guarantee.parameters if card.guarantee is not None else {}
+    return {**total.to_json(), "parameters": dict(parameters)}
+
+
+def _unprotected(claim: Mapping[str, Any]) -> str:
+    """Return what is public by declaration."""
+    return " ".join(claim["assumptions"]) or "None."
+
+
+def _one_unit(unit: str) -> str:
+    return "Yes: all rows of a person count together." if unit == "person" else BLANK
+
+
+def _access(card: PrivacyCard) -> str:
+    """Return what answers cost."""
+    if card.queries is None:
+        return "Paid at training; any number of answers."
+    return f"{card.answered or 0} of {card.queries} answers charged so far."
+
+
+def _noise(facts: Mapping[str, Any]) -> str:
+    """Return where the noise comes from."""
+    source = facts.get("noise_source", {})
+    if source.get("exact"):
+        return "Exact samplers, with randomness from the operating system."
+    return "Seeded noise, for experiments only." if source else BLANK
+
+
+def _floating_point(facts: Mapping[str, Any]) -> str:
+    """Return what is known about rounding; only the head adds and releases on a grid, without rounding."""
+    exact = facts.get("estimator") == "head" and facts.get("noise_source", {}).get("exact")
+    return (
+        "Yes: sums and noise are multiples of a public grid and are added without rounding."
+        if exact
+        else BLANK
+    )
+
+
+def _sensitivity(facts: Mapping[str, Any]) -> str:
+    """Return the bound on the influence of one unit."""
+    named = {
+        name: facts[name]
+        for name in ("sensitivity", "max_grad_norm", "radius")
+        if facts.get(name) is not None
+    }
+    return "; ".join(f"{name} {value:.6g}" for name, value in named.items()) or BLANK
+
+
+def _accuracy(card: PrivacyCard) -> str:
+    return BLANK if card.evaluation is None else f"accuracy {card.evaluation.accuracy}"

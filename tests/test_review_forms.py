@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from quietmax.errors import InvalidInput
+from quietmax.privacy_card import read_card
+from quietmax.review_forms import BLANK, nist_checklist, registry_entry
+from tests.export.people import train
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory):
+    return read_card(train(tmp_path_factory.mktemp("forms") / "head"))
+
+
+def test_the_registry_entry_states_the_guarantee_and_leaves_the_rest_to_people(card) -> None:
+    entry = json.loads(json.dumps(registry_entry(card)))["deployment"]
+    assert list(entry) == [
+        *("product", "dp_flavor", "privacy_loss", "model", "accounting", "implementation", "resources")
+    ]
+    assert entry["privacy_loss"]["privacy_unit"] == "record"
+    assert entry["privacy_loss"]["privacy_parameters"]["epsilon"] == pytest.approx(8.0, rel=1e-6)
+    assert entry["privacy_loss"]["privacy_parameters"]["delta"] == 1e-5
+    assert entry["privacy_loss"]["privacy_parameters_description"].startswith("Status: proven.")
+    assert entry["product"]["data_curators"] == [BLANK]
+
+
+def test_the_checklist_covers_every_factor_and_marks_what_it_cannot_know(card) -> None:
+    items = nist_checklist(card)
+    topics = {item.topic for item in items}
+    assert topics >= {
+        "Unit of privacy",
+        "Bounds",
+        "Sensitivity",
+        "Noise",
+        "Budget",
+        "Side channels",
+        "Data collection",
+    }
+    by_topic = {item.topic: item for item in items}
+    assert "0.5" in by_topic["Sensitivity"].answer
+    assert not by_topic["Data collection"].filled
+    assert not by_topic["Side channels"].filled
+    assert any("epsilon 8 at delta 1e-05" in item.answer for item in items)
+
+
+def test_an_ordinary_network_has_no_such_form(card) -> None:
+    from dataclasses import replace
+
+    plain = replace(card, guarantee=None, released=None)
+    for form in (registry_entry, nist_checklist):
+        with pytest.raises(InvalidInput, match="ordinary network"):
+            form(plain)
