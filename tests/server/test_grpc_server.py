@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import random
 import shutil
 import signal
@@ -26,8 +28,9 @@ from tritonclient.utils import InferenceServerException
 from quietmax import __version__
 from quietmax.errors import InvalidInput
 from quietmax.ledger import Ledger, Terms
-from quietmax.server import Settings
-from quietmax.server.run import Listener
+from quietmax.server import Service, Settings, deploy
+from quietmax.server.log import Log
+from quietmax.server.run import Listener, run_in_thread
 from tests.server.running_service import (
     CLASSES,
     FEATURES,
@@ -37,6 +40,7 @@ from tests.server.running_service import (
     some_loans,
     some_rows,
 )
+from tests.server.test_model_control import control_of
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 LOANS_TEXT = {"joined": "%d.%m.%Y", "seen": "%Y-%m-%d %H:%M:%S"}
@@ -450,14 +454,14 @@ def test_the_port_is_kept_for_the_service_and_refused_to_another(start: Start) -
 
 @pytest.fixture
 def served(models: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int, str]]:
-    """`quietmax serve` with its supervisor: the process, the gRPC port and a key."""
+    """`quietmax serve` with two workers: the process of the supervisor, the gRPC port and a key."""
     address = str(tmp_path / "ledger.sqlite")
     with Ledger(address) as ledger:
         key, _ = ledger.create_key("ann")
     shutil.copytree(models / "teachers", tmp_path / "teachers")
     command = [sys.executable, "-m", "quietmax", "serve", str(tmp_path / "teachers"), "--ledger", address]
     service = subprocess.Popen(
-        [*command, "--port", "0", "--grpc-port", "0", "--json"],
+        [*command, "--port", "0", "--grpc-port", "0", "--workers", "2", "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -490,14 +494,72 @@ def _ask_until_ready(client: triton.InferenceServerClient, key: str, request_id:
             time.sleep(0.1)
 
 
-def test_a_service_that_was_killed_answers_grpc_again_and_a_retry_is_not_charged(
+def _listening(service: subprocess.Popen[str], port: int) -> set[int]:
+    """The processes that listen on a port."""
+    return {
+        child.pid
+        for child in psutil.Process(service.pid).children()
+        for each in child.net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN and each.laddr.port == port
+    }
+
+
+def test_workers_that_were_killed_answer_grpc_again_and_a_retry_is_not_charged(
     served: tuple[subprocess.Popen[str], int, str],
 ) -> None:
     service, port, key = served
     with triton.InferenceServerClient(f"127.0.0.1:{port}") as client:
         first = _ask_until_ready(client, key, "once")
-        for child in psutil.Process(service.pid).children():
-            child.kill()
+        deadline = time.monotonic() + 30
+        while len(workers := _listening(service, port)) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        for child in workers:
+            os.kill(child, signal.SIGKILL)
         assert _ask_until_ready(client, key, "once") == first
+        assert not _listening(service, port) & workers
         service.send_signal(signal.SIGTERM)
         assert service.wait(30) == 0
+
+
+def test_administrators_list_load_and_unload_models(models: Path, tmp_path: Path) -> None:
+    shutil.copytree(models / "head", tmp_path / "repository" / "m" / "1")
+    control = control_of(tmp_path / "repository", tmp_path / "state")
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    owner = _headers(ledger.create_key("owner", "admin")[0])
+    other = _headers(ledger.create_key("ann")[0])
+    service = Service(ledger, deploy(ledger, control.start()), log=Log(io.BytesIO()), control=control)
+    with (
+        Listener(port=0, grpc_port=0).reserve_grpc_port() as listener,
+        run_in_thread(service, listener),
+        triton.InferenceServerClient(f"127.0.0.1:{listener.grpc_port}") as client,
+    ):
+        (listed,) = client.get_model_repository_index(headers=owner).models
+        assert (listed.name, listed.version, listed.state) == ("m", "1", "READY")
+        shutil.copytree(models / "head", tmp_path / "repository" / "m" / "2")
+        client.load_model("m", headers=owner)
+        assert client.get_model_metadata("m", headers=owner).versions == ["2"]
+        client.unload_model("m", headers=owner)
+        with pytest.raises(InferenceServerException) as caught:
+            client.infer("m", _features(some_rows(1)), headers=other)
+        assert caught.value.status() == "StatusCode.NOT_FOUND"
+        for change in (client.get_model_repository_index, lambda **more: client.load_model("m", **more)):
+            with pytest.raises(InferenceServerException, match="Only administrators") as caught:
+                change(headers=other)
+            assert caught.value.status() == "StatusCode.PERMISSION_DENIED"
+        with pytest.raises(InferenceServerException, match="`parameters` are not supported"):
+            client.load_model("m", headers=owner, config="{}")
+        with pytest.raises(InferenceServerException) as caught:
+            client.load_model("absent", headers=owner)
+        assert caught.value.status() == "StatusCode.NOT_FOUND"
+
+
+def test_the_rate_limit_of_a_client_counts_requests_over_grpc(start: Start) -> None:
+    settings = Settings(rate_limit=0.01, rate_burst=2)
+    with start("head", settings=settings, grpc=True) as running:
+        for _ in range(2):
+            _infer(running, "head", some_rows(1))
+        with pytest.raises(grpc.RpcError) as caught:
+            _send(running, _message(some_rows(1)).SerializeToString())
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert int(dict(caught.value.trailing_metadata())["retry-after"]) > 0

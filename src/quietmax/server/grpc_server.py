@@ -33,7 +33,7 @@ from quietmax.server.inference import internal_error, recorded
 from quietmax.server.service import Service
 from quietmax.server.settings import is_loopback
 
-EXTENSIONS = ["privacy_budget"]
+EXTENSIONS = ["model_repository", "privacy_budget"]
 STATUS_CODES = {
     400: StatusCode.INVALID_ARGUMENT,
     401: StatusCode.UNAUTHENTICATED,
@@ -127,6 +127,9 @@ class _Methods:
             "ServerMetadata": self._server_metadata,
             "ModelMetadata": self._model_metadata,
             "ModelInfer": self._model_infer,
+            "RepositoryIndex": self._repository_index,
+            "RepositoryModelLoad": self._load_model,
+            "RepositoryModelUnload": self._unload_model,
         }
         return {
             name: grpc.stream_unary_rpc_method_handler(self._with_status(method))
@@ -144,7 +147,9 @@ class _Methods:
             except Exception as error:
                 self._service.log.event("failed", kind=type(error).__name__)
                 failed = internal_error()
-            await context.abort(STATUS_CODES[failed.status], failed.message, _trailers(failed))
+            await context.abort(
+                STATUS_CODES.get(failed.status, StatusCode.INTERNAL), failed.message, _trailers(failed)
+            )
             raise AssertionError("abort raises")
 
         return handle
@@ -200,6 +205,28 @@ class _Methods:
             response = encode_response(message, request, answers, parameters, deployment)
             record.status = 200
             return response
+
+    async def _repository_index(self, messages: Any, context: Any) -> bytes:
+        caller = await self._authenticate(context)
+        request = parse_message("RepositoryIndexRequest", await self._receive(messages))
+        models = await self._service.repository_index(caller, ready=request.ready)
+        return _message("RepositoryIndexResponse", models=models)
+
+    async def _load_model(self, messages: Any, context: Any) -> bytes:
+        caller = await self._authenticate(context)
+        request = parse_message("RepositoryModelLoadRequest", await self._receive(messages))
+        if request.parameters:
+            raise bad_request(
+                "Models are loaded from the model repository alone; `parameters` are not supported."
+            )
+        await asyncio.shield(self._service.load_model(request.model_name, caller))
+        return _message("RepositoryModelLoadResponse")
+
+    async def _unload_model(self, messages: Any, context: Any) -> bytes:
+        caller = await self._authenticate(context)
+        request = parse_message("RepositoryModelUnloadRequest", await self._receive(messages))
+        await asyncio.shield(self._service.unload_model(request.model_name, caller))
+        return _message("RepositoryModelUnloadResponse")
 
     async def _authenticate(self, context: Any) -> Caller:
         """Return the caller, from the key in the metadata; without a key from a loopback address only."""
