@@ -209,6 +209,14 @@ def command(
             rich_help_panel=_LIMITS,
         ),
     ] = 1000,
+    otel: Annotated[
+        bool,
+        typer.Option(
+            "--otel",
+            help="Export traces and metrics by OpenTelemetry (OTLP over HTTP), as the variables OTEL_* say.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = False,
     rate_limit: Annotated[
         float | None,
         typer.Option(
@@ -269,12 +277,15 @@ def command(
     from quietmax.server.service import Service
     from quietmax.server.settings import Settings, read_session_secret
     from quietmax.server.supervisor import shared_folder, supervise
+    from quietmax.server.telemetry import check_telemetry
 
     torch.set_num_threads(1)  # requests run in parallel; a small network gains nothing from more threads
     if not models and repository is None:
         raise InvalidInput("At least one model must be named in `models`, or a `repository`.")
     if budget is None and delta:
         raise InvalidInput("`delta` requires `budget`.")
+    if otel:
+        check_telemetry()
     if because is not None and account is None:
         raise InvalidInput("`because` requires `account`.")
     listener = Listener(host, port, tls_certificate, tls_key, behind_proxy, grpc_port)
@@ -293,6 +304,7 @@ def command(
         max_header_bytes=max_header_bytes,
         max_headers=max_headers,
         max_connections=max_connections,
+        telemetry=otel,
         rate_limit=rate_limit,
         rate_burst=rate_burst,
         answer_cache=answer_cache,

@@ -106,6 +106,8 @@ class LedgerWriter:
         The number of transactions so far.
     error : QuietmaxError or None
         The error of the last transaction, if it failed.
+    last_flush : tuple of int
+        When the last transaction began and ended, in nanoseconds since 1970.
     """
 
     def __init__(
@@ -133,6 +135,7 @@ class LedgerWriter:
         self._wake = threading.Event()
         self.batches = 0
         self.error: QuietmaxError | None = None
+        self.last_flush = (0, 0)
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
         self._thread.start()
 
@@ -300,6 +303,7 @@ class LedgerWriter:
     ) -> tuple[list[ChargeResult], list[StoredAnswer]]:
         """Run one transaction. Raises `LedgerUnavailable` (nothing may be answered) or `_Conflict` (rolled back)."""
         self._guard.check()
+        started = time.time_ns()
         refused = dict(self._refused)
         try:
             opened = self._connection is None
@@ -344,6 +348,7 @@ class LedgerWriter:
             if isinstance(result, LimitExceeded):
                 self._refused[charge.account, charge.client] += 1
         self.batches += 1
+        self.last_flush = (started, time.time_ns())
         return batch.results, stored
 
     def _now(self) -> int:

@@ -44,6 +44,7 @@ from quietmax.server.codec import InferenceRequest, pack_answers, packed_width, 
 from quietmax.server.deployment import Deployment, Rows
 from quietmax.server.errors import unavailable
 from quietmax.server.settings import Settings
+from quietmax.server.telemetry import Trace, current_trace
 
 _MAX_BATCH_ROWS = 256
 _MAX_SECONDS_IN_LOOP = 0.002
@@ -94,6 +95,8 @@ class _Pending:
     request_key: bytes | None = None
     charged: Charged | None = None
     new_rows: Sequence[int] = ()
+    trace: Trace | None = None
+    submitted: int = 0
 
 
 @dataclass(slots=True)
@@ -166,6 +169,7 @@ class Pipeline:
             request.rows,
             self._loop.create_future(),
             time.monotonic() + self._settings.timeout,
+            trace=current_trace(),
         )
         self._in_flight.add(pending)
         try:
@@ -175,6 +179,7 @@ class Pipeline:
             else:
                 charge = self._charge(pending, request, caller)
                 self._submit_held()  # so that the charge finds these answers
+                pending.submitted = 0 if pending.trace is None else time.time_ns()
                 self._ledger.submit_charge(charge, partial(self._on_charged, pending))
             return await pending.future
         finally:
@@ -225,6 +230,11 @@ class Pipeline:
 
     def _on_charged(self, pending: _Pending, result: ChargeResult) -> None:
         """Hand a result to the event loop, which wakes up once for all results of a transaction."""
+        if pending.trace is not None:
+            started, ended = self._ledger.writer.last_flush
+            pending.trace.add("charge", pending.submitted, time.time_ns())
+            if started >= pending.submitted:  # else the transaction failed
+                pending.trace.add("flush", started, ended, "charge")
         self._decided.append((pending, result))
         if not self._announced:
             self._announced = True
@@ -268,6 +278,7 @@ class Pipeline:
 
     def _answer_group(self, group: list[_Pending]) -> tuple[list[tuple[_Pending, Result]], NewAnswers | None]:
         """Draw for requests to one deployment; return the replies that may leave and the answers to store."""
+        started = time.time_ns()
         try:
             assembled = self._assembled(group)
         except Exception as error:
@@ -275,6 +286,7 @@ class Pipeline:
                 QuietmaxError(f"The model failed ({type(error).__name__}). The charge is not refunded.")
             )
             return [(pending, failed) for pending in group], None
+        _trace_draw(group, started)
         finished: list[tuple[_Pending, Result]] = []
         keys: list[bytes] = []
         new: list[bytes] = []
@@ -385,6 +397,14 @@ def _groups(waiting: list[_Pending]) -> list[list[_Pending]]:
         groups[deployment][-1].append(pending)
         sizes[deployment] += len(pending.rows)
     return [group for each in groups.values() for group in each]
+
+
+def _trace_draw(group: list[_Pending], started: int) -> None:
+    """Add the draw of a group to the traces of its requests."""
+    ended = time.time_ns()
+    for pending in group:
+        if pending.trace is not None:
+            pending.trace.add("draw", started, ended)
 
 
 def _draw(group: list[_Pending]) -> list[Answers]:

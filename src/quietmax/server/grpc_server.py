@@ -29,9 +29,10 @@ from quietmax.server.grpc_codec import (
     parse_message,
     parse_request,
 )
-from quietmax.server.inference import internal_error, recorded
+from quietmax.server.inference import internal_error, recorded, traceparent
 from quietmax.server.service import Service
 from quietmax.server.settings import is_loopback
+from quietmax.server.telemetry import phase
 
 EXTENSIONS = ["model_repository", "privacy_budget"]
 STATUS_CODES = {
@@ -184,21 +185,23 @@ class _Methods:
         with recorded(service) as record:
             caller = await self._authenticate(context)
             record.client = caller.client
+            record.traceparent = traceparent(service, _headers(context))
             content = await self._receive(messages)
             max_rows = service.settings.max_rows
             in_loop = len(content) <= _MAX_BYTES_IN_LOOP
-            message = (
-                parse_request(content, max_rows)
-                if in_loop
-                else await asyncio.to_thread(parse_request, content, max_rows)
-            )
-            deployment = service.deployment(message.model_name, message.model_version or None)
-            record.deployment = deployment
-            request = (
-                decode_request(message, deployment, max_rows)
-                if in_loop
-                else await asyncio.to_thread(decode_request, message, deployment, max_rows)
-            )
+            with phase("parse"):
+                message = (
+                    parse_request(content, max_rows)
+                    if in_loop
+                    else await asyncio.to_thread(parse_request, content, max_rows)
+                )
+                deployment = service.deployment(message.model_name, message.model_version or None)
+                record.deployment = deployment
+                request = (
+                    decode_request(message, deployment, max_rows)
+                    if in_loop
+                    else await asyncio.to_thread(decode_request, message, deployment, max_rows)
+                )
             record.rows = len(request.rows)
             # A client that goes away cancels this method, but not what it is charged for.
             answers, parameters = await asyncio.shield(service.infer(deployment, request, caller))
@@ -230,11 +233,7 @@ class _Methods:
 
     async def _authenticate(self, context: Any) -> Caller:
         """Return the caller, from the key in the metadata; without a key from a loopback address only."""
-        headers: Headers = [
-            (name.encode(), value if isinstance(value, bytes) else value.encode())
-            for name, value in context.invocation_metadata()
-        ]
-        caller = await self._service.auth.authenticate(headers)
+        caller = await self._service.auth.authenticate(_headers(context))
         anonymous = caller.key is None and caller.expires is None
         if anonymous and not is_loopback(_peer_host(context.peer())):
             raise HttpError(403, "Anonymous access requires a loopback address.")
@@ -272,3 +271,11 @@ def _peer_host(peer: str) -> str:
     """
     host = peer.partition(":")[2].rpartition(":")[0]
     return host.replace("%5B", "").replace("%5D", "").strip("[]")
+
+
+def _headers(context: Any) -> Headers:
+    """Return the metadata of a request as headers."""
+    return [
+        (name.encode(), value if isinstance(value, bytes) else value.encode())
+        for name, value in context.invocation_metadata()
+    ]

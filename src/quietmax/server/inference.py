@@ -22,6 +22,7 @@ from quietmax.server.codec import InferenceRequest, decode_request, encode_respo
 from quietmax.server.deployment import Deployment
 from quietmax.server.errors import HttpError, bad_request
 from quietmax.server.service import Service
+from quietmax.server.telemetry import phase
 
 _PATH = re.compile(r"/v2/models/([^/]{1,64})(?:/versions/([^/]{1,64}))?/infer")
 _JSON_LENGTH = b"inference-header-content-length"
@@ -61,6 +62,7 @@ class InferenceEndpoint:
             with recorded(service) as record:
                 caller = await service.auth.authenticate(headers)
                 record.client = caller.client
+                record.traceparent = traceparent(service, headers)
                 deployment = record.deployment = service.deployment(name, version)
                 json_length = self._check_headers(headers)
                 body = await self._read_body(receive)
@@ -116,12 +118,15 @@ class Record:
         Number of rows, once they are decoded.
     status : int
         HTTP status of the response, also for requests over gRPC.
+    traceparent : str or None
+        The trace that an authenticated caller names, for telemetry.
     """
 
     client: str | None = None
     deployment: Deployment | None = None
     rows: int = 0
     status: int = 500
+    traceparent: str | None = None
 
 
 @contextmanager
@@ -140,6 +145,8 @@ def recorded(service: Service) -> Iterator[Record]:
     """
     started = time.perf_counter()
     record = Record()
+    telemetry = service.telemetry
+    trace = None if telemetry is None else telemetry.begin()
     try:
         yield record
     except HttpError as error:
@@ -153,6 +160,15 @@ def recorded(service: Service) -> Iterator[Record]:
         deployment = record.deployment
         model, version = ("", "") if deployment is None else (deployment.name, deployment.version)
         service.metrics.count_request(model, version, record.status, seconds)
+        if telemetry is not None and trace is not None:
+            telemetry.end(
+                trace,
+                model=model,
+                version=version,
+                rows=record.rows,
+                status=record.status,
+                traceparent=record.traceparent,
+            )
         if service.settings.log_requests:
             service.log.request(
                 model=model,
@@ -162,6 +178,22 @@ def recorded(service: Service) -> Iterator[Record]:
                 status=record.status,
                 milliseconds=round(seconds * 1000, 2),
             )
+
+
+def traceparent(service: Service, headers: Headers) -> str | None:
+    """Return the header `traceparent` of a request, if telemetry needs it.
+
+    Parameters
+    ----------
+    service : Service
+        Has the telemetry.
+    headers : list of (bytes, bytes)
+        The headers of the request, or its metadata over gRPC.
+    """
+    if service.telemetry is None:
+        return None
+    value = dict(headers).get(b"traceparent")
+    return None if value is None else value.decode("latin-1")
 
 
 async def decoded_request(
@@ -174,9 +206,10 @@ async def decoded_request(
     body, json_length, deployment, max_rows
         As in `decode_request`.
     """
-    if deployment.encoding is None or len(body) <= _MAX_BYTES_IN_LOOP:
-        return decode_request(body, json_length, deployment, max_rows)
-    return await asyncio.to_thread(decode_request, body, json_length, deployment, max_rows)
+    with phase("parse"):
+        if deployment.encoding is None or len(body) <= _MAX_BYTES_IN_LOOP:
+            return decode_request(body, json_length, deployment, max_rows)
+        return await asyncio.to_thread(decode_request, body, json_length, deployment, max_rows)
 
 
 async def encoded_answer(

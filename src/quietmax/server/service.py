@@ -33,6 +33,7 @@ from quietmax.server.log import Log
 from quietmax.server.metrics import Metrics
 from quietmax.server.model_control import ModelControl
 from quietmax.server.settings import Settings
+from quietmax.server.telemetry import Telemetry
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -122,6 +123,7 @@ class Service:
         self.metrics = metrics or Metrics()
         self.log = log or Log()
         self.auth = Authenticator(ledger, self.settings)
+        self.telemetry: Telemetry | None = None
         self._control = control
         self._models = _ModelSet(bound)
         if control is not None:
@@ -144,6 +146,8 @@ class Service:
 
     async def start(self) -> None:
         """Start to answer requests."""
+        if self.settings.telemetry:
+            self.telemetry = Telemetry(self.ledger)
         self._pipeline = Pipeline(self.ledger, self.settings)
         if self._control is not None:
             self._control.confirm()
@@ -157,6 +161,8 @@ class Service:
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is not None:
             await pipeline.close()
+        if self.telemetry is not None:
+            await asyncio.to_thread(self.telemetry.close)
         await asyncio.to_thread(self.ledger.close)
         self.log.event("stopped")
 
@@ -331,6 +337,8 @@ class Service:
             raise _charge_error(deployment, result)
         cached = len(request.rows) - result.new_answers
         self.metrics.count_answers(deployment.name, deployment.version, result.new_answers, cached)
+        if self.telemetry is not None:
+            self.telemetry.count_answers(deployment.name, deployment.version, result.new_answers, cached)
         parameters = _response_parameters(deployment, result)
         if request.unknown:
             parameters["unknown_values"] = sum(request.unknown.values())

@@ -104,6 +104,8 @@ class Settings:
         Default: a random one, so that sessions end when the service is started again.
     oidc : OidcSettings or None
         Whose tokens are accepted beside API keys. None: no tokens.
+    telemetry : bool
+        Export traces and metrics by OpenTelemetry.
     rate_limit : float or None
         Requests per second of one client. None: no limit.
     rate_burst : int or None
@@ -127,6 +129,7 @@ class Settings:
         default_factory=lambda: secrets.token_bytes(SESSION_SECRET_BYTES), repr=False, compare=False
     )
     oidc: OidcSettings | None = None
+    telemetry: bool = False
     rate_limit: float | None = None
     rate_burst: int | None = None
 
