@@ -162,11 +162,11 @@ def main() -> None:
             f"free={folder}/free",
             f"charged={folder}/charged",
         ]
-        options = ["--accept-unproven", "--budget", "100", "--queries", str(queries), "--ledger", ledger]
+        options = ["--accept-unproven", "--budget", "100", "--delta", "1e-5", "--queries", str(queries), "--ledger", ledger]
         options += ["--workers", str(arguments.workers), "--port", str(port), "--no-request-log"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         server = subprocess.Popen(
-            [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+            [*command, *options], stdout=subprocess.DEVNULL, stderr=sys.stderr, env=environment
         )
         try:
             ready_after(port, server)
