@@ -246,3 +246,27 @@ def test_invalid_options_of_a_key_are_reported_with_their_flags(
 def test_an_invalid_address_is_an_error(run: Run, address: str) -> None:
     result = run("ledger", "key", "create", "ann", "--ledger", address)
     assert_error(result, 2, "address must be a file, sqlite:///FILE or postgresql://USER@HOST/DATABASE")
+
+
+def test_prune_reports_what_it_deleted_and_keeps_at_least_an_hour(
+    run: Run, path: Path, run_json: RunJson
+) -> None:
+    with Ledger(path) as ledger:
+        account, ann = ledger.account("patients"), ledger.client("ann")
+        ledger.charge(Charge(account.id, ann, "m/1", 1, 1, request=b"id", body=b"body"))
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE requests SET time = 5")
+    assert run_json("prune", "--days", 30) == {"requests": 1, "batches": 0}
+    code, out, _ = run("ledger", "prune", "--days", 30, "--ledger", path)
+    assert (code, "Deleted 0 stored requests" in out) == (0, True)
+    assert_error(run("ledger", "prune", "--days", 0, "--ledger", path), 2, "between 1/24 and 36500")
+
+
+def test_a_ledger_that_was_replaced_is_an_error_until_the_loss_is_accepted(run: Run, path: Path) -> None:
+    path.unlink()
+    assert_error(run("ledger", "key", "create", "ann", "--ledger", path), 1, "what was spent is unknown")
+    assert_error(run("ledger", "accept-loss", "--because", "no", "--ledger", path), 2, "at least 3 words")
+    code, _, err = run("ledger", "accept-loss", *WHY, "--ledger", path)
+    assert (code, err) == (0, "")
+    assert run("ledger", "key", "create", "ann", "--ledger", path)[0] == 0
+    assert_error(run("ledger", "accept-loss", *WHY, "--ledger", path), 2, "has lost nothing")
