@@ -95,6 +95,12 @@ BENCHMARKS = (
         ("--turns", "1", "--seconds", "0.5", "--without-mlserver"),
     ),
     Benchmark(
+        "soak",
+        "Two million requests: memory, open files and charges",
+        ("--json", "docs/results/soak.json"),
+        ("--requests", "2000"),
+    ),
+    Benchmark(
         "observed",
         "Observed changes beside certified bounds",
         quick=("--dataset", "mnist-5k", "--records", "300", "--removals", "2"),
