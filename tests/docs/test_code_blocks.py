@@ -29,8 +29,10 @@ NOT_RUN = {
     "docs/how-to/deploy.md": 4,
     "docs/how-to/large-data.md": 2,
     "docs/how-to/own-encoder.md": 2,
+    "docs/how-to/sign-in-with-oidc.md": 3,
     "docs/quick-start.md": 2,
     "docs/reproduce.md": 2,
+    "docs/service.md": 1,
     "docs/tutorials/paper.md": 2,
 }
 

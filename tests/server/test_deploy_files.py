@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 import yaml
-from quietmax.cli._configuration import settings_of
 
 import quietmax
 from quietmax.cli import load_command
+from quietmax.cli._configuration import settings_of
 from quietmax.server.metrics import Metrics
 from tests.server.running_service import Start
 
