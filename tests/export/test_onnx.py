@@ -37,7 +37,7 @@ def session(model: Any) -> onnxruntime.InferenceSession:
 
 def run(model: Any, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Return labels and probabilities of rows, with the columns as they are."""
-    opened = session(model)
+    opened = model if isinstance(model, onnxruntime.InferenceSession) else session(model)
     label, probabilities = opened.run(
         None, {each.name: rows[each.name].to_numpy() for each in opened.get_inputs()}
     )
@@ -82,10 +82,10 @@ def test_every_cell_is_read_as_in_training_or_refused(table_head: Path, file: Pa
 
 
 def test_a_row_gets_the_same_answer_alone_and_among_others(file: Path) -> None:
-    rows = random_rows(40, seed=9)
-    together = run(file, rows)
+    rows, opened = random_rows(40, seed=9), session(file)
+    together = run(opened, rows)
     for place in range(40):
-        label, probabilities = run(file, rows.iloc[place : place + 1])
+        label, probabilities = run(opened, rows.iloc[place : place + 1])
         assert label[0] == together[0][place]
         assert np.allclose(probabilities[0], together[1][place], rtol=0, atol=TOLERANCE, equal_nan=True)
 
