@@ -33,6 +33,10 @@ class LedgerUnavailable(QuietmaxError):
     """The database cannot be reached or written. No charge is known to be durable, so nothing may be answered."""
 
 
+class LedgerTooLate(LedgerUnavailable):
+    """The ledger did not do its part in time. Clients may see the message: it names no file and no database."""
+
+
 class LedgerDamaged(QuietmaxError):
     """The ledger contradicts itself, or has a format that this version does not know."""
 

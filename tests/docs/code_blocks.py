@@ -26,7 +26,7 @@ FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 MARK = re.compile(r"<!--\s*(not run: .+?|exits with \d|serves|asks|file: [\w.-]+)\s*-->\s*\Z")
 LANGUAGES = ("python", "sh")
 # What is shown but is no program.
-SHOWN = ("", "text", "toml", "bibtex", "json", "yaml")
+SHOWN = ("", "text", "toml", "bibtex", "json", "yaml", "nginx")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -78,6 +79,11 @@ class Running:
     @property
     def ledger(self) -> Ledger:
         return self.service.ledger
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The lines of the log."""
+        self.service.log.flush(30)
+        return [json.loads(line) for line in self.log.getvalue().splitlines()]
 
     def infer(self, rows: ArrayLike, model: str = "plain", **more: Any) -> httpx.Response:
         return self.http.post(f"/v2/models/{model}/infer", json=inference(rows, **more))

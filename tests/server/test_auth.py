@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import socket
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from sqlalchemy import text
 from quietmax.accounting import LIMIT
 from quietmax.ledger import Terms
 from quietmax.server import Settings
+from quietmax.server.auth import is_local
 from tests.server.running_service import (
     Running,
     Start,
@@ -90,6 +92,8 @@ def test_anonymous_access_works_on_this_machine_and_not_through_a_proxy_or_anoth
             {"x-forwarded-for": "203.0.113.5"},
             {"forwarded": "for=203.0.113.5"},
             {"host": "attacker.example"},
+            {"via": "1.1 proxy"},
+            {"x-forwarded-proto": "https"},
         ):
             refused = nobody.post("/v2/models/plain/infer", json=body, headers=header)
             assert refused.status_code == 403, header
@@ -215,3 +219,37 @@ def test_a_page_of_another_site_cannot_spend_an_anonymous_budget(
             f"{service.url}/v2/models/plain/infer", content=body, headers={"origin": service.url}
         )
         assert own.status_code == 200
+
+
+def test_anonymous_access_is_refused_to_what_a_plain_proxy_sends(start: Start) -> None:
+    body = json.dumps(inference(some_rows(1))).encode()
+    with start("plain", budget=Terms(10.0), queries=20, settings=Settings(anonymous=True)) as service:
+        address = service.url.removeprefix("http://")
+        for version, headers, status in (
+            ("1.0", f"Host: {address}\r\n", 403),  # nginx with proxy_pass alone
+            ("1.1", "", 403),
+            ("1.1", f"Host: {address}\r\n", 200),
+        ):
+            host, port = address.split(":")
+            with socket.create_connection((host, int(port)), timeout=30) as connection:
+                connection.sendall(
+                    f"POST /v2/models/plain/infer HTTP/{version}\r\n{headers}Connection: close\r\n"
+                    f"Content-Length: {len(body)}\r\n\r\n".encode()
+                    + body
+                )
+                assert int(connection.recv(2**16).split()[1]) == status, (version, headers)
+
+
+def test_only_a_loopback_peer_is_local() -> None:
+    headers = [(b"host", b"localhost")]
+    for address, local in (("127.0.0.1", True), ("::1", True), ("172.17.0.1", False)):
+        scope = {"client": (address, 5), "http_version": "1.1", "headers": headers}
+        assert is_local(scope) == local
+    assert not is_local({"client": None, "http_version": "1.1", "headers": headers})
+
+
+def test_no_redirect_leads_to_the_host_that_a_client_names(plain: Running) -> None:
+    for path in ("/v2/", "/v2/models/", "/login/"):
+        answered = plain.http.get(path, headers={"host": "evil.example"})
+        assert answered.status_code in (404, 405)
+        assert "location" not in answered.headers

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
+import time
 from typing import Any
 
 import httpx
@@ -15,6 +17,9 @@ from quietmax.accounting import LIMIT
 from quietmax.data import Encoding
 from quietmax.ledger import Terms
 from quietmax.server import Service, Settings
+from quietmax.server import inference as endpoint
+from quietmax.server.codec import decode_request
+from quietmax.server.errors import HttpError
 from quietmax.server.inference import InferenceEndpoint
 from tests.server.running_service import (
     CLASSES,
@@ -22,6 +27,7 @@ from tests.server.running_service import (
     Running,
     Start,
     check_message,
+    column_inference,
     inference,
     run_async,
     some_rows,
@@ -119,7 +125,9 @@ def test_a_connection_that_ends_within_the_body_charges_nothing(idle: Service) -
             "type": "http",
             "method": "POST",
             "path": "/v2/models/plain/infer",
-            "headers": [],
+            "headers": [(b"host", b"localhost")],
+            "client": ("127.0.0.1", 1),
+            "http_version": "1.1",
         }
         await InferenceEndpoint(FastAPI(), idle)(scope, receive, send)
 
@@ -160,3 +168,101 @@ def test_large_tables_are_encoded_in_a_thread_and_small_ones_at_once(
         assert body["parameters"]["new_answers"] == 1
     assert len(set(threads)) == 2
     assert threads[0] == threads[1] == threads[3], "the thread of the event loop"
+
+
+def _body(data: str) -> bytes:
+    return f'{{"inputs":[{{"name":"features","datatype":"FP32","shape":[1,{FEATURES}],"data":{data}}}]}}'.encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        _body("[" + "[1]," * 4_000_000 + "[1]]"),
+        _body("[" + "[[[[[[[" * 1_000_000 + "]]]]]]]" * 1_000_000 + "]"),
+        _body("[" + "1," * 8_000_000 + "1]"),
+        _body("[" + '"",' * 5_000_000 + '""]'),
+        _body("[" + "{}," * 5_000_000 + "1]"),
+    ],
+    ids=["lists", "depth", "numbers", "strings", "objects"],
+)
+def test_a_large_body_of_the_wrong_structure_is_refused_before_it_is_parsed(
+    plain: Running, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    def parse(*_: Any) -> None:
+        raise AssertionError("The body was parsed.")
+
+    assert len(body) < plain.service.settings.max_bytes
+    monkeypatch.setattr(endpoint, "decode_request", parse)
+    started = time.process_time()
+    refused = plain.post_body(body)
+    assert time.process_time() - started < 3
+    assert refused.status_code == 413
+    check_message(refused)
+    assert plain.ledger.account("people").spent_units == 0
+
+
+def test_the_largest_requests_and_strings_full_of_commas_pass_the_check_of_the_structure(
+    table: Running, plain: Running
+) -> None:
+    for count in (1, 1000):
+        rows = some_rows(count).round(3)
+        nested = inference(rows)
+        nested["inputs"][0]["data"] = rows.tolist()
+        for request in (inference(rows), nested):
+            endpoint.check_structure(
+                json.dumps(request, indent=1).encode(), plain.service.deployment("plain"), 1000
+            )
+    columns: dict[str, list[Any]] = {
+        "age": [30] * 1000,
+        "income": [[5]] * 1000,
+        "région": ['{"a": [1,2,3,4], "b": \\ [[[[' * 20] * 1000,
+    }
+    body = json.dumps(column_inference(columns)).encode()
+    endpoint.check_structure(body, table.service.deployment("table"), 1000)
+    with pytest.raises(HttpError):
+        endpoint.check_structure(body, table.service.deployment("table"), 300)
+
+
+def test_large_bodies_are_parsed_in_a_thread(plain: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    decode = decode_request
+
+    def noted(*arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return decode(*arguments)
+
+    monkeypatch.setattr(endpoint, "decode_request", noted)
+    for spaces in (0, 2**20):
+        assert plain.post_body(_body("[1,2,3,4,5,6]") + b" " * spaces).status_code == 200
+    assert len(set(threads)) == 2
+
+
+def test_every_401_403_and_404_is_logged_with_address_and_request_id(plain: Running) -> None:
+    plain.infer(some_rows(20))
+    for method, path, headers, status, route, client in (
+        ("GET", "/v2/models", {"authorization": "Bearer x"}, 401, "/v2/models", None),
+        ("GET", "/qm_key_in_the_path", {}, 404, None, None),
+        ("GET", "/v2/models/nobody/budget", {}, 404, "/v2/models/{name}/budget", "ann"),
+        ("POST", "/logout", {"origin": "http://evil.example"}, 403, "/logout", None),
+        ("POST", "/v2/models/nobody/infer", {}, 404, "/v2/models/{name}/infer", "ann"),
+        ("GET", "/state", {}, 401, "/state", None),
+    ):
+        answered = plain.http.request(method, path, headers=headers)
+        assert answered.status_code == status
+        line = plain.lines()[-1]
+        assert line["event"] == "request"
+        assert (line["status"], line["route"], line["client"]) == (status, route, client)
+        assert (line["address"], line["request"]) == ("127.0.0.1", answered.headers["x-request-id"])
+    exhausted = plain.infer(some_rows(1, 1))
+    assert exhausted.status_code == 403
+    assert plain.lines()[-1]["request"] == exhausted.headers["x-request-id"]
+    ids = [line["request"] for line in plain.lines() if "request" in line]
+    assert len(set(ids)) == len(ids)
+    assert b"qm_key" not in plain.log.getvalue()
+
+
+def test_refused_requests_are_logged_without_a_request_log_too(start: Start) -> None:
+    with start("head", settings=Settings(log_requests=False)) as service:
+        assert service.infer(some_rows(1), "head").status_code == 200
+        assert httpx.post(f"{service.url}/v2/models/head/infer").status_code == 401
+        assert [line["status"] for line in service.lines() if line["event"] == "request"] == [401]

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
 import warnings
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import httpx
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from quietmax.server import Settings
 from quietmax.server.log import Log, libraries_logged
-from tests.server.running_service import Running, Start, some_rows
+from tests.server.running_service import LEDGER_DOWN, Running, Start, inference, some_rows
 
 
 def _lines(stream: io.BytesIO) -> list[dict[str, Any]]:
@@ -31,18 +35,22 @@ def test_the_log_names_requests_but_never_inputs_outputs_ids_or_keys(plain: Runn
     answer = plain.infer(rows, id="my-secret-id").json()
     plain.infer(rows, id="x" * 200)
     httpx.post(f"{plain.url}/login", data={"key": plain.admin})
+    httpx.post(f"{plain.url}/login", data={"key": "qm_wrong"})
     plain.service.log.flush()
     text = plain.log.getvalue().decode()
     lines = [json.loads(line) for line in text.splitlines()]
-    assert [line["event"] for line in lines] == ["started", "request", "request", "login"]
+    assert [line["event"] for line in lines] == ["started", "request", "request", "login", "login_failed"]
     assert lines[1]["model"] == "plain"
     assert (lines[1]["client"], lines[1]["rows"], lines[1]["status"]) == ("ann", 1, 200)
     assert lines[2]["status"] == 400
+    assert (lines[3]["client"], lines[3]["status"], lines[3]["address"]) == ("owner", 303, "127.0.0.1")
+    assert (lines[4]["client"], lines[4]["status"], lines[4]["route"]) == (None, 401, "/login")
     for secret in (
         plain.key,
         plain.key.split("_", 2)[2],
         plain.admin.split("_", 2)[2],
         "my-secret-id",
+        "qm_wrong",
         *(str(value) for value in rows[0]),
         *(str(value) for value in answer["outputs"][1]["data"]),
     ):
@@ -88,8 +96,7 @@ def test_nothing_waits_for_a_log_that_is_not_read_and_what_is_dropped_is_counted
     lines = [json.loads(line) for line in stream.written.splitlines()]
     assert lines[-1]["event"] == "last"
     assert sum(line["event"] == "request" for line in lines) + log.dropped == 10_000
-    (told,) = [line for line in lines if line["event"] == "dropped"]
-    assert told["lines"] == log.dropped
+    assert sum(line["lines"] for line in lines if line["event"] == "dropped") == log.dropped
 
 
 def test_a_log_that_cannot_be_written_stops_nothing() -> None:
@@ -212,3 +219,55 @@ def test_a_service_whose_stderr_nobody_reads_answers_and_stops(models: Any, tmp_
         process.kill()
         process.wait()
         os.close(unread)
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def _schema() -> Any:
+    """The schema of the log in the documentation."""
+    page = (ROOT / "docs" / "service.md").read_text(encoding="utf-8")
+    found = re.search(r"<!-- log schema -->\n```json\n(.*?)```", page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_real_lines_of_the_log_follow_the_documented_schema(
+    plain: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain.infer(some_rows(1))
+    plain.infer([[0.0]])
+    httpx.get(f"{plain.url}/nowhere")
+    httpx.post(f"{plain.url}/login", data={"key": "qm_wrong"})
+    with httpx.Client(base_url=plain.url) as browser:
+        browser.post("/login", data={"key": plain.key})
+        assert browser.post("/try?model=plain", json=inference(some_rows(2, 1))).status_code == 200
+    httpx.get(plain.url, headers={"x": "y" * 40_000})
+
+    def fail(*_: Any) -> None:
+        raise LEDGER_DOWN
+
+    monkeypatch.setattr(plain.ledger, "ping", fail)
+    plain.http.get("/v2/health/ready")
+    monkeypatch.setattr(plain.service, "deployment", lambda *_: 1 / 0)
+    plain.infer(some_rows(1))
+    schema = _schema()
+    for line in plain.lines():
+        jsonschema.validate(line, schema)
+    told = {line["event"] for line in plain.lines()}
+    assert told == {"started", "request", "login", "login_failed", "refused", "not_ready", "failed"}
+    (tried,) = [line for line in plain.lines() if line.get("route") == "/try"]
+    assert (tried["client"], tried["rows"], tried["status"], tried["model"]) == ("ann", 2, 200, "plain")
+
+
+def test_every_event_and_field_that_the_service_logs_is_in_the_schema() -> None:
+    properties = _schema()["properties"]
+    for file in (ROOT / "src" / "quietmax" / "server").rglob("*.py"):
+        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+                continue
+            if ast.unparse(call.func).endswith("log.event") and isinstance(call.args[0], ast.Constant):
+                assert call.args[0].value in properties["event"]["enum"], (file, call.lineno)
+                assert {each.arg for each in call.keywords} <= set(properties), (file, call.lineno)
+            if call.func.attr == "count_refused" and isinstance(call.args[0], ast.Constant):
+                assert call.args[0].value in properties["reason"]["enum"], (file, call.lineno)

@@ -23,7 +23,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from quietmax.errors import LedgerUnavailable, QuietmaxError
+from quietmax.errors import LedgerTooLate, LedgerUnavailable, QuietmaxError
 from quietmax.ledger.answer_cache import AnswerCache
 from quietmax.ledger.database import Cursor, FileGuard, unavailable, writer_connection
 from quietmax.ledger.heads import Head, HeadFile
@@ -55,8 +55,8 @@ AnswersCallback = Callable[[StoredAnswer | Failed], None]
 _PendingCharge = tuple[Charge, ChargeCallback]
 _PendingAnswers = tuple[NewAnswers, AnswersCallback]
 
-_CLOSED = LedgerUnavailable("The ledger is closed. Nothing was charged.")
-_TOO_LATE = LedgerUnavailable("The request reached its deadline before the ledger. Nothing was charged.")
+_CLOSED = LedgerTooLate("The ledger is closed. Nothing was charged.")
+_TOO_LATE = LedgerTooLate("The request reached its deadline before the ledger. Nothing was charged.")
 
 
 class _Conflict(Exception):

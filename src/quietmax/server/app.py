@@ -18,8 +18,9 @@ from starlette.types import ASGIApp
 from quietmax import __version__
 from quietmax.errors import QuietmaxError
 from quietmax.server import dashboard, metrics
+from quietmax.server.auth import Caller, is_local
 from quietmax.server.errors import HttpError, bad_request, no_such_model
-from quietmax.server.inference import InferenceEndpoint, internal_error
+from quietmax.server.inference import InferenceEndpoint, internal_error, record_of
 from quietmax.server.openapi import add_document, error_responses, responses
 from quietmax.server.service import Service
 
@@ -65,6 +66,7 @@ def create_api(service: Service, beside: AbstractAsyncContextManager[None] | Non
         description="Private predictions over the Open Inference Protocol v2, with an enforced privacy budget.",
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # the target would be whatever the Host header says
         lifespan=lifespan,
     )
     _add_error_handlers(app, service)
@@ -77,8 +79,9 @@ def create_api(service: Service, beside: AbstractAsyncContextManager[None] | Non
 
 
 def _add_error_handlers(app: FastAPI, service: Service) -> None:
-    async def http_error(_: Request, error: Exception) -> Response:
+    async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HttpError)
+        record_of(request.scope).error = error.detail
         return JSONResponse(error.to_json(), error.status, error.headers)
 
     async def routing_error(_: Request, error: Exception) -> Response:
@@ -92,8 +95,8 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
     async def validation_error(_: Request, __: Exception) -> Response:
         return JSONResponse({"error": "The request does not match /openapi.json."}, 400)
 
-    async def unexpected_error(_: Request, error: Exception) -> Response:
-        service.log.failure(error)
+    async def unexpected_error(request: Request, error: Exception) -> Response:
+        service.log.failure(error, request=record_of(request.scope).request)
         return JSONResponse(internal_error().to_json(), 500)
 
     app.add_exception_handler(HttpError, http_error)
@@ -121,12 +124,20 @@ def _add_server_routes(app: FastAPI, service: Service) -> None:
     @app.get("/metrics", tags=["server"], responses=error_responses(401, 403, 429, 503))
     async def prometheus(request: Request) -> Response:
         """Prometheus metrics; with any API key, also while the ledger is unavailable."""
-        await service.auth.authenticate(request.scope["headers"], allow_stale=True)
+        await _caller(service, request, allow_stale=True)
         try:
             accounts = await service.read(service.ledger.accounts)
         except QuietmaxError:
             accounts = None
         return Response(service.metrics.exposition(accounts), media_type=metrics.CONTENT_TYPE)
+
+
+async def _caller(service: Service, request: Request, *, allow_stale: bool = False) -> Caller:
+    """Return who sends a request, and note it for the log."""
+    scope = request.scope
+    caller = await service.auth.authenticate(scope["headers"], local=is_local(scope), allow_stale=allow_stale)
+    record_of(scope).client = caller.client
+    return caller
 
 
 async def _ready(service: Service) -> Response:
@@ -140,21 +151,21 @@ def _add_model_routes(app: FastAPI, service: Service) -> None:
     @app.get("/v2/models", tags=["models"], responses=responses("ModelList", 401, 403, 429, 503))
     async def models(request: Request) -> Response:
         """All models and versions."""
-        await service.auth.authenticate(request.scope["headers"])
+        await _caller(service, request)
         listed = [{"name": each.name, "version": each.version} for each in service.deployments]
         return JSONResponse({"models": listed})
 
     async def metadata(request: Request, name: str, version: str | None) -> Response:
-        await service.auth.authenticate(request.scope["headers"])
+        await _caller(service, request)
         return JSONResponse(await service.metadata(service.deployment(name, version)))
 
     async def model_ready(request: Request, name: str, version: str | None) -> Response:
-        await service.auth.authenticate(request.scope["headers"])
+        await _caller(service, request)
         service.deployment(name, version)
         return await _ready(service)
 
     async def budget(request: Request, name: str, version: str | None) -> Response:
-        caller = await service.auth.authenticate(request.scope["headers"])
+        caller = await _caller(service, request)
         return JSONResponse(await service.budget(service.deployment(name, version), caller))
 
     async def infer(_request: Request, _name: str, _version: str | None) -> Response:
@@ -188,7 +199,7 @@ def _add_repository_routes(app: FastAPI, service: Service) -> None:
     )
     async def index(request: Request) -> Response:
         """The models of the repository and whether they are served; administrators only."""
-        caller = await service.auth.authenticate(request.scope["headers"])
+        caller = await _caller(service, request)
         ready = (await _read_object(request, service)).get("ready", False)
         return JSONResponse(await service.repository_index(caller, ready=ready is True))
 
@@ -197,7 +208,7 @@ def _add_repository_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v2/repository/models/{name}/load", tags=["repository"], responses=changed)
     async def load(request: Request, name: str) -> Response:
         """Load the highest version of a model from the repository; the one before it goes. Administrators only."""
-        caller = await service.auth.authenticate(request.scope["headers"])
+        caller = await _caller(service, request)
         if (await _read_object(request, service)).get("parameters"):
             raise bad_request(
                 "Models are loaded from the model repository alone; `parameters` are not supported."
@@ -208,7 +219,7 @@ def _add_repository_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v2/repository/models/{name}/unload", tags=["repository"], responses=changed)
     async def unload(request: Request, name: str) -> Response:
         """Stop serving a model of the repository. Nothing is refunded; administrators only."""
-        caller = await service.auth.authenticate(request.scope["headers"])
+        caller = await _caller(service, request)
         await _read_object(request, service)
         await service.unload_model(name, caller)
         return JSONResponse({})

@@ -16,11 +16,13 @@ import secrets
 import time
 from dataclasses import dataclass
 
+from starlette.types import Scope
+
 from quietmax.errors import QuietmaxError
 from quietmax.ledger.accounts import token_client_name
 from quietmax.ledger.api_keys import ApiKey, find_key
 from quietmax.ledger.ledger import Ledger
-from quietmax.server.errors import HttpError, unauthorized, unavailable
+from quietmax.server.errors import HttpError, ledger_error, unauthorized
 from quietmax.server.rate_limit import RateLimiter
 from quietmax.server.settings import ANONYMOUS, OidcSettings, Settings, is_loopback
 
@@ -28,7 +30,7 @@ Headers = list[tuple[bytes, bytes]]
 SESSION_SECONDS = 8 * 3600
 _FRESH_SECONDS = 1.0
 _MAX_CLIENT_IDS = 65_536
-_PROXY_HEADERS = (b"x-forwarded-for", b"forwarded", b"x-real-ip", b"x-forwarded-host")
+_PROXY_HEADERS = (b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"cf-connecting-ip", b"true-client-ip")
 _INVALID_KEY = "The API key is wrong, revoked or expired."
 _MICROSECONDS = 1_000_000
 
@@ -96,13 +98,17 @@ class Authenticator:
             Caller(ANONYMOUS, ledger.client(ANONYMOUS), None, admin=False) if settings.anonymous else None
         )
 
-    async def authenticate(self, headers: Headers, *, allow_stale: bool = False) -> Caller:
+    async def authenticate(
+        self, headers: Headers, *, local: bool = False, allow_stale: bool = False
+    ) -> Caller:
         """Return the caller of an API request, and count it against the client's rate limit.
 
         Parameters
         ----------
         headers : list of (bytes, bytes)
             The headers of the request.
+        local : bool
+            Whether the request comes from this machine; see `is_local`. Anonymous access requires it.
         allow_stale : bool
             Accept the keys that were read last while the ledger is unavailable.
 
@@ -112,7 +118,7 @@ class Authenticator:
             401 without a valid key or token, 403 if anonymous access is not allowed, 429 beyond the rate limit, 503 if
             the ledger is unavailable.
         """
-        caller = await self._authenticate(headers, allow_stale)
+        caller = await self._authenticate(headers, local, allow_stale)
         self.check_rate(caller)
         return caller
 
@@ -132,7 +138,7 @@ class Authenticator:
         if self._rate_limiter is not None:
             self._rate_limiter.check(caller.client_id)
 
-    async def _authenticate(self, headers: Headers, allow_stale: bool) -> Caller:
+    async def _authenticate(self, headers: Headers, local: bool, allow_stale: bool) -> Caller:
         authorization = dict(headers).get(b"authorization")
         scheme, _, presented = (authorization or b"").decode("latin-1").partition(" ")
         bearer = presented.strip() if scheme.lower() == "bearer" else ""
@@ -144,7 +150,7 @@ class Authenticator:
             if not allow_stale:
                 raise
         if authorization is None:
-            return self._anonymous_caller(headers)
+            return self._anonymous_caller(headers, local)
         return self._caller_of_key(bearer)
 
     async def login(self, key: str) -> tuple[str, Caller]:
@@ -186,9 +192,11 @@ class Authenticator:
                 self._settings.timeout,
             )
         except (QuietmaxError, TimeoutError) as error:
-            raise unavailable(str(error) or "The ledger does not respond.") from error
+            raise ledger_error(error) from error
 
-    async def authenticate_session(self, cookie: str | None, headers: Headers) -> Caller | None:
+    async def authenticate_session(
+        self, cookie: str | None, headers: Headers, *, local: bool = False
+    ) -> Caller | None:
         """Return the caller of a dashboard request.
 
         Parameters
@@ -197,6 +205,8 @@ class Authenticator:
             The session cookie.
         headers : list of (bytes, bytes)
             The headers of the request.
+        local : bool
+            Whether the request comes from this machine; see `is_local`. Anonymous access requires it.
 
         Returns
         -------
@@ -207,7 +217,7 @@ class Authenticator:
         session = self._session(cookie)
         if session is not None:
             return _caller(session.key)
-        return None if self._anonymous is None else self._anonymous_caller(headers)
+        return None if self._anonymous is None else self._anonymous_caller(headers, local)
 
     def _session(self, cookie: str | None) -> _Session | None:
         """Return the session of a cookie, if it is genuine, open and of a valid key."""
@@ -228,16 +238,18 @@ class Authenticator:
             raise unauthorized(_INVALID_KEY)
         return _caller(key)
 
-    def _anonymous_caller(self, headers: Headers) -> Caller:
+    def _anonymous_caller(self, headers: Headers, local: bool) -> Caller:
         if self._anonymous is None:
             raise unauthorized("An API key is required: 'Authorization: Bearer qm_...'.")
         if is_cross_site(headers):
             raise HttpError(403, "Anonymous access is not allowed from pages of other sites.")
-        for name, value in headers:
-            if name in _PROXY_HEADERS:
-                raise HttpError(403, "Anonymous access is not allowed through a proxy.")
-            if name == b"host" and not is_loopback(_host_name(value.decode("latin-1"))):
-                raise HttpError(403, "Anonymous access requires a loopback address as the Host header.")
+        if not local:
+            raise HttpError(403, "Anonymous access requires HTTP/1.1 from this machine.")
+        if any(name in _PROXY_HEADERS or name.startswith(b"x-forwarded-") for name, _ in headers):
+            raise HttpError(403, "Anonymous access is not allowed through a proxy.")
+        host = dict(headers).get(b"host")
+        if host is not None and not is_loopback(_host_name(host.decode("latin-1"))):
+            raise HttpError(403, "Anonymous access requires a loopback address as the Host header.")
         return self._anonymous
 
     async def _refresh(self, *, force: bool = False) -> None:
@@ -250,7 +262,7 @@ class Authenticator:
         try:
             await asyncio.wait_for(asyncio.shield(self._reading), self._settings.timeout)
         except (QuietmaxError, TimeoutError) as error:
-            raise unavailable(str(error) or "The ledger does not respond.") from error
+            raise ledger_error(error) from error
 
     def _finish_reading(self, task: asyncio.Task[None]) -> None:
         self._reading = None
@@ -300,7 +312,27 @@ class _TokenCallers:
         try:
             return await asyncio.wait_for(asyncio.to_thread(self._ledger.client, name), self._timeout)
         except (QuietmaxError, TimeoutError) as error:
-            raise unavailable(str(error) or "The ledger does not respond.") from error
+            raise ledger_error(error) from error
+
+
+def is_local(scope: Scope) -> bool:
+    """Tell whether a request comes from this machine, as far as that can be known.
+
+    HTTP/1.0 and requests without a Host do not count: proxies send them, and local clients do not. A proxy on this
+    machine that speaks HTTP/1.1 and adds no header cannot be told from a local client.
+
+    Parameters
+    ----------
+    scope : dict
+        The ASGI scope of the request.
+    """
+    client = scope.get("client")
+    return (
+        client is not None
+        and is_loopback(client[0])
+        and scope.get("http_version") == "1.1"
+        and b"host" in dict(scope["headers"])
+    )
 
 
 def is_cross_site(headers: Headers) -> bool:

@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from quietmax.errors import LedgerUnavailable, QuietmaxError
+from quietmax.errors import LedgerTooLate, QuietmaxError
 from quietmax.ledger.ledger import Ledger
 from quietmax.ledger.transactions import (
     Charge,
@@ -42,7 +42,7 @@ from quietmax.mechanisms.base import Answers
 from quietmax.server.auth import Caller
 from quietmax.server.codec import InferenceRequest, pack_answers, packed_width, unpack_answers
 from quietmax.server.deployment import Deployment, Rows
-from quietmax.server.errors import unavailable
+from quietmax.server.errors import ledger_error, unavailable
 from quietmax.server.settings import Settings
 from quietmax.server.telemetry import Trace, current_trace
 
@@ -54,7 +54,7 @@ _HOLD_SECONDS = 0.01
 _SWEEP_SECONDS = 0.5
 _GRACE_SECONDS = 5.0
 _TIMED_OUT = Failed(
-    LedgerUnavailable("The answer did not arrive in time. A retry with the same id is not charged twice.")
+    LedgerTooLate("The answer did not arrive in time. A retry with the same id is not charged twice.")
 )
 
 
@@ -197,7 +197,7 @@ class Pipeline:
     def _check_ledger(self) -> None:
         error = self._ledger.writer.error
         if error is not None:
-            raise unavailable(str(error))
+            raise ledger_error(error)
 
     def _charge(self, pending: _Pending, request: InferenceRequest, caller: Caller) -> Charge:
         deployment = pending.deployment

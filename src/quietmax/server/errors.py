@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quietmax.errors import QuietmaxError
+from quietmax.errors import LedgerDamaged, LedgerTooLate, LedgerUnavailable, QuietmaxError
 
 
 class HttpError(QuietmaxError):
@@ -20,6 +20,8 @@ class HttpError(QuietmaxError):
         Further keys of the JSON response.
     headers : dict, optional
         Further headers of the response.
+    detail : str, optional
+        What only the log tells.
     """
 
     def __init__(
@@ -28,12 +30,14 @@ class HttpError(QuietmaxError):
         message: str,
         extra: dict[str, Any] | None = None,
         headers: dict[str, str] | None = None,
+        detail: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.extra = extra or {}
         self.headers = headers or {}
+        self.detail = detail
 
     def to_json(self) -> dict[str, Any]:
         """Return the body of the response: ``{"error": message, ...}``."""
@@ -87,3 +91,22 @@ def unavailable(message: str) -> HttpError:
         What is wrong.
     """
     return HttpError(503, message, headers={"retry-after": "1"})
+
+
+def ledger_error(error: Exception) -> HttpError:
+    """503: the ledger failed. The log tells why; clients are not told where the ledger is.
+
+    Parameters
+    ----------
+    error : Exception
+        What the ledger raised, or a TimeoutError.
+    """
+    message = str(error) or "The ledger does not respond."
+    if isinstance(error, LedgerUnavailable | LedgerDamaged) and not isinstance(error, LedgerTooLate):
+        return HttpError(
+            503,
+            "The ledger is not available. No query is answered until it is.",
+            headers={"retry-after": "1"},
+            detail=message,
+        )
+    return unavailable(message)

@@ -29,7 +29,7 @@ from quietmax.server.grpc_codec import (
     parse_message,
     parse_request,
 )
-from quietmax.server.inference import internal_error, recorded, traceparent
+from quietmax.server.inference import AUDITED, Record, internal_error, recorded, traceparent
 from quietmax.server.service import Service
 from quietmax.server.settings import is_loopback
 from quietmax.server.telemetry import phase
@@ -145,8 +145,10 @@ class _Methods:
                 return await method(messages, context)
             except HttpError as error:
                 failed = error
+                if failed.status in AUDITED and method != self._model_infer:  # which is recorded anyway
+                    self._record(context, _route(method), failed.status).write(self._service.log, 0.0)
             except Exception as error:
-                self._service.log.event("failed", kind=type(error).__name__)
+                self._service.log.failure(error)
                 failed = internal_error()
             await context.abort(
                 STATUS_CODES.get(failed.status, StatusCode.INTERNAL), failed.message, _trailers(failed)
@@ -182,7 +184,7 @@ class _Methods:
 
     async def _model_infer(self, messages: Any, context: Any) -> bytes:
         service = self._service
-        with recorded(service) as record:
+        with recorded(service, self._record(context, "ModelInfer")) as record:
             caller = await self._authenticate(context)
             record.client = caller.client
             record.traceparent = traceparent(service, _headers(context))
@@ -231,13 +233,15 @@ class _Methods:
         await asyncio.shield(self._service.unload_model(request.model_name, caller))
         return _message("RepositoryModelUnloadResponse")
 
+    def _record(self, context: Any, route: str, status: int = 500) -> Record:
+        """Return what the log tells about a request."""
+        address = _peer_host(context.peer())
+        return Record(address=address, request=self._service.next_request_id(), route=route, status=status)
+
     async def _authenticate(self, context: Any) -> Caller:
         """Return the caller, from the key in the metadata; without a key from a loopback address only."""
-        caller = await self._service.auth.authenticate(_headers(context))
-        anonymous = caller.key is None and caller.expires is None
-        if anonymous and not is_loopback(_peer_host(context.peer())):
-            raise HttpError(403, "Anonymous access requires a loopback address.")
-        return caller
+        local = is_loopback(_peer_host(context.peer()))
+        return await self._service.auth.authenticate(_headers(context), local=local)
 
     async def _receive(self, messages: AsyncIterator[bytes]) -> bytes:
         """Receive the one message of a request."""
@@ -248,6 +252,15 @@ class _Methods:
             raise HttpError(408, "The message did not arrive in time. Nothing was charged.") from None
         except StopAsyncIteration:
             raise bad_request("The connection ended before the message was complete.") from None
+
+
+def _route(method: Method) -> str:
+    """Return the name of a method in the protocol.
+
+    >>> _route(_Methods._model_ready)
+    'ModelReady'
+    """
+    return "".join(word.title() for word in method.__name__.split("_"))
 
 
 def _message(name: str, /, **fields: Any) -> bytes:

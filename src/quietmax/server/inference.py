@@ -15,19 +15,31 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quietmax.server.auth import Caller, Headers
+from quietmax.server.auth import Caller, Headers, is_local
 from quietmax.server.codec import InferenceRequest, decode_request, encode_response
 from quietmax.server.deployment import Deployment
 from quietmax.server.errors import HttpError, bad_request
+from quietmax.server.log import Field, Log
 from quietmax.server.service import Service
 from quietmax.server.telemetry import phase
 
 _PATH = re.compile(r"/v2/models/([^/]{1,64})(?:/versions/([^/]{1,64}))?/infer")
 _JSON_LENGTH = b"inference-header-content-length"
-_MAX_BYTES_IN_LOOP = 2**15
-"""Columns of a larger body are encoded in a thread, so that other requests do not wait."""
+_REQUEST_ID = b"x-request-id"
+_ROUTE = "/v2/models/{name}/infer"
+_VERSION_ROUTE = "/v2/models/{name}/versions/{version}/infer"
+_RECORD = "quietmax.record"
+AUDITED = (401, 403, 404)
+"""Refused requests with these statuses are always logged."""
+_MAX_BYTES_UNCHECKED = 2**15
+"""The structure of a larger body is checked before it is parsed, and its columns are encoded in a thread."""
+_MAX_BYTES_IN_LOOP = 2**20
+"""A larger body is parsed in a thread, so that other requests do not wait."""
+_SPARE = 64
+"""Values, lists and objects of a request, and of each of its columns, that are not data."""
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 
 class InferenceEndpoint:
@@ -47,20 +59,38 @@ class InferenceEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        is_post = scope["type"] == "http" and scope["method"] == "POST"
-        path = _PATH.fullmatch(scope["path"]) if is_post else None
-        if path is None:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        record = Record(address=_address(scope), request=self._service.next_request_id())
+        path = _PATH.fullmatch(scope["path"]) if scope["method"] == "POST" else None
+        if path is None:
+            await self._pass_on(record, scope, receive, send)
         else:
-            await self._infer(path[1], path[2], scope["headers"], receive, send)
+            record.route = _ROUTE if path[2] is None else _VERSION_ROUTE
+            await self._infer(record, path[1], path[2], scope, receive, send)
+
+    async def _pass_on(self, record: Record, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let FastAPI answer, and log what an audit asks for: logins, and requests that were refused or failed."""
+        scope[_RECORD] = record
+        started = time.perf_counter()
+        try:
+            await self._app(scope, receive, _with_request_id(send, record))
+        finally:
+            audited = record.event != "request" or record.status in AUDITED or record.status >= 500
+            if audited and not record.logged:
+                record.route = getattr(scope.get("route"), "path", None)
+                record.write(self._service.log, time.perf_counter() - started)
 
     async def _infer(
-        self, name: str, version: str | None, headers: Headers, receive: Receive, send: Send
+        self, record: Record, name: str, version: str | None, scope: Scope, receive: Receive, send: Send
     ) -> None:
         service = self._service
+        headers: Headers = scope["headers"]
+        send = _with_request_id(send, record)
         try:
-            with recorded(service) as record:
-                caller = await service.auth.authenticate(headers)
+            with recorded(service, record):
+                caller = await service.auth.authenticate(headers, local=is_local(scope))
                 record.client = caller.client
                 record.traceparent = traceparent(service, headers)
                 deployment = record.deployment = service.deployment(name, version)
@@ -120,6 +150,18 @@ class Record:
         HTTP status of the response, also for requests over gRPC.
     traceparent : str or None
         The trace that an authenticated caller names, for telemetry.
+    address : str or None
+        The address that the request came from: that of the proxy, if there is one.
+    request : str
+        Id of the request, for the log and the header ``x-request-id``. It is not the id that the client chose.
+    route : str or None
+        The path as the OpenAPI document has it; None if there is no such path. What stands in its place is not logged.
+    event : str
+        Name of the event in the log.
+    error : str or None
+        What only the log tells about an error.
+    logged : bool
+        Whether it is in the log.
     """
 
     client: str | None = None
@@ -127,16 +169,66 @@ class Record:
     rows: int = 0
     status: int = 500
     traceparent: str | None = None
+    address: str | None = None
+    request: str = ""
+    route: str | None = None
+    event: str = "request"
+    error: str | None = None
+    logged: bool = False
+
+    def write(self, log: Log, seconds: float) -> None:
+        """Write one line to the log.
+
+        Parameters
+        ----------
+        log : Log
+            Where to write.
+        seconds : float
+            Duration of the request.
+        """
+        self.logged = True
+        deployment = self.deployment
+        fields: dict[str, Field] = {
+            "request": self.request,
+            "address": self.address,
+            "route": self.route,
+            "model": "" if deployment is None else deployment.name,
+            "version": "" if deployment is None else deployment.version,
+            "client": self.client,
+            "rows": self.rows,
+            "status": self.status,
+            "milliseconds": round(seconds * 1000, 2),
+        }
+        if self.error is not None:
+            fields["error"] = self.error
+        if self.event == "request":
+            log.request(**fields)
+        else:
+            log.event(self.event, **fields)
+
+
+def record_of(scope: Scope) -> Record:
+    """Return the record of a request that FastAPI answers.
+
+    Parameters
+    ----------
+    scope : dict
+        The ASGI scope of the request.
+    """
+    found = scope.get(_RECORD)
+    return found if isinstance(found, Record) else Record()
 
 
 @contextmanager
-def recorded(service: Service) -> Iterator[Record]:
+def recorded(service: Service, record: Record | None = None) -> Iterator[Record]:
     """Count and log an inference request, whatever its protocol; any other error than HttpError becomes a 500.
 
     Parameters
     ----------
     service : Service
         Has the metrics and the log.
+    record : Record or None
+        The record to fill in. None: a new one.
 
     Yields
     ------
@@ -144,16 +236,17 @@ def recorded(service: Service) -> Iterator[Record]:
         To be filled in as the request is handled.
     """
     started = time.perf_counter()
-    record = Record()
+    record = record or Record(request=service.next_request_id())
     telemetry = service.telemetry
     trace = None if telemetry is None else telemetry.begin()
     try:
         yield record
     except HttpError as error:
         record.status = error.status
+        record.error = error.detail
         raise
     except Exception as error:
-        service.log.failure(error)
+        service.log.failure(error, request=record.request)
         raise internal_error() from error
     finally:
         seconds = time.perf_counter() - started
@@ -169,15 +262,8 @@ def recorded(service: Service) -> Iterator[Record]:
                 status=record.status,
                 traceparent=record.traceparent,
             )
-        if service.settings.log_requests:
-            service.log.request(
-                model=model,
-                version=version,
-                client=record.client,
-                rows=record.rows,
-                status=record.status,
-                milliseconds=round(seconds * 1000, 2),
-            )
+        if service.settings.log_requests or record.status in AUDITED:
+            record.write(service.log, seconds)
 
 
 def traceparent(service: Service, headers: Headers) -> str | None:
@@ -207,9 +293,48 @@ async def decoded_request(
         As in `decode_request`.
     """
     with phase("parse"):
-        if deployment.encoding is None or len(body) <= _MAX_BYTES_IN_LOOP:
+        if len(body) > _MAX_BYTES_UNCHECKED:
+            check_structure(body if json_length is None else body[:json_length], deployment, max_rows)
+        limit = _MAX_BYTES_IN_LOOP if deployment.encoding is None else _MAX_BYTES_UNCHECKED
+        if len(body) <= limit:
             return decode_request(body, json_length, deployment, max_rows)
         return await asyncio.to_thread(decode_request, body, json_length, deployment, max_rows)
+
+
+def check_structure(text: bytes, deployment: Deployment, max_rows: int) -> None:
+    """Raise if a JSON text has more values, lists or objects than the largest request to a model.
+
+    Counting takes a fraction of the time and memory of parsing. Only what stands outside of strings counts.
+
+    Parameters
+    ----------
+    text : bytes
+        What may be JSON.
+    deployment : Deployment
+        The model that is asked.
+    max_rows : int
+        Most rows in one request.
+
+    Raises
+    ------
+    HttpError
+        413 if there are too many.
+    """
+    columns = 0 if deployment.encoding is None else len(deployment.encoding.columns)
+    row_lists = cells = 1
+    for size in (deployment.image_shape or ())[:-1]:
+        cells *= size
+        row_lists += cells
+    most = {
+        b",": max_rows * max(deployment.inputs, columns) + _SPARE * (1 + columns),
+        b"[": max_rows * max(row_lists, columns) + _SPARE * (1 + columns),
+        b"{": _SPARE * (1 + columns),
+    }
+    if all(text.count(sign) <= limit for sign, limit in most.items()):
+        return
+    outside = _STRING.sub(b"", text)
+    if any(outside.count(sign) > limit for sign, limit in most.items()):
+        raise HttpError(413, f"The body has more values or lists than {max_rows} rows of this model.")
 
 
 async def encoded_answer(
@@ -246,6 +371,23 @@ def internal_error() -> HttpError:
 
 def _too_large(limit: int) -> HttpError:
     return HttpError(413, f"The body must have at most {limit} bytes.", headers={"connection": "close"})
+
+
+def _address(scope: Scope) -> str | None:
+    client = scope.get("client")
+    return None if client is None else str(client[0])
+
+
+def _with_request_id(send: Send, record: Record) -> Send:
+    """Return a `send` that adds the id of the request to the headers of the response."""
+
+    async def send_with_id(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            record.status = message["status"]
+            message["headers"] = [*message["headers"], (_REQUEST_ID, record.request.encode())]
+        await send(message)
+
+    return send_with_id
 
 
 async def _send_error(send: Send, error: HttpError) -> None:

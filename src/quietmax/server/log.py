@@ -142,9 +142,10 @@ class Log:
             self._urgent.wait(_FLUSH_INTERVAL)
             self._waiting.clear()
             self._urgent.clear()
-            if self.dropped > reported:
-                self._write([_line(time.time(), "dropped", {"lines": self.dropped - reported})])
-                reported = self.dropped
+            dropped = self.dropped
+            if dropped > reported:
+                self._write([_line(time.time(), "dropped", {"lines": dropped - reported})])
+                reported = dropped
             lines: list[bytes] = []
             while self._lines:
                 entry = self._lines.popleft()

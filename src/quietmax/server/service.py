@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
@@ -28,7 +30,7 @@ from quietmax.server.codec import (
     takes_encoded_rows,
 )
 from quietmax.server.deployment import Deployment, version_order
-from quietmax.server.errors import HttpError, no_such_model, unauthorized, unavailable
+from quietmax.server.errors import HttpError, ledger_error, no_such_model, unauthorized, unavailable
 from quietmax.server.log import Log
 from quietmax.server.metrics import Metrics
 from quietmax.server.model_control import ModelControl
@@ -133,6 +135,8 @@ class Service:
         self._pipeline: Pipeline | None = None
         self._following: asyncio.Task[None] | None = None
         self._checked = (-1.0, "")
+        self._request_prefix = secrets.token_hex(4)
+        self._request_count = itertools.count()
 
     @property
     def deployments(self) -> list[Deployment]:
@@ -165,6 +169,10 @@ class Service:
             await asyncio.to_thread(self.telemetry.close)
         await asyncio.to_thread(self.ledger.close)
         self.log.event("stopped")
+
+    def next_request_id(self) -> str:
+        """Return a new id for a request, for the log and the header ``x-request-id``."""
+        return f"{self._request_prefix}-{next(self._request_count):x}"
 
     def deployment(self, name: str, version: str | None = None) -> Deployment:
         """Find a model.
@@ -288,7 +296,7 @@ class Service:
             return await asyncio.to_thread(function, name)
         except (HttpError, LedgerUnavailable) as error:
             self.log.event("model_failed", model=name, error=str(error))
-            raise (error if isinstance(error, HttpError) else unavailable(str(error))) from error
+            raise (error if isinstance(error, HttpError) else ledger_error(error)) from error
         except QuietmaxError as error:
             self.log.event("model_failed", model=name, error=str(error))
             raise HttpError(400, str(error)) from error
@@ -302,7 +310,7 @@ class Service:
                     for error in await asyncio.to_thread(control.follow):
                         self.log.event("model_failed", error=error)
             except (OSError, ValueError) as error:
-                self.log.event("failed", kind=type(error).__name__)
+                self.log.failure(error)
 
     async def infer(
         self, deployment: Deployment, request: InferenceRequest, caller: Caller
@@ -361,7 +369,9 @@ class Service:
         except TimeoutError:
             return "The ledger does not respond."
         except QuietmaxError as error:
-            return str(error)
+            failed = ledger_error(error)
+            self.log.event("not_ready", error=failed.detail or failed.message)
+            return failed.message
         return ""
 
     async def read(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
@@ -384,7 +394,7 @@ class Service:
                 asyncio.to_thread(function, *arguments, **named), self.settings.timeout
             )
         except (QuietmaxError, TimeoutError) as error:
-            raise unavailable(str(error) or "The ledger does not respond.") from error
+            raise ledger_error(error) from error
 
     async def account(self, deployment: Deployment) -> AccountState:
         """Read the account of a model as it stands now.
@@ -600,4 +610,4 @@ def _charge_error(deployment: Deployment, result: ChargeResult) -> HttpError:
     if isinstance(result, InvalidKey):
         return unauthorized("The API key was revoked or has expired, or the token has expired.")
     assert isinstance(result, Failed)
-    return unavailable(str(result.error))
+    return ledger_error(result.error)

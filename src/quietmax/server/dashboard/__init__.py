@@ -12,6 +12,7 @@ from urllib.parse import parse_qs
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, select_autoescape
+from starlette.requests import ClientDisconnect
 
 from quietmax.accounting.guarantee import Guarantee, Status
 from quietmax.data.cells import as_string, parse_date
@@ -25,10 +26,10 @@ from quietmax.data.encoding import (
 )
 from quietmax.ledger.accounts import AccountState
 from quietmax.ledger.ledger import SpendingPoint
-from quietmax.server.auth import SESSION_SECONDS, Caller, is_cross_site
+from quietmax.server.auth import SESSION_SECONDS, Caller, is_cross_site, is_local
 from quietmax.server.deployment import Deployment
-from quietmax.server.errors import HttpError
-from quietmax.server.inference import decoded_request, encoded_answer
+from quietmax.server.errors import HttpError, bad_request
+from quietmax.server.inference import decoded_request, encoded_answer, record_of, recorded
 from quietmax.server.openapi import error_responses, responses
 from quietmax.server.service import Service, cost_amount
 
@@ -93,20 +94,15 @@ def add_routes(app: FastAPI, service: Service) -> None:
         _check_same_site(request)
         caller = await _required_session(service, request)
         service.auth.check_rate(caller)
-        deployment = service.deployment(model, version)
-        started = time.perf_counter()
-        status = 500
-        try:
+        record = record_of(request.scope)
+        record.route = "/try"
+        with recorded(service, record):
+            deployment = record.deployment = service.deployment(model, version)
             body = await _read_body(request, service.settings.max_bytes)
             query = await decoded_request(body, None, deployment, service.settings.max_rows)
+            record.rows = len(query.rows)
             content, _ = await encoded_answer(service, deployment, query, caller)
-            status = 200
-        except HttpError as error:
-            status = error.status
-            raise
-        finally:
-            seconds = time.perf_counter() - started
-            service.metrics.count_request(deployment.name, deployment.version, status, seconds)
+            record.status = 200
         return Response(content, media_type="application/json")
 
 
@@ -128,8 +124,10 @@ def _add_session_routes(app: FastAPI, service: Service) -> None:
         except HttpError as error:
             if error.status != 401:
                 raise
+            record_of(request.scope).event = "login_failed"
             return _html("login.html", status=401, wrong=True)
-        service.log.event("login", client=caller.client)
+        record = record_of(request.scope)
+        record.event, record.client = "login", caller.client
         response = RedirectResponse("/", 303)
         response.set_cookie(
             COOKIE,
@@ -159,7 +157,12 @@ def _add_session_routes(app: FastAPI, service: Service) -> None:
 
 
 async def _session(service: Service, request: Request) -> Caller | None:
-    return await service.auth.authenticate_session(request.cookies.get(COOKIE), request.scope["headers"])
+    scope = request.scope
+    caller = await service.auth.authenticate_session(
+        request.cookies.get(COOKIE), scope["headers"], local=is_local(scope)
+    )
+    record_of(scope).client = None if caller is None else caller.client
+    return caller
 
 
 async def _required_session(service: Service, request: Request) -> Caller:
@@ -176,11 +179,14 @@ def _check_same_site(request: Request) -> None:
 
 async def _read_body(request: Request, limit: int) -> bytes:
     parts, size = [], 0
-    async for part in request.stream():
-        parts.append(part)
-        size += len(part)
-        if size > limit:
-            raise HttpError(413, f"The body must have at most {limit} bytes.")
+    try:
+        async for part in request.stream():
+            parts.append(part)
+            size += len(part)
+            if size > limit:
+                raise HttpError(413, f"The body must have at most {limit} bytes.")
+    except ClientDisconnect:
+        raise bad_request("The connection ended before the body was complete.") from None
     return b"".join(parts)
 
 
