@@ -162,7 +162,7 @@ def helm(tools: Path, *options: str | Path) -> str:
 
 
 CHART = DEPLOY / "helm/quietmax"
-VALUES = {
+VALUES: dict[str, dict[str, Any]] = {
     "plain": {"models": ["affair=/models/affair"], "modelsClaim": "models"},
     "everything": {
         "models": ["affair=/models/affair", "loans/2=/models/loans"],
