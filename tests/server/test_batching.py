@@ -338,7 +338,7 @@ def test_a_model_with_free_answers_does_not_answer_while_the_ledger_fails(start:
         service.ledger.writer.error = LEDGER_DOWN
         refused = service.infer(some_rows(1), "head")
         assert refused.status_code == 503
-        assert refused.json()["error"] == str(LEDGER_DOWN)
+        assert refused.json()["error"] == "The ledger is not available. No query is answered until it is."
         service.ledger.writer.error = None
 
 

@@ -1,9 +1,14 @@
-"""Where the service listens."""
+"""Where the service listens, and how it stops."""
 
 from __future__ import annotations
 
+import shutil
+import signal
 import socket
 import ssl
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -58,3 +63,74 @@ def test_a_file_that_is_no_certificate_is_refused_at_once(tmp_path: Path) -> Non
         (tmp_path / name).write_text("nothing of the kind")
     with pytest.raises(InvalidInput, match="must be a PEM certificate and its private key"):
         Listener("127.0.0.1", 0, tmp_path / "certificate", tmp_path / "key")
+
+
+def test_a_certificate_that_becomes_broken_stays_in_use_as_it_was(
+    tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    files = tuple(shutil.copy(file, tmp_path) for file in certificate)
+    listener = Listener("127.0.0.1", 0, *map(Path, files))
+    context = listener.ssl_context
+    assert context is not None
+    Path(files[0]).write_text("nothing of the kind")
+    with pytest.raises(InvalidInput, match="must be a PEM certificate"):
+        listener.load_certificate()
+    assert listener.ssl_context is context
+
+
+_STOPPED = """
+import asyncio, os, signal, socket, sys, threading, time
+from pathlib import Path
+from quietmax.ledger import Ledger
+from quietmax.server import Service, Settings, deploy, load_models
+from quietmax.server.run import Listener, run
+
+folder, signals = Path(sys.argv[1]), int(sys.argv[2])
+ledger = Ledger(folder / "ledger.sqlite")
+service = Service(ledger, deploy(ledger, load_models([str(folder / "head")])), Settings(anonymous=True, timeout=60))
+listener = Listener(port=0)
+opened = listener.open_socket()
+address = opened.getsockname()
+
+async def never(*_):
+    await asyncio.sleep(600)
+
+def stop():
+    head = b"POST /v2/models/head/infer HTTP/1.1\\r\\nHost: localhost\\r\\nContent-Length: 2\\r\\n\\r\\n"
+    slow_body, slow_head = socket.create_connection(address), socket.create_connection(address)
+    slow_body.sendall(head.replace(b"/v2/models/head/infer", b"/login"))
+    slow_head.sendall(head[:20])
+    if signals == 2:
+        service.auth.authenticate = never
+        in_flight = socket.create_connection(address)
+        in_flight.sendall(head + b"{}")
+    time.sleep(0.5)
+    print(time.monotonic(), flush=True)
+    for _ in range(signals):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.5)
+    time.sleep(600)
+
+threading.Thread(target=stop, daemon=True).start()
+run(service, listener, opened)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("signals", "code"), [(1, 0), (2, 128 + signal.SIGTERM)])
+def test_unfinished_requests_do_not_delay_a_stop_and_a_second_signal_stops_at_once(
+    models: Path, tmp_path: Path, signals: int, code: int
+) -> None:
+    (tmp_path / "head").symlink_to(models / "head")
+    process = subprocess.Popen(
+        [sys.executable, "-c", _STOPPED, str(tmp_path), str(signals)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        out, _ = process.communicate(timeout=120)
+        assert process.returncode == code
+        assert time.monotonic() - float(out) < 10, "15 seconds is what requests in flight are given"
+    finally:
+        process.kill()
+        process.wait()
