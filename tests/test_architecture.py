@@ -17,6 +17,7 @@ ROOT = Path(quietmax.__file__).parent
 # What a package may import of ours: itself and the packages before it. Everything may import `errors`.
 ORDER = [
     "_io",
+    "_lazy",
     "_plugins",
     "_ray",
     "_threads",

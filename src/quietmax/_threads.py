@@ -8,8 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
-import torch
-
 Result = TypeVar("Result")
 
 
@@ -24,6 +22,8 @@ class _SingleThreadedTorch:
     @contextmanager
     def active(self) -> Iterator[int]:
         """Use torch with one thread per operation; yields the number of threads it had."""
+        import torch
+
         with self._lock:
             if self._users == 0:
                 self._before = torch.get_num_threads()

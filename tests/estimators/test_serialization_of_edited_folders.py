@@ -22,7 +22,7 @@ from quietmax.data import Encoding, NumericColumn, Records, Schema
 from quietmax.data.text import WEIGHTS_SHA256
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators import DPSGD, PrivateHead, Teachers, open_private, save_private
-from quietmax.estimators.head.estimator import max_weight_norm, weight_sensitivity
+from quietmax.estimators.head.guarantees import max_weight_norm, weight_sensitivity
 from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
 from quietmax.ledger import Terms
 from quietmax.models import CrossEntropy, TrainingSettings

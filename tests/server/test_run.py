@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import socket
@@ -16,9 +17,7 @@ import pytest
 
 from quietmax.errors import InvalidInput
 from quietmax.server.run import Listener
-from tests.server.running_service import (
-    running,
-)
+from tests.server.running_service import inference, running, some_rows
 
 
 def test_anonymous_or_unencrypted_service_beyond_loopback_is_refused(tmp_path: Path) -> None:
@@ -134,3 +133,35 @@ def test_unfinished_requests_do_not_delay_a_stop_and_a_second_signal_stops_at_on
     finally:
         process.kill()
         process.wait()
+
+
+_SERVE_ONE_REQUEST = """
+import sys, urllib.request
+from quietmax.ledger.ledger import Ledger
+from quietmax.server.deployment import deploy
+from quietmax.server.repository import load_models
+from quietmax.server.run import run_in_thread
+from quietmax.server.service import Service
+from quietmax.server.settings import Settings
+
+ledger = Ledger(sys.argv[2])
+service = Service(ledger, deploy(ledger, load_models([f"head={sys.argv[1]}"])), Settings(anonymous=True))
+with run_in_thread(service) as url:
+    request = urllib.request.Request(f"{url}/v2/models/head/infer", sys.argv[3].encode())
+    assert urllib.request.urlopen(request, timeout=60).status == 200
+print([name for name in sys.argv[4:] if name in sys.modules])
+"""
+
+
+def test_serving_a_head_imports_no_library_of_training_or_of_tables(models: Path, tmp_path: Path) -> None:
+    heavy = ["torch", "sklearn", "scipy.stats", "pandas", "pyarrow", "matplotlib", "dp_accounting"]
+    body = json.dumps(inference(some_rows(3)))
+    done = subprocess.run(
+        [sys.executable, "-c", _SERVE_ONE_REQUEST, models / "head", tmp_path / "l.sqlite", body, *heavy],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"

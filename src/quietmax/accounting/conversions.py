@@ -14,7 +14,6 @@ from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import erfcx, erfinv, log_expit, ndtr, ndtri, ndtri_exp
 
 from quietmax.errors import InvalidInput
@@ -282,6 +281,8 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
     """Return the root of a function between two points where its signs differ."""
+    from scipy.optimize import brentq
+
     return float(brentq(function, low, high, xtol=1e-300, rtol=4 * np.finfo(float).eps, maxiter=500))
 
 

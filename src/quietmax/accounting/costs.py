@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Literal
 
-from scipy.optimize import brentq
-
 from quietmax.accounting.conversions import (
     as_number,
     checked_amount,
@@ -278,6 +276,8 @@ def advanced_composition_per_query(total_epsilon: float, queries: int, delta: fl
     if _total(total_epsilon, queries, delta) <= total_epsilon:
         share = total_epsilon
     else:
+        from scipy.optimize import brentq
+
         share = float(
             brentq(
                 lambda epsilon: _total(epsilon, queries, delta) - total_epsilon,

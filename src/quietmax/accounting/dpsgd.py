@@ -42,7 +42,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
-from scipy.optimize import brentq
 from scipy.special import logsumexp
 
 from quietmax.accounting.conversions import as_number, delta_of, mu_of
@@ -240,6 +239,8 @@ def _smallest(excess: Callable[[float], float], epsilon: float, schedule: Schedu
             )
     while excess(math.exp(low)) <= 0.0:
         low, high = low - 0.5, low
+    from scipy.optimize import brentq
+
     root = float(brentq(lambda log: excess(math.exp(log)), low, high, xtol=_TOLERANCE))
     while excess(math.exp(root)) > 0.0:
         root += _TOLERANCE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -263,8 +265,6 @@ def command(
 
     quietmax serve model --accept-unproven --budget 10 --ledger trial.sqlite
     """
-    import torch
-
     from quietmax.ledger.accounts import Terms
     from quietmax.ledger.database import configured_url
     from quietmax.ledger.ledger import Ledger
@@ -279,7 +279,7 @@ def command(
     from quietmax.server.supervisor import shared_folder, supervise
     from quietmax.server.telemetry import check_telemetry
 
-    torch.set_num_threads(1)  # requests run in parallel; a small network gains nothing from more threads
+    _use_one_thread()
     if not models and repository is None:
         raise InvalidInput("At least one model must be named in `models`, or a `repository`.")
     if budget is None and delta:
@@ -361,6 +361,14 @@ def command(
         finally:
             first.ledger.close()
         supervise(create_service, listener, opened, Log(), workers)
+
+
+def _use_one_thread() -> None:
+    """Let torch use one thread: requests run in parallel, and a small network gains nothing from more."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+    else:  # a head does not need it
+        os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
 
 def _check(address: str, check: Callable[[Ledger | None], None]) -> None:

@@ -22,15 +22,21 @@ import re
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
-import pyarrow
-import pyarrow.compute
 from numpy.typing import NDArray
 
+from quietmax._lazy import lazy_module
 from quietmax.errors import InvalidData
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow
+    import pyarrow.compute
+else:
+    pd = lazy_module("pandas")
+    pyarrow = lazy_module("pyarrow")
 
 MISSING_MARKERS = frozenset({"", "?", "NA", "N/A", "null", "NULL", "nan", "NaN"})
 """Strings that stand for a missing value (besides an empty cell), unless they are declared as a category."""
@@ -57,14 +63,12 @@ _FRACTION = (
 )
 """Replacements that together remove trailing zeros of the fraction of a second from Arrow's string of a time."""
 
-_STRING_TYPES = (
-    pyarrow.types.is_string,
-    pyarrow.types.is_large_string,
-    pyarrow.types.is_string_view,
-    pyarrow.types.is_binary,
-    pyarrow.types.is_large_binary,
-    pyarrow.types.is_binary_view,
-)
+_STRING_TYPES = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
+
+
+def _is_string(kind: pyarrow.DataType) -> bool:
+    """Return whether a type of Arrow holds strings or bytes."""
+    return any(getattr(pyarrow.types, f"is_{name}")(kind) for name in _STRING_TYPES)
 
 
 def as_strings(values: pd.Series[Any]) -> NDArray[np.object_]:
@@ -373,7 +377,7 @@ def _map_cells(values: pd.Series[Any], rule: Callable[[object], object]) -> NDAr
         return np.array([rule(value) for value in integers.tolist()], dtype=object)[codes]
     if isinstance(values.dtype, pd.ArrowDtype) and len(values):
         column = _plain(_arrow(values))
-        is_string = any(test(column.type) for test in _STRING_TYPES)
+        is_string = _is_string(column.type)
         if is_string or pyarrow.types.is_boolean(column.type):
             column = column.cast(pyarrow.large_binary()) if is_string else column
             encoded = column.combine_chunks().dictionary_encode("encode")
@@ -394,7 +398,7 @@ def _cells(values: pd.Series[Any]) -> list[Any]:
         return list(column.to_pylist())
     if types.is_fixed_size_binary(kind):
         return [None if value is None else value.hex() for value in column.to_pylist()]
-    if any(test(kind) for test in _STRING_TYPES):
+    if _is_string(kind):
         return list(column.cast(pyarrow.large_binary()).to_pylist())
     if types.is_temporal(kind) and not types.is_interval(kind):
         try:
@@ -471,7 +475,7 @@ def holds_strings(values: pd.Series[Any]) -> bool:
     if isinstance(values.dtype, pd.ArrowDtype):
         kind = values.dtype.pyarrow_dtype
         kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
-        return any(test(kind) for test in _STRING_TYPES)
+        return _is_string(kind)
     return isinstance(values.dtype, pd.StringDtype | pd.CategoricalDtype) or values.dtype.kind == "O"
 
 

@@ -10,17 +10,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
+from quietmax._lazy import lazy_module
 from quietmax.data.cells import as_strings, is_missing
 from quietmax.data.encoding import require_columns
 from quietmax.data.inference import Proposal, infer_classes, propose, with_proposals, words
 from quietmax.data.schema import COLUMN_KEYS, Schema
 from quietmax.data.tables import as_frame, read_table
 from quietmax.errors import InvalidData, InvalidInput
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = lazy_module("pandas")
 
 MAX_CLASSES = 100
 _LABELS = frozenset(

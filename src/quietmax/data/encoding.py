@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import cached_property
-from typing import Any, Literal, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from quietmax._lazy import lazy_module
 from quietmax.data.cells import (
     MISSING_MARKERS,
     NOT_A_NUMBER,
@@ -42,6 +42,11 @@ from quietmax.data.cells import (
 )
 from quietmax.data.text import DIMENSION, ENCODER, WEIGHTS_SHA256, embed, read_encoder
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = lazy_module("pandas")
 
 Scale = Literal["linear", "log"]
 Style = Literal["one-hot", "codes"]

@@ -13,17 +13,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from quietmax._lazy import lazy_module
 from quietmax.data.cells import as_numbers, as_strings, is_missing, parse_boolean, parse_date
 from quietmax.data.encoding import NumericColumn
 from quietmax.data.schema import Schema
 from quietmax.data.text import missing_extra
 from quietmax.errors import InvalidData
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = lazy_module("pandas")
 
 MAX_CATEGORIES = 50
 BUCKETS = 64

@@ -22,17 +22,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TypeVar, cast
+from typing import IO, TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from quietmax._lazy import lazy_module
 from quietmax.data.encoding import CategoricalColumn, Column, Encoding, NumericColumn, Style
 from quietmax.data.records import Records, hash_rows
 from quietmax.data.schema import Schema
 from quietmax.data.tables import encode_table
 from quietmax.errors import DataUnavailable, InvalidInput
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = lazy_module("pandas")
 
 Result = TypeVar("Result")
 Reader = Callable[["DataFile", IO[bytes]], Result]

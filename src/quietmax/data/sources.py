@@ -13,13 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import pandas as pd
-import pyarrow
-import pyarrow.dataset
-import pyarrow.parquet
-
+from quietmax._lazy import lazy_module
 from quietmax.data.encoding import Encoding, quoted
 from quietmax.data.records import Holdout, Records, is_held_out
 from quietmax.data.schema import Schema
@@ -34,6 +30,15 @@ from quietmax.data.tables import (
     text_frames,
 )
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow
+    import pyarrow.dataset
+    import pyarrow.parquet
+else:
+    pd = lazy_module("pandas")
+    pyarrow = lazy_module("pyarrow")
 
 FILE_SUFFIXES = (".parquet", ".pq", ".csv", ".tsv")
 _TEXT_SUFFIXES = (".csv", ".tsv")

@@ -18,15 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
-import pyarrow
-import pyarrow.csv
-import pyarrow.parquet
 from numpy.typing import NDArray
 
+from quietmax._lazy import lazy_module
 from quietmax.data.cells import as_numbers, as_strings, first_of, is_missing, is_valid_unicode
 from quietmax.data.encoding import (
     BooleanColumn,
@@ -44,6 +41,15 @@ from quietmax.data.inference import infer_classes, is_free_text, propose, with_p
 from quietmax.data.records import Records
 from quietmax.data.schema import ANY_COLUMN, Schema
 from quietmax.errors import DataUnavailable, InvalidData, InvalidInput
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow
+    import pyarrow.csv
+    import pyarrow.parquet
+else:
+    pd = lazy_module("pandas")
+    pyarrow = lazy_module("pyarrow")
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".pq", ".npz")
 _MAX_TEXT_BYTES = 2**31 - 2

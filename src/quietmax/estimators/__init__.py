@@ -1,9 +1,27 @@
 """Differentially private scikit-learn estimators, and the model folders they are saved to."""
 
-from quietmax.estimators.dpsgd.estimator import DPSGD
-from quietmax.estimators.evaluation import Evaluation
-from quietmax.estimators.head.estimator import PrivateHead
-from quietmax.estimators.serialization import PrivateModel, open_private, save_private
-from quietmax.estimators.teachers import Teachers
+from typing import TYPE_CHECKING
+
+from quietmax._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from quietmax.estimators.dpsgd.estimator import DPSGD
+    from quietmax.estimators.evaluation import Evaluation
+    from quietmax.estimators.head.estimator import PrivateHead
+    from quietmax.estimators.serialization import PrivateModel, open_private, save_private
+    from quietmax.estimators.teachers import Teachers
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "DPSGD": "dpsgd.estimator",
+            "Evaluation": "evaluation",
+            "PrivateHead": "head.estimator",
+            "PrivateModel": "serialization",
+            "Teachers": "teachers",
+            "open_private": "serialization",
+            "save_private": "serialization",
+        },
+    )
 
 __all__ = ["DPSGD", "Evaluation", "PrivateHead", "PrivateModel", "Teachers", "open_private", "save_private"]

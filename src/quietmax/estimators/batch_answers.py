@@ -16,15 +16,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
-import pyarrow
-import pyarrow.parquet
 from numpy.typing import NDArray
 
 from quietmax._io import atomic_write, remove_staging
+from quietmax._lazy import lazy_module
 from quietmax._ray import RayEngine, ray_map
 from quietmax.data.sources import ParquetPart, TextPart, converted_frames, file_parts, rows_at_once
 from quietmax.data.tables import query_features
@@ -32,6 +30,14 @@ from quietmax.errors import InvalidData, InvalidInput, QuietmaxError
 from quietmax.estimators.blocks import Progress
 from quietmax.estimators.serialization import PrivateModel
 from quietmax.spending import DESCRIPTION_FILE
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow
+    import pyarrow.parquet
+else:
+    pd = lazy_module("pandas")
+    pyarrow = lazy_module("pyarrow")
 
 ANSWERS_FILE = ".quietmax-answers.jsonl"
 """The file of a folder of answers: which model gave them, and one line for every file of queries that was answered."""

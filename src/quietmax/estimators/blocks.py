@@ -23,18 +23,24 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from numbers import Integral
 from pathlib import Path
-from typing import IO, Any, Protocol, Self, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import numpy as np
-import pandas as pd
-import torch
 from numpy.typing import NDArray
 
 from quietmax import __version__
 from quietmax._io import atomic_write
+from quietmax._lazy import lazy_module
 from quietmax._threads import parallel_map
 from quietmax.data.sources import ParquetPart, Part, TableRows, TextPart
 from quietmax.errors import DataUnavailable, InvalidInput
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+else:
+    pd = lazy_module("pandas")
+    torch = lazy_module("torch")
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]

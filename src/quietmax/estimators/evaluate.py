@@ -24,13 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, get_args
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted
 
 from quietmax._io import atomic_write
+from quietmax._lazy import lazy_module
 from quietmax._ray import RayEngine
 from quietmax.accounting.costs import GaussianCost
 from quietmax.accounting.guarantee import Guarantee
@@ -62,7 +59,11 @@ from quietmax.predictor import Predictor
 from quietmax.spending import DESCRIPTION_FILE, OwnProcess, new_identity
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from quietmax.estimators.serialization import PrivateModel
+else:
+    pd = lazy_module("pandas")
 
 PAID_PER_ANSWER = (
     "A model that is paid per answer cannot be evaluated: what the answers cost, and which answers are free "
@@ -125,6 +126,9 @@ def evaluate(
     >>> evaluation.accuracy.low > 0.98, evaluation.guarantee.mu == head.guarantee_.mu
     (True, True)
     """
+    from sklearn.utils import check_random_state
+    from sklearn.utils.validation import check_is_fitted
+
     check_is_fitted(estimator)
     if hasattr(estimator, "predictor_"):
         raise InvalidInput(PAID_PER_ANSWER)
@@ -209,6 +213,8 @@ def _as_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Records | 
             raise InvalidInput("The table has a `person` column already: leave out `groups`.")
     else:
         features = queries(estimator, X)
+        from sklearn.base import BaseEstimator
+
         _, given = checked_records(BaseEstimator(), features, y)
         _, labels = class_numbers(given, estimator.classes_)
         records = Records("evaluation", features, labels, len(estimator.classes_))

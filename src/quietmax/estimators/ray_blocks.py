@@ -14,15 +14,20 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 
+from quietmax._lazy import lazy_module
 from quietmax._ray import Actors, RayEngine
 from quietmax.data.sources import FragmentPart, ParquetPart, Part, TableRows, TextPart
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators.blocks import Blocks, LocalEngine, Sum, Table, added, tables_of
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazy_module("torch")
 
 Change = Literal["rows", "labels"]
 

@@ -12,38 +12,30 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
 
+from quietmax._lazy import lazy_module
 from quietmax.accounting.budget import Budget
 from quietmax.accounting.conversions import mu_of
-from quietmax.accounting.dpsgd import loss_delta, noise_multiplier, renyi_epsilon
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
 from quietmax.data.records import Holdout
 from quietmax.data.tables import as_frame
 from quietmax.errors import DataUnavailable, InvalidInput, short_message
-from quietmax.estimators.dpsgd.centring import Centring
-from quietmax.estimators.dpsgd.config import Plan, PrivateSettings
-from quietmax.estimators.dpsgd.estimator import DPSGD, PrivateNetwork, network_guarantee
 from quietmax.estimators.evaluate import EVALUATION_FILE, save_evaluations
-from quietmax.estimators.head.estimator import (
-    PrivateHead,
+from quietmax.estimators.head.exact_sums import gradient_grid, is_whitening, on_grid
+from quietmax.estimators.head.guarantees import (
     least_tolerance,
     max_weight_norm,
     query_guarantee,
     weight_sensitivity,
     weights_guarantee,
 )
-from quietmax.estimators.head.exact_sums import gradient_grid, is_whitening, on_grid
 from quietmax.estimators.head.training import BIAS, whitening_kind
 from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
-from quietmax.estimators.teachers import TeacherEnsemble, Teachers, vote_guarantee
 from quietmax.estimators.training_set import with_holdout
 from quietmax.estimators.validation import CLASSES, SIZE, Condition, alike, runs_own_code, weakened
 from quietmax.mechanisms.base import Mechanism
@@ -63,10 +55,22 @@ from quietmax.predictor import Predictor
 from quietmax.sensitivity.base import ScoreBounds
 from quietmax.spending import ACCOUNT_FILE, ACCOUNT_ID, FileAccount, new_identity
 
-Estimator = PrivateHead | Teachers | DPSGD
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from quietmax.estimators.dpsgd.centring import Centring
+    from quietmax.estimators.dpsgd.config import Plan
+    from quietmax.estimators.dpsgd.estimator import DPSGD, PrivateNetwork
+    from quietmax.estimators.head.estimator import PrivateHead
+    from quietmax.estimators.teachers import Teachers
+else:
+    torch = lazy_module("torch")
+
+Estimator: TypeAlias = "PrivateHead | Teachers | DPSGD"
 EVALUATION_ID = "evaluation_id"
 """The key of the description under which the id of the model's evaluations is stored."""
-PrivateClassifier = HeadWeights | PrivateNetwork | Predictor
+PrivateClassifier: TypeAlias = "HeadWeights | PrivateNetwork | Predictor"
 """Released weights, or a predictor that charges for every answer."""
 
 _UNFIT = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)
@@ -206,8 +210,10 @@ def save_private(estimator: Estimator, folder: str | Path, *, dataset: str, over
     InvalidInput
         If the estimator has code of the user's own, or the folder must not be replaced.
     """
+    from sklearn.utils.validation import check_is_fitted
+
     check_is_fitted(estimator)
-    kind = next(name for name, each in _KINDS.items() if isinstance(estimator, each.estimator))
+    kind = _kind(estimator)
     if runs_own_code(estimator.feature_map_):
         raise InvalidInput(
             "Only models with a feature map of quietmax.models.features can be saved. Apply a map of your own to the "
@@ -278,7 +284,7 @@ def open_private(folder: str | Path) -> PrivateModel:
         raise InvalidInput(
             f"The model in {folder} is not a private one: its kind must be one of {', '.join(_KINDS)}, got {kind!r}."
         )
-    description, tensors = read_folder(folder, kind)
+    description, tensors = read_folder(folder, kind, library=_KINDS[kind].library)
     try:
         features, encoding = description["features"], description["encoding"]
         stated = description["holdout"] if description["format_version"] >= 4 else None
@@ -327,7 +333,7 @@ class _Stored:
 
     folder: Path
     description: Mapping[str, Any]
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, Any]
     guarantee: Guarantee
     features: FeatureMap | None
     encoding: Encoding | None
@@ -357,8 +363,8 @@ class _Stored:
         return source
 
 
-_Written = tuple[Mapping[str, Any], Mapping[str, Tensor]]
-_Read = tuple[PrivateClassifier, Guarantee]
+_Written: TypeAlias = "tuple[Mapping[str, Any], Mapping[str, Tensor]]"
+_Read: TypeAlias = "tuple[PrivateClassifier, Guarantee]"
 
 
 def _write_head(head: PrivateHead) -> _Written:
@@ -385,13 +391,12 @@ def _write_head(head: PrivateHead) -> _Written:
 def _read_head(stored: _Stored) -> _Read:
     """Return the released weights, or those that are not released behind their budget, and the guarantee."""
     description, facts = stored.description, stored.guarantee.parameters
-    whitening = stored.tensors.get("whitening")
     head = HeadWeights(
-        stored.tensors["weights"].numpy(),
-        stored.tensors["centre"].numpy(),
+        stored.tensors["weights"],
+        stored.tensors["centre"],
         float(description["bias"]),
         float(description["radius"]),
-        whitening=None if whitening is None else whitening.numpy(),
+        whitening=stored.tensors.get("whitening"),
     )
     _check_head(stored, head)
     if not description["released"]:
@@ -499,6 +504,8 @@ def _write_teachers(estimator: Teachers) -> _Written:
 
 def _read_teachers(stored: _Stored) -> _Read:
     """Return the teachers behind their budget, and the guarantee of their answers."""
+    from quietmax.estimators.teachers import TeacherEnsemble, vote_guarantee
+
     description = stored.description
     network = mlp_from(stored.tensors, description["widths"], str(description["activation"]))
     silent = np.array(description["silent"])
@@ -551,6 +558,9 @@ def _write_dpsgd(estimator: DPSGD) -> _Written:
 
 def _read_dpsgd(stored: _Stored) -> _Read:
     """Return the released network, and its guarantee according to the accountant."""
+    from quietmax.estimators.dpsgd.config import Plan, PrivateSettings
+    from quietmax.estimators.dpsgd.estimator import PrivateNetwork, network_guarantee
+
     description, facts = stored.description, stored.guarantee.parameters
     network = mlp_from(stored.tensors, description["widths"], str(description["activation"]))
     named = [field.name for field in fields(PrivateSettings) if field.name != "centring_steps"]
@@ -590,6 +600,8 @@ def _read_dpsgd(stored: _Stored) -> _Read:
 
 def _read_centring(stored: _Stored) -> Centring | None:
     """Return how features are centred; raise ValueError if the released arrays are not those of a training."""
+    from quietmax.estimators.dpsgd.centring import Centring
+
     if not {"centre", "scale"} & stored.tensors.keys():
         return None
     facts, tensors = stored.guarantee.parameters, stored.tensors
@@ -609,6 +621,8 @@ def _read_centring(stored: _Stored) -> Centring | None:
 
 def _check_noise(plan: Plan) -> None:
     """Raise ValueError if the noise is too little for the stated epsilon and delta, according to its accountant."""
+    from quietmax.accounting.dpsgd import loss_delta, noise_multiplier, renyi_epsilon
+
     sigma, schedule = plan.noise_multiplier, plan.schedule
     if not 0 < sigma < math.inf:
         raise ValueError(f"its noise multiplier is {sigma}")
@@ -629,18 +643,28 @@ def _check_noise(plan: Plan) -> None:
 
 @dataclass(frozen=True)
 class _Kind:
-    """How one kind of estimator is written to a folder and read from it."""
+    """How one kind of estimator is written to a folder and read from it, and whose arrays it reads."""
 
-    estimator: type
+    library: Literal["torch", "numpy"]
     write: Callable[[Any], _Written]
     read: Callable[[_Stored], _Read]
 
 
 _KINDS = {
-    "head": _Kind(PrivateHead, _write_head, _read_head),
-    "teachers": _Kind(Teachers, _write_teachers, _read_teachers),
-    "dpsgd": _Kind(DPSGD, _write_dpsgd, _read_dpsgd),
+    "head": _Kind("numpy", _write_head, _read_head),
+    "teachers": _Kind("torch", _write_teachers, _read_teachers),
+    "dpsgd": _Kind("torch", _write_dpsgd, _read_dpsgd),
 }
+
+
+def _kind(estimator: Estimator) -> str:
+    """Return the kind of an estimator."""
+    from quietmax.estimators.head.estimator import PrivateHead
+    from quietmax.estimators.teachers import Teachers
+
+    if isinstance(estimator, PrivateHead):
+        return "head"
+    return "teachers" if isinstance(estimator, Teachers) else "dpsgd"
 
 
 # --- Checks of a folder: each raises ValueError -----------------------------------------------------------------------

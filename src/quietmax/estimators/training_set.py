@@ -12,17 +12,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
-from sklearn.pipeline import Pipeline
-from sklearn.preprocessing import FunctionTransformer
-from sklearn.utils import get_tags
-from sklearn.utils.validation import check_is_fitted, validate_data
 
+from quietmax._lazy import lazy_module
 from quietmax.accounting.guarantee import MADE_WITHOUT_RECORDS, Guarantee, Unit
 from quietmax.data.cells import as_strings, is_missing, is_valid_unicode
 from quietmax.data.encoding import Encoding, quoted
@@ -37,6 +32,11 @@ from quietmax.estimators.validation import (
     class_numbers,
     person_assumptions,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = lazy_module("pandas")
 
 
 @dataclass(frozen=True, eq=False)
@@ -573,6 +573,8 @@ def queries(estimator: Any, X: Any) -> NDArray[np.float32]:
     >>> queries(head, [[0.5, 0.25]])
     array([[0.5 , 0.25]], dtype=float32)
     """
+    from sklearn.utils.validation import check_is_fitted, validate_data
+
     check_is_fitted(estimator)
     if isinstance(X, Records):
         X = X.features
@@ -623,6 +625,9 @@ def steps_before(estimator: Any) -> tuple[str, ...]:
     >>> steps_before(None)
     ()
     """
+    from sklearn.base import BaseEstimator
+    from sklearn.pipeline import Pipeline
+
     callers: list[Any] = []
     frame = sys._getframe(1)
     while frame.f_back is not None:
@@ -645,6 +650,9 @@ def steps_before(estimator: Any) -> tuple[str, ...]:
 
 def _learns(step: Any) -> bool:
     """Return whether a step of a pipeline may compute a row from other rows."""
+    from sklearn.preprocessing import FunctionTransformer
+    from sklearn.utils import get_tags
+
     if step is None or isinstance(step, str):
         return False
     own = not type(step).__module__.startswith("sklearn.")

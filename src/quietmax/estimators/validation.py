@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import validate_data
 
 from quietmax.accounting.guarantee import MADE_WITHOUT_RECORDS, Guarantee, Status, Unit
 from quietmax.data.encoding import Encoding, NumericColumn
@@ -198,6 +196,9 @@ def checked_records(
     InvalidInput
         If the records are not finite numbers, or the labels are not those of a classification.
     """
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import validate_data
+
     records: NDArray[np.float32]
     try:
         labels = None if y is None else _label_array(y)

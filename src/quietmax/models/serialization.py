@@ -19,13 +19,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-import safetensors
-import safetensors.torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal
 
 from quietmax import __version__
+from quietmax._lazy import lazy_module
 from quietmax.data.encoding import Encoding
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, short_message
 from quietmax.models.losses import Convexified, CrossEntropy, Loss, Quadratic
@@ -33,6 +30,13 @@ from quietmax.models.mlp import MLP
 from quietmax.models.stacked import TrainingSettings
 from quietmax.models.training import Model
 from quietmax.spending import ACCOUNT_FILE, DESCRIPTION_FILE, FileAccount
+
+if TYPE_CHECKING:
+    import safetensors
+    import safetensors.torch
+    from torch import Tensor
+else:
+    safetensors = lazy_module("safetensors")
 
 FORMAT, FORMAT_VERSION = "quietmax model", 4
 _READABLE = (1, 2, 3, FORMAT_VERSION)
@@ -300,7 +304,9 @@ def _is_paid_per_answer(folder: Path) -> bool:
         return False
 
 
-def read_folder(folder: str | Path, kind: str | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_folder(
+    folder: str | Path, kind: str | None = None, *, library: Literal["torch", "numpy"] = "torch"
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read the description and the tensors of a model folder.
 
     Parameters
@@ -309,12 +315,14 @@ def read_folder(folder: str | Path, kind: str | None = None) -> tuple[dict[str, 
         The folder.
     kind : str, optional
         The kind of model that is expected.
+    library : {"torch", "numpy"}
+        Whose arrays the tensors are.
 
     Returns
     -------
     description : dict
         JSON values, in the words of this version.
-    tensors : dict of str to Tensor
+    tensors : dict of str to Tensor or ndarray
 
     Raises
     ------
@@ -331,7 +339,7 @@ def read_folder(folder: str | Path, kind: str | None = None) -> tuple[dict[str, 
         )
     try:
         stored = (source / _WEIGHTS).read_bytes()
-        tensors = safetensors.torch.load(stored)
+        tensors: dict[str, Any] = getattr(safetensors, library).load(stored)
     except (OSError, safetensors.SafetensorError) as problem:
         raise DataUnavailable(
             f"The weights {source / _WEIGHTS} cannot be read: {short_message(problem)}."

@@ -12,16 +12,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from quietmax._lazy import lazy_module
 from quietmax.errors import InvalidInput, QuietmaxError, check_type
 from quietmax.models.losses import Convexified, Loss, logit_gradient
 from quietmax.models.mlp import MLP, activation, initial_mlp
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = lazy_module("torch")
 
 Rows = NDArray[np.int64]
 Progress = Callable[[int, int], None]
@@ -103,7 +108,7 @@ def train_stack(
     seeds: Sequence[int],
     alphas: Sequence[float] | None = None,
     left_out: Sequence[Sequence[int] | Rows] | None = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     progress: Progress | None = None,
 ) -> MLP:
     """Train several networks at once, each on its own rows of shared records.
@@ -127,8 +132,8 @@ def train_stack(
     left_out : sequence of sequences of int, optional
         For each network the rows that are skipped wherever they occur, while initial weights and order stay the same:
         the neighbour of THEORY 2.3 and of empirical sensitivity, without one record or one person.
-    dtype : torch.dtype
-        Type of the weights.
+    dtype : torch.dtype, optional
+        Type of the weights; float32 by default.
     progress : callable, optional
         Called now and then with the number of steps done and of all steps.
 
@@ -144,6 +149,7 @@ def train_stack(
     QuietmaxError
         If training diverges.
     """
+    dtype = torch.float32 if dtype is None else dtype
     inputs = torch.as_tensor(features).to(dtype).contiguous()
     targets = torch.as_tensor(labels).to(torch.int64)
     check_records(inputs, targets, classes)

@@ -5,18 +5,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from quietmax._lazy import lazy_module
 from quietmax.data.encoding import Encoding
 from quietmax.data.records import Records, Split
 from quietmax.errors import InvalidInput, QuietmaxError, check_type
 from quietmax.models.losses import Convexified, value
 from quietmax.models.mlp import MLP, checked_finite
 from quietmax.models.stacked import Progress, TrainingSettings, train_stack
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazy_module("torch")
 
 
 @runtime_checkable

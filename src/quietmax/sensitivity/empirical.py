@@ -11,18 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from quietmax._lazy import lazy_module
 from quietmax.accounting.guarantee import Unit
 from quietmax.data.records import Records
 from quietmax.errors import InvalidInput
 from quietmax.models.stacked import Progress, TrainingSettings, train_stack
 from quietmax.sensitivity.base import Basis, Sensitivity
 from quietmax.sensitivity.published import PublishedSensitivity
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazy_module("torch")
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]

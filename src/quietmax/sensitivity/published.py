@@ -9,15 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from quietmax._lazy import lazy_module
 from quietmax.errors import InvalidInput
 from quietmax.models.mlp import activation
 from quietmax.models.training import Model
 from quietmax.sensitivity.base import Sensitivity
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazy_module("torch")
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ import struct
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
-import pandas as pd
 from numpy.typing import NDArray
 
+from quietmax._lazy import lazy_module
 from quietmax.data.encoding import (
     BooleanColumn,
     CategoricalColumn,
@@ -35,6 +35,11 @@ from quietmax.mechanisms.base import Answers
 from quietmax.server.deployment import Deployment, Rows
 from quietmax.server.errors import HttpError, bad_request, unprocessable
 from quietmax.server.json_numbers import cut_numbers
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = lazy_module("pandas")
 
 INPUT, LABEL, PROBABILITIES = "features", "label", "probabilities"
 MAX_VALUE = 1e15

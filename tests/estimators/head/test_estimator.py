@@ -21,7 +21,8 @@ from quietmax.data import Schema
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.estimators import open_private, save_private
 from quietmax.estimators import validation as conditions
-from quietmax.estimators.head.estimator import PrivateHead, weights_guarantee
+from quietmax.estimators.head.estimator import PrivateHead
+from quietmax.estimators.head.guarantees import weights_guarantee
 from quietmax.models.features import (
     FrozenModule,
     Identity,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.datasets import make_blobs
 
 from quietmax.accounting import Budget
 from quietmax.estimators import open_private, save_private
 from quietmax.estimators.head.estimator import PrivateHead
+from quietmax.estimators.head.exact_sums import clipped_rows, unit_rows, whitened_rows, whitening_on_grid
 from quietmax.estimators.head.weights import HeadWeights, PrivateHeadWeights
 from quietmax.mechanisms import NoisyMax, SampledNeuron
 from quietmax.models.features import UnitNorm
@@ -85,3 +88,33 @@ def test_only_weights_of_a_fit_or_of_a_folder_have_proven_bounds(tmp_path) -> No
         assert status(made) == "conditional"
     with pytest.raises(TypeError, match="_fitted"):
         PrivateHeadWeights(*parts, by_hand.bounds, _fitted=True)  # type: ignore[call-arg]
+
+
+def test_whitened_rows_have_the_same_bits_whether_torch_or_numpy_multiplies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(7)
+    for features in (3, 40, 200):
+        factors = rng.normal(size=(features + 1, features + 1))
+        whitening = whitening_on_grid(factors @ factors.T)
+        records = rng.normal(size=(2000, features)).astype(np.float32)
+        rows = unit_rows(clipped_rows(records, 1.0), np.zeros(features), 0.2)
+        by_torch = whitened_rows(rows, whitening)
+        with monkeypatch.context() as without:
+            without.delitem(sys.modules, "torch")
+            by_numpy = whitened_rows(rows, whitening)
+        np.testing.assert_array_equal(by_numpy, by_torch)
+        assert np.abs(by_torch).max() > 0.01
+
+
+def test_probabilities_sent_as_float32_are_those_of_a_softmax_by_torch() -> None:
+    rng = np.random.default_rng(8)
+    for classes in (2, 3, 10, 50):
+        head = HeadWeights(rng.normal(size=(classes, 21)) * 8, np.zeros(20), 0.2, 1.0)
+        features = rng.normal(size=(5000, 20)).astype(np.float32)
+        probabilities = head.predict_proba(features)
+        expected = torch.softmax(torch.from_numpy(head.scores(features)), -1).numpy()
+        np.testing.assert_allclose(probabilities, expected, rtol=1e-14)
+        np.testing.assert_array_equal(probabilities.astype(np.float32), expected.astype(np.float32))
+        one_by_one = np.vstack([head.predict_proba(row[None]) for row in features[:500]])
+        np.testing.assert_array_equal(probabilities[:500].argmax(1), one_by_one.argmax(1))

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from functools import partial
 from typing import Any, Literal
 
@@ -25,10 +24,7 @@ from sklearn.utils.metaestimators import available_if
 
 from quietmax._ray import RayEngine
 from quietmax.accounting.budget import Budget
-from quietmax.accounting.conversions import epsilon_of, mu_of, root_rounded_up
-from quietmax.accounting.costs import GaussianCost
-from quietmax.accounting.guarantee import Guarantee
-from quietmax.data.encoding import Encoding
+from quietmax.accounting.conversions import epsilon_of, mu_of
 from quietmax.data.schema import Schema
 from quietmax.errors import InvalidData, InvalidInput
 from quietmax.estimators.blocks import (
@@ -41,7 +37,11 @@ from quietmax.estimators.blocks import (
     person_digests,
 )
 from quietmax.estimators.evaluate import EvaluationMixin, open_evaluations
-from quietmax.estimators.head.exact_sums import GRID, gradient_grid, whitening_on_grid
+from quietmax.estimators.head.exact_sums import gradient_grid, whitening_on_grid
+from quietmax.estimators.head.guarantees import (
+    query_guarantee,
+    weights_guarantee,
+)
 from quietmax.estimators.head.solver import (
     MeanCrossEntropy,
     Tilted,
@@ -53,11 +53,9 @@ from quietmax.estimators.head.solver import (
 from quietmax.estimators.head.training import (
     BIAS,
     CENTRING_SHARE,
-    LINEAR,
     OUTPUT_NOISE,
     QUERY_NOISE,
     SIZE_SHARE,
-    STEPS_ROUNDED,
     TILTED_TOLERANCE,
     Allowance,
     GradientPlan,
@@ -82,25 +80,17 @@ from quietmax.estimators.ray_blocks import RayBlocks, chosen_engine
 from quietmax.estimators.training_set import (
     NOBODY,
     TrainingRows,
-    data_assumptions,
-    data_conditions,
     queries,
     training_rows,
     with_holdout,
 )
 from quietmax.estimators.validation import (
-    OWN_MAP,
-    SEEDED_WEIGHTS,
-    SETTINGS_PUBLIC,
-    Condition,
     ImageShape,
     check_choice,
     check_positive,
     checked_size,
-    map_assumptions,
     named_features,
     runs_own_code,
-    weakened,
 )
 from quietmax.mechanisms.noisy_max import NoisyMax
 from quietmax.models.features.base import FeatureMap
@@ -109,13 +99,10 @@ from quietmax.models.features.tabular import TableFeatures, table_features
 from quietmax.noise.release import release_gaussian
 from quietmax.noise.sources import EXACT, NoiseSource, SeededNoise
 from quietmax.predictor import Predictor
-from quietmax.sensitivity.base import Sensitivity
 
 TrainingMethod = Literal["gradient", "output"]
 _MOST_PREPARING, _USUAL_STEPS = 5, 40
 """For the time left: passes before the weights (features, centre, centring, moments, whitening), and for them."""
-Facts = Mapping[str, Any]
-"""The public facts of a training by name: the ``parameters`` of its guarantee."""
 
 
 def _releases_weights(estimator: PrivateHead) -> bool:
@@ -693,164 +680,3 @@ def _with_rows(
 ) -> Table:
     """Return a block with rows that were changed by something released."""
     return replace(block, rows=change(block.rows, released))
-
-
-def weights_guarantee(facts: Facts, *, own_map: bool, encoding: Encoding | None = None) -> Guarantee:
-    """Return the guarantee of released weights.
-
-    Parameters
-    ----------
-    facts : mapping
-        The public facts of the training.
-    own_map : bool
-        Whether the feature map runs the user's own code.
-    encoding : Encoding, optional
-        How the rows of a table were encoded.
-
-    Returns
-    -------
-    Guarantee
-        mu-Gaussian differential privacy.
-    """
-    because = f"Gaussian mechanism on a certified minimiser. {weight_sensitivity(facts).because}"
-    if facts["training_method"] == "gradient":
-        because = "Gaussian mechanisms on exact clipped gradient sums compose to mu (THEORY 3.1)."
-    parts = (facts["mu_size"], facts["mu_centring"], facts.get("mu_moments"))
-    first = [GaussianCost(mu).amount for mu in parts if mu is not None]
-    guarantee = Guarantee.of(
-        GaussianCost(root_rounded_up(sum(first, _training_amount(facts)))),
-        status="proven",
-        because=because,
-        parameters=facts,
-        assumptions=_assumptions(facts, encoding),
-        unit=facts.get("unit", "record"),
-    )
-    seeded = () if facts["noise_source"] == EXACT.describe() else (SEEDED_WEIGHTS,)
-    return weakened(guarantee, *_conditions(facts, own_map, encoding), *seeded)
-
-
-def _training_amount(facts: Facts) -> Fraction:
-    """Return mu^2 of all releases of the training itself."""
-    whole = GaussianCost(facts["mu_training"]).amount
-    if facts["training_method"] != "gradient":
-        return whole
-    if "schedule" not in facts:  # A model made before the learning rate fell: the same noise in all steps.
-        steps = facts["steps"]
-        if not (isinstance(steps, int) and steps >= 1):
-            raise InvalidInput(f"steps must be an integer of at least 1, got {steps!r}.")
-        return steps * GaussianCost(facts["mu_training"] / math.sqrt(steps)).amount
-    check_choice("schedule", facts["schedule"], (LINEAR,))
-    return whole * STEPS_ROUNDED
-
-
-def query_guarantee(
-    answers: Guarantee, facts: Facts, *, own_map: bool, encoding: Encoding | None = None
-) -> Guarantee:
-    """Return the guarantee of all answers from weights that are not released.
-
-    Parameters
-    ----------
-    answers : Guarantee
-        The guarantee of the predictor that answers.
-    facts : mapping
-        The public facts of the training.
-    own_map : bool
-        Whether the feature map runs the user's own code.
-    encoding : Encoding, optional
-        How the rows of a table were encoded.
-
-    Returns
-    -------
-    Guarantee
-        Pure differential privacy.
-    """
-    guarantee = Guarantee.of(
-        answers.cost,
-        status=answers.status,
-        because=answers.because,
-        parameters={**answers.parameters, **facts},
-        assumptions=(*answers.assumptions, *_assumptions(facts, encoding)),
-        unit=facts.get("unit", "record"),
-    )
-    return weakened(guarantee, *_conditions(facts, own_map, encoding))
-
-
-def _assumptions(facts: Facts, encoding: Encoding | None) -> tuple[str, ...]:
-    """Return what every guarantee of a head assumes."""
-    data = data_assumptions(facts.get("unit", "record"), encoding)
-    return (SETTINGS_PUBLIC, *data, *map_assumptions(facts["features"]))
-
-
-def _conditions(facts: Facts, own_map: bool, encoding: Encoding | None) -> tuple[Condition, ...]:
-    """Return the conditions of user code and of what was read off the private records."""
-    data = data_conditions(
-        classes_declared=facts["classes_declared"] is True,
-        encoding=encoding,
-        fitted_steps=facts.get("fitted_steps", ()),
-    )
-    return (OWN_MAP, *data) if own_map else data
-
-
-def weight_sensitivity(facts: Facts) -> Sensitivity:
-    """Return how far one record moves what is released: a gradient sum, or the minimiser of the output method.
-
-    Parameters
-    ----------
-    facts : mapping
-        The public facts of the training.
-
-    Returns
-    -------
-    Sensitivity
-        In L2.
-    """
-    if facts["training_method"] == "gradient":
-        # Heads of earlier versions have no fact `grid`; they could not have more than 2^22 records.
-        grid = facts.get("grid", GRID)
-        return gradient_sensitivity(facts["max_grad_norm"], facts["classes"], facts["dimension"], grid)
-    return output_sensitivity(_objective(facts), facts["classes"], facts["tolerance"])
-
-
-def max_weight_norm(facts: Facts) -> float:
-    """Return a public bound on the length of the minimiser of the output method.
-
-    Parameters
-    ----------
-    facts : mapping
-        The public facts of the training.
-
-    Returns
-    -------
-    float
-        The bound that `solver.max_solution_norm` states.
-    """
-    return max_solution_norm(_objective(facts), facts["classes"], float(facts["tolerance"]))
-
-
-def least_tolerance(facts: Facts) -> float:
-    """Return the tolerance of the output method with these facts, which float64 can certify.
-
-    Parameters
-    ----------
-    facts : mapping
-        The public facts of the training.
-
-    Returns
-    -------
-    float
-        What `solver.certifiable_tolerance` returns.
-    """
-    wanted = TILTED_TOLERANCE
-    if facts["loss"] != "convexified":
-        wanted = output_plan(facts["declared_size"], 1.0, regularisation=facts["regularisation"]).tolerance
-    repeated = facts.get("unit", "record") == "person"
-    return certifiable_tolerance(
-        _objective(facts), facts["dimension"], facts["classes"], wanted, repeated=repeated
-    )
-
-
-def _objective(facts: Facts) -> MeanCrossEntropy | Tilted:
-    """Return the objective that was minimised."""
-    if facts["loss"] == "convexified":
-        return Tilted(facts["alpha"], facts["mass"], facts["regularisation"])
-    return MeanCrossEntropy(facts["declared_size"], facts["regularisation"])

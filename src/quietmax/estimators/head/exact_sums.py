@@ -16,14 +16,21 @@ record does (THEORY 3.7). The number k depends on that person's rows alone.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from quietmax._lazy import lazy_module
 from quietmax.estimators.blocks import EXACT_ROWS, ROWS_AT_ONCE, Blocks, Floats, Labels, Table
 from quietmax.models.features.base import square_sums
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazy_module("torch")
 
 BITS = 20
 """Features and residuals are multiples of 2^-BITS."""
@@ -199,7 +206,7 @@ def whitened_rows(rows: Floats, whitening: Floats) -> Floats:
         Rows on the grid, of length at most 1.
     """
     diagonal = whitening.ndim == 1
-    images = rows * whitening if diagonal else (torch.from_numpy(rows) @ torch.from_numpy(whitening)).numpy()
+    images = rows * whitening if diagonal else _exact_product(rows, whitening)
     # The products are exact; rounded to multiples of 2^-26, so is the sum of squares: at most 2^52 units of 2^-52.
     images *= 2.0**_IMAGE_BITS
     np.trunc(images, out=images)
@@ -209,6 +216,16 @@ def whitened_rows(rows: Floats, whitening: Floats) -> Floats:
     np.trunc(images, out=images)
     images /= _UNIT
     return images
+
+
+def _exact_product(rows: Floats, matrix: Floats) -> Floats:
+    """Multiply matrices whose products and sums are exact, so that every library returns the same bits.
+
+    Torch keeps to its number of threads in training. Where nothing else has imported it, it is not worth importing.
+    """
+    if "torch" in sys.modules:
+        return (torch.from_numpy(rows) @ torch.from_numpy(matrix)).numpy()
+    return np.asarray(rows @ matrix)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,17 +13,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import numpy as np
-import torch
-from scipy.optimize import minimize
 
+from quietmax._lazy import lazy_module
 from quietmax.errors import InvalidInput
 from quietmax.estimators.blocks import CHUNKS_PER_BLOCK, Floats, Table, chunk_rows
 from quietmax.estimators.head.exact_sums import MOST_BLOCKS, Rows
 from quietmax.sensitivity import certified
 from quietmax.sensitivity.base import Sensitivity
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazy_module("torch")
 
 _ROUNDING = 2.0**-53
 FAST_ITERATIONS = 500
@@ -467,6 +471,8 @@ class _CertifiedObjective:
 
 def _quasi_newton(function: _CertifiedObjective, start: Floats, iterations: int) -> Floats:
     """Run L-BFGS; return where it stopped without reaching the tolerance."""
+
+    from scipy.optimize import minimize
 
     def flat(vector: Floats) -> tuple[float, Floats]:
         value, gradient = function(vector.reshape(start.shape))

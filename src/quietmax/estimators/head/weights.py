@@ -74,6 +74,23 @@ class HeadWeights(LogitClassifier):
             logits[part] = rows @ self.weights.T
         return logits
 
+    def predict_proba(self, features: NDArray[np.floating]) -> Floats:
+        """Compute class probabilities.
+
+        Parameters
+        ----------
+        features : array of shape (records, features)
+            Public features.
+
+        Returns
+        -------
+        array of shape (records, classes)
+            Probabilities.
+        """
+        logits = self.scores(features)
+        exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
+
 
 @dataclass(frozen=True, eq=False)
 class PrivateHeadWeights(HeadWeights):

@@ -5,14 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 
+from quietmax._lazy import lazy_module
 from quietmax._threads import parallel_map
 from quietmax.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazy_module("torch")
 
 Floats = NDArray[np.float32]
 

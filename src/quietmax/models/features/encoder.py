@@ -19,19 +19,25 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import safetensors
-import safetensors.torch
-import torch
 
+from quietmax._lazy import lazy_module
 from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, short_message
 from quietmax.models.features.base import BatchedMap, FeatureMap, Floats
 from quietmax.models.features.tabular import UnitNorm
 
+if TYPE_CHECKING:
+    import safetensors
+    import safetensors.torch
+    import torch
+else:
+    safetensors = lazy_module("safetensors")
+    torch = lazy_module("torch")
+
 Shape = tuple[int, ...]
-Program = Callable[[torch.Tensor], torch.Tensor]
+Program = Callable[["torch.Tensor"], "torch.Tensor"]
 """Computes the outputs of a batch of inputs."""
 
 _SUFFIXES = (".onnx", ".safetensors")
@@ -587,7 +593,7 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
     "Tanh": (),
 }
 """The layers of `torch.nn` that a file may name, and their settings. In evaluation each computes rows one by one."""
-_SKIPPED = (torch.nn.Identity, torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d)
+_SKIPPED = ("Identity", "Dropout", "Dropout1d", "Dropout2d")
 
 
 def save_encoder(module: torch.nn.Module, path: str | Path) -> str:
@@ -648,7 +654,7 @@ def _layers(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
     if isinstance(module, torch.nn.Sequential) and type(module).forward is torch.nn.Sequential.forward:
         for child in module:
             yield from _layers(child)
-    elif not isinstance(module, _SKIPPED):
+    elif not isinstance(module, tuple(getattr(torch.nn, name) for name in _SKIPPED)):
         yield module
 
 

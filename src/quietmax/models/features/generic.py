@@ -7,17 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
-import torch
 
+from quietmax._lazy import lazy_module
 from quietmax.errors import InvalidInput
 from quietmax.models.features.base import WIDTH, BatchedMap, FeatureMap, Floats
 from quietmax.models.features.encoder import Embedding, Encoder
 from quietmax.models.features.images import Scattering
 from quietmax.models.features.patches import Joined, Mirrored, Patches, Reduced, Turned
 from quietmax.models.features.tabular import Identity, OneHot, Scaling, TableFeatures, UnitNorm
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazy_module("torch")
 
 _ROWS_AT_ONCE = 256
 

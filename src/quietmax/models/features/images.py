@@ -6,14 +6,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from quietmax._lazy import lazy_module
 from quietmax.errors import InvalidInput
 from quietmax.models.features.base import WIDTH, BatchedMap
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazy_module("torch")
 
 _PLANES_AT_ONCE = 64
 _SYNTHETIC_IMAGES, _SYNTHETIC_SEED = 512, 2021

@@ -8,17 +8,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import safetensors.torch
-import torch
 from numpy.typing import NDArray
 
+from quietmax._lazy import lazy_module
 from quietmax._threads import parallel_map
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.models.features.base import WIDTH, BatchedMap
 from quietmax.models.features.images import Scattering, unit_brightness
+
+if TYPE_CHECKING:
+    import safetensors.torch
+    import torch
+else:
+    safetensors = lazy_module("safetensors")
+    torch = lazy_module("torch")
 
 FILE = Path(__file__).parent / "patches.safetensors"
 """The filters and the whitening matrix, made by `docs/making/patch_filters.py`."""

@@ -1,0 +1,73 @@
+"""Modules and names that are imported when they are first used, so that a command imports only what it needs.
+
+PyTorch alone takes longer to import than a small service takes to start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+
+class _LazyModule(ModuleType):
+    """Stands for a module until one of its attributes is used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__version__":  # what tools ask of any object
+            raise AttributeError(name)
+        module = import_module(self.__name__)
+        try:
+            value = getattr(module, name)
+        except AttributeError:
+            try:
+                value = import_module(f"{self.__name__}.{name}")
+            except ModuleNotFoundError:
+                raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}") from None
+        setattr(self, name, value)
+        return value
+
+    def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
+        """Send the name alone to another process, with a function that uses the module."""
+        return lazy_module, (self.__name__,)
+
+
+def lazy_module(name: str) -> Any:
+    """Return a module that is imported when it is first used.
+
+    Parameters
+    ----------
+    name : str
+        Name of the module. Its own modules need not be imported: ``lazy_module("scipy").special`` works.
+
+    Examples
+    --------
+    >>> lazy_module("math").floor(2.5)
+    2
+    """
+    return _LazyModule(name)
+
+
+def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package that imports its public names when they are first used.
+
+    Parameters
+    ----------
+    package : str
+        Name of the package.
+    modules : mapping of str to str
+        For each public name the module, below the package, that defines it.
+    """
+
+    def get(name: str) -> Any:
+        if name in modules:
+            return getattr(import_module(f"{package}.{modules[name]}"), name)
+        if not name.startswith("_"):
+            try:
+                return import_module(f"{package}.{name}")
+            except ModuleNotFoundError:
+                pass
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return get
