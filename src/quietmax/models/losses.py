@@ -196,7 +196,7 @@ def _record_weights(
 
 def _entry_weights(terms: Tensor, alpha: Tensor | float, kept: Tensor | None) -> Tensor:
     """Return the tilted weight of every (record, class) entry when each class has a loss of its own."""
-    exponents = terms * (alpha.unsqueeze(-1) if isinstance(alpha, Tensor) else alpha)
+    exponents = terms * (alpha.unsqueeze(-1) if isinstance(alpha, torch.Tensor) else alpha)
     if kept is not None:
         exponents = exponents * kept.unsqueeze(-1)
     weights = (exponents - exponents.amax((-1, -2), keepdim=True)).exp_()
