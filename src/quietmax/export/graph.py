@@ -49,7 +49,7 @@ class Graph:
     --------
     >>> graph = Graph(["x"])
     >>> graph("Add", "x", np.array([1.0], np.float32))
-    'value 2'
+    'value 1'
     """
 
     def __init__(self, reserved: Collection[str]) -> None:
