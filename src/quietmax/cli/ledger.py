@@ -296,7 +296,7 @@ def accept_loss(because: Because, address: Address = None, as_json: Json = False
 
     The file LEDGER.head, beside the ledger, says what must be there. Prefer a newer copy of the ledger if there is one.
 
-    Example: quietmax ledger accept-loss --because "The disk failed; the copy of May is the newest."
+    Example: quietmax ledger accept-loss --because "The disk failed in May."
     """
     with _open(address, accept_loss=because) as ledger:
         accounts = ledger.accounts()

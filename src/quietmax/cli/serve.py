@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 COMMAND_CLASS = ConfigurableCommand
-_BUDGET, _NETWORK, _LIMITS = "Ledger and budget", "Network", "Limits and log"
+_BUDGET, _NETWORK, _LIMITS = "Ledger and budget", "Network", "Limits"
+_ANSWERS = "Answers, log and telemetry"
 
 
 # Each option declared here is also an environment variable and a key of the file of --config, and has a row in the
@@ -216,7 +217,7 @@ def command(
         typer.Option(
             "--otel",
             help="Export traces and metrics by OpenTelemetry (OTLP over HTTP), as the variables OTEL_* say.",
-            rich_help_panel=_LIMITS,
+            rich_help_panel=_ANSWERS,
         ),
     ] = False,
     rate_limit: Annotated[
@@ -237,11 +238,11 @@ def command(
         bool,
         typer.Option(
             help="Answer identical queries from the cache for free, or charge them again.",
-            rich_help_panel=_LIMITS,
+            rich_help_panel=_ANSWERS,
         ),
     ] = True,
     request_log: Annotated[
-        bool, typer.Option(help="Write a log line per request.", rich_help_panel=_LIMITS)
+        bool, typer.Option(help="Write a log line per request.", rich_help_panel=_ANSWERS)
     ] = True,
     check: Annotated[
         bool,
