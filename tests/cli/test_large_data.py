@@ -428,9 +428,11 @@ def test_a_signal_ends_the_program_and_removes_what_it_wrote(
         finally:
             started.kill()
     assert (started.returncode, out) == (128 + stop, "")
-    first, last = err.splitlines()
-    assert f"emporary files in {cache}" in first
+    *before_it, last = err.splitlines()
     assert last == "quietmax: Interrupted."
+    # The signal may come before the size of the files is printed.
+    assert len(before_it) <= 1
+    assert all(f"emporary files in {cache}" in line for line in before_it)
     assert list(cache.iterdir()) == []
     assert not (tmp_path / "private").exists()
 
