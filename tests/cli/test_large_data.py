@@ -419,18 +419,20 @@ def test_a_signal_ends_the_program_and_removes_what_it_wrote(
         signal.signal(stop, before)
     with running as started:
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 300
             while not any(cache.iterdir()) and started.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.05)
             assert any(cache.iterdir())
             started.send_signal(stop)
-            out, err = started.communicate(timeout=60)
+            out, err = started.communicate(timeout=300)
         finally:
             started.kill()
     assert (started.returncode, out) == (128 + stop, "")
-    first, last = err.splitlines()
-    assert f"emporary files in {cache}" in first
+    *before_it, last = err.splitlines()
     assert last == "quietmax: Interrupted."
+    # The signal may come before the size of the files is printed.
+    assert len(before_it) <= 1
+    assert all(f"emporary files in {cache}" in line for line in before_it)
     assert list(cache.iterdir()) == []
     assert not (tmp_path / "private").exists()
 
