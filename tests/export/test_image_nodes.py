@@ -57,7 +57,7 @@ def test_a_head_of_images_gives_equal_answers(tmp_path: Path) -> None:
     images[200:, :72] *= 0.2
     labels = np.repeat(["flat", "top"], 200)
     head = qm.PrivateHead(
-        epsilon=8.0, features=MAPS["turned"], classes=("flat", "top"), declared_size=400, random_state=0
+        epsilon=8.0, features=MAPS["turned"], classes=("flat", "top"), declared_size=400
     ).fit(images, labels)
     folder = save_private(head, tmp_path / "head", dataset="images")
     session = onnxruntime.InferenceSession(onnx_model(folder).SerializeToString())

@@ -204,7 +204,7 @@ def test_a_vector_that_is_not_finite_gets_no_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("activation", ["tanh", "relu", "sigmoid"])
 def test_networks_of_dpsgd_give_equal_answers(activation: str, tmp_path: Path) -> None:
     network = qm.DPSGD(
-        epsilon=5.0, hidden=(6,), activation=activation, classes=(3, 7), declared_size=600, random_state=0
+        epsilon=5.0, hidden=(6,), activation=activation, classes=(3, 7), declared_size=600
     ).fit(VECTORS, LABELS)
     folder = save_private(network, tmp_path / "network", dataset="vectors")
     label, probabilities = session(onnx_model(folder)).run(None, {"features": VECTORS})

@@ -445,26 +445,27 @@ def test_a_check_finds_a_training_that_the_account_cannot_pay_for(folder: Path, 
         check_deployments(None, [model], budget=Terms(0.1, 1e-5))
 
 
-def test_a_folder_on_a_read_only_mount_is_charged_for_its_answers_and_served(
-    folder: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+def test_a_budget_on_a_read_only_mount_is_served_only_after_it_has_moved(
+    folder: Path, tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody can spend the budget there, so it stays; what was answered before is charged once."""
+    """A budget that stays in the folder could be spent again from another ledger."""
     FileAccount(folder / "teachers" / "account.json").charge(3, 40)
     real = os.statvfs
-    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=real(path).f_flag | os.ST_RDONLY))
 
-    def refuse(*_: object) -> None:
-        raise QuietmaxError("Read-only file system")
+    def read_only(path: Path) -> SimpleNamespace:
+        return SimpleNamespace(f_flag=real(path).f_flag | os.ST_RDONLY)
 
-    monkeypatch.setattr(FileAccount, "charge", refuse)
-    for _ in range(2):
-        (served,) = deploy(ledger, load_models([str(folder / "teachers")]))
-        assert ledger.account("patients").spent_units == 3 * served.unit_cost
+    monkeypatch.setattr(os, "statvfs", read_only)
+    with pytest.raises(QuietmaxError, match="Serve it once from a writable folder"):
+        deploy(ledger, load_models([str(folder / "teachers")]))
     monkeypatch.undo()
+    (served,) = deploy(ledger, load_models([str(folder / "teachers")]))
+    monkeypatch.setattr(os, "statvfs", read_only)
     deploy(ledger, load_models([str(folder / "teachers")]))
     assert ledger.account("patients").spent_units == 3 * served.unit_cost
-    assert FileAccount(folder / "teachers" / "account.json").answered == 40
     assert ledger.verify().sound
+    with Ledger(tmp_path / "another.sqlite") as another, pytest.raises(QuietmaxError, match="read-only"):
+        deploy(another, load_models([str(folder / "teachers")]))
 
 
 def test_copies_of_a_folder_that_was_never_served_are_one_budget_in_one_ledger(

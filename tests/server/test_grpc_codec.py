@@ -284,3 +284,12 @@ def test_a_large_valid_message_is_parsed(head: Deployment, survey: Deployment) -
     content = columns.SerializeToString()
     assert len(content) > 2**16
     assert len(decode_request(parse_request(content, 5000), survey, 5000).rows) == 5000
+
+
+def test_a_shape_of_thousands_of_dimensions_is_refused() -> None:
+    """The product of such a shape has more digits than Python prints."""
+    message = grpc_codec.message_class("ModelInferRequest")()
+    tensor = message.inputs.add(name="features", datatype="FP32", shape=[10] * 5000)
+    with pytest.raises(HttpError, match="at most 8 dimensions") as refused:
+        grpc_codec._check_size(tensor, 4, 4, "bytes")
+    assert refused.value.status == 400

@@ -295,3 +295,12 @@ def test_a_client_that_does_not_read_its_response_is_cut_off(
             )
             time.sleep(2)
             assert len(_everything(connection)) < 2**26
+
+
+def test_a_head_request_is_answered_on_a_connection_that_stays_open(start: Start) -> None:
+    with start("head") as service, httpx.Client(base_url=service.url, timeout=20) as http:
+        for _ in range(2):
+            response = http.head("/v2/health/live")
+            assert response.headers["content-type"] == "application/json"
+            assert response.content == b""
+        assert http.get("/v2/health/live").json() == {"live": True}

@@ -381,6 +381,7 @@ def _check(address: str, check: Callable[[Ledger | None], None]) -> None:
         check(None)
         return
     with Ledger(address) as ledger:
+        ledger.check_damage()
         check(ledger)
 
 

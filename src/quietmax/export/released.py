@@ -209,6 +209,17 @@ def open_released(folder: str | Path) -> PrivateModel:
         )
     if model.guarantee.status == "refuted":
         raise InvalidInput(f"The model in {folder} is not exported: its claimed guarantee does not hold.")
+    source = model.guarantee.parameters.get("noise_source")
+    if not (isinstance(source, Mapping) and source.get("exact") is True):
+        raise InvalidInput(
+            f"The model in {folder} is not exported: its noise is seeded, and the file would hold the seed. Train it "
+            "without `random_state`."
+        )
+    if model.encoding is not None and model.encoding.inferred:
+        raise InvalidInput(
+            f"The model in {folder} is not exported: its columns were read off the training records, and the file "
+            "would hold them. Declare a schema."
+        )
     return model
 
 

@@ -181,7 +181,8 @@ def hide_password(url: URL) -> str:
     url : sqlalchemy.engine.URL
         The address.
     """
-    return url.render_as_string(hide_password=True)
+    hidden = {name: "***" for name in url.query if "pass" in name.lower()}
+    return url.update_query_dict(hidden).render_as_string(hide_password=True)
 
 
 # --- engine -------------------------------------------------------------------------------------------------------

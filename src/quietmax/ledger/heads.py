@@ -177,6 +177,14 @@ class HeadFile:
             except OSError as error:
                 self._forget_file()
                 self.error = LedgerUnavailable(f"Cannot write {self.path}: {error.strerror}.")
+            except (
+                ValueError,
+                TypeError,
+                KeyError,
+                RecursionError,
+            ):  # the charge is durable, whatever the file holds
+                self._forget_file()
+                self.error = LedgerUnavailable(f"Cannot write {self.path}: the file is damaged.")
 
     def close(self) -> None:
         """Flush the file and close it."""

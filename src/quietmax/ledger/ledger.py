@@ -739,6 +739,10 @@ class Ledger:
         damage = self._heads.damage
         return found if damage is None else replace(found, faults=(*found.faults, str(damage)))
 
+    def check_damage(self) -> None:
+        """Raise `LedgerDamaged` if the ledger has lost charges that its head file knows of."""
+        self._heads.check_locked(())
+
     @contextmanager
     def _write(self) -> Iterator[Connection]:
         self._guard.check()

@@ -432,6 +432,11 @@ def _migrate_budget(
             with suppress(OSError):  # without the mark, the folder is known by its path
                 atomic_write(mark, lambda staging: staging.write_text(text, encoding="utf-8"))
             return
+        if read_only:
+            raise QuietmaxError(
+                f"The model {label} keeps its budget in the read-only {folder}, so it cannot move into the ledger. "
+                "Serve it once from a writable folder."
+            )
         result = ledger.charge(
             Charge(state.id, client, label, unit_cost, rows=answered, request=request, kind="migrated-budget")
         )
@@ -442,8 +447,6 @@ def _migrate_budget(
             )
         if isinstance(result, Failed):
             raise result.error
-        if read_only:
-            return  # nobody can spend the folder's budget there; a later start charges what was added to it
         if isinstance(result, Charged):
             try:
                 migrated.account.charge(max(migrated.limit - answered, 0), migrated.limit)

@@ -37,6 +37,7 @@ from quietmax.server.errors import HttpError, bad_request, unprocessable
 
 SERVICE = "inference.GRPCInferenceService"
 """The name of the service in the protocol."""
+_MAX_DIMENSIONS = 8
 _POOL = DescriptorPool()
 for _file in FileDescriptorSet.FromString(
     files("quietmax.server").joinpath("inference.binpb").read_bytes()
@@ -229,6 +230,10 @@ def _contents(message: Any, max_rows: int, inputs: int) -> list[bytes]:
 
 def _check_size(tensor: Any, size: int, factor: int, unit: str) -> None:
     """Raise if the size of a tensor is not that of its shape; a shape that is not valid is refused where it is read."""
+    if len(tensor.shape) > _MAX_DIMENSIONS:
+        raise bad_request(
+            f"The `shape` of `{tensor.name[:64]}` must have at most {_MAX_DIMENSIONS} dimensions."
+        )
     expected = math.prod(tensor.shape) * factor
     if tensor.shape and expected >= 0 and size != expected:
         raise unprocessable(

@@ -30,6 +30,7 @@ from quietmax.server.grpc_codec import (
     parse_request,
 )
 from quietmax.server.inference import AUDITED, Record, internal_error, recorded, traceparent
+from quietmax.server.protocol import descriptor_limit
 from quietmax.server.service import Service
 from quietmax.server.settings import is_loopback
 from quietmax.server.telemetry import phase
@@ -110,7 +111,7 @@ def _options(service: Service) -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", settings.max_header_bytes),
         ("grpc.server_handshake_timeout_ms", math.ceil(settings.header_timeout * 1000)),
         ("grpc.max_connection_idle_ms", math.ceil(settings.idle_timeout * 1000)),
-        ("grpc.max_allowed_incoming_connections", settings.max_connections),
+        ("grpc.max_allowed_incoming_connections", min(settings.max_connections, descriptor_limit() // 4)),
     ]
 
 

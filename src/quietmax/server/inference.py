@@ -39,7 +39,8 @@ _MAX_BYTES_IN_LOOP = 2**20
 """A larger body is parsed in a thread, so that other requests do not wait."""
 _SPARE = 64
 """Values, lists and objects of a request, and of each of its columns, that are not data."""
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+"""A string, or the unfinished rest of the text: a search that starts again at every quote would take quadratic time."""
 
 
 class InferenceEndpoint:
@@ -293,12 +294,19 @@ async def decoded_request(
         As in `decode_request`.
     """
     with phase("parse"):
-        if len(body) > _MAX_BYTES_UNCHECKED:
-            check_structure(body if json_length is None else body[:json_length], deployment, max_rows)
         limit = _MAX_BYTES_IN_LOOP if deployment.encoding is None else _MAX_BYTES_UNCHECKED
         if len(body) <= limit:
-            return decode_request(body, json_length, deployment, max_rows)
-        return await asyncio.to_thread(decode_request, body, json_length, deployment, max_rows)
+            return _checked_request(body, json_length, deployment, max_rows)
+        return await asyncio.to_thread(_checked_request, body, json_length, deployment, max_rows)
+
+
+def _checked_request(
+    body: bytes, json_length: int | None, deployment: Deployment, max_rows: int
+) -> InferenceRequest:
+    """Decode a request after a check of its structure, if it is large."""
+    if len(body) > _MAX_BYTES_UNCHECKED:
+        check_structure(body if json_length is None else body[:json_length], deployment, max_rows)
+    return decode_request(body, json_length, deployment, max_rows)
 
 
 def check_structure(text: bytes, deployment: Deployment, max_rows: int) -> None:

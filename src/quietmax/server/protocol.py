@@ -134,7 +134,7 @@ class Connections:
         self.settings = settings
         self.log = log
         self.metrics = metrics
-        self.limit = min(settings.max_connections, _descriptor_limit())
+        self.limit = min(settings.max_connections, descriptor_limit())
         self._share = share
         self._open: set[LimitedProtocol] = set()
         self._handshakes: dict[asyncio.Task[None], None] = {}
@@ -252,16 +252,16 @@ class Connections:
             return True
         self._full += 1
         self.metrics.count_refused("connections")
+        if self._handshakes:  # they have sent nothing yet, so they go first
+            task = next(iter(self._handshakes))
+            del self._handshakes[task]
+            task.cancel()
+            return True
         waiting = [each for each in self._open if not each.busy]
         if waiting:
             replaced = min(waiting, key=lambda each: (each.phase is Phase.BODY, each.since))
             self._open.discard(replaced)
             replaced.transport.abort()
-            return True
-        if self._handshakes:
-            task = next(iter(self._handshakes))
-            del self._handshakes[task]
-            task.cancel()
             return True
         return False
 
@@ -502,10 +502,11 @@ class _ResponseWriter:
     def __init__(self, cycle: Any) -> None:
         self._cycle = cycle
         self._transport: asyncio.Transport = cycle.transport
+        self._has_body = cycle.scope["method"] != "HEAD"
         self._headers: bytes | None = None
 
     def write(self, data: bytes) -> None:
-        if self._headers is None and self._cycle.response_started:
+        if self._headers is None and self._cycle.response_started and self._has_body:
             self._headers = data
         else:
             self._transport.write(self._headers + data if self._headers else data)
@@ -533,7 +534,7 @@ def _error_response(status: int, message: str) -> bytes:
     )
 
 
-def _descriptor_limit() -> int:
+def descriptor_limit() -> int:
     """Return how many connections the limit on file descriptors allows."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:

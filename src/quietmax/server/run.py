@@ -10,6 +10,7 @@ import asyncio
 import importlib.util
 import math
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -217,6 +218,8 @@ def _grpc_server(service: Service, listener: Listener) -> AbstractAsyncContextMa
     if listener.grpc_port is None:
         return None
     # Not imported before the fork, which the threads of grpc do not survive.
+    # The core of gRPC writes to standard error itself, and would wait for ever while nobody reads it.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from quietmax.server.grpc_server import serving
 
     return serving(service, listener.host, listener.grpc_port, listener.tls_content)
@@ -332,6 +335,8 @@ def run(
     """
     # The ledger's thread releases the interpreter lock at every statement and must not wait long to get it back.
     sys.setswitchinterval(_SWITCH_INTERVAL)
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     try:
         listener.load_certificate()
     except (
