@@ -224,7 +224,9 @@ def _centring(graph: Graph, features: str, centring: Centring) -> str:
 
 def _network(graph: Graph, network: MLP, features: str) -> str:
     """Return the logits of a network."""
-    signal = features
+    signal = graph.cast(
+        features, network.kernels[0].numpy().dtype.type
+    )  # networks with exact noise have float64 weights
     for kernel, bias in zip(network.kernels[:-1], network.biases[:-1], strict=True):
         summed = graph("Add", graph("MatMul", signal, kernel[0].numpy()), bias[0].numpy())
         signal = graph(network.activation.capitalize(), summed)

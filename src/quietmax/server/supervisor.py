@@ -232,7 +232,7 @@ class _Supervisor:
         """Note that a worker has ended; return whether it starts again, and set when."""
         code = worker.wait()
         self._shares[worker.number].close()
-        if self._stopping:
+        if code == 0 or self._stopping:
             return False
         now = time.monotonic()
         uptime = now - worker.started
