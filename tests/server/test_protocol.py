@@ -9,8 +9,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -304,3 +304,129 @@ def test_a_head_request_is_answered_on_a_connection_that_stays_open(start: Start
             assert response.headers["content-type"] == "application/json"
             assert response.content == b""
         assert http.get("/v2/health/live").json() == {"live": True}
+
+
+def _until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def _open_connections(service: Running) -> int:
+    """How many connections the service has, with its own count of every 0.25 seconds."""
+    told = service.http.get("/metrics").text
+    return int(float(told.split("\nquietmax_connections ")[1].split()[0]))
+
+
+def test_a_body_that_does_not_arrive_is_replaced_before_a_connection_that_was_used_later(
+    start: Start,
+) -> None:
+    """A client that announces a body and sends none is not protected from new connections."""
+    announced = b"POST /v2/models/head/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
+    with start("head", settings=Settings(max_connections=8)) as service, ExitStack() as opened:
+        headers = {"authorization": f"Bearer {service.key}"}
+        stalled = [opened.enter_context(_connected(service)) for _ in range(6)]
+        for each in stalled:
+            each.sendall(
+                announced.replace(b"\r\n\r\n", f"\r\nAuthorization: Bearer {service.key}\r\n\r\n".encode())
+            )
+        _until(lambda: _open_connections(service) >= 7)
+        with _connected(service) as honest:
+            honest.sendall(GET + b"\r\n")
+            assert honest.recv(2**16).startswith(b"HTTP/1.1 200")
+            for _ in range(4):
+                assert httpx.get(f"{service.url}/v2/models", headers=headers).status_code == 200
+            assert _is_open(honest)
+            assert sum(not _is_open(each) for each in stalled) >= 3
+
+
+def test_a_body_that_arrives_byte_by_byte_has_an_end(start: Start) -> None:
+    with start("head", settings=Settings(timeout=0.5)) as service, _connected(service) as connection:
+        connection.sendall(
+            f"POST /v2/models/head/infer HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {service.key}\r\n"
+            "Content-Length: 1000\r\n\r\n".encode()
+        )
+        stopped = threading.Event()
+
+        def trickle() -> None:
+            with suppress(ConnectionError):
+                while not stopped.wait(0.05):
+                    connection.sendall(b" ")
+
+        thread = threading.Thread(target=trickle)
+        started = time.monotonic()
+        thread.start()
+        answer = _everything(connection)
+        stopped.set()
+        thread.join()
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert time.monotonic() - started < 5
+
+
+def test_connections_in_their_handshake_are_replaced_before_those_that_were_used(
+    models: Path, tmp_path: Path, certificate: Any
+) -> None:
+    trusted = ssl.create_default_context(cafile=certificate[0])
+    with (
+        running(
+            f"sqlite:///{tmp_path / 'l.sqlite'}",
+            [f"head={models / 'head'}"],
+            tls=certificate,
+            settings=Settings(max_connections=4),
+        ) as service,
+        ExitStack() as opened,
+    ):
+        raw = opened.enter_context(_connected(service))
+        with trusted.wrap_socket(raw, server_hostname="127.0.0.1") as honest:
+            honest.sendall(GET + b"\r\n")
+            assert honest.recv(2**16).startswith(b"HTTP/1.1 200")
+            for _ in range(40):
+                opened.enter_context(_connected(service))
+            assert httpx.get(f"{service.url}/v2/health/ready", verify=trusted).status_code == 200
+            honest.sendall(GET + b"\r\n")
+            assert honest.recv(2**16).startswith(b"HTTP/1.1 200")
+
+
+def test_responses_that_nobody_reads_do_not_delay_a_stop(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ExitStack() as opened:
+        with start("head") as service:
+            monkeypatch.setattr(service.service.metrics, "exposition", lambda _: b"x" * 2**23)
+            metrics = b"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n\r\n"
+            unread = opened.enter_context(_connected(service))
+            unread.sendall(metrics % service.key.encode() * 8)
+            unfinished = opened.enter_context(_connected(service))
+            unfinished.sendall(metrics % service.key.encode() + b"POST /login HTTP/1.1\r\nHost: x\r\n")
+            assert unread.recv(1) == unfinished.recv(1) == b"H"
+            time.sleep(0.5)
+            started = time.monotonic()
+        assert time.monotonic() - started < 5
+    assert caplog.messages == []
+
+
+def test_a_slow_reader_gets_its_whole_response_while_the_service_stops(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received = bytearray()
+
+    def read(connection: socket.socket) -> None:
+        while part := connection.recv(2**18):
+            received.extend(part)
+            time.sleep(0.02)
+
+    with ExitStack() as opened:
+        with start("head") as service:
+            monkeypatch.setattr(service.service.metrics, "exposition", lambda _: b"x" * 2**25)
+            connection = opened.enter_context(_connected(service))
+            connection.sendall(
+                b"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n\r\n" % service.key.encode()
+            )
+            received += connection.recv(1)
+            thread = threading.Thread(target=read, args=(connection,))
+            thread.start()
+            started = time.monotonic()
+        assert time.monotonic() - started > limits._LINGER_SECONDS, "the response took longer than the limit"
+        thread.join()
+    assert received.count(b"x") >= 2**25

@@ -113,8 +113,8 @@ class ConnectionShare:
 class Connections:
     """The open connections of a server process.
 
-    If all are taken, a new connection replaces the one that has been waiting longest for its client. A connection
-    whose request was received is never replaced.
+    If all are taken, a new connection replaces the one whose client has sent nothing for the longest time, first of all
+    one whose TLS handshake is not done. A connection whose request was received is never replaced.
 
     Parameters
     ----------
@@ -259,7 +259,7 @@ class Connections:
             return True
         waiting = [each for each in self._open if not each.busy]
         if waiting:
-            replaced = min(waiting, key=lambda each: (each.phase is Phase.BODY, each.since))
+            replaced = min(waiting, key=lambda each: each.since)
             self._open.discard(replaced)
             replaced.transport.abort()
             return True
@@ -289,7 +289,7 @@ class LimitedProtocol(HttpToolsProtocol):
     phase : Phase
         What the connection waits for.
     since : float
-        Since when, in the time of the event loop.
+        Since when it has waited without receiving anything, in the time of the event loop.
     """
 
     def __init__(self, connections: Connections, **uvicorn: Any) -> None:
@@ -305,6 +305,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._header_count = 0
         self._error: tuple[int, str] | None = None
         self._refused = False
+        self._stopping = False
+        self._unread = 0
+        self._answering: Any = None
 
     @property
     def busy(self) -> bool:
@@ -319,7 +322,11 @@ class LimitedProtocol(HttpToolsProtocol):
         self._all.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End with the connection."""
+        """End with the connection, and so do all its requests: uvicorn itself knows of the latest alone."""
+        for cycle in (self._answering, *(waiting for waiting, _ in self.pipeline)):
+            if cycle is not None:
+                cycle.disconnected = True
+                cycle.message_event.set()
         super().connection_lost(exc)
         self._all.discard(self)
 
@@ -328,6 +335,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._refused:
             return
         self._unset_keepalive_if_required()
+        self.since = self.loop.time()
         self._received += len(data)
         try:
             self.parser.feed_data(data)
@@ -375,6 +383,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self.cycle.transport = _ResponseWriter(self.cycle)  # type: ignore[assignment]
         self._enter(Phase.BODY, self._limits.timeout)
 
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
     def on_message_complete(self) -> None:
         """Wait for the response."""
         super().on_message_complete()
@@ -389,7 +401,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Wait for the client to read."""
         super().pause_writing()
-        self._write_deadline = self.loop.time() + self._limits.timeout
+        self._write_deadline = self.loop.time() + self._write_timeout
 
     def resume_writing(self) -> None:
         """Go on writing."""
@@ -398,10 +410,24 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """Stop gracefully: a request that was received is answered, one that was not is refused."""
-        if self.phase in (Phase.HEAD, Phase.BODY) and not self.busy:
-            self._refuse(503, "The service is stopping. Nothing was charged.", "stopping")
-        else:
+        self._stopping = True
+        self._unread = self.transport.get_write_buffer_size()
+        if self._unread:
+            self._write_deadline = min(self._write_deadline, self.loop.time() + self._write_timeout)
+        if not self._refuse_if_unfinished():
             super().shutdown()
+
+    def _refuse_if_unfinished(self) -> bool:
+        """Refuse a request that was not received whole when the service stops; return whether there is one."""
+        unfinished = self.phase in (Phase.HEAD, Phase.BODY) and not self.busy
+        if unfinished and not self._refused:
+            self._refuse(503, "The service is stopping. Nothing was charged.", "stopping")
+        return unfinished
+
+    @property
+    def _write_timeout(self) -> float:
+        """How long a client may take to read on."""
+        return _LINGER_SECONDS if self._stopping else self._limits.timeout
 
     def end_if_late(self, now: float) -> None:
         """End the connection if its client took too long.
@@ -411,13 +437,24 @@ class LimitedProtocol(HttpToolsProtocol):
         now : float
             The time of the event loop.
         """
+        if self._stopping:
+            self._extend_while_reading(now)
         if now >= self._write_deadline:
             self._all.metrics.count_refused("timeout")
             self.transport.abort()
         elif self.transport.is_closing():
-            self._write_deadline = min(self._write_deadline, now + self._limits.timeout)
+            self._write_deadline = min(self._write_deadline, now + self._write_timeout)
+        elif self._stopping:
+            self._refuse_if_unfinished()
         elif now >= self._read_deadline and not self.busy and not self._refused:
             self._end_late_request()
+
+    def _extend_while_reading(self, now: float) -> None:
+        """Give a client that reads its response more time when the service stops, and one that does not read none."""
+        unread = self.transport.get_write_buffer_size()
+        if unread < self._unread or not unread:
+            self._write_deadline = now + _LINGER_SECONDS if unread else math.inf
+        self._unread = unread
 
     def _end_late_request(self) -> None:
         if self.phase is Phase.IDLE:
