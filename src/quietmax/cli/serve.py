@@ -182,6 +182,14 @@ def command(
     max_bytes: Annotated[
         int, typer.Option(min=1, help="Largest request body in bytes.", rich_help_panel=_LIMITS)
     ] = 16 * 2**20,
+    max_body_memory: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Most bytes of all request bodies that a worker holds at the same time.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 256 * 2**20,
     timeout: Annotated[
         float, typer.Option(help="Seconds until a request is given up.", rich_help_panel=_LIMITS)
     ] = 10.0,
@@ -298,6 +306,7 @@ def command(
     settings = Settings(
         anonymous=anonymous,
         max_bytes=max_bytes,
+        max_body_memory=max_body_memory,
         max_rows=max_rows,
         timeout=timeout,
         header_timeout=header_timeout,

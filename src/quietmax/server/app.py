@@ -19,13 +19,13 @@ from quietmax import __version__
 from quietmax.errors import QuietmaxError
 from quietmax.server import dashboard, metrics
 from quietmax.server.auth import Caller, is_local
+from quietmax.server.body_memory import MAX_CONTROL_BYTES
 from quietmax.server.errors import HttpError, bad_request, no_such_model
 from quietmax.server.inference import InferenceEndpoint, internal_error, record_of
 from quietmax.server.openapi import add_document, error_responses, responses
 from quietmax.server.service import Service
 
 EXTENSIONS = ["binary_tensor_data", "model_repository", "privacy_budget"]
-_MAX_CONTROL_BYTES = 2**16
 Handler = Callable[[Request, str, str | None], Awaitable[Response]]
 
 
@@ -195,7 +195,7 @@ def _add_repository_routes(app: FastAPI, service: Service) -> None:
     @app.post(
         "/v2/repository/index",
         tags=["repository"],
-        responses=responses("RepositoryIndex", 400, 401, 403, 413, 503),
+        responses=responses("RepositoryIndex", 400, 401, 403, 408, 413, 429, 503),
     )
     async def index(request: Request) -> Response:
         """The models of the repository and whether they are served; administrators only."""
@@ -203,7 +203,7 @@ def _add_repository_routes(app: FastAPI, service: Service) -> None:
         ready = (await _read_object(request, service)).get("ready", False)
         return JSONResponse(await service.repository_index(caller, ready=ready is True))
 
-    changed = responses("Changed", 400, 401, 403, 404, 413, 503)
+    changed = responses("Changed", 400, 401, 403, 404, 408, 413, 429, 503)
 
     @app.post("/v2/repository/models/{name}/load", tags=["repository"], responses=changed)
     async def load(request: Request, name: str) -> Response:
@@ -232,10 +232,10 @@ async def _read_object(request: Request, service: Service) -> dict[str, Any]:
         async with asyncio.timeout(service.settings.timeout):
             async for part in request.stream():
                 content += part
-                if len(content) > _MAX_CONTROL_BYTES:
+                if len(content) > MAX_CONTROL_BYTES:
                     raise HttpError(
                         413,
-                        f"The body must have at most {_MAX_CONTROL_BYTES} bytes.",
+                        f"The body must have at most {MAX_CONTROL_BYTES} bytes.",
                         headers={"connection": "close"},
                     )
     except ClientDisconnect:

@@ -20,8 +20,10 @@ from typing import Any
 
 import httptools
 import orjson
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from quietmax.server.body_memory import BODIES_FULL, BodyMemory
 from quietmax.server.log import Log
 from quietmax.server.metrics import Metrics
 from quietmax.server.settings import Settings
@@ -38,7 +40,7 @@ _LINGER_SECONDS = 1.0
 _MAX_PIPELINED = 32
 _BODY_OVERHEAD = 2
 """A body in chunks may take this many times its limit on the wire."""
-_NOT_HTTP = (400, "The request is not valid HTTP/1.1.")
+_NOT_HTTP = (400, "The request is not valid HTTP/1.1.", "malformed")
 
 
 class Phase(Enum):
@@ -124,16 +126,24 @@ class Connections:
         Where to write that connections were refused.
     metrics : Metrics
         Where to count them.
+    bodies : BodyMemory
+        Counts the bytes of request bodies.
     share : ConnectionShare or None
         The share of this worker, if other workers accept from the same socket.
     """
 
     def __init__(
-        self, settings: Settings, log: Log, metrics: Metrics, share: ConnectionShare | None = None
+        self,
+        settings: Settings,
+        log: Log,
+        metrics: Metrics,
+        bodies: BodyMemory,
+        share: ConnectionShare | None = None,
     ) -> None:
         self.settings = settings
         self.log = log
         self.metrics = metrics
+        self.bodies = bodies
         self.limit = min(settings.max_connections, descriptor_limit())
         self._share = share
         self._open: set[LimitedProtocol] = set()
@@ -303,11 +313,12 @@ class LimitedProtocol(HttpToolsProtocol):
         self._received = 0
         self._header_bytes = 0
         self._header_count = 0
-        self._error: tuple[int, str] | None = None
+        self._error: tuple[int, str, str] | None = None
         self._refused = False
         self._stopping = False
         self._unread = 0
         self._answering: Any = None
+        self._held: dict[Any, int] = {}
 
     @property
     def busy(self) -> bool:
@@ -323,6 +334,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End with the connection, and so do all its requests: uvicorn itself knows of the latest alone."""
+        for cycle, _ in self.pipeline:
+            self._release(cycle)
         for cycle in (self._answering, *(waiting for waiting, _ in self.pipeline)):
             if cycle is not None:
                 cycle.disconnected = True
@@ -345,7 +358,7 @@ class LimitedProtocol(HttpToolsProtocol):
             if self.cycle.response_complete:
                 self.transport.close()
         except httptools.HttpParserError:
-            self._refuse(*(self._error or _NOT_HTTP), "header" if self._error else "malformed")
+            self._refuse(*(self._error or _NOT_HTTP))
         else:
             self._check_size()
 
@@ -379,13 +392,36 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._fail(400, f"The {name.decode().title()} header must be sent once.")
         if len(self.pipeline) >= _MAX_PIPELINED:
             self._fail(400, f"At most {_MAX_PIPELINED} requests may be sent before the first is answered.")
+        if not self._all.bodies.fits(self._limits.max_bytes) and not self._all.bodies.fits(
+            _announced_bytes(self.headers)
+        ):
+            self._fail(503, BODIES_FULL, "body")
         super().on_headers_complete()
         self.cycle.transport = _ResponseWriter(self.cycle)  # type: ignore[assignment]
         self._enter(Phase.BODY, self._limits.timeout)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                await app(scope, receive, send)
+            finally:
+                self._release(cycle)
+
         self._answering = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, answer)  # type: ignore[arg-type]
+
+    def on_body(self, body: bytes) -> None:
+        """Keep a part of the body, unless the request is answered already."""
+        if not self.cycle.response_complete:
+            if not self._all.bodies.fits(len(body)):
+                self._fail(503, BODIES_FULL, "body")
+            self._all.bodies.hold(len(body))
+            self._held[self.cycle] = self._held.get(self.cycle, 0) + len(body)
+        super().on_body(body)
+
+    def _release(self, cycle: Any) -> None:
+        """Count the body of a request no longer."""
+        self._all.bodies.release(self._held.pop(cycle, 0))
 
     def on_message_complete(self) -> None:
         """Wait for the response."""
@@ -488,9 +524,9 @@ class LimitedProtocol(HttpToolsProtocol):
         elif self.phase is Phase.BODY and self._received > _BODY_OVERHEAD * self._limits.max_bytes + 2**16:
             self._refuse(413, f"The body must have at most {self._limits.max_bytes} bytes.", "body")
 
-    def _fail(self, status: int, message: str) -> None:
+    def _fail(self, status: int, message: str, reason: str = "header") -> None:
         """Stop the parser, from one of its callbacks."""
-        self._error = status, message
+        self._error = status, message, reason
         raise ValueError(message)
 
     def _refuse(self, status: int, message: str, reason: str) -> None:
@@ -565,10 +601,17 @@ def _error_response(status: int, message: str) -> bytes:
             STATUS_LINE[status],
             b"content-type: application/json\r\n",
             b"content-length: %d\r\n" % len(content),
+            b"retry-after: 1\r\n" if status == 503 else b"",
             b"connection: close\r\n\r\n",
             content,
         )
     )
+
+
+def _announced_bytes(headers: list[tuple[bytes, bytes]]) -> int:
+    """Return how many bytes the body of a request will have, as far as its headers tell: 0 if it comes in chunks."""
+    length = dict(headers).get(b"content-length", b"0")
+    return int(length) if length.isdigit() else 0
 
 
 def descriptor_limit() -> int:

@@ -231,7 +231,7 @@ class _Server(uvicorn.Server):
     def __init__(self, service: Service, listener: Listener, share: ConnectionShare | None = None) -> None:
         super().__init__(uvicorn_config(service, listener))
         self._log = service.log
-        self._connections = Connections(service.settings, service.log, service.metrics, share)
+        self._connections = Connections(service.settings, service.log, service.metrics, service.bodies, share)
         self._received: set[int] = set()
         self._context = listener.ssl_context
         self._accepting: list[asyncio.Task[None]] = []

@@ -21,6 +21,7 @@ from quietmax.ledger.transactions import ChargeResult, Failed, InvalidKey, Limit
 from quietmax.mechanisms.base import Answers
 from quietmax.server.auth import Authenticator, Caller
 from quietmax.server.batching import Pipeline, Reply
+from quietmax.server.body_memory import BodyMemory
 from quietmax.server.codec import (
     INPUT,
     LABEL,
@@ -81,6 +82,8 @@ class Service:
         Finds out who sends a request.
     metrics : Metrics
         Counters of the service.
+    bodies : BodyMemory
+        Counts the bytes of request bodies.
 
     Examples
     --------
@@ -125,6 +128,7 @@ class Service:
         self.metrics = metrics or Metrics()
         self.log = log or Log()
         self.auth = Authenticator(ledger, self.settings)
+        self.bodies = BodyMemory(self.settings.max_body_memory)
         self.telemetry: Telemetry | None = None
         self._control = control
         self._models = _ModelSet(bound)

@@ -14,6 +14,7 @@ from quietmax.errors import InvalidInput
 SESSION_SECRET_BYTES = 32
 POSITIVE = (
     "max_bytes",
+    "max_body_memory",
     "max_rows",
     "timeout",
     "header_timeout",
@@ -77,6 +78,8 @@ class Settings:
         Answer requests without an API key, as the client ``anonymous``. Loopback only.
     max_bytes : int
         Largest request body.
+    max_body_memory : int
+        Most bytes of all request bodies that are held at the same time.
     max_rows : int
         Most rows in one request.
     timeout : float
@@ -114,6 +117,7 @@ class Settings:
 
     anonymous: bool = False
     max_bytes: int = 16 * 2**20
+    max_body_memory: int = 256 * 2**20
     max_rows: int = 1000
     timeout: float = 10.0
     header_timeout: float = 10.0
@@ -142,6 +146,10 @@ class Settings:
             value = getattr(self, name)
             if not value > 0:
                 raise InvalidInput(f"{name} must be greater than 0, got {value}.")
+        if self.max_body_memory < self.max_bytes:
+            raise InvalidInput(
+                f"max_body_memory must be at least max_bytes ({self.max_bytes}), got {self.max_body_memory}."
+            )
         if self.rate_limit is not None and not 0 < self.rate_limit < math.inf:
             raise InvalidInput(f"rate_limit must be greater than 0, got {self.rate_limit}.")
         if self.rate_burst is not None and (self.rate_limit is None or self.rate_burst < 1):

@@ -1,0 +1,72 @@
+"""The memory that request bodies take, over HTTP and gRPC together.
+
+The limit on one body bounds nothing by itself: very many clients may send one at the same time.
+"""
+
+from __future__ import annotations
+
+BODIES_FULL = "The service holds too many request bodies. Send the request again later. Nothing was charged."
+"""What a client is told whose body does not fit. The status is 503."""
+MAX_CONTROL_BYTES = 2**16
+"""Largest body of a request that holds no rows."""
+
+
+class BodyMemory:
+    """Counts the bytes of all request bodies that a process holds.
+
+    A body counts from its first byte until its request has ended, also if its client has gone.
+
+    Parameters
+    ----------
+    limit : int
+        Most bytes.
+
+    Attributes
+    ----------
+    held : int
+        Bytes that are held now.
+
+    Examples
+    --------
+    >>> bodies = BodyMemory(10)
+    >>> bodies.hold(8)
+    >>> bodies.fits(2), bodies.fits(3)
+    (True, False)
+    >>> bodies.release(8)
+    >>> bodies.held
+    0
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+
+    def fits(self, size: int) -> bool:
+        """Return whether so many more bytes are within the limit.
+
+        Parameters
+        ----------
+        size : int
+            Number of bytes.
+        """
+        return self.held + size <= self.limit
+
+    def hold(self, size: int) -> None:
+        """Count bytes that are held from now on.
+
+        Parameters
+        ----------
+        size : int
+            Number of bytes.
+        """
+        self.held += size
+
+    def release(self, size: int) -> None:
+        """Count bytes that are no longer held.
+
+        Parameters
+        ----------
+        size : int
+            Number of bytes.
+        """
+        self.held -= size
