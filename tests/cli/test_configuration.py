@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quietmax.cli import load_command
-from quietmax.cli._configuration import Setting, settings_of
+from quietmax.cli._configuration import Setting, check_variables, settings_of
 from tests.cli.conftest import Run, assert_error
 from tests.docs.scripts import script
 
@@ -83,6 +84,46 @@ def test_an_empty_variable_and_a_variable_that_kubernetes_sets_count_as_not_set(
     monkeypatch.setenv("QUIETMAX_HOST", "")
     monkeypatch.setenv("QUIETMAX_PORT", "tcp://10.0.0.1:80")
     assert (parsed()["host"], parsed()["port"]) == ("127.0.0.1", 8080)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("QUIETMAX_PROT", "QUIETMAX_PORT"),
+        ("QUIETMAX_LEGDER", "QUIETMAX_LEDGER"),
+        ("QUIETMAX_LEDGER_PASSWORD", "QUIETMAX_LEDGER_PASSWORD_FILE"),
+        ("QUIETMAX_CHECK", "QUIETMAX_"),
+        ("QUIETMAX_", "QUIETMAX_"),
+    ],
+)
+def test_a_misspelt_variable_is_refused_with_the_nearest_valid_name(
+    run: Run, monkeypatch: pytest.MonkeyPatch, name: str, nearest: str
+) -> None:
+    monkeypatch.setenv(name, "8080")
+    result = run("serve", "model")
+    assert_error(result, 1, f"Unknown environment variable {name}; the nearest valid name is {nearest}")
+    assert run("serve", "--help")[0] == 0
+
+
+def test_variables_of_kubernetes_of_tests_and_of_other_commands_are_no_misspelt_options() -> None:
+    links = {
+        "QUIETMAX_SERVICE_HOST": "10.0.0.1",
+        "QUIETMAX_SERVICE_PORT": "8080",
+        "QUIETMAX_SERVICE_PORT_HTTP": "8080",
+        "QUIETMAX_PORT_8080_TCP": "tcp://10.0.0.1:8080",
+        "QUIETMAX_PORT_8080_TCP_ADDR": "10.0.0.1",
+        "QUIETMAX_METRICS_PORT": "tcp://10.0.0.1:80",
+    }
+    root = Path(__file__).parents[2]
+    named = {
+        name
+        for folder in ("src", "tests", "benchmarks", "docs", "deploy")
+        for file in (root / folder).rglob("*")
+        if file.suffix in (".py", ".md", ".yaml", ".toml", ".txt", ".sh") and file != Path(__file__)
+        for name in re.findall(r"\bQUIETMAX_[A-Z_]*[A-Z]\b", file.read_text(encoding="utf-8"))
+    } - {"QUIETMAX_LEGDER"}
+    assert {"QUIETMAX_DATA", "QUIETMAX_KILLS", "QUIETMAX_LEDGER"} < named
+    check_variables(load_command("serve"), {**dict.fromkeys(named, "1"), **links, "HOME": "/"})
 
 
 @pytest.mark.parametrize(

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from quietmax.cli._output import errors
 from quietmax.ledger import Ledger
 from quietmax.models import Model, TrainingSettings, save_model
 from quietmax.models.mlp import initial_mlp
-from quietmax.server import supervisor
+from quietmax.server import log, supervisor
+from tests.server.running_service import log_schema
 
 ORDINARY = ("--accept-unproven", "--budget", 10, "--queries", 20, "--port", 0)
 
 Serve = Callable[..., tuple[int, str, str, int]]
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What the log writes to standard error."""
+    pieces: list[bytes] = []
+    monkeypatch.setattr(log, "_write_to_stderr", pieces.append)
+    return pieces
 
 
 @pytest.fixture
@@ -38,9 +49,10 @@ def serve(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
     return call
 
 
-def test_what_is_served_is_announced_with_its_warning_and_the_missing_key(
-    serve: Serve, tmp_path: Path
+def test_what_is_served_is_announced_on_a_terminal_with_its_warning_and_the_missing_key(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     code, _, err, served = serve(*ORDINARY)
     assert (code, served) == (0, 1)
     assert "Serving on http://127.0.0.1:" in err
@@ -50,6 +62,23 @@ def test_what_is_served_is_announced_with_its_warning_and_the_missing_key(
         ledger.create_key("ann")
     _, _, err, _ = serve(*ORDINARY)
     assert "key create" not in err
+
+
+def test_what_is_served_is_one_line_of_the_log_when_stderr_is_no_terminal(
+    serve: Serve, logged: list[bytes], tmp_path: Path
+) -> None:
+    code, out, err, served = serve(*ORDINARY, "--grpc-port", 0)
+    assert (code, out, err, served) == (0, "", "", 1)
+    (line,) = map(json.loads, b"".join(logged).splitlines())
+    jsonschema.validate(line, log_schema())
+    assert line["event"] == "serving"
+    assert line["url"].startswith("http://127.0.0.1:")
+    assert line["grpc_port"] > 0
+    assert line["ledger"].endswith(str(tmp_path / "ledger.sqlite"))
+    assert line["served"] == ["plain/1 (refuted): account people, 20 answers left"]
+    warning, key = line["warnings"]
+    assert warning.startswith("plain/1: ")
+    assert "quietmax ledger key create NAME" in key
 
 
 def test_what_is_served_is_announced_as_json(serve: Serve) -> None:
@@ -109,13 +138,15 @@ def test_telemetry_in_an_unsupported_protocol_is_refused(
     assert serve(*ORDINARY, "--otel")[0] == 0
 
 
-def test_an_exhausted_budget_is_announced(serve: Serve, tmp_path: Path) -> None:
+def test_an_exhausted_budget_is_announced(serve: Serve, logged: list[bytes], tmp_path: Path) -> None:
     serve(*ORDINARY)
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         ledger.revoke("people", None, "The study is over.")
-    _, _, err, served = serve(*ORDINARY)
+    *_, served = serve(*ORDINARY)
     assert served == 1
-    assert "The budget of the account people is exhausted" in err
+    before, after = b"".join(logged).splitlines()
+    assert b"The budget of the account people is exhausted" not in before
+    assert b"The budget of the account people is exhausted" in after
 
 
 def test_check_finds_a_valid_configuration_and_writes_nothing(serve: Serve, tmp_path: Path) -> None:

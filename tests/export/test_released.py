@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import quietmax as qm
+from quietmax.data.encoding import Encoding, NumericColumn
+from quietmax.data.records import Records
 from quietmax.errors import DataUnavailable, InvalidInput
 from quietmax.estimators.serialization import open_private, save_private
 from quietmax.export.onnx import export_onnx
@@ -49,6 +51,33 @@ def test_a_model_whose_weights_were_not_released_is_never_exported(
     with pytest.raises(InvalidInput, match="is not exported") as refused:
         export(kept_at_home[kind], tmp_path / "out")
     assert ("paid per answer" if kind != "network" else "no guarantee") in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def telling_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Released models whose folder holds more than may leave the house."""
+    place = tmp_path_factory.mktemp("telling")
+    common = {"epsilon": 8.0, "declared_size": 240}
+    seeded = qm.PrivateHead(classes=(3, 7), random_state=7, **common).fit(VECTORS, LABELS)
+    columns = tuple(NumericColumn(name, -4.0, 4.0) for name in "abc")
+    encoding = Encoding(columns, "y", ("0", "1"), inferred=("the bounds of a",))
+    records = Records("vectors", np.tile(VECTORS, 2), (LABELS == 7).astype(np.int64), 2, encoding=encoding)
+    return {
+        "its noise is seeded": save_private(seeded, place / "seeded", dataset="vectors"),
+        "its columns were read off": save_private(
+            qm.PrivateHead(**common).fit(records), place / "inferred", dataset="vectors"
+        ),
+    }
+
+
+@pytest.mark.parametrize("reason", ["its noise is seeded", "its columns were read off"])
+@pytest.mark.parametrize("export", [export_onnx, export_skops, save_model])
+def test_a_seed_and_what_was_read_off_the_records_are_never_exported(
+    telling_folders, reason, export, tmp_path
+) -> None:
+    with pytest.raises(InvalidInput, match=f"is not exported: {reason}"):
+        export(telling_folders[reason], tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -185,6 +186,14 @@ def check_message(response: httpx.Response) -> None:
     assert "\n" not in message
     assert "Traceback" not in message
     assert len(message) < 400
+
+
+def log_schema() -> Any:
+    """The schema of the log in the documentation."""
+    page = (Path(__file__).parents[2] / "docs" / "service.md").read_text(encoding="utf-8")
+    found = re.search(r"<!-- log schema -->\n```json\n(.*?)```", page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
 
 
 def _encoding(frame: pd.DataFrame, schema: Schema) -> Encoding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import base64
 import json
 import os
 import re
@@ -10,8 +11,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
+import urllib.error
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +27,10 @@ import quietmax
 from quietmax.cli import load_command
 from quietmax.cli._configuration import settings_of
 from quietmax.server.metrics import Metrics
+from tests.docs.scripts import script
 from tests.server.running_service import Start
 
+healthcheck = script("deploy/healthcheck.py")
 DEPLOY = Path(__file__).parents[2] / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 DASHBOARD = json.loads((DEPLOY / "monitoring/grafana-dashboard.json").read_text())
@@ -107,14 +114,63 @@ def test_the_arguments_of_kserve_start_a_model(models: Path, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
 
 
-def test_the_health_check_of_the_image_follows_the_service(start: Start) -> None:
+@contextmanager
+def process_named(*words: str) -> Iterator[int]:
+    """A process with the command line of a service, which does nothing."""
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", "input()", "serve", *words], stdin=subprocess.PIPE
+    )
+    try:
+        while not Path(f"/proc/{process.pid}/cmdline").read_text():  # not yet executed
+            time.sleep(0.01)
+        yield process.pid
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("place", ["command line", "environment", "file"])
+def test_the_health_check_of_the_image_finds_the_service_wherever_it_was_configured(
+    start: Start,
+    certificate: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    tls: bool,
+) -> None:
+    with start("head", tls=certificate if tls else None) as service:
+        options = {"port": service.url.rpartition(":")[2], "host": "0.0.0.0"}
+        if tls:
+            options |= {"tls-certificate": str(certificate[0]), "tls-key": str(certificate[1])}
+        words = ["head"]
+        if place == "command line":
+            words += [f"--{name}={value}" for name, value in options.items()]
+        elif place == "environment":
+            for name, value in options.items():
+                monkeypatch.setenv(f"QUIETMAX_{name.upper().replace('-', '_')}", value)
+        else:
+            written = "".join(f"{name.replace('-', '_')} = {value!r}\n" for name, value in options.items())
+            (tmp_path / "serve.toml").write_text(written.replace(f"'{options['port']}'", options["port"]))
+            words += ["--config", str(tmp_path / "serve.toml")]
+        with process_named(*words) as process:
+            healthcheck.main(process)
+            monkeypatch.setattr(service.service, "_pipeline", None)
+            time.sleep(0.3)  # the service remembers for a moment that it was ready
+            with pytest.raises(urllib.error.HTTPError, match="503"):
+                healthcheck.main(process)
+            monkeypatch.undo()
+
+
+def test_the_image_has_its_health_check() -> None:
     text = (DEPLOY / "Dockerfile").read_text()
     command = json.loads(text.partition("HEALTHCHECK")[2].partition("CMD ")[2].splitlines()[0])
     assert command[0] == "python"
-    with start("head") as service:
-        check = [part.replace("http://127.0.0.1:8080", service.url) for part in command[1:]]
-        assert subprocess.run([sys.executable, *check], check=False, capture_output=True).returncode == 0
-    assert subprocess.run([sys.executable, *check], check=False, capture_output=True).returncode != 0
+    assert f"COPY deploy/healthcheck.py {command[1]}\n" in text
+    assert "!deploy/healthcheck.py" in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    assert healthcheck.url_of(["tini", "--", "quietmax", "serve", "m", "--host", "::"]).startswith(
+        "http://[::1]:8080/"
+    )
 
 
 def test_the_image_and_the_chart_have_the_version_of_the_package() -> None:
@@ -172,7 +228,13 @@ VALUES: dict[str, dict[str, Any]] = {
         "sessionSecret": "quietmax-session",
         "tlsSecret": "quietmax-tls",
         "image": {"digest": "sha256:" + "0" * 64},
-        "options": {"max_rows": 200, "request_log": False},
+        "service": {"port": 80, "grpcPort": 9000},
+        "options": {
+            "max_rows": 200,
+            "request_log": False,
+            "max_bytes": 33554432,
+            "oidc_client_claim": 'a "b"',
+        },
         "nodeSelector": {"disk": "ssd"},
     },
 }
@@ -201,6 +263,18 @@ def test_the_chart_renders_valid_kubernetes_objects_and_a_valid_configuration(
     written = objects["ConfigMap"]["data"]["serve.toml"]
     configured = tomllib.loads(written)
     assert configured["models"] == VALUES[name]["models"]
+    assert {key: configured[key] for key in VALUES[name].get("options", {})} == VALUES[name].get(
+        "options", {}
+    )
+    check_ports(objects, container, configured, VALUES[name].get("service", {"port": 8080}))
+    volumes = {each["name"]: each for each in objects["Deployment"]["spec"]["template"]["spec"]["volumes"]}
+    session = volumes["session"]["secret"]["secretName"]
+    if "sessionSecret" in VALUES[name]:
+        assert session == VALUES[name]["sessionSecret"]
+        assert "Secret" not in objects
+    else:
+        assert objects["Secret"]["metadata"]["name"] == session
+        assert len(base64.b64decode(objects["Secret"]["data"]["secret"])) >= 32
     (tmp_path / "url").write_text(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
     (tmp_path / "secret").write_text("s" * 64)
     replaced = written.replace("/secrets/ledger/url", str(tmp_path / "url"))
@@ -217,6 +291,21 @@ def test_the_chart_renders_valid_kubernetes_objects_and_a_valid_configuration(
     assert done.returncode == 0, done.stderr
 
 
+def check_ports(
+    objects: dict[str, Any], container: dict[str, Any], configured: dict[str, Any], service: dict[str, int]
+) -> None:
+    """The service of Kubernetes leads to the ports that the container listens on, for HTTP and gRPC."""
+    listens = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert listens.get("http") == configured["port"]
+    assert listens.get("grpc") == configured.get("grpc_port")
+    ports = {each["name"]: (each["port"], each["targetPort"]) for each in objects["Service"]["spec"]["ports"]}
+    wanted = {"http": (service["port"], "http")}
+    if "grpcPort" in service:
+        wanted["grpc"] = (service["grpcPort"], "grpc")
+    assert ports == wanted
+    assert set(listens) == set(wanted)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "word"),
@@ -225,6 +314,13 @@ def test_the_chart_renders_valid_kubernetes_objects_and_a_valid_configuration(
         ({"models": ["affair"], "modelsClaim": "models"}, "models"),
         ({"models": ["a=/models/a"], "modelsClaim": ""}, "modelsClaim"),
         ({"models": ["a=/models/a"], "modelsClaim": "models", "replica": 2}, "replica"),
+        ({**VALUES["plain"], "options": {"port": 9000}}, "options.port: the chart sets this option itself"),
+        (
+            {**VALUES["plain"], "options": {"workers": 2}},
+            "options.workers: the chart sets this option itself",
+        ),
+        ({**VALUES["plain"], "options": {"max_rows": {"a": 1}}}, "max_rows"),
+        ({**VALUES["plain"], "options": {"max-rows": 1}}, "max-rows"),
     ],
 )
 def test_the_chart_refuses_wrong_values(

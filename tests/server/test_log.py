@@ -7,7 +7,6 @@ import io
 import json
 import logging
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -23,7 +22,7 @@ import pytest
 
 from quietmax.server import Settings
 from quietmax.server.log import Log, libraries_logged
-from tests.server.running_service import LEDGER_DOWN, Running, Start, inference, some_rows
+from tests.server.running_service import LEDGER_DOWN, Running, Start, inference, log_schema, some_rows
 
 
 def _lines(stream: io.BytesIO) -> list[dict[str, Any]]:
@@ -146,6 +145,13 @@ def test_warnings_messages_and_errors_of_libraries_are_lines_of_json_without_val
         warnings.simplefilter("always")
         warnings.warn("the value secret-1 is odd", UserWarning, stacklevel=1)
         logging.getLogger("somebody").warning("the value %s is odd\nsecond line", "secret-2")
+        logging.getLogger("somebody").warning(
+            "%(a)5.1f is 7%% of %(a)-8d or %(b)r", {"a": 12345.0, "b": "secret-6"}
+        )
+        logging.getLogger("somebody").warning("all 100% of it")
+        logging.getLogger("quietmax.server.some").warning(
+            "the issuer %s fails: %s", "https://a.b", "no route"
+        )
         try:
             _fail("secret-3")
         except ValueError:
@@ -155,11 +161,14 @@ def test_warnings_messages_and_errors_of_libraries_are_lines_of_json_without_val
         thread.join()
     assert (sys.excepthook, threading.excepthook, warnings.showwarning) == before
     assert log.flush(10)
-    warning, message, failed, died = _lines(stream)
+    warning, message, numbers, whole, own, failed, died = _lines(stream)
     assert warning["source"] == "UserWarning"
     assert "test_log.py:" in warning["message"]
     assert message["source"] == "somebody warning"
-    assert message["message"] == "the value %s is odd"
+    assert message["message"] == "the value … is odd"
+    assert numbers["message"] == "… is 7% of … or …"
+    assert whole["message"] == "all 100% of it"
+    assert own["message"] == "the issuer https://a.b fails: no route"
     assert (failed["event"], failed["kind"], failed["source"]) == ("failed", "ValueError", "somebody error")
     assert failed["frames"][-1].endswith(" _fail")
     assert (died["event"], died["kind"]) == ("failed", "ValueError")
@@ -221,17 +230,6 @@ def test_a_service_whose_stderr_nobody_reads_answers_and_stops(models: Any, tmp_
         os.close(unread)
 
 
-ROOT = Path(__file__).parents[2]
-
-
-def _schema() -> Any:
-    """The schema of the log in the documentation."""
-    page = (ROOT / "docs" / "service.md").read_text(encoding="utf-8")
-    found = re.search(r"<!-- log schema -->\n```json\n(.*?)```", page, re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])
-
-
 def test_real_lines_of_the_log_follow_the_documented_schema(
     plain: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,7 +249,7 @@ def test_real_lines_of_the_log_follow_the_documented_schema(
     plain.http.get("/v2/health/ready")
     monkeypatch.setattr(plain.service, "deployment", lambda *_: 1 / 0)
     plain.infer(some_rows(1))
-    schema = _schema()
+    schema = log_schema()
     for line in plain.lines():
         jsonschema.validate(line, schema)
     told = {line["event"] for line in plain.lines()}
@@ -261,8 +259,8 @@ def test_real_lines_of_the_log_follow_the_documented_schema(
 
 
 def test_every_event_and_field_that_the_service_logs_is_in_the_schema() -> None:
-    properties = _schema()["properties"]
-    for file in (ROOT / "src" / "quietmax" / "server").rglob("*.py"):
+    properties = log_schema()["properties"]
+    for file in (Path(__file__).parents[2] / "src" / "quietmax").rglob("*.py"):
         for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
                 continue

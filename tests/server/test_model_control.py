@@ -15,15 +15,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from quietmax.data import Records, hold_out
+from quietmax.estimators import PrivateHead, open_private, save_private
+from quietmax.estimators.evaluate import evaluate_folder
 from quietmax.ledger import Ledger
 from quietmax.server import Service, deploy, load_models
 from quietmax.server.log import Log
@@ -324,9 +329,127 @@ def test_a_worker_that_cannot_follow_keeps_its_model_and_is_reported(
         (error,) = control.follow()
         assert "has changed since it was loaded" in error
         assert [each.label for each in control.deployments] == ["m/1"]
-        assert state.wait(desired.revision + 1) == (0, 1, error)
-        assert control.follow() == []
+        assert state.wait(desired.revision + 1, "m") == (0, 1, error)
+        assert state.wait(desired.revision + 1, "another") == (1, 1, None)
         assert not control.is_behind
+
+
+def test_a_worker_that_cannot_follow_tries_again_until_it_can(
+    tmp_path: Path, repository: Path, add: Add, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quietmax.server.model_control._MAX_RETRY_SECONDS", 0.2)
+    add("head", "m/1")
+    control = control_of(repository, tmp_path / "state")
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        control.serve(ledger, deploy(ledger, control.start()), lambda: None)
+        assert control.follow() == []
+        desired = control._state.read()
+        version = desired.models["m"]
+        assert version is not None
+        newer = add("head", "m/2")
+        (newer / "model.json").rename(newer / "away")  # a file system that is away for a moment
+        (read,) = load_models([f"m/2={repository / 'm' / '1'}"])
+        other = type(version)("2", read.digest.hex(), "")
+        control._state.write(DesiredModels(desired.revision + 1, {"m": other}))
+        for _ in range(2):
+            wait_until(lambda: control.is_behind)
+            (error,) = control.follow()
+            assert not control.is_behind
+            assert control._state.wait(desired.revision + 1, "m") == (0, 1, error)
+        assert [each.label for each in control.deployments] == ["m/1"]
+        (newer / "away").rename(newer / "model.json")
+        wait_until(lambda: control.is_behind)
+        assert control.follow() == []
+        assert [each.label for each in control.deployments] == ["m/2"]
+        assert control._state.wait(desired.revision + 1, "m") == (1, 1, None)
+        time.sleep(0.3)
+        assert not control.is_behind
+
+
+def test_a_worker_that_starts_without_a_model_says_so_and_loads_it_later(
+    tmp_path: Path, repository: Path, add: Add, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quietmax.server.model_control._MAX_RETRY_SECONDS", 0.0)
+    folder = add("head", "m/1")
+    control = control_of(repository, tmp_path / "state")
+    control._models = {}  # as in a worker that restarts after another one has loaded the model
+    (folder / "model.json").rename(folder / "away")
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        assert control.start() == []
+        control.serve(ledger, [], lambda: None)
+        control.confirm()
+        revision = control._state.read().revision
+        confirmed, workers, error = control._state.wait(revision, "m")
+        assert (confirmed, workers) == (0, 1)
+        assert error is not None
+        (folder / "away").rename(folder / "model.json")
+        assert control.is_behind
+        assert control.follow() == []
+        assert [each.label for each in control.deployments] == ["m/1"]
+        assert control._state.wait(revision, "m") == (1, 1, None)
+
+
+def test_the_service_goes_on_following_after_an_unexpected_error(
+    tmp_path: Path, repository: Path, add: Add, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quietmax.server.service._FOLLOW_RETRY_SECONDS", 0.0)
+    add("head", "m/1")
+    follow, calls = ModelControl.follow, []
+
+    def once_broken(control: ModelControl) -> list[str]:
+        calls.append(control)
+        if len(calls) == 1:
+            raise RuntimeError("can't start new thread")
+        return follow(control)
+
+    monkeypatch.setattr(ModelControl, "follow", once_broken)
+    with serving(tmp_path, repository) as running:
+        wait_until(lambda: len(calls) == 2)
+        wait_until(lambda: running.log.getvalue().count(b"RuntimeError") == 1)
+
+
+def test_changes_that_wait_for_other_workers_keep_no_request_waiting(
+    tmp_path: Path, repository: Path, add: Add, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add("head", "m/1")
+    go_on = threading.Event()
+    monkeypatch.setattr(ModelControl, "unload", lambda *_: go_on.wait(60))
+    with serving(tmp_path, repository) as running, ThreadPoolExecutor(40) as pool:
+        changes = [pool.submit(post, running, "models/m/unload") for _ in range(40)]
+        try:
+            time.sleep(0.5)
+            assert httpx.get(f"{running.url}/v2/health/ready", timeout=2).status_code == 200
+            assert httpx.get(
+                f"{running.url}/v2/models/m/budget", headers=running.http.headers, timeout=2
+            ).json()
+            assert not any(each.done() for each in changes)
+        finally:
+            go_on.set()
+        assert {each.result().status_code for each in changes} == {200}
+
+
+def test_a_new_evaluation_is_charged_when_the_repository_is_loaded_again(
+    tmp_path: Path, repository: Path
+) -> None:
+    features = np.random.default_rng(0).random((600, 3)).astype(np.float32)
+    records = Records("people", features, (features[:, 0] > 0.5).astype(np.int64), 2)
+    head = PrivateHead(epsilon=1.0, delta=1e-5, declared_size=480).fit(hold_out(records, 0.2).train)
+    folder = save_private(head, repository / "m" / "1", dataset="people")
+    control = control_of(repository, tmp_path / "state")
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        control.serve(ledger, deploy(ledger, control.start()), lambda: None)
+        assert control.reload() == ([], {})
+        evaluate_folder(folder, open_private(folder), records)
+        assert control.reload() == (["m/1"], {})
+        assert control.reload() == ([], {})
+        assert [row.kind for row in ledger.export("people")].count("evaluation") == 1
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.02)
 
 
 def test_a_change_waits_for_workers_that_live_and_for_no_others(
@@ -336,11 +459,11 @@ def test_a_change_waits_for_workers_that_live_and_for_no_others(
     state = SharedState(tmp_path)
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    (tmp_path / f"worker-{ended.pid}").write_text('{"revision": 0, "error": null}')
-    state.confirm(3, None)
-    assert state.wait(3) == (1, 1, None)
-    (tmp_path / f"worker-{os.getppid()}").write_text('{"revision": 2, "error": null}')
-    assert state.wait(3) == (1, 2, None)
+    (tmp_path / f"worker-{ended.pid}").write_text('{"revision": 0, "errors": {}}')
+    state.confirm(3, {})
+    assert state.wait(3, "m") == (1, 1, None)
+    (tmp_path / f"worker-{os.getppid()}").write_text('{"revision": 2, "errors": {}}')
+    assert state.wait(3, "m") == (1, 2, None)
     with (
         state.lock(),
         pytest.raises(Exception, match="Another change of the models is in progress"),

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import io
 import json
 import socket
 import subprocess
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -27,6 +28,7 @@ from quietmax.ledger import Charge, ChargeResult, Terms
 from quietmax.ledger.transactions import ChargeBatch
 from quietmax.server import Settings, oidc
 from quietmax.server.errors import HttpError
+from quietmax.server.log import Log, libraries_logged
 from quietmax.server.oidc import ALGORITHMS, Identity, IssuerKeys, TokenVerifier, fetch_json
 from quietmax.server.settings import OidcSettings
 from tests.server.running_service import Running, Start, check_message, inference, run_async, some_rows
@@ -381,6 +383,20 @@ def test_requests_do_not_wait_for_an_issuer_that_is_known_to_be_down(issuer: Tok
 def test_an_issuer_that_was_never_reached_is_503(issuer: TokenIssuer) -> None:
     issuer.down = True
     assert run_async(_Verification(issuer).error(issuer.token("ec"))).status == 503
+
+
+def test_the_log_says_why_the_issuer_cannot_be_reached() -> None:
+    stream = io.BytesIO()
+    log = Log(stream)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with libraries_logged(log), suppress(HttpError):
+            run_async(IssuerKeys(url).refresh())
+    assert log.flush(10)
+    (line,) = map(json.loads, stream.getvalue().splitlines())
+    assert line["message"].startswith(f"The keys of the issuer {url} cannot be fetched: ")
+    assert "refused" in line["message"].lower()
 
 
 @pytest.mark.parametrize(

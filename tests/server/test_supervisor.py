@@ -26,7 +26,7 @@ from quietmax.server import Service, Settings, deploy, load_models, supervisor
 from quietmax.server.log import Log
 from quietmax.server.metrics import Metrics
 from quietmax.server.run import Listener
-from quietmax.server.supervisor import supervise
+from quietmax.server.supervisor import shared_folder, supervise
 from tests.server.running_service import inference, some_rows
 
 CONTEXT = multiprocessing.get_context("fork")
@@ -79,19 +79,21 @@ def _ended() -> None:
     return None
 
 
-def test_a_service_that_ends_normally_is_not_restarted(starts: Callable[..., int]) -> None:
-    assert starts(_ended) == 1
-
-
-def test_a_killed_service_is_restarted(starts: Callable[..., int]) -> None:
-    assert starts(_killed, _ended) == 2
+@pytest.mark.parametrize("end", [_ended, _killed])
+def test_a_service_that_ends_by_itself_is_restarted(
+    starts: Callable[..., int], end: Callable[[], None]
+) -> None:
+    assert starts(end, _stop_the_parent) == 2
 
 
 def test_a_service_whose_ledger_is_down_is_restarted_until_it_is_back(
     starts: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "_MAX_RESTART_DELAY", 0.05)
-    assert starts(*[_ledger_down] * (supervisor._MAX_FAILURES + 2), _ended) == supervisor._MAX_FAILURES + 3
+    assert (
+        starts(*[_ledger_down] * (supervisor._MAX_FAILURES + 2), _stop_the_parent)
+        == supervisor._MAX_FAILURES + 3
+    )
 
 
 def test_a_service_that_dies_at_every_start_is_given_up(starts: Callable[..., int], tmp_path: Path) -> None:
@@ -104,7 +106,7 @@ def test_a_service_that_ran_for_a_while_does_not_count_as_failed_at_its_start(
     starts: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "_MIN_UPTIME", 0.0)
-    assert starts(*[_broken] * 6, _ended) == 7
+    assert starts(*[_broken] * 6, _stop_the_parent) == 7
 
 
 def test_a_supervisor_that_is_asked_to_stop_restarts_nothing(starts: Callable[..., int]) -> None:
@@ -316,6 +318,55 @@ def test_only_the_worker_that_died_is_restarted(models: Path, tmp_path: Path) ->
         _until(lambda: len(supervised.children()) == 2)
         assert spared in supervised.children()
         assert (tmp_path / "log").read_text().count("died") == 1
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_worker_that_somebody_else_asks_to_stop_is_restarted(
+    models: Path, tmp_path: Path, count: int
+) -> None:
+    with _workers(count, models, tmp_path) as (supervised, url):
+        stopped, *spared = supervised.children()
+        stopped.terminate()
+        stopped.wait(60)
+        _until(lambda: len(supervised.children()) == count)
+        assert set(spared) < set(supervised.children())
+        assert (tmp_path / "stopped").read_bytes() == b"."  # gracefully
+        _until(lambda: _is_ready(url))
+
+
+def _is_ready(url: str) -> bool:
+    with suppress(httpx.HTTPError):
+        return httpx.get(f"{url}/v2/health/ready", timeout=60).status_code == 200
+    return False
+
+
+def test_a_shared_folder_that_killed_processes_left_is_removed_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_shared_place", lambda: tmp_path)
+
+    def hold() -> None:
+        with shared_folder("quietmax-models-") as folder:
+            (folder / "models.json").write_text("{}")
+            inner = os.fork()  # a worker, which outlives the supervisor
+            (tmp_path / "held").write_text(f"{inner or os.getpid()}")
+            time.sleep(60)
+
+    process = CONTEXT.Process(target=hold)
+    process.start()
+    _until((tmp_path / "held").exists)
+    _until(lambda: (tmp_path / "held").read_text())
+    worker = psutil.Process(process.pid).children()[0]
+    process.kill()
+    process.join()
+    (left,) = tmp_path.glob("quietmax-models-*")
+    with shared_folder("quietmax-models-") as other:
+        assert set(tmp_path.glob("quietmax-models-*")) == {left, other}  # the worker still uses it
+    worker.kill()
+    _until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+    with shared_folder("quietmax-models-") as other:
+        assert set(tmp_path.glob("quietmax-models-*")) == {other}
+    assert not list(tmp_path.glob("quietmax-models-*"))
 
 
 def test_a_worker_that_dies_at_every_start_stops_all() -> None:

@@ -6,9 +6,11 @@ default. Click looks values up in this order by itself; this module names the va
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_origin
@@ -16,13 +18,33 @@ from typing import Annotated, Any, get_origin
 import typer
 from typer.core import TyperCommand
 
-from quietmax.errors import InvalidData, QuietmaxError, unknown_name
+from quietmax.errors import InvalidData, InvalidInput, QuietmaxError, unknown_name
 
 PREFIX = "QUIETMAX_"
 _NOT_IN_FILE = ("config", "check")
 _NOT_A_VARIABLE = ("check",)
 # Kubernetes sets QUIETMAX_PORT=tcp://10.0.0.1:8080 in every pod beside a service that is called quietmax.
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
+_SERVICE_VARIABLE = re.compile(
+    r".*_SERVICE_(HOST|PORT(_\w+)?)|.*_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?"
+)
+OTHER_VARIABLES = frozenset(
+    PREFIX + name
+    for name in (
+        *("DATA", "LEDGER_HEAD", "KEY"),
+        # of tests and benchmarks
+        *(
+            "BENCH_ROWS",
+            "CHROMIUM",
+            "INVARIANT_TABLES",
+            "KILLS",
+            "SAME_NUMBERS",
+            "SCREENSHOTS",
+            "WRITE_FIXTURES",
+        ),
+    )
+)
+"""Variables that are no options of the command, but mean something elsewhere."""
 _TOML_TYPES: dict[type, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     int: ((int,), "an integer"),
@@ -94,7 +116,9 @@ class ConfigurableCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line; an error says where the value was set."""
         try:
-            return super().parse_args(ctx, args)
+            left = super().parse_args(ctx, args)
+            check_variables(self, os.environ)
+            return left
         except typer.BadParameter as problem:
             option: Any = problem.param
             source = None if option is None else ctx.get_parameter_source(option.name)
@@ -103,6 +127,34 @@ class ConfigurableCommand(TyperCommand):
             elif source is not None and source.name == "DEFAULT_MAP":
                 problem.message += f" (set by {ctx.params['config']})"
             raise
+
+
+def check_variables(command: Any, variables: Mapping[str, str]) -> None:
+    """Check that every variable of ours in an environment is one that the command knows.
+
+    Parameters
+    ----------
+    command : click.Command
+        The command.
+    variables : mapping of str to str
+        The environment.
+
+    Raises
+    ------
+    InvalidInput
+        If there is another one. Ignoring a misspelt budget or ledger could cost more than was allowed.
+    """
+    known = [setting.variable for setting in settings_of(command) if setting.variable is not None]
+    for name, value in sorted(variables.items()):
+        if not name.startswith(PREFIX) or name in known or name in OTHER_VARIABLES:
+            continue
+        if _SERVICE_VARIABLE.fullmatch(name) or _SERVICE_LINK.match(value):
+            continue
+        (nearest,) = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+        raise InvalidInput(
+            f"Unknown environment variable {name}; the nearest valid name is {nearest}. Unset it if it is not meant "
+            "for this command."
+        )
 
 
 def _is_service_link(variable: str) -> bool:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from quietmax.ledger.ledger import Ledger
     from quietmax.server.deployment import Deployment
+    from quietmax.server.log import Log
     from quietmax.server.service import Service
     from quietmax.server.settings import OidcSettings
 
@@ -361,16 +362,12 @@ def command(
             )
 
         listener = stack.enter_context(listener.reserve_grpc_port())
-        first = create_service(Metrics(), because)
+        first, log = create_service(Metrics(), because), Log()
         try:
-            url = listener.url(opened)
-            if as_json:
-                _print_json(first, url, listener.grpc_port)
-            else:
-                _print_summary(first, url, listener.grpc_port)
+            _announce(first, listener.url(opened), listener.grpc_port, log, as_json=as_json)
         finally:
             first.ledger.close()
-        supervise(create_service, listener, opened, Log(), workers)
+        supervise(create_service, listener, opened, log, workers)
 
 
 def _use_one_thread() -> None:
@@ -429,6 +426,16 @@ def _oidc_settings(
     return OidcSettings(issuer, audience, client_claim, admin_claim, admin_value)
 
 
+def _announce(service: Service, url: str, grpc_port: int | None, log: Log, *, as_json: bool) -> None:
+    """Say what is served: as JSON on stdout, as text on a terminal, or in the log."""
+    if as_json:
+        _print_json(service, url, grpc_port)
+    elif sys.stderr.isatty():
+        _print_summary(service, url, grpc_port)
+    else:
+        _log_summary(service, url, grpc_port, log)
+
+
 def _print_json(service: Service, url: str, grpc_port: int | None) -> None:
     """Print what is served as one JSON document."""
     models = [
@@ -441,24 +448,49 @@ def _print_json(service: Service, url: str, grpc_port: int | None) -> None:
 
 
 def _print_summary(service: Service, url: str, grpc_port: int | None) -> None:
-    """Print what is served, with warnings, on stderr."""
+    """Print what is served, with warnings, for somebody at a terminal."""
     grpc = "" if grpc_port is None else f" (gRPC on port {grpc_port})"
     _print_line(f"Serving on {url}{grpc} with the ledger {service.ledger.address}.")
     for deployment in service.deployments:
-        account, unit_cost = deployment.account, deployment.unit_cost
-        answers = (
-            f"{account.remaining_units // unit_cost:,} answers left" if unit_cost else "answers are free"
-        )
-        _print_line(f"  {deployment.label} ({deployment.status}): account {account.name}, {answers}")
-        if account.remaining_units < unit_cost:
-            _print_line(
-                f"  The budget of the account {account.name} is exhausted. 'quietmax ledger grant' raises it.",
-                "yellow",
+        _print_line(f"  {_served_line(deployment)}")
+    for warning in _start_warnings(service):
+        _print_line(warning, "yellow")
+
+
+def _log_summary(service: Service, url: str, grpc_port: int | None, log: Log) -> None:
+    """Log what is served, with warnings, as one JSON object: every line of the log is one."""
+    log.event(
+        "serving",
+        url=url,
+        grpc_port=grpc_port,
+        ledger=service.ledger.address,
+        served=[_served_line(each) for each in service.deployments],
+        warnings=_start_warnings(service),
+    )
+    log.flush()  # before the lines of the workers
+
+
+def _served_line(deployment: Deployment) -> str:
+    """Describe a model in a line."""
+    account, unit_cost = deployment.account, deployment.unit_cost
+    answers = f"{account.remaining_units // unit_cost:,} answers left" if unit_cost else "answers are free"
+    return f"{deployment.label} ({deployment.status}): account {account.name}, {answers}"
+
+
+def _start_warnings(service: Service) -> list[str]:
+    """Return what the operator should know at the start."""
+    warnings = []
+    for deployment in service.deployments:
+        account = deployment.account
+        if account.remaining_units < deployment.unit_cost:
+            warnings.append(
+                f"The budget of the account {account.name} is exhausted. 'quietmax ledger grant' raises it."
             )
         if deployment.warning:
-            _print_line(f"  {deployment.warning}", "yellow")
+            warnings.append(f"{deployment.label}: {deployment.warning}")
     if not service.ledger.keys() and not service.settings.anonymous and service.settings.oidc is None:
-        _print_line("There is no API key yet. Create one with: quietmax ledger key create NAME", "yellow")
+        warnings.append("There is no API key yet. Create one with: quietmax ledger key create NAME")
+    return warnings
 
 
 def _print_line(text: str, style: str | None = None) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -31,6 +32,7 @@ _MAX_LINES = 10_000
 _MAX_FRAMES = 12
 _MAX_MESSAGE = 200
 _MAX_STRING = 1000
+_PLACEHOLDER = re.compile(r"%(?:\(\w*\))?[#0 +-]*(?:\d+|\*)?(?:\.(?:\d+|\*))?[hlL]?([a-zA-Z%])")
 _PIPE_SIZE = 4096
 """POSIX writes up to this many bytes to a pipe at once, so that lines of several processes do not mix."""
 
@@ -236,7 +238,7 @@ def libraries_logged(log: Log) -> Iterator[None]:
 
 
 class _Handler(logging.Handler):
-    """Writes the records of the module `logging`: the message without the values put into it, or the error."""
+    """Writes the records of the module `logging`: the message, or the error."""
 
     def __init__(self, log: Log) -> None:
         super().__init__(logging.WARNING)
@@ -249,9 +251,18 @@ class _Handler(logging.Handler):
         if error is not None:
             self._log.failure(error, source=source)
         else:
-            # asyncio writes the arguments of callbacks into its messages
-            message = "" if record.name == "asyncio" else str(record.msg).partition("\n")[0][:_MAX_MESSAGE]
+            message = _message(record).partition("\n")[0][:_MAX_MESSAGE]
             self._log.event("library", source=source, message=message)
+
+
+def _message(record: logging.LogRecord) -> str:
+    """Return the message of a record. An ellipsis stands for each value of another library: it may be an input."""
+    if record.name.startswith("quietmax."):
+        return record.getMessage()
+    if record.name == "asyncio":  # it writes the arguments of callbacks into its messages
+        return ""
+    text = str(record.msg)
+    return _PLACEHOLDER.sub(lambda found: "%" if found[1] == "%" else "…", text) if record.args else text
 
 
 def _hook(log: Log) -> Callable[[Any], None]:

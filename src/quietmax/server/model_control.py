@@ -3,17 +3,18 @@
 One file, shared by the workers, says which version of which model they serve. The worker that gets a request to load a
 model reads the folder, binds it to its account (which charges its training once), and writes the file. The others
 follow within a fraction of a second, each from the same folder, and confirm. A worker that was restarted begins with
-the file. A model that cannot be loaded changes nothing.
+the file. A model that cannot be loaded changes nothing. A worker that cannot follow keeps what it has and tries again.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _CONFIRM_TIMEOUT = 60.0
 _POLL_SECONDS = 0.05
+_MAX_RETRY_SECONDS = 60.0
 
 Load = Callable[[str], Deployment]
 """Reads ``NAME/VERSION=FOLDER``."""
@@ -114,17 +116,17 @@ class SharedState:
         text = json.dumps({"revision": desired.revision, "models": models})
         atomic_write(self._file, lambda staging: staging.write_text(text, encoding="utf-8"))
 
-    def confirm(self, revision: int, error: str | None) -> None:
+    def confirm(self, revision: int, errors: Mapping[str, str]) -> None:
         """Say that this process serves a revision.
 
         Parameters
         ----------
         revision : int
             The revision.
-        error : str or None
-            Why a model of it could not be loaded here.
+        errors : mapping of str to str
+            Why models of it could not be loaded here, by their names.
         """
-        text = json.dumps({"revision": revision, "error": error})
+        text = json.dumps({"revision": revision, "errors": dict(errors)})
         file = self._folder / f"worker-{os.getpid()}"
         atomic_write(file, lambda staging: staging.write_text(text, encoding="utf-8"))
 
@@ -144,13 +146,15 @@ class SharedState:
                     break
             yield
 
-    def wait(self, revision: int) -> tuple[int, int, str | None]:
+    def wait(self, revision: int, name: str) -> tuple[int, int, str | None]:
         """Wait until all workers have confirmed a revision.
 
         Parameters
         ----------
         revision : int
             The revision.
+        name : str
+            The model that was changed.
 
         Returns
         -------
@@ -159,14 +163,14 @@ class SharedState:
         workers : int
             How many workers there are.
         error : str or None
-            Why one of them could not load a model.
+            Why one of them could not load the model.
         """
         until = time.monotonic() + _CONFIRM_TIMEOUT
         while True:
             found = self._confirmations()
             reached = [each for each in found if each["revision"] >= revision]
             if len(reached) == len(found) or time.monotonic() > until:
-                failures = [each["error"] for each in reached if each["error"] is not None]
+                failures = [each["errors"][name] for each in reached if name in each["errors"]]
                 return len(reached) - len(failures), len(found), failures[0] if failures else None
             time.sleep(_POLL_SECONDS)
 
@@ -214,6 +218,9 @@ class ModelControl:
         self._reserved = frozenset(reserved)
         self._changing = threading.Lock()
         self._errors: dict[str, str] = {}
+        self._failed: dict[str, str] = {}
+        self._failures = 0
+        self._retry_at = math.inf
         self._seen = (0, 0)
         read = {name: self._read_highest(name) for name in repository.names()}
         self._models = {name: deployment for name, (deployment, _) in read.items()}
@@ -223,11 +230,13 @@ class ModelControl:
     def start(self) -> list[Deployment]:
         """Return the models that this process serves first, without accounts.
 
-        A model that was loaded by another process is read from its folder. If the folder has changed since, the model
-        is left out until it is loaded again.
+        A model that was loaded by another process is read from its folder. If that fails, the model is left out, and
+        `follow` tries again.
         """
         desired = self._state.read()
-        self._models = {name: model for name, model, _ in self._follow(desired) if model is not None}
+        followed = list(self._follow(desired))
+        self._models = {name: model for name, model, _ in followed if model is not None}
+        self._note_failures({name: error for name, _, error in followed if error is not None})
         self._desired = desired
         return list(self._models.values())
 
@@ -253,8 +262,8 @@ class ModelControl:
 
     @property
     def is_behind(self) -> bool:
-        """Whether another worker may have changed the models since `follow` was called."""
-        return self._state.marker() != self._seen
+        """Whether `follow` should be called: another worker has changed the models, or it is time to try again."""
+        return self._state.marker() != self._seen or time.monotonic() >= self._retry_at
 
     @property
     def deployments(self) -> list[Deployment]:
@@ -297,7 +306,7 @@ class ModelControl:
         with self._change() as desired:
             bound, version = self._read_and_bind(name)
             self._publish(desired, name, bound, version)
-        self._wait(f"The model {bound.label} was loaded")
+        self._wait(name, f"The model {bound.label} was loaded")
         return bound
 
     def unload(self, name: str) -> None:
@@ -317,7 +326,7 @@ class ModelControl:
             if name not in desired.models:
                 self._check_name(name)
             self._publish(desired, name, None, None)
-        self._wait(f"The model {name} was unloaded")
+        self._wait(name, f"The model {name} was unloaded")
 
     def reload(self) -> tuple[list[str], dict[str, str]]:
         """Load what is new in the repository: models, versions and changed folders. Unloaded models stay unloaded.
@@ -345,14 +354,16 @@ class ModelControl:
     def follow(self) -> list[str]:
         """Serve what another worker has loaded or unloaded; return what failed.
 
-        A model that cannot be loaded here stays as it was.
+        A model that cannot be loaded here stays as it was, and is tried again after 2, 4, 8, ... seconds.
         """
         with self._changing:
-            self._seen = self._state.marker()
+            seen = self._state.marker()
             desired = self._state.read()
-            if desired.revision == self._desired.revision:
-                return []
-            return self._catch_up(desired)
+            failed = []
+            if self._failed or desired.revision != self._desired.revision:
+                failed = self._catch_up(desired)
+            self._seen = seen
+            return failed
 
     def _is_new(self, name: str, desired: DesiredModels) -> bool:
         if name in self._reserved or (name in desired.models and desired.models[name] is None):
@@ -388,6 +399,7 @@ class ModelControl:
     ) -> None:
         """Serve a model here, or none of its name, and tell the other workers."""
         self._errors.pop(name, None)
+        self._note_failures({known: error for known, error in self._failed.items() if known != name})
         models = {known: model for known, model in self._models.items() if known != name}
         self._models = models if bound is None else {**models, name: bound}
         self._desired = DesiredModels(desired.revision + 1, {**desired.models, name: version})
@@ -395,10 +407,10 @@ class ModelControl:
         self._state.write(self._desired)
         self._confirm(self._desired)
 
-    def _wait(self, done: str) -> None:
-        confirmed, workers, error = self._state.wait(self._desired.revision)
+    def _wait(self, name: str, done: str) -> None:
+        confirmed, workers, error = self._state.wait(self._desired.revision, name)
         if error is not None:
-            raise unavailable(f"{done} by {confirmed} of {workers} workers: {error}")
+            raise unavailable(f"{done} by {confirmed} of {workers} workers; the others try again: {error}")
         if confirmed < workers:
             raise unavailable(
                 f"{done} by {confirmed} of {workers} workers; the others have not confirmed it within "
@@ -407,7 +419,7 @@ class ModelControl:
 
     def _catch_up(self, desired: DesiredModels) -> list[str]:
         models: dict[str, Deployment] = {}
-        failed = []
+        failed: dict[str, str] = {}
         for name, model, error in self._follow(desired):
             if model is not None and model.bound_account is None:
                 try:
@@ -418,13 +430,21 @@ class ModelControl:
             if kept is not None:
                 models[name] = kept
             if error is not None:
-                failed.append(error)
-                self._errors[name] = error
+                failed[name] = error
         self._models = models
+        self._note_failures(failed)
         self._desired = desired
         self._use()
-        self._confirm(desired, failed[0] if failed else None)
-        return failed
+        self._confirm(desired)
+        return list(failed.values())
+
+    def _note_failures(self, failed: dict[str, str]) -> None:
+        """Remember which models could not be loaded here, and when to try again."""
+        self._errors.update(failed)
+        self._failed = failed
+        self._failures = self._failures + 1 if failed else 0
+        wait = min(2.0**self._failures, _MAX_RETRY_SECONDS) if failed else math.inf
+        self._retry_at = time.monotonic() + wait
 
     def _follow(self, desired: DesiredModels) -> Iterator[tuple[str, Deployment | None, str | None]]:
         """The desired models: those that this process has, and the others from their folders, or why not."""
@@ -473,6 +493,6 @@ class ModelControl:
                 f"The model {name}/{version} cannot be read ({type(error).__name__})."
             ) from error
 
-    def _confirm(self, desired: DesiredModels, error: str | None = None) -> None:
+    def _confirm(self, desired: DesiredModels) -> None:
         with suppress(OSError):  # a full disk: the request waits in vain, but the model is served
-            self._state.confirm(desired.revision, error)
+            self._state.confirm(desired.revision, self._failed)

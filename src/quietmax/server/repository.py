@@ -22,7 +22,7 @@ import numpy as np
 from quietmax.accounting.budget import Budget
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.errors import InvalidInput
-from quietmax.estimators.evaluate import read_evaluations, split_name
+from quietmax.estimators.evaluate import EVALUATION_FILE, read_evaluations, split_name
 from quietmax.estimators.serialization import PrivateModel, open_private
 from quietmax.ledger.accounts import Terms
 from quietmax.mechanisms.algorithm1 import Algorithm1
@@ -138,7 +138,7 @@ class ModelRepository:
         return self._directory / name / version
 
     def signature(self, name: str, version: str) -> str:
-        """Return a text that changes when the files of a version are replaced.
+        """Return a text that changes when the files of a version are replaced, or the model was evaluated again.
 
         Parameters
         ----------
@@ -146,10 +146,10 @@ class ModelRepository:
             As `names` and `versions` list them.
         """
         found = []
-        for file in MODEL_FILES:
+        for file in (*MODEL_FILES, EVALUATION_FILE):
             with suppress(OSError):
                 state = (self.folder(name, version) / file).stat()
-                found.append(f"{state.st_ino} {state.st_size} {state.st_mtime_ns}")
+                found.append(f"{file} {state.st_ino} {state.st_size} {state.st_mtime_ns}")
         return ", ".join(found)
 
     def _folders(self, place: Path) -> list[str]:

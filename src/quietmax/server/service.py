@@ -9,6 +9,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 from quietmax.accounting.budget import LIMIT
@@ -44,6 +45,7 @@ _READY_TIMEOUT = 3.0
 _READY_FRESH_SECONDS = 0.2
 _ROUNDING = 2.0**-50
 _FOLLOW_SECONDS = 0.2
+_FOLLOW_RETRY_SECONDS = 2.0
 
 
 class _ModelSet:
@@ -138,6 +140,8 @@ class Service:
             self._fixed = [each for each in bound if each.name not in loaded]
         self._pipeline: Pipeline | None = None
         self._following: asyncio.Task[None] | None = None
+        # A change waits for the other workers. asyncio's own threads stay free for requests.
+        self._changes = ThreadPoolExecutor(1, "models")
         self._checked = (-1.0, "")
         self._request_prefix = secrets.token_hex(4)
         self._request_count = itertools.count()
@@ -166,6 +170,7 @@ class Service:
         """Answer the requests in flight, close the ledger, and stop."""
         if self._following is not None:
             self._following.cancel()
+        self._changes.shutdown(wait=False, cancel_futures=True)
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is not None:
             await pipeline.close()
@@ -282,7 +287,7 @@ class Service:
         """Load what is new in the model repository. What cannot be loaded is logged, and its old version stays."""
         if self._control is None:
             return
-        loaded, failed = await asyncio.to_thread(self._control.reload)
+        loaded, failed = await asyncio.get_running_loop().run_in_executor(self._changes, self._control.reload)
         for label in loaded:
             self.log.event("model_loaded", model=label)
         for name, error in failed.items():
@@ -295,9 +300,9 @@ class Service:
         return self._control
 
     async def _controlled(self, function: Callable[[str], T], name: str) -> T:
-        """Change the models in a thread; errors become HTTP errors."""
+        """Change the models in a thread, one change after the other; errors become HTTP errors."""
         try:
-            return await asyncio.to_thread(function, name)
+            return await asyncio.get_running_loop().run_in_executor(self._changes, function, name)
         except (HttpError, LedgerUnavailable) as error:
             self.log.event("model_failed", model=name, error=str(error))
             raise (error if isinstance(error, HttpError) else ledger_error(error)) from error
@@ -313,8 +318,9 @@ class Service:
                 if control.is_behind:
                     for error in await asyncio.to_thread(control.follow):
                         self.log.event("model_failed", error=error)
-            except (OSError, ValueError) as error:
+            except Exception as error:  # whatever it is, the next attempt may succeed
                 self.log.failure(error)
+                await asyncio.sleep(_FOLLOW_RETRY_SECONDS)
 
     async def infer(
         self, deployment: Deployment, request: InferenceRequest, caller: Caller

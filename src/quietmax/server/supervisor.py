@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import selectors
 import shutil
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -42,7 +43,8 @@ def supervise(
 ) -> None:
     """Run a service in worker processes on one socket, and restart each that dies, until a signal asks to stop.
 
-    SIGTERM and SIGINT stop all workers gracefully; a second one kills them. SIGHUP is passed on to the workers.
+    SIGTERM and SIGINT to the supervisor stop all workers gracefully; a second one kills them. SIGHUP is passed on to
+    the workers. A worker that ends for another reason is restarted, also if somebody else has asked it to stop.
 
     Parameters
     ----------
@@ -93,6 +95,9 @@ def _metrics_folder(workers: int) -> Iterator[Path | None]:
 def shared_folder(prefix: str) -> Iterator[Path]:
     """Make a folder that only this user can read, in memory if possible, for what the workers share.
 
+    The processes that use it hold a lock on it. Folders that nobody locks are left over from processes that were
+    killed, and are removed.
+
     Parameters
     ----------
     prefix : str
@@ -103,11 +108,33 @@ def shared_folder(prefix: str) -> Iterator[Path]:
     Path
         The folder; it is removed at the end.
     """
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=_shared_place()))
+    place = _shared_place()
+    for abandoned in place.glob(f"{prefix}*"):
+        with suppress(OSError), _locked(abandoned):
+            shutil.rmtree(abandoned, ignore_errors=True)
+    with ExitStack() as stack:
+        while True:
+            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+            # Another service that starts now may have found the folder before it was locked, and removed it.
+            with suppress(BlockingIOError, FileNotFoundError):
+                stack.enter_context(_locked(folder))
+                break
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder for this process and its forks; raise OSError if another process has locked or removed it."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        yield folder
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.stat(folder)
+        yield
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
 
 
 def _shared_place() -> Path:
@@ -232,7 +259,7 @@ class _Supervisor:
         """Note that a worker has ended; return whether it starts again, and set when."""
         code = worker.wait()
         self._shares[worker.number].close()
-        if code == 0 or self._stopping:
+        if self._stopping:
             return False
         now = time.monotonic()
         uptime = now - worker.started
