@@ -174,7 +174,7 @@ def test_verify_finds_an_edited_row_and_a_missing_anchor(run: Run, path: Path, r
     assert run_json("verify", "--anchor", anchor)["sound"] is True
     code, out, _ = run("ledger", "verify", "--ledger", path)
     assert code == 0
-    assert "No faults found in 2 rows of 1 accounts." in out
+    assert "No faults found in 3 rows of 1 accounts." in out
     wrong = f"patients:1:{account['head']}"
     assert_error(run("ledger", "verify", "--anchor", wrong, "--ledger", path), 1, "'patients': row 1 is not")
     with sqlite3.connect(path) as database:

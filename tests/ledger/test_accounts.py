@@ -141,7 +141,8 @@ def test_opening_an_account_again_writes_nothing(sqlite_ledger: Ledger) -> None:
     for _ in range(3):
         sqlite_ledger.open_account("patients", PureCost(1.0), Terms(1.0), digest="abc", because=REASON)
     assert journal_kinds(sqlite_ledger) == ["open"]
-    assert len(list(sqlite_ledger.export())) == 1
+    kinds = [row.kind for row in sqlite_ledger.export()]
+    assert kinds == ["account", "training-set", "open"], "once each"
 
 
 def test_an_account_keeps_its_budget_until_a_grant(ledger: Ledger) -> None:
@@ -308,6 +309,28 @@ def test_pruning_deletes_old_requests_and_answers_and_the_journal_still_verifies
 def test_pruning_keeps_at_least_an_hour(sqlite_ledger: Ledger, days: float) -> None:
     with pytest.raises(InvalidInput, match="days must be between 1/24 and 36500"):
         sqlite_ledger.prune(days)
+
+
+def test_an_old_request_that_is_tried_again_is_not_pruned_before_its_answer_is_stored(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was charged long ago and never answered. The draw of the retry is paid, so it must not get lost."""
+    account, ann = open_patients(ledger), ledger.client("ann")
+    charge = Charge(account.id, ann, "m/1", 1000, 1, request=ledger.request_key(ann, "old"), body=b"body")
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() - 1000 * 40 * DAY)
+    pay(ledger, charge)
+    monkeypatch.undo()
+    resumed = pay(ledger, charge)
+    assert (resumed.units, resumed.resumed) == (0, True)
+    assert ledger.prune(30) == Pruned(0, 0)
+    assert ledger.verify().sound
+    stored = ledger.store_answers(NewAnswers(account.id, request=charge.request, answer=b"draw"))
+    assert (stored.answer, stored.first) == (b"draw", True)
+    again = ledger.charge(charge)
+    assert isinstance(again, Replayed), "one charge pays for one draw"
+    assert ledger.account("patients").spent_units == 1000
+    assert ledger.verify().sound
 
 
 def test_a_request_that_was_pruned_while_it_was_drawn_is_not_answered(ledger: Ledger) -> None:

@@ -15,7 +15,6 @@ from quietmax.ledger import Charge, Ledger, database
 from quietmax.ledger.accounts import now
 from quietmax.ledger.database import (
     MIGRATIONS,
-    FileGuard,
     Migration,
     accounts,
     answers,
@@ -33,6 +32,7 @@ from quietmax.ledger.database import (
     unavailable,
     write_transaction,
 )
+from quietmax.ledger.writer import FileGuard
 from tests.ledger.scenarios import charge_patients, open_patients, open_with_unit_cost, writer_driver
 
 # A quota, an expiry or a revocation can be missing, and an answer while it is drawn; nothing else.

@@ -10,15 +10,24 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
+from quietmax.accounting import PureCost
 from quietmax.errors import InvalidInput, LedgerDamaged, LedgerUnavailable
-from quietmax.ledger import Charge, Failed, Ledger
+from quietmax.ledger import Charge, Failed, Ledger, Terms
 from quietmax.ledger.heads import Head, HeadFile
-from tests.ledger.scenarios import charge_error, charge_patients, open_patients, pay
+from tests.ledger.scenarios import (
+    REASON,
+    charge_error,
+    charge_patients,
+    open_patients,
+    pay,
+    writer_driver,
+)
 
 CHARGE_AND_WAIT = """
 import os, sys, time
@@ -60,6 +69,38 @@ def rolled_back(path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def head_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The head file of all ledgers that are opened, on both databases."""
+    monkeypatch.setenv("QUIETMAX_LEDGER_HEAD", str(tmp_path / "shared.head"))
+    return tmp_path / "shared.head"
+
+
+def go_back(ledger: Ledger, sequence: int) -> None:
+    """Put the account `patients`, where each row after the first is a charge of 1000 units, back to a row."""
+    spent = 1000 * (sequence - 1)
+    with ledger._engine.begin() as connection:
+        for statement in (
+            f"DELETE FROM journal WHERE account = 2 AND sequence > {sequence}",
+            f"UPDATE accounts SET sequence = {sequence}, spent_units = {spent}, head ="
+            f" (SELECT hash FROM journal WHERE account = 2 AND sequence = {sequence}) WHERE id = 2",
+            f"UPDATE subaccounts SET spent_units = {spent}",
+        ):
+            connection.execute(text(statement))
+
+
+def write_slot(path: Path, head: Head) -> None:
+    """Write a head into the head file behind its back."""
+    with head_of(path).open("r+b") as file:
+        file.seek(256 * head.account)
+        file.write(head.to_slot())
+
+
+def read_slots(path: Path) -> list[Head]:
+    """The heads that the head file names."""
+    return HeadFile(head_of(path), "").read()[1]
+
+
 def test_an_old_copy_is_not_charged_and_says_what_to_do(path: Path) -> None:
     rolled_back(path)
     with Ledger(path) as ledger:
@@ -99,8 +140,7 @@ def test_an_accepted_loss_is_charged_and_recorded(path: Path) -> None:
 
 def test_a_loss_larger_than_the_budget_that_is_left_takes_all_of_it(path: Path) -> None:
     rolled_back(path)
-    heads = HeadFile(head_of(path), json.loads(head_of(path).read_bytes()[:256])["ledger"])
-    heads.record([Head(2, 99, 2**60, "f" * 64)])
+    write_slot(path, Head(2, 99, 2**60, "f" * 64))
     with Ledger(path, accept_loss="the copy of May is the newest") as ledger:
         assert ledger.account("patients").remaining_units == 0
         assert ledger.verify().sound
@@ -113,6 +153,9 @@ def test_a_new_ledger_in_the_place_of_a_deleted_one_is_not_charged(path: Path) -
     with Ledger(path) as ledger, pytest.raises(LedgerDamaged, match=r"is not the one that .*head belongs to"):
         open_patients(ledger)
     with Ledger(path, accept_loss="the old ledger was a trial") as ledger:
+        with pytest.raises(InvalidInput, match="has lost 1 accounts, so the new account 'patients' could be"):
+            open_patients(ledger)
+        ledger.open_account("patients", PureCost(1.0), Terms(1.0), because="it was a trial")
         charge_patients(ledger)
         assert ledger.verify().sound
 
@@ -136,7 +179,7 @@ def test_the_head_file_is_up_to_date_after_every_write_and_created_again_if_miss
         ledger.set_quota("patients", "ann", 0.5, "half for ann alone")
         ledger.create_key("bob")
         heads = {head.account: head.sequence for head in HeadFile(head_of(path), "").read()[1]}
-        assert heads == {1: 1, 2: account.sequence + 1}
+        assert heads == {1: 2, 2: account.sequence + 1}
         head_of(path).unlink()
         ledger._heads._flushed_at = -1e9  # the file is opened again after every flush
         for _ in range(2):
@@ -156,16 +199,27 @@ def test_processes_that_share_a_head_file_never_replace_a_newer_row(tmp_path: Pa
     other.record([Head(2, 6, 60, "six"), Head(3, 1, 10, "first")])
     assert one.read() == ("ledger", [Head(2, 7, 70, "seven"), Head(3, 1, 10, "first")])
 
-    def record(file: HeadFile) -> None:
-        for sequence in range(8, 300):
-            file.record([Head(2, sequence, sequence, "x" * 64)])
 
-    threads = [threading.Thread(target=record, args=(HeadFile(tmp_path / "head", "ledger"),)) for _ in "123"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert one.read()[1][0] == Head(2, 299, 299, "x" * 64)
+def test_the_head_file_names_the_last_row_after_several_writers(address: str, head_file: Path) -> None:
+    """Each writes over rows of the others, which it finds in the journal."""
+    with ExitStack() as stack:
+        ledgers = [stack.enter_context(Ledger(address)) for _ in range(4)]
+        account, ann = charge_patients(ledgers[0]), ledgers[0].client("ann")
+
+        def charge(ledger: Ledger) -> None:
+            for _ in range(30):
+                pay(ledger, Charge(account.id, ann, "m/1", 1, rows=1))
+
+        threads = [threading.Thread(target=charge, args=(ledger,)) for ledger in ledgers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        state = ledgers[0].account("patients")
+        assert state.spent_units == 3120
+        assert HeadFile(head_file, "").read()[1][-1] == Head(2, state.sequence, 3120, state.head)
+        for ledger in ledgers:
+            ledger.ping()
 
 
 def test_a_head_file_that_cannot_be_written_makes_the_ledger_not_ready_and_loses_no_charge(
@@ -187,17 +241,148 @@ def test_a_database_that_goes_back_while_it_is_served_is_not_charged(ledger: Led
     """As after a failover of PostgreSQL to a replica that lags: there is no file, but this process remembers."""
     account = charge_patients(ledger)
     ann = ledger.client("ann")
-    with ledger._engine.begin() as connection:
-        connection.execute(text("DELETE FROM journal WHERE account = 2 AND sequence = 4"))
-        connection.execute(
-            text("UPDATE accounts SET sequence = 3, spent_units = 2000, head ="
-                 " (SELECT hash FROM journal WHERE account = 2 AND sequence = 3) WHERE id = 2")
-        )  # fmt: skip
-        connection.execute(text("UPDATE subaccounts SET spent_units = 2000"))
+    go_back(ledger, 3)
     assert ledger.verify().sound, "the chain is intact"
     failed = ledger.charge(Charge(account.id, ann, "m/1", 1, rows=1))
     assert isinstance(failed, Failed)
     assert "went back in time: account 2 was at row 4 and is at row 3" in str(failed.error)
+
+
+def test_a_restored_ledger_is_not_written_after_another_process_has_added_rows(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number of rows says nothing then: the row that this process knows must still be the same row."""
+    monkeypatch.setenv("QUIETMAX_LEDGER_HEAD", str(tmp_path / "first.head"))
+    with Ledger(address) as first:
+        charge = Charge(charge_patients(first).id, first.client("ann"), "m/1", 1000, rows=1)
+        go_back(first, 3)
+        monkeypatch.setenv("QUIETMAX_LEDGER_HEAD", str(tmp_path / "second.head"))
+        with Ledger(address) as second:
+            for _ in range(5):
+                pay(second, charge)
+        went_back = "went back in time: row 4 of account 2 is not the one that was committed"
+        assert went_back in str(charge_error(first, charge))
+        for write in (
+            lambda: first.create_key("bob"),
+            lambda: first.grant("patients", Terms(2.0), REASON),
+            first.keys,
+            first.ping,
+            first.check_damage,
+        ):
+            with pytest.raises(LedgerDamaged, match=went_back):
+                write()
+        assert first.account("patients").spent_units == 7000, "nothing was added"
+        assert first.account("patients").terms == Terms(1.0)
+
+
+def test_a_process_that_knows_little_trusts_the_head_file_of_the_others(
+    address: str, head_file: Path
+) -> None:
+    """It was idle while another one charged: after a restore, what it knows is still there."""
+    with Ledger(address) as busy:
+        charge = Charge(charge_patients(busy).id, busy.client("ann"), "m/1", 1000, rows=1)
+        with Ledger(address) as idle:
+            for _ in range(3):
+                pay(busy, charge)
+            go_back(busy, 4)
+            assert "account 2 was at row 7 and is at row 4" in str(charge_error(idle, charge))
+            with pytest.raises(LedgerDamaged, match="account 2 was at row 7 and is at row 4"):
+                idle.client("bob")
+        assert HeadFile(head_file, "").read()[1][-1].sequence == 7, "it was not replaced"
+
+
+def test_a_key_that_was_revoked_does_not_come_back_with_a_restored_ledger(
+    ledger: Ledger, address: str
+) -> None:
+    charge_patients(ledger)
+    _, key = ledger.create_key("ann")
+    with Ledger(address) as other:
+        other.revoke_key(key.id)
+    (revoked,) = ledger.keys()
+    assert revoked.revoked is not None
+    with ledger._engine.begin() as connection:  # no account of a training set has changed since the backup
+        for statement in (
+            "DELETE FROM journal WHERE account = 1 AND kind = 'key-revoked'",
+            "UPDATE accounts SET sequence = sequence - 1, head = (SELECT hash FROM journal WHERE account = 1"
+            " ORDER BY sequence DESC LIMIT 1) WHERE id = 1",
+            "UPDATE keys SET revoked = NULL",
+        ):
+            assert connection.execute(text(statement)).rowcount == 1
+    with pytest.raises(LedgerDamaged, match="account 1 was at row 3 and is at row 2"):
+        ledger.keys()
+    with pytest.raises(LedgerDamaged, match="account 1 was at row 3 and is at row 2"):
+        ledger.create_key("eve")
+
+
+def test_a_row_of_another_ledger_in_the_head_file_is_not_replaced(path: Path) -> None:
+    with Ledger(path) as ledger:
+        account = charge_patients(ledger)
+        forged = Head(2, 3, 2000, "f" * 64)
+        write_slot(path, forged)
+        ledger._heads.record([Head(2, 5, 4000, "e" * 64)])  # as if it came between the check and the commit
+        assert read_slots(path)[-1] == forged
+        error = charge_error(ledger, Charge(account.id, 1, "m/1", 1, rows=1))
+        assert "row 3 of account 2 is not the one that was committed" in str(error)
+
+
+def test_a_single_writer_looks_nothing_up_and_several_writers_one_row(path: Path) -> None:
+    seen: list[str] = []
+
+    def lookups(ledger: Ledger, charge: Charge) -> int:
+        pay(ledger, charge)
+        seen.clear()
+        pay(ledger, charge)
+        return sum("FROM journal" in statement for statement in seen)
+
+    with Ledger(path) as one, Ledger(path) as other:
+        charge = Charge(charge_patients(one).id, one.client("ann"), "m/1", 1000, rows=1)
+        writer_driver(one).set_trace_callback(seen.append)
+        assert lookups(one, charge) == 0
+        assert any("FROM accounts" in statement for statement in seen)
+        seen.clear()
+        pay(other, charge)
+        pay(one, charge)
+        assert sum("FROM journal" in statement for statement in seen) == 1
+
+
+def test_a_head_file_that_is_damaged_while_it_is_used_fails_no_charge(path: Path) -> None:
+    with Ledger(path) as ledger:
+        account, ann = charge_patients(ledger), ledger.client("ann")
+        for damage in (b"{", b"[1]", b'{"account": 2}', b"[" * 200):
+            with head_of(path).open("r+b") as file:
+                file.seek(512)
+                file.write(damage.ljust(256))
+            pay(ledger, Charge(account.id, ann, "m/1", 1, rows=1))
+            with pytest.raises(LedgerUnavailable, match=r"Cannot write .*head: the file is damaged"):
+                ledger.ping()
+        assert ledger.account("patients").spent_units == 3004
+
+
+def test_an_account_that_was_lost_gets_no_new_budget_without_a_reason(path: Path) -> None:
+    """The backup is older than the account: nothing in it says that its records have a budget."""
+    old = path.with_suffix(".old")
+    with Ledger(path) as ledger:
+        ledger.open_account("others", PureCost(1.0), Terms(1.0), digest="others")
+        copy_database(path, old)
+        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0), digest="patients")
+        pay(ledger, Charge(account.id, ledger.client("ann"), "m/1", 1000, rows=1))
+    shutil.copy(old, path)
+    with Ledger(path, accept_loss="the copy of May is the newest") as ledger:
+        row = next(row for row in ledger.export() if row.kind == "loss")
+        assert json.loads(row.detail)["accounts"] == {"3": 1000}
+    with Ledger(path) as ledger:
+        assert ledger.open_account("others", PureCost(1.0), Terms(1.0), digest="others").id == 2
+        for name in ("patients", "another"):
+            with pytest.raises(InvalidInput, match=r"has lost 1 accounts, .* could be a second budget"):
+                ledger.open_account(name, PureCost(1.0), Terms(1.0), digest="patients")
+            with pytest.raises(InvalidInput, match="has lost 1 accounts"):
+                ledger.check_opening(name, None)
+        assert [each.name for each in ledger.accounts()] == ["others"]
+        ledger.open_account(
+            "patients", PureCost(0.5), Terms(0.5), digest="patients", because="half of it is left"
+        )
+        assert "half of it is left" in next(ledger.export("patients")).detail
+        assert ledger.verify().sound
 
 
 def test_a_replica_of_a_postgresql_ledger_can_keep_a_head_file(

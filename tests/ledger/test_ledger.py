@@ -148,7 +148,7 @@ def test_the_export_has_every_row_and_its_hashes_can_be_recomputed(charged_ledge
     assert [row.kind for row in rows] == ["open", "quota", *["charge"] * 9]
     assert all(row.expected_hash() == row.hash for row in rows)
     assert [row.previous for row in rows] == [START, *(row.hash for row in rows[:-1])]
-    assert len(list(charged_ledger.export())) == len(rows) + 3
+    assert len(list(charged_ledger.export())) == len(rows) + 4, "an account and three changes of keys"
     assert json.loads(json.dumps(rows[0].to_json()))["limit_units"] == LIMIT
 
 
@@ -322,3 +322,30 @@ def test_the_keys_of_many_queries_are_those_of_each(sqlite_ledger: Ledger) -> No
         content = bytes(number % 251 for number in range(3 * size))
         each = [sqlite_ledger.query_key(b"model", content[i * size : (i + 1) * size]) for i in range(3)]
         assert sqlite_ledger.query_keys(b"model", memoryview(content), size) == each
+
+
+def test_an_interrupted_evaluation_takes_nothing_of_what_is_granted_later(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The budget does not compose with the evaluation, which takes all of it: as much as there was, and once."""
+    account = ledger.open_account("people", PureCost(1.0), Terms(1.0, 1e-5))
+    cost = GaussianCost(mu_of(1.0, 1e-5))
+    for split, training in ((None, False), (SPLIT, True)):
+        account = ledger.open_account(f"people-{training}", PureCost(1.0), Terms(1.0, 1e-5))
+        if training:
+            ledger.charge_training(account, "m/1", "model", PureCost(0.9), split=split)
+
+        def crash(_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(ledger, "store_answers", crash)
+        with pytest.raises(KeyboardInterrupt):
+            ledger.charge_evaluation(account, "m/1", "evaluation", cost, split=split)
+        monkeypatch.undo()
+        granted = ledger.grant(account.name, Terms(2.0, 1e-5), "The board allows more.")
+        parts = ledger.parts(granted)
+        for _ in range(2):
+            ledger.charge_evaluation(granted, "m/1", "evaluation", cost, split=split)
+        assert ledger.account(account.name).spent_units == granted.spent_units == LIMIT
+        assert ledger.parts(granted) == parts
+        assert ledger.verify().sound

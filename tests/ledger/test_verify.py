@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from quietmax.accounting import LIMIT, GaussianCost
+from quietmax.accounting import LIMIT, GaussianCost, PureCost
 from quietmax.errors import LedgerDamaged
 from quietmax.ledger import Charge, Charged, Ledger, NewAnswers, Part, Replayed, Subaccount, Terms
 from quietmax.ledger import verify as verify_module
-from quietmax.ledger.database import Cursor, write_transaction
+from quietmax.ledger.database import KEYS_ACCOUNT, Cursor, write_transaction
 from quietmax.ledger.journal import START
 from quietmax.ledger.transactions import lock_accounts
 from quietmax.ledger.verify import verify
@@ -26,8 +26,8 @@ def test_verification_counts_accounts_and_rows(path: Path) -> None:
         charge_patients(ledger)
         ledger.create_key("ann")
         found = ledger.verify()
-        assert (found.accounts, found.rows, found.faults) == (1, 5, ())
-        assert found.to_json() == {"sound": True, "accounts": 1, "rows": 5, "faults": []}
+        assert (found.accounts, found.rows, found.faults) == (1, 6, ())
+        assert found.to_json() == {"sound": True, "accounts": 1, "rows": 6, "faults": []}
 
 
 def test_verification_sees_one_snapshot_while_charges_go_on(
@@ -43,7 +43,7 @@ def test_verification_sees_one_snapshot_while_charges_go_on(
 
     monkeypatch.setattr(verify_module, "read_journal", meanwhile)
     found = ledger.verify()
-    assert (found.rows, found.faults) == (4, ())
+    assert (found.rows, found.faults) == (5, ())
     assert ledger.account("patients").sequence == 6
 
 
@@ -357,7 +357,7 @@ def test_a_missing_keys_account_is_found(filled: Path) -> None:
     with Ledger(filled) as ledger:
         missing, lost = ledger.verify().faults
         assert missing == "The account of the API keys is missing."
-        assert "row 1 of account 1 is in" in lost
+        assert "row 2 of account 1 is in" in lost
 
 
 def test_a_part_that_was_charged_too_little_is_found(path: Path) -> None:
@@ -502,18 +502,172 @@ def test_draws_after_a_crash_and_answers_from_the_cache_are_sound(ledger: Ledger
     assert "body" not in str([row.to_json() for row in ledger.export()])
 
 
-def test_adopted_requests_come_first_and_were_paid(ledger: Ledger) -> None:
+def add_row(ledger: Ledger, account: int, kind: str, detail: object, units: int = 0) -> None:
+    """Append a row to the chain of an account, as whoever writes the database can."""
+    with write_transaction(ledger._engine) as connection:
+        cursor = Cursor(connection)
+        locked = lock_accounts(cursor, [account])[account]
+        locked.add(1, kind, client="ann" if units else "", units=units, detail=json.dumps(detail))
+        locked.save(cursor)
+
+
+def adopt(ledger: Ledger, account: int, **changes: object) -> None:
+    """Forge a row that adopts the request ff of an earlier version."""
+    described = {"time": 1, "units": 5000, "keep": False, "answer": None, **changes}
+    add_row(ledger, account, "adopted", {"requests": {"ff": described}})
+
+
+def test_an_account_that_no_earlier_version_wrote_to_adopts_no_requests(ledger: Ledger) -> None:
     """A forged row that declares requests of an earlier version gives nobody free draws."""
     charge = asked(ledger, "visit")
-    described = {"ff": {"time": 1, "units": 5000, "keep": False, "answer": None}}
-    for before, fault in ((False, "adopts requests for which nobody has paid"), (True, "after newer ones")):
-        if before:
-            ledger.charge(charge)
-        with write_transaction(ledger._engine) as connection:
-            cursor = Cursor(connection)
-            account = lock_accounts(cursor, [charge.account])[charge.account]
-            account.add(1, "adopted", detail=json.dumps({"requests": described}))
-            account.save(cursor)
-            faults = verify(connection).faults
-            connection.rollback()
-        assert any(fault in each for each in faults), faults
+    ledger.charge(replace(charge, request=None, unit_cost=10_000))
+    assert ledger.verify().sound
+    for keep in (False, True):
+        adopt(ledger, charge.account, keep=keep)
+        row = ledger.account("patients").sequence
+        fault = f"Account 'patients': row {row} adopts requests, but no earlier version wrote to the account."
+        assert fault in ledger.verify().faults
+
+
+@pytest.fixture
+def earlier_version(path: Path) -> Ledger:
+    """A ledger whose account `patients` an earlier version has opened and charged, without any stored request."""
+    with Ledger(path) as ledger:
+        charge_patients(ledger)
+        ledger.open_account("others", PureCost(1.0), Terms(1.0), digest="others")
+    edit(path, "DELETE FROM journal WHERE account = 1")
+    edit(path, f"UPDATE accounts SET sequence = 0, head = '{START}' WHERE id = 1")
+    edit(path, "UPDATE meta SET value = '3' WHERE name = 'version'")
+    path.with_name(path.name + ".head").unlink()
+    return Ledger(path)
+
+
+def test_adopted_requests_come_first_and_were_paid(earlier_version: Ledger) -> None:
+    with earlier_version as ledger:
+        assert ledger.verify().sound
+        row = ledger.account("patients").sequence + 1
+        for forged, fault in (
+            ({"units": 3001}, f"row {row} adopts requests for which nobody has paid"),
+            ({"units": 3000}, f"row {row} adopts requests, but no earlier version wrote"),
+        ):
+            with ledger._engine.connect() as connection, connection.begin() as transaction:
+                connection.execute(
+                    text(
+                        "UPDATE journal SET detail = REPLACE(detail, '\"sequence\": 4', :more) WHERE account = 1"
+                    ),
+                    {"more": '"sequence": 5' if forged["units"] > 3000 else '"sequence": 4'},
+                )
+                cursor = Cursor(connection)
+                account = lock_accounts(cursor, [2])[2]
+                detail = {"requests": {"ff": {"time": 1, "keep": False, "answer": None, **forged}}}
+                account.add(1, "adopted", detail=json.dumps(detail))
+                account.save(cursor)
+                faults = verify(connection).faults
+                transaction.rollback()
+            assert any(fault in each for each in faults), faults
+
+
+def test_what_an_earlier_version_stored_is_covered_from_the_migration_on(earlier_version: Ledger) -> None:
+    with earlier_version as ledger:
+        (row,) = (row for row in ledger.export() if row.account == 1)
+        assert json.loads(row.detail) == {
+            "accounts": {
+                "2": {"name": "patients", "sequence": 4},
+                "3": {"name": "others", "sequence": 1},
+            },
+            "training_sets": {"others": 3},
+        }
+        assert ledger.verify().sound
+        assert _faults_after(ledger, "UPDATE accounts SET name = 'mine' WHERE id = 2") == (
+            "Account 'mine': according to the journal it was opened as 'patients'.",
+        )
+        assert _faults_after(ledger, "UPDATE training_sets SET account = 2") == (
+            "1 training sets do not have the account that the journal states.",
+        )
+        add_row(ledger, 1, "adopted", {"accounts": {}, "training_sets": {"more": 2}})
+        assert ledger.verify().faults == ("1 training sets do not have the account that the journal states.",)
+        open_patients(ledger)
+        ledger.open_account("newer", PureCost(1.0), Terms(1.0))
+        add_row(ledger, 1, "adopted", {"accounts": {}, "training_sets": {}})
+        assert any(
+            "adopts accounts of an earlier version after newer" in each for each in ledger.verify().faults
+        )
+
+
+@pytest.mark.parametrize("kind", ["training", "charge"])
+def test_a_charge_for_one_thing_does_not_pay_for_another(ledger: Ledger, kind: str) -> None:
+    """Whoever writes the database gives a paid training the body of a query, and gets draws for it."""
+    account = open_patients(ledger)
+    charge = asked(ledger, "visit")
+    key = "training" if kind == "training" else "visit"
+    assert charge.request is not None
+    detail = {"request": charge.request.hex(), "keep": True}
+    add_row(ledger, account.id, kind, detail, units=50_000)
+    body = _binary(ledger, charge.body)
+    run(ledger, f"INSERT INTO requests VALUES ({_binary(ledger, charge.request)}, {body}, 2, 50000, 1, NULL)")
+    run(
+        ledger,
+        "INSERT INTO subaccounts (account, client, spent_units, refused) SELECT 2, id, 50000, 0 FROM clients",
+    )
+    before = ledger.verify().faults
+    assert before == ("Account 'patients': 1 stored requests or their answers were changed.",), key
+    free = ledger.charge(charge)
+    assert isinstance(free, Charged)
+    assert free.units == 0
+    row = ledger.account("patients").sequence
+    run(ledger, f"UPDATE requests SET body = {_binary(ledger, b'')}")
+    assert f"Account 'patients': row {row} counts on a charge for something else." in ledger.verify().faults
+
+
+# --- accounts and training sets -----------------------------------------------------------------------------------
+
+
+def test_a_second_budget_for_a_training_set_is_found(ledger: Ledger) -> None:
+    """Whoever writes the database lets the records look new, and the service opens a second account for them."""
+    account = ledger.open_account("patients", PureCost(1.0), Terms(1.0), digest="records")
+    state = ledger.account("patients")
+    ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", LIMIT, rows=1))
+    assert ledger.verify().sound
+    run(ledger, "DELETE FROM training_sets")
+    assert ledger.verify().faults == ("1 training sets do not have the account that the journal states.",)
+    run(ledger, "UPDATE accounts SET name = 'old' WHERE id = 2")
+    fresh = ledger.open_account("patients", PureCost(1.0), Terms(1.0), digest="records")
+    assert fresh.remaining_units == LIMIT
+    faults = ledger.verify({"old": (state.sequence, state.head)}).faults
+    last = dict(ledger.heads())[KEYS_ACCOUNT].sequence
+    assert f"Account '(keys)': row {last - 1} opens the account 'patients' a second time." in faults
+    assert f"Account '(keys)': row {last} binds a training set that has an account already." in faults
+    assert "Account 'old': according to the journal it was opened as 'patients'." in faults
+
+
+def test_an_account_that_was_removed_and_opened_again_is_found(path: Path) -> None:
+    with Ledger(path) as ledger:
+        account = ledger.open_account("patients", PureCost(1.0), Terms(1.0), digest="records")
+        ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", LIMIT, rows=1))
+    for table in ("journal", "subaccounts", "training_sets"):
+        edit(path, f"DELETE FROM {table} WHERE account = 2")
+    edit(path, "DELETE FROM accounts WHERE id = 2")
+    path.with_name(path.name + ".head").unlink()
+    with Ledger(path) as ledger:
+        assert "Account 'patients' is missing." in ledger.verify().faults
+        again = ledger.open_account("patients", PureCost(1.0), Terms(1.0), digest="records")
+        assert again.remaining_units == LIMIT
+        faults = ledger.verify().faults
+    assert "Account '(keys)': row 3 opens the account 'patients' a second time." in faults
+    assert "Account '(keys)': row 4 binds a training set that has an account already." in faults
+
+
+def test_records_that_an_administrator_moved_are_sound_and_nobody_else_can_move_them(ledger: Ledger) -> None:
+    ledger.open_account("patients", PureCost(1.0), Terms(1.0), digest="records")
+    ledger.open_account("other", PureCost(1.0), Terms(1.0), digest="records", because="a new study began")
+    assert ledger.verify().sound
+    assert _faults_after(ledger, "UPDATE training_sets SET account = 2") == (
+        "1 training sets do not have the account that the journal states.",
+    )
+    add_row(ledger, 1, "reassign", {"id": 2, "digest": "unknown", "because": "of nothing"})
+    add_row(ledger, 1, "training-set", {"id": [2], "digest": "list"})
+    faults = ledger.verify().faults
+    assert "Account '(keys)': row 5 moves a training set that has no account." in faults
+    assert "2 training sets do not have the account that the journal states." in faults
+    add_row(ledger, 1, "account", {"id": [2], "name": "list"})
+    assert "Account '(keys)': row 7 cannot be read." in ledger.verify().faults

@@ -349,7 +349,10 @@ def command(
         if check:
             listener.check_ports()
             served = loaded if control is None else [*loaded, *control.start()]
-            _check(address, partial(check_deployments, models=served, budget=terms, account=account))
+            _check(
+                address,
+                partial(check_deployments, models=served, budget=terms, account=account, because=because),
+            )
             _print_checked(served, address, as_json=as_json)
             return
         opened = listener.open_socket()
@@ -380,13 +383,12 @@ def _use_one_thread() -> None:
 
 def _check(address: str, check: Callable[[Ledger | None], None]) -> None:
     """Check the models against the ledger, if it exists already."""
-    from quietmax.ledger.database import ledger_exists
-    from quietmax.ledger.ledger import Ledger
+    from quietmax.ledger.ledger import Ledger, ledger_exists
 
     if not ledger_exists(address):
         check(None)
         return
-    with Ledger(address) as ledger:
+    with Ledger(address, read_only=True) as ledger:
         ledger.check_damage()
         check(ledger)
 

@@ -1,7 +1,7 @@
 """Budgets that outlive the process: accounts, charges, API keys and a journal, in SQLite or PostgreSQL."""
 
 from quietmax.errors import LedgerDamaged, LedgerUnavailable
-from quietmax.ledger.accounts import AccountState, Pruned, Subaccount, Terms
+from quietmax.ledger.accounts import AccountState, Subaccount, Terms
 from quietmax.ledger.api_keys import ApiKey, find_key
 from quietmax.ledger.ledger import Ledger, SpendingPoint
 from quietmax.ledger.transactions import (
@@ -13,6 +13,7 @@ from quietmax.ledger.transactions import (
     LimitExceeded,
     NewAnswers,
     Part,
+    Pruned,
     Replayed,
     RequestIdReused,
     StoredAnswer,

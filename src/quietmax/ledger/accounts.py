@@ -42,17 +42,6 @@ _TOKEN_CLIENT_NAME = re.compile(r"oidc:[!-~]{1,255}@[!-?A-~]{1,200}")
 _MAX_UNITS = 2**62
 _MIN_REASON_WORDS = 3
 _MAX_REASON_LENGTH = 1000
-_DAY = 24 * 3600 * 1_000_000
-_MIN_PRUNE_DAYS = 1 / 24
-_MAX_PRUNE_DAYS = 36_500
-_PRUNE_REQUESTS = "DELETE FROM requests WHERE account = ? AND time < ? AND LENGTH(body) > 0"
-_PRUNE_ANSWERS = "DELETE FROM answers WHERE account = ? AND time < ?"
-LOST_CLIENT = "lost"
-"""The client that is charged for what a ledger has lost."""
-_ADD_SPENT = (
-    "INSERT INTO subaccounts (account, client, spent_units, refused) VALUES (?, ?, ?, 0)"
-    " ON CONFLICT (account, client) DO UPDATE SET spent_units = subaccounts.spent_units + excluded.spent_units"
-)
 _EXCLUSIVE_KINDS = ("exclusive", "alone")  # version 0.1 wrote "alone"
 
 # --- states -------------------------------------------------------------------------------------------------------
@@ -465,17 +454,32 @@ def open_account(
         return _with_total(current, total)
     account = find_by_name(connection, name)
     if account is None:
-        account = _create_account(connection, name, total, terms, because)
+        account = _create_account(connection, keys_account, name, total, terms, because)
     _with_total(account, total)
     if digest is not None and (current is None or current.id != account.id):
-        if current is not None:
-            connection.execute(training_sets.delete().where(training_sets.c.digest == digest))
-            keys_account.add(
-                now(), "reassign", detail=_detail(account=name, before=current.name, because=because)
-            )
-            keys_account.save(Cursor(connection))
-        connection.execute(insert(training_sets), {"digest": digest, "account": account.id})
+        _bind_training_set(connection, keys_account, digest, current, account, because)
+    if keys_account.rows:
+        keys_account.save(Cursor(connection))
     return account
+
+
+def _bind_training_set(
+    connection: Connection,
+    keys_account: AccountTransaction,
+    digest: str,
+    before: AccountState | None,
+    account: AccountState,
+    because: str | None,
+) -> None:
+    """Bind a training set to an account. The journal keeps it, so that nobody can bind it to another one unnoticed."""
+    bound: dict[str, Any] = {"id": account.id, "digest": digest}
+    if before is None:
+        keys_account.add(now(), "training-set", detail=detail_json(**bound))
+    else:
+        connection.execute(training_sets.delete().where(training_sets.c.digest == digest))
+        changed = detail_json(**bound, account=account.name, before=before.name, because=because)
+        keys_account.add(now(), "reassign", detail=changed)
+    connection.execute(insert(training_sets), {"digest": digest, "account": account.id})
 
 
 def _with_total(account: AccountState, total: Cost) -> AccountState:
@@ -489,9 +493,15 @@ def _with_total(account: AccountState, total: Cost) -> AccountState:
 
 
 def _create_account(
-    connection: Connection, name: str, total: Cost, terms: Terms, because: str | None
+    connection: Connection,
+    keys_account: AccountTransaction,
+    name: str,
+    total: Cost,
+    terms: Terms,
+    because: str | None,
 ) -> AccountState:
     Meter(total)  # raises if the total is 0
+    check_opening(connection, name, because)
     moment = now()
     connection.execute(
         insert(accounts),
@@ -507,9 +517,44 @@ def _create_account(
         },
     )
     account = _lock(connection, get_account(connection, name).id)
-    account.add(moment, "open", detail=_detail(total=total.to_json(), terms=terms.to_json(), because=because))
+    opened = detail_json(total=total.to_json(), terms=terms.to_json(), because=because)
+    account.add(moment, "open", detail=opened)
     account.save(Cursor(connection))
+    keys_account.add(moment, "account", detail=detail_json(id=account.account, name=name))
     return get_account(connection, name)
+
+
+def _lost_accounts(detail: str) -> list[str]:
+    """Return the accounts that a row `loss` names."""
+    try:
+        return list(json.loads(detail).get("accounts", {}))
+    except PARSE_ERRORS as error:
+        raise damaged("A journal row of the account of the API keys cannot be read") from error
+
+
+def check_opening(connection: Connection, name: str, because: str | None) -> None:
+    """Raise `InvalidInput` if a new account needs a reason: one that was lost may have paid for the same records.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a transaction.
+    name : str
+        The name of the new account.
+    because : str or None
+        The reason, if there is one.
+    """
+    rows = connection.execute(
+        select(journal.c.detail)
+        .join_from(journal, accounts, journal.c.account == accounts.c.id)
+        .where(accounts.c.name == KEYS_ACCOUNT, journal.c.kind == "loss")
+    ).scalars()
+    lost = {number for detail in rows for number in _lost_accounts(detail)}
+    if lost and because is None:
+        raise InvalidInput(
+            f"The ledger has lost {len(lost)} accounts, so the new account {name!r} could be a second budget for the "
+            "same records. `account` and a reason (`because`) are required."
+        )
 
 
 # --- changes by an administrator ----------------------------------------------------------------------------------
@@ -550,7 +595,7 @@ def grant(connection: Connection, name: str, terms: Terms, because: str) -> Acco
             "times the first budget."
         )
     account.limit_units = limit
-    account.add(now(), "grant", detail=_detail(terms=terms.to_json(), because=because))
+    account.add(now(), "grant", detail=detail_json(terms=terms.to_json(), because=because))
     account.save(Cursor(connection))
     return get_account(connection, name)
 
@@ -588,7 +633,7 @@ def set_quota(
     limit = None if share is None else int(Fraction(str(share)) * account.limit_units)
     _limit_client(connection, account, client, limit)
     account.add(
-        now(), "quota", client=client, detail=_detail(share=share, quota_units=limit, because=because)
+        now(), "quota", client=client, detail=detail_json(share=share, quota_units=limit, because=because)
     )
     account.save(Cursor(connection))
     return get_account(connection, name)
@@ -622,7 +667,7 @@ def revoke(connection: Connection, name: str, client: str | None, because: str) 
         spent = {each.client: each.spent_units for each in list_subaccounts(connection, account.account)}
         limit = spent.get(client, 0)
         _limit_client(connection, account, client, limit)
-    account.add(now(), "revoke", client=client or "", detail=_detail(quota_units=limit, because=because))
+    account.add(now(), "revoke", client=client or "", detail=detail_json(quota_units=limit, because=because))
     account.save(Cursor(connection))
     return get_account(connection, name)
 
@@ -653,83 +698,6 @@ def _limit_client(
         connection.execute(subaccounts.update().where(where).values(limit_units=limit))
 
 
-def record_loss(connection: Connection, spent: Mapping[int, int], because: str) -> None:
-    """Charge what was spent before the database lost it, to the client ``lost``.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a write transaction.
-    spent : mapping
-        What is known to have been spent, by the id of the account. Accounts that do not exist are skipped.
-    because : str
-        The reason.
-    """
-    check_reason(because)
-    keys_account = lock_keys_account(connection)
-    keys_account.add(now(), "loss", detail=_detail(because=because))
-    keys_account.save(Cursor(connection))
-    client = client_id(connection, LOST_CLIENT, create=True)
-    known = set(connection.execute(select(accounts.c.id)).scalars()) & set(spent)
-    for number in sorted(known - {keys_account.account}):
-        account, cursor = _lock(connection, number), Cursor(connection)
-        units = min(max(spent[number] - account.spent_units, 0), account.limit_units - account.spent_units)
-        if units:
-            account.add(now(), "loss", client=LOST_CLIENT, units=units, detail=_detail(because=because))
-            account.save(cursor)
-            cursor.execute(_ADD_SPENT, (number, client, units))
-
-
-@dataclass(frozen=True)
-class Pruned:
-    """What was deleted.
-
-    Parameters
-    ----------
-    requests : int
-        The number of request ids, with their stored answers.
-    batches : int
-        The number of rows of the answer cache; each holds the answers that were drawn together.
-    """
-
-    requests: int
-    batches: int
-
-
-def prune(connection: Connection, days: float) -> Pruned:
-    """Delete requests and cached answers of long ago; record it in the journal of each account concerned.
-
-    What training, evaluations and migrated budgets were charged for is kept for ever.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a write transaction.
-    days : float
-        Keep the last so many days.
-
-    Returns
-    -------
-    Pruned
-        How much was deleted.
-    """
-    if not _MIN_PRUNE_DAYS <= days <= _MAX_PRUNE_DAYS:
-        raise InvalidInput(f"days must be between 1/24 and {_MAX_PRUNE_DAYS}, got {days:g}.")
-    moment = now()
-    before = moment - int(days * _DAY)
-    requests_deleted = batches_deleted = 0
-    for number in sorted(connection.execute(select(accounts.c.id)).scalars()):
-        locked, cursor = _lock(connection, number), Cursor(connection)
-        requests = cursor.execute(_PRUNE_REQUESTS, (number, before))
-        batches = cursor.execute(_PRUNE_ANSWERS, (number, before))
-        if requests or batches:
-            locked.add(moment, "prune", detail=_detail(before=before, requests=requests, batches=batches))
-            locked.save(cursor)
-        requests_deleted += requests
-        batches_deleted += batches
-    return Pruned(requests_deleted, batches_deleted)
-
-
 # --- changes by the service ---------------------------------------------------------------------------------------
 
 
@@ -749,7 +717,7 @@ def record_unproven(connection: Connection, account: int, model: str, status: st
     """
     locked = _lock(connection, account)
     if (model, status) not in unproven_models(connection, account):
-        locked.add(now(), "unproven", model=model, detail=_detail(status=status))
+        locked.add(now(), "unproven", model=model, detail=detail_json(status=status))
         locked.save(Cursor(connection))
 
 
@@ -786,7 +754,7 @@ def reserve_exclusively(connection: Connection, account: AccountState, model: st
             f"The model {model} needs the whole budget that the account {account.name!r} was opened with, but the "
             "budget was lowered. 'quietmax ledger grant' raises it."
         )
-    locked.add(now(), "exclusive", model=model, detail=_detail(digest=digest))
+    locked.add(now(), "exclusive", model=model, detail=detail_json(digest=digest))
     locked.save(Cursor(connection))
 
 
@@ -898,6 +866,12 @@ def now() -> int:
     return time.time_ns() // 1000
 
 
-def _detail(**fields: Any) -> str:
-    """Write the detail of a journal row, without the fields that are None."""
+def detail_json(**fields: Any) -> str:
+    """Return the detail of a journal row, without the fields that are None.
+
+    Parameters
+    ----------
+    **fields
+        JSON values by name.
+    """
     return json.dumps({name: value for name, value in fields.items() if value is not None}, sort_keys=True)

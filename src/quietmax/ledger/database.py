@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import sqlite3
 import time
@@ -49,6 +50,8 @@ from quietmax.ledger.journal import START, answer_digest, row_hash
 _CONNECT_TIMEOUT = 2
 _TIMEOUT = 10
 _WRITE_OPTIONS = {"quietmax_writes": True}
+_LIKE_URL = re.compile(r"[A-Za-z][\w+.-]*(:|//)|.*:[^/]*@")
+"""A word followed by a colon or two slashes, or a user and a password before an @."""
 
 # --- address ------------------------------------------------------------------------------------------------------
 
@@ -142,7 +145,8 @@ def parse_url(address: str | Path) -> URL:
     Parameters
     ----------
     address : str or Path
-        A path or ``sqlite:///FILE`` for a SQLite file, or ``postgresql://USER@HOST/DATABASE``.
+        A path or ``sqlite:///FILE`` for a SQLite file, or ``postgresql://USER@HOST/DATABASE``. A string that looks like
+        a mistyped URL is not a path: a password in it would become the name of a file.
 
     Returns
     -------
@@ -161,12 +165,16 @@ def parse_url(address: str | Path) -> URL:
     """
     written = str(address)
     try:
-        url = make_url(written) if "://" in written else URL.create("sqlite", database=written)
+        if "://" in written:
+            url = make_url(written)
+        else:
+            is_file = isinstance(address, Path) or not _LIKE_URL.match(written)
+            url = URL.create("sqlite" if is_file else "unknown", database=written)
     except (ArgumentError, ValueError):
         url = URL.create("unknown")
     if url.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         return url.set(drivername="postgresql+psycopg")
-    if url.drivername == "sqlite" and url.database and url.database != ":memory:":
+    if url.drivername == "sqlite" and url.database and url.database != ":memory:" and not url.host:
         return url
     raise InvalidInput(
         "The ledger's address must be a file, sqlite:///FILE or postgresql://USER@HOST/DATABASE."
@@ -188,13 +196,15 @@ def hide_password(url: URL) -> str:
 # --- engine -------------------------------------------------------------------------------------------------------
 
 
-def open_engine(address: str | Path) -> Engine:
+def open_engine(address: str | Path, *, read_only: bool = False) -> Engine:
     """Open the database at an address. A SQLite file is created if missing, readable by its owner only.
 
     Parameters
     ----------
     address : str or Path
         The address, as in `parse_url`.
+    read_only : bool
+        Create and change nothing, neither the files of SQLite nor their folder.
 
     Returns
     -------
@@ -210,28 +220,30 @@ def open_engine(address: str | Path) -> Engine:
     """
     url = parse_url(address)
     if url.drivername == "sqlite":
-        return _open_sqlite(Path(str(url.database)))
-    return _open_postgresql(url)
+        return _open_sqlite(Path(str(url.database)), read_only)
+    return _open_postgresql(url, read_only)
 
 
-def _open_sqlite(path: Path) -> Engine:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    except OSError as error:
-        raise LedgerUnavailable(f"Cannot open the ledger {path}: {error.strerror}.") from error
+def _open_sqlite(path: Path, read_only: bool) -> Engine:
+    options: dict[str, Any] = {"timeout": _TIMEOUT, "check_same_thread": False, "isolation_level": None}
+    if read_only:
+        address = _read_only_address(path)
+        pragmas: tuple[str, ...] = ()
+    else:
+        address = _create_file(path)
+        pragmas = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON")
     engine = create_engine(
         URL.create("sqlite", database=str(path)),
         poolclass=QueuePool,
         pool_size=4,
         max_overflow=16,
-        connect_args={"timeout": _TIMEOUT, "check_same_thread": False, "isolation_level": None},
+        creator=lambda: sqlite3.connect(address, uri=read_only, **options),
     )
 
     @event.listens_for(engine, "connect")
     def _set_pragmas(connection: sqlite3.Connection, _record: Any) -> None:
         cursor = connection.cursor()
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        for pragma in pragmas:
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
@@ -243,8 +255,34 @@ def _open_sqlite(path: Path) -> Engine:
     return engine
 
 
-def _open_postgresql(url: URL) -> Engine:
+def _create_file(path: Path) -> str:
+    """Create a file that only its owner can read, unless it exists; return its name."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError as error:
+        raise LedgerUnavailable(f"Cannot open the ledger {path}: {error.strerror}.") from error
+    return str(path)
+
+
+def _read_only_address(path: Path) -> str:
+    """Return the address with which SQLite reads a file and leaves it, its log and its folder as they are."""
+    try:
+        log_bytes = os.stat(f"{path}-wal").st_size
+    except OSError:
+        log_bytes = 0
+    if log_bytes and not Path(f"{path}-shm").exists():
+        raise LedgerUnavailable(
+            f"The ledger {path} cannot be read without changing it: {path}-shm is missing. 'quietmax ledger status' "
+            "creates it."
+        )
+    # Without a log, SQLite would create one even to read; with one, it would note there who reads.
+    return f"{path.absolute().as_uri()}?mode=ro&" + ("readonly_shm=1" if log_bytes else "immutable=1")
+
+
+def _open_postgresql(url: URL, read_only: bool) -> Engine:
     settings = {
+        "default_transaction_read_only": "on" if read_only else "off",
         "synchronous_commit": "on",
         "lock_timeout": f"{_TIMEOUT}s",
         "statement_timeout": f"{_TIMEOUT}s",
@@ -271,110 +309,21 @@ def _open_postgresql(url: URL) -> Engine:
     return engine
 
 
-def ledger_exists(address: str | Path) -> bool:
-    """Check that a ledger can be opened, without creating or migrating it.
-
-    Parameters
-    ----------
-    address : str or Path
-        The address, as in `parse_url`.
-
-    Returns
-    -------
-    bool
-        False if `Ledger` would first create it or migrate it to a newer schema.
-
-    Raises
-    ------
-    LedgerUnavailable
-        If it cannot be reached, or could not be created.
-    LedgerDamaged
-        If it is newer than this version of Quietmax, or not a ledger.
-    """
-    url = parse_url(address)
-    if url.drivername == "sqlite" and not Path(str(url.database)).exists():
-        _check_creatable(Path(str(url.database)))
-        return False
-    engine = open_engine(address)
-    try:
-        with read_transaction(engine) as connection:
-            return _known_version(connection, MIGRATIONS) == MIGRATIONS[-1].version
-    finally:
-        engine.dispose()
-
-
-def _check_creatable(path: Path) -> None:
-    """Raise unless a file could be created: the nearest folder above it that exists must be writable."""
-    above = next(folder for folder in path.absolute().parents if folder.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        raise LedgerUnavailable(f"Cannot create the ledger {path}: {above} is not a writable folder.")
-
-
-def head_path(engine: Engine) -> Path | None:
-    """Return the path of the head file.
+def is_migrated(engine: Engine) -> bool:
+    """Tell whether a ledger has the newest schema.
 
     Parameters
     ----------
     engine : sqlalchemy.Engine
         The engine of the ledger.
 
-    Returns
-    -------
-    Path or None
-        The environment variable `QUIETMAX_LEDGER_HEAD`; else a file beside a SQLite file, and None for PostgreSQL.
+    Raises
+    ------
+    LedgerDamaged
+        If it is newer than this version of Quietmax, or not a ledger.
     """
-    configured = os.environ.get("QUIETMAX_LEDGER_HEAD")
-    if configured:
-        return Path(configured)
-    return Path(f"{engine.url.database}.head") if engine.dialect.name == "sqlite" else None
-
-
-class FileGuard:
-    """Detects that files of SQLite were moved, deleted or replaced while in use: charges would be lost.
-
-    Parameters
-    ----------
-    engine : sqlalchemy.Engine
-        The engine of the ledger. Nothing is checked for PostgreSQL.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self._path = Path(str(engine.url.database)) if engine.dialect.name == "sqlite" else None
-        self._log = None if self._path is None else Path(f"{self._path}-wal")
-        self._opened = _file_identity(self._path)
-        self._opened_log: tuple[int, int] | None = None
-
-    def check(self) -> None:
-        """Raise `LedgerUnavailable` if a file is no longer the one that was opened."""
-        if self._opened_log is not None and _file_identity(self._log) != self._opened_log:
-            raise LedgerUnavailable(
-                f"The file {self._log} was removed or replaced while in use; it holds the latest charges. Stop the "
-                "service with SIGTERM, which saves them, and start it again."
-            )
-        if self._path is not None and _file_identity(self._path) != self._opened:
-            raise LedgerUnavailable(
-                f"The ledger {self._path} was moved, deleted or replaced while in use. Put the file back, or restart."
-            )
-
-    def watch_log(self, watch: bool) -> None:
-        """Watch SQLite's write-ahead log too, while a connection that has it open stays open.
-
-        Parameters
-        ----------
-        watch : bool
-            Whether there is such a connection. Without one, SQLite may delete the file.
-        """
-        self._opened_log = _file_identity(self._log) if watch else None
-
-
-def _file_identity(path: Path | None) -> tuple[int, int] | None:
-    if path is None:
-        return None
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+    with read_transaction(engine) as connection:
+        return _known_version(connection, MIGRATIONS) == MIGRATIONS[-1].version
 
 
 def unavailable(engine: Engine, error: BaseException) -> LedgerUnavailable:
@@ -780,6 +729,27 @@ def _adopt_requests(connection: Connection) -> None:
             last = _add_adopted(connection, last, json.dumps({"requests": described}))
 
 
+def _adopt_accounts(connection: Connection) -> None:
+    """Put the names of accounts and their training sets into the hash chain, as they are now.
+
+    The last row of each account is stated too: rows `adopted` cannot come after it.
+    """
+    opened = connection.execute(select(accounts).order_by(accounts.c.id)).all()
+    last: Mapping[str, Any] = next(row for row in opened if row.name == KEYS_ACCOUNT)._asdict()
+    bound = connection.execute(select(training_sets).order_by(training_sets.c.digest)).all()
+    names = [
+        ("accounts", str(row.id), {"name": row.name, "sequence": row.sequence})
+        for row in opened
+        if row.name != KEYS_ACCOUNT
+    ]
+    described = names + [("training_sets", row.digest, row.account) for row in bound]
+    for start in range(0, len(described), _ADOPTED_PER_ROW):
+        detail: dict[str, dict[str, Any]] = {"accounts": {}, "training_sets": {}}
+        for table, name, value in described[start : start + _ADOPTED_PER_ROW]:
+            detail[table][name] = value
+        last = _add_adopted(connection, last, json.dumps(detail))
+
+
 def read_salt(connection: Connection) -> bytes:
     """Return the salt of all keyed hashes.
 
@@ -803,7 +773,7 @@ def read_salt(connection: Connection) -> bytes:
 
 
 def _add_adopted(connection: Connection, last: Mapping[str, Any], detail: str) -> Mapping[str, Any]:
-    """Append a journal row that adopts requests; return the account's new state."""
+    """Append a journal row that adopts what an earlier version stored; return the account's new state."""
     fields = {
         "account": last["id"],
         "sequence": last["sequence"] + 1,
@@ -834,6 +804,7 @@ MIGRATIONS = (
     Migration(2, "terms with 'analysis'; journal kinds exclusive, migrated-budget, reassign", _rename_words),
     Migration(3, "no secret of sessions; sessions that ended", _forget_session_secret),
     Migration(4, "requests in the hash chain; the time of cached answers", _adopt_requests),
+    Migration(5, "accounts and training sets in the hash chain", _adopt_accounts),
 )
 
 

@@ -5,9 +5,14 @@ verifies: its chain is shorter, but intact. So every commit writes the number, t
 of each account into a small file, after the commit is durable. The file may lag behind the database, but is never
 ahead of it. When the ledger is opened, each of these rows must still be in the journal.
 
+A process also remembers the last row that it has seen of each account. Before it writes, these rows and those in the
+file must be in the journal: a ledger that was put back while it is served charges nothing, even after another process
+has added rows to it. A single writer finds the rows that it knows, without a query.
+
 Each account has a slot of 256 bytes, which no sector boundary divides, so that a crash leaves it old or new. Processes
-that share the file take its lock and never replace a newer row by an older one. The file is flushed every few seconds
-and not with every commit: it survives a killed process at once, and a power failure up to the last flush.
+that share the file take its lock, and replace only rows that are in the journal, by newer ones. The file is flushed
+every few seconds and not with every commit: it survives a killed process at once, and a power failure up to the last
+flush.
 """
 
 from __future__ import annotations
@@ -17,19 +22,30 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Engine, select
 
-from quietmax.errors import LedgerDamaged, LedgerUnavailable
-from quietmax.ledger.database import accounts, journal
-from quietmax.ledger.transactions import AccountTransaction
+from quietmax.errors import LedgerDamaged, LedgerUnavailable, QuietmaxError
+from quietmax.ledger.accounts import check_reason, client_id, detail_json, lock_keys_account, now
+from quietmax.ledger.database import Cursor, accounts, journal, read_transaction
+from quietmax.ledger.transactions import AccountTransaction, lock_accounts
 
 _SLOT_BYTES = 256
 _FLUSH_SECONDS = 5.0
+_MAX_REPLACING = 5
+_UNREADABLE = (ValueError, TypeError, KeyError, RecursionError)
+"""What parsing a damaged file can raise."""
+_ROW_HASHES = "SELECT sequence, hash FROM journal WHERE account = ? AND sequence IN (?, ?)"
+LOST_CLIENT = "lost"
+"""The client that is charged for what a ledger has lost."""
+_ADD_SPENT = (
+    "INSERT INTO subaccounts (account, client, spent_units, refused) VALUES (?, ?, ?, 0)"
+    " ON CONFLICT (account, client) DO UPDATE SET spent_units = subaccounts.spent_units + excluded.spent_units"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +69,13 @@ class Head:
     spent_units: int
     hash: str
 
+    def to_slot(self) -> bytes:
+        """Return the slot of the file that holds it."""
+        return _slot(
+            f'{{"account": {self.account}, "sequence": {self.sequence}, '
+            f'"spent_units": {self.spent_units}, "hash": "{self.hash}"}}'
+        )
+
 
 def read_heads(connection: Connection) -> list[Head]:
     """Return the heads of all accounts of a ledger.
@@ -67,6 +90,25 @@ def read_heads(connection: Connection) -> list[Head]:
     return [Head(*row) for row in rows if type(row.sequence) is int]  # SQLite accepts any type in an edit
 
 
+def head_path(engine: Engine) -> Path | None:
+    """Return the path of the head file.
+
+    Parameters
+    ----------
+    engine : sqlalchemy.Engine
+        The engine of the ledger.
+
+    Returns
+    -------
+    Path or None
+        The environment variable `QUIETMAX_LEDGER_HEAD`; else a file beside a SQLite file, and None for PostgreSQL.
+    """
+    configured = os.environ.get("QUIETMAX_LEDGER_HEAD")
+    if configured:
+        return Path(configured)
+    return Path(f"{engine.url.database}.head") if engine.dialect.name == "sqlite" else None
+
+
 class HeadFile:
     """The newest heads that this process knows, and the file that keeps them.
 
@@ -76,21 +118,31 @@ class HeadFile:
         The file. None: heads are kept in memory only.
     ledger : str
         The id of the ledger.
+    engine : sqlalchemy.Engine, optional
+        The engine of the ledger, to look up rows that other processes have written into the file. Without it, these
+        are not replaced.
+    read_only : bool
+        Never create or change the file.
 
     Attributes
     ----------
-    error : LedgerUnavailable or None
+    error : QuietmaxError or None
         Why the file could not be written the last time.
     damage : LedgerDamaged or None
         What the ledger has lost. Such a ledger can be read and verified, but not written.
     """
 
-    def __init__(self, path: Path | None, ledger: str) -> None:
+    def __init__(
+        self, path: Path | None, ledger: str, engine: Engine | None = None, *, read_only: bool = False
+    ) -> None:
         self.path = path
-        self.error: LedgerUnavailable | None = None
+        self.error: QuietmaxError | None = None
         self.damage: LedgerDamaged | None = None
         self._ledger = ledger
+        self._engine = engine
+        self._read_only = read_only
         self._known: dict[int, Head] = {}
+        self._verified: dict[int, bytes] = {}  # the slots of the file that were found in the journal
         self._lock = threading.Lock()
         self._flushed_at = time.monotonic()
         self._file: int | None = None
@@ -101,7 +153,7 @@ class HeadFile:
         Parameters
         ----------
         connection : sqlalchemy.Connection
-            A connection inside a transaction.
+            A connection inside a transaction that has not read anything yet.
         """
         try:
             lost = self._lost(connection)
@@ -121,38 +173,85 @@ class HeadFile:
         if ledger not in (None, self._ledger):
             return f"The ledger is not the one that {self.path} belongs to, so what was spent is unknown."
         for head in heads:
-            found = connection.execute(
-                select(journal.c.hash).where(
-                    journal.c.account == head.account, journal.c.sequence == head.sequence
-                )
-            ).scalar_one_or_none()
-            if head.sequence and found != head.hash:
+            if head.sequence and _journal_hash(connection, head) != head.hash:
                 return (
                     f"The ledger has lost charges: row {head.sequence} of account {head.account} is in {self.path}, "
                     "but not in the audit log."
                 )
+        self._verified = {head.account: head.to_slot() for head in heads}
         return None
 
-    def check_locked(self, locked: Iterable[AccountTransaction]) -> None:
-        """Raise `LedgerDamaged` if the ledger has lost rows, or an account is behind what this process has seen of it.
+    def check_locked(self, cursor: Cursor, locked: Iterable[AccountTransaction]) -> None:
+        """Raise `LedgerDamaged` if the ledger has lost rows that this process or the file knows of.
 
         Parameters
         ----------
+        cursor : Cursor
+            The cursor of the transaction.
         locked : iterable of AccountTransaction
             Accounts that are locked and not changed yet.
         """
+        current = {
+            each.account: Head(each.account, each.sequence, each.spent_units, each.head) for each in locked
+        }
+        self._check(cursor, current, self._expected(current))
+
+    def check_all(self, connection: Connection) -> None:
+        """Raise `LedgerDamaged` if the ledger has lost rows of any account.
+
+        Parameters
+        ----------
+        connection : sqlalchemy.Connection
+            A connection inside a transaction that has not read anything yet, or that has the lock of SQLite.
+        """
+        # First: what is expected must not be newer than what the transaction sees.
+        expected = self._expected(None)
+        current = {head.account: head for head in read_heads(connection)}
+        self._check(Cursor(connection), current, expected)
+
+    def _expected(self, wanted: Iterable[int] | None) -> list[tuple[Head, bytes | None]]:
+        """Return heads that must be in the journal, of some accounts or of all; with their slots if in the file."""
         if self.damage is not None:
             raise self.damage
-        for account in locked:
-            known = self._known.get(account.account)
-            if known is not None and (
-                account.sequence < known.sequence
-                or (account.sequence == known.sequence and account.head != known.hash)
-            ):
-                raise LedgerDamaged(
-                    f"The ledger went back in time: account {account.account} was at row {known.sequence} and is at "
-                    f"row {account.sequence}. Stop serving from it and restore a backup that has every charge."
-                )
+        with self._lock:
+            numbers = self._known if wanted is None else [each for each in wanted if each in self._known]
+            expected: list[tuple[Head, bytes | None]] = [(self._known[number], None) for number in numbers]
+            try:
+                return expected + self._unverified_slots(wanted)
+            except OSError:  # `record` reports it
+                return expected
+
+    def _check(
+        self,
+        cursor: Cursor,
+        current: Mapping[int, Head],
+        expected: Sequence[tuple[Head, bytes | None]],
+    ) -> None:
+        """Compare the heads that must be in the journal with those of the accounts; look up where they differ."""
+        doubtful: dict[int, list[Head]] = {}
+        for head, _ in expected:
+            now = current.get(head.account)
+            if head.sequence and (now is None or (now.sequence, now.hash) != (head.sequence, head.hash)):
+                doubtful.setdefault(head.account, []).append(head)
+        for account, heads in doubtful.items():
+            numbers = (account, heads[0].sequence, heads[-1].sequence)
+            found = dict(cursor.fetch(_ROW_HASHES, numbers))
+            for head in heads:
+                if found.get(head.sequence) != head.hash:
+                    raise _went_back(head, current.get(account))
+        with self._lock:
+            self._remember(current.values())
+            self._verified.update((head.account, slot) for head, slot in expected if slot is not None)
+
+    def _remember(self, heads: Iterable[Head]) -> list[Head]:
+        """Keep heads of committed rows; return those that are newer than what was known."""
+        newer = [
+            head
+            for head in heads
+            if head.account not in self._known or self._known[head.account].sequence < head.sequence
+        ]
+        self._known.update((head.account, head) for head in newer)
+        return newer
 
     def record(self, heads: Iterable[Head]) -> None:
         """Keep heads of committed rows, unless newer ones are kept already.
@@ -163,28 +262,39 @@ class HeadFile:
             The heads. What cannot be written is in `error`: the charges themselves are durable.
         """
         with self._lock:
-            newer = [
-                head
-                for head in heads
-                if head.account not in self._known or self._known[head.account].sequence < head.sequence
-            ]
-            self._known.update((head.account, head) for head in newer)
-            if self.path is None or not newer:
+            before = dict(self._known)
+            newer = self._remember(heads)
+            if self.path is None or self._read_only or not newer:
                 return
             try:
-                self._write(newer)
-                self.error = None
+                self._replace(newer, before)
             except OSError as error:
                 self._forget_file()
                 self.error = LedgerUnavailable(f"Cannot write {self.path}: {error.strerror}.")
-            except (
-                ValueError,
-                TypeError,
-                KeyError,
-                RecursionError,
-            ):  # the charge is durable, whatever the file holds
+            except _UNREADABLE:  # the charge is durable, whatever the file holds
                 self._forget_file()
                 self.error = LedgerUnavailable(f"Cannot write {self.path}: the file is damaged.")
+            except QuietmaxError as error:
+                self.error = error
+
+    def _replace(self, heads: list[Head], before: Mapping[int, Head]) -> None:
+        """Write heads into the file. What another process wrote there is looked up before it is replaced."""
+        for _ in range(_MAX_REPLACING):
+            doubtful = self._write(heads, before)
+            for head, slot in doubtful:
+                if not self._is_in_journal(head):
+                    self.damage = _went_back(head, None)
+                    return
+                self._verified[head.account] = slot
+            if not doubtful:
+                break
+        self.error = None
+
+    def _is_in_journal(self, head: Head) -> bool:
+        if self._engine is None:
+            return False
+        with read_transaction(self._engine) as connection:
+            return _journal_hash(connection, head) == head.hash
 
     def close(self) -> None:
         """Flush the file and close it."""
@@ -200,6 +310,7 @@ class HeadFile:
             The heads of the ledger as it is now.
         """
         self._known.clear()
+        self._verified.clear()
         self.damage = None
         self._forget_file()
         if self.path is not None:
@@ -221,43 +332,72 @@ class HeadFile:
             slots = [content[at : at + _SLOT_BYTES] for at in range(0, len(content), _SLOT_BYTES)]
             if not slots:
                 return None, []
-            heads = [Head(**json.loads(slot)) for slot in slots[1:] if slot.strip(b"\0 \n")]
+            heads = [Head(**json.loads(slot)) for slot in slots[1:] if not _is_empty(slot)]
             return str(json.loads(slots[0])["ledger"]), heads
         except OSError as error:
             raise LedgerUnavailable(f"Cannot read {self.path}: {error.strerror}.") from error
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except _UNREADABLE as error:
             raise LedgerDamaged(
                 f"The file {self.path}, which says what charges the ledger must have, is damaged."
             ) from error
 
-    def _write(self, heads: list[Head]) -> None:
-        """Write the heads that are newer than those in the file; create it, readable by its owner only, if missing."""
-        if self._file is None:
-            assert self.path is not None
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-        file = self._file
+    def _unverified_slots(self, wanted: Iterable[int] | None) -> list[tuple[Head, bytes | None]]:
+        """Return the heads that other processes have written into the file. What cannot be understood is left out."""
+        if self.path is None or (self._file is None and not self.path.exists()):
+            return []
+        file = self._open_file()
+        numbers = range(1, os.fstat(file).st_size // _SLOT_BYTES) if wanted is None else wanted
+        fcntl.flock(file, fcntl.LOCK_SH)
+        try:
+            slots = [(number, os.pread(file, _SLOT_BYTES, _SLOT_BYTES * number)) for number in numbers]
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
+        found: list[tuple[Head, bytes | None]] = []
+        for number, slot in slots:
+            if slot != self._verified.get(number) and not _is_empty(slot):
+                with suppress(*_UNREADABLE):
+                    found.append((Head(**json.loads(slot)), slot))
+        return found
+
+    def _write(self, heads: list[Head], before: Mapping[int, Head]) -> list[tuple[Head, bytes]]:
+        """Write the heads that are newer than those in the file; return what must be looked up before it is replaced.
+
+        The file is created, readable by its owner only, if missing.
+        """
+        file = self._open_file()
+        doubtful = []
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
             if not os.pread(file, 1, 0):
-                _write_slot(file, 0, f'{{"ledger": "{self._ledger}"}}')
+                os.pwrite(file, _slot(f'{{"ledger": "{self._ledger}"}}'), 0)
             for head in heads:
-                stored = os.pread(file, _SLOT_BYTES, _SLOT_BYTES * head.account).strip(b"\0 \n")
-                if not stored or json.loads(stored)["sequence"] < head.sequence:
-                    _write_slot(
-                        file,
-                        head.account,
-                        f'{{"account": {head.account}, "sequence": {head.sequence}, '
-                        f'"spent_units": {head.spent_units}, "hash": "{head.hash}"}}',
-                    )
+                slot = os.pread(file, _SLOT_BYTES, _SLOT_BYTES * head.account)
+                if slot != self._verified.get(head.account) and not _is_empty(slot):
+                    stored = Head(**json.loads(slot))
+                    if stored.sequence >= head.sequence:
+                        continue
+                    if stored != before.get(head.account):
+                        doubtful.append((stored, slot))
+                        continue
+                self._verified[head.account] = head.to_slot()
+                os.pwrite(file, self._verified[head.account], _SLOT_BYTES * head.account)
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)
         if time.monotonic() - self._flushed_at > _FLUSH_SECONDS:
             self._flush()
+        return doubtful
+
+    def _open_file(self) -> int:
+        if self._file is None:
+            assert self.path is not None
+            flags = os.O_RDONLY if self._read_only else os.O_RDWR | os.O_CREAT
+            self._file = os.open(self.path, flags, 0o600)
+        return self._file
 
     def _flush(self) -> None:
         """Flush the file and close it: the next write opens it again, or a new one if it was removed."""
         self._flushed_at = time.monotonic()
-        if self._file is not None:
+        if self._file is not None and not self._read_only:
             os.fdatasync(self._file)
         self._forget_file()
 
@@ -267,5 +407,70 @@ class HeadFile:
             os.close(file)
 
 
-def _write_slot(file: int, number: int, content: str) -> None:
-    os.pwrite(file, content.encode().ljust(_SLOT_BYTES - 1) + b"\n", _SLOT_BYTES * number)
+def _slot(content: str) -> bytes:
+    return content.encode().ljust(_SLOT_BYTES - 1) + b"\n"
+
+
+def _is_empty(slot: bytes) -> bool:
+    return not slot.strip(b"\0 \n")
+
+
+def _journal_hash(connection: Connection, head: Head) -> str | None:
+    """Return the hash that the journal has in the row of a head."""
+    row = (journal.c.account == head.account) & (journal.c.sequence == head.sequence)
+    found: str | None = connection.execute(select(journal.c.hash).where(row)).scalar_one_or_none()
+    return found
+
+
+def _went_back(head: Head, current: Head | None) -> LedgerDamaged:
+    """Return the error for a row that was committed, but is not in the journal."""
+    if current is not None and current.sequence < head.sequence:
+        what = f"account {head.account} was at row {head.sequence} and is at row {current.sequence}"
+    else:
+        what = f"row {head.sequence} of account {head.account} is not the one that was committed"
+    return LedgerDamaged(
+        f"The ledger went back in time: {what}. Stop serving from it and restore a backup that has every charge."
+    )
+
+
+def record_loss(
+    connection: Connection, spent: Mapping[int, int], because: str, *, same_ledger: bool = True
+) -> list[int]:
+    """Charge what was spent before the database lost it, to the client ``lost``.
+
+    Accounts that the database does not have cannot be charged. The journal names them, and from then on a new account
+    needs a reason: it could be a second budget for the same records.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a write transaction.
+    spent : mapping
+        What is known to have been spent, by the id of the account.
+    because : str
+        The reason.
+    same_ledger : bool
+        Whether these are accounts of this ledger. If not, all of them are lost.
+
+    Returns
+    -------
+    list of int
+        The ids of the accounts that have spent something and that the database does not have.
+    """
+    check_reason(because)
+    keys_account = lock_keys_account(connection)
+    known = set(connection.execute(select(accounts.c.id)).scalars()) if same_ledger else set()
+    lost = sorted(number for number, units in spent.items() if units and number not in known)
+    named = {number: spent[number] for number in lost} or None
+    keys_account.add(now(), "loss", detail=detail_json(because=because, accounts=named))
+    keys_account.save(Cursor(connection))
+    client = client_id(connection, LOST_CLIENT, create=True)
+    for number in sorted((known & set(spent)) - {keys_account.account}):
+        cursor = Cursor(connection)
+        account = lock_accounts(cursor, [number])[number]
+        units = min(max(spent[number] - account.spent_units, 0), account.limit_units - account.spent_units)
+        if units:
+            account.add(now(), "loss", client=LOST_CLIENT, units=units, detail=detail_json(because=because))
+            account.save(cursor)
+            cursor.execute(_ADD_SPENT, (number, client, units))
+    return lost

@@ -3,6 +3,9 @@
 A row's hash is the SHA-256 of its fields, the previous hash among them. To edit, delete or move a row, one must rewrite
 all later rows, and then the last hash is no longer the one that an auditor wrote down (`quietmax ledger status`).
 
+The account of the API keys also records which accounts were opened, and which training sets each of them pays for. So
+no training set can get a second budget unnoticed.
+
 The chain also covers what is stored for request ids. A charge names its request, and a row ``answered`` has a keyed
 digest of each stored answer, so that no answer can be removed and drawn again unnoticed.
 """
@@ -33,9 +36,10 @@ class JournalEntry:
         Microseconds since 1970.
     kind : str
         ``open``, ``charge``, ``training``, ``evaluation``, ``migrated-budget``, ``answered``, ``adopted``, ``prune``,
-        ``loss``, ``grant``, ``quota``, ``revoke``, ``reassign``, ``unproven``, ``exclusive``, ``key-created`` or
-        ``key-revoked``. Version 0.1 wrote ``carried over``, ``bind`` and ``alone`` instead of ``migrated-budget``,
-        ``reassign`` and ``exclusive``.
+        ``loss``, ``grant``, ``quota``, ``revoke``, ``unproven`` or ``exclusive``; in the account of the API keys
+        ``account``, ``training-set``, ``reassign``, ``adopted``, ``loss``, ``key-created`` or ``key-revoked``.
+        Version 0.1 wrote ``carried over``, ``bind`` and ``alone`` instead of ``migrated-budget``, ``reassign`` and
+        ``exclusive``.
     client : str
         The client's name, or an empty string.
     model : str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 import threading
 from collections.abc import Iterator, Mapping
@@ -16,29 +17,29 @@ from sqlalchemy import Connection, select, text
 
 from quietmax.accounting.conversions import delta_of
 from quietmax.accounting.costs import Cost, GaussianCost
-from quietmax.errors import InvalidInput, LedgerDamaged, QuietmaxError
+from quietmax.errors import InvalidInput, LedgerDamaged, LedgerUnavailable, QuietmaxError
 from quietmax.ledger import accounts as _accounts
 from quietmax.ledger import api_keys as _api_keys
 from quietmax.ledger import verify as _verify
-from quietmax.ledger.accounts import AccountState, Pruned, Subaccount, Terms
+from quietmax.ledger.accounts import AccountState, Subaccount, Terms
 from quietmax.ledger.answer_cache import KEY_BYTES
 from quietmax.ledger.api_keys import ApiKey, Role
 from quietmax.ledger.database import (
     Cursor,
-    FileGuard,
     accounts,
     default_url,
-    head_path,
     hide_password,
+    is_migrated,
     journal,
     meta,
     migrate,
     open_engine,
+    parse_url,
     read_transaction,
     requests,
     write_transaction,
 )
-from quietmax.ledger.heads import HeadFile, read_heads
+from quietmax.ledger.heads import Head, HeadFile, head_path, read_heads, record_loss
 from quietmax.ledger.journal import JournalEntry
 from quietmax.ledger.transactions import (
     Charge,
@@ -48,11 +49,13 @@ from quietmax.ledger.transactions import (
     LimitExceeded,
     NewAnswers,
     Part,
+    Pruned,
     StoredAnswer,
+    prune,
     spent_by_part,
 )
 from quietmax.ledger.verify import Anchor, Verification
-from quietmax.ledger.writer import AnswersCallback, ChargeCallback, LedgerWriter
+from quietmax.ledger.writer import AnswersCallback, ChargeCallback, FileGuard, LedgerWriter
 
 TRAINING_CLIENT = "training"
 """The client that is charged for what training and evaluations spent."""
@@ -96,6 +99,8 @@ class Ledger:
     accept_loss : str, optional
         The reason to go on although the database has lost rows that the head file names. What is known to be lost is
         charged to client ``lost``, and the journal keeps the reason.
+    read_only : bool
+        Create, migrate and change nothing: the ledger must exist, with the newest schema.
 
     Raises
     ------
@@ -118,14 +123,25 @@ class Ledger:
     ['Charged', 'Charged', 'LimitExceeded']
     """
 
-    def __init__(self, address: str | Path | None = None, *, accept_loss: str | None = None) -> None:
-        self._engine = open_engine(default_url() if address is None else address)
-        migrate(self._engine)
+    def __init__(
+        self,
+        address: str | Path | None = None,
+        *,
+        accept_loss: str | None = None,
+        read_only: bool = False,
+    ) -> None:
+        where = default_url() if address is None else address
+        if read_only and not ledger_exists(where):
+            shown = hide_password(parse_url(where))
+            raise InvalidInput(f"The ledger {shown} must exist and have the newest schema to be read only.")
+        self._engine = open_engine(where, read_only=read_only)
+        if not read_only:
+            migrate(self._engine)
         with read_transaction(self._engine) as connection:
             values = {row.name: row.value for row in connection.execute(select(meta))}
         self._salt, self._id = _secret(values, "query_salt"), str(values.get("ledger"))
         self._guard = FileGuard(self._engine)
-        self._heads = HeadFile(head_path(self._engine), self._id)
+        self._heads = HeadFile(head_path(self._engine), self._id, self._engine, read_only=read_only)
         with read_transaction(self._engine) as connection:
             self._heads.load(connection)
         if accept_loss is not None:
@@ -523,6 +539,25 @@ class Ledger:
             )
             return [SpendingPoint(*row) for row in rows]
 
+    def check_opening(self, name: str, because: str | None) -> None:
+        """Raise `InvalidInput` if a new account needs a reason, because accounts were lost.
+
+        Parameters
+        ----------
+        name : str
+            The name of the new account.
+        because : str or None
+            The reason, if there is one.
+        """
+        with read_transaction(self._engine) as connection:
+            _accounts.check_opening(connection, name, because)
+
+    def heads(self) -> list[tuple[str, Head]]:
+        """Return the last journal row of every account with its name, that of the API keys included."""
+        with read_transaction(self._engine) as connection:
+            names = {row.id: row.name for row in connection.execute(select(accounts))}
+            return [(names[head.account], head) for head in read_heads(connection)]
+
     def grant(self, account: str, terms: Terms, because: str) -> AccountState:
         """Set the budget of an account. What was spent stays spent.
 
@@ -613,7 +648,7 @@ class Ledger:
             How much was deleted.
         """
         with self._write() as connection:
-            return _accounts.prune(connection, days)
+            return prune(Cursor(connection), days, _accounts.now())
 
     # Clients and API keys
 
@@ -663,6 +698,8 @@ class Ledger:
     def keys(self) -> list[ApiKey]:
         """Return all API keys, the oldest first."""
         with read_transaction(self._engine) as connection:
+            if self._heads.damage is None:
+                self._heads.check_all(connection)  # else keys that were revoked could come back
             found = _api_keys.list_keys(connection)
         for key in found:
             if key.has_wrong_types:
@@ -694,11 +731,10 @@ class Ledger:
         writer = self.writer
         if writer.error is None:
             self._guard.check()
-            self._heads.check_locked(())
             if self._heads.error is not None:
                 raise self._heads.error
             with read_transaction(self._engine) as connection:
-                connection.execute(text("SELECT 1"))
+                self._heads.check_all(connection)
         else:
             with self._write() as connection:
                 connection.execute(_WRITE_PROBE, {"value": secrets.token_hex(_PROBE_BYTES)})
@@ -740,14 +776,15 @@ class Ledger:
         return found if damage is None else replace(found, faults=(*found.faults, str(damage)))
 
     def check_damage(self) -> None:
-        """Raise `LedgerDamaged` if the ledger has lost charges that its head file knows of."""
-        self._heads.check_locked(())
+        """Raise `LedgerDamaged` if the ledger has lost rows that its head file or this process knows of."""
+        with read_transaction(self._engine) as connection:
+            self._heads.check_all(connection)
 
     @contextmanager
     def _write(self) -> Iterator[Connection]:
         self._guard.check()
-        self._heads.check_locked(())
         with write_transaction(self._engine) as connection:
+            self._heads.check_all(connection)
             yield connection
             heads = read_heads(connection)
         self._heads.record(heads)
@@ -768,10 +805,48 @@ class Ledger:
         except LedgerDamaged:
             ledger, known = None, []
         with write_transaction(self._engine) as connection:
-            spent = {head.account: head.spent_units for head in known} if ledger == self._id else {}
-            _accounts.record_loss(connection, spent, because)
+            spent = {head.account: head.spent_units for head in known}
+            record_loss(connection, spent, because, same_ledger=ledger == self._id)
             heads = read_heads(connection)
         self._heads.reset(heads)
+
+
+def ledger_exists(address: str | Path) -> bool:
+    """Check that a ledger can be opened, without creating or migrating it.
+
+    Parameters
+    ----------
+    address : str or Path
+        The address, as in `parse_url`.
+
+    Returns
+    -------
+    bool
+        False if `Ledger` would first create it or migrate it to a newer schema.
+
+    Raises
+    ------
+    LedgerUnavailable
+        If it cannot be reached, or could not be created.
+    LedgerDamaged
+        If it is newer than this version of Quietmax, or not a ledger.
+    """
+    url = parse_url(address)
+    if url.drivername == "sqlite" and not Path(str(url.database)).exists():
+        _check_creatable(Path(str(url.database)))
+        return False
+    engine = open_engine(address, read_only=True)
+    try:
+        return is_migrated(engine)
+    finally:
+        engine.dispose()
+
+
+def _check_creatable(path: Path) -> None:
+    """Raise unless a file could be created: the nearest folder above it that exists must be writable."""
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise LedgerUnavailable(f"Cannot create the ledger {path}: {above} is not a writable folder.")
 
 
 def _training_request(account: AccountState, digest: str) -> bytes:

@@ -463,7 +463,8 @@ _REQUESTS = "SELECT request, body, units, answer FROM requests WHERE request IN 
 _INSERT_REQUEST = (
     "INSERT INTO requests (request, body, account, units, time, answer) VALUES (?, ?, ?, ?, ?, NULL)"
 )
-_UPDATE_REQUEST = "UPDATE requests SET units = ? WHERE request = ?"
+_UPDATE_REQUEST = "UPDATE requests SET units = ?, time = ? WHERE request = ?"
+_RELEASES = ("training", "evaluation")
 
 
 @dataclass(slots=True)
@@ -530,7 +531,7 @@ class ChargeBatch:
         self._cached = self._read_cached_answers(answer_cache, charges)
         self._parts = spent_by_part(cursor, {charge.account for charge in charges if charge.part is not None})
         self._new_requests: dict[bytes, tuple[Charge, int]] = {}
-        self._raised_requests: dict[bytes, int] = {}
+        self._resumed_requests: dict[bytes, int] = {}
         self.results: list[ChargeResult] = [self._decide(charge) for charge in charges]
 
     @property
@@ -557,7 +558,8 @@ class ChargeBatch:
             ],
         )
         cursor.execute_many(
-            _UPDATE_REQUEST, [(units, request) for request, units in self._raised_requests.items()]
+            _UPDATE_REQUEST,
+            [(units, self._now, request) for request, units in self._resumed_requests.items()],
         )
 
     def _decide(self, charge: Charge) -> ChargeResult:
@@ -577,20 +579,26 @@ class ChargeBatch:
     def _pay(
         self, charge: Charge, account: AccountTransaction, balance: _Balance, earlier: _EarlierAttempt | None
     ) -> Charged | LimitExceeded:
-        """Charge the new answers, less what an earlier attempt of the same request has paid."""
+        """Charge the new answers, less what an earlier attempt of the same request has paid.
+
+        A training or an evaluation is charged once: what it costs does not depend on what was granted since.
+        """
         cached: dict[bytes, bytes] = {}
         if self._cached:
             cached = {query: self._cached[query] for query in charge.queries if query in self._cached}
         answers = len(charge.queries) - len(cached) if charge.queries else charge.rows
         paid = 0 if earlier is None else earlier.units
         full = max(answers * charge.unit_cost - paid, 0)
+        if earlier is not None and charge.kind in _RELEASES:
+            full = 0
         units = full if charge.part is None else charge.part.increase(self._parts[charge.account], full)
         if units > account.limit_units - account.spent_units:
             return LimitExceeded("budget", units, account.limit_units - account.spent_units)
         if balance.limit_units is not None and units > balance.limit_units - balance.spent_units:
             return LimitExceeded("quota", units, balance.limit_units - balance.spent_units)
         draws_for_id = charge.request is not None and (earlier is None or charge.kind == "charge")
-        if units or draws_for_id:
+        writes_row = draws_for_id or full > 0
+        if writes_row:
             account.add(
                 self._now,
                 charge.kind,
@@ -605,7 +613,7 @@ class ChargeBatch:
             if charge.part is not None:
                 spent = self._parts[charge.account]
                 spent[charge.part] = spent.get(charge.part, 0) + full
-        if charge.request is not None:
+        if charge.request is not None and writes_row:
             self._record_request(charge, charge.request, paid + full, resumed=earlier is not None)
         return Charged(units, answers, _remaining(account, balance), cached, resumed=earlier is not None)
 
@@ -613,7 +621,7 @@ class ChargeBatch:
         if not resumed or request in self._new_requests:
             self._new_requests[request] = (charge, units)
         else:
-            self._raised_requests[request] = units
+            self._resumed_requests[request] = units
         self._attempts[request] = _EarlierAttempt(charge.body, units, None)
 
     def _read_subaccounts(self, clients: set[int]) -> None:
@@ -780,3 +788,65 @@ def count_refused(cursor: Cursor, counts: Mapping[tuple[int, int], int]) -> None
     cursor.execute_many(
         _COUNT_REFUSED, [(account, client, count) for (account, client), count in sorted(counts.items())]
     )
+
+
+# --- retention ----------------------------------------------------------------------------------------------------
+
+_DAY = 24 * 3600 * 1_000_000
+_MIN_PRUNE_DAYS = 1 / 24
+_MAX_PRUNE_DAYS = 36_500
+_PRUNE_REQUESTS = "DELETE FROM requests WHERE account = ? AND time < ? AND LENGTH(body) > 0"
+_PRUNE_ANSWERS = "DELETE FROM answers WHERE account = ? AND time < ?"
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What was deleted.
+
+    Parameters
+    ----------
+    requests : int
+        The number of request ids, with their stored answers.
+    batches : int
+        The number of rows of the answer cache; each holds the answers that were drawn together.
+    """
+
+    requests: int
+    batches: int
+
+
+def prune(cursor: Cursor, days: float, now: int) -> Pruned:
+    """Delete requests and cached answers of long ago; record it in the journal of each account concerned.
+
+    What training, evaluations and migrated budgets were charged for is kept for ever. A request counts from its last
+    attempt: the answer of an old id that is being tried again can still be stored.
+
+    Parameters
+    ----------
+    cursor : Cursor
+        The cursor of a write transaction.
+    days : float
+        Keep the last so many days.
+    now : int
+        Microseconds since 1970.
+
+    Returns
+    -------
+    Pruned
+        How much was deleted.
+    """
+    if not _MIN_PRUNE_DAYS <= days <= _MAX_PRUNE_DAYS:
+        raise InvalidInput(f"days must be between 1/24 and {_MAX_PRUNE_DAYS}, got {days:g}.")
+    before = now - int(days * _DAY)
+    requests_deleted = batches_deleted = 0
+    for (number,) in cursor.fetch("SELECT id FROM accounts ORDER BY id"):
+        locked = lock_accounts(cursor, [number])[number]
+        requests = cursor.execute(_PRUNE_REQUESTS, (number, before))
+        batches = cursor.execute(_PRUNE_ANSWERS, (number, before))
+        if requests or batches:
+            detail = {"batches": batches, "before": before, "requests": requests}
+            locked.add(now, "prune", detail=json.dumps(detail))
+            locked.save(cursor)
+        requests_deleted += requests
+        batches_deleted += batches
+    return Pruned(requests_deleted, batches_deleted)

@@ -1,10 +1,10 @@
-"""Verification: recompute every hash chain, balance, quota, key and stored request from the journal."""
+"""Verification: recompute every hash chain, balance, quota, key, training set and stored request from the journal."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from quietmax.accounting.costs import cost_from_json
 from quietmax.errors import LedgerDamaged
 from quietmax.ledger.accounts import PARSE_ERRORS, AccountState, Terms, account_state, list_subaccounts
 from quietmax.ledger.api_keys import key_detail, list_keys
-from quietmax.ledger.database import KEYS_ACCOUNT, accounts, journal, read_salt, requests
+from quietmax.ledger.database import KEYS_ACCOUNT, accounts, journal, read_salt, requests, training_sets
 from quietmax.ledger.journal import START, JournalEntry, answer_digest
 from quietmax.ledger.transactions import Part
 
@@ -81,8 +81,9 @@ def read_journal(connection: Connection, account: int | None = None) -> Iterator
 def verify(connection: Connection, anchors: Mapping[str, Anchor] | None = None) -> Verification:
     """Find edited, missing and reordered rows, and what the journal does not explain.
 
-    This covers balances, quotas, keys, and what is stored for request ids. Cached answers are not covered: removing one
-    makes a client pay again, and no edit of them leads to a draw without a charge.
+    This covers balances, quotas, keys, the names of accounts, their training sets, and what is stored for request ids.
+    Cached answers are not covered: removing one makes a client pay again, and no edit of them leads to a draw without a
+    charge. Of what earlier versions stored, names, training sets and requests are covered as the migration found them.
 
     Parameters
     ----------
@@ -101,13 +102,18 @@ def verify(connection: Connection, anchors: Mapping[str, Anchor] | None = None) 
     faults: list[str] = []
     count = 0
     rows = connection.execute(select(accounts).order_by(accounts.c.id)).all()
-    for row in rows:
-        replay, found = _replay_account(connection, row, salt, anchors.get(row.name))
-        faults += found
-        count += replay.rows
     names = {row.name for row in rows}
+    bindings = None
     if KEYS_ACCOUNT not in names:
         faults.append("The account of the API keys is missing.")
+    # The first says which accounts were opened.
+    for row in sorted(rows, key=lambda row: row.name != KEYS_ACCOUNT):
+        replay, found = _replay_account(connection, row, salt, anchors.get(row.name), bindings)
+        faults += found
+        count += replay.rows
+        bindings = bindings or replay.bindings
+    if bindings is not None:
+        faults += bindings.compare(connection, rows)
     faults += [
         f"Account {name!r} is missing, but its row {anchor[0]} was written down."
         for name, anchor in anchors.items()
@@ -123,7 +129,11 @@ def verify(connection: Connection, anchors: Mapping[str, Anchor] | None = None) 
 
 
 def _replay_account(
-    connection: Connection, row: Row[Any], salt: bytes, anchor: Anchor | None
+    connection: Connection,
+    row: Row[Any],
+    salt: bytes,
+    anchor: Anchor | None,
+    bindings: _Bindings | None,
 ) -> tuple[_Replay, list[str]]:
     """Replay the journal of one account; return the replay and all faults of the account."""
     faults: list[str] = []
@@ -132,7 +142,8 @@ def _replay_account(
         state = None if row.name == KEYS_ACCOUNT else account_state(row)
     except LedgerDamaged as damage:
         faults.append(str(damage))
-    replay = _Replay(row, state, anchor)
+    adopted_until = None if bindings is None else bindings.adopted_until.get(row.id, 0)
+    replay = _Replay(row, state, anchor, adopted_until)
     for entry in read_journal(connection, row.id):
         replay.check(entry)
     faults += replay.finish()
@@ -145,7 +156,9 @@ def _replay_account(
 class _Replay:
     """Follows the chain of one account and collects what it states about clients and keys."""
 
-    def __init__(self, account: Row[Any], state: AccountState | None, anchor: Anchor | None) -> None:
+    def __init__(
+        self, account: Row[Any], state: AccountState | None, anchor: Anchor | None, adopted_until: int | None
+    ) -> None:
         self._account = account
         self._state = state
         self._anchor = anchor
@@ -157,7 +170,8 @@ class _Replay:
         self.rows = 0
         self.spent_by_client: dict[str, int] = defaultdict(int)
         self._parts: dict[Part, int] = {}
-        self.requests = _Requests()
+        self.requests = _Requests(adopted_until)
+        self.bindings = _Bindings() if account.name == KEYS_ACCOUNT else None
         self.quotas: dict[str, int | None] = {}
         self.created_keys: dict[str, tuple[str, str]] = {}
         self.revoked_keys: dict[str, int] = {}
@@ -208,7 +222,7 @@ class _Replay:
         try:
             detail = json.loads(entry.detail) if entry.detail else {}
             charged = self._check_part(entry) if entry.kind in ("training", "evaluation") else entry.units
-            for fault in self.requests.follow(entry, detail, charged):
+            for fault in self._follow(entry, detail, charged):
                 self._fault(fault)
             if entry.kind == "open":
                 opened = cost_from_json(detail["total"]), Terms.from_json(detail["terms"])
@@ -222,6 +236,13 @@ class _Replay:
                 self.revoked_keys[detail["id"]] = detail["revoked"]
         except PARSE_ERRORS:
             self._fault(f"row {entry.sequence} cannot be read")
+
+    def _follow(self, entry: JournalEntry, detail: Mapping[str, Any], units: int) -> list[str]:
+        """Take in what a row states about requests, or about accounts and training sets; return its faults."""
+        if self.bindings is not None and entry.kind in _BINDING_KINDS:
+            fault = self.bindings.follow(entry, detail)
+            return [fault] if fault else []
+        return self.requests.follow(entry, detail, units)
 
     def _check_part(self, entry: JournalEntry) -> int:
         """Check that the balance grew as the charge of a part requires; return the units of the charge."""
@@ -253,6 +274,71 @@ class _Replay:
         self._faults.append(f"Account {self._account.name!r}: {what}.")
 
 
+_BINDING_KINDS = ("account", "training-set", "reassign", "adopted")
+
+
+class _Bindings:
+    """Follows what the journal of the API keys states about accounts and their training sets."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._used_names: set[str] = set()
+        self._training_sets: dict[str, int] = {}
+        self._others = False  # rows that a newer version wrote came before
+        self.adopted_until: dict[int, int] = {}
+
+    def follow(self, entry: JournalEntry, detail: Mapping[str, Any]) -> str:
+        """Take in a row; return its fault, if it has one."""
+        if entry.kind == "adopted":
+            return self._adopt(entry, detail)
+        if entry.kind == "reassign" and "digest" not in detail:
+            return ""  # of an earlier version: what it led to was adopted
+        self._others = True
+        if entry.kind == "account":
+            return self._open(entry, detail["id"], detail["name"])
+        known = self._training_sets.get(detail["digest"])
+        self._training_sets[detail["digest"]] = detail["id"]
+        if entry.kind == "training-set" and known is not None:
+            return f"row {entry.sequence} binds a training set that has an account already"
+        if entry.kind == "reassign" and known is None:
+            return f"row {entry.sequence} moves a training set that has no account"
+        return ""
+
+    def _adopt(self, entry: JournalEntry, detail: Mapping[str, Any]) -> str:
+        if self._others:
+            return f"row {entry.sequence} adopts accounts of an earlier version after newer ones"
+        faults = []
+        for number, each in detail["accounts"].items():
+            faults.append(self._open(entry, int(number), each["name"]))
+            self.adopted_until[int(number)] = each["sequence"]
+        self._training_sets |= detail["training_sets"]
+        return next(filter(None, faults), "")
+
+    def _open(self, entry: JournalEntry, account: int, name: str) -> str:
+        if account in self._names or name in self._used_names:
+            return f"row {entry.sequence} opens the account {name!r} a second time"
+        self._names[account] = name
+        self._used_names.add(name)
+        return ""
+
+    def compare(self, connection: Connection, rows: Sequence[Row[Any]]) -> list[str]:
+        """Compare accounts and training sets with the journal; return what is wrong."""
+        faults = []
+        names = dict(self._names)
+        for row in rows:
+            stated = KEYS_ACCOUNT if row.name == KEYS_ACCOUNT else names.pop(row.id, None)
+            if stated != row.name:
+                opened = "was not opened" if stated is None else f"was opened as {stated!r}"
+                faults.append(f"Account {row.name!r}: according to the journal it {opened}.")
+        faults += [f"Account {name!r} is missing." for name in names.values()]
+        bound = {row.digest: row.account for row in connection.execute(select(training_sets))}
+        stated_sets = self._training_sets
+        wrong = sum(bound.get(each) != stated_sets.get(each) for each in {*bound, *stated_sets})
+        if wrong:
+            faults.append(f"{wrong} training sets do not have the account that the journal states.")
+        return faults
+
+
 @dataclass(slots=True)
 class _Request:
     """What the journal states about a request id."""
@@ -260,15 +346,18 @@ class _Request:
     time: int
     paid: int
     keep: bool
+    kind: str | None  # None: adopted from an earlier version
     digest: str | None = None
 
 
 class _Requests:
     """Follows what the journal states about the request ids of one account."""
 
-    def __init__(self) -> None:
+    def __init__(self, adopted_until: int | None) -> None:
+        self._adopted_until = adopted_until  # the last row that can adopt requests; None: not known
         self._known: dict[bytes, _Request] = {}
         self._adopted: int | None = 0  # units of adopted requests; None once there are others
+        self._charged = 0  # units of charges that name no request, which may be those of adopted ones
 
     def follow(self, entry: JournalEntry, detail: Mapping[str, Any], units: int) -> list[str]:
         """Take in a row; return its faults. `units` is what it charges for its request."""
@@ -287,27 +376,35 @@ class _Requests:
             self._adopted = None
             fault = self._charge(entry, detail, units)
             return [fault] if fault else []
+        elif entry.kind == "charge":
+            self._charged += units
         return []
 
     def _adopt(self, entry: JournalEntry, detail: Mapping[str, Any]) -> list[str]:
         """Take in requests of an earlier version: before any other, and no more of them than was paid."""
+        if self._adopted_until is not None and entry.sequence > self._adopted_until:
+            return [f"row {entry.sequence} adopts requests, but no earlier version wrote to the account"]
         if self._adopted is None:
             return [f"row {entry.sequence} adopts requests of an earlier version after newer ones"]
         for key, each in detail["requests"].items():
-            request = _Request(each["time"], each["units"], each["keep"], each["answer"])
+            request = _Request(each["time"], each["units"], each["keep"], None, each["answer"])
             self._known[bytes.fromhex(key)] = request
             self._adopted += 0 if request.keep else request.paid
-        if self._adopted > entry.spent_units:
+        if self._adopted > self._charged:
             return [f"row {entry.sequence} adopts requests for which nobody has paid"]
         return []
 
     def _charge(self, entry: JournalEntry, detail: Mapping[str, Any], units: int) -> str:
         key, paid = bytes.fromhex(detail["request"]), detail.get("paid")
+        keep = bool(detail.get("keep"))
         known = self._known.get(key)
         if known is None or paid is None:
-            self._known[key] = _Request(entry.time, units, bool(detail.get("keep")))
+            self._known[key] = _Request(entry.time, units, keep, entry.kind)
         else:
             known.paid += units
+            known.time = entry.time
+            if known.keep != keep or known.kind not in (None, entry.kind):
+                return f"row {entry.sequence} counts on a charge for something else"
         if known is not None and paid is None:
             return f"the request of row {entry.sequence} was charged before, and what was stored for it was removed"
         if paid is not None and (known is None or known.paid - units != paid):
@@ -346,9 +443,10 @@ def _is_as_stated(row: Row[Any], stated: _Request, salt: bytes) -> bool:
     """Tell whether a stored request is what the journal states."""
     try:
         digest = None if row.answer is None else answer_digest(salt, row.request, row.body, row.answer)
+        keep = len(row.body) == 0
     except TypeError:  # SQLite accepts any type in an edit
         return False
-    return (row.time, row.units, digest) == (stated.time, stated.paid, stated.digest)
+    return (row.time, row.units, keep, digest) == (stated.time, stated.paid, stated.keep, stated.digest)
 
 
 def _subaccount_faults(connection: Connection, account: Row[Any], replay: _Replay) -> list[str]:

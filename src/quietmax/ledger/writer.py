@@ -12,12 +12,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import queue
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine
@@ -25,7 +27,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from quietmax.errors import LedgerTooLate, LedgerUnavailable, QuietmaxError
 from quietmax.ledger.answer_cache import AnswerCache
-from quietmax.ledger.database import Cursor, FileGuard, unavailable, writer_connection
+from quietmax.ledger.database import Cursor, unavailable, writer_connection
 from quietmax.ledger.heads import Head, HeadFile
 from quietmax.ledger.transactions import (
     Charge,
@@ -57,6 +59,54 @@ _PendingAnswers = tuple[NewAnswers, AnswersCallback]
 
 _CLOSED = LedgerTooLate("The ledger is closed. Nothing was charged.")
 _TOO_LATE = LedgerTooLate("The request reached its deadline before the ledger. Nothing was charged.")
+
+
+class FileGuard:
+    """Detects that files of SQLite were moved, deleted or replaced while in use: charges would be lost.
+
+    Parameters
+    ----------
+    engine : sqlalchemy.Engine
+        The engine of the ledger. Nothing is checked for PostgreSQL.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._path = Path(str(engine.url.database)) if engine.dialect.name == "sqlite" else None
+        self._log = None if self._path is None else Path(f"{self._path}-wal")
+        self._opened = _file_identity(self._path)
+        self._opened_log: tuple[int, int] | None = None
+
+    def check(self) -> None:
+        """Raise `LedgerUnavailable` if a file is no longer the one that was opened."""
+        if self._opened_log is not None and _file_identity(self._log) != self._opened_log:
+            raise LedgerUnavailable(
+                f"The file {self._log} was removed or replaced while in use; it holds the latest charges. Stop the "
+                "service with SIGTERM, which saves them, and start it again."
+            )
+        if self._path is not None and _file_identity(self._path) != self._opened:
+            raise LedgerUnavailable(
+                f"The ledger {self._path} was moved, deleted or replaced while in use. Put the file back, or restart."
+            )
+
+    def watch_log(self, watch: bool) -> None:
+        """Watch SQLite's write-ahead log too, while a connection that has it open stays open.
+
+        Parameters
+        ----------
+        watch : bool
+            Whether there is such a connection. Without one, SQLite may delete the file.
+        """
+        self._opened_log = _file_identity(self._log) if watch else None
+
+
+def _file_identity(path: Path | None) -> tuple[int, int] | None:
+    if path is None:
+        return None
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 class _Conflict(Exception):
@@ -315,7 +365,7 @@ class LedgerWriter:
                 ids = {charge.account for charge in charges} | {account for account, _ in refused}
                 ids |= {new.account for new in answers if new.queries or new.request is not None}
                 accounts = lock_accounts(cursor, ids)
-                self._heads.check_locked(accounts.values())
+                self._heads.check_locked(cursor, accounts.values())
                 now = self._now()
                 # first, so that the charges find these answers
                 stored = store_answers(cursor, accounts, answers, self._salt, now)

@@ -222,6 +222,7 @@ def check_deployments(
     *,
     budget: Terms | None = None,
     account: str | None = None,
+    because: str | None = None,
 ) -> None:
     """Raise what `deploy` would raise, without opening, charging or migrating anything.
 
@@ -238,6 +239,8 @@ def check_deployments(
         As in `deploy`.
     account : str or None
         As in `deploy`.
+    because : str or None
+        As in `deploy`.
 
     Raises
     ------
@@ -251,6 +254,8 @@ def check_deployments(
         if ledger is not None:
             name, _, found = _find_account(ledger, model, account)
         _check_account(model, name, budget, found)
+        if ledger is not None and found is None:
+            ledger.check_opening(name, because)
         if ledger is None or found is None or model.training_cost is None or model.split is not None:
             continue
         charged = ledger.is_training_charged(found, model.digest.hex())

@@ -446,7 +446,7 @@ class Service:
             "kind": deployment.kind,
             "mechanism": deployment.mechanism,
             "guarantee_status": deployment.status,
-            "guarantee": deployment.total_guarantee(account).to_json(),
+            "guarantee": _without_seeds(deployment.total_guarantee(account).to_json()),
             "measure": account.total.measure,
             "cost_per_answer": cost_amount(account.total, deployment.unit_cost),
             "paid_at_training": deployment.unit_cost == 0,
@@ -533,6 +533,13 @@ class Service:
                 if caller.admin or each.client == caller.client
             ],
         }
+
+
+def _without_seeds(record: Any) -> Any:
+    """Return JSON values without any field `seed`: whoever knows the seed of the noise can subtract the noise."""
+    if isinstance(record, dict):
+        return {name: _without_seeds(value) for name, value in record.items() if name != "seed"}
+    return [_without_seeds(value) for value in record] if isinstance(record, list) else record
 
 
 def _check_administrator(caller: Caller) -> None:
