@@ -3,7 +3,8 @@
 `registry_entry` has the fields of the Differential Privacy Deployments Registry of OpenDP, as the entries in its public
 repository had them in 2025 (`product`, `dp_flavor`, `privacy_loss`, `model`, `accounting`, `implementation`,
 `resources`). `nist_checklist` follows the factors of NIST SP 800-226 (March 2025). Both were written from public
-documentation; neither publisher has reviewed them. What the software cannot know is marked, for people to fill in.
+documentation; neither publisher has reviewed them. They are filled from the model folder and, if one is given, from the
+ledger. What the software cannot know is marked, for people to fill in.
 """
 
 from __future__ import annotations
@@ -18,7 +19,58 @@ from quietmax.privacy_card import PrivacyCard
 
 BLANK = "[to be filled in]"
 """Stands wherever the software cannot know the answer."""
+NOT_IN_LEDGER = "The ledger has no account for this training set yet."
 _FLAVORS = {"pure": "Pure DP", "approximate": "Approximate DP", "gaussian": "Gaussian DP"}
+
+
+@dataclass(frozen=True)
+class LedgerRecord:
+    """What the ledger of the service states about the training set of a model.
+
+    Parameters
+    ----------
+    account : Mapping or None
+        The account that pays, as `quietmax ledger status --json` shows it. None: there is none yet.
+    models : tuple of str
+        The models that the account has paid for, as ``name/version``.
+    clients : int
+        The number of clients that have spent something of it.
+    administrators, keys : int
+        The number of valid API keys of administrators, and of all clients together.
+    heads : tuple of str
+        The last row of the account's audit log and of that of the API keys, as ``ACCOUNT:ROW:HASH``.
+    """
+
+    account: Mapping[str, Any] | None
+    models: tuple[str, ...]
+    clients: int
+    administrators: int
+    keys: int
+    heads: tuple[str, ...]
+
+    def budget(self) -> str:
+        """Return what was promised, spent and is left, in a sentence."""
+        if self.account is None:
+            return NOT_IN_LEDGER
+        terms = self.account["terms"]
+        amounts = ", ".join(
+            f"{name} {_amount(self.account[name])}" for name in ("budget", "spent", "remaining")
+        )
+        return (
+            f"Account {self.account['account']}, opened with epsilon {terms['epsilon']:g} and delta "
+            f"{terms['delta']:g}: {amounts}; {self.clients} clients."
+        )
+
+    def releases(self) -> str:
+        """Return what else the account has paid for."""
+        if self.account is None:
+            return NOT_IN_LEDGER
+        return f"Of the same account: {', '.join(self.models) or 'none'}."
+
+    def access(self) -> str:
+        """Return who can query, and what proves later that the audit log was not changed."""
+        log = f" Audit log at the time of this form: {', '.join(self.heads)}." if self.heads else ""
+        return f"{self.keys} valid API keys, {self.administrators} of them of administrators.{log}"
 
 
 @dataclass(frozen=True)
@@ -32,7 +84,7 @@ class Item:
     question : str
         What a reviewer asks.
     answer : str
-        What the model folder says, or `BLANK`.
+        What the model folder and the ledger say, or `BLANK`.
     """
 
     topic: str
@@ -41,17 +93,19 @@ class Item:
 
     @property
     def filled(self) -> bool:
-        """Whether the software knows the answer."""
-        return self.answer != BLANK
+        """Whether the software knows the whole answer."""
+        return BLANK not in self.answer
 
 
-def registry_entry(card: PrivacyCard) -> dict[str, Any]:
+def registry_entry(card: PrivacyCard, ledger: LedgerRecord | None = None) -> dict[str, Any]:
     """Return an entry for the Differential Privacy Deployments Registry.
 
     Parameters
     ----------
     card : PrivacyCard
         The card of a private model.
+    ledger : LedgerRecord, optional
+        What the ledger states about its training set.
 
     Returns
     -------
@@ -103,13 +157,13 @@ def registry_entry(card: PrivacyCard) -> dict[str, Any]:
                 "release_type": BLANK,
                 "data_source_type": "Static",
                 "access_type": "Non-interactive" if card.queries is None else "Interactive",
-                "access_type_description": _access(card),
+                "access_type_description": _join(_access(card), ledger.budget() if ledger else ""),
             },
             "accounting": {
                 "post_processing": "Answers are computed from what was released, without further noise."
                 if card.queries is None
                 else BLANK,
-                "composition": claim["because"],
+                "composition": _join(claim["because"], ledger.releases() if ledger else ""),
             },
             "implementation": {
                 "pre_processing_eda_hyperparameter_tuning": BLANK,
@@ -121,13 +175,15 @@ def registry_entry(card: PrivacyCard) -> dict[str, Any]:
     }
 
 
-def nist_checklist(card: PrivacyCard) -> list[Item]:
+def nist_checklist(card: PrivacyCard, ledger: LedgerRecord | None = None) -> list[Item]:
     """Return a checklist after NIST SP 800-226, from the guarantee down to the collection of the data.
 
     Parameters
     ----------
     card : PrivacyCard
         The card of a private model.
+    ledger : LedgerRecord, optional
+        What the ledger states about its training set.
 
     Returns
     -------
@@ -162,17 +218,38 @@ def nist_checklist(card: PrivacyCard) -> list[Item]:
         ("Sensitivity", "How is the influence of one unit limited?", _sensitivity(facts)),
         ("Noise", "Which noise, from which source?", _noise(facts)),
         ("Noise", "Are floating-point attacks excluded?", _floating_point(facts)),
-        ("Budget", "What is charged, and what is left?", _access(card)),
-        ("Budget", "Which other releases use data of the same people?", BLANK),
+        (
+            "Budget",
+            "What is charged, and what is left?",
+            _join(_access(card), ledger.budget() if ledger else ""),
+        ),
+        (
+            "Budget",
+            "Which other releases use data of the same people?",
+            BLANK if ledger is None else f"{ledger.releases()} Outside the ledger: {BLANK}",
+        ),
         ("Utility", "How good is the model?", _accuracy(card)),
         ("Utility", "Is the error acceptable for small groups?", BLANK),
         ("Trust model", "Who sees the data before noise is added?", "The curator (central model). " + BLANK),
         ("Side channels", "Do running time, errors or logs depend on the data?", BLANK),
-        ("Security", "Who has access to the training data and to the ledger?", BLANK),
+        (
+            "Security",
+            "Who has access to the training data and to the ledger?",
+            BLANK if ledger is None else f"{ledger.access()} The data and the database: {BLANK}",
+        ),
         ("Data collection", "On which legal basis and with which consent was the data collected?", BLANK),
         ("Data collection", "Is the data minimised, and when is it deleted?", BLANK),
     ]
     return [Item(*row) for row in rows]
+
+
+def _join(*sentences: str) -> str:
+    return " ".join(filter(None, sentences))
+
+
+def _amount(cost: Mapping[str, Any]) -> str:
+    """Return a cost of JSON values with its symbol: epsilon or mu."""
+    return " ".join(f"{name} {value:.6g}" for name, value in cost.items() if name != "measure")
 
 
 def _guarantee(card: PrivacyCard) -> dict[str, Any]:

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from quietmax.errors import DataUnavailable
+from quietmax.ledger import Charge, Ledger
 from quietmax.privacy_card import OBSERVED, leakage_file, read_card, record_leakage
+from quietmax.review_forms import BLANK, NOT_IN_LEDGER
+from quietmax.server import deploy, load_models
 from tests.cli.conftest import Run, assert_error
 from tests.cli.own_table import DECLARED
 
@@ -166,3 +169,56 @@ def test_the_card_as_a_registry_entry_and_as_a_checklist(run: Run, head: Path, n
     assert {"topic", "question", "answer"} == set(json.loads(out)[0])
     assert "[to be filled in]" in run("card", head, "--format", "nist-800-226")[1]
     assert_error(run("card", network, "--format", "nist-800-226"), 2, "ordinary network")
+
+
+def test_the_forms_state_what_the_ledger_has_charged_and_leave_the_rest_to_people(
+    run: Run, people: Path, tmp_path: Path
+) -> None:
+    folder, ledger = tmp_path / "votes", tmp_path / "state" / "ledger.sqlite"
+    run("train", "teachers", people, *DECLARED, "--queries", 10, "--declared-size", 480, "-o", folder)
+    with Ledger(ledger) as opened:
+        (served,) = deploy(opened, load_models([f"votes={folder}"]))
+        opened.create_key("owner", "admin")
+        _, key = opened.create_key("ann")
+        opened.revoke_key(opened.create_key("bob")[1].id)
+        unit = served.unit_cost
+        opened.charge(Charge(served.account.id, key.client_id, "votes/1", unit, rows=4, key=key.id))
+        opened.charge(Charge(served.account.id, key.client_id, "other/3", unit, rows=1, key=key.id))
+        state = opened.account(served.account.name)
+        heads = [f"{name}:{head.sequence}:{head.hash}" for name, head in opened.heads()]
+    before = {each.name: each.read_bytes() for each in ledger.parent.iterdir()}
+    code, out, _ = run("card", folder, "--format", "nist-800-226", "--ledger", ledger, "--json")
+    assert code == 0
+    answers = {item["question"]: item["answer"] for item in json.loads(out)}
+    budget = answers["What is charged, and what is left?"]
+    assert f"Account {state.name}, opened with epsilon" in budget
+    assert f"spent mu {state.spent.mu:.6g}, remaining mu {state.remaining.mu:.6g}; 1 clients" in budget
+    releases = answers["Which other releases use data of the same people?"]
+    assert releases == f"Of the same account: other/3, votes/1. Outside the ledger: {BLANK}"
+    access = answers["Who has access to the training data and to the ledger?"]
+    assert access.startswith("2 valid API keys, 1 of them of administrators.")
+    assert len(heads) == 2
+    assert all(head in access for head in heads)
+    assert BLANK in access
+    code, out, _ = run("card", folder, "--format", "opendp-registry", "--ledger", ledger)
+    entry = json.loads(out)["deployment"]
+    assert f"spent mu {state.spent.mu:.6g}" in entry["model"]["access_type_description"]
+    assert "other/3, votes/1" in entry["accounting"]["composition"]
+    assert {each.name: each.read_bytes() for each in ledger.parent.iterdir()} == before
+
+
+def test_a_form_says_if_the_ledger_does_not_know_the_model_and_refuses_what_it_cannot_read(
+    run: Run, people: Path, tmp_path: Path
+) -> None:
+    folder, ledger = tmp_path / "votes", tmp_path / "ledger.sqlite"
+    run("train", "teachers", people, *DECLARED, "--queries", 10, "--declared-size", 480, "-o", folder)
+    form = ("card", folder, "--format", "nist-800-226", "--ledger", ledger)
+    assert_error(run(*form), 2, "must exist")
+    assert not ledger.exists()
+    with Ledger(ledger):
+        pass
+    answers = json.loads(run(*form, "--json")[1])
+    assert sum(NOT_IN_LEDGER in item["answer"] for item in answers) == 2
+    assert_error(run(*form, "--account", "nobody"), 2, "has no account 'nobody'")
+    assert_error(run("card", folder, "--ledger", ledger), 2, "--ledger requires --format")
+    assert_error(run("card", folder, "--account", "a"), 2, "--account requires --ledger")

@@ -169,9 +169,16 @@ def test_an_export_to_a_missing_folder_is_an_error(run: Run, path: Path, tmp_pat
 
 
 def test_verify_finds_an_edited_row_and_a_missing_anchor(run: Run, path: Path, run_json: RunJson) -> None:
-    (account,) = run_json("status")["accounts"]
+    status = run_json("status")
+    (account,) = status["accounts"]
     anchor = f"patients:{account['rows']}:{account['head']}"
-    assert run_json("verify", "--anchor", anchor)["sound"] is True
+    keys, same = sorted(status["heads"])
+    assert same == anchor
+    assert run_json("verify", "--anchor", anchor, "--anchor", keys)["sound"] is True
+    assert (
+        f"Audit log of accounts, training sets and API keys: {keys}"
+        in run("ledger", "status", "--ledger", path)[1]
+    )
     code, out, _ = run("ledger", "verify", "--ledger", path)
     assert code == 0
     assert "No faults found in 3 rows of 1 accounts." in out

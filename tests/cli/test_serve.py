@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
+import sqlite3
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from quietmax.cli._output import errors
-from quietmax.ledger import Ledger
+from quietmax.ledger import Charge, Ledger
 from quietmax.models import Model, TrainingSettings, save_model
 from quietmax.models.mlp import initial_mlp
 from quietmax.server import log, supervisor
@@ -47,6 +49,15 @@ def serve(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
         return *ended, len(served)
 
     return call
+
+
+def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """The names, bytes and times of all files of a folder, and its own time."""
+    files = {
+        str(path.relative_to(folder)): (path.read_bytes() if path.is_file() else b"", path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+    }
+    return {**files, "": (b"", folder.stat().st_mtime_ns)}
 
 
 def test_what_is_served_is_announced_on_a_terminal_with_its_warning_and_the_missing_key(
@@ -166,6 +177,52 @@ def test_check_finds_a_valid_configuration_and_writes_nothing(serve: Serve, tmp_
     assert (tmp_path / "ledger.sqlite").read_bytes() == before
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         assert ledger.accounts() == []
+
+
+@pytest.mark.parametrize("state", ["missing", "closed", "without a head file", "in another mode"])
+def test_check_leaves_the_folder_of_the_ledger_as_it_is(serve: Serve, tmp_path: Path, state: str) -> None:
+    place = tmp_path / "state"
+    place.mkdir()
+    ledger = place / "ledger.sqlite"
+    if state != "missing":
+        assert serve(*ORDINARY, "--ledger", ledger)[0] == 0
+    if state == "without a head file":
+        (place / "ledger.sqlite.head").unlink()
+    if state == "in another mode":
+        with sqlite3.connect(ledger) as connection:
+            assert connection.execute("PRAGMA journal_mode=DELETE").fetchone() == ("delete",)
+        connection.close()
+    before = snapshot(place)
+    code, _, err, _ = serve(*ORDINARY, "--ledger", ledger, "--check")
+    assert (code, snapshot(place)) == (0, before), err
+
+
+def test_check_refuses_a_ledger_that_was_rolled_back_and_an_account_that_was_lost(
+    serve: Serve, tmp_path: Path
+) -> None:
+    path, old = tmp_path / "ledger.sqlite", tmp_path / "old.sqlite"
+    with Ledger(path) as ledger:
+        ledger.create_key("ann")
+    shutil.copy(path, old)
+    assert serve(*ORDINARY)[0] == 0
+    with Ledger(path) as ledger:
+        account = ledger.account("people")
+        ledger.charge(Charge(account.id, ledger.client("ann"), "plain/1", 1000, rows=1))
+    shutil.copy(old, path)
+    before = snapshot(tmp_path)
+    code, _, err, _ = serve(*ORDINARY, "--check")
+    assert (code, snapshot(tmp_path)) == (1, before)
+    assert "The ledger has lost charges" in err
+    with Ledger(path, accept_loss="the old copy is the newest"):
+        pass
+    code, _, err, _ = serve(*ORDINARY, "--check")
+    assert code == 2
+    assert "has lost 1 accounts" in err
+    reason = ("--account", "people", "--because", "The disk was lost.")
+    assert serve(*ORDINARY, *reason, "--check")[0] == 0
+    assert serve(*ORDINARY)[0] == 2
+    assert serve(*ORDINARY, *reason)[0] == 0
+    assert serve(*ORDINARY)[0] == 0
 
 
 def test_check_names_what_would_keep_the_service_from_starting(

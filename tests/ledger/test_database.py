@@ -77,6 +77,46 @@ def test_an_address_of_another_database_is_an_error(wrong: str) -> None:
         parse_url(wrong)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "postgres//ann:word@host/ledger",
+        "postgresql:/ann:word@host/ledger",
+        "postgresql:ann:word@host",
+        "mysql//ann:word@host",
+        "redis:ledger",
+        "ann:word@host/ledger",
+        "/ann:word@host/ledger",
+        "sqlite://ann:word@host/ledger",
+    ],
+)
+def test_a_mistyped_url_is_no_file_and_its_password_is_not_shown(
+    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match=r"must be a file, sqlite:///FILE or postgresql://") as refusal:
+        Ledger(wrong)
+    assert "word" not in str(refusal.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_of_files_with_unusual_characters_are_names_of_files() -> None:
+    for name in ("./a:b.sqlite", "/x/a:b.sqlite", "a@b.sqlite", "/a//b", "data/postgres//x", "sqlite/x"):
+        assert parse_url(name).database == name
+    assert parse_url(Path("a:b@c.sqlite")).database == "a:b@c.sqlite"
+    assert parse_url("sqlite:///a:b@c.sqlite").database == "a:b@c.sqlite"
+
+
+def test_a_password_in_the_query_of_an_address_is_hidden() -> None:
+    url = parse_url("postgresql://host/ledger?user=ann&password=word1&sslpassword=word2&sslmode=require")
+    shown = hide_password(url)
+    assert "word1" not in shown
+    assert "word2" not in shown
+    assert "user=ann" in shown
+    assert "sslmode=require" in shown
+    assert "word3" not in hide_password(parse_url("postgresql://ann:word3@host/ledger"))
+
+
 def test_the_folders_of_a_new_ledger_are_created(tmp_path: Path) -> None:
     with Ledger(tmp_path / "a" / "b" / "ledger.sqlite") as ledger:
         assert ledger.accounts() == []

@@ -385,6 +385,45 @@ def test_an_account_that_was_lost_gets_no_new_budget_without_a_reason(path: Path
         assert ledger.verify().sound
 
 
+@pytest.mark.usefixtures("serving")
+def test_a_ledger_that_is_only_read_is_not_changed_while_it_is_served_or_after_a_crash(
+    path: Path, tmp_path: Path
+) -> None:
+    def files(folder: Path) -> dict[str, bytes]:
+        return {each.name: each.read_bytes() for each in folder.iterdir() if each.is_file()}
+
+    crashed = tmp_path / "crashed"
+    for folder in (path.parent, crashed):
+        if folder == crashed:
+            crashed.mkdir()
+            for name in files(path.parent):
+                shutil.copy(path.parent / name, crashed / name)
+        before = files(folder)
+        assert f"{path.name}-wal" in before
+        with Ledger(folder / path.name, read_only=True) as ledger:
+            ledger.check_damage()
+            assert ledger.account("patients").spent_units == 3010, "what is in the log is read"
+            with pytest.raises(LedgerUnavailable, match="readonly"):
+                ledger.client("bob")
+        assert files(folder) == before
+    (crashed / f"{path.name}-shm").unlink()
+    with pytest.raises(LedgerUnavailable, match="without changing it"):
+        Ledger(crashed / path.name, read_only=True)
+
+
+def test_a_ledger_that_is_only_read_must_exist_with_the_newest_schema(address: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="must exist and have the newest schema"):
+        Ledger(address, read_only=True)
+    assert list(tmp_path.iterdir()) == []
+    with Ledger(address) as ledger:
+        charge_patients(ledger)
+    with Ledger(address, read_only=True) as ledger:
+        assert ledger.account("patients").spent_units == 3000
+        assert ledger.verify().sound
+        with pytest.raises(LedgerUnavailable, match=r"read-?only"):
+            ledger.client("bob")
+
+
 def test_a_replica_of_a_postgresql_ledger_can_keep_a_head_file(
     postgres_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

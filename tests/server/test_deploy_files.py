@@ -25,7 +25,7 @@ import yaml
 
 import quietmax
 from quietmax.cli import load_command
-from quietmax.cli._configuration import settings_of
+from quietmax.cli._configuration import OTHER_VARIABLES, settings_of
 from quietmax.server.metrics import Metrics
 from tests.docs.scripts import script
 from tests.server.running_service import Start
@@ -64,7 +64,23 @@ def test_variables_of_the_image_and_of_compose_are_options_of_serve() -> None:
         name for name in COMPOSE["services"]["quietmax"]["environment"] if name.startswith("QUIETMAX_")
     }
     assert len(used) >= 5
-    assert used <= known
+    assert used <= known | OTHER_VARIABLES
+
+
+def test_every_service_with_postgresql_keeps_a_head_file_on_a_volume() -> None:
+    """Without it, a database that was restored while the service was stopped is charged again."""
+    service = COMPOSE["services"]["quietmax"]
+    head = Path(service["environment"]["QUIETMAX_LEDGER_HEAD"])
+    assert f"state:{head.parent}" in service["volumes"]
+    assert "state" in COMPOSE["volumes"]
+    (container,) = RUNTIME["containers"]
+    (variable,) = (each for each in container["env"] if each["name"] == "QUIETMAX_LEDGER_HEAD")
+    mounted = {each["mountPath"]: each.get("readOnly", False) for each in container["volumeMounts"]}
+    assert mounted[str(Path(variable["value"]).parent)] is False
+    chart = (DEPLOY / "helm/quietmax/templates/deployment.yaml").read_text()
+    assert "{name: QUIETMAX_LEDGER_HEAD, value: /state/ledger.head}" in chart
+    assert "{name: state, mountPath: /state}" in chart
+    assert "claimName: {{ .Values.stateClaim }}" in chart
 
 
 def test_metrics_of_the_dashboard_and_the_alerts_exist() -> None:

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from quietmax.accounting import LIMIT
-from quietmax.estimators import open_private
+from quietmax.estimators import PrivateHead, open_private, save_private
 from quietmax.ledger import Ledger, Terms
 from quietmax.mechanisms import Answerer, Answers
+from quietmax.models.features import Identity
 from quietmax.server import Service, deploy, load_models
 from quietmax.server.errors import HttpError
 from tests.server.running_service import (
@@ -43,6 +44,26 @@ def test_a_client_sees_its_own_spending_and_an_administrator_that_of_all(plain: 
         "ann": pytest.approx(0.1),
         "owner": pytest.approx(0.05),
     }
+
+
+def test_the_seed_of_a_model_is_shown_nowhere(tmp_path: Path) -> None:
+    """Whoever knows the seed of the noise can subtract the noise."""
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(60, 3))
+    head = PrivateHead(1.0, 1e-5, features=Identity(), declared_size=60, classes=[0, 1], random_state=5)
+    save_private(head.fit(features, features[:, 0] > 0), tmp_path / "seeded", dataset="people")
+    seed = str(head.guarantee_.parameters["noise_source"]["seed"])
+    with running(f"sqlite:///{tmp_path / 'ledger.sqlite'}", [f"seeded={tmp_path / 'seeded'}"]) as service:
+        metadata = service.http.get("/v2/models/seeded")
+        assert metadata.json()["parameters"]["guarantee_status"] == "conditional"
+        assert metadata.json()["parameters"]["guarantee"]["parameters"]["noise_source"]["exact"] is False
+        login = service.http.post("/login", data={"key": service.admin})
+        page = service.http.get("/", headers={"cookie": login.headers["set-cookie"].partition(";")[0]})
+        answered = service.infer(features[:1].astype(np.float32), "seeded")
+        budget = service.http.get("/v2/models/seeded/budget")
+        for response in (metadata, page, answered, budget):
+            assert response.status_code == 200
+            assert seed not in response.text
 
 
 def test_answers_metadata_and_page_warn_of_an_unproven_guarantee(

@@ -70,6 +70,8 @@ def status(address: Address = None, as_json: Json = False) -> None:
     Example: quietmax ledger status
     """
     with _open(address) as ledger:
+        from quietmax.ledger.database import KEYS_ACCOUNT
+
         accounts = [
             (account, ledger.subaccounts(account), ledger.unproven_models(account), ledger.parts(account))
             for account in ledger.accounts()
@@ -87,8 +89,9 @@ def status(address: Address = None, as_json: Json = False) -> None:
                 }
                 for account, subaccounts, unproven, parts in accounts
             ]
-            print_json({"ledger": ledger.address, "accounts": shown})
+            print_json({"ledger": ledger.address, "accounts": shown, "heads": _heads(ledger)})
             return
+        log_of_keys = next((head for head in _heads(ledger) if head.startswith(KEYS_ACCOUNT)), None)
     for account, subaccounts, _, parts in accounts:
         _print_account(account)
         if parts:
@@ -97,6 +100,13 @@ def status(address: Address = None, as_json: Json = False) -> None:
             _print_clients(account, subaccounts)
     if not accounts:
         console.print("The ledger has no accounts yet. 'quietmax serve' opens them.")
+    if log_of_keys is not None:
+        console.print(f"Audit log of accounts, training sets and API keys: {log_of_keys}", soft_wrap=True)
+
+
+def _heads(ledger: Ledger) -> list[str]:
+    """Return the last row of every audit log, as `verify --anchor` takes it."""
+    return [f"{name}:{head.sequence}:{head.hash}" for name, head in ledger.heads() if head.sequence]
 
 
 @app.command()

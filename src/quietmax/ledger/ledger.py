@@ -552,6 +552,20 @@ class Ledger:
         with read_transaction(self._engine) as connection:
             _accounts.check_opening(connection, name, because)
 
+    def charged_models(self, account: AccountState) -> list[str]:
+        """Return the models that an account was charged for, as ``name/version``, by name.
+
+        Parameters
+        ----------
+        account : AccountState
+            The account.
+        """
+        rows = (
+            select(journal.c.model).where(journal.c.account == account.id, journal.c.model != "").distinct()
+        )
+        with read_transaction(self._engine) as connection:
+            return sorted(connection.execute(rows).scalars())
+
     def heads(self) -> list[tuple[str, Head]]:
         """Return the last journal row of every account with its name, that of the API keys included."""
         with read_transaction(self._engine) as connection:

@@ -252,7 +252,7 @@ def check_deployments(
     for model in models:
         name, found = account or account_name(model.dataset), None
         if ledger is not None:
-            name, _, found = _find_account(ledger, model, account)
+            name, _, found = find_account(ledger, model.dataset, account)
         _check_account(model, name, budget, found)
         if ledger is not None and found is None:
             ledger.check_opening(name, because)
@@ -298,7 +298,7 @@ def _bind(
     ledger: Ledger, model: Deployment, budget: Terms | None, account: str | None, because: str | None
 ) -> Deployment:
     """Open or find the account of one model, and charge it for what was spent before."""
-    name, records, found = _find_account(ledger, model, account)
+    name, records, found = find_account(ledger, model.dataset, account)
     total, terms, unit_cost = _check_account(model, name, budget, found)
     state = ledger.open_account(
         name, total, terms, digest=records, named_by_owner=account is not None, because=because
@@ -316,12 +316,27 @@ def _bind(
     return replace(model, bound_account=ledger.account(state.name), unit_cost=unit_cost)
 
 
-def _find_account(
-    ledger: Ledger, model: Deployment, account: str | None
+def find_account(
+    ledger: Ledger, dataset: str, account: str | None = None
 ) -> tuple[str, str, AccountState | None]:
-    """Return the name of a model's account, the digest that identifies its records, and the account if it exists."""
-    name = account_name(model.dataset) if account is None else account
-    records = hashlib.sha256(f"data set {model.dataset}".encode()).hexdigest()
+    """Find the account that pays for models of a data set.
+
+    Parameters
+    ----------
+    ledger : Ledger
+        The ledger.
+    dataset : str
+        Name of the training set, as the model folder states it.
+    account : str or None
+        Name of the account, if the owner chose one.
+
+    Returns
+    -------
+    (str, str, AccountState or None)
+        The name of the account, the digest that identifies the records, and the account if it exists.
+    """
+    name = account_name(dataset) if account is None else account
+    records = hashlib.sha256(f"data set {dataset}".encode()).hexdigest()
     return name, records, ledger.find_account(name, None if account is not None else records)
 
 
