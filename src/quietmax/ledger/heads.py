@@ -191,10 +191,34 @@ class HeadFile:
         locked : iterable of AccountTransaction
             Accounts that are locked and not changed yet.
         """
-        current = {
-            each.account: Head(each.account, each.sequence, each.spent_units, each.head) for each in locked
+        current = {each.account: each for each in locked}
+        if self.damage is None and self._are_last_seen(current.values()):
+            return
+        heads = {
+            number: Head(number, each.sequence, each.spent_units, each.head)
+            for number, each in current.items()
         }
-        self._check(cursor, current, self._expected(current))
+        self._check(cursor, heads, self._expected(heads))
+
+    def _are_last_seen(self, locked: Iterable[AccountTransaction]) -> bool:
+        """Tell whether nobody else has written to these accounts, nor to their slots in the file."""
+        with self._lock:
+            for each in locked:
+                known = self._known.get(each.account)
+                if known is None or (known.sequence, known.hash) != (each.sequence, each.head):
+                    return False
+                if self.path is not None and not self._has_verified_slot(each.account):
+                    return False
+        return True
+
+    def _has_verified_slot(self, account: int) -> bool:
+        """Tell whether a slot holds what was found in the journal. A slot that is just written counts as another."""
+        if self._file is None:
+            return False
+        try:
+            return os.pread(self._file, _SLOT_BYTES, _SLOT_BYTES * account) == self._verified.get(account)
+        except OSError:
+            return False
 
     def check_all(self, connection: Connection) -> None:
         """Raise `LedgerDamaged` if the ledger has lost rows of any account.
@@ -262,8 +286,9 @@ class HeadFile:
             The heads. What cannot be written is in `error`: the charges themselves are durable.
         """
         with self._lock:
-            before = dict(self._known)
-            newer = self._remember(heads)
+            committed = list(heads)
+            before = {head.account: self._known.get(head.account) for head in committed}
+            newer = self._remember(committed)
             if self.path is None or self._read_only or not newer:
                 return
             try:
@@ -277,7 +302,7 @@ class HeadFile:
             except QuietmaxError as error:
                 self.error = error
 
-    def _replace(self, heads: list[Head], before: Mapping[int, Head]) -> None:
+    def _replace(self, heads: list[Head], before: Mapping[int, Head | None]) -> None:
         """Write heads into the file. What another process wrote there is looked up before it is replaced."""
         for _ in range(_MAX_REPLACING):
             doubtful = self._write(heads, before)
@@ -359,7 +384,7 @@ class HeadFile:
                     found.append((Head(**json.loads(slot)), slot))
         return found
 
-    def _write(self, heads: list[Head], before: Mapping[int, Head]) -> list[tuple[Head, bytes]]:
+    def _write(self, heads: list[Head], before: Mapping[int, Head | None]) -> list[tuple[Head, bytes]]:
         """Write the heads that are newer than those in the file; return what must be looked up before it is replaced.
 
         The file is created, readable by its owner only, if missing.
@@ -379,8 +404,8 @@ class HeadFile:
                     if stored != before.get(head.account):
                         doubtful.append((stored, slot))
                         continue
-                self._verified[head.account] = head.to_slot()
-                os.pwrite(file, self._verified[head.account], _SLOT_BYTES * head.account)
+                self._verified[head.account] = slot = head.to_slot()
+                os.pwrite(file, slot, _SLOT_BYTES * head.account)
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)
         if time.monotonic() - self._flushed_at > _FLUSH_SECONDS:
