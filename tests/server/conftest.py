@@ -130,24 +130,37 @@ def screenshot(request: pytest.FixtureRequest) -> Callable[[Any, str], None]:
 
 
 @pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 and its key."""
+def new_certificate() -> Callable[[Path], tuple[Path, Path]]:
+    """Make a certificate for this machine and its key, in a new folder."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is missing; install it with: apt-get install -y openssl")
-    folder = tmp_path_factory.mktemp("tls")
-    files = (folder / "certificate.pem", folder / "key.pem")
-    made = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-    ]
-    where = ["-addext", "subjectAltName=IP:127.0.0.1", "-out", str(files[0]), "-keyout", str(files[1])]
-    subprocess.run([*made, *where], check=True, capture_output=True)
-    return files
+
+    def make(folder: Path) -> tuple[Path, Path]:
+        folder.mkdir()
+        files = (folder / "certificate.pem", folder / "key.pem")
+        made = [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=localhost",
+        ]
+        names = ["-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+        where = ["-out", str(files[0]), "-keyout", str(files[1])]
+        subprocess.run([*made, *names, *where], check=True, capture_output=True)
+        return files
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def certificate(
+    tmp_path_factory: pytest.TempPathFactory, new_certificate: Callable[[Path], tuple[Path, Path]]
+) -> tuple[Path, Path]:
+    """A certificate for this machine and its key."""
+    return new_certificate(tmp_path_factory.mktemp("tls") / "files")

@@ -119,7 +119,7 @@ def test_names_on_the_page_are_escaped(models: Path, tmp_path: Path) -> None:
 def test_a_login_while_the_ledger_is_down_is_503_and_not_a_wrong_key(
     plain: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(_: str) -> None:
+    async def fail(*_: object) -> None:
         raise unavailable(str(LEDGER_DOWN))
 
     monkeypatch.setattr(plain.service.auth, "login", fail)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import io
 import json
 import os
 import random
 import shutil
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import numpy as np
 import psutil
 import pytest
@@ -28,7 +34,7 @@ from tritonclient.utils import InferenceServerException
 from quietmax import __version__
 from quietmax.errors import InvalidInput
 from quietmax.ledger import Ledger, Terms
-from quietmax.server import Service, Settings, deploy
+from quietmax.server import Service, Settings, deploy, grpc_server
 from quietmax.server.log import Log
 from quietmax.server.run import Listener, run_in_thread
 from tests.server.running_service import (
@@ -278,15 +284,6 @@ def test_limits_are_those_of_http(start: Start) -> None:
         assert running.ledger.accounts()[0].spent_units == 0
 
 
-def test_anonymous_access_follows_the_rules_of_http(start: Start) -> None:
-    settings = Settings(anonymous=True)
-    with start("head", settings=settings, grpc=True) as running, _client(running) as client:
-        assert client.infer("head", _features(some_rows(1))).as_numpy("label").shape == (1,)
-        with pytest.raises(InferenceServerException, match="through a proxy") as caught:
-            client.infer("head", _features(some_rows(1)), headers={"x-forwarded-for": "192.0.2.1"})
-        assert caught.value.status() == "StatusCode.PERMISSION_DENIED"
-
-
 def test_the_log_and_the_metrics_count_requests_of_both_protocols(charged: Running) -> None:
     _infer(charged, "plain", some_rows(2))
     with pytest.raises(InferenceServerException):
@@ -411,27 +408,12 @@ def test_mutated_messages_are_refused_and_only_answers_are_charged(start: Start,
         assert b'"failed"' not in running.log.getvalue()
 
 
-def test_with_a_certificate_grpc_speaks_tls_and_nothing_else(start: Start, tmp_path: Path) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is missing; install it with: apt-get install -y openssl")
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-    ]
-    where = ["-addext", "subjectAltName=DNS:localhost", "-out", str(certificate), "-keyout", str(key)]
-    subprocess.run([*command, *where], check=True, capture_output=True)
-    with start("head", tls=(certificate, key), grpc=True) as running:
+def test_with_a_certificate_grpc_speaks_tls_and_nothing_else(
+    start: Start, certificate: tuple[Path, Path]
+) -> None:
+    with start("head", tls=certificate, grpc=True) as running:
         with triton.InferenceServerClient(
-            running.grpc, ssl=True, root_certificates=str(certificate)
+            running.grpc, ssl=True, root_certificates=str(certificate[0])
         ) as client:
             result = client.infer("head", _features(some_rows(1)), headers=_headers(running.key))
             assert result.as_numpy("label").shape == (1,)
@@ -452,6 +434,18 @@ def test_the_port_is_kept_for_the_service_and_refused_to_another(start: Start) -
         assert again.grpc_port == port
 
 
+def _told(service: subprocess.Popen[str]) -> dict[str, Any]:
+    """What `quietmax serve --json` says when it listens."""
+    assert service.stdout is not None
+    told = ""
+    while not told.rstrip().endswith("}") or told.count("{") != told.count("}"):
+        line = service.stdout.readline()
+        assert line, "the service ended before it said where it listens"
+        told += line
+    document: dict[str, Any] = json.loads(told)
+    return document
+
+
 @pytest.fixture
 def served(models: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int, str]]:
     """`quietmax serve` with two workers: the process of the supervisor, the gRPC port and a key."""
@@ -467,13 +461,7 @@ def served(models: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str]
         text=True,
     )
     try:
-        assert service.stdout is not None
-        told = ""
-        while not told.rstrip().endswith("}") or told.count("{") != told.count("}"):
-            line = service.stdout.readline()
-            assert line, "the service ended before it said where it listens"
-            told += line
-        yield service, int(json.loads(told)["grpc_port"]), key
+        yield service, int(_told(service)["grpc_port"]), key
     finally:
         service.terminate()
         service.communicate(timeout=60)
@@ -563,3 +551,301 @@ def test_the_rate_limit_of_a_client_counts_requests_over_grpc(start: Start) -> N
             _send(running, _message(some_rows(1)).SerializeToString())
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert int(dict(caught.value.trailing_metadata())["retry-after"]) > 0
+
+
+def _silent(silence: threading.Event) -> Iterator[bytes]:
+    """A message that does not arrive until the event is set."""
+    silence.wait(60)
+    yield b""
+
+
+def test_streams_that_send_nothing_stop_neither_other_clients_nor_health_and_have_an_end(
+    start: Start,
+) -> None:
+    settings = Settings(max_in_flight=8, max_bytes=2**20, max_body_memory=4 * 2**20, timeout=3)
+    with start("plain", budget=Terms(10.0), queries=20, settings=settings, grpc=True) as running:
+        silence = threading.Event()
+        with grpc.insecure_channel(str(running.grpc)) as channel:
+            call = channel.stream_unary(INFER, lambda each: each, lambda each: each)
+            metadata = tuple(_headers(running.key).items())
+            streams = [
+                call.future(_silent(silence), metadata=metadata, timeout=60)
+                for _ in range(settings.max_in_flight)
+            ]
+            time.sleep(0.5)
+            started = time.monotonic()
+            other = _infer(running, "plain", some_rows(1), key=running.admin)
+            assert other.as_numpy("label").shape == (1,)
+            with _client(running) as client:
+                assert client.is_server_live()
+            assert time.monotonic() - started < 2, "not only after the streams have ended"
+            ended = Counter(each.code() for each in streams)
+            assert time.monotonic() - started < 10
+            silence.set()
+        assert set(ended) == {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
+        assert ended[grpc.StatusCode.UNAVAILABLE] == 4, "a client may have half of the requests in flight"
+        assert _infer(running, "plain", some_rows(1, 1)).as_numpy("label").shape == (1,)
+
+
+def test_only_so_many_messages_are_received_at_the_same_time_as_fit_into_the_memory(start: Start) -> None:
+    settings = Settings(max_bytes=2**20, max_body_memory=4 * 2**20)
+    with start("plain", budget=Terms(10.0), queries=20, settings=settings, grpc=True) as running:
+        arriving: list[int] = []
+        most = 0
+
+        async def count(messages: Any) -> bytes:
+            nonlocal most
+            arriving.append(1)
+            most = max(most, len(arriving))
+            await asyncio.sleep(0.02)
+            arriving.pop()
+            content: bytes = await messages.__anext__()
+            return content
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(grpc_server, "anext", count, raising=False)
+            with grpc.insecure_channel(str(running.grpc)) as channel:
+                call = channel.unary_unary(INFER, lambda each: each, lambda each: each)
+                message = _message(some_rows(1)).SerializeToString()
+                futures = [
+                    call.future(message, metadata=tuple(_headers(key).items()), timeout=60)
+                    for key in (running.key, running.admin)
+                    for _ in range(20)
+                ]
+                assert {each.code() for each in futures} == {grpc.StatusCode.OK}
+        assert most == 4
+        assert running.service.bodies.held == 0
+
+
+def test_a_message_that_does_not_fit_into_the_memory_for_bodies_is_unavailable(start: Start) -> None:
+    settings = Settings(max_bytes=2**20, max_body_memory=2**20)
+    with start("plain", budget=Terms(10.0), queries=20, settings=settings, grpc=True) as running:
+        running.service.bodies.hold(2**20 - 10)
+        with pytest.raises(grpc.RpcError) as caught:
+            _send(running, _message(some_rows(1)).SerializeToString())
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert caught.value.details() == (
+            "The service holds too many request bodies. Send the request again later. Nothing was charged."
+        )
+        assert dict(caught.value.trailing_metadata())["retry-after"] == "1"
+        running.service.bodies.release(2**20 - 10)
+        assert _send(running, _message(some_rows(1)).SerializeToString())
+        assert running.service.bodies.held == 0
+
+
+def test_a_message_without_rows_must_be_small(charged: Running) -> None:
+    method = INFER.replace("ModelInfer", "ModelReady")
+    with pytest.raises(grpc.RpcError) as caught:
+        _send(charged, service_pb2.ModelReadyRequest(name="x" * 2**17).SerializeToString(), method)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert caught.value.details() == "The message must have at most 65536 bytes."
+
+
+def test_nobody_is_anonymous_over_grpc(start: Start) -> None:
+    """The name that a client has connected to is not known there, so a local proxy would not be noticed."""
+    with start("head", settings=Settings(anonymous=True), grpc=True) as running, _client(running) as client:
+        assert client.is_server_live()
+        for headers in (None, {"x-forwarded-for": "192.0.2.1"}):
+            with pytest.raises(InferenceServerException, match="Anonymous access requires HTTP") as caught:
+                client.infer("head", _features(some_rows(1)), headers=headers)
+            assert caught.value.status() == "StatusCode.PERMISSION_DENIED"
+        assert _infer(running, "head", some_rows(1)).as_numpy("label").shape == (1,)
+
+
+def test_a_request_with_two_keys_is_refused(charged: Running) -> None:
+    twice = tuple(("authorization", f"Bearer {key}") for key in (charged.key, "qm_wrong"))
+    for metadata in (twice, twice[::-1], twice[:1] * 2):
+        with grpc.insecure_channel(str(charged.grpc)) as channel, pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary(INFER, lambda each: each, lambda each: each)(
+                _message(some_rows(1)).SerializeToString(), metadata=metadata, timeout=30
+            )
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert caught.value.details() == "The metadata must have `authorization` once."
+    assert charged.ledger.accounts()[0].spent_units == 0
+
+
+def _until_listening(port: int) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            return
+        except ConnectionError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def _presented(port: int) -> str:
+    """The certificate that a port shows to a new client."""
+    return ssl.get_server_certificate(("127.0.0.1", port), timeout=30)
+
+
+def test_a_new_certificate_is_used_after_sighup_for_grpc_too(
+    models: Path, tmp_path: Path, new_certificate: Callable[[Path], tuple[Path, Path]]
+) -> None:
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        key, _ = ledger.create_key("ann")
+    shutil.copytree(models / "head", tmp_path / "head")
+    certificate, private = new_certificate(tmp_path / "tls")
+    later = new_certificate(tmp_path / "later")
+    command = [sys.executable, "-m", "quietmax", "serve", str(tmp_path / "head"), "--port", "0", "--json"]
+    command += ["--ledger", str(tmp_path / "ledger.sqlite"), "--grpc-port", "0"]
+    with subprocess.Popen(
+        [*command, "--tls-certificate", str(certificate), "--tls-key", str(private)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as service:
+        try:
+            port = int(_told(service)["grpc_port"])
+            _infer_with_tls(port, certificate, key)
+            assert _presented(port) == certificate.read_text()
+            for new, old in zip(later, (certificate, private), strict=True):
+                old.write_bytes(new.read_bytes())
+            service.send_signal(signal.SIGHUP)
+            deadline = time.monotonic() + 30
+            while _presented(port) != later[0].read_text():
+                assert time.monotonic() < deadline, "the old certificate is still in use"
+                time.sleep(0.1)
+            _infer_with_tls(port, later[0], key)
+        finally:
+            service.terminate()
+
+
+def _infer_with_tls(port: int, certificate: Path, key: str) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        with triton.InferenceServerClient(
+            f"127.0.0.1:{port}", ssl=True, root_certificates=str(certificate)
+        ) as client:
+            try:
+                result = client.infer("head", _features(some_rows(1)), headers=_headers(key))
+                assert result.as_numpy("label").shape == (1,)
+                return
+            except InferenceServerException as error:
+                if error.status() != "StatusCode.UNAVAILABLE" or time.monotonic() > deadline:
+                    raise
+        time.sleep(0.1)
+
+
+def test_streams_and_connections_that_send_nothing_do_not_delay_a_stop(start: Start) -> None:
+    silence = threading.Event()
+    with ExitStack() as opened:
+        with start("plain", budget=Terms(10.0), queries=20, grpc=True) as running:
+            port = int(str(running.grpc).rpartition(":")[2])
+            opened.enter_context(socket.create_connection(("127.0.0.1", port))).sendall(HTTP2_PREFACE)
+            channel = opened.enter_context(grpc.insecure_channel(str(running.grpc)))
+            call = channel.stream_unary(INFER, lambda each: each, lambda each: each)
+            stream = call.future(_silent(silence), metadata=tuple(_headers(running.key).items()), timeout=60)
+            assert _infer(running, "plain", some_rows(1)).as_numpy("label").shape == (1,)
+            started = time.monotonic()
+        assert time.monotonic() - started < 5
+        assert stream.code() is grpc.StatusCode.UNAVAILABLE
+        assert stream.details() == "The service is stopping. Nothing was charged."
+        silence.set()
+
+
+_CROWDED = """
+import resource, sys
+from quietmax.ledger import Ledger
+from quietmax.server import Service, Settings, deploy, load_models
+from quietmax.server.run import Listener, run
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (700, 700))
+ledger = Ledger(sys.argv[2])
+settings = Settings(idle_timeout=600, header_timeout=600)
+service = Service(ledger, deploy(ledger, load_models([f"head={sys.argv[1]}"])), settings)
+with Listener(port=0, grpc_port=0).reserve_grpc_port() as listener:
+    opened = listener.open_socket()
+    print(opened.getsockname()[1], listener.grpc_port, flush=True)
+    run(service, listener, opened)
+"""
+
+
+@pytest.mark.slow
+def test_idle_connections_of_both_protocols_leave_descriptors_for_the_ledger(
+    models: Path, tmp_path: Path
+) -> None:
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        key, _ = ledger.create_key("ann")
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", _CROWDED, str(models / "head"), str(tmp_path / "ledger.sqlite")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as service,
+        ExitStack() as opened,
+    ):
+        try:
+            assert service.stdout is not None
+            assert service.stderr is not None
+            port, grpc_port = map(int, service.stdout.readline().split())
+            url = f"http://127.0.0.1:{port}"
+            _answers(url)
+            for _ in range(200):
+                connection = opened.enter_context(socket.create_connection(("127.0.0.1", grpc_port)))
+                connection.sendall(HTTP2_PREFACE)
+            for _ in range(600):
+                opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+            time.sleep(0.5)
+            assert psutil.Process(service.pid).num_fds() < 660
+            headers = {"authorization": f"Bearer {key}"}
+            time.sleep(1.1)  # the keys are read again
+            assert httpx.get(f"{url}/v2/models", headers=headers, timeout=30).status_code == 200
+        finally:
+            service.terminate()
+            _, log = service.communicate(timeout=60)
+    assert "accept_failed" not in log
+
+
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+"""How a client of HTTP/2 begins, with empty settings."""
+
+
+def _answers(url: str) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            if httpx.get(f"{url}/v2/health/ready", timeout=30).status_code == 200:
+                return
+        except httpx.HTTPError:
+            assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_what_grpc_itself_writes_does_not_stop_the_service_when_nobody_reads_it(
+    models: Path, tmp_path: Path, new_certificate: Callable[[Path], tuple[Path, Path]]
+) -> None:
+    """The core of gRPC writes a line for each failed handshake, in the thread that failed, and waits until it can."""
+    certificate, private = new_certificate(tmp_path / "tls")
+    Ledger(tmp_path / "ledger.sqlite").close()
+    shutil.copytree(models / "head", tmp_path / "head")
+    command = [sys.executable, "-m", "quietmax", "serve", str(tmp_path / "head"), "--port", "0", "--json"]
+    command += ["--ledger", str(tmp_path / "ledger.sqlite"), "--grpc-port", "0"]
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    with subprocess.Popen(
+        [*command, "--tls-certificate", str(certificate), "--tls-key", str(private)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as service:
+        try:
+            assert service.stderr is not None
+            fcntl.fcntl(service.stderr, fcntl.F_SETPIPE_SZ, 4096)
+            port = int(_told(service)["grpc_port"])
+            _until_listening(port)
+            for _ in range(100):
+                with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+                    connection.sendall(b"not TLS\r\n\r\n")
+                    with suppress(ConnectionError):
+                        connection.recv(100)
+            with triton.InferenceServerClient(
+                f"127.0.0.1:{port}", ssl=True, root_certificates=str(certificate)
+            ) as client:
+                assert client.is_server_live(client_timeout=20)
+            service.send_signal(signal.SIGTERM)
+            assert service.wait(30) == 0
+        finally:
+            service.kill()

@@ -35,6 +35,22 @@ def test_the_openapi_document_lists_every_route_and_no_other(plain: Running) -> 
     assert len(described) >= 16
 
 
+def test_the_document_describes_the_body_of_every_request_that_has_one(plain: Running) -> None:
+    document = plain.http.get("/openapi.json").json()
+    posted = {path: each["post"] for path, each in document["paths"].items() if "post" in each}
+    assert {path for path, each in posted.items() if "requestBody" not in each} == {"/logout"}
+    for path, names in (
+        ("/v2/repository/index", {"ready"}),
+        ("/v2/repository/models/{name}/load", {"parameters"}),
+        ("/v2/repository/models/{name}/unload", {"parameters"}),
+    ):
+        body = posted[path]["requestBody"]
+        reference = body["content"]["application/json"]["schema"]["$ref"]
+        assert not body["required"]
+        assert set(document["components"]["schemas"][reference.rpartition("/")[2]]["properties"]) == names
+        assert {"408", "413", "429"} <= set(posted[path]["responses"])
+
+
 @pytest.mark.slow
 def test_schemathesis_finds_no_server_error_and_no_undocumented_answer(plain: Running) -> None:
     _schemathesis(plain, examples=60)

@@ -199,6 +199,16 @@ def test_connections_leave_descriptors_for_the_rest(monkeypatch: pytest.MonkeyPa
         assert limits.Connections(Settings(), None, None, None).limit == most
 
 
+def test_connections_of_http_and_grpc_share_the_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    for soft in (100, 1024, 4096):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
+        http, grpc = limits.connection_limits(Settings(max_connections=100_000), grpc=True)
+        assert http + grpc <= soft - min(128, soft // 2)
+        assert http > grpc > 0
+        assert limits.Connections(Settings(), None, None, None, grpc=True).limit == min(http, 1000)
+    assert limits.connection_limits(Settings(max_connections=10), grpc=True) == (10, 10)
+
+
 def test_a_request_that_was_received_is_not_replaced(start: Start) -> None:
     slow = threading.Event()
     with start("plain", budget=Terms(10.0), queries=20, settings=Settings(max_connections=2)) as service:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import httpx
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from quietmax.accounting import LIMIT
 from quietmax.ledger import Terms
-from quietmax.server import Settings, rate_limit
+from quietmax.server import Settings, auth, rate_limit
 from quietmax.server.rate_limit import RateLimiter
 from tests.server.running_service import Start, check_message, inference, some_rows
 
@@ -111,3 +113,63 @@ def test_an_exhausted_budget_is_never_429(start: Start) -> None:
     with start("plain", budget=Terms(10.0), queries=2, settings=settings) as service:
         statuses = [service.infer(some_rows(1, row)).status_code for row in range(4)]
         assert statuses == [200, 200, 403, 403]
+
+
+def test_requests_of_the_page_have_a_limit_of_their_own(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auth, "_PAGE_BURST", 4)
+    monkeypatch.setattr(auth, "_PAGE_RATE", 0.001)
+    settings = Settings(rate_limit=0.001, rate_burst=1)
+    with start("head", settings=settings) as service, httpx.Client(base_url=service.url) as browser:
+        assert browser.post("/login", data={"key": service.key}).status_code == 303
+        assert [browser.get(path).status_code for path in ("/", "/state", "/state")] == [200] * 3
+        for path in ("/", "/state"):
+            refused = browser.get(path)
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) > 0
+            check_message(refused)
+        assert browser.post("/logout").status_code == 429
+        assert service.http.get("/v2/models").status_code == 200, "the page does not use up other requests"
+        with httpx.Client(base_url=service.url) as other:
+            assert other.post("/login", data={"key": service.admin}).status_code == 303
+            assert other.get("/state").status_code == 200
+
+
+def test_failed_logins_are_limited_for_each_address(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth, "_FAILED_LOGIN_BURST", 3)
+    monkeypatch.setattr(auth, "_FAILED_LOGIN_RATE", 0.5)
+    with start("head") as service:
+        statuses = [
+            httpx.post(f"{service.url}/login", data={"key": f"qm_{attempt}"}).status_code
+            for attempt in range(5)
+        ]
+        assert statuses == [401, 401, 401, 429, 429]
+        refused = httpx.post(f"{service.url}/login", data={"key": service.key})
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) in (1, 2)
+        check_message(refused)
+        elsewhere = httpx.HTTPTransport(local_address="127.0.0.2")
+        with httpx.Client(transport=elsewhere) as other:
+            assert other.post(f"{service.url}/login", data={"key": service.key}).status_code == 303
+        assert service.http.get("/v2/models").status_code == 200, "keys work all the same"
+        time.sleep(2.1)
+        assert httpx.post(f"{service.url}/login", data={"key": service.key}).status_code == 303
+        failed = [line["status"] for line in service.lines() if line["event"] == "login_failed"]
+        assert failed == [401, 401, 401, 429, 429, 429]
+
+
+def test_logins_that_succeed_are_not_limited_as_failed_ones(start: Start) -> None:
+    with start("head") as service:
+        for _ in range(15):
+            assert httpx.post(f"{service.url}/login", data={"key": service.key}).status_code == 303
+
+
+def test_addresses_of_one_network_share_a_limit() -> None:
+    limiter = RateLimiter(1.0, burst=1, clock=_Clock())
+    assert limiter.remaining_wait("a") == 0
+    assert limiter.wait("a") == 0
+    assert limiter.remaining_wait("a") == limiter.wait("a") == 1.0
+    assert (
+        auth._network("2001:db8::1") == auth._network("2001:db8::ffff:1") != auth._network("2001:db8:0:1::1")
+    )

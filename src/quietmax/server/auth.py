@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import ipaddress
+import math
 import secrets
 import time
 from dataclasses import dataclass
@@ -33,6 +35,9 @@ _MAX_CLIENT_IDS = 65_536
 _PROXY_HEADERS = (b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"cf-connecting-ip", b"true-client-ip")
 _INVALID_KEY = "The API key is wrong, revoked or expired."
 _MICROSECONDS = 1_000_000
+_FAILED_LOGIN_RATE, _FAILED_LOGIN_BURST = 0.2, 10
+_PAGE_RATE, _PAGE_BURST = 5.0, 20
+"""The page asks for its contents every two seconds, whatever the rate limit of the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,12 @@ class Authenticator:
         self._rate_limiter = (
             None if settings.rate_limit is None else RateLimiter(settings.rate_limit, settings.rate_burst)
         )
+        self._page_limiter = (
+            None
+            if settings.rate_limit is None
+            else RateLimiter(max(settings.rate_limit, _PAGE_RATE), max(settings.rate_burst or 0, _PAGE_BURST))
+        )
+        self._failed_logins = RateLimiter(_FAILED_LOGIN_RATE, _FAILED_LOGIN_BURST)
         self._tokens = (
             None if settings.oidc is None else _TokenCallers(settings.oidc, ledger, settings.timeout)
         )
@@ -138,6 +149,22 @@ class Authenticator:
         if self._rate_limiter is not None:
             self._rate_limiter.check(caller.client_id)
 
+    def check_page_rate(self, caller: Caller) -> None:
+        """Count a request of the page against a limit of its own, so that an open page uses up no other requests.
+
+        Parameters
+        ----------
+        caller : Caller
+            Who has opened the page.
+
+        Raises
+        ------
+        HttpError
+            429 with `retry-after` if it exceeds the limit.
+        """
+        if self._page_limiter is not None:
+            self._page_limiter.check(caller.client_id)
+
     async def _authenticate(self, headers: Headers, local: bool, allow_stale: bool) -> Caller:
         authorization = dict(headers).get(b"authorization")
         scheme, _, presented = (authorization or b"").decode("latin-1").partition(" ")
@@ -153,13 +180,36 @@ class Authenticator:
             return self._anonymous_caller(headers, local)
         return self._caller_of_key(bearer)
 
-    async def login(self, key: str) -> tuple[str, Caller]:
+    def check_login(self, address: str | None) -> None:
+        """Raise if too many logins from an address have failed.
+
+        Parameters
+        ----------
+        address : str or None
+            Where the request comes from.
+
+        Raises
+        ------
+        HttpError
+            429 with `retry-after`.
+        """
+        wait = self._failed_logins.remaining_wait(_network(address))
+        if wait:
+            raise HttpError(
+                429,
+                "Too many logins from this address have failed.",
+                headers={"retry-after": str(math.ceil(wait))},
+            )
+
+    async def login(self, key: str, address: str | None = None) -> tuple[str, Caller]:
         """Open a session.
 
         Parameters
         ----------
         key : str
             An API key.
+        address : str or None
+            Where the request comes from. A key that is not valid counts against its limit; see `check_login`.
 
         Returns
         -------
@@ -168,8 +218,14 @@ class Authenticator:
         caller : Caller
             Whose session it is.
         """
+        self.check_login(address)
         await self._refresh(force=True)
-        caller = self._caller_of_key(key)
+        try:
+            caller = self._caller_of_key(key)
+        except HttpError:
+            self._failed_logins.wait(_network(address))
+            raise
+        self.check_page_rate(caller)
         content = f"{caller.key}.{secrets.token_hex(16)}.{int(time.time()) + SESSION_SECONDS}"
         return f"{content}.{self._signature(content, self._keys[str(caller.key)])}", caller
 
@@ -185,6 +241,7 @@ class Authenticator:
         session = self._session(cookie)
         if session is None:
             return
+        self.check_page_rate(_caller(session.key))
         self._ended_here.add(session.id)
         try:
             await asyncio.wait_for(
@@ -348,6 +405,17 @@ def is_cross_site(headers: Headers) -> bool:
     return (site is not None and site not in (b"same-origin", b"none")) or (
         origin is not None and origin.partition(b"://")[2] != values.get(b"host")
     )
+
+
+def _network(address: str | None) -> str | None:
+    """Return the address, or for IPv6 the network that belongs to one customer.
+
+    >>> _network("192.0.2.7"), _network("2001:db8::1:2"), _network(None)
+    ('192.0.2.7', '2001:db8::/64', None)
+    """
+    if address is None or ":" not in address:
+        return address
+    return str(ipaddress.ip_network((address.partition("%")[0], 64), strict=False))
 
 
 def _caller(key: ApiKey) -> Caller:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
 import grpc
 from grpc import StatusCode
@@ -20,7 +22,8 @@ from grpc import StatusCode
 from quietmax import __version__
 from quietmax.errors import InvalidInput
 from quietmax.server.auth import Caller, Headers
-from quietmax.server.errors import HttpError, bad_request
+from quietmax.server.body_memory import BODIES_FULL, MAX_CONTROL_BYTES
+from quietmax.server.errors import HttpError, bad_request, unavailable
 from quietmax.server.grpc_codec import (
     SERVICE,
     decode_request,
@@ -30,9 +33,9 @@ from quietmax.server.grpc_codec import (
     parse_request,
 )
 from quietmax.server.inference import AUDITED, Record, internal_error, recorded, traceparent
-from quietmax.server.protocol import descriptor_limit
+from quietmax.server.protocol import connection_limits
 from quietmax.server.service import Service
-from quietmax.server.settings import is_loopback
+from quietmax.server.settings import Settings
 from quietmax.server.telemetry import phase
 
 EXTENSIONS = ["model_repository", "privacy_budget"]
@@ -52,6 +55,8 @@ STATUS_CODES = {
 """The gRPC status of each HTTP status."""
 _MAX_BYTES_IN_LOOP = 2**15
 _GRACE_SECONDS = 5.0
+_LINGER_SECONDS = 1.0
+_CHECK_INTERVAL = 0.05
 _IDENTITY_ONLY = 1
 
 Method = Callable[[Any, Any], Awaitable[bytes]]
@@ -59,7 +64,7 @@ Method = Callable[[Any, Any], Awaitable[bytes]]
 
 @asynccontextmanager
 async def serving(
-    service: Service, host: str, port: int, tls: tuple[bytes, bytes] | None = None
+    service: Service, host: str, port: int, tls: Callable[[], tuple[bytes, bytes]] | None = None
 ) -> AsyncIterator[None]:
     """Serve over gRPC; at the end, answer the requests in flight.
 
@@ -71,8 +76,9 @@ async def serving(
         Address to listen on.
     port : int
         Port to listen on. Several processes may share it.
-    tls : tuple of (bytes, bytes) or None
-        Certificate and private key, as PEM.
+    tls : callable or None
+        Returns the certificate and the private key, as PEM. It is called for every new connection, so that a new
+        certificate is used as soon as it is there. None: no TLS.
 
     Raises
     ------
@@ -82,23 +88,47 @@ async def serving(
     server = grpc.aio.server(
         options=_options(service), maximum_concurrent_rpcs=service.settings.max_in_flight
     )
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(SERVICE, _Methods(service).handlers()),)
-    )
+    methods = _Methods(service)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods.handlers()),))
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         if tls is None:
             server.add_insecure_port(address)
         else:
-            certificate, key = tls
-            server.add_secure_port(address, grpc.ssl_server_credentials([(key, certificate)]))
+            server.add_secure_port(address, _credentials(tls))
     except RuntimeError as error:
         raise InvalidInput(f"Cannot listen on {address} for gRPC.") from error
     await server.start()
     try:
         yield
     finally:
-        await server.stop(service.settings.timeout + _GRACE_SECONDS)
+        methods.stop()
+        stopping = asyncio.ensure_future(server.stop(service.settings.timeout + _GRACE_SECONDS))
+        while methods.in_flight and not stopping.done():
+            await asyncio.wait([stopping], timeout=_CHECK_INTERVAL)
+        await asyncio.wait([stopping], timeout=_LINGER_SECONDS)
+        await server.stop(None)  # connections whose clients do not say goodbye
+        await stopping
+
+
+def _credentials(tls: Callable[[], tuple[bytes, bytes]]) -> grpc.ServerCredentials:
+    """Return credentials that follow the certificate; they change nothing while it stays the same."""
+    used = tls()
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal used
+        latest = tls()
+        if latest == used:
+            return None
+        used = latest
+        return _configuration(latest)
+
+    return grpc.dynamic_ssl_server_credentials(_configuration(used), fetch)
+
+
+def _configuration(tls: tuple[bytes, bytes]) -> grpc.ServerCertificateConfiguration:
+    certificate, key = tls
+    return grpc.ssl_server_certificate_configuration([(key, certificate)])
 
 
 def _options(service: Service) -> list[tuple[str, int]]:
@@ -111,8 +141,39 @@ def _options(service: Service) -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", settings.max_header_bytes),
         ("grpc.server_handshake_timeout_ms", math.ceil(settings.header_timeout * 1000)),
         ("grpc.max_connection_idle_ms", math.ceil(settings.idle_timeout * 1000)),
-        ("grpc.max_allowed_incoming_connections", min(settings.max_connections, descriptor_limit() // 4)),
+        ("grpc.max_allowed_incoming_connections", connection_limits(settings, grpc=True)[1]),
     ]
+
+
+class _Receiving:
+    """Limits how many messages are received at the same time, so that the largest ones fit into the memory for bodies.
+
+    Nobody knows the size of a message before it has arrived. A client gets at most half of the places, so that one
+    whose messages do not arrive does not stop the others.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        places = max(settings.max_body_memory // settings.max_bytes, 1)
+        self._places = asyncio.Semaphore(places)
+        self._places_of_client = max(places // 2, 1)
+        self._max_calls = max(settings.max_in_flight // 2, 1)
+        self._clients: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
+        self._calls: Counter[int] = Counter()
+
+    @asynccontextmanager
+    async def place(self, client: int) -> AsyncIterator[None]:
+        """Wait for a place of this client."""
+        if self._calls[client] >= self._max_calls:
+            raise unavailable("Too many requests of this client are in flight. Nothing was charged.")
+        self._calls[client] += 1
+        try:
+            own = self._clients.setdefault(client, asyncio.Semaphore(self._places_of_client))
+            async with own, self._places:
+                yield
+        finally:
+            self._calls[client] -= 1
+            if not self._calls[client]:
+                del self._calls[client]
 
 
 class _Methods:
@@ -120,6 +181,16 @@ class _Methods:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._receiving = _Receiving(service.settings)
+        self._timeouts: set[asyncio.Timeout] = set()
+        self._stopping = False
+        self.in_flight = 0
+
+    def stop(self) -> None:
+        """Refuse the requests whose message has not arrived yet."""
+        self._stopping = True
+        for timeout in self._timeouts:
+            timeout.reschedule(asyncio.get_running_loop().time())
 
     def handlers(self) -> dict[str, Any]:
         methods: dict[str, Method] = {
@@ -142,6 +213,7 @@ class _Methods:
         """Return the method with its errors as a gRPC status."""
 
         async def handle(messages: Any, context: Any) -> bytes:
+            self.in_flight += 1
             try:
                 return await method(messages, context)
             except HttpError as error:
@@ -151,6 +223,8 @@ class _Methods:
             except Exception as error:
                 self._service.log.failure(error)
                 failed = internal_error()
+            finally:
+                self.in_flight -= 1
             await context.abort(
                 STATUS_CODES.get(failed.status, StatusCode.INTERNAL), failed.message, _trailers(failed)
             )
@@ -169,15 +243,15 @@ class _Methods:
         return _message("ServerMetadataResponse", name="quietmax", version=__version__, extensions=EXTENSIONS)
 
     async def _model_ready(self, messages: Any, context: Any) -> bytes:
-        await self._authenticate(context)
-        request = parse_message("ModelReadyRequest", await self._receive(messages))
+        caller = await self._authenticate(context)
+        request = parse_message("ModelReadyRequest", await self._receive_control(messages, caller))
         self._service.deployment(request.name, request.version or None)
         error = await self._service.readiness_error()
         return _message("ModelReadyResponse", ready=error is None)
 
     async def _model_metadata(self, messages: Any, context: Any) -> bytes:
-        await self._authenticate(context)
-        request = parse_message("ModelMetadataRequest", await self._receive(messages))
+        caller = await self._authenticate(context)
+        request = parse_message("ModelMetadataRequest", await self._receive_control(messages, caller))
         deployment = self._service.deployment(request.name, request.version or None)
         metadata = await self._service.metadata(deployment)
         del metadata["parameters"]
@@ -189,38 +263,41 @@ class _Methods:
             caller = await self._authenticate(context)
             record.client = caller.client
             record.traceparent = traceparent(service, _headers(context))
-            content = await self._receive(messages)
-            max_rows = service.settings.max_rows
-            in_loop = len(content) <= _MAX_BYTES_IN_LOOP
-            with phase("parse"):
-                message = (
-                    parse_request(content, max_rows)
-                    if in_loop
-                    else await asyncio.to_thread(parse_request, content, max_rows)
-                )
-                deployment = service.deployment(message.model_name, message.model_version or None)
-                record.deployment = deployment
-                request = (
-                    decode_request(message, deployment, max_rows)
-                    if in_loop
-                    else await asyncio.to_thread(decode_request, message, deployment, max_rows)
-                )
-            record.rows = len(request.rows)
-            # A client that goes away cancels this method, but not what it is charged for.
-            answers, parameters = await asyncio.shield(service.infer(deployment, request, caller))
-            response = encode_response(message, request, answers, parameters, deployment)
+            async with self._received(messages, caller) as content:
+                response = await self._answer(content, caller, record)
             record.status = 200
             return response
 
+    async def _answer(self, content: bytes, caller: Caller, record: Record) -> bytes:
+        service, max_rows = self._service, self._service.settings.max_rows
+        in_loop = len(content) <= _MAX_BYTES_IN_LOOP
+        with phase("parse"):
+            message = (
+                parse_request(content, max_rows)
+                if in_loop
+                else await asyncio.to_thread(parse_request, content, max_rows)
+            )
+            deployment = service.deployment(message.model_name, message.model_version or None)
+            record.deployment = deployment
+            request = (
+                decode_request(message, deployment, max_rows)
+                if in_loop
+                else await asyncio.to_thread(decode_request, message, deployment, max_rows)
+            )
+        record.rows = len(request.rows)
+        # A client that goes away cancels this method, but not what it is charged for.
+        answers, parameters = await asyncio.shield(service.infer(deployment, request, caller))
+        return encode_response(message, request, answers, parameters, deployment)
+
     async def _repository_index(self, messages: Any, context: Any) -> bytes:
         caller = await self._authenticate(context)
-        request = parse_message("RepositoryIndexRequest", await self._receive(messages))
+        request = parse_message("RepositoryIndexRequest", await self._receive_control(messages, caller))
         models = await self._service.repository_index(caller, ready=request.ready)
         return _message("RepositoryIndexResponse", models=models)
 
     async def _load_model(self, messages: Any, context: Any) -> bytes:
         caller = await self._authenticate(context)
-        request = parse_message("RepositoryModelLoadRequest", await self._receive(messages))
+        request = parse_message("RepositoryModelLoadRequest", await self._receive_control(messages, caller))
         if request.parameters:
             raise bad_request(
                 "Models are loaded from the model repository alone; `parameters` are not supported."
@@ -230,7 +307,7 @@ class _Methods:
 
     async def _unload_model(self, messages: Any, context: Any) -> bytes:
         caller = await self._authenticate(context)
-        request = parse_message("RepositoryModelUnloadRequest", await self._receive(messages))
+        request = parse_message("RepositoryModelUnloadRequest", await self._receive_control(messages, caller))
         await asyncio.shield(self._service.unload_model(request.model_name, caller))
         return _message("RepositoryModelUnloadResponse")
 
@@ -240,19 +317,47 @@ class _Methods:
         return Record(address=address, request=self._service.next_request_id(), route=route, status=status)
 
     async def _authenticate(self, context: Any) -> Caller:
-        """Return the caller, from the key in the metadata; without a key from a loopback address only."""
-        local = is_loopback(_peer_host(context.peer()))
-        return await self._service.auth.authenticate(_headers(context), local=local)
+        """Return the caller, from the key in the metadata.
 
-    async def _receive(self, messages: AsyncIterator[bytes]) -> bytes:
-        """Receive the one message of a request."""
+        Nobody is anonymous here: grpc does not tell which name (`:authority`) the client has connected to, so a request
+        through a local proxy looks like one of a local program.
+        """
+        headers = _headers(context)
+        if sum(name == b"authorization" for name, _ in headers) > 1:
+            raise bad_request("The metadata must have `authorization` once.")
+        return await self._service.auth.authenticate(headers, local=False)
+
+    @asynccontextmanager
+    async def _received(self, messages: AsyncIterator[bytes], caller: Caller) -> AsyncIterator[bytes]:
+        """Receive the one message of a request; it counts as a body in memory until the request ends."""
+        bodies = self._service.bodies
+        timeout = asyncio.timeout(0 if self._stopping else self._service.settings.timeout)
+        self._timeouts.add(timeout)
         try:
-            async with asyncio.timeout(self._service.settings.timeout):
-                return await anext(messages)
+            async with timeout, self._receiving.place(caller.client_id):
+                content = await anext(messages)
         except TimeoutError:
+            if self._stopping:
+                raise unavailable("The service is stopping. Nothing was charged.") from None
             raise HttpError(408, "The message did not arrive in time. Nothing was charged.") from None
         except StopAsyncIteration:
             raise bad_request("The connection ended before the message was complete.") from None
+        finally:
+            self._timeouts.discard(timeout)
+        if not bodies.fits(len(content)):
+            raise unavailable(BODIES_FULL)
+        bodies.hold(len(content))
+        try:
+            yield content
+        finally:
+            bodies.release(len(content))
+
+    async def _receive_control(self, messages: AsyncIterator[bytes], caller: Caller) -> bytes:
+        """Receive the message of a request that holds no data."""
+        async with self._received(messages, caller) as content:
+            if len(content) > MAX_CONTROL_BYTES:
+                raise HttpError(413, f"The message must have at most {MAX_CONTROL_BYTES} bytes.")
+            return content
 
 
 def _route(method: Method) -> str:

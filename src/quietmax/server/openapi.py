@@ -158,8 +158,23 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         },
         {"id": _STRING},
     ),
+    "RepositoryIndexRequest": _object(
+        {}, {"ready": {"type": "boolean", "description": "Leave out the models that are not served."}}
+    ),
+    "RepositoryLoadRequest": _object(
+        {}, {"parameters": {"type": "object", "maxProperties": 0, "description": "Not supported."}}
+    ),
+    "RepositoryUnloadRequest": _object({}, {"parameters": _PARAMETERS}),
     "DashboardState": {"type": "object"},
+    "Login": _object({"key": {"type": "string", "description": "An API key."}}),
 }
+_BODIES = {
+    "/v2/repository/index": ("application/json", "RepositoryIndexRequest", False),
+    "/v2/repository/models/{name}/load": ("application/json", "RepositoryLoadRequest", False),
+    "/v2/repository/models/{name}/unload": ("application/json", "RepositoryUnloadRequest", False),
+    "/login": ("application/x-www-form-urlencoded", "Login", True),
+}
+"""Media type and schema of the bodies of other requests, and whether they are required."""
 _DESCRIPTIONS = {
     400: "Not an inference request. Nothing was charged.",
     401: "No API key, or one that is wrong, revoked or expired.",
@@ -249,6 +264,12 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
         operation["requestBody"] = {
             "required": True,
             "content": {"application/json": {"schema": _reference("InferenceRequest")}},
+        }
+    elif path in _BODIES:
+        media_type, schema, required = _BODIES[path]
+        operation["requestBody"] = {
+            "required": required,
+            "content": {media_type: {"schema": _reference(schema)}},
         }
     if path == "/metrics":
         described["200"] = {

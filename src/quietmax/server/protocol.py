@@ -130,6 +130,8 @@ class Connections:
         Counts the bytes of request bodies.
     share : ConnectionShare or None
         The share of this worker, if other workers accept from the same socket.
+    grpc : bool
+        Whether the process serves gRPC, too, whose connections need file descriptors.
     """
 
     def __init__(
@@ -139,12 +141,14 @@ class Connections:
         metrics: Metrics,
         bodies: BodyMemory,
         share: ConnectionShare | None = None,
+        *,
+        grpc: bool = False,
     ) -> None:
         self.settings = settings
         self.log = log
         self.metrics = metrics
         self.bodies = bodies
-        self.limit = min(settings.max_connections, descriptor_limit())
+        self.limit, _ = connection_limits(settings, grpc=grpc)
         self._share = share
         self._open: set[LimitedProtocol] = set()
         self._handshakes: dict[asyncio.Task[None], None] = {}
@@ -612,6 +616,21 @@ def _announced_bytes(headers: list[tuple[bytes, bytes]]) -> int:
     """Return how many bytes the body of a request will have, as far as its headers tell: 0 if it comes in chunks."""
     length = dict(headers).get(b"content-length", b"0")
     return int(length) if length.isdigit() else 0
+
+
+def connection_limits(settings: Settings, *, grpc: bool) -> tuple[int, int]:
+    """Return how many connections HTTP and gRPC may have; together they leave enough file descriptors for the rest.
+
+    Parameters
+    ----------
+    settings : Settings
+        The limits.
+    grpc : bool
+        Whether the process serves gRPC, too.
+    """
+    available = descriptor_limit()
+    for_grpc = min(settings.max_connections, available // 4) if grpc else 0
+    return min(settings.max_connections, available - for_grpc), for_grpc
 
 
 def descriptor_limit() -> int:

@@ -1,10 +1,10 @@
-"""Rate limits per client: so many requests a second on average, and a burst."""
+"""Rate limits per client or address: so many requests a second on average, and a burst."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from quietmax.server.errors import HttpError
 
@@ -40,31 +40,43 @@ class RateLimiter:
         self._interval = 1 / rate
         self._tolerance = ((burst or max(math.floor(rate), 1)) - 1) * self._interval
         self._clock = clock
-        self._busy_until: dict[int, float] = {}
+        self._busy_until: dict[Hashable, float] = {}
 
-    def wait(self, client: int) -> float:
+    def remaining_wait(self, client: Hashable) -> float:
+        """Return 0 if a request is within the limit now, else the seconds until it would be. Nothing is counted.
+
+        Parameters
+        ----------
+        client : hashable
+            The client's id, or an address.
+        """
+        now = self._clock()
+        wait = self._busy_until.get(client, now) - now - self._tolerance
+        return wait if wait > 1e-9 else 0.0
+
+    def wait(self, client: Hashable) -> float:
         """Count a request; return 0 if it is within the limit, else the seconds until one would be.
 
         Parameters
         ----------
-        client : int
-            The client's id. A request beyond the limit does not count.
+        client : hashable
+            The client's id, or an address. A request beyond the limit does not count.
         """
+        wait = self.remaining_wait(client)
+        if wait:
+            return wait
         now = self._clock()
-        busy_until = max(self._busy_until.get(client, now), now)
-        if busy_until - now > self._tolerance + 1e-9:
-            return busy_until - now - self._tolerance
         if len(self._busy_until) >= _MAX_CLIENTS and client not in self._busy_until:
             self._forget(now)
-        self._busy_until[client] = busy_until + self._interval
+        self._busy_until[client] = max(self._busy_until.get(client, now), now) + self._interval
         return 0.0
 
-    def check(self, client: int) -> None:
+    def check(self, client: Hashable) -> None:
         """Count a request.
 
         Parameters
         ----------
-        client : int
+        client : hashable
             The client's id.
 
         Raises

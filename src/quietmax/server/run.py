@@ -222,7 +222,8 @@ def _grpc_server(service: Service, listener: Listener) -> AbstractAsyncContextMa
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from quietmax.server.grpc_server import serving
 
-    return serving(service, listener.host, listener.grpc_port, listener.tls_content)
+    tls = None if listener.tls_content is None else partial(getattr, listener, "tls_content")
+    return serving(service, listener.host, listener.grpc_port, tls)
 
 
 class _Server(uvicorn.Server):
@@ -231,7 +232,14 @@ class _Server(uvicorn.Server):
     def __init__(self, service: Service, listener: Listener, share: ConnectionShare | None = None) -> None:
         super().__init__(uvicorn_config(service, listener))
         self._log = service.log
-        self._connections = Connections(service.settings, service.log, service.metrics, service.bodies, share)
+        self._connections = Connections(
+            service.settings,
+            service.log,
+            service.metrics,
+            service.bodies,
+            share,
+            grpc=listener.grpc_port is not None,
+        )
         self._received: set[int] = set()
         self._context = listener.ssl_context
         self._accepting: list[asyncio.Task[None]] = []

@@ -62,12 +62,13 @@ def add_routes(app: FastAPI, service: Service) -> None:
     """
     _add_session_routes(app, service)
 
-    @app.get("/", tags=["dashboard"], response_class=HTMLResponse, responses=error_responses(403, 503))
+    @app.get("/", tags=["dashboard"], response_class=HTMLResponse, responses=error_responses(403, 429, 503))
     async def page(request: Request) -> Response:
         """The dashboard, or the login page."""
         caller = await _session(service, request)
         if caller is None:
             return _html("login.html", wrong=False)
+        service.auth.check_page_rate(caller)
         return _html(
             "page.html",
             state=await _state(service, caller),
@@ -79,10 +80,12 @@ def add_routes(app: FastAPI, service: Service) -> None:
             max_rows=min(service.settings.max_rows, _MAX_BATCH_ROWS),
         )
 
-    @app.get("/state", tags=["dashboard"], responses=responses("DashboardState", 401, 403, 503))
+    @app.get("/state", tags=["dashboard"], responses=responses("DashboardState", 401, 403, 429, 503))
     async def current_state(request: Request) -> Response:
         """The contents of the dashboard as JSON."""
-        return JSONResponse(await _state(service, await _required_session(service, request)))
+        caller = await _required_session(service, request)
+        service.auth.check_page_rate(caller)
+        return JSONResponse(await _state(service, caller))
 
     @app.post(
         "/try",
@@ -111,22 +114,29 @@ def _add_session_routes(app: FastAPI, service: Service) -> None:
         "/login",
         tags=["dashboard"],
         status_code=303,
-        responses={**error_responses(403, 413, 503), 401: _LOGIN_PAGE, 303: {"description": "Logged in."}},
+        responses={
+            **error_responses(400, 403, 408, 413, 429, 503),
+            401: _LOGIN_PAGE,
+            303: {"description": "Logged in."},
+        },
         response_class=Response,
         response_model=None,
     )
     async def login(request: Request) -> Response:
         """Open a session with the API key in the form field `key`."""
         _check_same_site(request)
-        fields = parse_qs((await _read_body(request, _MAX_LOGIN_BYTES)).decode("utf-8", "replace"))
-        try:
-            cookie, caller = await service.auth.login(fields.get("key", [""])[0])
-        except HttpError as error:
-            if error.status != 401:
-                raise
-            record_of(request.scope).event = "login_failed"
-            return _html("login.html", status=401, wrong=True)
         record = record_of(request.scope)
+        try:
+            service.auth.check_login(record.address)
+            fields = parse_qs((await _read_body(request, _MAX_LOGIN_BYTES)).decode("utf-8", "replace"))
+            cookie, caller = await service.auth.login(fields.get("key", [""])[0], record.address)
+        except HttpError as error:
+            if error.status not in (401, 429):
+                raise
+            record.event = "login_failed"
+            if error.status == 429:
+                raise
+            return _html("login.html", status=401, wrong=True)
         record.event, record.client = "login", caller.client
         response = RedirectResponse("/", 303)
         response.set_cookie(
@@ -143,7 +153,7 @@ def _add_session_routes(app: FastAPI, service: Service) -> None:
         "/logout",
         tags=["dashboard"],
         status_code=303,
-        responses={**error_responses(403, 503), 303: {"description": "Logged out."}},
+        responses={**error_responses(403, 429, 503), 303: {"description": "Logged out."}},
         response_class=Response,
         response_model=None,
     )
