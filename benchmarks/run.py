@@ -101,6 +101,12 @@ BENCHMARKS = (
         ("--requests", "2000"),
     ),
     Benchmark(
+        "malformed",
+        "100,000 malformed requests over HTTP and gRPC: no error of the service, nothing spent, memory and open files",
+        ("--json", "docs/results/malformed.json"),
+        ("--http", "500", "--grpc", "500"),
+    ),
+    Benchmark(
         "observed",
         "Observed changes beside certified bounds",
         quick=("--dataset", "mnist-5k", "--records", "300", "--removals", "2"),
