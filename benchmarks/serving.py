@@ -39,6 +39,8 @@ import psutil
 FEATURES, CLASSES, HIDDEN = 784, 10, 128
 CONNECTIONS = 16
 MLSERVER = "mlserver==1.7.1"
+UVLOOP = "uvloop==0.21.0"
+"""With later versions the worker processes of this MLServer do not start."""
 RUNTIME = """
 import numpy as np
 from mlserver import MLModel
@@ -251,7 +253,7 @@ def mlserver(folder: Path, workers: int) -> Iterator[tuple[int, psutil.Process]]
         print(f"Installing {MLSERVER} into {environment}.", file=sys.stderr)
         venv.create(environment, with_pip=True)
         subprocess.run(
-            [binaries / "pip", "install", "--quiet", "--disable-pip-version-check", MLSERVER],
+            [binaries / "pip", "install", "--quiet", "--disable-pip-version-check", MLSERVER, UVLOOP],
             check=True,
             stderr=subprocess.DEVNULL,
         )

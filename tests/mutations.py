@@ -38,11 +38,12 @@ TESTS = {
 ALSO_ON_POSTGRESQL = ("database.py", "ledger.py")
 TUNING = {
     "_ADVISORY_LOCK",
-    "_BATCH_WINDOW",
     "_CONNECT_TIMEOUT",
     "_FLUSH_INTERVAL",
     "_MAX_BATCH",
     "_MAX_LISTED_VALUES",
+    "_MAX_WINDOW",
+    "_MIN_WINDOW",
     "_POSITION_BITS",
     "_PROBE_BYTES",
     "_REFUSED_FLUSH_INTERVAL",

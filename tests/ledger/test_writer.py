@@ -59,7 +59,7 @@ def test_a_batch_is_written_when_it_is_as_large_as_the_last(
         ledger.submit_charge(Charge(account.id, ann, "m/1", 1, rows=1), results.append)
     gate.set()
     wait_until(lambda: len(results) == 3)
-    monkeypatch.setattr(writer_module, "_BATCH_WINDOW", 600.0)
+    monkeypatch.setattr(ledger.writer, "_window", 600.0)
     before = ledger.writer.batches
     for _ in range(3):
         ledger.submit_charge(Charge(account.id, ann, "m/1", 1, rows=1), results.append)
@@ -366,6 +366,7 @@ def _collect(
     writer: Any = object.__new__(LedgerWriter)
     writer._queue = writer._wake = simulated
     writer._closing, writer._last_batch_size = False, last_batch_size
+    writer._window = writer_module._MIN_WINDOW
     writer._retries, writer._refused = list(retries), Counter({(1, 1): refused} if refused else {})
     batch = writer._next_batch()
     return simulated, batch.charges, batch.answers, writer
@@ -414,9 +415,34 @@ def test_a_batch_waits_for_as_many_charges_as_the_last_had_within_the_batch_wind
     assert (len(charges), simulated.slept) == (2, [])
     simulated, charges, _, _ = _collect(monkeypatch, (3.0, CHARGE), (9.0, CHARGE), last_batch_size=2)
     assert len(charges) == 1
-    assert sum(simulated.slept) == pytest.approx(writer_module._BATCH_WINDOW)
+    assert sum(simulated.slept) == pytest.approx(writer_module._MIN_WINDOW)
     simulated, _, answers, _ = _collect(monkeypatch, (3.0, REQUESTED), last_batch_size=2)
     assert (len(answers), simulated.slept) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("window", "arrives_after", "next_window"),
+    [
+        (0.006, 0.004, 0.008),
+        (0.006, 0.001, 0.006),
+        (0.02, 0.019, 0.03),
+        (0.02, None, 0.01),
+        (0.008, None, 0.006),
+    ],
+)
+def test_the_batch_window_is_twice_the_last_wait_and_half_after_a_wait_in_vain(
+    window: float, arrives_after: float | None, next_window: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated, _, _, writer = _collect(monkeypatch, (0.0, CHARGE))
+
+    def wait(seconds: float) -> bool:
+        simulated.now += seconds if arrives_after is None else arrives_after
+        return arrives_after is not None
+
+    monkeypatch.setattr(simulated, "wait", wait)
+    writer._window = window
+    writer._wait_for(1)
+    assert writer._window == pytest.approx(next_window)
 
 
 def test_answers_that_failed_are_retried_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:

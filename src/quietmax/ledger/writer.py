@@ -43,7 +43,8 @@ from quietmax.ledger.transactions import (
 )
 
 _MAX_BATCH = 1024
-_BATCH_WINDOW = 0.006  # how long a batch waits for as many charges as the last one had
+_MIN_WINDOW = 0.006  # how long a batch waits for as many charges as the last one had, ...
+_MAX_WINDOW = 0.03  # ... or twice as long as the last one had to wait, at most this long
 _FLUSH_INTERVAL = 0.02  # how long answers that nobody waits for are held back
 _REFUSED_FLUSH_INTERVAL = (
     0.5  # how long refused charges wait to be counted, so that a flood of them writes little
@@ -181,6 +182,7 @@ class LedgerWriter:
         self._refused_flushed = time.monotonic()
         self._last_batch_size = 0
         self._newest = newest
+        self._window = _MIN_WINDOW
         self._wake_size = math.inf
         self._wake = threading.Event()
         self.batches = 0
@@ -290,10 +292,13 @@ class LedgerWriter:
 
     def _wait_for(self, count: int) -> None:
         """Wait until the queue has so many items, at most the batch window; the thread wakes up once, not per item."""
+        started = time.monotonic()
         self._wake.clear()
         self._wake_size = count
         if self._queue.qsize() < count:
-            self._wake.wait(_BATCH_WINDOW)
+            arrived = self._wake.wait(self._window)
+            wanted = 2 * (time.monotonic() - started) if arrived else self._window / 2
+            self._window = min(max(wanted, _MIN_WINDOW), _MAX_WINDOW)
         self._wake_size = math.inf
 
     def _write(self, charges: list[_PendingCharge], answers: list[_PendingAnswers]) -> None:

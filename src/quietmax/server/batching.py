@@ -1,10 +1,10 @@
 """The pipeline of a request: charge, draw, store, answer, in this order and no other.
 
 Requests that wait together are charged in one transaction (in the ledger's thread) and drawn in one call of the model,
-so that they share a disk flush and a matrix product. Noise is drawn only after the charge is durable. A request with an
-id is answered only after its answer is stored durably, so that a retry can never get a second draw for one charge;
-other answers are handed to the ledger before its next charge, and stored with its next transaction. Answers that cost
-nothing are neither charged nor stored.
+so that they share a disk flush and a matrix product. Charges wait as long as the event loop goes on reading requests.
+Noise is drawn only after the charge is durable. A request with an id is answered only after its answer is stored
+durably, so that a retry can never get a second draw for one charge; other answers are handed to the ledger before its
+next charge, and stored with its next transaction. Answers that cost nothing are neither charged nor stored.
 
 Models that take little time are drawn in the event loop: to hand a request to another thread and back takes longer than
 a product of two small matrices. Other models are drawn in a thread of their own, so that they delay nobody else.
@@ -20,7 +20,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -46,11 +46,12 @@ from quietmax.server.errors import ledger_error, unavailable
 from quietmax.server.settings import Settings
 from quietmax.server.telemetry import Trace, current_trace
 
-_MAX_BATCH_ROWS = 256
-_MAX_SECONDS_IN_LOOP = 0.002
+_MAX_BATCH_ROWS = 2048
+_MAX_SECONDS_IN_LOOP = 0.01
 """Draws that are expected to take longer are made in the drawing thread."""
 _HOLD_SECONDS = 0.01
 """How long answers that nobody waits for are held back for the next charge."""
+_MAX_WAIT_FOR_CHARGES = 0.02
 _SWEEP_SECONDS = 0.5
 _GRACE_SECONDS = 5.0
 _TIMED_OUT = Failed(
@@ -131,6 +132,7 @@ class Pipeline:
         self._loop = asyncio.get_running_loop()
         self._in_flight: set[_Pending] = set()
         self._free: list[_Pending] = []
+        self._charges: list[tuple[Charge, _Pending]] = []
         self._decided: deque[tuple[_Pending, ChargeResult]] = deque()
         self._announced = False  # the event loop will look at `_decided`
         self._held: list[NewAnswers] = []
@@ -178,9 +180,8 @@ class Pipeline:
                 self._draw_soon(pending)
             else:
                 charge = self._charge(pending, request, caller)
-                self._submit_held()  # so that the charge finds these answers
                 pending.submitted = 0 if pending.trace is None else time.time_ns()
-                self._ledger.submit_charge(charge, partial(self._on_charged, pending))
+                self._charge_soon(charge, pending)
             return await pending.future
         finally:
             self._in_flight.discard(pending)
@@ -318,12 +319,32 @@ class Pipeline:
         rows = sum(len(pending.new_rows) for pending in group)
         if rows:
             self._draw_time(group).add(time.perf_counter() - started, rows)
-        return [(pending, *_assemble(pending, each)) for pending, each in zip(group, drawn, strict=True)]
+        return [(pending, *_assemble(pending, *each)) for pending, each in zip(group, drawn, strict=True)]
 
     def _draw_time(self, group: list[_Pending]) -> _DrawTime:
         return self._draw_times.setdefault(group[0].deployment, _DrawTime())
 
     # In the event loop
+
+    def _charge_soon(self, charge: Charge, pending: _Pending) -> None:
+        """Charge a request together with those that the event loop is about to read.
+
+        A charge waits as long as each turn of the event loop brings another one. Few large transactions take less time
+        than many small ones, and the ledger's thread does not compete for the interpreter while requests are decoded.
+        """
+        self._charges.append((charge, pending))
+        if len(self._charges) == 1:
+            self._loop.call_soon(self._submit_charges, 1, time.monotonic() + _MAX_WAIT_FOR_CHARGES)
+
+    def _submit_charges(self, seen: int, until: float) -> None:
+        waiting = len(self._charges)
+        if waiting > seen and time.monotonic() < until:
+            self._loop.call_soon(self._submit_charges, waiting, until)
+            return
+        self._submit_held()  # so that the charges find these answers
+        charges, self._charges = self._charges, []
+        for charge, pending in charges:
+            self._ledger.submit_charge(charge, partial(self._on_charged, pending))
 
     def _draw_soon(self, pending: _Pending) -> None:
         """Draw for a free request together with those that the event loop reads at the same time."""
@@ -407,8 +428,8 @@ def _trace_draw(group: list[_Pending], started: int) -> None:
             pending.trace.add("draw", started, ended)
 
 
-def _draw(group: list[_Pending]) -> list[Answers]:
-    """Draw for all new rows of a group in one call; return the draws of each request."""
+def _draw(group: list[_Pending]) -> list[tuple[Answers, NDArray[np.uint8]]]:
+    """Draw for all new rows of a group in one call; return the draws of each request, and their packed form."""
     deployment = group[0].deployment
     parts = []
     for pending in group:
@@ -417,14 +438,16 @@ def _draw(group: list[_Pending]) -> list[Answers]:
         parts.append(pending.rows if all_new else pending.rows[list(pending.new_rows)])
     rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
     if not len(rows):
-        return [Answers(np.empty(0, np.int64), None)] * len(parts)
+        return [(Answers(np.empty(0, np.int64), None), np.empty((0, 0), np.uint8))] * len(parts)
     drawn = deployment.answer(rows)
+    stored = any(pending.keys or pending.request_key is not None for pending in group)
+    packed = pack_answers(drawn) if stored else np.empty((0, 0), np.uint8)
     answers = []
     start = 0
     for part in parts:
         end = start + len(part)
         probabilities = None if drawn.probabilities is None else drawn.probabilities[start:end]
-        answers.append(Answers(drawn.labels[start:end], probabilities))
+        answers.append((Answers(drawn.labels[start:end], probabilities), packed[start:end]))
         start = end
     return answers
 
@@ -442,20 +465,22 @@ def _new_rows(pending: _Pending) -> Sequence[int]:
     return new
 
 
-def _assemble(pending: _Pending, drawn: Answers) -> tuple[Reply, NDArray[np.uint8] | None]:
-    """Put the answers of a request together, and pack them if they will be stored or some were."""
+def _assemble(
+    pending: _Pending, answers: Answers, packed: NDArray[np.uint8]
+) -> tuple[Reply, NDArray[np.uint8] | None]:
+    """Put the answers of a request together; return them packed, too, if they will be stored."""
     charged = pending.charged
     if charged is None:
-        return Reply(drawn, 0, 0, None), None
-    answers, packed = drawn, None
-    if pending.keys or pending.request_key is not None:
-        packed = pack_answers(drawn) if pending.new_rows else np.empty((0, 0), np.uint8)
-        if len(pending.new_rows) < len(pending.rows):
-            by_key = {key: np.frombuffer(answer, np.uint8) for key, answer in charged.cached.items()}
-            by_key.update((pending.keys[row], packed[index]) for index, row in enumerate(pending.new_rows))
-            packed = np.stack([by_key[key] for key in pending.keys])
-            answers = unpack_answers(packed)
-    return Reply(answers, charged.units, charged.answers, charged.remaining_units), packed
+        return Reply(answers, 0, 0, None), None
+    reply = Reply(answers, charged.units, charged.answers, charged.remaining_units)
+    if not pending.keys and pending.request_key is None:
+        return reply, None
+    if len(pending.new_rows) < len(pending.rows):
+        by_key = {key: np.frombuffer(answer, np.uint8) for key, answer in charged.cached.items()}
+        by_key.update((pending.keys[row], packed[index]) for index, row in enumerate(pending.new_rows))
+        packed = np.stack([by_key[key] for key in pending.keys])
+        reply = replace(reply, answers=unpack_answers(packed))
+    return reply, packed
 
 
 def _new_answers(pending: _Pending, packed: NDArray[np.uint8] | None) -> tuple[tuple[bytes, ...], bytes]:

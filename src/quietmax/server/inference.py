@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -338,7 +339,8 @@ def check_structure(text: bytes, deployment: Deployment, max_rows: int) -> None:
         b"[": max_rows * max(row_lists, columns) + _SPARE * (1 + columns),
         b"{": _SPARE * (1 + columns),
     }
-    if all(text.count(sign) <= limit for sign, limit in most.items()):
+    signs = np.frombuffer(text, np.uint8)  # bytes.count takes ten times as long for frequent bytes
+    if all(np.count_nonzero(signs == ord(sign)) <= limit for sign, limit in most.items()):
         return
     outside = _STRING.sub(b"", text)
     if any(outside.count(sign) > limit for sign, limit in most.items()):
