@@ -24,6 +24,19 @@ def install(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
     )
 
 
+def test_the_metadata_of_installed_packages_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+
+    def entry_points(*, group: str) -> tuple[EntryPoint, ...]:
+        reads.append(group)
+        return ()
+
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
+    for _ in range(3):
+        assert dict(with_plugins({"zero": 0}, "quietmax.never-read-before", read)) == {"zero": 0}
+    assert reads == ["quietmax.never-read-before"]
+
+
 def test_plugins_follow_the_built_in_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, two=f"{__name__}:EVEN")
     assert list(with_plugins({"zero": 0}, "quietmax.numbers", read).items()) == [("zero", 0), ("two", 2)]

@@ -67,6 +67,7 @@ from quietmax.audit import audit_mechanism, audit_stability
 from quietmax.cli import main
 from quietmax.data import Records, load_records, split
 from quietmax.estimators.dpsgd.training import train_sweep
+from quietmax.experiments import runner
 from quietmax.experiments.paper import reproduce_sensitivity_table
 from quietmax.mechanisms import Answerer, GaussianScores
 from quietmax.models import Convexified, CrossEntropy, Quadratic, TrainingSettings, search_alpha, train_module
@@ -86,6 +87,7 @@ from quietmax.sensitivity import (
     published_sensitivity,
     published_sensitivity_for,
 )
+from tests.experiments.same_process import start_in_this_process
 
 FOLDER = Path(__file__).parent / "fixtures" / "seeded"
 TABLE = Path(__file__).parent / "fixtures" / "v0_1" / "people.csv"
@@ -778,6 +780,9 @@ def audits():
 def test_a_small_comparison_gives_the_same_figures(monkeypatch, capsys, tmp_path):
     """Methods, attacks and seeds as `quietmax compare` combines them. Seeds follow from the data set's name too."""
     methods = "plain,algorithm1-gaussian,algorithm1-laplace,sampled-neuron,teachers,head,dpsgd,published-zcdp"
+    monkeypatch.setattr(
+        runner, "start_workers", start_in_this_process
+    )  # a process would import everything again
     monkeypatch.setattr(
         sys,
         "argv",

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
+from functools import cache
+from importlib import metadata
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 Value = TypeVar("Value")
+
+
+@cache
+def entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
+    """Return the entry points of a group. They are read once: the metadata of all installed packages takes long.
+
+    Parameters
+    ----------
+    group : str
+        The entry-point group.
+    """
+    return tuple(metadata.entry_points(group=group))
 
 
 def with_plugins(

@@ -154,6 +154,14 @@ def test_one_run_refutes_an_ordinary_network() -> None:
     assert report["delta"] == 1e-5
 
 
+@pytest.fixture
+def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads that are trained in five steps, with the same guarantee."""
+    estimator = import_module("quietmax.estimators.head.estimator")
+    monkeypatch.setattr(estimator, "PrivateHead", partial(PrivateHead, steps=5))
+
+
+@pytest.mark.usefixtures("_few_steps")
 def test_repeated_training_works_for_networks_and_estimators() -> None:
     options = ("--method", "repeated", "--records", 40, "--times", 64, "--epochs", 5, "--json")
     for estimator in ("network", "head"):
@@ -266,6 +274,7 @@ def test_canaries_of_an_own_table_are_whole_persons_of_the_holdout(visits: Path,
     assert "claimed_for" not in report
 
 
+@pytest.mark.usefixtures("_few_steps")
 @pytest.mark.parametrize("estimator", ["head", "dpsgd", "network"])
 def test_repeated_training_of_an_own_table_leaves_a_whole_person_out(visits: Path, estimator: str) -> None:
     options = ("--estimator", estimator, "--method", "repeated", "--times", 64, "--epochs", 3, "--json")

@@ -9,8 +9,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from quietmax.cli import app
-from quietmax.experiments import estimate, grid, report, runner
+from quietmax.experiments import estimate, grid, inputs, report, runner
 from quietmax.experiments.grid import Effort, Workload
+from quietmax.models.features import UnitNorm
 from tests.experiments.same_process import start_in_this_process
 
 
@@ -27,6 +28,7 @@ def tiny_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid, "LIKE_FOR_LIKE_EPSILONS", (1.0,))
     monkeypatch.setattr(estimate, "estimated_seconds", lambda trials, **_: dict.fromkeys(trials, 3600.0))
     monkeypatch.setattr(runner, "start_workers", start_in_this_process)
+    monkeypatch.setattr(inputs, "default_features", lambda *_: UnitNorm())  # those of images take long
     monkeypatch.setattr(report, "write_figures", lambda *_: [])  # slow, and tested with `compare`
 
 
