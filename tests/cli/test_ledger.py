@@ -273,7 +273,9 @@ def test_a_ledger_that_was_replaced_is_an_error_until_the_loss_is_accepted(run: 
     path.unlink()
     assert_error(run("ledger", "key", "create", "ann", "--ledger", path), 1, "what was spent is unknown")
     assert_error(run("ledger", "accept-loss", "--because", "no", "--ledger", path), 2, "at least 3 words")
-    code, _, err = run("ledger", "accept-loss", *WHY, "--ledger", path)
+    code, out, err = run("ledger", "accept-loss", *WHY, "--ledger", path)
     assert (code, err) == (0, "")
+    assert "1 accounts are lost with what they had spent" in " ".join(out.split())
+    assert "keys that were revoked meanwhile may be valid again" in " ".join(out.split())
     assert run("ledger", "key", "create", "ann", "--ledger", path)[0] == 0
     assert_error(run("ledger", "accept-loss", *WHY, "--ledger", path), 2, "has lost nothing")

@@ -11,7 +11,14 @@ from quietmax.ledger import answer_cache as cache_module
 from quietmax.ledger.answer_cache import AnswerCache
 from quietmax.ledger.database import Cursor, read_transaction, write_transaction
 from quietmax.ledger.transactions import ChargeBatch, store_answers
-from tests.ledger.scenarios import charge_patients, hold_writer, open_with_unit_cost, pay, wait_until
+from tests.ledger.scenarios import (
+    charge_patients,
+    hold_writer,
+    open_patients,
+    open_with_unit_cost,
+    pay,
+    wait_until,
+)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5])
@@ -151,3 +158,18 @@ def test_the_oldest_answers_are_dropped_once_a_sixteenth_more_than_the_limit_is_
             with write_transaction(ledger._engine) as connection:
                 sizes.append(len(cache.find(Cursor(connection), account.id, keys)))
         assert sizes == [*range(1, 35), 32, 33]
+
+
+def test_an_answer_that_is_stored_after_an_equal_one_was_pruned_is_found(ledger: Ledger) -> None:
+    account, ann = open_patients(ledger), ledger.client("ann")
+    query = ledger.query_key(b"model", b"query")
+    charge = Charge(account.id, ann, "m/1", 1, 1, queries=(query,))
+    pay(ledger, charge)
+    ledger.store_answers(NewAnswers(account.id, (query,), b"old"))
+    assert dict(pay(ledger, charge).cached) == {query: b"old"}
+    with ledger._engine.begin() as connection:
+        connection.execute(text("UPDATE answers SET time = 5"))
+    ledger.prune(1)
+    assert pay(ledger, charge).units == 1
+    ledger.store_answers(NewAnswers(account.id, (query,), b"new"))
+    assert dict(pay(ledger, charge).cached) == {query: b"new"}, "it is paid for once"

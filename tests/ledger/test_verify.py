@@ -567,6 +567,18 @@ def test_adopted_requests_come_first_and_were_paid(earlier_version: Ledger) -> N
             assert any(fault in each for each in faults), faults
 
 
+def test_requests_are_adopted_before_any_other_is_charged(earlier_version: Ledger) -> None:
+    with earlier_version as ledger:
+        ledger.charge(asked(ledger, "visit"))
+        run(
+            ledger,
+            "UPDATE journal SET detail = REPLACE(detail, '\"sequence\": 4', '\"sequence\": 6') WHERE account = 1",
+        )
+        adopt(ledger, 2, units=3000)
+        faults = ledger.verify().faults
+    assert "Account 'patients': row 6 adopts requests of an earlier version after newer ones." in faults
+
+
 def test_what_an_earlier_version_stored_is_covered_from_the_migration_on(earlier_version: Ledger) -> None:
     with earlier_version as ledger:
         (row,) = (row for row in ledger.export() if row.account == 1)

@@ -304,17 +304,26 @@ def _parse_anchor(text: str) -> tuple[str, tuple[int, str]]:
 def accept_loss(because: Because, address: Address = None, as_json: Json = False) -> None:
     """Go on with a ledger that has lost charges. What is known to be lost is charged to the client "lost".
 
+    If whole accounts are lost, a new account needs a reason from then on: its records may have had a budget already.
+
     The file LEDGER.head, beside the ledger, says what must be there. Prefer a newer copy of the ledger if there is one.
 
     Example: quietmax ledger accept-loss --because "The disk failed in May."
     """
     with _open(address, accept_loss=because) as ledger:
-        accounts = ledger.accounts()
+        accounts, lost = ledger.accounts(), ledger.lost_accounts()
     if as_json:
-        print_json({"accounts": [account.to_json() for account in accounts]})
+        print_json({"accounts": [account.to_json() for account in accounts], "lost_accounts": lost})
         return
     for account in accounts:
         _print_account(account)
+    if lost:
+        console.print(
+            f"{len(lost)} accounts are lost with what they had spent. A new account now needs --account and --because: "
+            "it could be a second budget for the same records.",
+            style="yellow",
+        )
+    console.print("API keys that were revoked meanwhile may be valid again: see 'quietmax ledger key list'.")
 
 
 @app.command()

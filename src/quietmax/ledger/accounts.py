@@ -524,10 +524,21 @@ def _create_account(
     return get_account(connection, name)
 
 
-def _lost_accounts(detail: str) -> list[str]:
-    """Return the accounts that a row `loss` names."""
+def lost_accounts(connection: Connection) -> list[int]:
+    """Return the ids of accounts that have spent something, and that the database has lost, according to the journal.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection inside a transaction.
+    """
+    rows = connection.execute(
+        select(journal.c.detail)
+        .join_from(journal, accounts, journal.c.account == accounts.c.id)
+        .where(accounts.c.name == KEYS_ACCOUNT, journal.c.kind == "loss")
+    ).scalars()
     try:
-        return list(json.loads(detail).get("accounts", {}))
+        return sorted({int(number) for detail in rows for number in json.loads(detail).get("accounts", {})})
     except PARSE_ERRORS as error:
         raise damaged("A journal row of the account of the API keys cannot be read") from error
 
@@ -544,13 +555,7 @@ def check_opening(connection: Connection, name: str, because: str | None) -> Non
     because : str or None
         The reason, if there is one.
     """
-    rows = connection.execute(
-        select(journal.c.detail)
-        .join_from(journal, accounts, journal.c.account == accounts.c.id)
-        .where(accounts.c.name == KEYS_ACCOUNT, journal.c.kind == "loss")
-    ).scalars()
-    lost = {number for detail in rows for number in _lost_accounts(detail)}
-    if lost and because is None:
+    if because is None and (lost := lost_accounts(connection)):
         raise InvalidInput(
             f"The ledger has lost {len(lost)} accounts, so the new account {name!r} could be a second budget for the "
             "same records. `account` and a reason (`because`) are required."

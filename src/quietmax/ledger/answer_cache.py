@@ -71,6 +71,8 @@ class AnswerCache:
         found = {}
         for key, location in hits.items():
             row_keys, answers = rows.get(location >> _POSITION_BITS, (b"", b""))
+            if not row_keys:  # pruned: else an answer that is stored later would not be found
+                locations.pop(_first_halves(key)[0], None)
             position = location & ((1 << _POSITION_BITS) - 1)
             if row_keys[position * KEY_BYTES : (position + 1) * KEY_BYTES] == key:
                 width = len(answers) * KEY_BYTES // len(row_keys)

@@ -545,6 +545,11 @@ class Ledger:
             )
             return [SpendingPoint(*row) for row in rows]
 
+    def lost_accounts(self) -> list[int]:
+        """Return the ids of accounts that have spent something and were lost; a new account then needs a reason."""
+        with read_transaction(self._engine) as connection:
+            return _accounts.lost_accounts(connection)
+
     def check_opening(self, name: str, because: str | None) -> None:
         """Raise `InvalidInput` if a new account needs a reason, because accounts were lost.
 
