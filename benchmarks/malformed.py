@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
 import json
 import os
 import random
@@ -120,6 +121,11 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
             yield from places(inner)
 
 
+def junk(rng: random.Random) -> Any:
+    """Any value; a new one each time, since it may be changed later."""
+    return copy.deepcopy(rng.choice(JUNK))
+
+
 def mutated_document(rng: random.Random, target: Target) -> Any:
     """A valid request with a few places changed, removed or repeated."""
     value = document(rng, target, rng.randint(1, 3))
@@ -127,13 +133,13 @@ def mutated_document(rng: random.Random, target: Target) -> Any:
         container, key = rng.choice(list(places(value)) or [(value, "inputs")])
         kind = rng.randrange(4)
         if kind == 0 and isinstance(container, dict):
-            container[rng.choice(["name", "data", "shape", "x", "parameters", ""])] = rng.choice(JUNK)
+            container[rng.choice(["name", "data", "shape", "x", "parameters", ""])] = junk(rng)
         elif kind == 1:
             del container[key]
         elif kind == 2 and isinstance(container, list):
-            container.insert(key, rng.choice(JUNK))
+            container.insert(key, junk(rng))
         else:
-            container[key] = rng.choice(JUNK)
+            container[key] = junk(rng)
     return value
 
 
@@ -291,9 +297,7 @@ def elsewhere(rng: random.Random, target: Target) -> bytes:
          "/v2/repository/index", "/v2/repository/models/x/load", f"/v2/repository/models/{target.free}/unload",
          f"/v2/models/{target.charged}", f"/v2/models/{target.charged}/budget", "/openapi.json", "/nowhere"]
     )  # fmt: skip
-    body = rng.choice(
-        [b"", b"{}", b"[", b"key=x", rng.randbytes(200), encoded(rng.choice(JUNK)), b"x" * 70_000]
-    )
+    body = rng.choice([b"", b"{}", b"[", b"key=x", rng.randbytes(200), encoded(junk(rng)), b"x" * 70_000])
     headers = infer_headers(target, body)
     headers["Cookie"] = rng.choice(
         ["", "quietmax_session=x.y.z", "quietmax_session=" + "1." * 500, "a=b; ;;="]

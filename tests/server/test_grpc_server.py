@@ -593,17 +593,17 @@ def test_only_so_many_messages_are_received_at_the_same_time_as_fit_into_the_mem
         arriving: list[int] = []
         most = 0
 
-        async def count(messages: Any) -> bytes:
+        async def count(context: Any) -> bytes:
             nonlocal most
             arriving.append(1)
             most = max(most, len(arriving))
             await asyncio.sleep(0.02)
             arriving.pop()
-            content: bytes = await messages.__anext__()
+            content: bytes = await context.read()
             return content
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(grpc_server, "anext", count, raising=False)
+            patch.setattr(grpc_server, "_read", count)
             with grpc.insecure_channel(str(running.grpc)) as channel:
                 call = channel.unary_unary(INFER, lambda each: each, lambda each: each)
                 message = _message(some_rows(1)).SerializeToString()

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import tracemalloc
+from typing import Any
+
+import grpc
+import pytest
 
 from quietmax.ledger import Terms
 from quietmax.server import Settings
@@ -78,7 +84,7 @@ async def _serve_500(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
 
 
 def test_an_error_of_the_service_would_be_noticed() -> None:
-    async def send() -> object:
+    async def send() -> Any:
         server = await asyncio.start_server(_serve_500, "127.0.0.1", 0)
         async with server:
             target = malformed.Target(server.sockets[0].getsockname()[1], 0, "key", "free", "charged", 4)
@@ -89,3 +95,40 @@ def test_an_error_of_the_service_would_be_noticed() -> None:
     outcome = run_async(send())
     assert outcome.http == {"500": 5}
     assert outcome.wrong.total() == 6, "five malformed requests, and a good one that was not answered"
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_the_body_of_a_refused_request_is_freed_without_a_garbage_collection(
+    start: Start, protocol: str
+) -> None:
+    size, count = 2**20, 20
+    with start("plain", budget=Terms(10.0), queries=20, grpc=True) as service:
+        metadata = (("authorization", f"Bearer {service.key}"),)
+        message = malformed.message("ModelInferRequest", model_name="plain", raw_input_contents=[b"x" * size])
+        content = message.SerializeToString()  # once: what the client keeps does not count
+        body = b'{"inputs": [], "id": "' + b"x" * size + b'"}'
+        target = malformed.Target(int(service.url.rpartition(":")[2]), 0, service.key, "", "plain", FEATURES)
+        request = malformed.posted("/v2/models/plain/infer", body, malformed.infer_headers(target, body))
+        with grpc.insecure_channel(str(service.grpc)) as channel:
+            call = channel.unary_unary(f"{malformed.METHOD}ModelInfer")
+
+            def refused() -> None:
+                if protocol == "http":
+                    assert run_async(malformed.exchange(target, request)) == [400]
+                else:
+                    with pytest.raises(grpc.RpcError) as caught:
+                        call(content, metadata=metadata, timeout=30)
+                    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+            refused()
+            gc.collect()
+            gc.disable()
+            tracemalloc.start()
+            try:
+                for _ in range(count):
+                    refused()
+                held, _ = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+                gc.enable()
+        assert held < count * size / 4

@@ -59,7 +59,7 @@ _LINGER_SECONDS = 1.0
 _CHECK_INTERVAL = 0.05
 _IDENTITY_ONLY = 1
 
-Method = Callable[[Any, Any], Awaitable[bytes]]
+Method = Callable[[Any], Awaitable[bytes]]
 
 
 @asynccontextmanager
@@ -177,7 +177,7 @@ class _Receiving:
 
 
 class _Methods:
-    """The methods of the protocol. Each takes a receiver of the message and the context, and returns a message."""
+    """The methods of the protocol. Each takes the context of a request, and returns a message."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -209,61 +209,65 @@ class _Methods:
             for name, method in methods.items()
         }
 
-    def _with_status(self, method: Method) -> Method:
+    def _with_status(self, method: Method) -> Callable[[Any, Any], Awaitable[bytes]]:
         """Return the method with its errors as a gRPC status."""
 
-        async def handle(messages: Any, context: Any) -> bytes:
+        async def handle(_messages: Any, context: Any) -> bytes:
             self.in_flight += 1
             try:
-                return await method(messages, context)
+                return await method(context)
             except HttpError as error:
-                failed = error
-                if failed.status in AUDITED and method != self._model_infer:  # which is recorded anyway
-                    self._record(context, _route(method), failed.status).write(self._service.log, 0.0)
+                status = self._status(error)
+                if error.status in AUDITED and method != self._model_infer:  # which is recorded anyway
+                    self._record(context, _route(method), error.status).write(self._service.log, 0.0)
             except Exception as error:
                 self._service.log.failure(error)
-                failed = internal_error()
+                status = self._status(internal_error())
             finally:
                 self.in_flight -= 1
-            await context.abort(
-                STATUS_CODES.get(failed.status, StatusCode.INTERNAL), failed.message, _trailers(failed)
-            )
+            # grpc keeps this frame until the next garbage collection. So it must not hold the error, whose frames have
+            # the message.
+            await context.abort(*status)
             raise AssertionError("abort raises")
 
         return handle
 
-    async def _server_live(self, _messages: Any, _context: Any) -> bytes:
+    @staticmethod
+    def _status(error: HttpError) -> tuple[StatusCode, str, tuple[tuple[str, str], ...]]:
+        return STATUS_CODES.get(error.status, StatusCode.INTERNAL), error.message, _trailers(error)
+
+    async def _server_live(self, _context: Any) -> bytes:
         return _message("ServerLiveResponse", live=True)
 
-    async def _server_ready(self, _messages: Any, _context: Any) -> bytes:
+    async def _server_ready(self, _context: Any) -> bytes:
         error = await self._service.readiness_error()
         return _message("ServerReadyResponse", ready=error is None)
 
-    async def _server_metadata(self, _messages: Any, _context: Any) -> bytes:
+    async def _server_metadata(self, _context: Any) -> bytes:
         return _message("ServerMetadataResponse", name="quietmax", version=__version__, extensions=EXTENSIONS)
 
-    async def _model_ready(self, messages: Any, context: Any) -> bytes:
+    async def _model_ready(self, context: Any) -> bytes:
         caller = await self._authenticate(context)
-        request = parse_message("ModelReadyRequest", await self._receive_control(messages, caller))
+        request = parse_message("ModelReadyRequest", await self._receive_control(context, caller))
         self._service.deployment(request.name, request.version or None)
         error = await self._service.readiness_error()
         return _message("ModelReadyResponse", ready=error is None)
 
-    async def _model_metadata(self, messages: Any, context: Any) -> bytes:
+    async def _model_metadata(self, context: Any) -> bytes:
         caller = await self._authenticate(context)
-        request = parse_message("ModelMetadataRequest", await self._receive_control(messages, caller))
+        request = parse_message("ModelMetadataRequest", await self._receive_control(context, caller))
         deployment = self._service.deployment(request.name, request.version or None)
         metadata = await self._service.metadata(deployment)
         del metadata["parameters"]
         return _message("ModelMetadataResponse", **metadata)
 
-    async def _model_infer(self, messages: Any, context: Any) -> bytes:
+    async def _model_infer(self, context: Any) -> bytes:
         service = self._service
         with recorded(service, self._record(context, "ModelInfer")) as record:
             caller = await self._authenticate(context)
             record.client = caller.client
             record.traceparent = traceparent(service, _headers(context))
-            async with self._received(messages, caller) as content:
+            async with self._received(context, caller) as content:
                 response = await self._answer(content, caller, record)
             record.status = 200
             return response
@@ -289,15 +293,15 @@ class _Methods:
         answers, parameters = await asyncio.shield(service.infer(deployment, request, caller))
         return encode_response(message, request, answers, parameters, deployment)
 
-    async def _repository_index(self, messages: Any, context: Any) -> bytes:
+    async def _repository_index(self, context: Any) -> bytes:
         caller = await self._authenticate(context)
-        request = parse_message("RepositoryIndexRequest", await self._receive_control(messages, caller))
+        request = parse_message("RepositoryIndexRequest", await self._receive_control(context, caller))
         models = await self._service.repository_index(caller, ready=request.ready)
         return _message("RepositoryIndexResponse", models=models)
 
-    async def _load_model(self, messages: Any, context: Any) -> bytes:
+    async def _load_model(self, context: Any) -> bytes:
         caller = await self._authenticate(context)
-        request = parse_message("RepositoryModelLoadRequest", await self._receive_control(messages, caller))
+        request = parse_message("RepositoryModelLoadRequest", await self._receive_control(context, caller))
         if request.parameters:
             raise bad_request(
                 "Models are loaded from the model repository alone; `parameters` are not supported."
@@ -305,9 +309,9 @@ class _Methods:
         await asyncio.shield(self._service.load_model(request.model_name, caller))
         return _message("RepositoryModelLoadResponse")
 
-    async def _unload_model(self, messages: Any, context: Any) -> bytes:
+    async def _unload_model(self, context: Any) -> bytes:
         caller = await self._authenticate(context)
-        request = parse_message("RepositoryModelUnloadRequest", await self._receive_control(messages, caller))
+        request = parse_message("RepositoryModelUnloadRequest", await self._receive_control(context, caller))
         await asyncio.shield(self._service.unload_model(request.model_name, caller))
         return _message("RepositoryModelUnloadResponse")
 
@@ -328,20 +332,18 @@ class _Methods:
         return await self._service.auth.authenticate(headers, local=False)
 
     @asynccontextmanager
-    async def _received(self, messages: AsyncIterator[bytes], caller: Caller) -> AsyncIterator[bytes]:
+    async def _received(self, context: Any, caller: Caller) -> AsyncIterator[bytes]:
         """Receive the one message of a request; it counts as a body in memory until the request ends."""
         bodies = self._service.bodies
         timeout = asyncio.timeout(0 if self._stopping else self._service.settings.timeout)
         self._timeouts.add(timeout)
         try:
             async with timeout, self._receiving.place(caller.client_id):
-                content = await anext(messages)
+                content = await _read(context)
         except TimeoutError:
             if self._stopping:
                 raise unavailable("The service is stopping. Nothing was charged.") from None
             raise HttpError(408, "The message did not arrive in time. Nothing was charged.") from None
-        except StopAsyncIteration:
-            raise bad_request("The connection ended before the message was complete.") from None
         finally:
             self._timeouts.discard(timeout)
         if not bodies.fits(len(content)):
@@ -352,12 +354,20 @@ class _Methods:
         finally:
             bodies.release(len(content))
 
-    async def _receive_control(self, messages: AsyncIterator[bytes], caller: Caller) -> bytes:
+    async def _receive_control(self, context: Any, caller: Caller) -> bytes:
         """Receive the message of a request that holds no data."""
-        async with self._received(messages, caller) as content:
+        async with self._received(context, caller) as content:
             if len(content) > MAX_CONTROL_BYTES:
                 raise HttpError(413, f"The message must have at most {MAX_CONTROL_BYTES} bytes.")
             return content
+
+
+async def _read(context: Any) -> bytes:
+    """Read the message of a request. The iterator over messages would keep it until the next garbage collection."""
+    content = await context.read()
+    if content is grpc.aio.EOF:
+        raise bad_request("The connection ended before the message was complete.")
+    return bytes(content)
 
 
 def _route(method: Method) -> str:
