@@ -467,13 +467,17 @@ WRONG_CODES = ("INTERNAL", "UNKNOWN", "UNAVAILABLE", "DATA_LOSS", "ABORTED", "CA
 
 
 async def code(channel: Any, method: str, messages: list[bytes], metadata: Any) -> str:
-    """Send a request; return the name of its status, or `none` if there was no answer."""
+    """Send a request; return the name of its status, `none` if there was no answer, `refused` if it is unknown."""
     import grpc
 
     started = time.monotonic()
     try:
         await channel.stream_unary(METHOD + method)(iter(messages), metadata=metadata, timeout=PATIENCE)
     except grpc.RpcError as error:
+        if "execute_batch" in str(error.details()):
+            return (
+                "refused"  # so early that the client could not send its message; it does not tell the status
+            )
         return "none" if time.monotonic() - started > PATIENCE - 1 else str(error.code().name)
     return "OK"
 

@@ -20,6 +20,7 @@ import pytest
 from quietmax.ledger import Terms
 from quietmax.server import Settings
 from quietmax.server import protocol as limits
+from quietmax.server import run as run_module
 from tests.server.running_service import Running, Start, inference, running, some_rows
 
 GET = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n"
@@ -436,3 +437,28 @@ def test_a_slow_reader_gets_its_whole_response_while_the_service_stops(
         assert time.monotonic() - started > limits._LINGER_SECONDS, "the response took longer than the limit"
         thread.join()
     assert received.count(b"x") >= 2**25
+
+
+def test_an_answer_that_takes_longer_than_the_stop_is_refused_and_not_called_an_error(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "_SHUTDOWN_TIMEOUT", 1)
+    asked = threading.Event()
+
+    async def never(*_: Any) -> Any:
+        asked.set()
+        await asyncio.sleep(600)
+
+    with ExitStack() as opened:
+        with start("plain", budget=Terms(10.0), queries=20) as service:
+            monkeypatch.setattr(service.service, "infer", never)
+            connection = opened.enter_context(_connected(service))
+            body = json.dumps(inference(some_rows(1))).encode()
+            connection.sendall(
+                b"POST /v2/models/plain/infer HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n"
+                b"Content-Length: %d\r\n\r\n" % (service.key.encode(), len(body)) + body
+            )
+            assert asked.wait(30)
+        received = _everything(connection)
+    assert received.startswith(b"HTTP/1.1 503")
+    assert b"A retry with the same id is not charged twice." in received

@@ -23,6 +23,7 @@ from quietmax.server.codec import InferenceRequest, decode_request, encode_respo
 from quietmax.server.deployment import Deployment
 from quietmax.server.errors import HttpError, bad_request
 from quietmax.server.log import Field, Log
+from quietmax.server.protocol import EXCHANGE
 from quietmax.server.service import Service
 from quietmax.server.telemetry import phase
 
@@ -89,7 +90,7 @@ class InferenceEndpoint:
     ) -> None:
         service = self._service
         headers: Headers = scope["headers"]
-        send = _with_request_id(send, record)
+        exchange = scope.get(EXCHANGE)
         try:
             with recorded(service, record):
                 caller = await service.auth.authenticate(headers, local=is_local(scope))
@@ -97,14 +98,20 @@ class InferenceEndpoint:
                 record.traceparent = traceparent(service, headers)
                 deployment = record.deployment = service.deployment(name, version)
                 json_length = self._check_headers(headers)
-                body = await self._read_body(receive)
+                body = None if exchange is None else exchange.take_body()
+                if body is None:
+                    body = await self._read_body(receive)
+                elif len(body) > service.settings.max_bytes:
+                    raise _too_large(service.settings.max_bytes)
                 request = await decoded_request(body, json_length, deployment, service.settings.max_rows)
                 record.rows = len(request.rows)
                 content, json_length = await encoded_answer(service, deployment, request, caller)
                 record.status = 200
-                await _send_content(send, content, json_length)
+                own = _content_headers(record, content, json_length)
+                if exchange is None or not exchange.respond(200, own, content):
+                    await _send(send, 200, own, content)
         except HttpError as error:
-            await _send_error(send, error)
+            await _send_error(send, record, error)
 
     def _check_headers(self, headers: Headers) -> int | None:
         """Check the headers of the body; return the length of its JSON if binary tensors follow."""
@@ -400,20 +407,23 @@ def _with_request_id(send: Send, record: Record) -> Send:
     return send_with_id
 
 
-async def _send_error(send: Send, error: HttpError) -> None:
-    headers = [(name.encode(), value.encode()) for name, value in error.headers.items()]
-    await _send(send, error.status, orjson.dumps(error.to_json()), b"application/json", headers)
+def _content_headers(record: Record, content: bytes, json_length: int | None) -> Headers:
+    """Return the headers of an answer."""
+    media_type = b"application/json" if json_length is None else b"application/octet-stream"
+    headers = [
+        (b"content-type", media_type),
+        (b"content-length", b"%d" % len(content)),
+        (_REQUEST_ID, record.request.encode()),
+    ]
+    return headers if json_length is None else [*headers, (_JSON_LENGTH, b"%d" % json_length)]
 
 
-async def _send_content(send: Send, content: bytes, json_length: int | None) -> None:
-    if json_length is None:
-        await _send(send, 200, content, b"application/json", [])
-    else:
-        headers = [(_JSON_LENGTH, b"%d" % json_length)]
-        await _send(send, 200, content, b"application/octet-stream", headers)
+async def _send_error(send: Send, record: Record, error: HttpError) -> None:
+    content = orjson.dumps(error.to_json())
+    own = [(name.encode(), value.encode()) for name, value in error.headers.items()]
+    await _send(send, error.status, [*_content_headers(record, content, None), *own], content)
 
 
-async def _send(send: Send, status: int, content: bytes, media_type: bytes, headers: Headers) -> None:
-    own = [(b"content-type", media_type), (b"content-length", b"%d" % len(content)), *headers]
-    await send({"type": "http.response.start", "status": status, "headers": own})
+async def _send(send: Send, status: int, headers: Headers, content: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": content})

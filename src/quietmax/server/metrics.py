@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +76,7 @@ class Metrics:
             ["reason"],
             registry=self._registry,
         )
+        self._children: dict[tuple[Any, ...], Any] = {}
         self._recent: dict[str, _RecentSeconds] = {}
 
     @classmethod
@@ -110,13 +112,20 @@ class Metrics:
         seconds : float
             Duration of the request.
         """
-        self._requests.labels(model, version, status).inc()
+        self._child(self._requests, model, version, status).inc()
         if status == 200:
-            self._seconds.labels(model, version).observe(seconds)
+            self._child(self._seconds, model, version).observe(seconds)
             label = f"{model}/{version}"
             if label not in self._recent:
                 self._recent[label] = _RecentSeconds(self._recent_file(label, str(self._worker)))
             self._recent[label].append(seconds)
+
+    def _child(self, metric: Any, *labels: str | int) -> Any:
+        """Return the metric with these labels. `labels` itself takes a lock and makes strings, for every request."""
+        key = (metric, *labels)
+        if key not in self._children:
+            self._children[key] = metric.labels(*labels)
+        return self._children[key]
 
     def count_answers(self, model: str, version: str, new: int, cached: int) -> None:
         """Count answered rows.
@@ -129,9 +138,9 @@ class Metrics:
             Number of rows with a new answer, and with one from the answer cache.
         """
         if new:
-            self._answers.labels(model, version, "new").inc(new)
+            self._child(self._answers, model, version, "new").inc(new)
         if cached:
-            self._answers.labels(model, version, "cached").inc(cached)
+            self._child(self._answers, model, version, "cached").inc(cached)
 
     def set_connections(self, count: int) -> None:
         """State how many connections are open.
