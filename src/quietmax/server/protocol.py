@@ -107,13 +107,6 @@ class ConnectionShare:
         """Whether this worker listens."""
         return self.counts[self.number] != _NOT_LISTENING
 
-    @property
-    def is_last(self) -> bool:
-        """Whether no other worker listens."""
-        return all(
-            count == _NOT_LISTENING for number, count in enumerate(self.counts) if number != self.number
-        )
-
 
 class Connections:
     """The open connections of a server process.

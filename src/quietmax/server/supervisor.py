@@ -65,7 +65,6 @@ def supervise(
         If a worker dies several times right after its start, other than for an unavailable ledger.
     """
     shares = ConnectionShare.of_workers(workers)
-    parent = os.getpid()
     with _metrics_folder(workers) as folder:
 
         def serve(number: int) -> None:
@@ -74,8 +73,6 @@ def supervise(
                 run(create_service(metrics), listener, opened, shares[number] if workers > 1 else None)
             finally:
                 shares[number].close()
-                if folder is not None and os.getppid() != parent and shares[number].is_last:
-                    shutil.rmtree(folder, ignore_errors=True)  # the supervisor was killed
 
         with _Supervisor(serve, shares, opened, log) as supervisor:
             supervisor.run(workers)
