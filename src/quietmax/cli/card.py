@@ -36,7 +36,7 @@ def command(
         str | None,
         typer.Option(
             help="With another --format: also state what this ledger has charged. A SQLite file or "
-            "postgresql://USER@HOST/DATABASE; it is only read."
+            "the address of a PostgreSQL database; it is only read."
         ),
     ] = None,
     account: Annotated[
