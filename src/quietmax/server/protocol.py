@@ -406,8 +406,9 @@ class LimitedProtocol(HttpToolsProtocol):
             try:
                 await app(scope, receive, send)
             except asyncio.CancelledError:  # the service stops, and the answer took too long
-                if not cycle.response_started:
-                    cycle.response_started = cycle.response_complete = True
+                started, cycle.response_started = cycle.response_started, True
+                if not started and not self.transport.is_closing():
+                    cycle.response_complete = True
                     self.transport.write(_error_response(503, _STOPPED))
                     self.transport.close()
             finally:
