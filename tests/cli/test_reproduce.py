@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from quietmax.cli import app
+from quietmax.cli import app, reproduce
+from quietmax.data import is_stand_in, readers
 from quietmax.experiments import estimate, grid, inputs, report, runner
 from quietmax.experiments.grid import Effort, Workload
+from quietmax.experiments.paper import accuracy_table
 from quietmax.models.features import UnitNorm
 from tests.experiments.same_process import start_in_this_process
 
@@ -87,6 +91,41 @@ def test_the_accuracy_table_compares_both_losses_and_the_leakage(tmp_path: Path,
         "original train accuracy",
         "original test accuracy",
     ]
+
+
+@pytest.mark.usefixtures("tiny_profile")
+def test_one_command_runs_the_stand_in_and_once_the_file_is_there_the_real_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "STAND_IN_RECORDS", 2_000)
+    options = ("--datasets", "purchase-2", "--data-dir", tmp_path, "--output", tmp_path / "out", "--json")
+    refused = run("reproduce", "accuracy-table", *options)
+    assert refused.exit_code == 1
+    assert "purchase-2-stand-in" in refused.stderr
+    command = ("reproduce", "figures", *options, "--stand-ins")
+    assert json.loads(run(*command).stdout) == []
+    assert measured_in(tmp_path / "out") == {"purchase-2-stand-in"}
+    bits = np.random.default_rng(0).integers(2, size=(1_000, 600))
+    lines = [",".join(map(str, [1 + row % 100, *values])) for row, values in enumerate(bits.tolist())]
+    (tmp_path / "dataset_purchase").write_text("\n".join(lines) + "\n")
+    compared = json.loads(run(*command).stdout)
+    assert {row["dataset"] for row in compared} == {"purchase-2"}
+    assert measured_in(tmp_path / "out") == {"purchase-2"}
+
+
+def measured_in(folder: Path) -> set[str]:
+    """The data sets in the table of results of a folder."""
+    with (folder / "results.csv").open(encoding="utf-8") as table:
+        return {row["dataset"] for row in csv.DictReader(table)}
+
+
+@pytest.mark.usefixtures("tiny_profile")
+def test_without_names_stand_ins_take_the_place_of_missing_files_only(real_data: Path) -> None:
+    grid = reproduce._GridOptions(data_dir=real_data)
+    eleven = reproduce._GridOptions(data_dir=real_data, stand_ins=True).datasets
+    assert len(eleven) == 11
+    assert [name for name in eleven if not is_stand_in(name)] == grid.datasets
+    assert {name.removesuffix("-stand-in") for name in eleven} == set(accuracy_table())
 
 
 @pytest.mark.usefixtures("tiny_profile")

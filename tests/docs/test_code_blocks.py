@@ -31,7 +31,7 @@ NOT_RUN = {
     "docs/how-to/own-encoder.md": 2,
     "docs/how-to/sign-in-with-oidc.md": 3,
     "docs/quick-start.md": 2,
-    "docs/reproduce.md": 2,
+    "docs/reproduce.md": 3,
     "docs/service.md": 1,
     "docs/tutorials/paper.md": 2,
 }

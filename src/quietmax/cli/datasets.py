@@ -11,7 +11,7 @@ def command(data_dir: DataDir = None, as_json: Json = False) -> None:
 
     Example: quietmax datasets
     """
-    from quietmax.data.registry import dataset_status, datasets
+    from quietmax.data.registry import dataset_status, datasets, is_stand_in
 
     found = {name: (each, dataset_status(name, data_dir)) for name, each in datasets().items()}
     if as_json:
@@ -47,7 +47,11 @@ def command(data_dir: DataDir = None, as_json: Json = False) -> None:
                 "yes" if status.present else "no",
             )
             for name, (each, status) in found.items()
+            if not is_stand_in(name)
         ),
+    )
+    console.print(
+        f"Stand-ins (generated records of the same shape): {', '.join(filter(is_stand_in, found))}."
     )
     for _, status in found.values():
         if not status.present:

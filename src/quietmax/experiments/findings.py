@@ -12,6 +12,7 @@ from scipy.special import ndtr
 
 from quietmax.accounting.budget import Analysis, Budget, per_query
 from quietmax.accounting.costs import Measure, PureCost
+from quietmax.data.registry import is_stand_in
 from quietmax.experiments import paper
 from quietmax.experiments.methods import method
 from quietmax.experiments.paper import Comparison
@@ -124,7 +125,7 @@ def findings(summaries: Sequence[Summary], attack: str = "shadow") -> list[Findi
     Parameters
     ----------
     summaries : sequence of Summary
-        Summaries of any data sets and methods.
+        Summaries of any data sets and methods; those of stand-ins do not count.
     attack : str
         Name of the attack whose leakage counts.
 
@@ -135,6 +136,8 @@ def findings(summaries: Sequence[Summary], attack: str = "shadow") -> list[Findi
     """
     by_dataset: dict[str, dict[str, list[Summary]]] = {}
     for each in summaries:
+        if is_stand_in(each.dataset):
+            continue
         by_dataset.setdefault(each.dataset, {}).setdefault(each.method, []).append(each)
     return [
         _leakage_follows_overfitting(by_dataset, attack),

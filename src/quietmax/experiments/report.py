@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from string import Template
 
+from quietmax.data.registry import is_stand_in
 from quietmax.errors import QuietmaxError
 from quietmax.experiments.figures import figures, write_figures
 from quietmax.experiments.findings import (
@@ -40,6 +41,10 @@ from quietmax.experiments.workers import usable_cores
 SEEDED_NOISE = (
     "All figures are experiments with seeded noise, so that the run can be repeated; the status of a guarantee is that "
     "of the method when it is served with fresh noise."
+)
+STAND_INS = (
+    "A data set whose name ends in stand-in has generated records in the shape of one whose files are missing here: "
+    "its figures show what that one costs to run, and they are not compared with the paper."
 )
 OWNER_ONLY = (
     "For the owner of the records only: accuracies and leakages were computed from them without noise, networks "
@@ -156,7 +161,11 @@ def html(summaries: Sequence[Summary], info: ReportInfo) -> str:
 
 def _lead(summaries: Sequence[Summary]) -> str:
     names = ", ".join(dict.fromkeys(escape(each.dataset) for each in summaries))
-    return f"{names}. Solid lines have a proven guarantee; dashed lines have none or a conditional one. {SEEDED_NOISE}"
+    generated = f" {STAND_INS}" if any(is_stand_in(each.dataset) for each in summaries) else ""
+    return (
+        f"{names}.{generated} Solid lines have a proven guarantee; dashed lines have none or a conditional one. "
+        f"{SEEDED_NOISE}"
+    )
 
 
 def _plots(summaries: Sequence[Summary]) -> str:
