@@ -136,6 +136,17 @@ def save_network(folder: Path) -> Any:
     return model
 
 
+def save_head(folder: Path) -> None:
+    """Save a head with released weights to a folder."""
+    from quietmax import PrivateHead
+    from quietmax.estimators import save_private
+
+    rng = np.random.default_rng(0)
+    rows, labels = rng.random((1000, FEATURES), dtype=np.float32), rng.integers(0, CLASSES, 1000)
+    head = PrivateHead(1.0, 1e-5, declared_size=1000, classes=range(CLASSES)).fit(rows, labels)
+    save_private(head, folder, dataset="bench")
+
+
 class Requests:
     """The requests of one connection. The first two features of a row number it, so that no two rows are equal."""
 
@@ -344,41 +355,45 @@ def flush_ms(folder: Path) -> float:
     return 1000 * statistics.median(times)
 
 
-def restarts(folder: Path, kills: int = 5) -> tuple[float, float]:
-    """Return the seconds until `quietmax serve` is ready: at first, and (median) after its service was killed."""
-    save_network(folder / "restart")
+@contextmanager
+def command_started(model: Path, ledger: Path, *options: str) -> Iterator[tuple[int, psutil.Popen]]:
+    """Start `quietmax serve` with one model; give its port and its supervisor at once."""
     port = free_port()
-    command = [
-        sys.executable,
-        "-c",
-        "from quietmax.cli import main; main()",
-        "serve",
-        str(folder / "restart"),
-    ]
-    options = [
-        "--accept-unproven",
-        "--anonymous",
-        "--budget",
-        "100",
-        "--ledger",
-        str(folder / "restart.sqlite"),
-    ]
-    server = subprocess.Popen(
-        [*command, *options, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
+    command = [sys.executable, "-m", "quietmax", "serve", str(model), "--anonymous", "--ledger", str(ledger)]
+    with psutil.Popen(
+        [*command, "--port", str(port), *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as server:
+        try:
+            yield port, server
+        finally:
+            server.terminate()
+
+
+def restarts(folder: Path, kills: int = 5) -> tuple[float, float]:
+    """Return the seconds until a network is served: from the start, and (median) after its worker was killed."""
+    save_network(folder / "network")
+    options = ("--accept-unproven", "--budget", "100")
+    with command_started(folder / "network", folder / "network.sqlite", *options) as (port, server):
         first = ready_after(port, server)
         again = []
         for _ in range(kills):
-            (service,) = psutil.Process(server.pid).children()
+            (worker,) = server.children()
             time.sleep(2)
-            service.kill()
-            service.wait()
+            worker.kill()
+            worker.wait()
             again.append(ready_after(port, server))
-        return first, statistics.median(again)
-    finally:
-        server.terminate()
-        server.wait()
+    return first, statistics.median(again)
+
+
+def head_starts(folder: Path, starts: int = 9) -> tuple[list[float], float]:
+    """Return the seconds until a head is served, of several starts, and the processor seconds (median) of one."""
+    save_head(folder / "head")
+    seconds, processor = [], []
+    for _ in range(starts):
+        with command_started(folder / "head", folder / "head.sqlite") as (port, server):
+            seconds.append(ready_after(port, server))
+            processor.append(cpu_seconds(server))
+    return sorted(seconds), statistics.median(processor)
 
 
 LOADS = {
@@ -436,6 +451,7 @@ def main() -> None:
         flush = flush_ms(folder)
         print("Measuring restarts.", file=sys.stderr)
         first, again = restarts(folder)
+        heads, processor = head_starts(folder)
         ledger = arguments.ledger or f"sqlite:///{folder}/ledger.sqlite"
         servers = {
             PRIVATE: stack.enter_context(ours("private", ledger)),
@@ -471,8 +487,10 @@ def main() -> None:
     print()
     print(
         f"{os.cpu_count()} cores, load average {busy:.1f} before; {arguments.turns} turns of {arguments.seconds:g} s; "
-        f"{CONNECTIONS} connections. A disk flush takes {flush:.2f} ms. `quietmax serve` is ready {first:.1f} s "
-        f"after its start, and {again:.2f} s after its service was killed."
+        f"{CONNECTIONS} connections. A disk flush takes {flush:.2f} ms. `quietmax serve` is ready "
+        f"{statistics.median(heads):.2f} s ({heads[0]:.2f} to {heads[-1]:.2f} in {len(heads)} starts; "
+        f"{processor:.2f} s of processor time) after its start with a head, {first:.1f} s with a network, and "
+        f"{again:.2f} s after its worker was killed."
     )
 
 

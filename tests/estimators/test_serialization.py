@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,19 @@ def test_settings_of_a_head_changed_after_training_change_nothing_that_is_saved(
 def test_a_head_trained_for_mu_is_filed_with_the_epsilon_that_mu_means(tmp_path: Path) -> None:
     folder = save_private(_fitted_head(mu=3.0), tmp_path / "model", dataset="made up")
     assert json.loads((folder / "model.json").read_text())["epsilon"] == epsilon_of(3.0, 1e-5) > 10
+
+
+@pytest.mark.parametrize(("change", "refused"), [(-3e-4, True), (-3e-8, False), (3e-8, False), (3e-4, True)])
+@pytest.mark.parametrize("stated", ["epsilon", "delta"])
+def test_a_head_whose_epsilon_or_delta_is_not_that_of_its_mu_is_refused(
+    tmp_path: Path, stated: str, change: float, refused: bool
+) -> None:
+    folder = save_private(_fitted_head(mu=0.5), tmp_path / "model", dataset="made up")
+    path = folder / "model.json"
+    description = json.loads(path.read_text())
+    path.write_text(json.dumps({**description, stated: description[stated] * (1 + change)}))
+    with pytest.raises(DataUnavailable, match=r"states mu 0\.49") if refused else nullcontext():
+        open_private(folder)
 
 
 def test_an_encoding_measured_on_the_records_makes_a_saved_guarantee_conditional(tmp_path: Path) -> None:

@@ -153,8 +153,11 @@ print([name for name in sys.argv[4:] if name in sys.modules])
 """
 
 
-def test_serving_a_head_imports_no_library_of_training_or_of_tables(models: Path, tmp_path: Path) -> None:
+def test_serving_a_head_imports_no_library_of_training_of_tables_or_of_pages(
+    models: Path, tmp_path: Path
+) -> None:
     heavy = ["torch", "sklearn", "scipy.stats", "pandas", "pyarrow", "matplotlib", "dp_accounting"]
+    heavy += ["scipy.optimize", "jinja2", "grpc"]
     body = json.dumps(inference(some_rows(3)))
     done = subprocess.run(
         [sys.executable, "-c", _SERVE_ONE_REQUEST, models / "head", tmp_path / "l.sqlite", body, *heavy],

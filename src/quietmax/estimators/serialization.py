@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from quietmax._lazy import lazy_module
 from quietmax.accounting.budget import Budget
-from quietmax.accounting.conversions import mu_of
+from quietmax.accounting.conversions import delta_of, mu_of
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.data.encoding import Encoding
 from quietmax.data.records import Holdout
@@ -404,8 +404,17 @@ def _read_head(stored: _Stored) -> _Read:
     guarantee = weights_guarantee(facts, own_map=False, encoding=stored.encoding)
     for name in ("bounds", "queries"):
         _check_same(name, description[name], None)
-    _check_same("mu", guarantee.mu, mu_of(description["epsilon"], description["delta"]), within=1e-6)
+    _check_mu(guarantee.mu, description["epsilon"], description["delta"])
     return head, guarantee
+
+
+def _check_mu(mu: float | None, epsilon: float, delta: float) -> None:
+    """Raise ValueError unless a stated mu is that of epsilon and delta."""
+    within = 1e-6
+    # The delta grows with mu, so two deltas tell what `mu_of` would, without the library that finds its root.
+    if mu and delta_of(mu * (1 - within), epsilon) < delta < delta_of(mu * (1 + within), epsilon):
+        return
+    _check_same("mu", mu, mu_of(epsilon, delta), within=within)
 
 
 def _read_query_head(stored: _Stored, head: HeadWeights) -> _Read:

@@ -520,7 +520,7 @@ class Service:
             "spent": min(cost_amount(account.total, account.spent_units), total),
             "remaining": _remaining_amount(account.total, account.remaining_units),
             "spent_fraction": account.spent_units / limit if limit else 1.0,
-            "spent_in_epsilon": _spent_in_epsilon(account),
+            "spent_in_epsilon": await asyncio.to_thread(_spent_in_epsilon, account),
             "unproven_models": [f"{model} ({status})" for model, status in unproven],
             "clients": [
                 {

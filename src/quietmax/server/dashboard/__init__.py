@@ -5,13 +5,13 @@ from __future__ import annotations
 import secrets
 import time
 from datetime import UTC
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
-from jinja2 import Environment, FileSystemLoader, select_autoescape
 from starlette.requests import ClientDisconnect
 
 from quietmax.accounting.guarantee import Guarantee, Status
@@ -33,6 +33,9 @@ from quietmax.server.inference import decoded_request, encoded_answer, record_of
 from quietmax.server.openapi import error_responses, responses
 from quietmax.server.service import Service, cost_amount
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 COOKIE = "quietmax_session"
 _CHART_WIDTH, _CHART_HEIGHT = 600, 160
 _MAX_LOGIN_BYTES = 2**12
@@ -42,12 +45,6 @@ _LOGIN_PAGE: dict[str, Any] = {
     "description": "The login page.",
     "content": {"text/html": {"schema": {"type": "string"}}},
 }
-_templates = Environment(
-    loader=FileSystemLoader(Path(__file__).parent),
-    autoescape=select_autoescape(default=True),
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
 
 
 def add_routes(app: FastAPI, service: Service) -> None:
@@ -200,9 +197,22 @@ async def _read_body(request: Request, limit: int) -> bytes:
     return b"".join(parts)
 
 
+@lru_cache(maxsize=1)
+def _templates() -> Environment:
+    """Return the pages; the service starts without the library that reads them."""
+    from jinja2 import Environment, FileSystemLoader, select_autoescape
+
+    return Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=select_autoescape(default=True),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
 def _html(template: str, status: int = 200, **values: Any) -> Response:
     nonce = secrets.token_urlsafe(16)
-    content = _templates.get_template(template).render(nonce=nonce, **values)
+    content = _templates().get_template(template).render(nonce=nonce, **values)
     policy = (
         f"default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; connect-src 'self'; "
         "form-action 'self'; base-uri 'none'; frame-ancestors 'none'; img-src data:"
