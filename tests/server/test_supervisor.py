@@ -7,6 +7,7 @@ import io
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import socket
 import time
@@ -274,6 +275,44 @@ def test_all_workers_go_with_the_supervisor_and_so_does_the_folder_of_their_metr
             with pytest.raises(httpx.HTTPError):
                 httpx.get(f"{url}/v2/health/live", timeout=5)
     assert not list(tmp_path.glob("quietmax-metrics-*"))
+
+
+def _answers(url: str) -> tuple[int, int]:
+    """The statuses of an inference request and of the metrics."""
+    sent = httpx.post(f"{url}/v2/models/head/infer", json=inference(some_rows(1)), timeout=60)
+    return sent.status_code, httpx.get(f"{url}/metrics", timeout=60).status_code
+
+
+def test_workers_that_outlive_a_killed_supervisor_keep_the_folder_of_their_metrics_and_answer(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_shared_place", lambda: tmp_path)
+    monkeypatch.setattr(supervisor, "_stop_with_parent", lambda _: None)  # they go on as long as they have work
+    with _workers(2, models, tmp_path) as (supervised, url):
+        workers = supervised.children()
+        try:
+            (folder,) = tmp_path.glob("quietmax-metrics-*")
+            supervised.kill()
+            supervised.wait(60)
+            with shared_folder("quietmax-metrics-"):  # the supervisor that is started next
+                files = set(folder.iterdir())
+                assert _answers(url) == (200, 200)
+                assert set(folder.iterdir()) > files, "the first answer opens files"
+                assert "quietmax_answers_total" in httpx.get(f"{url}/metrics", timeout=60).text
+        finally:
+            for worker in workers:
+                worker.kill()
+            psutil.wait_procs(workers, 60)
+
+
+def test_workers_whose_folder_of_metrics_was_removed_by_somebody_else_go_on_answering(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_shared_place", lambda: tmp_path)
+    with _workers(2, models, tmp_path) as (_, url):
+        (folder,) = tmp_path.glob("quietmax-metrics-*")
+        shutil.rmtree(folder)
+        assert [_answers(url) for _ in range(4)] == [(200, 200)] * 4
 
 
 def test_a_second_signal_stops_workers_that_do_not_stop(

@@ -117,14 +117,17 @@ class Metrics:
             self._child(self._seconds, model, version).observe(seconds)
             label = f"{model}/{version}"
             if label not in self._recent:
-                self._recent[label] = _RecentSeconds(self._recent_file(label, str(self._worker)))
+                self._recent[label] = self._new_recent(label)
             self._recent[label].append(seconds)
 
     def _child(self, metric: Any, *labels: str | int) -> Any:
         """Return the metric with these labels. `labels` itself takes a lock and makes strings, for every request."""
         key = (metric, *labels)
         if key not in self._children:
-            self._children[key] = metric.labels(*labels)
+            try:
+                self._children[key] = metric.labels(*labels)
+            except OSError:  # somebody has removed the folder: no reason to fail a request
+                return _NOT_COUNTED
         return self._children[key]
 
     def count_answers(self, model: str, version: str, new: int, cached: int) -> None:
@@ -170,7 +173,7 @@ class Metrics:
         reason : str
             The limit: connections, header, body, timeout, handshake, malformed or stopping.
         """
-        self._refused.labels(reason).inc()
+        self._child(self._refused, reason).inc()
 
     def latency(self, label: str) -> dict[str, float] | None:
         """Return median and 99th percentile of the latest requests in seconds; None if there were none.
@@ -187,6 +190,12 @@ class Metrics:
             "median": float(recent[len(recent) // 2]),
             "p99": float(recent[min(int(len(recent) * 0.99), len(recent) - 1)]),
         }
+
+    def _new_recent(self, label: str) -> _RecentSeconds:
+        try:
+            return _RecentSeconds(self._recent_file(label, str(self._worker)))
+        except OSError:  # as above
+            return _RecentSeconds(None)
 
     def _recent_file(self, label: str, worker: str) -> Path | None:
         """Return the file of a worker's latest requests to a model; None if there are no other workers."""
@@ -212,11 +221,24 @@ class Metrics:
             self._spent.labels(account.name).set(
                 account.spent_units / account.limit_units if account.limit_units else 1.0
             )
-        if self._folder is None:
+        if self._folder is None or not self._folder.is_dir():
             return generate_latest(self._registry)
         of_all_workers = CollectorRegistry()
         MultiProcessCollector(of_all_workers, str(self._folder))  # type: ignore[no-untyped-call]
         return generate_latest(of_all_workers)
+
+
+class _NotCounted:
+    """Stands for a metric that cannot be written."""
+
+    def inc(self, _: float = 1) -> None:
+        pass
+
+    def observe(self, _: float) -> None:
+        pass
+
+
+_NOT_COUNTED = _NotCounted()
 
 
 class _RecentSeconds:
