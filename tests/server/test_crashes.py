@@ -30,6 +30,7 @@ import pytest
 import torch
 
 from quietmax.accounting import LIMIT
+from quietmax.errors import LedgerUnavailable
 from quietmax.ledger import Ledger, Terms
 from quietmax.server import Service, Settings, deploy, load_models, supervisor
 from quietmax.server.log import Log
@@ -45,26 +46,34 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 CONTEXT = multiprocessing.get_context("fork")
 
 
-def _create_service(address: str, folder: Path, queries: int, metrics: Metrics | None = None) -> Service:
+def _create_service(
+    address: str, folder: Path, queries: int, log: Path | None = None, metrics: Metrics | None = None
+) -> Service:
     """The service as `quietmax serve` makes it."""
     torch.set_num_threads(1)
     ledger = Ledger(address)
     budget = Terms(100.0)
     loaded = load_models([f"plain={folder}"], budget=budget, queries=queries, accept_unproven=True)
     settings = Settings(log_requests=False, timeout=TIMEOUT)
-    return Service(ledger, deploy(ledger, loaded, budget=budget), settings, Log(io.BytesIO()), metrics)
+    return Service(ledger, deploy(ledger, loaded, budget=budget), settings, _log_to(log), metrics)
 
 
-def _serve(address: str, folder: Path, queries: int, opened: socket.socket) -> None:
+def _log_to(file: Path | None) -> Log:
+    """A log that is appended to a file, or not kept."""
+    return Log(io.BytesIO() if file is None else file.open("ab", buffering=0))
+
+
+def _serve(address: str, folder: Path, queries: int, log: Path, opened: socket.socket) -> None:
     """The whole service in a process of its own."""
-    run(_create_service(address, folder, queries), Listener(port=0), opened)
+    run(_create_service(address, folder, queries, log), Listener(port=0), opened)
 
 
 class Server:
     """A server process that can be killed and started again; its port stays open, so that clients wait meanwhile."""
 
-    def __init__(self, address: str, folder: Path, queries: int) -> None:
-        self._arguments = (address, folder, queries)
+    def __init__(self, address: str, folder: Path, queries: int, log: Path) -> None:
+        self._arguments = (address, folder, queries, log)
+        self.log = log
         self.port = Listener(port=0).open_socket()
         self.url = f"http://127.0.0.1:{self.port.getsockname()[1]}"
         self.process: Any = None
@@ -92,13 +101,14 @@ class Server:
 class WorkerServer(Server):
     """A supervisor with workers, all of which can be killed; the port stays open."""
 
-    def __init__(self, address: str, folder: Path, queries: int, workers: int) -> None:
-        super().__init__(address, folder, queries)
+    def __init__(self, address: str, folder: Path, queries: int, log: Path, workers: int) -> None:
+        super().__init__(address, folder, queries, log)
         self._workers = workers
 
     def start(self, wait: bool = True) -> float:
         create = partial(_create_service, *self._arguments)
-        self.process = CONTEXT.Process(target=_serve_workers, args=(create, self.port, self._workers))
+        arguments = (create, self.port, self.log, self._workers)
+        self.process = CONTEXT.Process(target=_serve_workers, args=arguments)
         self.process.start()
         return self.ready() if wait else 0.0
 
@@ -110,9 +120,22 @@ class WorkerServer(Server):
                 rng.choice(workers).kill()
 
 
-def _serve_workers(create: Callable[[Metrics], Service], opened: socket.socket, workers: int) -> None:
+def _serve_workers(
+    create: Callable[[Metrics], Service], opened: socket.socket, log: Path, workers: int
+) -> None:
     supervisor._MIN_UPTIME = 0.0  # so many kills are no reason to give up
-    supervise(create, Listener(port=0), opened, Log(io.BytesIO()), workers)
+    supervise(create, Listener(port=0), opened, _log_to(log), workers)
+
+
+def _open_ledger(address: str) -> Ledger:
+    """The ledger, also if the database takes longer to accept a connection than the service would wait."""
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            return Ledger(address)
+        except LedgerUnavailable:
+            if time.monotonic() > deadline:
+                raise
 
 
 @contextmanager
@@ -120,23 +143,26 @@ def _servers(
     count: int, address: str, folder: Path, queries: int, workers: int | None = None
 ) -> Iterator[tuple[list[Any], dict[str, str]]]:
     """Servers of one process each, or supervisors with workers; and the API keys of two clients."""
-    with Ledger(address) as ledger:
+    with _open_ledger(address) as ledger:
         keys = {name: ledger.create_key(name)[0] for name in ("with-ids", "without-ids")}
-    servers = [
-        Server(address, folder, queries)
-        if workers is None
-        else WorkerServer(address, folder, queries, workers)
-        for _ in range(count)
-    ]
-    try:
-        for server in servers:
-            server.start(wait=False)
-        for server in servers:
-            server.ready()
-        yield servers, keys
-    finally:
-        for server in servers:
-            server.stop()
+    with tempfile.TemporaryDirectory(prefix="quietmax-log-") as place:
+        log = Path(place) / "log"
+        log.touch()
+        servers = [
+            Server(address, folder, queries, log)
+            if workers is None
+            else WorkerServer(address, folder, queries, log, workers)
+            for _ in range(count)
+        ]
+        try:
+            for server in servers:
+                server.start(wait=False)
+            for server in servers:
+                server.ready()
+            yield servers, keys
+        finally:
+            for server in servers:
+                server.stop()
 
 
 class Load:
@@ -154,6 +180,8 @@ class Load:
         self.answers: dict[str, tuple[float, ...]] = {}
         self.received_without_ids = 0
         self.times: list[tuple[float, int]] = []
+        self.failed: list[httpx.Response] = []
+        self._log = servers[0].log
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._threads = [
@@ -211,6 +239,8 @@ class Load:
         with self._lock:
             self.statuses[response.status_code] += 1
             self.times.append((time.monotonic(), response.status_code))
+            if response.status_code not in (200, 403, 503):
+                self.failed.append(response)
             if response.status_code != 200:
                 return
             if identifier is None:
@@ -219,10 +249,21 @@ class Load:
             data = tuple(response.json()["outputs"][1]["data"])
             assert self.answers.setdefault(identifier, data) == data, "one id, two answers"
 
+    def check_statuses(self, *expected: int) -> None:
+        """Check that only these were received. If not, say what the log tells about the others."""
+        if set(self.statuses) <= set(expected):
+            return
+        told = [f"{each.status_code} {dict(each.headers)} {each.text[:500]}" for each in self.failed]
+        ids = [each.headers.get("x-request-id", "no id") for each in self.failed]
+        for line in self._log.read_text().splitlines():
+            if '"event":"failed"' in line or '"event":"library"' in line or any(each in line for each in ids):
+                told.append(line)
+        pytest.fail(f"{dict(self.statuses)}:\n" + "\n".join(told))
+
 
 def _check_ledger(address: str, load: Load, queries: int) -> int:
     """No answer without a charge, no charge twice, never more than the budget, and a sound journal."""
-    with Ledger(address) as ledger:
+    with _open_ledger(address) as ledger:
         verification = ledger.verify()
         assert verification.sound, verification.faults
         account = ledger.account("people")
@@ -285,7 +326,7 @@ def _killed(address: str, folder: Path, kills: int, queries: int, seed: int) -> 
                 time.sleep(rng.uniform(0.02, 0.5))
                 server.kill()
                 received = load.received_without_ids
-                with Ledger(address) as ledger:
+                with _open_ledger(address) as ledger:
                     account = ledger.account("people")
                     paid = {part.client: part.spent_units for part in ledger.subaccounts(account)}
                     assert received * (LIMIT // queries) <= paid.get("without-ids", 0)
@@ -295,6 +336,7 @@ def _killed(address: str, folder: Path, kills: int, queries: int, seed: int) -> 
                 before = load.statuses[200]
                 _until(lambda: load.statuses[200] > before or load.statuses[403])
         assert load.statuses[200] > 0
+        load.check_statuses(200, 403, 503)
         _check_ledger(address, load, queries)
     return sorted(restarts)
 
@@ -327,7 +369,7 @@ def _killed_workers(address: str, folder: Path, kills: int, queries: int, seed: 
                 else:
                     server.kill_worker(rng)
                 received = load.received_without_ids
-                with Ledger(address) as ledger:
+                with _open_ledger(address) as ledger:
                     account = ledger.account("people")
                     paid = {part.client: part.spent_units for part in ledger.subaccounts(account)}
                     assert received * (LIMIT // queries) <= paid.get("without-ids", 0)
@@ -336,7 +378,7 @@ def _killed_workers(address: str, folder: Path, kills: int, queries: int, seed: 
             before = load.statuses[200]
             _until(lambda: load.statuses[200] > before or load.statuses[403])
         assert load.statuses[200] > 0
-        assert set(load.statuses) <= {200, 403, 503}
+        load.check_statuses(200, 403, 503)
     _check_ledger(address, load, queries)
 
 
@@ -365,7 +407,7 @@ def test_asked_to_stop_the_service_answers_what_it_has_charged(address: str, mod
             servers[0].process.join(60)
             assert servers[0].process.exitcode == 0
     received = load.received_without_ids
-    with Ledger(address) as ledger:
+    with _open_ledger(address) as ledger:
         paid = {part.client: part.spent_units for part in ledger.subaccounts(ledger.account("people"))}
     assert received * (LIMIT // queries) == paid["without-ids"]
     _check_ledger(address, load, queries)
@@ -386,24 +428,25 @@ def own_postgres() -> Iterator[Any]:
 
 def _stop_database(server: Any, models: Path, seconds: float) -> None:
     address, queries = server.get_uri(), 100_000
-    with _servers(1, address, models / "plain", queries) as (servers, keys), Load(servers, keys, 8) as load:
-        _until(lambda: load.statuses[200] > 20)
-        postmaster = server.get_postmaster_info().process
-        postmaster.send_signal(signal.SIGQUIT)
-        postmaster.wait(60)
-        away = time.monotonic()
-        time.sleep(seconds)
-        assert httpx.get(f"{servers[0].url}/v2/health/ready", timeout=60).status_code == 503
-        assert httpx.get(f"{servers[0].url}/v2/health/live", timeout=60).status_code == 200
-        back = time.monotonic()
-        during = Counter(status for moment, status in list(load.times) if away < moment < back)
-        assert during[200] == 0
-        assert during[503] > 0
-        server.ensure_postgres_running()
-        servers[0].ready()
-        before = load.statuses[200]
-        _until(lambda: load.statuses[200] > before + 20)
-    assert set(load.statuses) <= {200, 503}
+    with _servers(1, address, models / "plain", queries) as (servers, keys):
+        with Load(servers, keys, 8) as load:
+            _until(lambda: load.statuses[200] > 20)
+            postmaster = server.get_postmaster_info().process
+            postmaster.send_signal(signal.SIGQUIT)
+            postmaster.wait(60)
+            away = time.monotonic()
+            time.sleep(seconds)
+            assert httpx.get(f"{servers[0].url}/v2/health/ready", timeout=60).status_code == 503
+            assert httpx.get(f"{servers[0].url}/v2/health/live", timeout=60).status_code == 200
+            back = time.monotonic()
+            during = Counter(status for moment, status in list(load.times) if away < moment < back)
+            assert during[200] == 0
+            assert during[503] > 0
+            server.ensure_postgres_running()
+            servers[0].ready()
+            before = load.statuses[200]
+            _until(lambda: load.statuses[200] > before + 20)
+        load.check_statuses(200, 503)
     _check_ledger(address, load, queries)
 
 
@@ -457,7 +500,7 @@ def test_a_full_disk_refuses_cleanly_and_is_not_ready(small_disk: Path, models: 
             server.ready()
             before = load.statuses[200]
             _until(lambda: load.statuses[200] > before + 5)
-        assert set(load.statuses) <= {200, 503}
+        load.check_statuses(200, 503)
         _check_ledger(address, load, queries)
 
 
@@ -526,7 +569,7 @@ def _supervisor(create: Callable[[Metrics], Service], tmp_path: Path) -> Iterato
 
 
 def test_the_service_stops_when_its_supervisor_is_killed(models: Path, tmp_path: Path) -> None:
-    create = partial(_create_service, f"sqlite:///{tmp_path / 'ledger.sqlite'}", models / "plain", 10)
+    create = partial(_create_service, f"sqlite:///{tmp_path / 'ledger.sqlite'}", models / "plain", 10, None)
     with _supervisor(create, tmp_path) as (process, url):
         _ready_after(url)
         (service,) = psutil.Process(process.pid).children()
@@ -540,10 +583,8 @@ def test_a_supervisor_waits_for_a_ledger_that_is_down_when_its_service_dies(
     models: Path, tmp_path: Path
 ) -> None:
     place = tmp_path / "ledger.sqlite"
-    with _supervisor(partial(_create_service, f"sqlite:///{place}", models / "plain", 10), tmp_path) as (
-        process,
-        url,
-    ):
+    create = partial(_create_service, f"sqlite:///{place}", models / "plain", 10, None)
+    with _supervisor(create, tmp_path) as (process, url):
         _ready_after(url)
         place.rename(tmp_path / "away")
         place.mkdir()

@@ -287,7 +287,9 @@ def test_workers_that_outlive_a_killed_supervisor_keep_the_folder_of_their_metri
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "_shared_place", lambda: tmp_path)
-    monkeypatch.setattr(supervisor, "_stop_with_parent", lambda _: None)  # they go on as long as they have work
+    monkeypatch.setattr(
+        supervisor, "_stop_with_parent", lambda _: None
+    )  # they go on as long as they have work
     with _workers(2, models, tmp_path) as (supervised, url):
         workers = supervised.children()
         try:
