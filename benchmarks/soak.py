@@ -1,10 +1,11 @@
 """Send a day's worth of traffic to the service, and watch memory and open files of all its processes.
 
-Run `python benchmarks/soak.py`: two million requests, at a few thousand per second. Sixteen connections over loopback
-send one row each, in JSON: to released weights (free answers), to a charged model without request ids, and to the same
-with ids, of which every tenth is sent twice. Some requests are malformed, and every connection is closed and opened
-again after a thousand requests. At the end the journal must verify, the budget must have paid for exactly the new
-answers, and memory and descriptors must be flat: the last quarter of the run at most a tenth above the second one.
+Run `python benchmarks/soak.py --json FILE`: two million requests, at about a thousand per second. 64 connections over
+loopback send one row each, in JSON: to released weights (free answers), to a charged model without request ids, the
+same query again (cached answers), and with ids, of which every tenth is sent twice. Some requests are malformed, and
+every connection is closed and opened again after a thousand requests. At the end the journal must verify, the budget
+must have paid for exactly the new answers, and memory and descriptors must be flat: the last quarter of the run at most
+a tenth above the second one.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import json
 import multiprocessing
 import os
 import random
+import re
+import selectors
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,11 +31,13 @@ from typing import Any
 import numpy as np
 import psutil
 
-from serving import free_port, ready_after
+from serving import cpu_seconds, free_port, ready_after
 
-FEATURES, CLASSES, CONNECTIONS = 16, 3, 16
+FEATURES, CLASSES, CONNECTIONS = 16, 3, 64
 REQUESTS_PER_CONNECTION = 1000
-SHARES = {"free": 0.5, "charged": 0.3, "identified": 0.15, "malformed": 0.05}
+SHARES = {"free": 0.45, "charged": 0.25, "cached": 0.1, "identified": 0.15, "malformed": 0.05}
+MOMENTS = 20
+"""How many samples the figures state."""
 MALFORMED = [
     b"{",
     b"[]",
@@ -59,60 +65,104 @@ def save_models(folder: Path) -> None:
     save_model(Model(network, TrainingSettings((8,)), 1000, "charged", 0), folder / "charged")
 
 
-def message(model: str, body: bytes, port: int, key: str) -> bytes:
-    head = (
-        f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {key}\r\n"
-    )
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+class Connection:
+    """One connection of a client, with one request in flight."""
 
+    def __init__(self, number: int, port: int, key: str, requests: int) -> None:
+        self._number, self._port, self._key = number, port, key
+        self._rng = random.Random(number)
+        self._values = ",".join(f"{self._rng.uniform(-1, 1):.3f}" for _ in range(FEATURES - 2))
+        self._left = requests
+        self._kind, self._sent, self._again = "", b"", False
+        self._received = b""
+        self.counts: Counter[str] = Counter()
+        self.new = self.wrong = 0
+        self.socket = self._connected()
 
-def answer(sock: socket.socket) -> tuple[int, bytes]:
-    """Read one response."""
-    received = sock.recv(1 << 16)
-    while b"\r\n\r\n" not in received:
-        more = sock.recv(1 << 16)
-        if not more:
-            raise ConnectionError("the server closed the connection")
-        received += more
-    top, _, content = received.partition(b"\r\n\r\n")
-    length = int(top.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-    while len(content) < length:
-        content += sock.recv(1 << 16)
-    return int(top.split(b" ", 2)[1]), content
+    def _connected(self) -> socket.socket:
+        connected = socket.create_connection(("127.0.0.1", self._port))
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connected
 
+    def send_next(self) -> bool:
+        """Send the next request, on a new connection now and then; return False after the last one."""
+        if self._again:
+            self._again = False
+        elif self._left == 0:
+            self.socket.close()
+            return False
+        else:
+            self._left -= 1
+            if self._left % REQUESTS_PER_CONNECTION == 0:
+                self.socket.close()
+                self.socket = self._connected()
+            self._sent = self._message()
+        self.socket.sendall(self._sent)
+        return True
 
-def client(port: int, key: str, seed: int, requests: int, done: Any, results: Any) -> None:
-    """Send requests, one after the other, and count what came back."""
-    rng = random.Random(seed)
-    kinds, weights = list(SHARES), list(SHARES.values())
-    values = ",".join(f"{rng.uniform(-1, 1):.3f}" for _ in range(FEATURES - 2))
-    new = wrong = 0
-    sock: socket.socket | None = None
-    for number in range(requests):
-        if number % REQUESTS_PER_CONNECTION == 0:
-            if sock is not None:
-                sock.close()
-            sock = socket.create_connection(("127.0.0.1", port))
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        assert sock is not None
-        kind = rng.choices(kinds, weights)[0]
-        data = f"{seed},{number},{values}"
-        request_id = f'"id":"{seed}-{number}",' if kind == "identified" else ""
+    def _message(self) -> bytes:
+        (self._kind,) = self._rng.choices(list(SHARES), list(SHARES.values()))
+        self._again = self._kind == "identified" and self._left % 10 == 0
+        query = -1 if self._kind == "cached" else self._left
+        request_id = f'"id":"{self._number}-{self._left}",' if self._kind == "identified" else ""
         body = (
-            f'{{{request_id}"inputs":[{{"name":"features","shape":[1,{FEATURES}],"datatype":"FP32","data":[{data}]}}]}}'
+            f'{{{request_id}"inputs":[{{"name":"features","shape":[1,{FEATURES}],"datatype":"FP32",'
+            f'"data":[{self._number},{query},{self._values}]}}]}}'
         ).encode()
-        if kind == "malformed":
-            body = rng.choice(MALFORMED)
-        sent = message("free" if kind == "free" else "charged", body, port, key)
-        for _ in range(2 if kind == "identified" and number % 10 == 0 else 1):
-            sock.sendall(sent)
-            status, content = answer(sock)
-            expected = 400 <= status < 500 if kind == "malformed" else status == 200
-            wrong += not expected
-            if status == 200 and kind in ("charged", "identified"):
-                new += json.loads(content)["parameters"]["new_answers"]
-        done[seed] = number + 1
-    results.put((new, wrong))
+        if self._kind == "malformed":
+            body = self._rng.choice(MALFORMED)
+        model = "free" if self._kind == "free" else "charged"
+        head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\n"
+        return (
+            f"{head}Authorization: Bearer {self._key}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+        )
+
+    def receive(self) -> bool:
+        """Receive a part of the response; return whether it is complete, and count it then."""
+        part = self.socket.recv(1 << 16)
+        if not part:
+            raise ConnectionError(f"the server closed a connection after {self._received!r}")
+        self._received += part
+        head, ended, content = self._received.partition(b"\r\n\r\n")
+        if not ended or len(content) < int(_LENGTH.search(head)[1]):  # type: ignore[index]
+            return False
+        self._received = b""
+        status = int(head[9:12])
+        self.counts[f"{self._kind} {status}"] += 1
+        self.wrong += not (400 <= status < 500 if self._kind == "malformed" else status == 200)
+        new = _NEW_ANSWERS.search(content)
+        if status == 200 and self._kind != "free" and new is not None:
+            self.new += int(new[1])
+        return True
+
+
+_LENGTH = re.compile(rb"content-length: (\d+)")
+_NEW_ANSWERS = re.compile(rb'"new_answers":(\d+)')
+
+
+def client(port: int, key: str, requests: int, done: Any, results: Any) -> None:
+    """Send requests over all connections, and count what came back."""
+    connections = [
+        Connection(number, port, key, requests // CONNECTIONS + (number < requests % CONNECTIONS))
+        for number in range(CONNECTIONS)
+    ]
+    with selectors.DefaultSelector() as selector:
+        for each in connections:
+            if each.send_next():
+                selector.register(each.socket, selectors.EVENT_READ, each)
+        while selector.get_map():
+            for ready, _ in selector.select(60):
+                if not ready.data.receive():
+                    continue
+                done.value += 1
+                before = ready.fileobj
+                more = ready.data.send_next()
+                if not more or ready.data.socket is not before:
+                    selector.unregister(before)
+                    if more:
+                        selector.register(ready.data.socket, selectors.EVENT_READ, ready.data)
+    counts = sum((each.counts for each in connections), Counter())
+    results.put((counts, sum(each.new for each in connections), sum(each.wrong for each in connections)))
 
 
 def sample(supervisor: psutil.Process) -> tuple[float, int]:
@@ -134,6 +184,14 @@ def verified(ledger: str, new: int, queries: int) -> bool:
         sound = opened.verify().sound
         spent = opened.account("charged").spent_units
     return sound and spent == new * (LIMIT // queries)
+
+
+def _spread(samples: list[tuple[float, int, float, int]]) -> list[tuple[float, int, float, int]]:
+    """Return samples at evenly spread moments, the first and the last included."""
+    last = len(samples) - 1
+    return [
+        samples[place] for place in sorted({round(last * part / (MOMENTS - 1)) for part in range(MOMENTS)})
+    ]
 
 
 def main() -> None:
@@ -181,27 +239,24 @@ def main() -> None:
         try:
             ready_after(port, server)
             supervisor = psutil.Process(server.pid)
-            done, results = context.Array("q", CONNECTIONS, lock=False), context.Queue()
-            each = arguments.requests // CONNECTIONS
-            clients = [
-                context.Process(target=client, args=(port, key, seed, each, done, results), daemon=True)
-                for seed in range(CONNECTIONS)
-            ]
+            done, results = context.Value("q", 0, lock=False), context.Queue()
+            process = context.Process(
+                target=client, args=(port, key, arguments.requests, done, results), daemon=True
+            )
             begun = time.monotonic()
-            for process in clients:
-                process.start()
+            process.start()
             samples: list[tuple[float, int, float, int]] = []
-            while any(process.is_alive() for process in clients):
-                time.sleep(5)
+            while process.is_alive():
+                process.join(5)
                 memory, files = sample(supervisor)
-                samples.append((round(time.monotonic() - begun, 1), sum(done), round(memory, 1), files))
-                print(f"{samples[-1][1]:,} requests, {memory:.0f} MiB, {files} open files", file=sys.stderr)
+                samples.append((round(time.monotonic() - begun, 1), done.value, round(memory, 1), files))
+                print(f"{samples[-1][1]:,} responses, {memory:.0f} MiB, {files} open files", file=sys.stderr)
             seconds = time.monotonic() - begun
-            told = [results.get(timeout=30) for _ in clients]
+            counts, new, wrong = results.get(timeout=30)
+            processor = cpu_seconds(supervisor)
         finally:
             server.terminate()
             server.wait()
-        new, wrong = sum(each[0] for each in told), sum(each[1] for each in told)
         paid = verified(ledger, new, queries)
     quarters = [samples[len(samples) * part // 4 : len(samples) * (part + 1) // 4] for part in range(4)]
     flat = None  # too few samples to tell
@@ -213,19 +268,27 @@ def main() -> None:
         ]
         flat = all(last <= 1.1 * second for last, second in zip(middle[3], middle[1], strict=True))
     figures = {
-        "requests": sum(done),
+        "requests": arguments.requests,
+        "responses": counts.total(),
         "seconds": round(seconds, 1),
-        "requests_per_second": round(sum(done) / seconds),
+        "responses_per_second": round(counts.total() / seconds),
+        "processor_seconds_of_the_service": round(processor, 1),
         "workers": arguments.workers,
+        "connections": CONNECTIONS,
+        "responses_by_kind_and_status": dict(sorted(counts.items())),
         "new_charged_answers": new,
         "unexpected_responses": wrong,
         "paid_exactly_and_journal_verifies": paid,
         "memory_mib_by_quarter": [each[0] for each in middle],
         "open_files_by_quarter": [each[1] for each in middle],
         "flat": flat,
-        "samples": samples[:: max(1, len(samples) // 100)],
+        "samples_of_seconds_responses_mib_files": _spread(samples),
     }
-    print(json.dumps({name: value for name, value in figures.items() if name != "samples"}, indent=2))
+    print(
+        json.dumps(
+            {name: value for name, value in figures.items() if not name.startswith("samples")}, indent=2
+        )
+    )
     if arguments.json:
         arguments.json.write_text(json.dumps(figures) + "\n")
     if wrong or not paid or flat is False:

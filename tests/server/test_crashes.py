@@ -113,11 +113,15 @@ class WorkerServer(Server):
         return self.ready() if wait else 0.0
 
     def kill_worker(self, rng: random.Random) -> None:
-        """Kill a worker at random, if there is one; the supervisor starts it again."""
-        workers = psutil.Process(self.process.pid).children()
-        if workers:
+        """Kill a worker at random, once there is one; the supervisor starts it again."""
+        while True:
             with suppress(psutil.NoSuchProcess):
-                rng.choice(workers).kill()
+                workers = psutil.Process(self.process.pid).children()
+                alive = [each for each in workers if each.status() != psutil.STATUS_ZOMBIE]
+                if alive:
+                    rng.choice(alive).kill()
+                    return
+            time.sleep(0.01)
 
 
 def _serve_workers(
@@ -356,8 +360,11 @@ def test_a_kill_when_the_budget_runs_out_never_overspends(address: str, models: 
 
 
 def _killed_workers(address: str, folder: Path, kills: int, queries: int, seed: int) -> None:
-    """Kill workers at random, and every tenth time on average the supervisor, which is then started again."""
-    rng = random.Random(seed)
+    """Kill workers at random, and every tenth time on average the supervisor, which is then started again.
+
+    The figures are printed as one line of JSON, which `pytest -s` shows.
+    """
+    rng, begun, supervisors = random.Random(seed), time.monotonic(), 0
     with _servers(1, address, folder, queries, workers=2) as (servers, keys):
         (server,) = servers
         with Load(servers, keys, 8) as load:
@@ -366,6 +373,7 @@ def _killed_workers(address: str, folder: Path, kills: int, queries: int, seed: 
                 if number == 1 or rng.random() < 0.1:
                     server.kill()
                     server.start()
+                    supervisors += 1
                 else:
                     server.kill_worker(rng)
                 received = load.received_without_ids
@@ -379,7 +387,17 @@ def _killed_workers(address: str, folder: Path, kills: int, queries: int, seed: 
             _until(lambda: load.statuses[200] > before or load.statuses[403])
         assert load.statuses[200] > 0
         load.check_statuses(200, 403, 503)
-    _check_ledger(address, load, queries)
+    answers_paid = _check_ledger(address, load, queries)
+    figures = {
+        "database": address.partition(":")[0],
+        "kills_of_workers": kills - supervisors,
+        "kills_of_supervisors": supervisors,
+        "seconds": round(time.monotonic() - begun, 1),
+        "statuses": dict(sorted(load.statuses.items())),
+        "answers_received": load.received_without_ids + len(load.answers),
+        "answers_paid": answers_paid,
+    }
+    print(f"\n{json.dumps(figures)}")
 
 
 def test_killed_workers_and_a_killed_supervisor_cost_no_unpaid_answer(address: str, models: Path) -> None:
