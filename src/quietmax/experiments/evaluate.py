@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quietmax import __version__
 from quietmax.attacks.base import Attack
 from quietmax.attacks.metrics import released_by
 from quietmax.attacks.report import AttackReport
@@ -105,6 +108,8 @@ def measure(trial: Trial, shared: SharedInputs) -> Result:
         "fit_seconds": prepared.fit_seconds,
         "answer_seconds": answer_seconds / len(rows),
         "processor_seconds": time.process_time() - begun,
+        "peak_bytes": getrusage(RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+        "version": __version__,
     }
 
 
@@ -124,7 +129,8 @@ def _claim(trial: Trial, chosen: Method, prepared: PreparedMethod, shared: Share
     # The number of records of a user's own table is taken as public, so its guarantee rests on that assumption.
     if status == "proven" and (shared.encoding_measured or trial.group.source.digest):
         status = "conditional"
-    delta = declared_delta(trial.group.effort.records) if chosen.axis == "like-for-like" else 0.0
+    pure = prepared.claim is not None and prepared.claim.definition == "pure"
+    delta = declared_delta(trial.group.effort.records) if chosen.axis == "like-for-like" and not pure else 0.0
     return {
         "status": status,
         "claimed_epsilon": trial.epsilon,

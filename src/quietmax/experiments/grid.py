@@ -230,6 +230,8 @@ class Trial:
             "method": self.method,
             "epsilon": self.epsilon,
             "queries": self.queries,
+            # Results of published DP-SGD with cross-entropy, as version 0.1 trained it, are other results.
+            **({"loss": "convexified"} if self.method.startswith("published-") else {}),
         }
 
     def __str__(self) -> str:

@@ -184,13 +184,20 @@ class SharedInputs:
 
     @cached_property
     def _published_dpsgd(self) -> MLP:
-        """The networks for all accountants and epsilons, which are trained at once."""
+        """The networks for all accountants and epsilons, trained at once with the paper's loss: each record's is
+        convexified by itself, so that its gradient can be clipped.
+        """
 
         def train_networks() -> Arrays:
-            sweep = train_sweep([self.data], epsilons=EPSILONS, accountants=PUBLISHED_ACCOUNTANTS)
+            sweep = train_sweep(
+                [self.data],
+                epsilons=EPSILONS,
+                accountants=PUBLISHED_ACCOUNTANTS,
+                alpha=self.group.effort.alpha,
+            )
             return _stack_to_arrays(sweep.networks)
 
-        return _stack_from_arrays(self._stored("dpsgd", train_networks))
+        return _stack_from_arrays(self._stored("dpsgd-convexified", train_networks))
 
     def _network(self, name: str, loss: Loss) -> Model:
         settings = replace(self.settings, loss=loss)
