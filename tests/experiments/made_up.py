@@ -12,7 +12,8 @@ from quietmax.experiments.results import Result
 
 def result(**changes: Any) -> Result:
     """A result with some values changed; ``leakage`` is that of the shadow attack."""
-    estimate = {"value": changes.pop("leakage", 0.1), "low": 0.0, "high": 0.2}
+    leakage = changes.pop("leakage", 0.1)
+    estimate = {"value": leakage, "low": leakage - 0.005, "high": leakage + 0.005}
     return {
         "classes": 30,
         "records": 1200,

@@ -217,17 +217,45 @@ def test_findings_follow_the_numbers() -> None:
     }  # fmt: skip
 
 
-def test_a_proven_method_that_loses_less_contradicts_the_third_finding() -> None:
+def test_a_proven_method_that_loses_less_is_named_beside_the_third_finding() -> None:
     found = the_papers_own() | {trial("head", 1.0): result(accuracy_loss=0.1, status="proven")}
     third = findings(summarize(found))[2]
-    assert "head on location at epsilon 1" in third.evidence
+    assert "private head on location at epsilon 1" in third.evidence
+
+
+def curve_with_a_rise(rise: float, variation: float) -> list[Summary]:
+    """Three repeats of Algorithm 1 whose loss rises from epsilon 1 to 5, and falls at the others."""
+    found = {}
+    for repeat, shift in enumerate((-variation, 0.0, variation)):
+        for place, epsilon in enumerate(EPSILONS):
+            loss = 0.4 - 0.03 * place + (0.03 + rise if epsilon == 5.0 else 0.0) + shift
+            found[trial("algorithm1-gaussian", epsilon, repeat, queries=1)] = result(accuracy_loss=loss)
+    return summarize(found)
+
+
+def test_a_finding_is_undecided_where_the_intervals_leave_it_open() -> None:
+    def verdict(rise: float, variation: float) -> str:
+        return findings(curve_with_a_rise(rise, variation))[1].verdict
+
+    assert verdict(rise=0.0, variation=0.001) == "confirmed"
+    assert verdict(rise=0.057, variation=0.001) == "not confirmed"
+    assert verdict(rise=0.057, variation=0.02) == "undecided"  # within the variation of three repeats
+    assert verdict(rise=0.0, variation=0.03) == "undecided"
+    evidence = findings(curve_with_a_rise(0.057, 0.02))[1].evidence
+    assert "3 repeats" in evidence
+    assert "largest rise 0.057 [-0.013, 0.127]" in evidence
+
+
+def test_findings_take_only_the_papers_data_sets() -> None:
+    other = {trial("algorithm1-gaussian", 1.0, dataset="somewhere else", queries=1): result()}
+    assert findings(summarize(other))[1].verdict == "does not apply"
 
 
 def test_findings_do_not_need_the_plain_network() -> None:
     found = {each: result for each, result in the_papers_own().items() if each.method != "plain"}
     by_number = {each.number: each for each in findings(summarize(found))}
     assert by_number[3].verdict == "does not apply"
-    assert by_number[2].evidence.startswith("largest loss of Algorithm 1")
+    assert by_number[2].evidence.startswith("Largest loss of Algorithm 1")
 
 
 def test_findings_need_both_noises_only_where_they_are_compared_and_include_published_dpsgd() -> None:
@@ -238,7 +266,7 @@ def test_findings_need_both_noises_only_where_they_are_compared_and_include_publ
         trial("published-rdp", 1.0): result(accuracy_loss=0.9, status="conditional")
     }
     by_number = {each.number: each for each in findings(summarize(with_dpsgd))}
-    assert "DP-SGD as published 0.900" in by_number[2].evidence
+    assert "largest loss of DP-SGD as published 0.900 [0.858, 0.942]" in by_number[2].evidence
     assert by_number[4].verdict == "does not apply"
 
 

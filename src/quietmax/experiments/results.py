@@ -1,15 +1,18 @@
-"""The result store: finished trials and shared networks on disk.
+"""Results on disk: the store that a run fills, and one table of all trials.
 
-Every file is written atomically, so an interrupted run loses only the trials in flight. The result of a trial is one
-JSON file; the networks of a group are one safetensors file each. One run at a time uses a store; the lock ends with
-its process.
+In the store the result of a trial is one JSON file, and the networks of a group are one safetensors file each. Every
+file is written atomically, so an interrupted run loses only the trials in flight. One run at a time uses a store; the
+lock ends with its process.
+
+The table (`write_trials`) is a CSV file with one row per trial. Tables and figures can be made from it alone.
 """
 
 from __future__ import annotations
 
+import csv
 import fcntl
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +24,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from quietmax._io import atomic_write
-from quietmax.errors import QuietmaxError
-from quietmax.experiments.grid import Group, Trial
+from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.experiments.grid import DataSource, Effort, Group, Trial
 
 Result = dict[str, Any]
 Arrays = Mapping[str, NDArray[Any]]
@@ -142,3 +145,167 @@ def _read_arrays(path: Path) -> Arrays | None:
         return load_file(path)
     except (OSError, SafetensorError):
         return None
+
+
+_SETTINGS = ("records", "shadows", "alpha", "epochs", "attack_epochs")
+_NUMBERS = (
+    "classes",
+    "train_accuracy",
+    "test_accuracy",
+    "baseline_accuracy",
+    "accuracy_loss",
+    "claimed_delta",
+    "audited_epsilon",
+    "audited_claim",
+    "fit_seconds",
+    "answer_seconds",
+    "processor_seconds",
+    "peak_bytes",
+)
+_STRINGS = ("status", "audited", "version")
+_INTEGERS = frozenset(
+    {"queries", "repeat", "seed", "records", "shadows", "epochs", "attack_epochs", "classes", "peak_bytes"}
+)
+_DIGITS = 6
+
+
+def write_trials(results: Mapping[Trial, Result], path: Path) -> None:
+    """Write a CSV file with one row per trial.
+
+    Every figure of an attack has three columns: ``ATTACK_FIGURE`` and the ends of its 95% interval, ``_low`` and
+    ``_high``. Numbers have six digits.
+
+    Parameters
+    ----------
+    results : mapping of Trial to dict
+        Results on registered data sets.
+    path : pathlib.Path
+        The file. It is written atomically.
+
+    Raises
+    ------
+    InvalidInput
+        If a trial is about a user's own table.
+    """
+    rows = [_trial_row(trial, result) for trial, result in results.items()]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+
+    def write(staging: Path) -> None:
+        with staging.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, write)
+
+
+def _trial_row(trial: Trial, result: Result) -> dict[str, Any]:
+    group, effort = trial.group, trial.group.effort
+    if group.source.digest or effort.holdout is not None:
+        raise InvalidInput(f"Only trials on registered data sets can be written to one table, got {trial}.")
+    row: dict[str, Any] = {
+        "dataset": group.source.name,
+        "method": trial.method,
+        "noise": next((noise for noise in ("gaussian", "laplace") if trial.method.endswith(noise)), None),
+        "epsilon": trial.epsilon,
+        "queries": trial.queries,
+        "repeat": group.repeat,
+        "seed": group.seed,
+        **{name: getattr(effort, name) for name in _SETTINGS},
+        "attacks": " ".join(effort.attacks),
+        **{name: result.get(name) for name in (*_NUMBERS, *_STRINGS)},
+    }
+    for attack, figures in result["attacks"].items():
+        for figure, interval in figures.items():
+            row[f"{attack}_{figure}"] = interval["value"]
+            row[f"{attack}_{figure}_low"], row[f"{attack}_{figure}_high"] = interval["low"], interval["high"]
+    return row
+
+
+def _cell(value: Any) -> Any:
+    return f"{value:.{_DIGITS}g}" if isinstance(value, float) else value
+
+
+def read_trials(paths: Sequence[Path]) -> dict[Trial, Result]:
+    """Read files that `write_trials` wrote.
+
+    Parameters
+    ----------
+    paths : sequence of pathlib.Path
+        The files.
+
+    Returns
+    -------
+    dict
+        Trial -> result, of all files together.
+
+    Raises
+    ------
+    InvalidInput
+        If a file cannot be read, a value is not valid, two rows are the same trial, or one data set was measured
+        with different settings.
+    """
+    results: dict[Trial, Result] = {}
+    for path in paths:
+        try:
+            with path.open(newline="", encoding="utf-8") as file:
+                reader = csv.DictReader(file)
+                rows = list(reader)
+        except (OSError, UnicodeDecodeError, csv.Error) as problem:
+            raise InvalidInput(f"The file {path} cannot be read: {problem}.") from None
+        for line, row in enumerate(rows, start=2):
+            try:
+                trial, result = _trial_of_row(row)
+            except KeyError as problem:
+                raise InvalidInput(
+                    f"The file {path} is not a table of trials: it has no column {problem}."
+                ) from None
+            except (TypeError, ValueError) as problem:
+                raise InvalidInput(f"Line {line} of {path} is not a trial: {problem}.") from None
+            if trial in results:
+                raise InvalidInput(f"Line {line} of {path} repeats the trial {trial}.")
+            results[trial] = result
+    efforts: dict[str, Effort] = {}
+    for trial in results:
+        if efforts.setdefault(trial.group.source.name, trial.group.effort) != trial.group.effort:
+            raise InvalidInput(
+                f"The trials of {trial.group.source.name} have different settings, so they cannot be averaged."
+            )
+    return results
+
+
+def _trial_of_row(row: Mapping[str, str]) -> tuple[Trial, Result]:
+    attacks = tuple(row["attacks"].split())
+    effort = Effort(**{name: _required(row, name) for name in _SETTINGS}, attacks=attacks)
+    group = Group(DataSource(row["dataset"]), effort, _required(row, "repeat"), _required(row, "seed"))
+    trial = Trial(group, row["method"], _number(row, "epsilon"), _number(row, "queries"))
+    result: Result = {name: _number(row, name) for name in _NUMBERS} | {name: row[name] for name in _STRINGS}
+    result["records"] = effort.records
+    result["attacks"] = {
+        attack: {
+            column.removeprefix(f"{attack}_"): {
+                "value": _number(row, column),
+                "low": _number(row, f"{column}_low"),
+                "high": _number(row, f"{column}_high"),
+            }
+            for column in row
+            if column.startswith(f"{attack}_") and not column.endswith(("_low", "_high"))
+        }
+        for attack in attacks
+        if row[f"{attack}_leakage"]
+    }
+    return trial, result
+
+
+def _number(row: Mapping[str, str], column: str) -> Any:
+    """Return the number of a cell, None if the cell is empty."""
+    text = row[column]
+    return None if text == "" else int(text) if column in _INTEGERS else float(text)
+
+
+def _required(row: Mapping[str, str], column: str) -> Any:
+    value = _number(row, column)
+    if value is None:
+        raise ValueError(f"{column} is missing")
+    return value

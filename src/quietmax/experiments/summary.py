@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,11 +12,16 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pyarrow.parquet
+from scipy import stats
 
 from quietmax.experiments import paper
 from quietmax.experiments.grid import Trial
 from quietmax.experiments.methods import methods
 from quietmax.experiments.results import Result
+
+CONFIDENCE = 0.95
+"""Confidence level of the intervals of means."""
+NORMAL_QUANTILE = float(stats.norm.ppf(0.5 + CONFIDENCE / 2))
 
 PAPER_SERIES = {
     "algorithm1-gaussian": "alg1_gauss",
@@ -37,7 +43,7 @@ STATUS_WORDS = {
 
 @dataclass(frozen=True)
 class Mean:
-    """Mean over the repeats.
+    """Mean over the repeats, with an interval that contains the expected value with probability 95%.
 
     Parameters
     ----------
@@ -45,19 +51,26 @@ class Mean:
         The mean.
     spread : float, optional
         Standard deviation, if there are several repeats.
+    low, high : float, optional
+        The interval. With several repeats it is Student's; with one it accounts for the sampled records alone, not
+        for the variation between splits and trainings.
     """
 
     value: float
     spread: float | None = None
+    low: float | None = None
+    high: float | None = None
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Mean:
+    def of(cls, values: Sequence[float], single: tuple[float, float] | None = None) -> Mean:
         """Return the mean of some numbers.
 
         Parameters
         ----------
         values : sequence of float
             At least one number.
+        single : tuple of float, optional
+            The interval of the only number, if there is one alone.
 
         Returns
         -------
@@ -68,8 +81,12 @@ class Mean:
         >>> Mean.of([1.0, 3.0]).value
         2.0
         """
-        spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
-        return cls(float(np.mean(values)), spread)
+        value = float(np.mean(values))
+        if len(values) == 1:
+            return cls(value, None, *(single or (None, None)))
+        spread = float(np.std(values, ddof=1))
+        half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(values) - 1)) * spread / math.sqrt(len(values))
+        return cls(value, spread, value - half, value + half)
 
 
 @dataclass(frozen=True)
@@ -150,13 +167,17 @@ class Summary:
         for name, value in asdict(self).items():
             if name in ("leakage", "auc"):
                 for attack, mean in value.items():
-                    row[f"{name}_{attack}"] = mean["value"]
-                    row[f"{name}_{attack}_spread"] = mean["spread"]
+                    row |= _flat_mean(f"{name}_{attack}", mean)
             elif isinstance(value, dict):
-                row[name], row[f"{name}_spread"] = value["value"], value["spread"]
+                row |= _flat_mean(name, value)
             elif name != "attacks":
                 row[name] = value
         return row
+
+
+def _flat_mean(name: str, mean: Mapping[str, float | None]) -> dict[str, float | None]:
+    ends = {f"{name}_{part}": mean[part] for part in ("spread", "low", "high")}
+    return {name: mean["value"], **ends}
 
 
 def summarize(results: Mapping[Trial, Result]) -> list[Summary]:
@@ -182,16 +203,25 @@ def summarize(results: Mapping[Trial, Result]) -> list[Summary]:
 def _summary(
     dataset: str, method: str, epsilon: float | None, queries: int | None, repeats: Sequence[Result]
 ) -> Summary:
-    def mean(field: str) -> Mean:
-        return Mean.of([result[field] for result in repeats])
+    first = repeats[0]
+    # One repeat: the binomial error of as many test records as training records.
+    error = NORMAL_QUANTILE * math.sqrt(
+        first["test_accuracy"] * (1 - first["test_accuracy"]) / first["records"]
+    )
+    train_error = NORMAL_QUANTILE * math.sqrt(
+        first["train_accuracy"] * (1 - first["train_accuracy"]) / first["records"]
+    )
+
+    def mean(field: str, error: float) -> Mean:
+        return Mean.of([result[field] for result in repeats], (first[field] - error, first[field] + error))
 
     def attack_means(figure: str) -> dict[str, Mean]:
-        return {
-            attack: Mean.of([result["attacks"][attack][figure]["value"] for result in repeats])
-            for attack in first["attacks"]
-        }
+        means = {}
+        for attack, figures in first["attacks"].items():
+            values = [result["attacks"][attack][figure]["value"] for result in repeats]
+            means[attack] = Mean.of(values, (figures[figure]["low"], figures[figure]["high"]))
+        return means
 
-    first = repeats[0]
     audits = [result for result in repeats if result["audited_epsilon"] is not None]
     best: Result = max(audits, key=lambda result: result["audited_epsilon"], default={})
     return Summary(
@@ -203,9 +233,9 @@ def _summary(
         classes=first["classes"],
         records=first["records"],
         status=first["status"],
-        train_accuracy=mean("train_accuracy"),
-        test_accuracy=mean("test_accuracy"),
-        accuracy_loss=mean("accuracy_loss"),
+        train_accuracy=mean("train_accuracy", train_error),
+        test_accuracy=mean("test_accuracy", error),
+        accuracy_loss=mean("accuracy_loss", error / first["baseline_accuracy"]),
         leakage=attack_means("leakage"),
         auc=attack_means("auc"),
         delta=first["claimed_delta"],
