@@ -15,7 +15,9 @@ from quietmax.data import is_stand_in, readers
 from quietmax.experiments import estimate, grid, inputs, report, runner
 from quietmax.experiments.grid import Effort, Workload
 from quietmax.experiments.paper import accuracy_table
+from quietmax.experiments.results import write_trials
 from quietmax.models.features import UnitNorm
+from tests.experiments.made_up import the_papers_own
 from tests.experiments.same_process import start_in_this_process
 
 
@@ -37,8 +39,9 @@ def tiny_profile(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tables_show_the_papers_number_ours_and_the_difference() -> None:
-    for table in ("sensitivity-table", "correlations"):
-        rows = json.loads(run("reproduce", table, "--json").stdout)
+    for table, part in (("sensitivity-table", None), ("correlations", "paper"), ("correlations", "ours")):
+        found = json.loads(run("reproduce", table, "--json").stdout)
+        rows = found if part is None else found[part]
         assert {"paper", "ours", "difference", "agrees"} <= set(rows[0])
         done = run("reproduce", table)
         assert done.exit_code == 0
@@ -87,10 +90,42 @@ def test_the_accuracy_table_compares_both_losses_and_the_leakage(tmp_path: Path,
     assert [row["quantity"] for row in json.loads(done.stdout)] == [
         "convexified train accuracy",
         "convexified test accuracy",
+        "convexified gap",
         "leakage, plain network",
+        "oaro",
         "original train accuracy",
         "original test accuracy",
+        "original gap",
     ]
+    assert (tmp_path / "tables" / "accuracy.csv").read_text().startswith("of,quantity,paper,ours")
+
+
+def test_the_report_needs_only_the_table_of_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "write_figures", lambda *_: [])
+    monkeypatch.setattr(runner, "run", lambda *_, **__: pytest.fail("something was trained"))
+    table = tmp_path / "trials.csv"
+    write_trials(the_papers_own("location") | the_papers_own("mnist"), table)
+    done = run("reproduce", "report", "--results", table, "--output", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    for words in ("Finding 5: CONFIRMED", "Leakage", "Many answers", "1 repeat of each curve"):
+        assert words in done.stdout, words
+    assert "Not measured in this run: DP-SGD as published, RDP" in " ".join(done.stdout.split())
+    assert (tmp_path / "out" / "trials.csv").read_text() == table.read_text()
+    curves = (tmp_path / "out" / "tables" / "curves.csv").read_text().splitlines()
+    assert len(curves) == 1 + 2 * 44
+    assert not any(line.endswith("no") for line in curves)
+
+
+def test_a_table_that_is_not_one_of_trials_is_an_error(tmp_path: Path) -> None:
+    other = tmp_path / "other.csv"
+    other.write_text("a,b\n1,2\n")
+    done = run("reproduce", "report", "--results", other, "--output", tmp_path / "out")
+    assert done.exit_code == 1
+    assert "is not a table of trials: it has no column 'attacks'" in " ".join(done.stderr.split())
+    done = run("reproduce", "report", "--results", tmp_path / "none.csv", "--output", tmp_path / "out")
+    assert done.exit_code == 1
+    assert "cannot be read" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.usefixtures("tiny_profile")

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
-from quietmax.experiments.figures import figures, write_figures
+import pytest
+
+from quietmax.experiments.figures import figures, write_figures, write_stability_figure
+from quietmax.experiments.paper import curve
 from quietmax.experiments.summary import summarize
 from tests.experiments.made_up import result, the_papers_own, trial
 
@@ -34,3 +39,38 @@ def test_more_answers_are_paler(tmp_path: Path) -> None:
     ] * 3
     (path,) = write_figures([figure], tmp_path / "figures", ["png"])
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_papers_bound_is_drawn_and_missing_curves_are_named() -> None:
+    found = {each: result for each, result in the_papers_own().items() if each.method != "algorithm1-laplace"}
+    loss, leakage = figures(summarize(found))
+    (bound,) = (line for line in leakage.lines if line.name.startswith("bound in the paper"))
+    printed = curve("location", "priv_leak", "published_bound")
+    values = {epsilon: value for epsilon, value, _ in bound.points}
+    assert values[0.01] == pytest.approx(math.expm1(0.01))
+    assert values == pytest.approx(
+        printed, abs=0.02
+    )  # the paper bounds by a leakage of 0.377, its table has 0.36
+    for figure in (loss, leakage):
+        assert "Not measured in this run: Algorithm 1, Laplace, DP-SGD as published, RDP" in figure.note
+        assert "1 repeat of each curve" in figure.note
+
+
+def test_a_long_legend_is_inside_the_file(tmp_path: Path) -> None:
+    (narrow, *_) = figures(summarize(the_papers_own()))
+    wide = replace(
+        narrow, kind="wide", lines=tuple(replace(line, name=line.name * 3) for line in narrow.lines)
+    )
+    widths = [_width(path) for path in write_figures([narrow, wide], tmp_path, ["png"])]
+    assert widths[1] > 1.4 * widths[0]
+
+
+def _width(path: Path) -> int:
+    return int.from_bytes(path.read_bytes()[16:20], "big")
+
+
+def test_the_stability_figure_shows_our_networks_beside_the_papers(tmp_path: Path) -> None:
+    write_stability_figure(summarize(the_papers_own()), tmp_path / "stability.svg")
+    text = (tmp_path / "stability.svg").read_text()
+    assert "location" in text
+    assert "OARO" in text

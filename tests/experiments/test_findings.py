@@ -25,7 +25,7 @@ from quietmax.experiments.findings import (
 from quietmax.experiments.grid import DataSource, Experiment, Trial, reproduction_trials
 from quietmax.experiments.paper import EPSILONS
 from quietmax.experiments.results import Result
-from quietmax.experiments.summary import Summary, summarize, write_tables
+from quietmax.experiments.summary import Mean, Summary, summarize, write_tables
 from tests.experiments.made_up import result, the_papers_own, trial
 
 
@@ -206,7 +206,7 @@ def test_findings_follow_the_numbers() -> None:
     assert verdicts[3].verdict == "not confirmed"
     assert "permits 0.004" in verdicts[3].evidence
     rising = [
-        replace(each, accuracy_loss=replace(each.accuracy_loss, value=0.9))
+        replace(each, accuracy_loss=Mean(0.9, None, 0.88, 0.92))
         if each.method == "algorithm1-gaussian" and each.epsilon == 1000.0
         else each
         for each in summarize(everything)

@@ -6,13 +6,17 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from quietmax.errors import QuietmaxError
-from quietmax.experiments.results import Arrays, ResultStore
+from quietmax.errors import InvalidInput, QuietmaxError
+from quietmax.experiments.grid import DataSource, Group, Trial, reproduction_trials
+from quietmax.experiments.results import STORED_TRIALS, Arrays, ResultStore, read_trials, write_trials
+from quietmax.experiments.summary import summarize
+from tests.experiments.made_up import result, the_papers_own, trial
 from tests.experiments.toy_grid import GROUPS, tiny_trials
 
 
@@ -69,3 +73,55 @@ def test_a_folder_that_is_not_writable_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(QuietmaxError, match="cannot be written"), ResultStore(tmp_path / "file").locked():
         pass
+
+
+def test_a_table_of_trials_gives_the_same_summaries_as_the_results(tmp_path: Path) -> None:
+    found = the_papers_own() | {
+        trial("head", 1.0, repeat): result(
+            status="proven", claimed_delta=1e-4, test_accuracy=0.6 + 0.01 * repeat
+        )
+        for repeat in range(3)
+    }
+    write_trials(found, tmp_path / "trials.csv")
+    back = read_trials([tmp_path / "trials.csv"])
+    assert list(back) == list(found)
+    before, after = summarize(found), summarize(back)
+    for one, other in zip(before, after, strict=True):
+        numbers, again = one.flat(), other.flat()
+        assert numbers.keys() == again.keys()
+        for name, value in numbers.items():
+            assert again[name] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value), (
+                name
+            )
+
+
+def test_tables_of_trials_can_be_joined_but_not_mixed(tmp_path: Path) -> None:
+    first, second, other = (tmp_path / f"{name}.csv" for name in ("first", "second", "other"))
+    write_trials(the_papers_own("location"), first)
+    write_trials(the_papers_own("mnist"), second)
+    assert len(read_trials([first, second])) == len(the_papers_own("location")) + len(the_papers_own("mnist"))
+    with pytest.raises(QuietmaxError, match="repeats the trial location, plain"):
+        read_trials([first, first])
+    group = Group(DataSource("location"), replace(trial("plain").group.effort, shadows=5), repeat=1)
+    write_trials({Trial(group, "plain"): result()}, other)
+    with pytest.raises(QuietmaxError, match="location have different settings"):
+        read_trials([first, other])
+    first.write_text(first.read_text().replace("0.65", "many", 1))
+    with pytest.raises(QuietmaxError, match=r"Line 2 of .* is not a trial: could not convert"):
+        read_trials([first])
+    with pytest.raises(InvalidInput, match="registered data sets"):
+        write_trials(
+            {Trial(replace(group, source=replace(group.source, digest="x")), "plain"): result()}, other
+        )
+
+
+def test_the_stored_run_has_every_trial_of_the_papers_profile() -> None:
+    repeats: dict[str, int] = {}
+    stored = read_trials([STORED_TRIALS])
+    for each in stored:
+        name = each.group.source.name
+        repeats[name] = max(repeats.get(name, 0), each.group.repeat + 1)
+    assert all(repeats[name] >= 3 for name in ("location", "adult"))
+    for name, count in repeats.items():
+        wanted = reproduction_trials([name], "paper", repeats=count)
+        assert set(wanted) <= set(stored)

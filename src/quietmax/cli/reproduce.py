@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,18 +13,26 @@ import typer
 from quietmax.cli._grids import Output, WorkerCount, duration, finish, listed, run_with_progress
 from quietmax.cli._options import DataDir, Download, Json, Names, Ray, Seed, with_groups
 from quietmax.cli._output import console, print_json, print_table
-from quietmax.errors import DataUnavailable
+from quietmax.errors import DataUnavailable, QuietmaxError
 
 if TYPE_CHECKING:
-    from quietmax.experiments.findings import Finding, MultiQuery
+    from quietmax.experiments.findings import Finding, Leakage, MultiQuery
     from quietmax.experiments.grid import Experiment, Trial
     from quietmax.experiments.paper import Comparison
     from quietmax.experiments.report import ReportInfo
+    from quietmax.experiments.results import Result
     from quietmax.experiments.runner import Run
+    from quietmax.experiments.summary import Summary
 
 app = typer.Typer(help="Reproduce the paper's tables and figures.", no_args_is_help=True)
 
 _PRINTED = "to the printed digits"
+Results = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Table of trials (trials.csv), may be repeated. Default: the full run of this package."
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -101,14 +109,9 @@ class _GridOptions:
     def info(self, done: Run) -> ReportInfo:
         from quietmax.experiments.report import ReportInfo
 
-        efforts = {trial.group.source.title: trial.group.effort for trial in (*done.results, *done.failures)}
         return ReportInfo(
             "The paper's evaluation again",
-            f"Profile {self.profile}: "
-            + "; ".join(
-                f"{name} {effort.records:,} records, {effort.shadows} shadow networks, {effort.epochs} epochs"
-                for name, effort in efforts.items()
-            ),
+            f"Profile {self.profile}: {_efforts((*done.results, *done.failures))}",
             self.seed,
             tuple(f"{trial}: {failure}" for trial, failure in done.failures.items()),
         )
@@ -126,14 +129,40 @@ def sensitivity_table(names: Names = None, as_json: Json = False) -> None:
 
 
 @app.command()
-def correlations(as_json: Json = False) -> None:
+def correlations(results: Results = None, as_json: Json = False) -> None:
     """Compute the correlations between OARO stability, accuracy gap and privacy leakage.
+
+    First from the paper's own table, then from our networks in a table of trials.
 
     Example: quietmax reproduce correlations
     """
+    from quietmax.experiments.findings import own_correlations
     from quietmax.experiments.paper import reproduce_correlations
+    from quietmax.experiments.summary import summarize
 
-    _print_comparisons("Correlations", reproduce_correlations(), _PRINTED, as_json)
+    printed, ours = reproduce_correlations(), own_correlations(summarize(_read_results(results)))
+    if as_json:
+        print_json({"paper": [row.to_json() for row in printed], "ours": [row.to_json() for row in ours]})
+        return
+    _print_comparisons("Correlations of the paper's own numbers", printed, _PRINTED)
+    _print_comparisons("Correlations of our numbers", ours, "in sign and significance")
+
+
+@app.command()
+def report(results: Results = None, output: Output = Path("quietmax-results"), as_json: Json = False) -> None:
+    """Make all tables and figures from a table of trials, without training anything.
+
+    Example: quietmax reproduce report --output paper
+    """
+    from quietmax.experiments.report import ReportInfo
+    from quietmax.experiments.results import write_trials
+
+    found = _read_results(results)
+    info = ReportInfo(
+        "The paper's evaluation again", _efforts(found), seed=min(each.group.seed for each in found)
+    )
+    write_trials(found, output / "trials.csv")
+    _write_everything(found, output, info, as_json)
 
 
 @app.command("accuracy-table")
@@ -146,12 +175,13 @@ def accuracy_table(*, grid: _GridOptions) -> None:
     Example: quietmax reproduce accuracy-table --datasets location
     """
     from quietmax.experiments.findings import accuracy_comparisons
+    from quietmax.experiments.report import write_comparisons
     from quietmax.experiments.summary import summarize
 
     done = grid.run(["accuracy"])
     rows = accuracy_comparisons(summarize(done.results))
     _print_comparisons("Accuracy and leakage of the network", rows, _accuracy_tolerance(), grid.as_json)
-    finish(done, [], quiet=grid.as_json)
+    finish(done, [write_comparisons(rows, grid.output / "tables" / "accuracy.csv")], quiet=grid.as_json)
 
 
 @app.command()
@@ -171,6 +201,8 @@ def figures(*, grid: _GridOptions) -> None:
     summaries = summarize(done.results)
     rows = curve_comparisons(summaries)
     _print_comparisons("Accuracy loss and leakage", rows, f"within {CURVE_TOLERANCE:g}", grid.as_json)
+    if not grid.as_json:
+        _print_coverage(summaries)
     finish(done, write_report(summaries, grid.output, grid.info(done)), quiet=grid.as_json)
 
 
@@ -240,43 +272,80 @@ def everything(
 
 
 def _run_everything(grid: _GridOptions, estimates: dict[str, float]) -> None:
-    from quietmax.experiments import findings as ours
-    from quietmax.experiments import paper
     from quietmax.experiments.grid import EXPERIMENTS
-    from quietmax.experiments.report import SEEDED_NOISE, write_report
-    from quietmax.experiments.summary import summarize
+    from quietmax.experiments.results import write_trials
 
     done = grid.run(EXPERIMENTS)
-    summaries = summarize(done.results)
-    written = write_report(summaries, grid.output, grid.info(done))
-    sensitivity, correlation = paper.reproduce_sensitivity_table(), paper.reproduce_correlations()
-    accuracy, curves = ours.accuracy_comparisons(summaries), ours.curve_comparisons(summaries)
-    found, many = ours.findings(summaries), ours.multi_query(summaries)
-    if grid.as_json:
+    more = {
+        "estimates": estimates,
+        "computed": done.computed,
+        "failures": {str(trial): failure for trial, failure in done.failures.items()},
+    }
+    if done.results:
+        write_trials(done.results, grid.output / "trials.csv")
+    _write_everything(done.results, grid.output, grid.info(done), grid.as_json, more)
+    finish(done, [], quiet=grid.as_json)
+
+
+def _write_everything(
+    results: Mapping[Trial, Result],
+    output: Path,
+    info: ReportInfo,
+    as_json: bool,
+    more: Mapping[str, object] | None = None,
+) -> None:
+    """Write the report of an evaluation, and print its tables."""
+    from quietmax.experiments import findings as ours
+    from quietmax.experiments.report import SEEDED_NOISE, paper_comparisons, write_report
+    from quietmax.experiments.summary import summarize
+
+    summaries = summarize(results)
+    written = write_report(summaries, output, info)
+    if results:
+        written.insert(0, output / "trials.csv")
+    tables = paper_comparisons(summaries)
+    found, many, leaks = ours.findings(summaries), ours.multi_query(summaries), ours.leakages(summaries)
+    if as_json:
         print_json(
             {
-                "sensitivity": [row.to_json() for row in sensitivity],
-                "correlations": [row.to_json() for row in correlation],
-                "accuracy": [row.to_json() for row in accuracy],
-                "figures": [row.to_json() for row in curves],
+                **{name: [row.to_json() for row in rows] for name, (_, rows) in tables.items()},
                 "findings": [each.to_json() for each in found],
+                "leakage": [row.to_json() for row in leaks],
                 "multi_query": [row.to_json() for row in many],
                 "about": SEEDED_NOISE,
                 "results": [each.flat() for each in summaries],
-                "estimates": estimates,
-                "computed": done.computed,
-                "failures": {str(trial): failure for trial, failure in done.failures.items()},
                 "written": [str(path) for path in written],
+                **(more or {}),
             }
         )
-    else:
-        _print_comparisons("Sensitivities", sensitivity, _PRINTED)
-        _print_comparisons("Correlations", correlation, _PRINTED)
-        _print_comparisons("Accuracy and leakage of the network", accuracy, _accuracy_tolerance())
-        _print_comparisons("Figures", curves, f"within {ours.CURVE_TOLERANCE:g}")
-        _print_findings(found)
-        _print_multi_query(many)
-    finish(done, written, quiet=grid.as_json)
+        return
+    _print_coverage(summaries)
+    for title, rows in tables.values():
+        _print_comparisons(title.partition(" (")[0], rows, f"({title.partition(' (')[2]}")
+    _print_leakages(leaks)
+    _print_findings(found)
+    _print_multi_query(many)
+    for path in written:
+        console.print(f"wrote {path}", soft_wrap=True)
+
+
+def _read_results(paths: list[Path] | None) -> dict[Trial, Result]:
+    """Read tables of trials; by default the one that the package carries."""
+    from quietmax.experiments.results import STORED_TRIALS, read_trials
+
+    found = read_trials(paths or [STORED_TRIALS])
+    if not found:
+        raise QuietmaxError("There are no trials in the given files.")
+    return found
+
+
+def _efforts(trials: Iterable[Trial]) -> str:
+    """How much work went into each data set."""
+    efforts = {trial.group.source.title: trial.group.effort for trial in trials}
+    return "; ".join(
+        f"{name} {effort.records:,} records, {effort.shadows} shadow networks, {effort.epochs} epochs"
+        for name, effort in efforts.items()
+    )
 
 
 def _estimate(grid: _GridOptions) -> dict[str, float]:
@@ -316,6 +385,27 @@ def _print_comparisons(title: str, rows: Sequence[Comparison], tolerance: str, a
         title,
         *comparison_table(rows),
         caption=f"{sum(row.agrees for row in rows)} of {len(rows)} agree {tolerance}.",
+    )
+
+
+def _print_coverage(summaries: Sequence[Summary]) -> None:
+    from quietmax.experiments.figures import coverage
+    from quietmax.experiments.summary import PAPER_SERIES
+
+    for name in dict.fromkeys(each.dataset for each in summaries):
+        measured = [each for each in summaries if each.dataset == name and each.method in PAPER_SERIES]
+        console.print(f"{name}: {coverage(name, measured)}")
+
+
+def _print_leakages(rows: Sequence[Leakage]) -> None:
+    from quietmax.experiments.report import LEAKAGE_COLUMNS, leakage_lines
+
+    agree = sum(row.verdict == "agrees" for row in rows)
+    print_table(
+        "Leakage",
+        LEAKAGE_COLUMNS,
+        leakage_lines(rows),
+        caption=f"{agree} of {len(rows)} agree. train - test: the leakage of calling right answers members.",
     )
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from quietmax.experiments import paper
+from quietmax.experiments.findings import stability_points
 from quietmax.experiments.methods import methods
+from quietmax.experiments.paper import CORRELATED
 from quietmax.experiments.summary import PAPER_SERIES, Summary
 
 _COLOURS = {
@@ -23,6 +26,11 @@ _COLOURS = {
     "sampled-neuron": "#7b3fa0",
     "dpsgd": "#00838f",
     "plain": "#222222",
+}
+_QUANTITIES = {
+    "oaro_stability": "OARO stability (formula)",
+    "convexified_gap": "training minus test accuracy",
+    "privacy_leakage": "leakage (TPR - FPR)",
 }
 _OTHER_COLOURS = ("#5d4037", "#ad1457", "#33691e", "#283593", "#827717")
 
@@ -138,7 +146,8 @@ def _loss_figure(name: str, published: Sequence[Summary]) -> Figure:
         f"{name}: accuracy loss, as published",
         "accuracy loss",
         (*_paper_lines(name, "acc_loss", published), *lines),
-        note="epsilon is the paper's own label: for Algorithm 1 it pays for one answer, for DP-SGD for all answers.",
+        note="epsilon is the paper's own label: for Algorithm 1 it pays for one answer, for DP-SGD for all answers. "
+        + coverage(name, published),
     )
 
 
@@ -147,8 +156,10 @@ def _leakage_figure(
 ) -> Figure:
     with_attack = [each for each in chosen if attack in each.leakage]
     lines = _lines(with_attack, lambda each: (each.leakage[attack].value, each.leakage[attack].spread))
-    paper = _paper_lines(name, "priv_leak", with_attack) if published and attack == "shadow" else ()
+    paper = _paper_lines(name, "priv_leak", with_attack) if published and attack == "shadow" else []
     level = plain.leakage[attack].value if plain is not None and attack in plain.leakage else None
+    if published and level is not None:
+        paper.append(_bound_line([each.epsilon for each in with_attack if each.epsilon is not None], level))
     which = "as published" if published else "like for like"
     return Figure(
         name,
@@ -158,7 +169,50 @@ def _leakage_figure(
         (*paper, *lines),
         level,
         "plain network",
+        coverage(name, with_attack) if published else "",
     )
+
+
+def _bound_line(epsilons: Sequence[float], leakage: float) -> Line:
+    """The bound that the paper draws: min(e^eps - 1, leakage of the plain network)."""
+    points = tuple(
+        (epsilon, min(math.expm1(min(epsilon, 1.0)), leakage), None) for epsilon in sorted(set(epsilons))
+    )
+    return Line("bound in the paper: min(e^eps - 1, plain network)", "#777777", True, True, points)
+
+
+def coverage(name: str, measured: Sequence[Summary]) -> str:
+    """Say how many repeats the curves of a data set have, and which of the paper's curves are missing.
+
+    Parameters
+    ----------
+    name : str
+        Name of the data set.
+    measured : sequence of Summary
+        Its summaries, of methods of the paper.
+
+    Returns
+    -------
+    str
+        One or more sentences.
+    """
+    repeats: dict[int, list[str]] = {}
+    for each in {one.method: one for one in measured}.values():
+        repeats.setdefault(each.repeats, []).append(methods()[each.method].title)
+    parts = [
+        f"{count} {'repeat' if count == 1 else 'repeats'}: {', '.join(titles)}."
+        for count, titles in repeats.items()
+    ]
+    if len(parts) == 1:
+        parts = [f"{parts[0].partition(':')[0]} of each curve."]
+    absent = [
+        methods()[method].title
+        for method, series in PAPER_SERIES.items()
+        if method not in {each.method for each in measured} and paper.curve(name, "acc_loss", series)
+    ]
+    if absent:
+        parts.append(f"Not measured in this run: {', '.join(absent)}.")
+    return " ".join(parts)
 
 
 def _accuracy_figure(
@@ -261,9 +315,50 @@ def write_figures(
         axes.legend(fontsize=6.5, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
         for extension in formats:
             path = folder / f"{each.file_name}.{extension}"
-            canvas.savefig(path, dpi=150)
+            # The legend stands beside the axes; "tight" leaves as much room as it needs.
+            canvas.savefig(path, dpi=150, bbox_inches="tight")
             written.append(path)
     return written
+
+
+def write_stability_figure(summaries: Sequence[Summary], path: Path) -> None:
+    """Draw OARO stability, accuracy gap and leakage of the plain networks against each other.
+
+    The paper has the same figure; its points are drawn beside ours.
+
+    Parameters
+    ----------
+    summaries : sequence of Summary
+        Summaries of any methods; those of ``plain`` on the paper's data sets are drawn.
+    path : pathlib.Path
+        The file; its extension is the format.
+    """
+    from matplotlib.figure import Figure as MatplotlibFigure
+
+    canvas = MatplotlibFigure(figsize=(10.5, 3.6), layout="constrained")
+    ours = stability_points(summaries)
+    for axes, (first, second) in zip(canvas.subplots(1, 3), CORRELATED.values(), strict=True):
+        for label, points, colour, marker in (
+            ("paper", paper.accuracy_table(), "#888888", "x"),
+            ("ours", ours, "#0b6e4f", "o"),
+        ):
+            axes.scatter(
+                [point[first] for point in points.values()],
+                [point[second] for point in points.values()],
+                color=colour,
+                marker=marker,
+                s=22,
+                label=label,
+            )
+        for name, point in ours.items():
+            axes.annotate(
+                name, (point[first], point[second]), fontsize=6.5, xytext=(3, 3), textcoords="offset points"
+            )
+        axes.set(xlabel=_QUANTITIES[first], ylabel=_QUANTITIES[second])
+        axes.grid(alpha=0.25)
+        axes.legend(fontsize=7, frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    canvas.savefig(path, dpi=150)
 
 
 def _draw(axes: Any, figure: Figure) -> None:

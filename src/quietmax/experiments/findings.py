@@ -34,7 +34,7 @@ _SMALL_LEAKAGE = 0.02
 
 
 def accuracy_comparisons(summaries: Iterable[Summary]) -> list[Comparison]:
-    """Compare with the paper's accuracy table: both losses, and the leakage of the plain network.
+    """Compare with the paper's accuracy table: accuracies and gap with both losses, leakage and OARO stability.
 
     Parameters
     ----------
@@ -44,7 +44,8 @@ def accuracy_comparisons(summaries: Iterable[Summary]) -> list[Comparison]:
     Returns
     -------
     list of Comparison
-        Accuracies agree within `ACCURACY_TOLERANCE`, the leakage within `CURVE_TOLERANCE`.
+        Accuracies and gaps agree within `ACCURACY_TOLERANCE`, the leakage within `CURVE_TOLERANCE`, the stability,
+        which follows from a formula, to the printed digits.
     """
     rows = []
     for each in summaries:
@@ -55,10 +56,142 @@ def accuracy_comparisons(summaries: Iterable[Summary]) -> list[Comparison]:
         for part, mean in (("train", each.train_accuracy), ("test", each.test_accuracy)):
             number = printed[f"{loss}_{part}_acc"]
             rows.append(_compare(each, f"{loss} {part} accuracy", number, mean, ACCURACY_TOLERANCE))
-        if loss == "convexified" and "shadow" in each.leakage:
-            number, leakage = printed["privacy_leakage"], each.leakage["shadow"]
-            rows.append(_compare(each, "leakage, plain network", number, leakage, CURVE_TOLERANCE))
+        gap = _difference(each.train_accuracy, each.test_accuracy)
+        rows.append(_compare(each, f"{loss} gap", printed[f"{loss}_gap"], gap, ACCURACY_TOLERANCE))
+        if loss == "convexified":
+            if "shadow" in each.leakage:
+                number, leakage = printed["privacy_leakage"], each.leakage["shadow"]
+                rows.append(_compare(each, "leakage, plain network", number, leakage, CURVE_TOLERANCE))
+            rows += [
+                row for row in paper.reproduce_sensitivity_table([each.dataset]) if row.quantity == "oaro"
+            ]
     return rows
+
+
+def stability_points(summaries: Iterable[Summary]) -> dict[str, dict[str, float]]:
+    """Return what the paper's stability figure shows, from our networks: stability, gap and leakage.
+
+    Parameters
+    ----------
+    summaries : iterable of Summary
+        Summaries of any methods; those of ``plain`` on the paper's data sets count.
+
+    Returns
+    -------
+    dict
+        Data set -> the columns of `quietmax.experiments.paper.CORRELATED`.
+    """
+    return {
+        each.dataset: {
+            "oaro_stability": paper.accuracy_table()[each.dataset]["oaro_stability"],
+            "convexified_gap": each.train_accuracy.value - each.test_accuracy.value,
+            "privacy_leakage": each.leakage["shadow"].value,
+        }
+        for each in summaries
+        if each.method == "plain" and each.dataset in paper.accuracy_table() and "shadow" in each.leakage
+    }
+
+
+def own_correlations(summaries: Iterable[Summary]) -> list[Comparison]:
+    """Compare the paper's correlations with those of our own networks.
+
+    Parameters
+    ----------
+    summaries : iterable of Summary
+        Summaries of any methods.
+
+    Returns
+    -------
+    list of Comparison
+        Two coefficients agree if they have the same sign and ours is significant at 0.05 where the paper's is. Empty
+        with fewer than three data sets.
+    """
+    points = stability_points(summaries)
+    if len(points) < 3:
+        return []
+    rows = []
+    for pair, computed in paper.correlations(list(points.values())).items():
+        printed = paper.correlation_table()[pair]
+        for name in ("pearson", "spearman", "kendall"):
+            ours, p_value = getattr(computed, name), getattr(computed, f"{name}_p")
+            agrees = ours * printed[name] > 0 and (p_value < 0.05 or printed[f"{name}_p"] >= 0.05)
+            note = f"p = {p_value:.3f} with {len(points)} data sets, the paper's with 9"
+            rows.append(Comparison(pair, name, printed[name], ours, agrees, note))
+    return rows
+
+
+@dataclass(frozen=True)
+class Leakage:
+    """The leakage of one method at one epsilon: the paper's number, ours, and what any correct attack reaches.
+
+    Parameters
+    ----------
+    dataset, method : str
+        Data set and method.
+    epsilon : float or None
+        None for the plain network.
+    paper : float
+        The paper's leakage.
+    ours : Mean
+        Ours.
+    gap : float
+        Training minus test accuracy of our answers: the leakage of the attack that calls a record a member if its
+        answer is right. An attack that finds less is weaker than this one.
+    verdict : str
+        "agrees" within `CURVE_TOLERANCE`; otherwise which of the two found more.
+    """
+
+    dataset: str
+    method: str
+    epsilon: float | None
+    paper: float
+    ours: Mean
+    gap: float
+
+    @property
+    def verdict(self) -> str:
+        """Whether the two agree, and if not, which attack found more, with the gap as the judge."""
+        if abs(self.ours.value - self.paper) <= CURVE_TOLERANCE:
+            return "agrees"
+        if self.ours.value > self.paper:
+            return "differs: our attack finds more" + (
+                "; the paper's finds less than the gap" if self.paper < self.gap - CURVE_TOLERANCE else ""
+            )
+        return "differs: our attack finds less" + (
+            " than the gap" if self.ours.value < self.gap - CURVE_TOLERANCE else ", but reaches the gap"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields and the verdict."""
+        return asdict(self) | {"verdict": self.verdict}
+
+
+def leakages(summaries: Iterable[Summary], attack: str = "shadow") -> list[Leakage]:
+    """Compare the leakage of every method of the paper's figures with the paper's.
+
+    Parameters
+    ----------
+    summaries : iterable of Summary
+        Summaries of any methods.
+    attack : str
+        Name of the attack whose leakage counts.
+
+    Returns
+    -------
+    list of Leakage
+    """
+    return [
+        Leakage(
+            each.dataset,
+            each.method,
+            each.epsilon,
+            each.paper_leakage,
+            each.leakage[attack],
+            each.train_accuracy.value - each.test_accuracy.value,
+        )
+        for each in summaries
+        if each.paper_leakage is not None and attack in each.leakage
+    ]
 
 
 def curve_comparisons(summaries: Iterable[Summary]) -> list[Comparison]:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -272,6 +272,25 @@ class Workload:
     proven_repeats: int
     queries: tuple[int, ...] = (1,)
 
+    def with_repeats(self, repeats: int) -> Workload:
+        """Return the same work with another number of repeats. What is left out stays left out.
+
+        Parameters
+        ----------
+        repeats : int
+            The number.
+
+        Returns
+        -------
+        Workload
+        """
+        return replace(
+            self,
+            repeats=repeats,
+            dpsgd_repeats=repeats if self.dpsgd_repeats else 0,
+            proven_repeats=repeats if self.proven_repeats else 0,
+        )
+
 
 @dataclass(frozen=True)
 class _Quick:
@@ -366,8 +385,10 @@ def reproduction_trials(
     trials = []
     for name in names:
         work = workload(name, profile)
+        if repeats is not None:
+            work = work.with_repeats(repeats)
         source = DataSource.of(name)
-        for repeat in range(work.repeats if repeats is None else repeats):
+        for repeat in range(work.repeats):
             trials += _group_trials(Group(source, work.effort, repeat, seed), work, experiments)
     return trials
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
@@ -45,11 +45,12 @@ MISPRINTS = {
 }
 """Printed numbers that do not follow from the paper's own formulas (THEORY section 1)."""
 
-_CORRELATED = {
+CORRELATED = {
     "oaro_vs_gap": ("oaro_stability", "convexified_gap"),
     "oaro_vs_leakage": ("oaro_stability", "privacy_leakage"),
     "leakage_vs_gap": ("privacy_leakage", "convexified_gap"),
 }
+"""Pairs of columns of the accuracy table that the paper correlates."""
 _ACCEPTABLE_TEST_ACCURACY = 0.5
 """The paper correlates only the models whose test accuracy it calls acceptable."""
 
@@ -279,10 +280,28 @@ def reproduce_correlations() -> list[Comparison]:
         row for row in accuracy_table().values() if row["convexified_test_acc"] > _ACCEPTABLE_TEST_ACCURACY
     ]
     rows = []
-    for pair, printed in correlation_table().items():
-        first, second = _CORRELATED[pair]
-        computed = correlate([model[first] for model in models], [model[second] for model in models])
+    for pair, computed in correlations(models).items():
+        printed = correlation_table()[pair]
         for quantity, ours in asdict(computed).items():
             agrees = round(ours, PRINTED_DIGITS) == printed[quantity]
             rows.append(Comparison(pair, quantity, printed[quantity], ours, agrees))
     return rows
+
+
+def correlations(models: Sequence[Mapping[str, float]]) -> dict[str, Correlation]:
+    """Correlate OARO stability, accuracy gap and leakage over some models.
+
+    Parameters
+    ----------
+    models : sequence of mappings
+        At least three models with the columns of `CORRELATED`.
+
+    Returns
+    -------
+    dict
+        Pair of quantities -> coefficients.
+    """
+    return {
+        pair: correlate([model[first] for model in models], [model[second] for model in models])
+        for pair, (first, second) in CORRELATED.items()
+    }

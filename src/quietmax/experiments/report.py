@@ -5,6 +5,7 @@ The page is one file that fetches nothing. Its tables are made here, its plots b
 
 from __future__ import annotations
 
+import csv
 import json
 import platform
 import sys
@@ -19,15 +20,19 @@ from string import Template
 
 from quietmax.data.registry import is_stand_in
 from quietmax.errors import QuietmaxError
-from quietmax.experiments.figures import figures, write_figures
+from quietmax.experiments.figures import figures, write_figures, write_stability_figure
 from quietmax.experiments.findings import (
     ACCURACY_TOLERANCE,
     CURVE_TOLERANCE,
+    Leakage,
     MultiQuery,
     accuracy_comparisons,
     curve_comparisons,
     findings,
+    leakages,
     multi_query,
+    own_correlations,
+    stability_points,
 )
 from quietmax.experiments.paper import (
     Comparison,
@@ -61,6 +66,7 @@ MULTI_QUERY_COLUMNS = (
     "accuracy loss",
     "leakage",
 )
+LEAKAGE_COLUMNS = ("data set", "method", "eps", "paper", "ours", "low", "high", "train - test", "verdict")
 _PACKAGES = ("quietmax", "torch", "numpy", "scipy", "scikit-learn", "dp-accounting")
 
 
@@ -92,7 +98,8 @@ class ReportInfo:
 def write_report(summaries: Sequence[Summary], folder: Path, info: ReportInfo) -> list[Path]:
     """Write ``report.html``, ``results.csv``, ``results.parquet`` and the figures as PNG and PDF.
 
-    With a report on an owner's records, ``NOT-FOR-PUBLICATION.txt`` says that the folder must not be published.
+    A report on the paper also has each of its tables as a CSV file, in ``tables``. With a report on an owner's records,
+    ``NOT-FOR-PUBLICATION.txt`` says that the folder must not be published.
 
     Parameters
     ----------
@@ -121,10 +128,96 @@ def write_report(summaries: Sequence[Summary], folder: Path, info: ReportInfo) -
         page.write_text(html(summaries, info), encoding="utf-8")
         if not info.paper:
             (folder / "NOT-FOR-PUBLICATION.txt").write_text(f"{OWNER_ONLY}\n", encoding="utf-8")
-        tables = write_tables(summaries, folder)
-        return [page, *tables, *write_figures(figures(summaries), folder / "figures")]
+        written = [page, *write_tables(summaries, folder)]
+        if info.paper:
+            written += _write_paper_tables(summaries, folder / "tables")
+        return [
+            *written,
+            *write_figures(figures(summaries), folder / "figures"),
+            *_write_stability(summaries, folder),
+        ]
     except OSError as problem:
         raise QuietmaxError(f"The report could not be written to {folder}: {problem.strerror}.") from problem
+
+
+def _write_paper_tables(summaries: Sequence[Summary], folder: Path) -> list[Path]:
+    """Write every table of the comparison with the paper as a CSV file."""
+    tables = {
+        **{name: comparison_table(rows) for name, (_, rows) in paper_comparisons(summaries).items()},
+        "leakage": (LEAKAGE_COLUMNS, leakage_lines(leakages(summaries))),
+        "multi-query": (MULTI_QUERY_COLUMNS, multi_query_lines(multi_query(summaries))),
+        "findings": (
+            ("finding", "claim", "verdict", "evidence"),
+            [(str(each.number), each.claim, each.verdict, each.evidence) for each in findings(summaries)],
+        ),
+    }
+    return [_write_csv(folder / f"{name}.csv", columns, lines) for name, (columns, lines) in tables.items()]
+
+
+def _write_csv(path: Path, columns: Sequence[str], lines: Iterable[Sequence[str]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([columns, *lines])
+    return path
+
+
+def write_comparisons(rows: Sequence[Comparison], path: Path) -> Path:
+    """Write comparisons with the paper as a CSV file.
+
+    Parameters
+    ----------
+    rows : sequence of Comparison
+        The comparisons.
+    path : pathlib.Path
+        The file.
+
+    Returns
+    -------
+    pathlib.Path
+        The file.
+    """
+    return _write_csv(path, *comparison_table(rows))
+
+
+def _write_stability(summaries: Sequence[Summary], folder: Path) -> list[Path]:
+    if not stability_points(summaries):
+        return []
+    paths = [folder / "figures" / f"stability.{extension}" for extension in ("png", "pdf")]
+    for path in paths:
+        write_stability_figure(summaries, path)
+    return paths
+
+
+def paper_comparisons(summaries: Sequence[Summary]) -> dict[str, tuple[str, list[Comparison]]]:
+    """Return all comparisons with the paper's tables and curves.
+
+    Parameters
+    ----------
+    summaries : sequence of Summary
+        The results.
+
+    Returns
+    -------
+    dict
+        Name of the table -> its title and rows. Tables without rows are left out.
+    """
+    tables = {
+        "accuracy": (
+            f"Plain networks (tolerance {ACCURACY_TOLERANCE:g}; leakage {CURVE_TOLERANCE:g})",
+            accuracy_comparisons(summaries),
+        ),
+        "curves": (f"Curves of the figures (tolerance {CURVE_TOLERANCE:g})", curve_comparisons(summaries)),
+        "sensitivities": ("Sensitivities (to the printed digits)", reproduce_sensitivity_table()),
+        "correlations": (
+            "Correlations of the paper's own numbers (to the printed digits)",
+            reproduce_correlations(),
+        ),
+        "own-correlations": (
+            "Correlations of our numbers (sign and significance)",
+            own_correlations(summaries),
+        ),
+    }
+    return {name: (title, rows) for name, (title, rows) in tables.items() if rows}
 
 
 def html(summaries: Sequence[Summary], info: ReportInfo) -> str:
@@ -232,24 +325,49 @@ def multi_query_lines(rows: Iterable[MultiQuery]) -> list[tuple[str, ...]]:
 
 def _paper(summaries: Sequence[Summary]) -> str:
     measured = {each.dataset for each in summaries}
-    parts = [
-        (
-            f"Plain networks (tolerance {ACCURACY_TOLERANCE:g}; leakage {CURVE_TOLERANCE:g})",
-            accuracy_comparisons(summaries),
-        ),
-        (f"Curves of the figures (tolerance {CURVE_TOLERANCE:g})", curve_comparisons(summaries)),
-        ("Sensitivities (to the printed digits)", reproduce_sensitivity_table()),
-        ("Correlations (to the printed digits)", reproduce_correlations()),
-    ]
     blocks = "".join(
         f"<details><summary>{escape(title)}: {sum(row.agrees for row in rows)} of {len(rows)} agree</summary>"
         f"{_table(*comparison_table(rows))}</details>"
-        for title, rows in parts
-        if rows
+        for title, rows in paper_comparisons(summaries).values()
     )
+    leaks = leakages(summaries)
+    if leaks:
+        agree = sum(each.verdict == "agrees" for each in leaks)
+        blocks += (
+            f"<details><summary>Leakage, beside training minus test accuracy: {agree} of {len(leaks)} agree</summary>"
+            f"{_table(LEAKAGE_COLUMNS, leakage_lines(leaks))}</details>"
+        )
     absent = [name for name in accuracy_table() if name not in measured]
     missing = f"<p>Not measured here: {escape(', '.join(absent))}.</p>" if absent else ""
     return f'<section id="paper"><h2>The paper\'s numbers and ours</h2>{blocks}{missing}</section>'
+
+
+def leakage_lines(rows: Iterable[Leakage]) -> list[tuple[str, ...]]:
+    """Format leakages as lines of a table under `LEAKAGE_COLUMNS`.
+
+    Parameters
+    ----------
+    rows : iterable of Leakage
+        The leakages.
+
+    Returns
+    -------
+    list of tuple of str
+    """
+    return [
+        (
+            row.dataset,
+            row.method,
+            "" if row.epsilon is None else f"{row.epsilon:g}",
+            f"{row.paper:.4f}",
+            f"{row.ours.value:.4f}",
+            "" if row.ours.low is None else f"{row.ours.low:.4f}",
+            "" if row.ours.high is None else f"{row.ours.high:.4f}",
+            f"{row.gap:.4f}",
+            row.verdict,
+        )
+        for row in rows
+    ]
 
 
 def comparison_table(rows: Sequence[Comparison]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -28,6 +28,8 @@ from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.experiments.grid import DataSource, Effort, Group, Trial
 
 Result = dict[str, Any]
+STORED_TRIALS = Path(__file__).parent / "paper" / "trials.csv"
+"""The trials of our full run of the paper's evaluation."""
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -242,7 +244,7 @@ def read_trials(paths: Sequence[Path]) -> dict[Trial, Result]:
 
     Raises
     ------
-    InvalidInput
+    QuietmaxError
         If a file cannot be read, a value is not valid, two rows are the same trial, or one data set was measured
         with different settings.
     """
@@ -253,23 +255,23 @@ def read_trials(paths: Sequence[Path]) -> dict[Trial, Result]:
                 reader = csv.DictReader(file)
                 rows = list(reader)
         except (OSError, UnicodeDecodeError, csv.Error) as problem:
-            raise InvalidInput(f"The file {path} cannot be read: {problem}.") from None
+            raise QuietmaxError(f"The file {path} cannot be read: {problem}.") from None
         for line, row in enumerate(rows, start=2):
             try:
                 trial, result = _trial_of_row(row)
             except KeyError as problem:
-                raise InvalidInput(
+                raise QuietmaxError(
                     f"The file {path} is not a table of trials: it has no column {problem}."
                 ) from None
             except (TypeError, ValueError) as problem:
-                raise InvalidInput(f"Line {line} of {path} is not a trial: {problem}.") from None
+                raise QuietmaxError(f"Line {line} of {path} is not a trial: {problem}.") from None
             if trial in results:
-                raise InvalidInput(f"Line {line} of {path} repeats the trial {trial}.")
+                raise QuietmaxError(f"Line {line} of {path} repeats the trial {trial}.")
             results[trial] = result
     efforts: dict[str, Effort] = {}
     for trial in results:
         if efforts.setdefault(trial.group.source.name, trial.group.effort) != trial.group.effort:
-            raise InvalidInput(
+            raise QuietmaxError(
                 f"The trials of {trial.group.source.name} have different settings, so they cannot be averaged."
             )
     return results
