@@ -156,17 +156,17 @@ def _leakage_figure(
 ) -> Figure:
     with_attack = [each for each in chosen if attack in each.leakage]
     lines = _lines(with_attack, lambda each: (each.leakage[attack].value, each.leakage[attack].spread))
-    paper = _paper_lines(name, "priv_leak", with_attack) if published and attack == "shadow" else []
+    drawn = _paper_lines(name, "priv_leak", with_attack) if published and attack == "shadow" else []
     level = plain.leakage[attack].value if plain is not None and attack in plain.leakage else None
-    if published and level is not None:
-        paper.append(_bound_line([each.epsilon for each in with_attack if each.epsilon is not None], level))
+    if published and level is not None and name in paper.accuracy_table():
+        drawn.append(_bound_line([each.epsilon for each in with_attack if each.epsilon is not None], level))
     which = "as published" if published else "like for like"
     return Figure(
         name,
         f"leakage-{attack}" if published else f"like-for-like-leakage-{attack}",
         f"{name}: leakage under {attack}, {which}",
         "leakage (TPR - FPR)",
-        (*paper, *lines),
+        (*drawn, *lines),
         level,
         "plain network",
         coverage(name, with_attack) if published else "",

@@ -496,11 +496,10 @@ def _value(mean: Mean) -> float:
 def _difference(first: Mean, second: Mean) -> Mean:
     """First minus second; half the widths of the two intervals are added as those of independent numbers."""
     value = first.value - second.value
-    ends = (first.low, first.high, second.low, second.high)
-    if None in ends:
+    if first.low is None or first.high is None or second.low is None or second.high is None:
         return Mean(value)
-    down = float(np.hypot(first.value - ends[0], ends[3] - second.value))
-    up = float(np.hypot(ends[1] - first.value, second.value - ends[2]))
+    down = float(np.hypot(first.value - first.low, second.high - second.value))
+    up = float(np.hypot(first.high - first.value, second.value - second.low))
     return Mean(value, None, value - down, value + up)
 
 

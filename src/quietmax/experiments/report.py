@@ -142,7 +142,7 @@ def write_report(summaries: Sequence[Summary], folder: Path, info: ReportInfo) -
 
 def _write_paper_tables(summaries: Sequence[Summary], folder: Path) -> list[Path]:
     """Write every table of the comparison with the paper as a CSV file."""
-    tables = {
+    tables: dict[str, tuple[Sequence[str], Sequence[Sequence[str]]]] = {
         **{name: comparison_table(rows) for name, (_, rows) in paper_comparisons(summaries).items()},
         "leakage": (LEAKAGE_COLUMNS, leakage_lines(leakages(summaries))),
         "multi-query": (MULTI_QUERY_COLUMNS, multi_query_lines(multi_query(summaries))),
