@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
+import re
+import select
 import socket
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -37,6 +39,9 @@ import numpy as np
 import psutil
 
 FEATURES, CLASSES, HIDDEN = 784, 10, 128
+DIGITS = 6
+FLOAT = struct.Struct("<f")
+CONTENT_LENGTH = re.compile(rb"content-length: (\d+)")
 CONNECTIONS = 16
 MLSERVER = "mlserver==1.7.1"
 UVLOOP = "uvloop==0.21.0"
@@ -147,68 +152,86 @@ def save_head(folder: Path) -> None:
     save_private(head, folder, dataset="bench")
 
 
-class Requests:
-    """The requests of one connection. The first two features of a row number it, so that no two rows are equal."""
+class Connection:
+    """A connection that has one request in flight at any time.
 
-    def __init__(self, load: Load, seed: int, port: int) -> None:
-        self._load = load
-        self._seed = seed
+    The request is built once. Each time before it is sent, every row of it gets another first feature, a number of as
+    many digits; the second feature is the seed of the connection. So no two rows are equal.
+    """
+
+    def __init__(self, load: Load, port: int, seed: int, expected: bytes) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.setblocking(False)
+        self.times: list[float] = []
+        self._expected = expected
+        self._binary = load.binary
+        self._request, self._places = request_of(load, port, seed)
         self._asked = 0
-        rows = np.random.default_rng(seed).random((load.rows, FEATURES), dtype=np.float32).round(4)
-        rows[:, 1] = seed
-        self._rows = rows
-        tensor: dict[str, object] = {"name": "features", "shape": [load.rows, FEATURES], "datatype": "FP32"}
-        more = "\r\n"
-        if load.binary:
-            tensor["parameters"] = {"binary_data_size": rows.nbytes}
-            request = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
-            self._before, self._after = json.dumps(request).encode(), b""
-            more = f"Inference-Header-Content-Length: {len(self._before)}\r\n\r\n"
-        else:
-            tensor["data"] = [0]
-            self._before, self._after = json.dumps({"inputs": [tensor]}).encode().split(b"0]}")
-            self._after = b"]}" + self._after
-            self._listed = [
-                ",".join([str(seed), *(f"{value:.4f}" for value in row[2:])]).encode() for row in rows
-            ]
-        self._head = f"POST /v2/models/bench/infer HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
-        self._more = more
+        self._unsent = memoryview(self._request)[:0]
+        self._sent_at = 0.0
+        self._answer = b""
 
-    def next(self) -> bytes:
-        first = self._asked
-        self._asked += self._load.rows
-        if self._load.binary:
-            self._rows[:, 0] = np.arange(first, self._asked)
-            body = self._before + self._rows.tobytes()
-        else:
-            data = b",".join(b"%d,%s" % (first + index, row) for index, row in enumerate(self._listed))
-            body = self._before + data + self._after
-        return f"{self._head}Content-Length: {len(body)}\r\n{self._more}".encode() + body
+    def ask(self) -> bool:
+        """Send the next request, as far as the socket takes it; return whether all of it is sent."""
+        for place in self._places:
+            if self._binary:
+                FLOAT.pack_into(self._request, place, self._asked)
+            else:
+                self._request[place : place + DIGITS] = b"%0*d" % (DIGITS, self._asked)
+            self._asked += 1
+        self._unsent = memoryview(self._request)
+        self._sent_at = time.perf_counter()
+        return self.send()
+
+    def send(self) -> bool:
+        """Send the rest of the request; return whether all of it is sent."""
+        with suppress(BlockingIOError):
+            self._unsent = self._unsent[self.socket.send(self._unsent) :]
+        return not self._unsent
+
+    def is_answered(self) -> bool:
+        """Read what has arrived; return whether it is a whole answer. It must be what was asked for."""
+        self._answer += self.socket.recv(1 << 20)
+        top, _, content = self._answer.partition(b"\r\n\r\n")
+        assert top.startswith(b"HTTP/1.1 200"), f"the server answered {self._answer[:300]!r}"
+        length = CONTENT_LENGTH.search(top)
+        if length is None or len(content) < int(length[1]):
+            return False
+        self.times.append(time.perf_counter() - self._sent_at)
+        assert self._expected in content, f"an answer was not new and charged: {content[:300]!r}"
+        self._answer = b""
+        return True
 
 
-def connection(load: Load, port: int, seed: int, start: Any, results: Any) -> None:
-    """Send requests over one connection; remember a response that is not a new, charged answer."""
-    requests = Requests(load, seed, port)
-    sock = socket.create_connection(("127.0.0.1", port))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    expected = (b'"new_answers":%d' % load.rows, b'"paid_at_training":true', b'"id":')
-    times: list[float] = []
-    wrong = b""
-    start.wait()
-    begun = time.perf_counter()
-    while time.perf_counter() - begun < load.seconds:
-        request = requests.next()
-        asked = time.perf_counter()
-        sock.sendall(request)
-        answer = sock.recv(1 << 20)
-        top, _, content = answer.partition(b"\r\n\r\n")
-        length = int(top.split(b"content-length: ")[1].split(b"\r\n")[0])
-        while len(content) < length:
-            content += sock.recv(1 << 20)
-        times.append(time.perf_counter() - asked)
-        if not top.startswith(b"HTTP/1.1 200") or not any(text in content for text in expected):
-            wrong = content
-    results.put((times, time.perf_counter() - begun, wrong))
+def request_of(load: Load, port: int, seed: int) -> tuple[bytearray, list[int]]:
+    """Return a request, and where the first feature of each row is in it."""
+    rows = np.random.default_rng(seed).random((load.rows, FEATURES), dtype=np.float32).round(4)
+    rows[:, 1] = seed
+    tensor: dict[str, object] = {"name": "features", "shape": [load.rows, FEATURES], "datatype": "FP32"}
+    if load.binary:
+        tensor["parameters"] = {"binary_data_size": rows.nbytes}
+        asked = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
+        before, after = json.dumps(asked).encode(), b""
+        listed = [row.tobytes() for row in rows]
+        more = f"Inference-Header-Content-Length: {len(before)}\r\n"
+    else:
+        tensor["data"] = [0]
+        before, after = json.dumps({"inputs": [tensor]}).encode().split(b"0]}")
+        after = b"]}" + after
+        numbers = [[f"0.{0:0{DIGITS}}", str(seed), *(f"{value:.4f}" for value in row[2:])] for row in rows]
+        listed = [(",".join(row) + ",").encode() for row in numbers]
+        listed[-1] = listed[-1].rstrip(b",")
+        more = ""
+    body = b"".join((before, *listed, after))
+    head = (
+        f"POST /v2/models/bench/infer HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+        f"Content-Length: {len(body)}\r\n{more}\r\n"
+    ).encode()
+    lengths = [len(head) + len(before) + (0 if load.binary else len("0."))] + [
+        len(row) for row in listed[:-1]
+    ]
+    return bytearray(head + body), np.cumsum(lengths).tolist()
 
 
 def free_port() -> int:
@@ -318,28 +341,46 @@ def cpu_seconds(process: psutil.Process) -> float:
     return sum(each.user + each.system for each in times)
 
 
-def loaded(port: int, load: Load, first_seed: int) -> dict[str, float]:
-    context = multiprocessing.get_context("fork")
-    start, results = context.Barrier(CONNECTIONS), context.Queue()
-    workers = [
-        context.Process(target=connection, args=(load, port, first_seed + index, start, results), daemon=True)
+def loaded(port: int, load: Load, first_seed: int, expected: bytes) -> dict[str, float]:
+    """Send requests over all connections until the time is over; each connection waits for its last answer."""
+    connections = [
+        Connection(load, port, first_seed + index, expected % load.rows if b"%d" in expected else expected)
         for index in range(CONNECTIONS)
     ]
-    for worker in workers:
-        worker.start()
-    told = [results.get(timeout=load.seconds + 30) for _ in workers]
-    for worker in workers:
-        worker.join()
-    wrong = [answer for _, _, answer in told if answer]
-    assert not wrong, f"an answer was not new and charged: {wrong[0][:300]!r}"
-    times = sorted(moment for each, _, _ in told for moment in each)
-    per_second = sum(len(each) / elapsed for each, elapsed, _ in told)
+    by_number = {each.socket.fileno(): each for each in connections}
+    waiting = len(connections)
+    with select.epoll() as ready:
+        own = time.process_time()
+        begun = time.perf_counter()
+        for number, connection in by_number.items():
+            connection.ask()
+            ready.register(number, select.EPOLLIN | select.EPOLLOUT)
+        while waiting:
+            events = ready.poll(30)
+            assert events, "the server does not answer"
+            for number, event in events:
+                connection = by_number[number]
+                if event & select.EPOLLOUT and connection.send():
+                    ready.modify(number, select.EPOLLIN)
+                if not event & select.EPOLLIN or not connection.is_answered():
+                    continue
+                if time.perf_counter() - begun > load.seconds:
+                    waiting -= 1
+                    ready.unregister(number)
+                elif not connection.ask():
+                    ready.modify(number, select.EPOLLIN | select.EPOLLOUT)
+        elapsed = time.perf_counter() - begun
+        own = time.process_time() - own
+    for connection in connections:
+        connection.socket.close()
+    times = sorted(moment for each in connections for moment in each.times)
     return {
         "requests": len(times),
-        "per_second": per_second,
-        "rows": per_second * load.rows,
+        "per_second": len(times) / elapsed,
+        "rows": len(times) * load.rows / elapsed,
         "median_ms": 1000 * times[len(times) // 2],
         "p99_ms": 1000 * times[int(len(times) * 0.99)],
+        "client_us": 1e6 * own / len(times),
     }
 
 

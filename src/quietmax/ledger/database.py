@@ -14,7 +14,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -49,6 +49,7 @@ from quietmax.ledger.journal import START, answer_digest, row_hash
 
 _CONNECT_TIMEOUT = 2
 _TIMEOUT = 10
+_MIN_LOCK_PAUSE, _MAX_LOCK_PAUSE = 0.0001, 0.005
 _WRITE_OPTIONS = {"quietmax_writes": True}
 _LIKE_URL = re.compile(r"[A-Za-z][\w+.-]*(:|//)|.*:[^/]*@")
 """A word followed by a colon or two slashes, or a user and a password before an @."""
@@ -397,7 +398,7 @@ def write_transaction(engine: Engine) -> Iterator[Connection]:
 
 
 def writer_connection(engine: Engine) -> Connection:
-    """Open a connection that one thread keeps for its write transactions.
+    """Open a connection that one thread keeps for its transactions; see `charge_transaction`.
 
     Parameters
     ----------
@@ -405,7 +406,61 @@ def writer_connection(engine: Engine) -> Connection:
         The engine of the ledger.
     """
     with _translate_errors(engine):
-        return engine.connect().execution_options(**_WRITE_OPTIONS)
+        connection = engine.connect()
+        if engine.dialect.name == "sqlite":
+            _driver_connection(connection).execute("PRAGMA busy_timeout=0")
+        return connection
+
+
+@contextmanager
+def charge_transaction(connection: Connection) -> Iterator[Cursor]:
+    """Open a write transaction without SQLAlchemy, whose own steps would take a third of its time.
+
+    It is durable after the block, and rolled back if the block raises.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        A connection from `writer_connection`, outside of a transaction.
+
+    Yields
+    ------
+    Cursor
+        The cursor of the transaction.
+    """
+    driver = _driver_connection(connection)
+    try:
+        if connection.dialect.name == "sqlite":
+            _begin_immediate(driver)
+        yield Cursor(connection)
+        driver.commit()
+    except BaseException:
+        with suppress(Exception):  # a connection that is lost has nothing to roll back
+            driver.rollback()
+        raise
+
+
+def _driver_connection(connection: Connection) -> Any:
+    return connection.connection.driver_connection
+
+
+def _begin_immediate(driver: sqlite3.Connection) -> None:
+    """Take the write lock of SQLite as soon as it is free.
+
+    SQLite itself would look again after 1, 2, 5, 10, 15, ... milliseconds, while other workers hold the lock for half a
+    millisecond at a time.
+    """
+    until = time.monotonic() + _TIMEOUT
+    pause = _MIN_LOCK_PAUSE
+    while True:
+        try:
+            driver.execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+        time.sleep(pause)
+        pause = min(1.2 * pause, _MAX_LOCK_PAUSE)
 
 
 @contextmanager
@@ -437,8 +492,13 @@ class Cursor:
     """
 
     def __init__(self, connection: Connection) -> None:
-        self._cursor: Any = connection.connection.cursor()
+        self._connection = _driver_connection(connection)
+        self._cursor: Any = self._connection.cursor()
         self._sqlite = connection.dialect.name == "sqlite"
+
+    def rollback(self) -> None:
+        """Undo what the transaction has written, and end it."""
+        self._connection.rollback()
 
     def fetch(self, statement: str, values: Values = ()) -> list[tuple[Any, ...]]:
         """Return all rows of a query.

@@ -6,7 +6,7 @@ import hashlib
 import os
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -192,7 +192,17 @@ class Ledger:
         done : callable
             Called with the `ChargeResult` after the disk flush, from the writer's thread.
         """
-        self.writer.submit_charge(charge, done)
+        self.submit_charges([(charge, done)])
+
+    def submit_charges(self, charges: Sequence[tuple[Charge, ChargeCallback]]) -> None:
+        """Decide charges with the next batch.
+
+        Parameters
+        ----------
+        charges : sequence of (Charge, callable)
+            The charges. Each callable is called with the `ChargeResult` after the disk flush, from the writer's thread.
+        """
+        self.writer.submit_charges(charges)
 
     def submit_answers(self, answers: NewAnswers, done: AnswersCallback) -> None:
         """Store answers with the next batch.

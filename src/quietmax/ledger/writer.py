@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from quietmax.errors import LedgerTooLate, LedgerUnavailable, QuietmaxError
 from quietmax.ledger.answer_cache import AnswerCache
-from quietmax.ledger.database import Cursor, unavailable, writer_connection
+from quietmax.ledger.database import charge_transaction, unavailable, writer_connection
 from quietmax.ledger.heads import Head, HeadFile
 from quietmax.ledger.transactions import (
     Charge,
@@ -191,18 +191,17 @@ class LedgerWriter:
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
         self._thread.start()
 
-    def submit_charge(self, charge: Charge, done: ChargeCallback) -> None:
-        """Decide a charge with the next batch.
+    def submit_charges(self, charges: Sequence[tuple[Charge, ChargeCallback]]) -> None:
+        """Decide charges with the next batch.
 
         Parameters
         ----------
-        charge : Charge
-            The charge.
-        done : callable
-            Called with the `ChargeResult`, from the thread of the writer.
+        charges : sequence of (Charge, callable)
+            The charges. Each callable is called with the `ChargeResult`, from the thread of the writer.
         """
-        if not self._enqueue((charge, done)):
-            _notify(done, Failed(_CLOSED))
+        if not self._enqueue(charges):
+            for _, done in charges:
+                _notify(done, Failed(_CLOSED))
         elif self._queue.qsize() >= self._wake_size:
             self._wake.set()
 
@@ -216,22 +215,23 @@ class LedgerWriter:
         done : callable
             Called with the `StoredAnswer` or `Failed`, from the thread of the writer.
         """
-        if not self._enqueue((answers, done)):
+        if not self._enqueue([(answers, done)]):
             _notify(done, Failed(_CLOSED))
 
     def close(self) -> None:
         """Write what waits, then stop the thread."""
-        self._enqueue(None)
+        self._enqueue([None])
         self._thread.join()
 
-    def _enqueue(self, item: _PendingCharge | _PendingAnswers | None) -> bool:
-        """Return whether the thread will read the item: nothing is put behind the end of the queue."""
+    def _enqueue(self, items: Sequence[_PendingCharge | _PendingAnswers | None]) -> bool:
+        """Return whether the thread will read the items: nothing is put behind the end of the queue."""
         with self._queue_lock:
-            if not self._ended:
+            if self._ended:
+                return False
+            for item in items:
                 self._queue.put(item)
                 self._ended = item is None
-                return True
-            return False
+            return True
 
     # In the thread
 
@@ -363,10 +363,9 @@ class LedgerWriter:
         try:
             opened = self._connection is None
             connection = self._open_connection()
-            with connection.begin() as transaction:
+            with charge_transaction(connection) as cursor:
                 if opened:
                     self._guard.watch_log(True)
-                cursor = Cursor(connection)
                 ids = {charge.account for charge in charges} | {account for account, _ in refused}
                 ids |= {new.account for new in answers if new.queries or new.request is not None}
                 accounts = lock_accounts(cursor, ids)
@@ -381,7 +380,7 @@ class LedgerWriter:
                     batch.save()
                     count_refused(cursor, refused)
                 else:
-                    transaction.rollback()
+                    cursor.rollback()
         except BaseException as error:
             self._answer_cache.clear()
             if isinstance(error, self._integrity_error):
@@ -436,8 +435,10 @@ class LedgerWriter:
 
 def _notify(done: Callable[..., None], result: object) -> None:
     """Call a callback; its errors must not stop the writer."""
-    with contextlib.suppress(Exception):
+    try:  # noqa: SIM105 - contextlib.suppress takes longer than most callbacks
         done(result)
+    except Exception:
+        pass
 
 
 def _unexpected(error: Exception) -> LedgerUnavailable:

@@ -343,8 +343,9 @@ class Pipeline:
             return
         self._submit_held()  # so that the charges find these answers
         charges, self._charges = self._charges, []
-        for charge, pending in charges:
-            self._ledger.submit_charge(charge, partial(self._on_charged, pending))
+        self._ledger.submit_charges(
+            [(charge, partial(self._on_charged, pending)) for charge, pending in charges]
+        )
 
     def _draw_soon(self, pending: _Pending) -> None:
         """Draw for a free request together with those that the event loop reads at the same time."""
