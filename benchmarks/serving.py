@@ -1,13 +1,16 @@
 """Measure the service: private answers per second, beside MLServer and the same server without privacy.
 
-Run `python benchmarks/serving.py`: about ten minutes, a Markdown table on standard output. The load comes from
-separate processes over loopback: 16 connections, each with one request in flight. All queries differ, so each answer is
-new, is charged durably and draws exact noise. All servers run, but only one at a time is loaded, in turns, so that a
-busy machine slows down all of them. The table shows medians over the turns, and the median of the ratios within a turn.
+Run `python benchmarks/serving.py`: about ten minutes, a Markdown table on standard output. The load comes from one
+process over loopback: 16 connections, each with one request in flight. It changes a few digits of a prepared request,
+so that the servers get most of the processor. All queries differ, so each answer is new, is charged durably and draws
+exact noise; each answer says so, and the budget afterwards, too. All servers run, but only one at a time is loaded, in
+turns, so that a busy machine slows down all of them. The table shows medians over the turns, and the median of the
+ratios within a turn.
 
 - private: `quietmax serve`, a network of the paper's size behind Algorithm 1 (10 classes), with a SQLite ledger, in one
   process and with two workers;
-- plain: the same server and network without noise, ledger and keys; it exists only in this script;
+- plain: the same server and network without noise, ledger and keys, in one process and with two workers; it exists only
+  in this script;
 - MLServer: the same network in numpy, in an environment of its own: in the process that answers (its fastest way here),
   and in a worker process (its default).
 """
@@ -80,6 +83,16 @@ class Plain(MLModel):
             ],
         )
 """
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that runs: `charges` for its answers, if it is one of `ours`."""
+
+    port: int
+    process: psutil.Process
+    ours: bool = False
+    charges: bool = False
 
 
 @dataclass(frozen=True)
@@ -271,15 +284,15 @@ def ready_after(port: int, server: subprocess.Popen[Any], path: str = "v2/health
 
 
 @contextmanager
-def ours(kind: str, address: str, workers: int = 1) -> Iterator[tuple[int, psutil.Process]]:
+def ours(kind: str, address: str, workers: int = 1) -> Iterator[Server]:
     port = free_port()
     command = [sys.executable, __file__, "--serve", kind, address, str(port), str(workers)]
     with started(command, port) as process:
-        yield port, process
+        yield Server(port, process, ours=True, charges=kind == "private")
 
 
 @contextmanager
-def mlserver(folder: Path, workers: int) -> Iterator[tuple[int, psutil.Process]]:
+def mlserver(folder: Path, workers: int) -> Iterator[Server]:
     """Run MLServer with the same network, in an environment of its own. No workers: in the process that answers."""
     environment = Path(tempfile.gettempdir()) / f"quietmax-{MLSERVER}"
     binaries = environment / "bin"
@@ -313,7 +326,7 @@ def mlserver(folder: Path, workers: int) -> Iterator[tuple[int, psutil.Process]]
     }
     (model.parent / "settings.json").write_text(json.dumps(settings))
     with started([str(binaries / "mlserver"), "start", "."], port, model.parent) as process:
-        yield port, process
+        yield Server(port, process)
 
 
 def weights() -> dict[str, np.ndarray]:
@@ -327,12 +340,21 @@ def weights() -> dict[str, np.ndarray]:
     }
 
 
-def measure(port: int, process: psutil.Process, load: Load, seeds: Iterator[int]) -> dict[str, float]:
-    """Measure one server under one load, after half a second of warm-up."""
-    loaded(port, replace(load, seconds=0.5), next(seeds))
-    before = cpu_seconds(process)
-    told = loaded(port, load, next(seeds))
-    return {**told, "cpu_us": 1e6 * (cpu_seconds(process) - before) / told.pop("requests")}
+def measure(server: Server, load: Load, seeds: Iterator[int]) -> dict[str, float]:
+    """Measure one server under one load, after half a second of warm-up. What it answered must have been charged."""
+    loaded(server, replace(load, seconds=0.5), next(seeds))
+    before, left = cpu_seconds(server.process), remaining_answers(server)
+    told = loaded(server, load, next(seeds))
+    assert left - remaining_answers(server) == (told["requests"] * load.rows if server.charges else 0)
+    return {**told, "cpu_us": 1e6 * (cpu_seconds(server.process) - before) / told.pop("requests")}
+
+
+def remaining_answers(server: Server) -> int:
+    """Return how many answers the budget still pays for; 0 for a server without one."""
+    if not server.charges:
+        return 0
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/v2/models/bench/budget", timeout=5) as told:
+        return int(json.load(told)["remaining_answers"])
 
 
 def cpu_seconds(process: psutil.Process) -> float:
@@ -341,11 +363,11 @@ def cpu_seconds(process: psutil.Process) -> float:
     return sum(each.user + each.system for each in times)
 
 
-def loaded(port: int, load: Load, first_seed: int, expected: bytes) -> dict[str, float]:
+def loaded(server: Server, load: Load, first_seed: int) -> dict[str, float]:
     """Send requests over all connections until the time is over; each connection waits for its last answer."""
+    expected = b'"new_answers":%d' % (load.rows if server.charges else 0) if server.ours else b'"outputs":'
     connections = [
-        Connection(load, port, first_seed + index, expected % load.rows if b"%d" in expected else expected)
-        for index in range(CONNECTIONS)
+        Connection(load, server.port, first_seed + index, expected) for index in range(CONNECTIONS)
     ]
     by_number = {each.socket.fileno(): each for each in connections}
     waiting = len(connections)
@@ -446,10 +468,11 @@ LOADS = {
 Turns = list[dict[str, dict[str, float]]]
 
 
-PRIVATE, PRIVATE2, PLAIN, FASTEST, DEFAULT = (
+PRIVATE, PRIVATE2, PLAIN, PLAIN2, FASTEST, DEFAULT = (
     "private",
     "private, 2 workers",
     "plain",
+    "plain, 2 workers",
     "MLServer, in its process",
     "MLServer, default",
 )
@@ -470,6 +493,11 @@ def table(name: str, turns: Turns) -> Iterator[str]:
         latency = f"{figures['median_ms']:.1f} | {figures['p99_ms']:.1f}"
         ratios = f"{ratio(PRIVATE, server)} | {ratio(PRIVATE2, server)}"
         yield f"| {name} | {server} | {speed} | {latency} | {figures['cpu_us']:,.0f} | {ratios} |"
+
+
+def client_us(turns: Turns) -> float:
+    """Return the processor time of the load itself for one request, in microseconds: the median over all servers."""
+    return statistics.median(each["client_us"] for turn in turns for each in turn.values())
 
 
 def main() -> None:
@@ -500,6 +528,7 @@ def main() -> None:
                 ours("private", arguments.ledger or f"sqlite:///{folder}/2.sqlite", 2)
             ),
             PLAIN: stack.enter_context(ours("plain", f"sqlite:///{folder}/plain.sqlite")),
+            PLAIN2: stack.enter_context(ours("plain", f"sqlite:///{folder}/plain2.sqlite", 2)),
         }
         if not arguments.without_mlserver:
             try:
@@ -513,9 +542,9 @@ def main() -> None:
                 print(f"Measuring: {name}", file=sys.stderr)
                 turns[name].append(
                     {
-                        server: measure(port, process, replace(load, seconds=arguments.seconds), seeds)
-                        for server, (port, process) in servers.items()
-                        if not (server in (FASTEST, DEFAULT) and load.binary)
+                        name: measure(server, replace(load, seconds=arguments.seconds), seeds)
+                        for name, server in servers.items()
+                        if server.ours or not load.binary
                     }
                 )
     print(
@@ -525,10 +554,12 @@ def main() -> None:
     print("| --- " * 9 + "|")
     for name, measured in turns.items():
         print("\n".join(table(name, measured)))
+    client = ", ".join(f"{name}: {client_us(measured):,.0f} us" for name, measured in turns.items())
     print()
     print(
         f"{os.cpu_count()} cores, load average {busy:.1f} before; {arguments.turns} turns of {arguments.seconds:g} s; "
-        f"{CONNECTIONS} connections. A disk flush takes {flush:.2f} ms. `quietmax serve` is ready "
+        f"{CONNECTIONS} connections from one process, whose own processor time per request is: {client}. "
+        f"A disk flush takes {flush:.2f} ms. `quietmax serve` is ready "
         f"{statistics.median(heads):.2f} s ({heads[0]:.2f} to {heads[-1]:.2f} in {len(heads)} starts; "
         f"{processor:.2f} s of processor time) after its start with a head, {first:.1f} s with a network, and "
         f"{again:.2f} s after its worker was killed."

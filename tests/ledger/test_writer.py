@@ -15,6 +15,7 @@ from sqlalchemy.pool import QueuePool
 from quietmax.accounting import LIMIT
 from quietmax.errors import LedgerUnavailable
 from quietmax.ledger import Charge, Charged, Failed, Ledger, LimitExceeded, NewAnswers, StoredAnswer
+from quietmax.ledger import database as database_module
 from quietmax.ledger import writer as writer_module
 from quietmax.ledger.transactions import ChargeBatch
 from quietmax.ledger.writer import LedgerWriter, _Conflict
@@ -65,6 +66,51 @@ def test_a_batch_is_written_when_it_is_as_large_as_the_last(
         ledger.submit_charge(Charge(account.id, ann, "m/1", 1, rows=1), results.append)
     wait_until(lambda: len(results) == 6)
     assert ledger.writer.batches - before == 1
+
+
+def test_charges_that_are_submitted_together_get_their_results_together_and_in_order(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "_MAX_BATCH", 2)  # so that they need several transactions
+    with Ledger(path) as ledger:
+        account = open_patients(ledger)
+        ann = ledger.client("ann")
+        calls: list[Any] = []
+        charges = [Charge(account.id, ann, "m/1", units, rows=1) for units in (1, 2, LIMIT, 3, 4)]
+        ledger.submit_charges(charges, calls.append)
+        wait_until(lambda: len(calls) == 1)
+        assert [getattr(each, "units", None) for each in calls[0]] == [1, 2, LIMIT, 3, 4]
+        assert isinstance(calls[0][2], LimitExceeded)
+    ledger.submit_charges(charges, calls.append)
+    assert [type(each) for each in calls[1]] == [Failed] * 5
+
+
+@pytest.mark.parametrize("released", [True, False])
+def test_a_charge_takes_the_lock_of_sqlite_soon_after_another_process_releases_it(
+    released: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Ledger(path) as ledger:
+        account = open_patients(ledger)
+        charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
+        assert isinstance(ledger.charge(charge), Charged)
+        other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        other.execute("BEGIN IMMEDIATE")
+        now, pauses = [0.0], list[float]()
+
+        def sleep(seconds: float) -> None:
+            pauses.append(seconds)
+            now[0] += seconds
+            if released and len(pauses) == 3:
+                other.execute("ROLLBACK")
+
+        clock = SimpleNamespace(sleep=sleep, monotonic=lambda: now[0])
+        monkeypatch.setattr(database_module, "time", clock)
+        result = ledger.charge(charge)
+        other.close()
+        assert isinstance(result, Charged if released else Failed)
+        assert (len(pauses) == 3) == released
+        assert max(pauses) <= 0.005
+        assert released or now[0] == pytest.approx(10.0, abs=0.01)
 
 
 def test_a_full_batch_is_written_and_the_rest_comes_next(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,13 @@ digest of each stored answer, so that no answer can be removed and drawn again u
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import orjson
+
 START = "0" * 64
 """The previous hash of the first row."""
-_JSON = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def row_hash(*fields: int | str) -> str:
     >>> row_hash(1, "a") == hashlib.sha256(b'[1,"a"]').hexdigest()
     True
     """
-    return hashlib.sha256(_JSON.encode(fields).encode()).hexdigest()
+    return hashlib.sha256(orjson.dumps(fields)).hexdigest()
 
 
 def answer_digest(salt: bytes, request: bytes, body: bytes, answer: bytes) -> str:

@@ -55,7 +55,7 @@ from quietmax.ledger.transactions import (
     spent_by_part,
 )
 from quietmax.ledger.verify import Anchor, Verification
-from quietmax.ledger.writer import AnswersCallback, ChargeCallback, FileGuard, LedgerWriter
+from quietmax.ledger.writer import AnswersCallback, ChargeCallback, ChargesCallback, FileGuard, LedgerWriter
 
 TRAINING_CLIENT = "training"
 """The client that is charged for what training and evaluations spent."""
@@ -192,17 +192,20 @@ class Ledger:
         done : callable
             Called with the `ChargeResult` after the disk flush, from the writer's thread.
         """
-        self.submit_charges([(charge, done)])
+        self.submit_charges([charge], lambda results: done(results[0]))
 
-    def submit_charges(self, charges: Sequence[tuple[Charge, ChargeCallback]]) -> None:
+    def submit_charges(self, charges: Sequence[Charge], done: ChargesCallback) -> None:
         """Decide charges with the next batch.
 
         Parameters
         ----------
-        charges : sequence of (Charge, callable)
-            The charges. Each callable is called with the `ChargeResult` after the disk flush, from the writer's thread.
+        charges : sequence of Charge
+            The charges.
+        done : callable
+            Called once with all `ChargeResult`, in the order of the charges, after the disk flush, from the writer's
+            thread.
         """
-        self.writer.submit_charges(charges)
+        self.writer.submit_charges(charges, done)
 
     def submit_answers(self, answers: NewAnswers, done: AnswersCallback) -> None:
         """Store answers with the next batch.

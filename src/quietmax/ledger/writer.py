@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,28 @@ _CLOCK_TOLERANCE = 1_000_000  # microseconds; clocks of replicas differ, and are
 _log = logging.getLogger(__name__)
 
 ChargeCallback = Callable[[ChargeResult], None]
+ChargesCallback = Callable[[list[ChargeResult]], None]
 AnswersCallback = Callable[[StoredAnswer | Failed], None]
 _PendingCharge = tuple[Charge, ChargeCallback]
 _PendingAnswers = tuple[NewAnswers, AnswersCallback]
 
 _CLOSED = LedgerTooLate("The ledger is closed. Nothing was charged.")
 _TOO_LATE = LedgerTooLate("The request reached its deadline before the ledger. Nothing was charged.")
+
+
+class _Group:
+    """The results of charges that were submitted together. Whoever waits for them is woken up once."""
+
+    def __init__(self, done: ChargesCallback, count: int) -> None:
+        self._done = done
+        self._results: list[Any] = [None] * count
+        self._missing = count
+
+    def add(self, place: int, result: ChargeResult) -> None:
+        self._results[place] = result
+        self._missing -= 1
+        if not self._missing:
+            self._done(self._results)
 
 
 class FileGuard:
@@ -191,17 +208,19 @@ class LedgerWriter:
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
         self._thread.start()
 
-    def submit_charges(self, charges: Sequence[tuple[Charge, ChargeCallback]]) -> None:
+    def submit_charges(self, charges: Sequence[Charge], done: ChargesCallback) -> None:
         """Decide charges with the next batch.
 
         Parameters
         ----------
-        charges : sequence of (Charge, callable)
-            The charges. Each callable is called with the `ChargeResult`, from the thread of the writer.
+        charges : sequence of Charge
+            The charges.
+        done : callable
+            Called once with all `ChargeResult`, in the order of the charges, from the thread of the writer.
         """
-        if not self._enqueue(charges):
-            for _, done in charges:
-                _notify(done, Failed(_CLOSED))
+        group = _Group(done, len(charges))
+        if not self._enqueue([(charge, partial(group.add, place)) for place, charge in enumerate(charges)]):
+            _notify(done, [Failed(_CLOSED)] * len(charges))
         elif self._queue.qsize() >= self._wake_size:
             self._wake.set()
 

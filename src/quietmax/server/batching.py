@@ -229,14 +229,15 @@ class Pipeline:
 
     # In the ledger's thread
 
-    def _on_charged(self, pending: _Pending, result: ChargeResult) -> None:
-        """Hand a result to the event loop, which wakes up once for all results of a transaction."""
-        if pending.trace is not None:
-            started, ended = self._ledger.writer.last_flush
-            pending.trace.add("charge", pending.submitted, time.time_ns())
-            if started >= pending.submitted:  # else the transaction failed
-                pending.trace.add("flush", started, ended, "charge")
-        self._decided.append((pending, result))
+    def _on_charged(self, waiting: list[_Pending], results: list[ChargeResult]) -> None:
+        """Hand results to the event loop, which wakes up once for all results of a transaction."""
+        for pending in waiting:
+            if pending.trace is not None:
+                started, ended = self._ledger.writer.last_flush
+                pending.trace.add("charge", pending.submitted, time.time_ns())
+                if started >= pending.submitted:  # else the transaction failed
+                    pending.trace.add("flush", started, ended, "charge")
+        self._decided.extend(zip(waiting, results, strict=True))
         if not self._announced:
             self._announced = True
             self._loop.call_soon_threadsafe(self._take_decided)
@@ -343,9 +344,8 @@ class Pipeline:
             return
         self._submit_held()  # so that the charges find these answers
         charges, self._charges = self._charges, []
-        self._ledger.submit_charges(
-            [(charge, partial(self._on_charged, pending)) for charge, pending in charges]
-        )
+        requests = [pending for _, pending in charges]
+        self._ledger.submit_charges([charge for charge, _ in charges], partial(self._on_charged, requests))
 
     def _draw_soon(self, pending: _Pending) -> None:
         """Draw for a free request together with those that the event loop reads at the same time."""
