@@ -490,11 +490,11 @@ def test_a_database_gone_for_ten_seconds_gives_errors_no_answers_and_comes_back(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of four megabytes."""
+    """A file system of 16 megabytes: SQLite's log of changes takes up to four before it is emptied."""
     place = tmp_path / "disk"
     place.mkdir()
     made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)], capture_output=True, check=False
     )
     if made.returncode:
         pytest.skip("a small file system cannot be mounted here; run the test as root")

@@ -266,6 +266,7 @@ class _Supervisor:
             worker.start_at = now + min(0.1 * 2 ** min(worker.failures, 8), _MAX_RESTART_DELAY)
         elif worker.failures >= _MAX_FAILURES:
             self._stop_workers()
+            self._log.flush()
             raise QuietmaxError("The service died several times right after its start; the log says why.")
         return True
 
