@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,37 +44,49 @@ def running_cluster(cores: int) -> Iterator[None]:
             ray.shutdown()
 
 
+class _Host:
+    """A worker of any kind, in a process that outlives it."""
+
+    def __init__(self, kind: type, *arguments: Any) -> None:
+        self.begin(kind, *arguments)
+
+    def begin(self, kind: type, *arguments: Any) -> None:
+        self._worker = kind(*arguments)
+
+    def call(self, *arguments: Any) -> Any:
+        return self._worker.call(*arguments)
+
+    def run(self, *arguments: Any) -> Any:
+        return self._worker.run(*arguments)
+
+
 @contextmanager
 def reused_actors() -> Iterator[None]:
-    """Keep workers that are ended, and begin anew with them: each start of one imports PyTorch, which takes seconds."""
+    """Keep the processes of workers that are ended for the next ones: each start of one imports PyTorch, which takes
+    seconds.
+    """
     import ray
 
-    idle: dict[type, list[Any]] = defaultdict(list)
-    start = Actors._start
+    idle: list[Any] = []
+    host = ray.remote(_Host).options(num_cpus=1, max_restarts=0, max_task_retries=0)
 
     def started(actors: Actors, worker: int) -> Any:
-        for kind in set(idle) - {actors.kind}:  # they would keep their cores
-            for actor in idle.pop(kind):
-                ray.kill(actor)
-        if not idle[actors.kind]:
-            return start(actors, worker)
-        actor = idle[actors.kind].pop()
-        actor.__ray_call__.remote(_begin_anew, *actors._arguments(worker))
+        arguments = (actors.kind, *actors._arguments(worker))
+        if not idle:
+            return host.remote(*arguments)
+        actor = idle.pop()
+        actor.begin.remote(*arguments)
         return actor
 
-    def ended(actors: Actors, actor: Any) -> None:
+    def ended(_: Actors, actor: Any) -> None:
         try:
             ray.get(actor.__ray_ready__.remote(), timeout=5)
         except ray.exceptions.RayError:
             ray.kill(actor)
         else:
-            idle[actors.kind].append(actor)
+            idle.append(actor)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Actors, "_start", started)
         patch.setattr(Actors, "_end", ended)
         yield
-
-
-def _begin_anew(actor: Any, *arguments: Any) -> None:
-    actor.__init__(*arguments)

@@ -318,6 +318,18 @@ def test_a_bad_file_is_found_before_any_noise_is_drawn(
     assert "Traceback" not in str(caught.value)
 
 
+def test_progress_ends_at_its_total(people: pd.DataFrame) -> None:
+    seen: list[tuple[int, int]] = []
+    fit(people, RayEngine(workers=2, progress=lambda *done: seen.append(done)))
+    assert seen[-1][0] == seen[-1][1] >= (FEW_STEPS + 5) * ROWS
+
+
+def test_nobody_left_is_an_error(tmp_path: Path, people: pd.DataFrame) -> None:
+    folder = files(tmp_path / "people", people.iloc[:0], [])
+    with pytest.raises(InvalidData, match="Nobody is left"):
+        fit(folder, RayEngine(workers=2))
+
+
 def test_no_worker_outlives_a_training_that_is_interrupted(
     people: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,15 +351,3 @@ def test_no_worker_outlives_a_training_that_is_interrupted(
         with pytest.raises(ray.exceptions.RayActorError):
             ray.get(worker.__ray_ready__.remote(), timeout=30)
     assert ray.is_initialized()
-
-
-def test_progress_ends_at_its_total(people: pd.DataFrame) -> None:
-    seen: list[tuple[int, int]] = []
-    fit(people, RayEngine(workers=2, progress=lambda *done: seen.append(done)))
-    assert seen[-1][0] == seen[-1][1] >= (FEW_STEPS + 5) * ROWS
-
-
-def test_nobody_left_is_an_error(tmp_path: Path, people: pd.DataFrame) -> None:
-    folder = files(tmp_path / "people", people.iloc[:0], [])
-    with pytest.raises(InvalidData, match="Nobody is left"):
-        fit(folder, RayEngine(workers=2))
