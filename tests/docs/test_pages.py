@@ -38,19 +38,21 @@ def test_a_name_without_a_test_is_noticed() -> None:
     assert _missing("see `test_that_nobody_wrote`") == ["test_that_nobody_wrote"]
 
 
-error_list = script("docs/making/error_list.py")
-REFUSALS = error_list.refusals()
+@pytest.fixture(scope="module")
+def refusals():
+    """All errors that the sources raise."""
+    return script("docs/making/error_list.py").refusals()
 
 
-def test_the_list_of_errors_is_long_and_shows_no_python():
-    assert len(REFUSALS) > 300
-    for refusal in REFUSALS:
+def test_the_list_of_errors_is_long_and_shows_no_python(refusals):
+    assert len(refusals) > 300
+    for refusal in refusals:
         assert "{" not in refusal.sentence.replace("{'", "").replace("={", ""), refusal
 
 
-def test_every_error_is_a_sentence_that_ends():
+def test_every_error_is_a_sentence_that_ends(refusals):
     unfinished = [
-        f"{each.place}: {each.sentence}" for each in REFUSALS if each.sentence.rstrip()[-1] not in ".?…"
+        f"{each.place}: {each.sentence}" for each in refusals if each.sentence.rstrip()[-1] not in ".?…"
     ]
     assert not unfinished, "\n".join(unfinished)
 
