@@ -9,15 +9,19 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEV := $(VENV)/.ready-dev
 
-.PHONY: demo test test-all coverage supply-chain lint bench docs mutations release-check clean
+.PHONY: demo test test-all coverage supply-chain lint style bench docs mutations release-check clean
 
 demo: $(READY)
 	$(BIN)/quietmax demo
 
 # One process per core with one thread each: faster than one process with many threads. Each process takes whole files
-# as long as there are enough, so that their fixtures are made once.
-test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" --durations=20
+# as long as there are enough, so that their fixtures are made once. mypy runs meanwhile, in time that tests spend
+# waiting; what it says comes last.
+test: style
+	@mkdir -p build; $(BIN)/mypy >build/mypy.txt 2>&1 & types=$$!; trap 'kill $$types 2>/dev/null' INT TERM; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" --durations=20; tested=$$?; \
+	wait $$types; typed=$$?; echo "mypy:"; cat build/mypy.txt; \
+	test $$tested -eq 0 && test $$typed -eq 0
 
 # The same tests with branch coverage, which takes half as long again.
 coverage: $(DEV)
@@ -43,10 +47,12 @@ supply-chain:
 		echo "NOT CHECKED for known vulnerabilities: $(VULNERABILITIES) cannot be reached."; exit 0; fi; \
 	$(SUPPLY)/bin/pip-audit --requirement $(SUPPLY)/everything.txt --disable-pip --no-deps --strict --progress-spinner off
 
-lint: $(DEV)
+lint: style
+	$(BIN)/mypy
+
+style: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 
 bench: $(DEV)
 	$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick)
