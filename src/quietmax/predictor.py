@@ -29,6 +29,30 @@ _COUNTING = (MemoryAccount, FileAccount)
 """The accounts that are known to count every answer. Subclasses are the user's own code."""
 
 
+def claimed(guarantee: Guarantee, mechanism: Mechanism) -> Guarantee:
+    """Return what may be claimed of answers: what a mechanism outside this library states is an assumption.
+
+    Parameters
+    ----------
+    guarantee : Guarantee
+        What the mechanism states of its answers.
+    mechanism : Mechanism
+        The mechanism that draws them.
+
+    Returns
+    -------
+    Guarantee
+        The guarantee; if the mechanism is the user's own, never ``proven``.
+    """
+    if guarantee.status != "proven" or type(mechanism) in _PROVEN:
+        return guarantee
+    return guarantee.weakened(
+        "conditional",
+        f"{guarantee.because} The mechanism is the user's own.",
+        ("The user's own mechanism has the privacy it states.",),
+    )
+
+
 @dataclass(frozen=True)
 class Remaining:
     """What is left of a budget.
@@ -199,12 +223,7 @@ class Predictor:
             unit=one.unit,
             parameters={**one.parameters, "queries": self._queries, "noise_source": noise.describe()},
         )
-        if total.status == "proven" and type(self.mechanism) not in _PROVEN:
-            total = total.weakened(
-                "conditional",
-                f"{total.because} The mechanism is the user's own.",
-                ("The user's own mechanism has the privacy it states.",),
-            )
+        total = claimed(total, self.mechanism)
         if total.status != "refuted" and type(self._account) not in _COUNTING:
             total = total.weakened(
                 "conditional",

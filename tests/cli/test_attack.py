@@ -225,7 +225,10 @@ def test_a_server_is_queried_instead_of_the_model_with_the_key_from_the_environm
         (["nothing-here"], "must be a model folder, a data set"),
         (["mnist-5k", "--data", "x.csv"], "--data can only be combined with a model folder"),
         (["mnist-5k", "--attack", "shadw"], "did you mean 'shadow'"),
-        (["mnist-5k", "--mechanism", "magic"], "--mechanism must be none or algorithm1, got 'magic'"),
+        (
+            ["mnist-5k", "--mechanism", "magic"],
+            "--mechanism must be none or algorithm1, or that of an installed plug-in, got 'magic'",
+        ),
         (["mnist-5k", "--mechanism", "algorithm1"], "--mechanism algorithm1 requires --epsilon"),
         (["mnist-5k", "--epsilon", "1"], "can only be combined with --mechanism algorithm1"),
         (

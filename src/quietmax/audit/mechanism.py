@@ -24,6 +24,7 @@ from quietmax.errors import InvalidInput
 from quietmax.mechanisms.base import Answers, Mechanism
 from quietmax.models.stacked import Progress
 from quietmax.noise.sources import NoiseSource, SeededNoise
+from quietmax.sensitivity.base import ScoreBounds
 
 Floats = NDArray[np.float64]
 
@@ -80,6 +81,32 @@ class ScoreChange:
         return np.asarray(
             direction * min(self.one / np.abs(direction).max(), self.vector / np.linalg.norm(direction))
         )
+
+
+@dataclass(frozen=True)
+class StatedScores:
+    """A model whose scores are its inputs, with stated bounds: what a mechanism is prepared for when there is no model.
+
+    Parameters
+    ----------
+    classes : int
+        The number of classes.
+    bounds : ScoreBounds
+        How far one record moves the scores.
+    """
+
+    classes: int
+    bounds: ScoreBounds
+
+    def scores(self, features: NDArray[np.floating]) -> Floats:
+        """Return the features themselves.
+
+        Parameters
+        ----------
+        features : array, shape (queries, classes)
+            The scores.
+        """
+        return np.asarray(features, dtype=np.float64)
 
 
 @dataclass(frozen=True, eq=False)

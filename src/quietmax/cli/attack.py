@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from quietmax.attacks.report import AttackReport
     from quietmax.attacks.targets import Target
     from quietmax.data.records import Holdout, Split
+    from quietmax.mechanisms.base import Mechanism
     from quietmax.models.stacked import TrainingSettings
     from quietmax.models.training import Model
 
@@ -27,21 +28,21 @@ _DEFAULT_SHADOWS = 20
 class MechanismOptions:
     """A mechanism in front of an ordinary network; every answer costs the same epsilon."""
 
-    mechanism: Annotated[str, typer.Option(help="none or algorithm1.", rich_help_panel=_MECHANISM_PANEL)] = (
-        "none"
-    )
+    mechanism: Annotated[
+        str, typer.Option(help="none, algorithm1 or the name of a plug-in.", rich_help_panel=_MECHANISM_PANEL)
+    ] = "none"
     epsilon: Annotated[
         float | None,
-        typer.Option(help="algorithm1: epsilon of each answer. Required.", rich_help_panel=_MECHANISM_PANEL),
+        typer.Option(
+            help="Epsilon of each answer. Required with a mechanism.", rich_help_panel=_MECHANISM_PANEL
+        ),
     ] = None
     noise: Annotated[
         str, typer.Option(help="algorithm1: gaussian or laplace.", rich_help_panel=_MECHANISM_PANEL)
     ] = "gaussian"
     seeded: Annotated[
         int | None,
-        typer.Option(
-            min=0, help="algorithm1: reproducible noise from this seed.", rich_help_panel=_MECHANISM_PANEL
-        ),
+        typer.Option(min=0, help="Reproducible noise from this seed.", rich_help_panel=_MECHANISM_PANEL),
     ] = None
 
 
@@ -281,16 +282,20 @@ def _check_encoding(model: Model, split: Split) -> None:
 
 def _check_mechanism(options: MechanismOptions, url: str | None) -> None:
     """Raise if the options of the mechanism contradict each other."""
-    if options.mechanism not in ("none", "algorithm1"):
-        raise InvalidInput(f"--mechanism must be none or algorithm1, got {options.mechanism!r}.")
+    from quietmax.mechanisms.base import plugin_mechanisms
+
+    if options.mechanism not in ("none", "algorithm1") and options.mechanism not in plugin_mechanisms():
+        raise InvalidInput(
+            f"--mechanism must be none or algorithm1, or that of an installed plug-in, got {options.mechanism!r}."
+        )
     if options.noise not in ("gaussian", "laplace"):
         raise InvalidInput(f"--noise must be gaussian or laplace, got {options.noise!r}.")
     if options.mechanism == "none" and (options.epsilon is not None or options.seeded is not None):
-        raise InvalidInput("--epsilon and --seeded can only be combined with --mechanism algorithm1.")
-    if options.mechanism == "algorithm1" and url is not None:
+        raise InvalidInput("--epsilon and --seeded can only be combined with --mechanism, as in algorithm1.")
+    if options.mechanism != "none" and url is not None:
         raise InvalidInput("--target cannot be combined with --mechanism: a server has its own mechanism.")
-    if options.mechanism == "algorithm1" and options.epsilon is None:
-        raise InvalidInput("--mechanism algorithm1 requires --epsilon.")
+    if options.mechanism != "none" and options.epsilon is None:
+        raise InvalidInput(f"--mechanism {options.mechanism} requires --epsilon.")
 
 
 def _target(
@@ -300,7 +305,7 @@ def _target(
     from quietmax.accounting.budget import Budget
     from quietmax.attacks.targets import Endpoint
     from quietmax.mechanisms.algorithm1 import Algorithm1
-    from quietmax.mechanisms.base import Answerer
+    from quietmax.mechanisms.base import Answerer, plugin_mechanisms
     from quietmax.models.training import Model
     from quietmax.noise.sources import EXACT, SeededNoise
 
@@ -312,7 +317,9 @@ def _target(
         raise InvalidInput("--mechanism cannot be combined with a private model: it has its own mechanism.")
     assert options.epsilon is not None
     source = EXACT if options.seeded is None else SeededNoise(options.seeded)
-    mechanism = Algorithm1("laplace" if options.noise == "laplace" else "gaussian")
+    mechanism: Mechanism = Algorithm1("laplace" if options.noise == "laplace" else "gaussian")
+    if options.mechanism != "algorithm1":
+        mechanism = plugin_mechanisms()[options.mechanism]
     return Answerer.prepare(model, mechanism, Budget(options.epsilon), noise=source)
 
 

@@ -15,6 +15,7 @@ from quietmax.cli._output import console, print_json, print_table, progress_bar
 from quietmax.errors import InvalidInput, QuietmaxError
 
 if TYPE_CHECKING:
+    from quietmax.accounting.budget import Analysis
     from quietmax.accounting.costs import Cost, Measure
     from quietmax.audit.report import AuditReport
     from quietmax.audit.training import Fit
@@ -53,6 +54,7 @@ Plot = Annotated[
 
 _CANARY_HOLDOUT = 0.2
 """Share of the user's own table that canaries are taken from unless it is given."""
+_BUILT_IN_MECHANISMS = ("algorithm1", "sampled-neuron", "noisy-max", "gaussian")
 _COLOURS = {"refuted": "red", "consistent": "green"}
 _VERDICTS = {
     "refuted": "The claim is refuted: the event tells the inputs apart better than the claim permits.",
@@ -63,7 +65,10 @@ _VERDICTS = {
 @app.command("mechanism")
 def mechanism(
     name: Annotated[
-        str, typer.Option("--mechanism", help="algorithm1, sampled-neuron, noisy-max or gaussian.")
+        str,
+        typer.Option(
+            "--mechanism", help="algorithm1, sampled-neuron, noisy-max, gaussian or the name of a plug-in."
+        ),
     ] = "algorithm1",
     classes: Annotated[int, typer.Option(min=2, help="Number of classes.")] = 10,
     epsilon: Annotated[float, typer.Option(help="Claimed epsilon of one answer.")] = 1.0,
@@ -99,12 +104,13 @@ def mechanism(
     """
     from quietmax._io import check_figure
     from quietmax.audit.bounds import CONFIDENCE
-    from quietmax.audit.mechanism import audit_mechanism
+    from quietmax.audit.mechanism import ScoreChange, audit_mechanism
     from quietmax.noise.sources import EXACT
 
     check_figure(plot)
     _check_noise_share(noise_share)
     bounds = _score_bounds(sensitivity, l2_sensitivity)
+    plug_in = name not in _BUILT_IN_MECHANISMS
     claiming = _prepared(name, noise, classes, epsilon, delta, bounds, 1.0)
     released = _prepared(name, noise, classes, epsilon, delta, bounds, noise_share)
     with progress_bar("searching for the worst neighbours", quiet=as_json) as progress:
@@ -112,6 +118,7 @@ def mechanism(
             released,
             classes,
             claimed=claiming.guarantee(classes),
+            change=ScoreChange(bounds.one.value, bounds.vector.value) if plug_in else None,
             samples=samples,
             confidence=CONFIDENCE if confidence is None else confidence,
             delta=delta,
@@ -136,7 +143,9 @@ def _prepared(
     name: str, noise: str, classes: int, epsilon: float, delta: float, bounds: ScoreBounds, share: float
 ) -> Mechanism:
     """Return the mechanism with its budget for one answer, and with a share of the noise that this requires."""
+    from quietmax.audit.mechanism import StatedScores
     from quietmax.mechanisms.algorithm1 import Algorithm1, budget_split
+    from quietmax.mechanisms.base import plugin_mechanisms
     from quietmax.mechanisms.noisy_max import GaussianScores, NoisyMax
     from quietmax.mechanisms.sampled_neuron import SampledNeuron
 
@@ -155,16 +164,23 @@ def _prepared(
         _check_choice("--noise", method, ("exponential", "permute-and-flip", "gaussian"))
         cost = _cost("gaussian" if method == "gaussian" else "pure", epsilon, delta, share)
         return NoisyMax(method, bounds=bounds, per_query=cost)  # type: ignore[arg-type]
-    _check_choice("--mechanism", name, ("algorithm1", "sampled-neuron", "noisy-max", "gaussian"))
+    if name != "gaussian":
+        plug_ins = plugin_mechanisms()
+        _check_choice("--mechanism", name, (*_BUILT_IN_MECHANISMS, *plug_ins))
+        own = plug_ins[name]
+        cost = _cost(own.measure, epsilon, delta, share, own.analysis)
+        return own.prepared(StatedScores(classes, bounds), cost)
     return GaussianScores(bounds=bounds, per_query=_cost("gaussian", epsilon, delta, share))
 
 
-def _cost(measure: Measure, epsilon: float, delta: float, share: float) -> Cost:
+def _cost(
+    measure: Measure, epsilon: float, delta: float, share: float, analysis: Analysis = "proven"
+) -> Cost:
     """Return the cost whose noise is this share of what (epsilon, delta) requires."""
     from quietmax.accounting.budget import Budget, per_query
     from quietmax.accounting.costs import GaussianCost, PureCost
 
-    cost = per_query(Budget(epsilon, delta), measure)
+    cost = per_query(Budget(epsilon, delta), measure, analysis)
     return PureCost(cost.epsilon / share) if isinstance(cost, PureCost) else GaussianCost(cost.mu / share)
 
 

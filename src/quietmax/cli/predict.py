@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from quietmax.accounting.guarantee import Guarantee
+    from quietmax.mechanisms.base import Mechanism
 
 _NETWORK_PANEL = "Ordinary networks"
 _ROWS_SHOWN = 20
@@ -30,10 +31,15 @@ class NetworkOptions:
         float | None,
         typer.Option(help="Budget of all queries together. Required.", rich_help_panel=_NETWORK_PANEL),
     ] = None
+    delta: Annotated[
+        float | None,
+        typer.Option(help="Delta of --epsilon, for a plug-in. Default: 0.", rich_help_panel=_NETWORK_PANEL),
+    ] = None
     mechanism: Annotated[
         str | None,
         typer.Option(
-            help="algorithm1, the paper's; it has no proven guarantee. Default: algorithm1.",
+            help="algorithm1, the paper's, or the name of a plug-in; neither has a proven guarantee. "
+            "Default: algorithm1.",
             rich_help_panel=_NETWORK_PANEL,
         ),
     ] = None
@@ -112,7 +118,8 @@ def command(
     """Answer the queries in a file or folder, and print the guarantee with its status.
 
     A private model (train head, teachers or dpsgd) answers under its own guarantee; its folder keeps count of what
-    was spent. An ordinary network answers through Algorithm 1. With --output, a model whose weights are released
+    was spent. An ordinary network answers through Algorithm 1, or the
+    mechanism of a plug-in. With --output, a model whose weights are released
     answers any number of queries in little memory.
 
     Examples:
@@ -209,32 +216,29 @@ def _private_answers(folder: Path, input_file: Path, network: NetworkOptions) ->
 
 
 def _network_answers(folder: Path, input_file: Path, network: NetworkOptions) -> _Answers:
-    """The answers of an ordinary network through Algorithm 1."""
+    """The answers of an ordinary network through Algorithm 1 or the mechanism of a plug-in."""
     from quietmax.accounting.budget import Budget
     from quietmax.data.tables import read_queries
-    from quietmax.mechanisms.algorithm1 import Algorithm1
+    from quietmax.mechanisms.base import releases_probabilities
     from quietmax.models.serialization import load_model
     from quietmax.noise.sources import EXACT, SeededNoise
     from quietmax.predictor import Predictor
 
-    if network.mechanism not in (None, "algorithm1"):
-        raise InvalidInput(f"--mechanism must be algorithm1, got {network.mechanism!r}.")
+    mechanism = _network_mechanism(network)
     if network.epsilon is None:
         raise InvalidInput("--epsilon is required, because the model is an ordinary network.")
     model = load_model(folder)
     features = read_queries(input_file, encoding=model.encoding, width=model.features)
-    mechanism = Algorithm1(
-        network.noise or "gaussian",  # type: ignore[arg-type]
-        network.epsilon_sampling,
-        network.epsilon_neuron,
-    )
     predictor = Predictor(
         model,
         mechanism,
-        Budget(epsilon=network.epsilon, queries=network.queries or len(features)),
+        Budget(network.epsilon, network.delta or 0.0, network.queries or len(features)),
         noise=EXACT if network.seeded is None else SeededNoise(network.seeded),
     )
-    probabilities = predictor.predict_proba(features)
+    probabilities = None
+    if releases_probabilities(predictor.mechanism, model.classes):
+        probabilities = predictor.predict_proba(features)
+    labels = predictor.predict(features) if probabilities is None else probabilities.argmax(-1)
     classes = model.encoding.classes if model.encoding else tuple(map(str, range(model.classes)))
     spending = {
         "cost": predictor.cost.to_json(),
@@ -244,7 +248,30 @@ def _network_answers(folder: Path, input_file: Path, network: NetworkOptions) ->
             "cost": predictor.remaining.cost.to_json(),
         },
     }
-    return _Answers(classes, probabilities.argmax(-1), probabilities, predictor.guarantee, spending)
+    return _Answers(classes, labels, probabilities, predictor.guarantee, spending)
+
+
+def _network_mechanism(network: NetworkOptions) -> Mechanism:
+    """The mechanism that the options name."""
+    from quietmax.mechanisms.algorithm1 import Algorithm1
+    from quietmax.mechanisms.base import plugin_mechanisms
+
+    if network.mechanism in (None, "algorithm1"):
+        return Algorithm1(
+            network.noise or "gaussian",  # type: ignore[arg-type]
+            network.epsilon_sampling,
+            network.epsilon_neuron,
+        )
+    plug_ins = plugin_mechanisms()
+    if network.mechanism not in plug_ins:
+        raise InvalidInput(
+            f"--mechanism must be algorithm1 or that of an installed plug-in ({', '.join(plug_ins) or 'there is none'}"
+            f"), got {network.mechanism!r}."
+        )
+    for option in ("noise", "epsilon_sampling", "epsilon_neuron"):
+        if getattr(network, option) is not None:
+            raise InvalidInput(f"--{option.replace('_', '-')} applies only to --mechanism algorithm1.")
+    return plug_ins[network.mechanism]
 
 
 def _print_answers(answers: _Answers) -> None:

@@ -83,7 +83,7 @@ def command(
     mechanism: Annotated[
         str | None,
         typer.Option(
-            help="Ordinary model: algorithm1. Head charged per answer: sampled-neuron.",
+            help="Ordinary model: algorithm1. Head charged per answer: sampled-neuron. Either: the name of a plug-in.",
             rich_help_panel=_BUDGET,
         ),
     ] = None,

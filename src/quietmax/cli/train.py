@@ -22,7 +22,7 @@ from quietmax.cli._options import (
     with_groups,
 )
 from quietmax.cli._output import console, print_guarantee, print_json, print_table, progress_bar
-from quietmax.errors import InvalidInput
+from quietmax.errors import InvalidInput, QuietmaxError
 
 if TYPE_CHECKING:
     from quietmax.data.records import Records, Split
@@ -101,7 +101,7 @@ class PrivacyOptions:
         str | None,
         typer.Option(
             help="Feature map: auto, identity, unit-norm, scattering, or embedding for columns that a public encoder "
-            "computed. Default: auto."
+            "computed; or the name of a plug-in. Default: auto."
         ),
     ] = None
 
@@ -462,6 +462,27 @@ def dpsgd(
     _train_private("dpsgd", DPSGD(**arguments_of(privacy)), data, encoder, output, source, memory)
 
 
+def _check_plugin_map(
+    name: object, image_shape: tuple[int, int, int] | None, split: Split | TableRows
+) -> None:
+    """Raise if the feature map of a plug-in breaks the invariant on synthetic records (THEORY 3.8)."""
+    from quietmax.estimators.validation import BUILT_IN_FEATURES, named_features
+
+    if not isinstance(name, str) or name in BUILT_IN_FEATURES:
+        return
+    from quietmax.audit.invariant import audit_invariant
+    from quietmax.data.sources import TableRows
+
+    columns = (
+        len(split.encoding.feature_names) if isinstance(split, TableRows) else split.records.features.shape[1]
+    )
+    report = audit_invariant(named_features(name, image_shape), columns, subject=name)
+    if report.broken is not None:
+        raise QuietmaxError(
+            f"The feature map {name!r} must compute a record's features from that record alone, but {report.broken}."
+        )
+
+
 def _train_private(
     name: str,
     estimator: PrivateHead | Teachers | DPSGD,
@@ -488,6 +509,7 @@ def _train_private(
         split = source.load(data, quiet=output.as_json)
         image_shape = split.records.image_shape
     estimator.set_params(image_shape=image_shape)
+    _check_plugin_map(estimator.features, image_shape, split)
     if features is not None:
         estimator.set_params(features=replace(features, image_shape=image_shape))
     started = time.perf_counter()

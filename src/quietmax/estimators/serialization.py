@@ -41,7 +41,12 @@ from quietmax.estimators.validation import CLASSES, SIZE, Condition, alike, runs
 from quietmax.mechanisms.base import Mechanism
 from quietmax.mechanisms.noisy_max import GaussianScores, NoisyMax
 from quietmax.models.features.base import FeatureMap
-from quietmax.models.features.generic import encoders, feature_map_from_json
+from quietmax.models.features.generic import (
+    can_be_stored,
+    describe_map,
+    encoders,
+    feature_map_from_json,
+)
 from quietmax.models.mlp import MLP
 from quietmax.models.serialization import (
     FORMAT_VERSION,
@@ -214,10 +219,10 @@ def save_private(estimator: Estimator, folder: str | Path, *, dataset: str, over
 
     check_is_fitted(estimator)
     kind = _kind(estimator)
-    if runs_own_code(estimator.feature_map_):
+    if not can_be_stored(estimator.feature_map_):
         raise InvalidInput(
-            "Only models with a feature map of quietmax.models.features can be saved. Apply a map of your own to the "
-            "records before training."
+            "Only models with a feature map of quietmax.models.features or of an installed plug-in can be saved. Apply "
+            "a map of your own to the records before training, or install it as a plug-in."
         )
     own, tensors = _KINDS[kind].write(estimator)
     encoding, holdout = estimator.encoding_, estimator.holdout_
@@ -401,7 +406,7 @@ def _read_head(stored: _Stored) -> _Read:
     _check_head(stored, head)
     if not description["released"]:
         return _read_query_head(stored, head)
-    guarantee = weights_guarantee(facts, own_map=False, encoding=stored.encoding)
+    guarantee = weights_guarantee(facts, own_map=runs_own_code(stored.features), encoding=stored.encoding)
     for name in ("bounds", "queries"):
         _check_same(name, description[name], None)
     _check_mu(guarantee.mu, description["epsilon"], description["delta"])
@@ -437,7 +442,9 @@ def _read_query_head(stored: _Stored, head: HeadWeights) -> _Read:
     predictor = Predictor(private, NoisyMax("permute-and-flip"), budget, account=stored.account())
     answers = predictor.guarantee_with(stored.noise_source())
     _check_parameters(stored.guarantee, answers)
-    return predictor, query_guarantee(answers, facts, own_map=False, encoding=stored.encoding)
+    return predictor, query_guarantee(
+        answers, facts, own_map=runs_own_code(stored.features), encoding=stored.encoding
+    )
 
 
 def _check_head(stored: _Stored, head: HeadWeights) -> None:
@@ -449,7 +456,7 @@ def _check_head(stored: _Stored, head: HeadWeights) -> None:
         "estimator": "head",
         "classes": head.classes,
         "dimension": head.weights.shape[1],
-        "features": stored.features.to_json(),
+        "features": describe_map(stored.features),
         "bias": head.bias,
         "radius": head.radius,
         "size_from": "declared" if facts.get("mu_size") is None else "noisy count",

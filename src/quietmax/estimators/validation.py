@@ -22,7 +22,7 @@ from quietmax.data.encoding import Encoding, NumericColumn
 from quietmax.errors import InvalidInput
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.encoder import Embedding, Encoder
-from quietmax.models.features.generic import is_batched, runs_user_code
+from quietmax.models.features.generic import is_batched, make_plugin_map, plugin_maps, runs_user_code
 from quietmax.models.features.images import Scattering
 from quietmax.models.features.tabular import Identity, UnitNorm
 
@@ -109,13 +109,17 @@ def checked_size(size: int) -> int:
     return int(size)
 
 
+BUILT_IN_FEATURES = ("auto", "identity", "unit-norm", "scattering", "embedding")
+"""The names of feature maps that come with quietmax."""
+
+
 def named_features(features: Any, image_shape: ImageShape | None, *, encoding: Encoding | None = None) -> Any:
     """Return the feature map that a name stands for; anything but a string is returned as it is.
 
     Parameters
     ----------
     features : str or object
-        "identity", "unit-norm", "scattering", "embedding", or a feature map.
+        "identity", "unit-norm", "scattering", "embedding", the name of a plug-in, or a feature map.
     image_shape : tuple of int or None
         Channels, height and width of the records, which "scattering" needs.
     encoding : Encoding, optional
@@ -139,7 +143,9 @@ def named_features(features: Any, image_shape: ImageShape | None, *, encoding: E
     """
     if not isinstance(features, str):
         return features
-    check_choice("features", features, ("auto", "identity", "unit-norm", "scattering", "embedding"))
+    if features not in BUILT_IN_FEATURES:
+        check_choice("features", features, (*BUILT_IN_FEATURES, *plugin_maps()))
+        return make_plugin_map(features, image_shape)
     if features == "embedding":
         if encoding is None:
             return Embedding()

@@ -1,7 +1,7 @@
 """Mechanisms: they turn a model's scores into randomised answers."""
 
 from quietmax.mechanisms.algorithm1 import Algorithm1
-from quietmax.mechanisms.base import Answerer, Answers, Certified, Mechanism
+from quietmax.mechanisms.base import Answerer, Answers, Certified, Mechanism, plugin_mechanisms
 from quietmax.mechanisms.noisy_max import GaussianScores, NoisyMax
 from quietmax.mechanisms.sampled_neuron import SampledNeuron
 
@@ -14,4 +14,5 @@ __all__ = [
     "Mechanism",
     "NoisyMax",
     "SampledNeuron",
+    "plugin_mechanisms",
 ]

@@ -1,15 +1,20 @@
-"""Mechanisms turn a model's scores into randomised answers; `Answerer` is the whole path from features to answers."""
+"""Mechanisms turn a model's scores into randomised answers; `Answerer` is the whole path from features to answers.
+
+Another package adds a mechanism as an entry point in the group `quietmax.mechanisms`: a frozen dataclass whose
+parameters all have defaults, or a function without parameters that returns one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
+from quietmax._plugins import with_plugins
 from quietmax.accounting.budget import Analysis, Budget, per_query
 from quietmax.accounting.conversions import bounded_range_as_gaussian, pure_as_gaussian
 from quietmax.accounting.costs import Cost, Measure, PureCost
@@ -19,6 +24,8 @@ from quietmax.models.training import Classifier
 from quietmax.noise.sources import EXACT, NoiseSource
 from quietmax.sensitivity.base import ScoreBounds
 
+ENTRY_POINT_GROUP = "quietmax.mechanisms"
+_BUILT_IN = ("algorithm1", "sampled-neuron", "noisy-max", "gaussian")
 Floats = NDArray[np.float64]
 Noise = Literal["gaussian", "laplace"]
 Selection = Literal["exponential", "permute-and-flip"]
@@ -227,6 +234,41 @@ class Answerer:
             Rows of features, before the public feature map.
         """
         return self.release(self.scores(features))
+
+
+def plugin_mechanisms() -> Mapping[str, Mechanism]:
+    """Return the mechanisms of installed plug-ins by name, with open parameters.
+
+    Their guarantees are an assumption of the user: `quietmax.predictor.claimed` makes them conditional.
+
+    Returns
+    -------
+    mapping of str to Mechanism
+
+    Examples
+    --------
+    >>> "noisy-max" in plugin_mechanisms()  # it is built in
+    False
+    """
+    known = with_plugins(dict.fromkeys(_BUILT_IN), ENTRY_POINT_GROUP, _read_plugin)
+    return {name: made for name, made in known.items() if made is not None}
+
+
+def _read_plugin(name: str, loaded: Any) -> tuple[str, Mechanism]:
+    """Return the mechanism of a plug-in, which has the name of its entry point."""
+    made: Any = loaded()
+    missing = [
+        each
+        for each in ("name", "measure", "analysis", "prepared", "cost", "guarantee", "release")
+        if not hasattr(made, each)
+    ]
+    if missing:
+        raise TypeError(f"a mechanism must have {missing[0]}")
+    if made.name != name:
+        raise ValueError(f"the `name` of the mechanism must be the name of the entry point, '{name}'")
+    if not is_dataclass(type(made)):  # its repr tells what stored answers were drawn with
+        raise TypeError("a mechanism must be a frozen dataclass")
+    return name, made
 
 
 def digest_text(mechanism: Mechanism) -> str:

@@ -26,10 +26,17 @@ from quietmax.estimators.evaluate import EVALUATION_FILE, read_evaluations, spli
 from quietmax.estimators.serialization import PrivateModel, open_private
 from quietmax.ledger.accounts import Terms
 from quietmax.mechanisms.algorithm1 import Algorithm1
-from quietmax.mechanisms.base import Answerer, Answers, Mechanism, digest_text, releases_probabilities
+from quietmax.mechanisms.base import (
+    Answerer,
+    Answers,
+    Mechanism,
+    digest_text,
+    plugin_mechanisms,
+    releases_probabilities,
+)
 from quietmax.mechanisms.sampled_neuron import SampledNeuron
 from quietmax.models.serialization import load_model, read_description
-from quietmax.predictor import Predictor
+from quietmax.predictor import Predictor, claimed
 from quietmax.server.deployment import Deployment, MigratedBudget, Rows, version_order
 from quietmax.spending import ACCOUNT_FILE, ACCOUNT_ID, FileAccount
 
@@ -262,17 +269,25 @@ def _load(folder: ModelFolder) -> Deployment:
 
 
 def _load_network(folder: ModelFolder) -> Deployment:
-    """Load an ordinary network behind Algorithm 1 as published: conditional for two classes, refuted for more."""
-    if folder.mechanism not in (None, "algorithm1"):
+    """Load an ordinary network behind Algorithm 1 as published, or behind the mechanism of a plug-in.
+
+    Algorithm 1 is conditional for two classes and refuted for more. A plug-in is conditional at best.
+    """
+    mechanism: Mechanism
+    if folder.mechanism in (None, "algorithm1"):
+        mechanism = Algorithm1(folder.noise)  # type: ignore[arg-type]
+    elif (own := plugin_mechanisms().get(str(folder.mechanism))) is not None:
+        mechanism = own
+    else:
         raise InvalidInput(
-            f"The mechanism of an ordinary model must be algorithm1, got {folder.mechanism!r} for {folder.path}."
+            f"The mechanism of an ordinary model must be algorithm1 or that of an installed plug-in, got "
+            f"{folder.mechanism!r} for {folder.path}."
         )
     if folder.budget is None:
         raise InvalidInput(f"The ordinary model in {folder.path} states no budget; `budget` is required.")
     model = load_model(folder.path)
-    published = Algorithm1(folder.noise)  # type: ignore[arg-type]
-    terms = Terms(folder.budget.epsilon, folder.budget.delta, published.analysis)
-    answerer = Answerer.prepare(model, published, Budget(terms.epsilon, terms.delta, folder.queries))
+    terms = Terms(folder.budget.epsilon, folder.budget.delta, mechanism.analysis)
+    answerer = Answerer.prepare(model, mechanism, Budget(terms.epsilon, terms.delta, folder.queries))
     classes = tuple(map(str, range(model.classes))) if model.encoding is None else model.encoding.classes
     return _charged_per_answer(
         folder,
@@ -280,7 +295,7 @@ def _load_network(folder: ModelFolder) -> Deployment:
         kind="mlp",
         inputs=model.features,
         classes=classes,
-        guarantee=answerer.mechanism.guarantee(model.classes),
+        guarantee=claimed(answerer.mechanism.guarantee(model.classes), answerer.mechanism),
         terms=terms,
         image_shape=model.image_shape,
         encoding=model.encoding,
@@ -365,6 +380,13 @@ def _mechanism(folder: ModelFolder, predictor: Predictor) -> Mechanism:
     valid = [own.name, "sampled-neuron"] if folder.description.get("kind") == "head" else [own.name]
     if folder.mechanism in (None, own.name):
         return own
+    if len(valid) > 1 and (plug_in := plugin_mechanisms().get(str(folder.mechanism))) is not None:
+        if plug_in.measure != own.measure:
+            raise InvalidInput(
+                f"The mechanism of the model in {folder.path} must have the privacy measure {own.measure}, but "
+                f"{plug_in.name} has {plug_in.measure}."
+            )
+        return plug_in.prepared(predictor.model, predictor.cost)
     if folder.mechanism not in valid:
         raise InvalidInput(
             f"The mechanism of the model in {folder.path} must be {' or '.join(valid)}, got {folder.mechanism!r}."
@@ -376,13 +398,14 @@ def _guarantee(stated: Guarantee, mechanism: Mechanism, predictor: Predictor) ->
     """Return the stated guarantee; for another mechanism its own reason, at a status no better than stated."""
     if mechanism is predictor.mechanism:
         return stated
-    one = mechanism.guarantee(predictor.model.classes)
+    one = claimed(mechanism.guarantee(predictor.model.classes), mechanism)
+    worse = one if stated.status == "proven" or one.status == "refuted" else stated
     return Guarantee.of(
         stated.cost,
-        status=one.status if stated.status == "proven" else stated.status,
-        because=one.because if stated.status == "proven" else stated.because,
+        status=worse.status,
+        because=worse.because,
         parameters=one.parameters,
-        assumptions=stated.assumptions,
+        assumptions=tuple(dict.fromkeys((*stated.assumptions, *one.assumptions))),
         unit=stated.unit,
     )
 

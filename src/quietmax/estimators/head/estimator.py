@@ -219,7 +219,7 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
         *,
         mu: float | None = None,
         method: TrainingMethod | None = None,
-        features: FeatureMap | Literal["auto", "identity", "unit-norm", "scattering", "embedding"] = "auto",
+        features: FeatureMap | str = "auto",
         image_shape: ImageShape | None = None,
         classes: Sequence[Any] | None = None,
         declared_size: int | None = None,
@@ -622,8 +622,8 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
             )
         if not isinstance(self.features, FeatureMap | str):
             raise InvalidInput(
-                "features must be a map of quietmax.models.features, 'auto', 'identity', 'unit-norm', 'scattering' or "
-                f"'embedding', got {self.features!r}."
+                "features must be a map of quietmax.models.features, 'auto', 'identity', 'unit-norm', 'scattering', "
+                f"'embedding' or the name of a plug-in, got {self.features!r}."
             )
         if self.loss == "convexified" and self._training_method != "output":
             raise InvalidInput("loss='convexified' requires method='output'.")

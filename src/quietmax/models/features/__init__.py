@@ -9,6 +9,7 @@ from quietmax.models.features.generic import (
     describe_map,
     feature_map_from_json,
     is_batched,
+    plugin_maps,
     runs_user_code,
 )
 from quietmax.models.features.images import Scattering, dead_leaves, scatter
@@ -46,6 +47,7 @@ __all__ = [
     "feature_map_from_json",
     "image_features",
     "is_batched",
+    "plugin_maps",
     "runs_user_code",
     "save_encoder",
     "scatter",

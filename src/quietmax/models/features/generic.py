@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import numpy as np
 
 from quietmax._lazy import lazy_module
+from quietmax._plugins import with_plugins
 from quietmax.errors import InvalidInput
 from quietmax.models.features.base import WIDTH, BatchedMap, FeatureMap, Floats
 from quietmax.models.features.encoder import Embedding, Encoder
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 else:
     torch = lazy_module("torch")
 
+ENTRY_POINT_GROUP = "quietmax.features"
 _ROWS_AT_ONCE = 256
 
 
@@ -393,6 +396,78 @@ _KINDS: dict[str, type[FeatureMap]] = {
 }
 
 
+def plugin_maps() -> Mapping[str, type[FeatureMap]]:
+    """Return the feature maps of installed plug-ins by name.
+
+    Another package adds a map by naming its class as an entry point in the group `quietmax.features`. The name of the
+    entry point is the class's `kind`. The class can be called without arguments, or with `image_shape` if it has such a
+    parameter.
+
+    Returns
+    -------
+    mapping of str to type
+
+    Examples
+    --------
+    >>> "unit-norm" in plugin_maps()  # it is built in
+    False
+    """
+    known = with_plugins(_KINDS, ENTRY_POINT_GROUP, _read_plugin)
+    return {name: known[name] for name in known.keys() - _KINDS.keys()}
+
+
+def _read_plugin(name: str, loaded: Any) -> tuple[str, type[FeatureMap]]:
+    """Return the class of a plug-in, which has the name of its entry point."""
+    if not (isinstance(loaded, type) and issubclass(loaded, FeatureMap)):
+        raise TypeError("the entry point must be a subclass of quietmax.models.features.FeatureMap")
+    if getattr(loaded, "kind", None) != name:
+        raise ValueError(f"the `kind` of the class must be the name of the entry point, '{name}'")
+    return name, loaded
+
+
+def make_plugin_map(name: str, image_shape: tuple[int, int, int] | None) -> FeatureMap:
+    """Make the feature map of a plug-in with its default parameters.
+
+    Parameters
+    ----------
+    name : str
+        One of `plugin_maps`.
+    image_shape : tuple of int or None
+        Channels, height and width of the records, for a map that has such a parameter.
+
+    Returns
+    -------
+    FeatureMap
+    """
+    kind = plugin_maps()[name]
+    takes_shape = "image_shape" in inspect.signature(kind).parameters
+    return kind(image_shape=image_shape) if takes_shape else kind()  # type: ignore[call-arg]
+
+
+def can_be_stored(feature_map: object) -> bool:
+    """Return whether a model folder can describe a map: one of quietmax or of an installed plug-in.
+
+    Parameters
+    ----------
+    feature_map : object or None
+        The map; None for no map.
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
+    >>> can_be_stored(UnitNorm()), can_be_stored(object())
+    (True, False)
+    """
+    if type(feature_map) in (Pipeline, Joined):
+        return all(can_be_stored(step) for step in feature_map.maps)  # type: ignore[attr-defined]
+    if not isinstance(feature_map, FeatureMap):
+        return feature_map is None
+    return not runs_user_code(feature_map) or plugin_maps().get(feature_map.kind) is type(feature_map)
+
+
 def encoders(feature_map: FeatureMap | None) -> tuple[Encoder, ...]:
     """Return the encoders in a map, whose files a model folder must hold.
 
@@ -446,9 +521,11 @@ def feature_map_from_json(values: Mapping[str, Any], folder: Path | None = None)
     UnitNorm(constant=0.5)
     """
     try:
-        located = values if folder is None else _located(values, folder)
-        return _KINDS[values["kind"]].from_json(located)
+        located, kind = values if folder is None else _located(values, folder), values["kind"]
+        return (_KINDS.get(kind) or plugin_maps()[kind]).from_json(located)
     except InvalidInput:
         raise
     except (KeyError, TypeError, ValueError) as problem:
-        raise InvalidInput("These values do not describe a feature map.") from problem
+        raise InvalidInput(
+            f"These values do not describe a feature map of quietmax or of an installed plug-in: {values!r:.200}."
+        ) from problem
