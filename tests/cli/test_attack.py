@@ -230,7 +230,7 @@ def test_a_server_is_queried_instead_of_the_model_with_the_key_from_the_environm
             "--mechanism must be none or algorithm1, or that of an installed plug-in, got 'magic'",
         ),
         (["mnist-5k", "--mechanism", "algorithm1"], "--mechanism algorithm1 requires --epsilon"),
-        (["mnist-5k", "--epsilon", "1"], "can only be combined with --mechanism algorithm1"),
+        (["mnist-5k", "--epsilon", "1"], "can only be combined with a mechanism"),
         (
             ["mnist-5k", "--mechanism", "algorithm1", "--epsilon", "1", "--target", "http://a/b"],
             "own mechanism",

@@ -20,8 +20,8 @@ from quietmax import _plugins, attacks, data, mechanisms
 from quietmax.data.readers import fair_table
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.estimators import open_private, save_private
+from quietmax.ledger.accounts import Terms
 from quietmax.models import features
-from quietmax.server.deployment import Terms
 from quietmax.server.repository import load_models
 from tests.docs.code_blocks import blocks_of, commands, exit_code
 

@@ -291,7 +291,9 @@ def _check_mechanism(options: MechanismOptions, url: str | None) -> None:
     if options.noise not in ("gaussian", "laplace"):
         raise InvalidInput(f"--noise must be gaussian or laplace, got {options.noise!r}.")
     if options.mechanism == "none" and (options.epsilon is not None or options.seeded is not None):
-        raise InvalidInput("--epsilon and --seeded can only be combined with --mechanism, as in algorithm1.")
+        raise InvalidInput(
+            "--epsilon and --seeded can only be combined with a mechanism, as in --mechanism algorithm1."
+        )
     if options.mechanism != "none" and url is not None:
         raise InvalidInput("--target cannot be combined with --mechanism: a server has its own mechanism.")
     if options.mechanism != "none" and options.epsilon is None:
