@@ -20,7 +20,9 @@ from quietmax.experiments.findings import (
     curve_comparisons,
     findings,
     interpolate,
+    leakages,
     multi_query,
+    own_correlations,
 )
 from quietmax.experiments.grid import DataSource, Experiment, Trial, reproduction_trials
 from quietmax.experiments.paper import EPSILONS
@@ -101,6 +103,8 @@ def test_results_of_stand_ins_count_neither_as_the_papers_nor_as_real_ones(tmp_p
         assert all(each.paper_accuracy_loss is None and each.paper_leakage is None for each in stand_ins)
         assert accuracy_comparisons(both) == accuracy_comparisons(alone)
         assert curve_comparisons(both) == curve_comparisons(alone)
+        assert leakages(both) == leakages(alone)
+        assert own_correlations(both) == own_correlations(alone) != []
         assert findings(both) == findings(alone)
         assert {row.dataset for row in multi_query(stand_ins)} == {each.dataset for each in stand_ins}
         drawn = figures(stand_ins)
