@@ -489,7 +489,7 @@ async def code(
             await channel.stream_unary(METHOD + method)(iter(messages), metadata=metadata, timeout=PATIENCE)
             name = "OK"
         except grpc.RpcError as error:
-            if "execute_batch" in str(error.details()) and failed < MOST_UNSENT:
+            if "execute_batch" in str(error.debug_error_string()) and failed < MOST_UNSENT:
                 failed += 1
                 continue
             name = "none" if time.monotonic() - started > PATIENCE - 1 else str(error.code().name)
