@@ -76,6 +76,11 @@ def test_alpha_can_be_searched_for(run: Run) -> None:
     result = json.loads(out)
     assert len(result["alpha_search"]) == 20
     assert result["alpha"] in [trial["alpha"] for trial in result["alpha_search"]]
+    assert set(result["original_loss"]) == {"train_accuracy", "validation_accuracy"}
+    code, out, _ = run("train", "network", *SMALL, "--alpha", "search")
+    assert code == 0
+    for words in ("Search for alpha", "original loss", "chosen", "the original loss", "at most 0.05 below"):
+        assert words in " ".join(out.split()), words
 
 
 def test_the_settings_of_a_network_are_those_of_the_options(run: Run, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from quietmax.estimators.teachers import Teachers
     from quietmax.models.features.encoder import Encoder
     from quietmax.models.losses import Loss
+    from quietmax.models.training import AlphaSearch
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -293,7 +294,8 @@ def network(
     alpha: Annotated[
         str | None,
         typer.Option(
-            help="Constant of the convexified loss, or 'search'. Default: the data set's, 1 for your own table."
+            help="Constant of the convexified loss, or 'search': try 0.5 to 10 in steps of 0.5. Default: the data "
+            "set's, 1 for your own table."
         ),
     ] = None,
     averaged_over: Annotated[
@@ -349,11 +351,49 @@ def network(
         result["sensitivity"] = published_sensitivity(model).to_json()
     if search is not None:
         result["alpha_search"] = [vars(trial) for trial in search.trials]
+        result["original_loss"] = {
+            "train_accuracy": search.original_train_accuracy,
+            "validation_accuracy": search.original_validation_accuracy,
+        }
     if output.as_json:
         print_json(result)
     else:
+        if search is not None:
+            _print_alpha_search(search)
         caption = "Do not publish these numbers or the model if the records are private: no noise was added."
         _print_result("Trained (answers are not private)", result, caption)
+
+
+def _print_alpha_search(search: AlphaSearch) -> None:
+    """Print the accuracies of every alpha, and why one was chosen."""
+    from quietmax.models.training import ALPHA_TOLERANCE
+
+    chosen = next(trial for trial in search.trials if trial.alpha == search.alpha)
+    original = (search.original_train_accuracy, search.original_validation_accuracy)
+    rule = (
+        f"The smallest alpha whose accuracies are at most {ALPHA_TOLERANCE:g} below those of the original loss: "
+        f"{chosen.alpha:g}."
+        if chosen.shortfall <= ALPHA_TOLERANCE
+        else f"No alpha comes within {ALPHA_TOLERANCE:g} of the original loss; {chosen.alpha:g} comes closest."
+    )
+    print_table(
+        "Search for alpha",
+        ("alpha", "train accuracy", "validation accuracy", "below the original loss by", ""),
+        [
+            ("original loss", *(f"{accuracy:.4f}" for accuracy in original), "", ""),
+            *(
+                (
+                    f"{trial.alpha:g}",
+                    f"{trial.train_accuracy:.4f}",
+                    f"{trial.validation_accuracy:.4f}",
+                    f"{trial.shortfall:.4f}",
+                    "chosen" if trial is chosen else "",
+                )
+                for trial in search.trials
+            ),
+        ],
+        caption=f"{rule} A fifth of the training records was held out to validate.",
+    )
 
 
 def _loss(name: str, alpha: str | None, averaged_over: str | None, data: str) -> Loss:

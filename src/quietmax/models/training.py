@@ -535,6 +535,13 @@ PAPER_GRID = tuple(0.5 * step for step in range(1, 21))
 """The values of alpha that the paper compares: 0.5 to 10."""
 
 
+ALPHA_TOLERANCE = 0.05
+"""How far an accuracy may be below that of the original loss and still count as "(almost) the same".
+
+The paper states no number. Of its own eleven choices ten lose at most 0.047 in either accuracy; CIFAR-100 loses 0.12.
+"""
+
+
 @dataclass(frozen=True)
 class AlphaTrial:
     """Accuracy with one alpha.
@@ -545,14 +552,14 @@ class AlphaTrial:
         Constant of the convexified loss.
     train_accuracy, validation_accuracy : float
         Accuracy on the records trained on and on those held out.
-    distance : float
-        Sum of the two differences to the accuracies of the original loss.
+    shortfall : float
+        How far the worse of the two is below that of the original loss; 0 if neither is.
     """
 
     alpha: float
     train_accuracy: float
     validation_accuracy: float
-    distance: float
+    shortfall: float
 
 
 @dataclass(frozen=True)
@@ -562,7 +569,7 @@ class AlphaSearch:
     Parameters
     ----------
     alpha : float
-        The alpha that came closest to the original loss.
+        The smallest alpha with almost the accuracies of the original loss.
     original_train_accuracy, original_validation_accuracy : float
         Accuracies of the original loss.
     trials : tuple of AlphaTrial
@@ -575,6 +582,59 @@ class AlphaSearch:
     trials: tuple[AlphaTrial, ...]
 
 
+def alpha_trial(alpha: float, accuracies: tuple[float, float], original: tuple[float, float]) -> AlphaTrial:
+    """Compare the accuracies with one alpha with those of the original loss.
+
+    Parameters
+    ----------
+    alpha : float
+        Constant of the convexified loss.
+    accuracies : tuple of float
+        Accuracy on the records trained on and on others.
+    original : tuple of float
+        The same of the original loss.
+
+    Returns
+    -------
+    AlphaTrial
+
+    Examples
+    --------
+    >>> round(alpha_trial(1.0, (0.99, 0.65), (1.0, 0.61)).shortfall, 4)
+    0.01
+    """
+    below = max(before - now for before, now in zip(original, accuracies, strict=True))
+    return AlphaTrial(alpha, *accuracies, max(0.0, below))
+
+
+def choose_alpha(trials: Sequence[AlphaTrial], tolerance: float = ALPHA_TOLERANCE) -> float:
+    """Return the smallest alpha whose shortfall is within the tolerance; if there is none, that with the least.
+
+    The paper wants "(almost) the same training and test accuracy" as with the original loss. An accuracy above it is no
+    loss. Of several such values the smallest is taken because the leakage grows with alpha.
+
+    Parameters
+    ----------
+    trials : sequence of AlphaTrial
+        At least one.
+    tolerance : float
+        Largest shortfall that counts as almost the same.
+
+    Returns
+    -------
+    float
+
+    Examples
+    --------
+    >>> choose_alpha([AlphaTrial(0.5, 0.92, 0.63, 0.08), AlphaTrial(1.0, 0.99, 0.65, 0.01)])
+    1.0
+    """
+    within = [trial.alpha for trial in trials if trial.shortfall <= tolerance]
+    if within:
+        return min(within)
+    return min(trials, key=lambda trial: (trial.shortfall, trial.alpha)).alpha
+
+
 def search_alpha(
     data: Split,
     *,
@@ -584,7 +644,7 @@ def search_alpha(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> AlphaSearch:
-    """Train one network per alpha, all at once, and choose the one closest to the original loss.
+    """Train one network per alpha, all at once, and choose by the rule of `choose_alpha`.
 
     The choice depends on private records: a model trained with it has no proven guarantee unless the choice is
     charged for.
@@ -649,10 +709,9 @@ def search_alpha(
             shares.append((answers == records.labels[rows]).mean(-1))
         return [(float(train), float(held_out)) for train, held_out in zip(*shares, strict=True)]
 
-    ((target_train, target_validation),) = accuracies(original, None)
+    (target,) = accuracies(original, None)
     trials = tuple(
-        AlphaTrial(alpha, train, held_out, abs(train - target_train) + abs(held_out - target_validation))
-        for alpha, (train, held_out) in zip(grid, accuracies(chosen, list(grid)), strict=True)
+        alpha_trial(alpha, reached, target)
+        for alpha, reached in zip(grid, accuracies(chosen, list(grid)), strict=True)
     )
-    best = min(trials, key=lambda trial: (trial.distance, trial.alpha))
-    return AlphaSearch(best.alpha, target_train, target_validation, trials)
+    return AlphaSearch(choose_alpha(trials), *target, trials)

@@ -1,0 +1,97 @@
+"""Tables of our own measurements that are shipped with the package as CSV files: writing and reading them."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from quietmax._io import atomic_write
+from quietmax.errors import InvalidInput
+
+Row = TypeVar("Row", bound=Any)
+
+_DIGITS = 6
+
+
+def stored_table(kind: type[Row], file: str, names: Sequence[str] | None = None) -> list[Row]:
+    """Return the rows of a shipped table.
+
+    Parameters
+    ----------
+    kind : dataclass
+        What a row is; its fields are strings, numbers or None, the first is the name of the data set.
+    file : str
+        Name of the CSV file.
+    names : sequence of str, optional
+        Data sets whose rows are wanted; by default all.
+
+    Returns
+    -------
+    list of `kind`
+
+    Raises
+    ------
+    InvalidInput
+        If the table has no row for a name.
+    """
+    with resources.files("quietmax.experiments").joinpath("paper", file).open(encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    hints = get_type_hints(kind)
+    found = [
+        kind(**{each.name: _value(row[each.name], hints[each.name]) for each in fields(kind)}) for row in rows
+    ]
+    measured = list(dict.fromkeys(row.dataset for row in found))
+    for name in names or ():
+        if name not in measured:
+            raise InvalidInput(
+                f"`datasets` has {name!r}, for which nothing is stored; stored are {', '.join(measured)}. "
+                "`measure` measures it."
+            )
+    return [row for name in names or measured for row in found if row.dataset == name]
+
+
+def write_table(rows: Sequence[Any], path: Path) -> Path:
+    """Write rows to a CSV file that `stored_table` can read.
+
+    Parameters
+    ----------
+    rows : sequence of dataclass instances
+        At least one; all of the same class.
+    path : pathlib.Path
+        The file; its folder is created if necessary.
+
+    Returns
+    -------
+    pathlib.Path
+        The file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(staging: Path) -> None:
+        with staging.open("w", encoding="utf-8", newline="") as file:
+            lines = csv.writer(file, lineterminator="\n")
+            lines.writerow([each.name for each in fields(rows[0])])
+            for row in rows:
+                lines.writerow([_text(value) for value in asdict(row).values()])
+
+    atomic_write(path, write)
+    return path
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.{_DIGITS}g}" if isinstance(value, float) else str(value)
+
+
+def _value(text: str, hint: Any) -> Any:
+    """Return what `_text` wrote, by the annotation of its field."""
+    optional = type(None) in get_args(hint)
+    if optional and not text:
+        return None
+    wanted = next(each for each in get_args(hint) if each is not type(None)) if optional else hint
+    return wanted(text)
