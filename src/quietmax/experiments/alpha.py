@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from quietmax.data.registry import dataset
 from quietmax.experiments.grid import DataSource, Effort, Group, Trial
+from quietmax.experiments.paper import correlate
 from quietmax.experiments.results import Result
 from quietmax.experiments.summary import Mean
-from quietmax.models.training import PAPER_GRID
+from quietmax.models.training import PAPER_GRID, AlphaTrial, alpha_trial, choose_alpha
 
+STORED = "alpha.csv"
 ATTACKS = ("shadow", "threshold")
 
 
@@ -192,3 +197,157 @@ def _averaged(name: str, alpha: float | None, trials: Sequence[tuple[Trial, Resu
         *measured[0],
         *measured[1],
     )
+
+
+@dataclass(frozen=True)
+class AlphaChoice:
+    """What the rows of one data set say about the choice of alpha.
+
+    Parameters
+    ----------
+    dataset : str
+        Name of the data set.
+    trials : tuple of AlphaTrial
+        Train and test accuracy of every alpha and how far they are below those of the original loss.
+    chosen : float
+        The alpha that the rule of `choose_alpha` picks from them.
+    paper : float
+        The data set's alpha: the paper's, where it has one.
+    shadow_correlation, threshold_correlation : float or None
+        Spearman's correlation of alpha with each leakage; None without attacks.
+    """
+
+    dataset: str
+    trials: tuple[AlphaTrial, ...]
+    chosen: float
+    paper: float
+    shadow_correlation: float | None
+    threshold_correlation: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields."""
+        return asdict(self)
+
+
+def alpha_choices(rows: Sequence[AlphaRow]) -> list[AlphaChoice]:
+    """Apply the rule of the search to measured rows, and correlate alpha with the leakage.
+
+    Parameters
+    ----------
+    rows : sequence of AlphaRow
+        Of each data set the original loss and at least one alpha.
+
+    Returns
+    -------
+    list of AlphaChoice
+        One per data set.
+    """
+    choices = []
+    for name in dict.fromkeys(row.dataset for row in rows):
+        mine = [row for row in rows if row.dataset == name]
+        original = next(row for row in mine if row.alpha is None)
+        tried = {row.alpha: row for row in mine if row.alpha is not None}
+        trials = tuple(
+            alpha_trial(
+                alpha,
+                (row.train_accuracy, row.test_accuracy),
+                (original.train_accuracy, original.test_accuracy),
+            )
+            for alpha, row in tried.items()
+        )
+        shadow, threshold = (
+            _correlation(list(tried), [getattr(row, f"{attack}_leakage") for row in tried.values()])
+            for attack in ATTACKS
+        )
+        choices.append(
+            AlphaChoice(name, trials, choose_alpha(trials), dataset(name).alpha, shadow, threshold)
+        )
+    return choices
+
+
+def _correlation(alphas: Sequence[float], leakages: Sequence[float | None]) -> float | None:
+    known = [each for each in leakages if each is not None]
+    if len(known) < max(3, len(leakages)):
+        return None
+    return correlate(alphas, known).spearman
+
+
+def write_alpha_figures(
+    rows: Sequence[AlphaRow], folder: Path, formats: Sequence[str] = ("png", "pdf")
+) -> list[Path]:
+    """Draw accuracy and leakage over alpha, one figure per data set.
+
+    Parameters
+    ----------
+    rows : sequence of AlphaRow
+        Of each data set the original loss and the alphas.
+    folder : pathlib.Path
+        Created if it does not exist.
+    formats : sequence of str
+        File formats.
+
+    Returns
+    -------
+    list of pathlib.Path
+    """
+    from matplotlib.figure import Figure
+
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for choice in alpha_choices(rows):
+        mine = [row for row in rows if row.dataset == choice.dataset]
+        canvas = Figure(figsize=(8.4, 3.4), layout="constrained")
+        axes = canvas.subplots(1, 2)
+        _draw_accuracy(axes[0], mine, choice)
+        _draw_leakage(axes[1], mine)
+        for extension in formats:
+            path = folder / f"alpha-{choice.dataset}.{extension}"
+            canvas.savefig(path, dpi=150)
+            written.append(path)
+    return written
+
+
+def _draw_accuracy(axes: Any, rows: Sequence[AlphaRow], choice: AlphaChoice) -> None:
+    original = next(row for row in rows if row.alpha is None)
+    for part, colour in (("train", "#3d5a80"), ("test", "#b4431f")):
+        _draw_line(
+            axes,
+            rows,
+            f"{part}_accuracy",
+            f"{part}_spread",
+            colour,
+            f"{part}ing" if part == "train" else part,
+        )
+        level = getattr(original, f"{part}_accuracy")
+        axes.axhline(level, color=colour, linewidth=0.8, linestyle=":", label=f"{part}, original loss")
+    axes.axvline(
+        choice.paper, color="#222222", linewidth=0.6, linestyle="--", label=f"the paper's {choice.paper:g}"
+    )
+    axes.set(xlabel="alpha", ylabel="accuracy")
+    axes.set_title(f"{choice.dataset}: accuracy", fontsize=9)
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=6.5, frameon=False)
+
+
+def _draw_leakage(axes: Any, rows: Sequence[AlphaRow]) -> None:
+    for attack, colour in zip(ATTACKS, ("#0b6e4f", "#7b3fa0"), strict=True):
+        _draw_line(axes, rows, f"{attack}_leakage", f"{attack}_spread", colour, f"{attack} attack")
+    _draw_line(axes, rows, "gap", None, "#888888", "training minus test accuracy")
+    axes.set(xlabel="alpha", ylabel="TPR - FPR")
+    axes.set_title("leakage without noise", fontsize=9)
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=6.5, frameon=False)
+
+
+def _draw_line(
+    axes: Any, rows: Sequence[AlphaRow], value: str, spread: str | None, colour: str, name: str
+) -> None:
+    known = [row for row in rows if row.alpha is not None and getattr(row, value) is not None]
+    if not known:
+        return
+    alphas = [row.alpha for row in known]
+    values = np.array([getattr(row, value) for row in known])
+    axes.plot(alphas, values, color=colour, marker="o", markersize=2.5, linewidth=1.3, label=name)
+    if spread is not None:
+        spreads = np.array([getattr(row, spread) or 0.0 for row in known])
+        axes.fill_between(alphas, values - spreads, values + spreads, color=colour, alpha=0.15, linewidth=0)

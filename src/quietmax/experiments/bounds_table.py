@@ -1,7 +1,7 @@
 """The paper's Table 1 with numbers: the upper bounds on the L2 sensitivity of the weights, side by side.
 
-The bounds follow from the shape of a network. What they are compared with takes training: how far retraining without one
-record moved the weights, and the measurements that decide about the conditions.
+The bounds follow from the shape of a network. What they are compared with takes training: how far retraining without
+one record moved the weights, and the measurements that decide about the conditions.
 """
 
 from __future__ import annotations
@@ -21,9 +21,18 @@ from quietmax.models.losses import Convexified
 from quietmax.models.stacked import TrainingSettings
 from quietmax.models.training import train
 from quietmax.sensitivity.empirical import EmpiricalSensitivity, empirical_sensitivity
-from quietmax.sensitivity.upper_bounds import MeasuredFacts, UpperBound, measured_facts, upper_bounds_for
+from quietmax.sensitivity.upper_bounds import (
+    CONDITIONS,
+    MeasuredFacts,
+    UpperBound,
+    measured_facts,
+    upper_bounds_for,
+)
 
 STORED = "bounds.csv"
+TITLES = ("Chaudhuri binary", "Chaudhuri", "Wu decreasing", "Wu constant", "this paper")
+"""Short names of the five bounds, in the paper's order."""
+
 _QUERIES = 500
 _REMOVALS = {"location": 12, "adult": 12}
 _REMOVALS_OTHERWISE = 6
@@ -94,6 +103,18 @@ class BoundsRow:
             return "not measured"
         return "exceeded" if self.observed.weights_l2 > self.bounds[-1].value else "not exceeded"
 
+    def flat(self) -> dict[str, object]:
+        """Return one value per bound, and the observations, for a CSV file."""
+        seen = self.observed
+        return {
+            "dataset": self.dataset,
+            **{title: bound.value for title, bound in zip(TITLES, self.bounds, strict=True)},
+            "observed": None if seen is None else seen.weights_l2,
+            "observed_ordinary": None if seen is None else seen.ordinary_l2,
+            "removals": None if seen is None else seen.removals,
+            "verdict": self.verdict,
+        }
+
     def to_json(self) -> dict[str, Any]:
         """Return the bounds with their conditions, the observations and the verdict."""
         return {
@@ -136,6 +157,59 @@ def bounds_table(names: Sequence[str] | None = None, observed: Sequence[Observed
         )
         rows.append(BoundsRow(name, bounds, found))
     return rows
+
+
+@dataclass(frozen=True)
+class ConditionSummary:
+    """On which data sets a condition holds, does not hold or was not checked.
+
+    Parameters
+    ----------
+    condition : str
+        The condition.
+    needed_by : tuple of str
+        Short names of the bounds that need it.
+    holds : bool or None
+        The verdict; None for "not checked".
+    datasets : tuple of str
+        The data sets with that verdict.
+    because : str
+        The reason on the first of them.
+    """
+
+    condition: str
+    needed_by: tuple[str, ...]
+    holds: bool | None
+    datasets: tuple[str, ...]
+    because: str
+
+
+def condition_summaries(rows: Sequence[BoundsRow]) -> list[ConditionSummary]:
+    """Summarise the conditions of all bounds over the data sets.
+
+    Parameters
+    ----------
+    rows : sequence of BoundsRow
+        Rows of `bounds_table`.
+
+    Returns
+    -------
+    list of ConditionSummary
+        One per condition and verdict.
+    """
+    needed: dict[str, dict[str, None]] = {}
+    found: dict[tuple[str, bool | None], dict[str, str]] = {}
+    for row in rows:
+        for title, bound in zip(TITLES, row.bounds, strict=True):
+            for condition in bound.conditions:
+                needed.setdefault(condition.name, {})[title] = None
+                found.setdefault((condition.name, condition.holds), {})[row.dataset] = condition.because
+    return [
+        ConditionSummary(name, tuple(needed[name]), holds, tuple(whose), next(iter(whose.values())))
+        for name in CONDITIONS
+        for (condition, holds), whose in found.items()
+        if condition == name
+    ]
 
 
 def stored_observations() -> list[Observed]:

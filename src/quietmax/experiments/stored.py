@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
-from dataclasses import asdict, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -54,13 +54,13 @@ def stored_table(kind: type[Row], file: str, names: Sequence[str] | None = None)
     return [row for name in names or measured for row in found if row.dataset == name]
 
 
-def write_table(rows: Sequence[Any], path: Path) -> Path:
-    """Write rows to a CSV file that `stored_table` can read.
+def write_table(rows: Sequence[Mapping[str, object]], path: Path) -> Path:
+    """Write rows to a CSV file; `stored_table` reads it if they are the fields of a dataclass.
 
     Parameters
     ----------
-    rows : sequence of dataclass instances
-        At least one; all of the same class.
+    rows : sequence of mappings
+        At least one; all with the same keys. None becomes an empty cell.
     path : pathlib.Path
         The file; its folder is created if necessary.
 
@@ -74,9 +74,9 @@ def write_table(rows: Sequence[Any], path: Path) -> Path:
     def write(staging: Path) -> None:
         with staging.open("w", encoding="utf-8", newline="") as file:
             lines = csv.writer(file, lineterminator="\n")
-            lines.writerow([each.name for each in fields(rows[0])])
+            lines.writerow(rows[0])
             for row in rows:
-                lines.writerow([_text(value) for value in asdict(row).values()])
+                lines.writerow([_text(value) for value in row.values()])
 
     atomic_write(path, write)
     return path

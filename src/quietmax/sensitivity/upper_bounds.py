@@ -1,9 +1,9 @@
 """The five upper bounds of the paper's Table 1 on the L2 sensitivity of trained weights, with their conditions.
 
-All five assume a loss that is convex and rho-Lipschitz in the weights and a lam-strongly convex regulariser; rho and lam
-are those of `quietmax.sensitivity.published`. Each bound is computed whether or not its conditions hold. What is known of
-the network decides about each condition: its shape and training settings, and, given a trained model and its records,
-three measurements (`measured_facts`).
+All five assume a loss that is convex and rho-Lipschitz in the weights and a lam-strongly convex regulariser; rho and
+lam are those of `quietmax.sensitivity.published`. Each bound is computed whether or not its conditions hold. What is
+known of the network decides about each condition: its shape and training settings, and, given a trained model and its
+records, measurements (`measured_facts`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 else:
     torch = lazy_module("torch")
+
+CONDITIONS = (
+    "convex loss",
+    "smooth loss",
+    "decreasing SGD step",
+    "constant SGD step",
+    "normalised data",
+    "binary classes",
+    "rho-Lipschitz loss",
+    "minimiser reached",
+)
+"""All conditions in the order of Table 1; the last is not in it, but the proofs that need it take it for granted."""
 
 NEGLIGIBLE = 0.01
 """Share of a bound that the distance to the minimiser may add: a gradient g of the objective adds up to 2 |g|/lam."""
@@ -73,7 +85,7 @@ class UpperBound:
     sensitivity : Sensitivity
         Its value, with basis "published".
     conditions : tuple of Condition
-        Its conditions in the paper's order, then those that its proof takes for granted.
+        Its conditions in the paper's order, then the Lipschitz constant and, where the proof is about a minimiser, that.
     """
 
     work: str
@@ -244,7 +256,7 @@ def _convex(settings: TrainingSettings, facts: MeasuredFacts | None) -> Conditio
             return Condition(name, False, "the square of a softmax is not convex")
         return Condition(name, True, "cross-entropy of a linear model, which tilting keeps convex")
     layers = " and ".join(str(width) for width in settings.hidden)
-    because = f"hidden layers of {layers} neurons" if len(settings.hidden) > 1 else f"a hidden layer of {layers}"
+    because = f"{layers} hidden neurons"
     if facts is not None and facts.loss_at_mean > facts.loss:
         because += f"; loss {facts.loss:.3g}, at the mean of equivalent networks {facts.loss_at_mean:.3g}"
     return Condition(name, False, because)
@@ -260,7 +272,9 @@ def _smooth(settings: TrainingSettings) -> Condition:
 
 
 def _step(wanted: str) -> Condition:
-    return Condition(f"{wanted} SGD step", False, "trained with Adam, which scales every step by past gradients")
+    return Condition(
+        f"{wanted} SGD step", False, "trained with Adam, which scales every step by past gradients"
+    )
 
 
 def _normalised(norm: float, facts: MeasuredFacts | None) -> Condition:
@@ -288,7 +302,9 @@ def _minimiser(bound: float, lam: float, facts: MeasuredFacts | None) -> Conditi
     if facts is None:
         return Condition(name, None, "needs a trained network")
     added = 2 * facts.objective_gradient / lam
-    because = f"the objective's gradient has norm {facts.objective_gradient:.2g}, which adds up to {added:.3g}"
+    because = (
+        f"the objective's gradient has norm {facts.objective_gradient:.2g}, which adds up to {added:.3g}"
+    )
     return Condition(name, added <= NEGLIGIBLE * bound, because)
 
 
