@@ -202,35 +202,28 @@ def architectures(*, table: _TableOptions, repeats: Repeats = None, removals: Re
 
 def _print_architectures(name: str, rows: Sequence[ArchitectureRow]) -> None:
     def against(formula: float | None, seen: float) -> str:
-        return f"{seen:.3g} / -" if formula is None else f"{seen:.3g} / {formula:.3g}"
+        if formula is None:
+            return f"{_short(seen)} / -"
+        return f"{_short(seen)} {'>' if seen > formula else '<='} {_short(formula)}"
 
     print_table(
         f"{name}: hidden layers of 128 neurons",
-        (
-            "architecture",
-            "train acc.",
-            "test acc.",
-            "gradient / rho",
-            "weights / D2W",
-            "logit / Dz",
-            "exceeded",
-        ),
+        ("layers", "loss", "train", "test", "gradient, rho", "weights, D2W", "logit, Dz"),
         [
             (
-                f"{row.layers} x {row.activation}, {row.loss}",
-                f"{row.train_accuracy:.4f}",
-                f"{row.test_accuracy:.4f}",
+                f"{row.layers} {row.activation}",
+                row.loss.replace("cross-entropy", "CE"),
+                f"{row.train_accuracy:.3f}",
+                f"{row.test_accuracy:.3f}",
                 against(row.rho, row.gradient),
                 against(row.weights_l2, row.observed_weights_l2),
                 against(row.logit, row.observed_logit),
-                ", ".join({"weights_l2": "D2W", "logit": "Dz"}.get(each, each) for each in row.exceeded)
-                or "none",
             )
             for row in rows
         ],
-        caption=f"Means of {rows[0].repeats} splits. Measured / the paper's formula: the largest gradient of one "
-        f"record, and the largest change by removing one of {rows[0].removals} records. The paper has no rho for the "
-        "quadratic loss; for relu, its neuron values are measured.",
+        caption=f"Means of {rows[0].repeats} splits; CE: cross-entropy. Measured against the paper's formula: the "
+        f"largest gradient of one record, and the largest change by removing one of {rows[0].removals} records. The "
+        "paper has no rho for the quadratic loss. For relu the neuron values in the formulas are measured.",
     )
 
 

@@ -35,12 +35,14 @@ _LOSSES: dict[str, Callable[[float], Loss]] = {
     "cross-entropy": lambda _: CrossEntropy(),
     "quadratic": lambda _: Quadratic(),
     "convexified quadratic": lambda alpha: Convexified(alpha, base=Quadratic()),
+    "convexified quadratic, over samples": lambda alpha: Convexified(alpha, "samples", Quadratic()),
 }
 ARCHITECTURES: tuple[tuple[int, str, str], ...] = (
     (1, "tanh", "convexified cross-entropy"),
     (1, "tanh", "cross-entropy"),
     (1, "tanh", "quadratic"),
     (1, "tanh", "convexified quadratic"),
+    (1, "tanh", "convexified quadratic, over samples"),
     (1, "sigmoid", "convexified cross-entropy"),
     (1, "relu", "convexified cross-entropy"),
     (2, "tanh", "convexified cross-entropy"),

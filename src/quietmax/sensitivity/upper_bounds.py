@@ -85,7 +85,7 @@ class UpperBound:
     sensitivity : Sensitivity
         Its value, with basis "published".
     conditions : tuple of Condition
-        Its conditions in the paper's order, then the Lipschitz constant and, where the proof is about a minimiser, that.
+        Its conditions in the paper's order, then the Lipschitz constant and, where the proof needs it, the minimiser.
     """
 
     work: str
