@@ -37,11 +37,17 @@ class Sweep:
         Shadow networks per alpha and split; 0 for no attack.
     attack_epochs : int
         Epochs of the attack networks.
+    records : int, optional
+        Training records; by default the data set's.
+    epochs : int
+        Epochs of the networks; by default the paper's.
     """
 
     repeats: int
     shadows: int
     attack_epochs: int
+    records: int | None = None
+    epochs: int = 100
 
 
 _SWEEPS = {
@@ -102,7 +108,7 @@ class AlphaRow:
 def alpha_trials(
     names: Sequence[str],
     *,
-    alphas: Sequence[float] = PAPER_GRID,
+    alphas: Sequence[float] | None = None,
     repeats: int | None = None,
     seed: int = 0,
 ) -> list[Trial]:
@@ -112,8 +118,8 @@ def alpha_trials(
     ----------
     names : sequence of str
         Names of registered data sets.
-    alphas : sequence of float
-        The values of alpha.
+    alphas : sequence of float, optional
+        The values of alpha; by default the paper's grid.
     repeats : int, optional
         Number of splits; by default 3 on the small data sets and 1 on images.
     seed : int
@@ -137,16 +143,17 @@ def alpha_trials(
                 Group(
                     source,
                     Effort(
-                        dataset(name).records,
+                        sweep.records or dataset(name).records,
                         sweep.shadows,
                         alpha,
+                        sweep.epochs,
                         attack_epochs=sweep.attack_epochs,
                         attacks=attacks,
                     ),
                     repeat,
                     seed,
                 )
-                for alpha in alphas
+                for alpha in alphas or PAPER_GRID
             ]
             trials += [Trial(groups[0], "original"), *(Trial(group, "plain") for group in groups)]
     return trials

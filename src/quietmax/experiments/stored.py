@@ -48,8 +48,8 @@ def stored_table(kind: type[Row], file: str, names: Sequence[str] | None = None)
     for name in names or ():
         if name not in measured:
             raise InvalidInput(
-                f"`datasets` has {name!r}, for which nothing is stored; stored are {', '.join(measured)}. "
-                "`measure` measures it."
+                f"Nothing is stored for {name!r}; stored are {', '.join(measured)}. Others can be measured with "
+                "`measure`."
             )
     return [row for name in names or measured for row in found if row.dataset == name]
 
