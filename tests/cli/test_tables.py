@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,9 @@ def test_without_data_a_measurement_says_where_to_look(run: Run, tmp_path: Path)
 
 def test_measuring_again_trains(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds_table, "_settings", lambda _: TrainingSettings(epochs=1))
-    monkeypatch.setattr(architectures, "TrainingSettings", lambda *given: TrainingSettings(*given, epochs=1))
+    monkeypatch.setattr(
+        architectures, "TrainingSettings", lambda *given: replace(TrainingSettings(*given), epochs=1)
+    )
     monkeypatch.setattr(architectures, "ARCHITECTURES", ((1, "tanh", "cross-entropy"),))
     options = ("--measure", "--datasets", "mnist-5k", "--removals", 2, "--output", tmp_path)
     code, out, err = run("reproduce", "bounds-table", *options)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from quietmax.experiments import architectures as ours
@@ -22,7 +24,7 @@ def test_the_cases_go_beyond_the_papers_network_in_loss_activation_and_depth() -
 def test_a_case_is_trained_and_put_into_the_formulas(
     monkeypatch: pytest.MonkeyPatch, layers: int, activation: str, loss: str
 ) -> None:
-    monkeypatch.setattr(ours, "TrainingSettings", lambda *given: TrainingSettings(*given, epochs=1))
+    monkeypatch.setattr(ours, "TrainingSettings", lambda *given: replace(TrainingSettings(*given), epochs=1))
     row = measure_architecture("mnist-5k", layers, activation, loss, repeats=2, removals=2)
     assert (row.repeats, row.removals) == (2, 2)
     assert 0 < row.test_accuracy <= 1

@@ -393,7 +393,9 @@ def record_gradient_norms(
     """
     used = activation(network.activation)
     parts = []
-    for part, own in zip(features.split(_ROWS_AT_ONCE), labels.split(_ROWS_AT_ONCE), strict=True):
+    for part, own in zip(
+        torch.split(features, _ROWS_AT_ONCE), torch.split(labels, _ROWS_AT_ONCE), strict=True
+    ):
         signals = [part]
         for kernel, bias in zip(network.kernels[:-1], network.biases[:-1], strict=True):
             signals.append(used.apply_(signals[-1] @ kernel[0] + bias[0, 0]))
