@@ -190,11 +190,15 @@ def test_stability_is_measured_with_and_without_noise() -> None:
         (("training", "mnist-5k", "--method", "never"), "--method"),
         *(
             (
-                ("training", "mnist-5k", "--estimator", each, "--method", method, "--noise-share", 0.5),
+                (
+                    *("training", "mnist-5k", "--estimator", "network", "--method", method),
+                    *("--noise-share", 0.5),
+                ),
                 "--noise-share",
             )
-            for each, method in (("network", "repeated"), ("head", "repeated"), ("dpsgd", "one-run"))
+            for method in ("repeated", "one-run")
         ),
+        (("training", "worst-case", "--estimator", "network"), "--estimator must be one of head, head-query"),
     ],
 )
 def test_invalid_options_are_errors(arguments: Any, words: str) -> None:
@@ -202,15 +206,40 @@ def test_invalid_options_are_errors(arguments: Any, words: str) -> None:
         audit(*arguments)
 
 
-def test_less_noise_can_only_be_audited_where_it_is_drawn() -> None:
-    with pytest.raises(InvalidInput, match="--noise-share"):
-        audit("training", "mnist-5k", "--estimator", "network", "--noise-share", 0.5)
+def test_the_worst_case_prints_whether_half_the_noise_would_be_noticed() -> None:
+    options = ("training", "worst-case", "--estimator", "teachers", "--queries", 4)
+    shown = " ".join(audit(*options).split())
+    assert "This audit would notice half the noise: with it, epsilon is at least 1." in shown
+    assert "self_test" not in shown
+    report = json.loads(audit(*options, "--times", 2000, "--json"))
+    assert report["self_test"]["notices"] == (report["self_test"]["power"] >= 0.9)
+    assert json.loads(audit(*options, "--noise-share", 0.5, "--json"))["verdict"] == "refuted"
+    assert json.loads(audit(*options, "--no-self-test", "--json"))["self_test"] is None
+
+
+@pytest.mark.usefixtures("_few_steps")
+@pytest.mark.parametrize("estimator", ["head", "head-query", "teachers", "dpsgd"])
+def test_every_estimator_is_audited_with_less_noise_and_the_same_claim(estimator: str) -> None:
+    options = ("--estimator", estimator, "--records", 100, "--canaries", 10, "--noise-share", 0.5, "--json")
+    report = json.loads(audit("training", "mnist-5k", *options))
+    assert report["epsilon_claimed"] == pytest.approx(1.0, rel=1e-6)
+    assert report["self_test"] is None
+
+
+def test_a_mechanism_is_audited_with_a_self_test_unless_it_is_refuted() -> None:
+    options = ("mechanism", "--mechanism", "noisy-max", "--classes", 2, "--samples", 20000, "--json")
+    assert json.loads(audit(*options))["self_test"]["notices"] is True
+    few = ("mechanism", "--mechanism", "noisy-max", "--classes", 2, "--samples", 1000, "--json")
+    tested = json.loads(audit(*few))["self_test"]
+    assert tested["notices"] is False
+    assert tested["samples_needed"] > 1000
+    assert json.loads(audit("mechanism", "--samples", 4000, "--json"))["self_test"] is None
 
 
 def test_wrong_usage_exits_with_2(run: Run) -> None:
-    code, out, err = run("audit", "training", "mnist-5k", "--noise-share", 0.5)
+    code, out, err = run("audit", "training", "mnist-5k", "--estimator", "network", "--noise-share", 0.5)
     assert (code, out) == (2, "")
-    assert err.startswith("quietmax: --noise-share can only be combined with --estimator dpsgd")
+    assert err.startswith("quietmax: --noise-share cannot be combined with --estimator network")
     code, _, err = run("audit", "stability", "mnist-5k", "--records", 10, "--removed", 11)
     assert code == 2
     assert err.startswith("quietmax: --removed must be from 2 to the number of records, 10; got 11.")

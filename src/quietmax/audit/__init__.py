@@ -17,9 +17,17 @@ from quietmax.audit.invariant import (
     audit_model_invariant,
 )
 from quietmax.audit.mechanism import Neighbours, ScoreChange, audit_mechanism, worst_case_neighbours
-from quietmax.audit.report import AuditReport, Finding, Verdict, plot_findings
+from quietmax.audit.noise_share import estimator_with_share, mechanism_with_share
+from quietmax.audit.report import AuditReport, Finding, SelfTest, Verdict, plot_findings, self_tested
 from quietmax.audit.stability import StabilityReport, audit_stability
-from quietmax.audit.training import TRAINING_CONFIDENCE, audit_training, label_score, mislabelled
+from quietmax.audit.training import (
+    TRAINING_CONFIDENCE,
+    answer_draws,
+    audit_training,
+    label_score,
+    mislabelled,
+)
+from quietmax.audit.worst_case import audit_worst_case
 
 __all__ = [
     "CONFIDENCE",
@@ -30,16 +38,22 @@ __all__ = [
     "InvariantReport",
     "Neighbours",
     "ScoreChange",
+    "SelfTest",
     "StabilityReport",
     "Verdict",
+    "answer_draws",
     "audit_invariant",
     "audit_mechanism",
     "audit_model_invariant",
     "audit_stability",
     "audit_training",
+    "audit_worst_case",
     "distinguish",
+    "estimator_with_share",
     "label_score",
+    "mechanism_with_share",
     "mislabelled",
     "plot_findings",
+    "self_tested",
     "worst_case_neighbours",
 ]

@@ -6,6 +6,13 @@ Su 2022, section 2). A lower limit of P and an upper limit of Q therefore give l
 exact limits (Clopper and Pearson 1934), each with half of the permitted error, as in Jagielski, Ullman and Oprea 2020
 and, for mu, Nasr et al. 2023.
 
+*Curves.* DP-SGD with Poisson samples is neither: its parameters, sampling rate q, T steps and noise multiplier sigma,
+determine a whole curve ``delta(epsilon)``, and ``P <= exp(epsilon)*Q + delta(epsilon)`` holds for every epsilon. One
+point of it, the (epsilon, delta) that is published, hardly restricts events that are seen in a few thousand draws; the
+curve does. The sigmas that the limits of P and Q reject are all above some sigma*, whose epsilon at the published delta
+is the lower bound (as Nasr et al. 2023 audit with the trade-off curve of the sampled Gaussian). It is a lower bound
+within this family, as that on mu is one among Gaussian releases.
+
 *Guesses.* Each of m canaries is put into the training set by a fair coin. From the trained model the auditor guesses
 for r of them whether they are in the set; r is fixed beforehand. v guesses are right.
 
@@ -35,13 +42,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
-from scipy.stats import binom
+from scipy.stats import beta, binom
 
+from quietmax.accounting.dpsgd import Schedule, loss_delta
 from quietmax.attacks.metrics import clopper_pearson
 from quietmax.errors import InvalidInput
 
@@ -54,6 +63,9 @@ _LARGEST_MU = 32.0
 _SCANNED = 129
 _ROUNDS = 5
 _GRID = 65
+_REPETITIONS = 400
+_FACTORS = 2.0 ** np.arange(0.5, 10.5, 0.5)
+_MOST_NOISE, _LEAST_NOISE = math.log(1e3), -math.log(16.0)
 
 
 def check_confidence(confidence: float) -> None:
@@ -104,13 +116,195 @@ class EventCounts:
         >>> round(EventCounts(841, 500, 1000).lower_bound("mu", 0.0, 0.95), 2)
         0.82
         """
-        error = (1 - confidence) / 2
-        p = clopper_pearson(self.likely, self.trials, error)[0] - delta
-        q = clopper_pearson(self.unlikely, self.trials, error)[1]
-        if p <= 0:
+        p, q = self.limits(confidence)
+        if p <= delta:
             return 0.0
-        bound = math.log(p / q) if parameter == "epsilon" else float(ndtri(p) - ndtri(q))
+        bound = math.log((p - delta) / q) if parameter == "epsilon" else float(ndtri(p - delta) - ndtri(q))
         return max(0.0, bound)
+
+    def limits(self, confidence: float) -> tuple[float, float]:
+        """Return a lower limit of P and an upper limit of Q, which hold together with this ``confidence``."""
+        error = (1 - confidence) / 2
+        return (
+            clopper_pearson(self.likely, self.trials, error)[0],
+            clopper_pearson(self.unlikely, self.trials, error)[1],
+        )
+
+
+@dataclass(frozen=True)
+class SampledSteps:
+    """What DP-SGD with Poisson samples claims: the curve of T sampled Gaussian steps.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+        Standard deviation of the noise as a multiple of the clipping norm.
+    schedule : Schedule
+        Sampling rate and number of steps.
+    """
+
+    noise_multiplier: float
+    schedule: Schedule
+
+    def rejected(self, p: ArrayLike, q: ArrayLike) -> NDArray[np.bool_]:
+        """Return whether no event can have probability ``p`` on one input and ``q`` on the other.
+
+        Examples
+        --------
+        >>> steps = SampledSteps(1.2, Schedule(0.5, 10))
+        >>> steps.rejected([0.5, 0.9], [0.2, 0.2])
+        array([False,  True])
+        """
+        return np.asarray(np.asarray(p, np.float64) > self.permitted(q))
+
+    def permitted(self, q: ArrayLike) -> NDArray[np.float64]:
+        """Return the largest probability that an event of probability ``q`` can have on the neighbouring input."""
+        epsilons, deltas = self._curve
+        return np.asarray((np.exp(epsilons) * np.asarray(q, np.float64)[..., None] + deltas).min(-1))
+
+    @cached_property
+    def _curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        epsilons = np.concatenate([np.linspace(0.0, 3.0, 13), np.linspace(3.5, 10.0, 14)])
+        return epsilons, np.array(
+            [loss_delta(self.noise_multiplier, each, self.schedule) for each in epsilons]
+        )
+
+    def epsilon(self, delta: float) -> float:
+        """Return the epsilon of the steps at ``delta``."""
+
+        def exceeded(epsilon: float) -> bool:
+            return loss_delta(self.noise_multiplier, epsilon, self.schedule) > delta
+
+        if not exceeded(0.0):
+            return 0.0
+        high = 1.0
+        while exceeded(high):
+            high *= 2
+            if high > _LARGEST_EPSILON:
+                return high
+        return _bisected(exceeded, high / 2 if high > 1 else 0.0, high, rounds=24)
+
+    def lower_bound(self, p: float, q: float, delta: float) -> float:
+        """Return the epsilon at ``delta`` of the largest noise multiplier that ``p`` and ``q`` do not reject.
+
+        Parameters
+        ----------
+        p, q : float
+            A lower limit of the probability of an event on one input, and an upper limit of it on the other.
+        delta : float
+            The delta at which epsilon is stated.
+
+        Returns
+        -------
+        float
+            The lower bound on epsilon: 0 if a thousand times the noise is not rejected, 64 if a sixteenth of it is.
+        """
+
+        def rejected(log: float) -> bool:
+            return bool(SampledSteps(math.exp(log), self.schedule).rejected(p, q))
+
+        own = math.log(self.noise_multiplier)
+        step = math.log(2.0) if rejected(own) else -math.log(2.0)
+        # More noise is rejected sooner: look for the border below the claimed noise, or above it.
+        near, far = own, own - step
+        while rejected(far) == (step > 0):
+            near, far = far, far - step
+            if far - own > _MOST_NOISE:
+                return 0.0
+            if far - own < _LEAST_NOISE:
+                return _LARGEST_EPSILON
+        low, high = min(near, far), max(near, far)
+        border = _bisected(lambda log: not rejected(log), low, high, rounds=8)
+        return SampledSteps(math.exp(border), self.schedule).epsilon(delta)
+
+
+ENOUGH_POWER = 0.9
+"""An audit notices something if a repetition would refute the claim with at least this probability."""
+Rejects = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.bool_]]
+"""Whether lower limits of P and upper limits of Q contradict a claim."""
+
+
+@dataclass(frozen=True)
+class CountedEvent:
+    """What an event that was counted says about a repetition of the audit: would it refute the claim?
+
+    Parameters
+    ----------
+    counts : EventCounts
+        The counts.
+    rejects : callable
+        Whether lower limits of P and upper limits of Q contradict the claim.
+    confidence : float
+        The confidence of the two limits together.
+    draws_per_trial : int
+        Draws of a whole audit on each input for each draw that bounds the event.
+    """
+
+    counts: EventCounts
+    rejects: Rejects
+    confidence: float
+    draws_per_trial: int = 2
+
+    def power(self, trials: int | None = None) -> float:
+        """Estimate the probability that ``trials`` new draws refute, if P and Q are as they were counted.
+
+        >>> claim = lambda p, q: p > np.e * q
+        >>> CountedEvent(EventCounts(700, 200, 1000), claim, 0.99).power()
+        0.6875
+        """
+        trials = self.counts.trials if trials is None else trials
+        # A count of 0 or of all may have been luck: half an event more or less, as in Jeffreys' estimate.
+        shares = [
+            (count + 0.5) / (self.counts.trials + 1) for count in (self.counts.likely, self.counts.unlikely)
+        ]
+        likely, unlikely = np.random.default_rng(0).binomial(trials, shares, (_REPETITIONS, 2)).T
+        error = (1 - self.confidence) / 2
+        # For no event at all, and for all draws, the limits are 0 and 1 (Clopper and Pearson 1934).
+        low = np.where(likely == 0, 0.0, beta.ppf(error, np.maximum(likely, 1), trials - likely + 1))
+        high = np.where(
+            unlikely == trials, 1.0, beta.isf(error, unlikely + 1, np.maximum(trials - unlikely, 1))
+        )
+        return float(self.rejects(low, high).mean())
+
+    def samples_needed(self) -> int | None:
+        """Estimate the number of samples with power `ENOUGH_POWER`; None if 1,000 times as many would not do."""
+        for factor in _FACTORS:
+            trials = int(self.counts.trials * factor)
+            if self.power(trials) >= ENOUGH_POWER:
+                return self.draws_per_trial * trials
+        return None
+
+
+@dataclass(frozen=True)
+class CountedGuesses:
+    """What the guesses of a one-run audit say about a repetition, if each is right as often as they were.
+
+    Parameters
+    ----------
+    canaries, guesses, right : int
+        Numbers of canaries, of guesses about them, and of right guesses.
+    rejected : callable
+        Whether a number of right guesses contradicts the claim.
+    """
+
+    canaries: int
+    guesses: int
+    right: int
+    rejected: Callable[[int], bool]
+
+    def power(self) -> float:
+        """Estimate the probability that a repetition refutes the claim."""
+        low, high = 0, self.guesses
+        if not self.rejected(high):
+            return 0.0
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.rejected(middle) else (middle, high)
+        return float(binom.sf(high - 1, self.guesses, (self.right + 0.5) / (self.guesses + 1)))
+
+    def samples_needed(self) -> int | None:
+        """Return None: more canaries disturb each other, so their number does not follow from the guesses."""
+        return None
 
 
 def approximate_lower_bounds(
@@ -137,6 +331,44 @@ def approximate_lower_bounds(
     array of float
         One bound per event; it may be negative.
     """
+    low, high = _approximate_limits(likely, unlikely, trials, confidence)
+    tiny = 1e-300
+    p = np.maximum(low - delta, tiny)
+    q = np.clip(high, tiny, 1.0)
+    if parameter == "epsilon":
+        return np.asarray(np.log(p / q))
+    return np.asarray(ndtri(p) - ndtri(q))
+
+
+def approximate_shares(
+    likely: NDArray[np.int64],
+    unlikely: NDArray[np.int64],
+    trials: int,
+    steps: SampledSteps,
+    confidence: float,
+) -> NDArray[np.float64]:
+    """Approximate how much of what ``steps`` permit each event shows: good enough to choose an event.
+
+    Parameters
+    ----------
+    likely, unlikely, trials, confidence
+        As in `approximate_lower_bounds`.
+    steps : SampledSteps
+        The claim.
+
+    Returns
+    -------
+    array of float
+        P - Q of each event as a share of the largest P - Q beside its Q; above 1 it contradicts the claim.
+    """
+    p, q = _approximate_limits(likely, unlikely, trials, confidence)
+    return np.asarray((p - q) / np.maximum(steps.permitted(q) - q, 1e-300))
+
+
+def _approximate_limits(
+    likely: NDArray[np.int64], unlikely: NDArray[np.int64], trials: int, confidence: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return Wilson's limits: of P from below and of Q from above."""
     z = -float(ndtri((1 - confidence) / 2))
 
     def wilson(happened: NDArray[np.int64], sign: float) -> NDArray[np.float64]:
@@ -144,12 +376,7 @@ def approximate_lower_bounds(
         spread = z * np.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
         return np.asarray((share + z * z / (2 * trials) + sign * spread) / (1 + z * z / trials))
 
-    tiny = 1e-300
-    p = np.maximum(wilson(likely, -1.0) - delta, tiny)
-    q = np.clip(wilson(unlikely, 1.0), tiny, 1.0)
-    if parameter == "epsilon":
-        return np.asarray(np.log(p / q))
-    return np.asarray(ndtri(p) - ndtri(q))
+    return wilson(likely, -1.0), wilson(unlikely, 1.0)
 
 
 def guess_tail(canaries: int, guesses: int, right: int, epsilon: float, delta: float = 0.0) -> float:
@@ -266,6 +493,14 @@ def mu_from_guesses(
     return low
 
 
+def mu_rejected(
+    mu: float, canaries: int, guesses: int, right: int, *, extra_delta: float = 0.0, confidence: float
+) -> bool:
+    """Return whether the number of right guesses rejects ``mu``; the other parameters as in `mu_from_guesses`."""
+    needed = _mass_needed(np.array([mu]), canaries, guesses, right, extra_delta, 1 - confidence)
+    return bool(needed[0] > guesses / canaries)
+
+
 def _mass_needed(
     mus: NDArray[np.float64], canaries: int, guesses: int, right: int, extra_delta: float, tail: float
 ) -> NDArray[np.float64]:
@@ -283,8 +518,8 @@ def _mass_needed(
     return np.asarray(correct + wrong)
 
 
-def _bisected(rejected: Callable[[float], bool], low: float, high: float) -> float:
-    for _ in range(40):
+def _bisected(rejected: Callable[[float], bool], low: float, high: float, rounds: int = 40) -> float:
+    for _ in range(rounds):
         middle = (low + high) / 2
         low, high = (middle, high) if rejected(middle) else (low, middle)
     return low

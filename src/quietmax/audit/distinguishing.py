@@ -25,9 +25,11 @@ from quietmax.accounting.costs import Cost
 from quietmax.accounting.guarantee import Guarantee, Unit
 from quietmax.audit.bounds import (
     CONFIDENCE,
+    CountedEvent,
     EventCounts,
     Parameter,
     approximate_lower_bounds,
+    approximate_shares,
     check_confidence,
 )
 from quietmax.audit.report import AuditReport, Claim
@@ -39,7 +41,7 @@ Integers = NDArray[np.int64]
 Draw = Callable[[int], Answers | NDArray[np.floating]]
 """Draw a release that many times: answers, or an array of numbers, with one row per draw."""
 Rating = Callable[[Integers, Integers, int], Floats]
-"""(counts where likely, counts where unlikely, draws on each input) -> the bound that each event would give."""
+"""(counts where likely, counts where unlikely, draws on each input) -> how much each event would show."""
 
 MIN_DRAWS = 64
 """Smallest number of draws on each input."""
@@ -73,8 +75,9 @@ def distinguish(
     """Audit a release from draws on two neighbouring inputs.
 
     A pure or approximate claim is tested by ``epsilon >= ln((P - d)/Q)``, d the claim's own delta; a Gaussian claim by
-    ``mu >= Phi^-1(P - d) - Phi^-1(Q)``. For a Gaussian claim the report adds a bound on epsilon at ``delta``, from an
-    event of its own.
+    ``mu >= Phi^-1(P - d) - Phi^-1(Q)``; DP-SGD with Poisson samples by the curve of its steps
+    (`quietmax.audit.bounds.SampledSteps`). For the last two the report adds a bound on epsilon alone, from an event of
+    its own.
 
     Parameters
     ----------
@@ -118,15 +121,15 @@ def distinguish(
         raise InvalidInput(f"delta must lie strictly between 0 and 1, got {delta}.")
     searching = samples // 2
     drawn = draw_pair(first, second, searching)
-    event, _ = find_event(drawn, rating_for(claim.parameter, claim.extra_delta, confidence))
-    epsilon_event = event
-    if claim.parameter == "mu":
-        epsilon_event, _ = find_event(drawn, rating_for("epsilon", delta, confidence))
+    event, _ = find_event(drawn, claim_rating(claim, confidence))
+    epsilon_event = None
+    if claim.parameter == "mu" or claim.steps is not None:
+        epsilon_event, _ = find_event(drawn, rating_for("epsilon", claim.delta(delta), confidence))
     fresh = draw_pair(first, second, samples - searching)
     counts = event.counts(fresh)
-    epsilon = bound = counts.lower_bound(claim.parameter, claim.extra_delta, confidence)
-    if claim.parameter == "mu":
-        epsilon = epsilon_event.counts(fresh).lower_bound("epsilon", delta, confidence)
+    epsilon = bound = claim.lower_bound(counts, confidence)
+    if epsilon_event is not None:
+        epsilon = epsilon_event.counts(fresh).lower_bound("epsilon", claim.delta(delta), confidence)
     return AuditReport(
         subject=subject,
         definition=claim.definition,
@@ -145,6 +148,7 @@ def distinguish(
             "event_trials": counts.trials,
         },
         unit=unit,
+        repetition=CountedEvent(counts, claim.rejected, confidence),
     )
 
 
@@ -154,8 +158,8 @@ class Observations:
 
     Parameters
     ----------
-    labels : array of int, shape (draws,), or None
-        The released labels.
+    labels : array of int, shape (draws,) or (draws, queries), or None
+        The released labels: one per draw, or those of several queries.
     numbers : array of float, shape (draws, columns), or None
         The released numbers.
     probabilities : bool
@@ -265,6 +269,13 @@ def draw_pair(first: Draw, second: Draw, draws: int) -> DrawnPair:
 def rating_for(parameter: Parameter, delta: float, confidence: float) -> Rating:
     """Return a function that rates events by the bound on ``parameter`` at ``delta`` and ``confidence``."""
     return partial(approximate_lower_bounds, parameter=parameter, delta=delta, confidence=confidence)
+
+
+def claim_rating(claim: Claim, confidence: float) -> Rating:
+    """Return a function that rates events by how much they say about ``claim``."""
+    if claim.steps is not None:
+        return partial(approximate_shares, steps=claim.steps, confidence=confidence)
+    return rating_for(claim.parameter, claim.extra_delta, confidence)
 
 
 @dataclass(frozen=True, eq=False)
@@ -398,6 +409,9 @@ def _bins(values: Floats, edges: Floats) -> Integers:
 
 def _statistics(first: Observations, second: Observations) -> Iterator[Statistic]:
     """Yield every statistic to try, those with parameters fitted to these draws."""
+    if first.labels is not None and first.labels.ndim == 2:
+        yield _likelihood_of_labels(first, second)
+        return
     if first.labels is not None:
         yield Statistic("the label", lambda drawn: np.asarray(drawn.labels, dtype=np.float64), ordered=False)
     if not first.columns:
@@ -410,6 +424,30 @@ def _statistics(first: Observations, second: Observations) -> Iterator[Statistic
     if first.probabilities:
         yield _linear_combination(first, second, logs=True)
     yield from _atoms(first, second, kept)
+
+
+def _likelihood_of_labels(first: Observations, second: Observations) -> Statistic:
+    """Return the log-likelihood ratio of the labels of several answers, whose noise is independent."""
+    one, other = np.asarray(first.labels), np.asarray(second.labels)
+    queries, classes = one.shape[1], int(max(one.max(), other.max())) + 1
+
+    def counted(labels: Integers) -> Floats:
+        places = labels + classes * np.arange(queries)
+        counts = np.bincount(places.ravel(), minlength=queries * classes).reshape(queries, classes)
+        return np.asarray(counts + 0.5, np.float64)
+
+    ratios = np.log(counted(other)) - np.log(counted(one))
+
+    def likelihood(drawn: Observations) -> Floats:
+        # A label that was never seen says nothing.
+        labels = np.asarray(drawn.labels)
+        known = np.minimum(labels, classes - 1)
+        values = ratios[np.arange(queries), known]
+        # Equal ratios must be the same number, whatever the order of the sum.
+        return np.asarray(np.where(labels < classes, values, 0.0).sum(1).round(9))
+
+    what = "the label" if queries == 1 else f"the labels of {queries} answers"
+    return Statistic(f"the log-likelihood ratio of {what}", likelihood)
 
 
 def _differing_columns(first: Observations, second: Observations) -> list[int]:

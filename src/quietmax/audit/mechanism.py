@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from quietmax.accounting.costs import Cost
 from quietmax.accounting.guarantee import Guarantee
 from quietmax.audit.bounds import CONFIDENCE
-from quietmax.audit.distinguishing import Draw, distinguish, draw_pair, find_event, rating_for
+from quietmax.audit.distinguishing import Draw, claim_rating, distinguish, draw_pair, find_event
 from quietmax.audit.report import AuditReport, Claim
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms.base import Answers, Mechanism
@@ -309,7 +309,7 @@ def _worst_pair(
     for share, confidence, kept in _ROUNDS:
         if len(left) <= kept:
             continue
-        rating = rating_for(claim.parameter, claim.extra_delta, confidence)
+        rating = claim_rating(claim, confidence)
         draws = max(int(share * samples), _MIN_DRAWS)
         rated = []
         for done, pair in enumerate(left, 1):

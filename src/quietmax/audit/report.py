@@ -2,20 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
 from quietmax._io import write_figure
 from quietmax.accounting.costs import Cost, PureCost
+from quietmax.accounting.dpsgd import Schedule
 from quietmax.accounting.guarantee import Definition, Guarantee, Unit
-from quietmax.audit.bounds import Parameter
+from quietmax.audit.bounds import (
+    ENOUGH_POWER,
+    CountedEvent,
+    CountedGuesses,
+    EventCounts,
+    Parameter,
+    SampledSteps,
+)
 from quietmax.errors import InvalidInput
 from quietmax.sensitivity.empirical import BoundCheck
 
+Floats = NDArray[np.float64]
 Verdict = Literal["refuted", "consistent"]
 _COLOURS: dict[Verdict, str] = {"refuted": "#c0392b", "consistent": "#2e7d4f"}
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """The same audit of the same claim, with a share of the noise that the claim requires.
+
+    Parameters
+    ----------
+    noise_share : float
+        The share of the noise; 0.5 is half of it.
+    lower_bound : float
+        What the audit found with that noise.
+    power : float
+        Estimated probability that a repetition with that noise refutes the claim.
+    samples_needed : int or None
+        Estimated number of samples with which the power would be 0.9, if it is lower and such a number was found.
+
+    Examples
+    --------
+    >>> SelfTest(0.5, 1.7, 0.99).sentence("epsilon", 1.0)
+    'This audit would notice half the noise: with it, epsilon is at least 1.7, above the claim of 1 (power about 0.99).'
+    """
+
+    noise_share: float
+    lower_bound: float
+    power: float
+    samples_needed: int | None = None
+
+    @classmethod
+    def of(cls, report: AuditReport, noise_share: float) -> SelfTest:
+        """Return what ``report``, of an audit with a share of the noise, says about a repetition."""
+        if report.repetition is None:
+            raise InvalidInput(f"The audit of {report.subject} counted nothing that its power follows from.")
+        power = report.repetition.power()
+        needed = None if power >= ENOUGH_POWER else report.repetition.samples_needed()
+        return cls(noise_share, report.lower_bound, power, needed)
+
+    @property
+    def notices(self) -> bool:
+        """Whether a repetition with this noise would refute the claim with probability 0.9 or more."""
+        return self.power >= ENOUGH_POWER
+
+    def sentence(self, parameter: str, claimed: float) -> str:
+        """Return the result as a sentence about ``parameter``, epsilon or mu, that is ``claimed``."""
+        share = "half the noise" if self.noise_share == 0.5 else f"{self.noise_share:g} of the noise"
+        would = "would" if self.notices else "would not reliably" if self.power >= 0.5 else "would not"
+        side = "above" if self.lower_bound > claimed else "not above"
+        said = (
+            f"This audit {would} notice {share}: with it, {parameter} is at least {self.lower_bound:.3g}, {side} the "
+            f"claim of {claimed:.3g} (power about {self.power:.2g})."
+        )
+        if self.samples_needed is not None:
+            said += f" About {self.samples_needed:,} samples would."
+        return said
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields by name, and whether the noise is noticed."""
+        return {
+            "noise_share": self.noise_share,
+            "notices": self.notices,
+            "power": self.power,
+            "lower_bound": self.lower_bound,
+            "samples_needed": self.samples_needed,
+        }
+
+
+def self_tested(audit: Callable[[float], AuditReport], noise_share: float = 0.5) -> AuditReport:
+    """Audit a claim, and if it is consistent, audit it again with less noise: would the audit have noticed?
+
+    Parameters
+    ----------
+    audit : callable
+        ``audit(share)`` audits one claim, and draws that share of the noise that the claim requires; see
+        `quietmax.audit.noise_share`.
+    noise_share : float
+        The share of the noise in the second audit.
+
+    Returns
+    -------
+    AuditReport
+        The report with all the noise, and `SelfTest` in it. None if the claim is refuted: then the audit has shown
+        what it can notice.
+    """
+    report = audit(1.0)
+    if report.verdict == "refuted":
+        return report
+    return replace(report, self_test=SelfTest.of(audit(noise_share), noise_share))
 
 
 @dataclass(frozen=True)
@@ -47,6 +147,10 @@ class AuditReport:
         Further figures as JSON values.
     unit : {"record", "person"}
         What the neighbouring inputs differ in: one record, or one person with all rows.
+    repetition : CountedEvent, CountedGuesses or None
+        Estimates the probability that a repetition of this audit refutes the claim.
+    self_test : SelfTest or None
+        The same audit with less noise, if it was run.
 
     Examples
     --------
@@ -66,6 +170,13 @@ class AuditReport:
     epsilon_lower_bound: float
     details: Mapping[str, Any] = field(default_factory=dict)
     unit: Unit = "record"
+    repetition: CountedEvent | CountedGuesses | None = field(default=None, repr=False, compare=False)
+    self_test: SelfTest | None = None
+
+    @property
+    def parameter(self) -> Parameter:
+        """What ``claimed`` and ``lower_bound`` are: mu of a Gaussian claim, else epsilon."""
+        return "mu" if self.definition == "gaussian" else "epsilon"
 
     @property
     def verdict(self) -> Verdict:
@@ -96,12 +207,13 @@ class AuditReport:
             "epsilon_lower_bound": self.epsilon_lower_bound,
             "evidence": self.evidence,
             "samples": self.samples,
+            "self_test": None if self.self_test is None else self.self_test.to_json(),
             **self.details,
         }
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the rows of a table: name and value."""
-        name = "mu" if self.definition == "gaussian" else "epsilon"
+        name = self.parameter
         lines = [
             ("verdict", self.verdict),
             ("unit", f"one {self.unit}"),
@@ -120,6 +232,14 @@ class AuditReport:
             ("evidence", self.evidence),
             ("samples", f"{self.samples:,}"),
         ]
+        if self.self_test is not None:
+            tested = self.self_test
+            lines.append(
+                (
+                    f"{name} at least with {tested.noise_share:g} of the noise",
+                    f"{tested.lower_bound:.4g}, power {tested.power:.2g}",
+                )
+            )
         return lines + [
             (key.replace("_", " "), str(value))
             for key, value in self.details.items()
@@ -139,11 +259,14 @@ class Claim:
         The claimed epsilon or mu.
     extra_delta : float
         The delta that comes on top of it.
+    steps : SampledSteps or None
+        The steps of DP-SGD with Poisson samples, whose whole curve is tested; the amount is one point of it.
     """
 
     definition: Definition
     amount: float
     extra_delta: float = 0.0
+    steps: SampledSteps | None = None
 
     @classmethod
     def of(cls, claimed: Guarantee | Cost) -> Claim:
@@ -157,12 +280,27 @@ class Claim:
         if claimed.mu is not None:
             return cls("gaussian", claimed.mu, claimed.extra_delta)
         epsilon = 0.0 if claimed.epsilon is None else claimed.epsilon
-        return cls(claimed.definition, epsilon, claimed.at_epsilon(epsilon))
+        return cls(claimed.definition, epsilon, claimed.at_epsilon(epsilon), _sampled_steps(claimed))
 
     @property
     def parameter(self) -> Parameter:
         """What is bounded: mu of a Gaussian claim, else epsilon."""
         return "mu" if self.definition == "gaussian" else "epsilon"
+
+    def lower_bound(self, counts: EventCounts, confidence: float) -> float:
+        """Return the lower bound on the claimed epsilon or mu that ``counts`` of an event give."""
+        if self.steps is not None:
+            return self.steps.lower_bound(*counts.limits(confidence), self.extra_delta)
+        return counts.lower_bound(self.parameter, self.extra_delta, confidence)
+
+    def rejected(self, p: Floats, q: Floats) -> NDArray[np.bool_]:
+        """Return whether events of probability ``p`` on one input and ``q`` on the other contradict the claim."""
+        if self.steps is not None:
+            return self.steps.rejected(p, q)
+        left = np.maximum(p - self.extra_delta, 0.0)
+        if self.parameter == "mu":
+            return np.asarray(ndtri(left) > ndtri(q) + self.amount)
+        return np.asarray(left > np.exp(self.amount) * q)
 
     def epsilon(self, delta: float) -> float:
         """Return the claimed epsilon; of a Gaussian claim, its epsilon at ``delta``."""
@@ -174,6 +312,22 @@ class Claim:
     def delta(self, delta: float) -> float:
         """Return the claim's own delta; of a Gaussian claim, ``delta``."""
         return delta if self.definition == "gaussian" else self.extra_delta
+
+
+def _sampled_steps(claimed: Guarantee) -> SampledSteps | None:
+    """Return the steps that a guarantee of DP-SGD with Poisson samples states; None for any other guarantee."""
+    stated = claimed.parameters
+    if (stated.get("estimator"), stated.get("analysis"), stated.get("sampling")) != (
+        "dpsgd",
+        "proven",
+        "poisson",
+    ):
+        return None
+    if claimed.definition != "approximate" or claimed.extra_delta:
+        return None
+    return SampledSteps(
+        float(stated["noise_multiplier"]), Schedule(float(stated["sampling_rate"]), int(stated["steps"]))
+    )
 
 
 @dataclass(frozen=True)
@@ -200,8 +354,9 @@ class Finding:
     @classmethod
     def of_report(cls, report: AuditReport) -> Finding:
         """Return the lower bound of ``report`` beside its claim."""
-        parameter = "mu" if report.definition == "gaussian" else "epsilon"
-        return cls(f"{report.subject}\n{parameter}", report.lower_bound, report.claimed, report.verdict)
+        return cls(
+            f"{report.subject}\n{report.parameter}", report.lower_bound, report.claimed, report.verdict
+        )
 
     @classmethod
     def of_check(cls, check: BoundCheck) -> Finding:

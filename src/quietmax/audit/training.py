@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -18,16 +19,28 @@ from numpy.typing import NDArray
 
 from quietmax.accounting.costs import Cost
 from quietmax.accounting.guarantee import Guarantee
-from quietmax.audit.bounds import check_confidence, epsilon_from_guesses, mu_from_guesses
+from quietmax.audit.bounds import (
+    CountedGuesses,
+    check_confidence,
+    epsilon_from_guesses,
+    guess_tail,
+    mu_from_guesses,
+    mu_rejected,
+)
 from quietmax.audit.distinguishing import Draw, distinguish
+from quietmax.audit.noise_share import mechanism_with_share
 from quietmax.audit.report import AuditReport, Claim
 from quietmax.data.records import Records
 from quietmax.errors import InvalidInput
 from quietmax.estimators.dpsgd.config import PrivateSettings
 from quietmax.estimators.dpsgd.training import train_private_stack
+from quietmax.estimators.head.estimator import PrivateHead
+from quietmax.estimators.teachers import Teachers
 from quietmax.estimators.training_set import Persons
+from quietmax.mechanisms.base import Answerer, Answers
 from quietmax.models.mlp import initial_mlp
 from quietmax.models.stacked import Progress, TrainingSettings, train_stack
+from quietmax.noise.sources import SeededNoise
 
 Floats = NDArray[np.float64]
 Method = Literal["one-run", "repeated"]
@@ -37,6 +50,7 @@ Score = Callable[[Trained, Records], NDArray[Any]]
 
 TRAINING_CONFIDENCE = 0.99
 """Default confidence of an audit of training: canaries and trainings are few, draws of a mechanism many."""
+_ANSWERS_AT_ONCE = 4096
 GUESSED_SHARES = (0.02, 0.1, 0.25, 0.5, 1.0)
 """Shares of the canaries to guess about, the surest ones first; all shares together use the permitted error."""
 
@@ -151,7 +165,7 @@ def _one_run(
     subject: str,
 ) -> AuditReport:
     """Train once with a random half of the canaries and guess which ones were in."""
-    everyone = _joined(records, canaries)
+    everyone = joined(records, canaries)
     count = _unit_count(canaries)
     if count < 2:
         raise InvalidInput(f"A one-run audit requires at least 2 canaries, got {count}.")
@@ -195,7 +209,19 @@ def _one_run(
             **_claimed_for(tested, records),
         },
         unit=records.unit,
+        repetition=CountedGuesses(
+            count, best["guesses"], best["right"], partial(_rejected, claim, count, best["guesses"], part)
+        ),
     )
+
+
+def _rejected(claim: Claim, canaries: int, guesses: int, confidence: float, right: int) -> bool:
+    """Return whether that many right guesses contradict the claim."""
+    if claim.parameter == "mu":
+        return mu_rejected(
+            claim.amount, canaries, guesses, right, extra_delta=claim.extra_delta, confidence=confidence
+        )
+    return guess_tail(canaries, guesses, right, claim.amount, claim.extra_delta) <= 1 - confidence
 
 
 def _guess(
@@ -239,7 +265,7 @@ def _repeated_draws(
 
         return draw
 
-    return draws(records), draws(_joined(records, canary))
+    return draws(records), draws(joined(records, canary))
 
 
 def label_score(model: _Predicts, canaries: Records) -> Floats:
@@ -333,12 +359,12 @@ def network_draws(
         Draws without and with the canary.
     """
     _check_single(canary)
-    joined = _joined(records, canary)
+    everyone = joined(records, canary)
 
     def train(rows: NDArray[np.int64], seeds: list[int]) -> Floats:
         stack = train_stack(
-            joined.features,
-            joined.labels,
+            everyone.features,
+            everyone.labels,
             records.classes,
             [rows] * len(seeds),
             settings=settings,
@@ -392,14 +418,14 @@ def private_network_draws(
         Draws without and with the canary.
     """
     _check_single(canary)
-    joined = _joined(records, canary)
-    persons = None if joined.persons is None else Persons(joined.persons)
-    widths = (joined.features.shape[1], *settings.hidden, records.classes)
+    everyone = joined(records, canary)
+    persons = None if everyone.persons is None else Persons(everyone.persons)
+    widths = (everyone.features.shape[1], *settings.hidden, records.classes)
 
     def train(rows: NDArray[np.int64], seeds: list[int]) -> Floats:
         stack = train_private_stack(
-            joined.features,
-            joined.labels,
+            everyone.features,
+            everyone.labels,
             records.classes,
             [rows] * len(seeds),
             settings=settings,
@@ -416,6 +442,63 @@ def private_network_draws(
         return np.asarray(margins.double().numpy().mean(1))
 
     return _neighbouring_draws(len(records), len(canary), train, seed, at_once)
+
+
+def answer_draws(
+    without: PrivateHead | Teachers,
+    inside: PrivateHead | Teachers,
+    queries: NDArray[np.floating],
+    *,
+    noise_share: float = 1.0,
+    seed: int = 0,
+) -> tuple[Draw, Draw]:
+    """Return draws for `distinguish`: the answers of two trained models to the same queries.
+
+    The training of `Teachers` and of a head for answers per query has no noise, so each is trained once, and only the
+    noise of the answers is drawn again.
+
+    Parameters
+    ----------
+    without, inside : PrivateHead or Teachers
+        Models that answer per query, trained without and with the canary, otherwise alike (the same ``random_state``).
+    queries : array of shape (queries, columns)
+        The queries, no more than the budget pays for.
+    noise_share : float
+        Share of the noise that the claim requires; see `quietmax.audit.noise_share`.
+    seed : int
+        Determines the noise.
+
+    Returns
+    -------
+    tuple of two callables
+        Draws without and with the canary: all labels, or all probabilities.
+    """
+    source = SeededNoise(np.random.default_rng((0xA2517, seed)))
+    if len(queries) > (without.predictor_.budget.queries or 0):
+        raise InvalidInput(
+            f"The budget pays for {without.predictor_.budget.queries} answers, but {len(queries)} queries are asked."
+        )
+
+    def draws(fitted: PrivateHead | Teachers) -> Draw:
+        predictor = fitted.predictor_
+        mechanism = mechanism_with_share(predictor.mechanism, noise_share)
+        scores = Answerer(predictor.model, mechanism, features=fitted.feature_map_).scores(
+            np.asarray(queries, np.float32)
+        )
+
+        def draw(times: int) -> Answers | Floats:
+            parts = []
+            for start in range(0, times, _ANSWERS_AT_ONCE):
+                count = min(_ANSWERS_AT_ONCE, times - start)
+                parts.append(mechanism.release(np.tile(scores, (count, 1)), source))
+            released = [part.probabilities for part in parts if part.probabilities is not None]
+            if released:
+                return np.concatenate(released).reshape(times, -1)
+            return Answers(np.concatenate([part.labels for part in parts]).reshape(times, len(scores)), None)
+
+        return draw
+
+    return draws(without), draws(inside)
 
 
 def _neighbouring_draws(
@@ -470,8 +553,8 @@ def _check_single(canary: Records) -> None:
         )
 
 
-def _joined(records: Records, canaries: Records) -> Records:
-    """Return the records, then the canaries."""
+def joined(records: Records, canaries: Records) -> Records:
+    """Return the ``records``, then the ``canaries``, which must have the same columns and none of the same persons."""
     if records.features.shape[1] != canaries.features.shape[1]:
         raise InvalidInput(
             f"Canaries must have {records.features.shape[1]} features like the records, got "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,8 +16,6 @@ from quietmax.cli._output import console, print_json, print_table, progress_bar
 from quietmax.errors import InvalidInput, QuietmaxError
 
 if TYPE_CHECKING:
-    from quietmax.accounting.budget import Analysis
-    from quietmax.accounting.costs import Cost, Measure
     from quietmax.audit.report import AuditReport
     from quietmax.audit.training import Fit
     from quietmax.data.records import Records as TrainingRecords
@@ -45,13 +44,23 @@ Holdout = Annotated[
 Epochs = Annotated[int, typer.Option(min=0, help="Epochs of the network.")]
 Alpha = Annotated[float, typer.Option(help="Constant of the convexified loss; 0 is cross-entropy.")]
 NoiseShare = Annotated[
-    float, typer.Option(help="Scale the noise by this factor but not the claim, to test the auditor.")
+    float, typer.Option(help="Draw this share of the noise and keep the claim, to test the auditor.")
 ]
+SelfTest = Annotated[
+    bool,
+    typer.Option(
+        "--self-test/--no-self-test",
+        help="If the claim is consistent, repeat the audit with half the noise: would it have noticed?",
+    ),
+]
+DrawSeed = Annotated[int, typer.Option(help="Seed of the noise and of the pairs that are searched.")]
 Plot = Annotated[
     Path | None,
     typer.Option(help="Plot found beside claimed to this .png, .pdf or .svg file."),
 ]
 
+WORST_CASE = "worst-case"
+_TRAININGS, _ANSWER_DRAWS = 200, 100_000
 _CANARY_HOLDOUT = 0.2
 """Share of the user's own table that canaries are taken from unless it is given."""
 _BUILT_IN_MECHANISMS = ("algorithm1", "sampled-neuron", "noisy-max", "gaussian")
@@ -84,6 +93,7 @@ def mechanism(
         typer.Option(help="How far one record moves all scores in L2. Default: sqrt(2) times --sensitivity."),
     ] = None,
     noise_share: NoiseShare = 1.0,
+    self_test: SelfTest = True,
     samples: Annotated[int, typer.Option(min=1000, help="Answers to draw on each input.")] = 100_000,
     confidence: Annotated[
         float | None, typer.Option(help="Confidence of the lower bound. Default: 0.999999.")
@@ -91,7 +101,7 @@ def mechanism(
     exact: Annotated[
         bool, typer.Option("--exact", help="Draw the exact noise of a real release; not repeatable.")
     ] = False,
-    seed: Seed = 0,
+    seed: DrawSeed = 0,
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
@@ -105,6 +115,7 @@ def mechanism(
     from quietmax._io import check_figure
     from quietmax.audit.bounds import CONFIDENCE
     from quietmax.audit.mechanism import ScoreChange, audit_mechanism
+    from quietmax.audit.report import self_tested
     from quietmax.noise.sources import EXACT
 
     check_figure(plot)
@@ -112,20 +123,23 @@ def mechanism(
     bounds = _score_bounds(sensitivity, l2_sensitivity)
     plug_in = name not in _BUILT_IN_MECHANISMS
     claiming = _prepared(name, noise, classes, epsilon, delta, bounds, 1.0)
-    released = _prepared(name, noise, classes, epsilon, delta, bounds, noise_share)
     with progress_bar("searching for the worst neighbours", quiet=as_json) as progress:
-        report = audit_mechanism(
-            released,
-            classes,
-            claimed=claiming.guarantee(classes),
-            change=ScoreChange(bounds.one.value, bounds.vector.value) if plug_in else None,
-            samples=samples,
-            confidence=CONFIDENCE if confidence is None else confidence,
-            delta=delta,
-            noise=EXACT if exact else None,
-            seed=seed,
-            progress=progress,
-        )
+
+        def audit(share: float) -> AuditReport:
+            return audit_mechanism(
+                _prepared(name, noise, classes, epsilon, delta, bounds, share),
+                classes,
+                claimed=claiming.guarantee(classes),
+                change=ScoreChange(bounds.one.value, bounds.vector.value) if plug_in else None,
+                samples=samples,
+                confidence=CONFIDENCE if confidence is None else confidence,
+                delta=delta,
+                noise=EXACT if exact else None,
+                seed=seed,
+                progress=progress,
+            )
+
+        report = self_tested(audit) if self_test and noise_share == 1 else audit(noise_share)
     _print_report(f"Audit of {name} with {classes} classes", report, plot, as_json)
 
 
@@ -143,9 +157,26 @@ def _prepared(
     name: str, noise: str, classes: int, epsilon: float, delta: float, bounds: ScoreBounds, share: float
 ) -> Mechanism:
     """Return the mechanism with its budget for one answer, and with a share of the noise that this requires."""
+    from quietmax.accounting.budget import Budget, per_query
     from quietmax.audit.mechanism import StatedScores
-    from quietmax.mechanisms.algorithm1 import Algorithm1, budget_split
+    from quietmax.audit.noise_share import cost_with_share, mechanism_with_share
     from quietmax.mechanisms.base import plugin_mechanisms
+
+    if name in _BUILT_IN_MECHANISMS:
+        return mechanism_with_share(_built_in(name, noise, classes, epsilon, delta, bounds), share)
+    plug_ins = plugin_mechanisms()
+    _check_choice("--mechanism", name, (*_BUILT_IN_MECHANISMS, *plug_ins))
+    own = plug_ins[name]
+    cost = per_query(Budget(epsilon, delta), own.measure, own.analysis)
+    return own.prepared(StatedScores(classes, bounds), cost_with_share(cost, share))
+
+
+def _built_in(
+    name: str, noise: str, classes: int, epsilon: float, delta: float, bounds: ScoreBounds
+) -> Mechanism:
+    """Return a built-in mechanism with its budget for one answer."""
+    from quietmax.accounting.budget import Budget, per_query
+    from quietmax.mechanisms.algorithm1 import Algorithm1, budget_split
     from quietmax.mechanisms.noisy_max import GaussianScores, NoisyMax
     from quietmax.mechanisms.sampled_neuron import SampledNeuron
 
@@ -154,34 +185,17 @@ def _prepared(
         _check_choice("--noise", noise, ("laplace", "gaussian"))
         part = budget_split(epsilon, classes, drawn)
         probability = min(math.expm1(2 * bounds.one.value), 1.0)
-        return Algorithm1(drawn, part, part / share, bounds.one.value, probability)
+        return Algorithm1(drawn, part, part, bounds.one.value, probability)
     if name == "sampled-neuron":
         _check_choice("--noise", noise, ("laplace", "gaussian"))
-        cost = _cost("pure" if noise == "laplace" else "gaussian", epsilon, delta, share)
+        cost = per_query(Budget(epsilon, delta), "pure" if noise == "laplace" else "gaussian")
         return SampledNeuron(noise, bounds=bounds, per_query=cost)  # type: ignore[arg-type]
     if name == "noisy-max":
         method = "exponential" if noise == "laplace" else noise
         _check_choice("--noise", method, ("exponential", "permute-and-flip", "gaussian"))
-        cost = _cost("gaussian" if method == "gaussian" else "pure", epsilon, delta, share)
+        cost = per_query(Budget(epsilon, delta), "gaussian" if method == "gaussian" else "pure")
         return NoisyMax(method, bounds=bounds, per_query=cost)  # type: ignore[arg-type]
-    if name != "gaussian":
-        plug_ins = plugin_mechanisms()
-        _check_choice("--mechanism", name, (*_BUILT_IN_MECHANISMS, *plug_ins))
-        own = plug_ins[name]
-        cost = _cost(own.measure, epsilon, delta, share, own.analysis)
-        return own.prepared(StatedScores(classes, bounds), cost)
-    return GaussianScores(bounds=bounds, per_query=_cost("gaussian", epsilon, delta, share))
-
-
-def _cost(
-    measure: Measure, epsilon: float, delta: float, share: float, analysis: Analysis = "proven"
-) -> Cost:
-    """Return the cost whose noise is this share of what (epsilon, delta) requires."""
-    from quietmax.accounting.budget import Budget, per_query
-    from quietmax.accounting.costs import GaussianCost, PureCost
-
-    cost = per_query(Budget(epsilon, delta), measure, analysis)
-    return PureCost(cost.epsilon / share) if isinstance(cost, PureCost) else GaussianCost(cost.mu / share)
+    return GaussianScores(bounds=bounds, per_query=per_query(Budget(epsilon, delta), "gaussian"))
 
 
 @app.command("sensitivity")
@@ -277,7 +291,11 @@ class TrainingOptions:
     """What is trained, and how it is audited."""
 
     estimator: Annotated[
-        str, typer.Option(help="teachers, head, dpsgd, or network (an ordinary network without privacy).")
+        str,
+        typer.Option(
+            help="teachers, head (released weights), head-query (answers per query), dpsgd, or network (an ordinary "
+            "network without privacy)."
+        ),
     ] = "head"
     method: Annotated[str, typer.Option(help="one-run or repeated.")] = "one-run"
     canaries: Annotated[
@@ -288,16 +306,24 @@ class TrainingOptions:
         ),
     ] = 500
     times: Annotated[
-        int, typer.Option(min=64, help="repeated: trainings with, and as many without, one canary.")
-    ] = 200
+        int | None,
+        typer.Option(
+            min=64,
+            help="repeated, worst-case: trainings with, and as many without, one canary; for answers (teachers, "
+            "head-query), draws of the answers of two models. Default: 200, for answers 100,000; worst-case: enough "
+            "to notice half the noise.",
+        ),
+    ] = None
+    queries: Annotated[
+        int, typer.Option(min=1, help="repeated, worst-case: answers of teachers and head-query.")
+    ] = 1
+    sampling_rate: Annotated[
+        float, typer.Option(help="worst-case, dpsgd: Poisson sampling rate; 1 for full batches.")
+    ] = 1.0
     epsilon: Annotated[float, typer.Option(help="Claimed epsilon of training and answers together.")] = 1.0
     delta: Annotated[float, typer.Option(help="Claimed delta of training and answers together.")] = 1e-5
-    noise_share: Annotated[
-        float,
-        typer.Option(
-            help="dpsgd, repeated: scale the noise by this factor but not the claim, to test the auditor."
-        ),
-    ] = 1.0
+    noise_share: NoiseShare = 1.0
+    self_test: SelfTest = True
     epochs: Annotated[int, typer.Option(min=0, help="network: epochs.")] = 20
     confidence: Annotated[
         float | None, typer.Option(help="Confidence of the lower bound. Default: 0.99.")
@@ -306,18 +332,25 @@ class TrainingOptions:
 
     def check(self) -> None:
         """Raise if options are unknown or contradict each other."""
-        _check_choice("--estimator", self.estimator, ("teachers", "head", "dpsgd", "network"))
+        _check_choice("--estimator", self.estimator, ("teachers", "head", "head-query", "dpsgd", "network"))
         _check_choice("--method", self.method, ("one-run", "repeated"))
         _check_noise_share(self.noise_share)
-        if self.noise_share != 1 and (self.estimator, self.method) != ("dpsgd", "repeated"):
-            raise InvalidInput("--noise-share can only be combined with --estimator dpsgd --method repeated.")
+        if self.noise_share != 1 and self.estimator == "network":
+            raise InvalidInput(
+                "--noise-share cannot be combined with --estimator network, which draws no noise."
+            )
+
+    @property
+    def answers(self) -> bool:
+        """Whether the estimator releases answers, and its training draws no noise."""
+        return self.estimator in ("teachers", "head-query")
 
 
 @app.command("training")
 @with_groups
 def training(
     *,
-    data: Data,
+    data: Annotated[str, typer.Argument(help="Data set, .csv, .parquet or .npz file, or worst-case.")],
     options: TrainingOptions,
     records: Records = None,
     holdout: Holdout = None,
@@ -328,19 +361,34 @@ def training(
 ) -> None:
     """Audit a training algorithm with canaries: mislabelled records that are in the training set or not.
 
-    The canaries come from the records outside the training and test parts; of your own table, from the holdout, which
-    is 0.2 here unless --holdout says otherwise. With a person column a canary is a person with all rows. The noise is
-    seeded, so a run can be repeated.
+    With "worst-case" in place of a data set, the training sets are made so that one record changes the release as much
+    as we know how; this notices most. On real records one canary changes less. The canaries then come from the records
+    outside the training and test parts; of your own table, from the holdout, which is 0.2 here unless --holdout says
+    otherwise. With a person column a canary is a person with all rows. The noise is seeded, so a run can be repeated.
 
-    Example: quietmax audit training mnist-5k --estimator head --canaries 500
+    Examples:
+
+    quietmax audit training worst-case --estimator teachers --queries 4
+
+    quietmax audit training mnist-5k --estimator head --canaries 500
     """
     from quietmax._io import check_figure
+    from quietmax.audit.report import self_tested
     from quietmax.audit.training import TRAINING_CONFIDENCE, mislabelled
     from quietmax.data.load import load
     from quietmax.data.tables import is_table_path
 
     options.check()
     check_figure(plot)
+    confidence = TRAINING_CONFIDENCE if options.confidence is None else options.confidence
+    tested = options.self_test and options.noise_share == 1 and options.estimator != "network"
+    if data == WORST_CASE:
+        title = f"Audit of {options.estimator}, worst case"
+        with progress_bar(f"training {options.estimator}", quiet=as_json) as progress:
+            worst = partial(_audit_worst_case, options, confidence, progress)
+            report = self_tested(worst) if tested else worst(options.noise_share)
+        _print_report(title, report, plot, as_json)
+        return
     if holdout is None and is_table_path(data):
         holdout = _CANARY_HOLDOUT
     split = load(
@@ -350,10 +398,31 @@ def training(
     outside = split.pool if split.holdout is None else split.test
     canaries = mislabelled(outside, count=count, seed=options.seed)
     subject = f"{options.estimator} on {split.name}"
-    confidence = TRAINING_CONFIDENCE if options.confidence is None else options.confidence
     with progress_bar(f"training {options.estimator}", quiet=as_json) as progress:
-        report = _audit_training(split, canaries, options, confidence, subject, progress)
+        audit = partial(_audit_training, split, canaries, options, confidence, subject, progress)
+        report = self_tested(audit) if tested else audit(options.noise_share)
     _print_report(f"Audit of {subject}, {options.method}", report, plot, as_json)
+
+
+def _audit_worst_case(
+    options: TrainingOptions, confidence: float, progress: Progress, noise_share: float
+) -> AuditReport:
+    """Audit on training sets that are made to be told apart."""
+    from quietmax.audit.worst_case import WORST_CASES, audit_worst_case
+
+    _check_choice("--estimator", options.estimator, WORST_CASES)
+    return audit_worst_case(
+        options.estimator,  # type: ignore[arg-type]
+        epsilon=options.epsilon,
+        delta=options.delta,
+        queries=options.queries,
+        sampling_rate=options.sampling_rate,
+        samples=options.times,
+        noise_share=noise_share,
+        confidence=confidence,
+        seed=options.seed,
+        progress=progress,
+    )
 
 
 def _audit_training(
@@ -363,6 +432,7 @@ def _audit_training(
     confidence: float,
     subject: str,
     progress: Progress,
+    noise_share: float,
 ) -> AuditReport:
     """Train one by one, or many networks at once where that is possible."""
     from quietmax.accounting.guarantee import Guarantee
@@ -372,9 +442,13 @@ def _audit_training(
     stated = Guarantee(
         "approximate", epsilon=options.epsilon, delta=options.delta, because="Stated on the command line."
     )
-    if options.method == "repeated" and options.estimator == "dpsgd":
-        return _audit_repeated_dpsgd(split, canaries, options, confidence, subject, progress)
-    if options.method == "repeated" and options.estimator == "network":
+    repeated = options.method == "repeated"
+    times = _TRAININGS if options.times is None else options.times
+    if repeated and options.estimator == "dpsgd":
+        return _audit_repeated_dpsgd(split, canaries, options, confidence, subject, progress, noise_share)
+    if repeated and options.answers:
+        return _audit_answers(split, canaries, options, confidence, subject, noise_share)
+    if repeated and options.estimator == "network":
         without, inside = network_draws(
             split.train,
             canaries,
@@ -386,20 +460,25 @@ def _audit_training(
             without,
             inside,
             stated,
-            samples=options.times,
+            samples=times,
             confidence=confidence,
             subject=subject,
             details={"method": "repeated training", "records": len(split.train)},
             unit=canaries.unit,
         )
+    fit = _fit(split, len(canaries), options)
+    claimed: Guarantee | None = stated if options.estimator == "network" else None
+    if noise_share != 1:
+        reference = fit(split.train)
+        fit, claimed = _fit_like(reference, options.seed, noise_share), reference.guarantee_
     return audit_training(
-        _fit(split, len(canaries), options),
+        fit,
         label_score,
         split.train,
         canaries,
-        stated if options.estimator == "network" else None,
-        method="one-run" if options.method == "one-run" else "repeated",
-        times=options.times,
+        claimed,
+        method="repeated" if repeated else "one-run",
+        times=times,
         confidence=confidence,
         delta=options.delta,
         seed=options.seed,
@@ -408,7 +487,7 @@ def _audit_training(
     )
 
 
-def _fit(split: Split, canaries: int, options: TrainingOptions) -> Fit[Any]:
+def _fit(split: Split, queries: int, options: TrainingOptions) -> Fit[Any]:
     """Return a function that trains from another seed at every call."""
     from quietmax.estimators.dpsgd.estimator import DPSGD
     from quietmax.estimators.head.estimator import PrivateHead
@@ -430,10 +509,57 @@ def _fit(split: Split, canaries: int, options: TrainingOptions) -> Fit[Any]:
         if options.estimator == "dpsgd":
             private = DPSGD(options.epsilon, options.delta, **public)
         elif options.estimator == "teachers":
-            private = Teachers(options.epsilon, options.delta, queries=canaries, **public)
+            private = Teachers(options.epsilon, options.delta, queries=queries, **public)
+        elif options.estimator == "head-query":
+            private.set_params(release="query", queries=queries)
         return private.fit(records.features, records.labels, groups=records.persons)
 
     return fit
+
+
+def _fit_like(reference: Any, seed: int, noise_share: float) -> Fit[Any]:
+    """Return a function that trains like a fitted estimator, with a share of its noise."""
+    from quietmax.audit.noise_share import estimator_with_share
+
+    seeds = itertools.count(seed)
+
+    def fit(records: TrainingRecords) -> Any:
+        weaker = estimator_with_share(reference, noise_share).set_params(random_state=next(seeds) % 2**32)
+        return weaker.fit(records.features, records.labels, groups=records.persons)
+
+    return fit
+
+
+def _audit_answers(
+    split: Split,
+    canary: TrainingRecords,
+    options: TrainingOptions,
+    confidence: float,
+    subject: str,
+    noise_share: float,
+) -> AuditReport:
+    """Train without and with the canary from one seed, and draw the answers to queries beside it many times."""
+    import numpy as np
+
+    from quietmax.audit.distinguishing import distinguish
+    from quietmax.audit.training import answer_draws, joined
+
+    # Both from the same seed: the shards of teachers must not differ.
+    without = _fit(split, options.queries, options)(split.train)
+    inside = _fit(split, options.queries, options)(joined(split.train, canary))
+    asked = [canary.features[place % len(canary)] * (1 - 0.001 * place) for place in range(options.queries)]
+    first, second = answer_draws(without, inside, np.stack(asked), noise_share=noise_share, seed=options.seed)
+    return distinguish(
+        first,
+        second,
+        without.guarantee_,
+        samples=_ANSWER_DRAWS if options.times is None else options.times,
+        confidence=confidence,
+        delta=options.delta,
+        subject=subject,
+        details={"method": "repeated answers", "records": len(split.train), "queries": options.queries},
+        unit=canary.unit,
+    )
 
 
 def _ordinary_network(records: TrainingRecords, epochs: int, seed: int) -> Model:
@@ -458,6 +584,7 @@ def _audit_repeated_dpsgd(
     confidence: float,
     subject: str,
     progress: Progress,
+    noise_share: float,
 ) -> AuditReport:
     """Train DP-SGD without centring many times, without and with the canary."""
     from quietmax.audit.distinguishing import distinguish
@@ -476,7 +603,7 @@ def _audit_repeated_dpsgd(
         split.train,
         canary,
         settings=planned.settings,
-        noise_multiplier=options.noise_share * planned.noise_multiplier,
+        noise_multiplier=noise_share * planned.noise_multiplier,
         size=size,
         seed=options.seed,
         progress=progress,
@@ -492,7 +619,7 @@ def _audit_repeated_dpsgd(
             classes_declared=True,
             unit=canary.unit,
         ),
-        samples=options.times,
+        samples=_TRAININGS if options.times is None else options.times,
         confidence=confidence,
         delta=options.delta,
         subject=subject,
@@ -627,5 +754,10 @@ def _print_report(title: str, report: AuditReport, plot: Path | None, as_json: b
     else:
         print_table(title, ("", ""), report.rows())
         console.print(_VERDICTS[report.verdict], style=_COLOURS[report.verdict])
+        if report.self_test is not None:
+            console.print(
+                report.self_test.sentence(report.parameter, report.claimed),
+                style=None if report.self_test.notices else "yellow",
+            )
     if plot is not None:
         plot_findings([Finding.of_report(report)], plot, title=title)

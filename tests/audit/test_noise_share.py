@@ -1,0 +1,126 @@
+"""Half the noise is the noise of an honest release with a larger budget; nothing can be released with less."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quietmax import DPSGD, PrivateHead, Teachers
+from quietmax.accounting import GaussianCost, PureCost
+from quietmax.audit import estimator_with_share, mechanism_with_share
+from quietmax.errors import InvalidInput
+from quietmax.estimators.serialization import open_private, save_private
+from quietmax.mechanisms import Algorithm1, GaussianScores, NoisyMax, SampledNeuron
+from quietmax.models import CrossEntropy, TrainingSettings
+from quietmax.sensitivity import ScoreBounds, Sensitivity
+
+ONE = Sensitivity(1.0, "certified", "One record changes one vote.")
+PUBLIC: dict[str, Any] = {"classes": (0, 1), "declared_size": 60, "random_state": 3}
+SMALL = TrainingSettings(hidden=(), loss=CrossEntropy(), epochs=1)
+
+
+def fitted(estimator: Any) -> Any:
+    generator = np.random.default_rng(0)
+    X = generator.random((60, 3))
+    return estimator.fit(X, (X[:, 0] > X[:, 1]).astype(int))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "noise"),
+    [
+        (PrivateHead(1.0, **PUBLIC), lambda head: 1 / head.guarantee_.parameters["mu_training"]),
+        (PrivateHead(1.0, **PUBLIC), lambda head: 1 / head.guarantee_.parameters["mu_centring"]),
+        (
+            PrivateHead(1.0, second_moments=0.2, **PUBLIC),
+            lambda head: 1 / head.guarantee_.parameters["mu_moments"],
+        ),
+        (PrivateHead(1.0, method="output", **PUBLIC), lambda head: 1 / head.guarantee_.mu),
+        (
+            PrivateHead(2.0, release="query", queries=4, **PUBLIC),
+            lambda head: 1 / head.predictor_.mechanism.per_query.epsilon,
+        ),
+        (
+            Teachers(1.0, queries=4, network=SMALL, **PUBLIC),
+            lambda teachers: 1 / teachers.predictor_.mechanism.per_query.epsilon,
+        ),
+        (
+            Teachers(1.0, queries=900, network=SMALL, **PUBLIC),
+            lambda teachers: 1 / teachers.predictor_.mechanism.per_query.mu,
+        ),
+        (DPSGD(1.0, 1e-5, steps=20, **PUBLIC), lambda private: private.plan_.noise_multiplier),
+        (
+            DPSGD(1.0, 1e-5, steps=20, sampling_rate=1.0, **PUBLIC),
+            lambda private: private.plan_.noise_multiplier,
+        ),
+    ],
+    ids=[
+        *("head", "head centre", "head moments", "head output", "head query"),
+        *("teachers", "teachers gaussian", "dpsgd sampled", "dpsgd full"),
+    ],
+)
+def test_an_estimator_with_half_the_noise_states_a_larger_budget_and_is_otherwise_alike(
+    estimator: Any, noise: Any
+) -> None:
+    honest = fitted(estimator)
+    weaker = fitted(estimator_with_share(honest, 0.5))
+    assert noise(weaker) == pytest.approx(noise(honest) / 2, rel=2e-4)
+    assert weaker.guarantee_.at_delta(1e-5) > 1.5 * honest.guarantee_.at_delta(1e-5)
+    if isinstance(honest, Teachers):
+        assert len(weaker.ensemble_.silent) == len(honest.ensemble_.silent)
+        assert weaker.predictor_.mechanism.method == honest.predictor_.mechanism.method
+    elif isinstance(honest, DPSGD):
+        assert weaker.plan_.settings == honest.plan_.settings
+    else:
+        assert weaker.plan_ == honest.plan_
+
+
+def test_a_folder_of_a_model_with_half_the_noise_states_the_budget_of_that_noise(tmp_path: Path) -> None:
+    honest = fitted(PrivateHead(1.0, **PUBLIC))
+    folder = save_private(fitted(estimator_with_share(honest, 0.5)), tmp_path / "head", dataset="people")
+    opened = open_private(folder).guarantee
+    assert opened.mu == pytest.approx(2 * honest.guarantee_.mu)
+
+
+def test_no_estimator_and_no_mechanism_has_a_setting_for_less_noise() -> None:
+    names = {name for each in (PrivateHead, Teachers, DPSGD) for name in each().get_params()}
+    for mechanism in (Algorithm1, GaussianScores, NoisyMax, SampledNeuron):
+        names |= {field.name for field in dataclasses.fields(mechanism)}
+    assert not {name for name in names if name.startswith("noise_") or name in ("share", "scale")}
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "amount"),
+    [
+        (NoisyMax("permute-and-flip", bounds=ScoreBounds(ONE, ONE), per_query=PureCost(1.0)), 2.0),
+        (NoisyMax("gaussian", bounds=ScoreBounds(ONE, ONE), per_query=GaussianCost(1.0)), 2.0),
+        (GaussianScores(bounds=ScoreBounds(ONE, ONE), per_query=GaussianCost(1.0)), 2.0),
+        (SampledNeuron("laplace", bounds=ScoreBounds(ONE, ONE), per_query=PureCost(1.0)), 2.0),
+    ],
+)
+def test_a_mechanism_with_half_the_noise_costs_twice_as_much(mechanism: Any, amount: float) -> None:
+    stated = mechanism_with_share(mechanism, 0.5).guarantee(3)
+    assert (stated.epsilon or stated.mu) == pytest.approx(amount)
+
+
+def test_a_choice_counted_in_mu_gets_half_of_its_own_noise() -> None:
+    counted = NoisyMax("exponential", "gaussian", bounds=ScoreBounds(ONE, ONE), per_query=GaussianCost(0.5))
+    same = mechanism_with_share(counted, 1.0).guarantee(3).epsilon
+    half = mechanism_with_share(counted, 0.5).guarantee(3).epsilon
+    assert same is not None
+    assert half == pytest.approx(2 * same)
+
+
+def test_invalid_shares_and_unknown_noise_are_errors() -> None:
+    votes = NoisyMax(bounds=ScoreBounds(ONE, ONE), per_query=PureCost(1.0))
+    for share in (0.0, 1.1, float("nan")):
+        with pytest.raises(InvalidInput, match="above 0 and at most 1"):
+            mechanism_with_share(votes, share)
+    with pytest.raises(InvalidInput, match="cannot be scaled"):
+        mechanism_with_share(NoisyMax(), 0.5)
+    published = fitted(DPSGD(1.0, 1e-5, steps=20, analysis="published", accountant="rdp", **PUBLIC))
+    with pytest.raises(InvalidInput, match="analysis='proven'"):
+        estimator_with_share(published, 0.5)

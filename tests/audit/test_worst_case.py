@@ -1,0 +1,96 @@
+"""On training sets made to be told apart, every estimator keeps its claim, and half of its noise is noticed."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quietmax.audit import audit_worst_case, self_tested
+from quietmax.audit.worst_case import _dpsgd, _head_answers, _teachers
+from quietmax.errors import InvalidInput
+
+SURE = 1 - 1e-7
+
+
+@pytest.mark.parametrize(
+    ("estimator", "options"),
+    [
+        ("teachers", {"queries": 4}),
+        ("teachers", {"queries": 60, "samples": 20_000}),
+        ("head-query", {"epsilon": 2.0}),
+        ("head-query", {"epsilon": 2.0, "queries": 4}),
+        ("dpsgd", {"epsilon": 8.0, "sampling_rate": 0.5, "samples": 1200}),
+        ("dpsgd", {"epsilon": 8.0, "samples": 800}),
+    ],
+    ids=str,
+)
+def test_true_claims_survive_and_half_the_noise_is_refuted_where_the_self_test_says_so(
+    estimator: Any, options: dict[str, Any]
+) -> None:
+    """A true claim is refuted with probability 1e-7 at most. A self-test with other noise must agree with the first."""
+    audit = partial(audit_worst_case, estimator, confidence=SURE, **options)
+    report = self_tested(lambda share: audit(noise_share=share))
+    assert report.verdict == "consistent"
+    assert report.lower_bound > 0.25 * report.claimed
+    assert report.self_test is not None
+    assert report.self_test.power > 0.999
+    assert audit(noise_share=0.5, seed=1).verdict == "refuted"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("estimator", "options"), [("head", {}), ("dpsgd", {"sampling_rate": 0.1, "samples": 60_000})]
+)
+def test_enough_trainings_notice_half_the_noise_at_epsilon_1(estimator: Any, options: dict[str, Any]) -> None:
+    report = self_tested(lambda share: audit_worst_case(estimator, noise_share=share, **options))
+    assert report.verdict == "consistent"
+    assert report.self_test is not None
+    assert report.self_test.notices
+
+
+def test_too_few_trainings_do_not_notice_and_the_report_says_how_many_would() -> None:
+    report = self_tested(lambda share: audit_worst_case("head", epsilon=2.0, samples=100, noise_share=share))
+    assert report.self_test is not None
+    assert not report.self_test.notices
+    assert "would not" in report.self_test.sentence(report.parameter, report.claimed)
+    assert report.to_json()["self_test"]["notices"] is False
+
+
+def test_one_record_turns_one_vote_from_a_tie_and_moves_a_head_by_most_of_its_bound() -> None:
+    first, second, asked = _teachers(1.0, 1e-5, 4, seed=5)
+    assert first.ensemble_.scores(asked).tolist() == [[10.0, 10.0]] * 4
+    assert second.ensemble_.scores(asked).tolist() == [[9.0, 11.0]] * 4
+    without, inside, asked = _head_answers(2.0, 1e-5, 4, seed=0)
+    scores = [each.predictor_.model.scores(asked) for each in (without, inside)]
+    moved = np.ptp(scores[1] - scores[0], axis=1) / without.predictor_.mechanism.bounds.spread
+    assert (moved > 0.7).all()
+    assert (moved <= 1).all()
+
+
+def test_without_noise_every_step_of_dpsgd_moves_by_nothing_or_by_one_clipped_gradient() -> None:
+    """So runs of 1, 2, 3 and 4 steps from one seed are the beginnings of one run, as the audit assumes."""
+    without, inside, claimed = _dpsgd(8.0, 1e-5, 0.5, 1e-6, seed=3)
+    sigma, seen = claimed.parameters["noise_multiplier"], 4 / np.sqrt(17)
+    assert np.abs(np.asarray(without(20))[:, 0]).max() < 1e-3
+    moved, evidence, _ = np.asarray(inside(200)).T
+    taken = np.rint(moved / seen)
+    assert set(taken) == {
+        0,
+        1,
+        2,
+        3,
+        4,
+    }  # fails with probability below 1e-4 for a seed, and the seed is fixed
+    np.testing.assert_allclose(moved, taken * seen, atol=1e-3)
+    absent, present = np.log1p(0.5 * np.expm1(np.array([-1, 1]) * seen**2 / (2 * sigma**2)))
+    np.testing.assert_allclose(evidence, taken * present + (4 - taken) * absent, atol=1e-2)
+
+
+def test_invalid_arguments_are_errors() -> None:
+    with pytest.raises(InvalidInput, match="estimator must be one of head, head-query"):
+        audit_worst_case("oracle")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="noise_share"):
+        audit_worst_case("teachers", noise_share=2.0)
