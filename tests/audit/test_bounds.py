@@ -12,16 +12,22 @@ from scipy.optimize import brentq, linprog
 from scipy.special import ndtr, ndtri
 from scipy.stats import binom, norm
 
+from quietmax.accounting import PureCost
+from quietmax.accounting.dpsgd import Schedule
 from quietmax.attacks.metrics import clopper_pearson
 from quietmax.audit.bounds import (
+    CountedEvent,
+    CountedGuesses,
     EventCounts,
     Parameter,
+    SampledSteps,
     _mass_needed,
     approximate_lower_bounds,
     epsilon_from_guesses,
     guess_tail,
     mu_from_guesses,
 )
+from quietmax.audit.report import Claim
 from quietmax.errors import InvalidInput
 
 
@@ -186,3 +192,50 @@ def test_an_invalid_epsilon_or_delta_is_an_error(epsilon: float, delta: float) -
 def test_an_invalid_confidence_is_an_error(bound: Callable[..., float], confidence: float) -> None:
     with pytest.raises(InvalidInput, match="strictly between 0 and 1"):
         bound(10, 10, 5, confidence=confidence)
+
+
+def test_the_estimated_power_is_how_often_repetitions_refute() -> None:
+    """An event of probability 0.7 against 0.2 and the claim epsilon = 1: ln(0.7/0.2) = 1.25.
+
+    The estimate has 400 repetitions and the comparison 300: they differ by 0.2 with probability below 1e-6.
+    """
+    claim = Claim.of(PureCost(1.0))
+    generator = np.random.default_rng(0)
+    for trials, least, most in ((150, 0.0, 0.3), (1000, 0.5, 0.9), (4000, 0.99, 1.0)):
+        event = CountedEvent(EventCounts(7 * trials // 10, 2 * trials // 10, trials), claim.rejected, 0.99)
+        assert least <= event.power() <= most
+        drawn = generator.binomial(trials, [0.7, 0.2], (300, 2))
+        refuted = [
+            EventCounts(int(p), int(q), trials).lower_bound("epsilon", 0.0, 0.99) > 1 for p, q in drawn
+        ]
+        assert abs(np.mean(refuted) - event.power()) < 0.2
+    needed = CountedEvent(EventCounts(105, 30, 150), claim.rejected, 0.99).samples_needed()
+    assert needed is not None
+    assert 2000 < needed < 6000  # half of the samples bound the event
+    assert CountedEvent(EventCounts(50, 50, 100), claim.rejected, 0.99).samples_needed() is None
+
+
+def test_the_estimated_power_of_guesses_is_a_binomial_tail() -> None:
+    guesses = CountedGuesses(100, 100, 80, lambda right: right >= 75)
+    assert guesses.power() == pytest.approx(stats.binom.sf(74, 100, 80.5 / 101))
+    assert CountedGuesses(100, 100, 80, lambda _: False).power() == 0.0
+
+
+def test_the_curve_of_sampled_steps_permits_every_test_of_them_and_half_the_noise_exceeds_it() -> None:
+    """The likelihood ratio test of the claimed steps stays within the curve: at 1 - 1e-7 it never leaves the limits."""
+    claimed = SampledSteps(0.885, Schedule(0.5, 4))
+    assert claimed.epsilon(1e-5) == pytest.approx(8.0, abs=0.01)
+    generator = np.random.default_rng(0)
+    refuted = {}
+    for share in (1.0, 0.5):
+        sigma = share * claimed.noise_multiplier
+        without = generator.normal(0, sigma, (4000, 4))
+        inside = generator.normal(0, sigma, (4000, 4)) + (generator.random((4000, 4)) < 0.5)
+        first, second = (
+            np.log1p(0.5 * np.expm1((2 * moved - 1) / (2 * sigma**2))).sum(1) for moved in (without, inside)
+        )
+        counts = EventCounts(int((second > 0).sum()), int((first > 0).sum()), 4000)
+        limits = counts.limits(1 - 1e-7)
+        refuted[share] = bool(claimed.rejected(*limits))
+        assert (claimed.lower_bound(*limits, 1e-5) > 8.01) == refuted[share]
+    assert refuted == {1.0: False, 0.5: True}

@@ -71,7 +71,8 @@ def test_an_estimator_with_half_the_noise_states_a_larger_budget_and_is_otherwis
     assert weaker.guarantee_.at_delta(1e-5) > 1.5 * honest.guarantee_.at_delta(1e-5)
     if isinstance(honest, Teachers):
         assert len(weaker.ensemble_.silent) == len(honest.ensemble_.silent)
-        assert weaker.predictor_.mechanism.method == honest.predictor_.mechanism.method
+        mechanisms: list[Any] = [each.predictor_.mechanism for each in (weaker, honest)]
+        assert mechanisms[0].method == mechanisms[1].method
     elif isinstance(honest, DPSGD):
         assert weaker.plan_.settings == honest.plan_.settings
     else:

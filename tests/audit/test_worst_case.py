@@ -19,7 +19,6 @@ SURE = 1 - 1e-7
     ("estimator", "options"),
     [
         ("teachers", {"queries": 4}),
-        ("teachers", {"queries": 60, "samples": 20_000}),
         ("head-query", {"epsilon": 2.0}),
         ("head-query", {"epsilon": 2.0, "queries": 4}),
         ("dpsgd", {"epsilon": 8.0, "sampling_rate": 0.5, "samples": 1200}),
@@ -42,7 +41,8 @@ def test_true_claims_survive_and_half_the_noise_is_refuted_where_the_self_test_s
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("estimator", "options"), [("head", {}), ("dpsgd", {"sampling_rate": 0.1, "samples": 60_000})]
+    ("estimator", "options"),
+    [("head", {}), ("teachers", {"queries": 100}), ("dpsgd", {"sampling_rate": 0.1, "samples": 60_000})],
 )
 def test_enough_trainings_notice_half_the_noise_at_epsilon_1(estimator: Any, options: dict[str, Any]) -> None:
     report = self_tested(lambda share: audit_worst_case(estimator, noise_share=share, **options))
@@ -65,7 +65,8 @@ def test_one_record_turns_one_vote_from_a_tie_and_moves_a_head_by_most_of_its_bo
     assert second.ensemble_.scores(asked).tolist() == [[9.0, 11.0]] * 4
     without, inside, asked = _head_answers(2.0, 1e-5, 4, seed=0)
     scores = [each.predictor_.model.scores(asked) for each in (without, inside)]
-    moved = np.ptp(scores[1] - scores[0], axis=1) / without.predictor_.mechanism.bounds.spread
+    model: Any = without.predictor_.model
+    moved = np.ptp(scores[1] - scores[0], axis=1) / model.bounds.spread
     assert (moved > 0.7).all()
     assert (moved <= 1).all()
 
@@ -74,7 +75,7 @@ def test_without_noise_every_step_of_dpsgd_moves_by_nothing_or_by_one_clipped_gr
     """So runs of 1, 2, 3 and 4 steps from one seed are the beginnings of one run, as the audit assumes."""
     without, inside, claimed = _dpsgd(8.0, 1e-5, 0.5, 1e-6, seed=3)
     sigma, seen = claimed.parameters["noise_multiplier"], 4 / np.sqrt(17)
-    assert np.abs(np.asarray(without(20))[:, 0]).max() < 1e-3
+    assert np.abs(np.asarray(without(20))[:, 0]).max() < 0.02
     moved, evidence, _ = np.asarray(inside(200)).T
     taken = np.rint(moved / seen)
     assert set(taken) == {
@@ -84,9 +85,9 @@ def test_without_noise_every_step_of_dpsgd_moves_by_nothing_or_by_one_clipped_gr
         3,
         4,
     }  # fails with probability below 1e-4 for a seed, and the seed is fixed
-    np.testing.assert_allclose(moved, taken * seen, atol=1e-3)
+    np.testing.assert_allclose(moved, taken * seen, atol=0.02)
     absent, present = np.log1p(0.5 * np.expm1(np.array([-1, 1]) * seen**2 / (2 * sigma**2)))
-    np.testing.assert_allclose(evidence, taken * present + (4 - taken) * absent, atol=1e-2)
+    np.testing.assert_allclose(evidence, taken * present + (4 - taken) * absent, atol=0.03)
 
 
 def test_invalid_arguments_are_errors() -> None:

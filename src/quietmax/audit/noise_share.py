@@ -91,7 +91,7 @@ def mechanism_with_share(mechanism: Mechanism, share: float) -> Mechanism:
         # A choice that is counted in mu has an epsilon of its own, which its noise is for.
         epsilon = selection_epsilon(mechanism.per_query, mechanism.method)
         return replace(mechanism, count_in=None, per_query=PureCost(epsilon / share))
-    scaled: Mechanism = replace(mechanism, per_query=cost_with_share(mechanism.per_query, share))  # type: ignore[type-var, assignment]
+    scaled: Mechanism = replace(mechanism, per_query=cost_with_share(mechanism.per_query, share))  # type: ignore[type-var]
     return scaled
 
 
@@ -123,7 +123,8 @@ def estimator_with_share(fitted: Estimator, share: float) -> Estimator:
 
 
 def _head_settings(fitted: PrivateHead, share: float) -> dict[str, object]:
-    plan, settings = fitted.plan_, {"features": fitted.feature_map_}
+    plan = fitted.plan_
+    settings: dict[str, object] = {"features": fitted.feature_map_}
     stated = fitted.guarantee_.parameters
     if fitted.release == "query":
         return {**settings, "regularisation": plan.regularisation, "epsilon": fitted.epsilon / share}  # type: ignore[union-attr]

@@ -252,8 +252,8 @@ def _dpsgd(
         delta=delta,
         sampling_rate=sampling_rate,
         steps=DPSGD_STEPS,
-        max_grad_norm=0.02,
-        learning_rate=0.05,
+        max_grad_norm=0.001,
+        learning_rate=1.0,
         optimizer="sgd",
     )
     claimed = network_guarantee(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -53,8 +54,13 @@ def print_table(
     caption: str | None = None,
     *,
     prose: bool = False,
+    optional: Sequence[str] = (),
+    max_rows: int | None = None,
+    more: str = "",
 ) -> None:
     """Print a table. The first column is left-aligned, the others right-aligned; long entries are wrapped.
+
+    Numbers and other short words are not broken unless even they need more than the terminal's width.
 
     Parameters
     ----------
@@ -68,15 +74,62 @@ def print_table(
         Text below the table.
     prose : bool, default False
         Left-align all columns: the entries are sentences.
+    optional : sequence of str
+        Headings of columns that are left out, the first one first, if the terminal is too narrow; a line says so.
+    max_rows : int, optional
+        Print no more rows than this; a line says so.
+    more : str
+        Where all rows are, for that line.
     """
+    entries = [list(row) for row in rows]
+    shown = entries[:max_rows]
+    widths = [_unbroken(column, [row[index] for row in shown]) for index, column in enumerate(columns)]
+    left_out = _left_out(columns, widths, optional)
+    kept = [index for index, column in enumerate(columns) if column not in left_out]
+    fits = _fit([widths[index] for index in kept])
     table = Table(title=title, title_justify="left", show_header=any(columns))
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if prose or index == 0 else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(entry) for entry in row))
+    for index in kept:
+        table.add_column(
+            columns[index],
+            justify="left" if prose or index == 0 else "right",
+            overflow="fold",
+            min_width=widths[index] if fits else None,
+        )
+    for row in shown:
+        table.add_row(*(Text(row[index]) for index in kept))
     console.print(table)
+    if left_out:
+        console.print(f"Left out, the terminal is too narrow: {'; '.join(left_out)}.", style="italic")
+    if len(shown) < len(entries):
+        console.print(f"{len(shown)} of {len(entries):,} rows. {more}".rstrip(), style="italic")
     if caption is not None:
         console.print(caption, style="italic")
+
+
+_LONGEST_UNBROKEN = 20
+_FRAME, _FRAME_PER_COLUMN = 1, 3
+
+
+def _unbroken(column: str, entries: Sequence[str]) -> int:
+    """Return the width below which a column would break a word of at most 20 characters."""
+    words = [word for entry in (column, *entries) for word in entry.split()]
+    return max((cell_len(word) for word in words if cell_len(word) <= _LONGEST_UNBROKEN), default=1)
+
+
+def _fit(widths: Sequence[int]) -> bool:
+    """Return whether columns of these widths fit into the terminal."""
+    return _FRAME + sum(width + _FRAME_PER_COLUMN for width in widths) <= console.width
+
+
+def _left_out(columns: Sequence[str], widths: Sequence[int], optional: Sequence[str]) -> list[str]:
+    """Return the optional columns without which the others fit into the terminal."""
+    left_out: list[str] = []
+    for candidate in optional:
+        kept = [width for name, width in zip(columns, widths, strict=True) if name not in left_out]
+        if _fit(kept):
+            break
+        left_out.append(candidate)
+    return left_out
 
 
 def print_guarantee(guarantee: Guarantee) -> None:

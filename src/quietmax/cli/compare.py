@@ -27,6 +27,7 @@ DEFAULT_METHODS = (
     "dpsgd",
 )
 DEFAULT_EPSILONS = (0.1, 1.0, 10.0)
+_MAX_ROWS = 60
 
 
 @with_groups
@@ -73,6 +74,7 @@ def command(
     data_dir: DataDir = None,
     download: Download = False,
     seed: Seed = 0,
+    all_rows: Annotated[bool, typer.Option("--all", help="Print all rows of a long table.")] = False,
     as_json: Json = False,
 ) -> None:
     """Compare accuracy, leakage, claimed and audited epsilon, and times of all methods on the same splits.
@@ -135,7 +137,7 @@ def command(
             }
         )
     else:
-        _print(summaries, chosen_attacks, about)
+        _print(summaries, chosen_attacks, about, output, all_rows=all_rows)
     finish(done, written, quiet=as_json)
 
 
@@ -177,7 +179,9 @@ def _counts(values: list[str] | None) -> list[int]:
     return [int(count) for count in counts]
 
 
-def _print(summaries: Sequence[Summary], attacks: Sequence[str], about: str) -> None:
+def _print(
+    summaries: Sequence[Summary], attacks: Sequence[str], about: str, output: Path, *, all_rows: bool
+) -> None:
     from quietmax.experiments.summary import STATUS_WORDS
 
     print_table(
@@ -199,4 +203,7 @@ def _print(summaries: Sequence[Summary], attacks: Sequence[str], about: str) -> 
         ),
         caption="Attacks: leakage, TPR - FPR. Audited: lower bound on epsilon; where every answer is charged, on the "
         f"epsilon or mu of one answer. {about}",
+        optional=("fit, s", "audited", "answers", "loss", "guarantee"),
+        max_rows=None if all_rows else _MAX_ROWS,
+        more=f"--all prints all; they are in {output}.",
     )
