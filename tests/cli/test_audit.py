@@ -55,7 +55,7 @@ def test_algorithm_1_with_ten_classes_is_refuted() -> None:
 )
 def test_every_mechanism_can_be_audited(options: Any, verdict: str) -> None:
     """At the default confidence a true claim is called refuted once in a million."""
-    report = json.loads(audit("mechanism", *options, "--samples", 20000, "--json"))
+    report = json.loads(audit("mechanism", *options, "--samples", 20000, "--no-self-test", "--json"))
     assert report["verdict"] == verdict
 
 
@@ -133,7 +133,10 @@ def test_the_example_of_the_tutorial_exceeds_the_published_bounds() -> None:
 @pytest.mark.parametrize("estimator", ["head", "teachers", "dpsgd"])
 def test_one_run_does_not_refute_private_training(estimator: str) -> None:
     report = json.loads(
-        audit("training", "mnist-5k", "--estimator", estimator, "--records", 300, "--canaries", 60, "--json")
+        audit(
+            *("training", "mnist-5k", "--estimator", estimator, "--records", 300, "--canaries", 60),
+            *("--no-self-test", "--json"),
+        )
     )
     assert report["verdict"] == "consistent"
     assert report["epsilon_claimed"] == pytest.approx(1.0, rel=1e-6)
@@ -144,7 +147,7 @@ def test_repeated_training_refutes_dpsgd_only_without_its_noise(monkeypatch: pyt
     config = import_module("quietmax.estimators.dpsgd.config")
     monkeypatch.setattr(config, "make_plan", partial(config.make_plan, steps=10))
     options: tuple[object, ...] = ("training", "mnist-5k", "--estimator", "dpsgd", "--method", "repeated")
-    options += ("--records", 40, "--times", 64, "--epsilon", 4, "--json")
+    options += ("--records", 40, "--times", 64, "--epsilon", 4, "--no-self-test", "--json")
     honest = json.loads(audit(*options))
     assert honest["verdict"] == "consistent"
     assert honest["epsilon_claimed"] == pytest.approx(4.0, rel=1e-6)
@@ -173,7 +176,18 @@ def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_few_steps")
 def test_repeated_training_works_for_networks_and_estimators() -> None:
-    options = ("--method", "repeated", "--records", 40, "--times", 64, "--epochs", 5, "--json")
+    options = (
+        "--method",
+        "repeated",
+        "--records",
+        40,
+        "--times",
+        64,
+        "--epochs",
+        5,
+        "--no-self-test",
+        "--json",
+    )
     for estimator in ("network", "head"):
         report = json.loads(audit("training", "mnist-5k", "--estimator", estimator, *options))
         assert report["method"] == "repeated training"
@@ -305,7 +319,7 @@ def visits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("estimator", ["head", "teachers", "dpsgd"])
 def test_canaries_of_an_own_table_are_whole_persons_of_the_holdout(visits: Path, estimator: str) -> None:
-    options = ("--estimator", estimator, "--holdout", 0.4, "--canaries", 30, "--json")
+    options = ("--estimator", estimator, "--holdout", 0.4, "--canaries", 30, "--no-self-test", "--json")
     report = json.loads(audit("training", visits, *options))
     assert (report["unit"], report["verdict"], report["samples"]) == ("person", "consistent", 30)
     assert "claimed_for" not in report
@@ -314,7 +328,8 @@ def test_canaries_of_an_own_table_are_whole_persons_of_the_holdout(visits: Path,
 @pytest.mark.usefixtures("_few_steps")
 @pytest.mark.parametrize("estimator", ["head", "dpsgd", "network"])
 def test_repeated_training_of_an_own_table_leaves_a_whole_person_out(visits: Path, estimator: str) -> None:
-    options = ("--estimator", estimator, "--method", "repeated", "--times", 64, "--epochs", 3, "--json")
+    options = ("--estimator", estimator, "--method", "repeated", "--times", 64, "--epochs", 3)
+    options += ("--no-self-test", "--json")
     report = json.loads(audit("training", visits, *options))
     assert report["unit"] == "person"
     assert 150 < report["records"] < 300

@@ -65,6 +65,8 @@ _ROUNDS = 5
 _GRID = 65
 _REPETITIONS = 400
 _FACTORS = 2.0 ** np.arange(0.5, 10.5, 0.5)
+_EPSILONS = np.concatenate([np.linspace(0.0, 3.0, 13), np.linspace(3.5, 10.0, 14)])
+"""Epsilons at which a curve is tested; any choice is correct, more of them show a little more."""
 _MOST_NOISE, _LEAST_NOISE = math.log(1e3), -math.log(16.0)
 
 
@@ -164,10 +166,8 @@ class SampledSteps:
 
     @cached_property
     def _curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        epsilons = np.concatenate([np.linspace(0.0, 3.0, 13), np.linspace(3.5, 10.0, 14)])
-        return epsilons, np.array(
-            [loss_delta(self.noise_multiplier, each, self.schedule) for each in epsilons]
-        )
+        deltas = [loss_delta(self.noise_multiplier, each, self.schedule) for each in _EPSILONS]
+        return _EPSILONS, np.array(deltas)
 
     def epsilon(self, delta: float) -> float:
         """Return the epsilon of the steps at ``delta``."""
@@ -182,7 +182,7 @@ class SampledSteps:
             high *= 2
             if high > _LARGEST_EPSILON:
                 return high
-        return _bisected(exceeded, high / 2 if high > 1 else 0.0, high, rounds=24)
+        return _bisected(exceeded, high / 2 if high > 1 else 0.0, high, rounds=16)
 
     def lower_bound(self, p: float, q: float, delta: float) -> float:
         """Return the epsilon at ``delta`` of the largest noise multiplier that ``p`` and ``q`` do not reject.
@@ -200,8 +200,13 @@ class SampledSteps:
             The lower bound on epsilon: 0 if a thousand times the noise is not rejected, 64 if a sixteenth of it is.
         """
 
+        # Beyond these epsilons exp(epsilon)*q alone exceeds p.
+        epsilons = [each for each in _EPSILONS if math.exp(each) * q < p]
+
         def rejected(log: float) -> bool:
-            return bool(SampledSteps(math.exp(log), self.schedule).rejected(p, q))
+            return any(
+                p > math.exp(each) * q + loss_delta(math.exp(log), each, self.schedule) for each in epsilons
+            )
 
         own = math.log(self.noise_multiplier)
         step = math.log(2.0) if rejected(own) else -math.log(2.0)
