@@ -329,8 +329,7 @@ def test_canaries_of_an_own_table_are_whole_persons_of_the_holdout(visits: Path,
 @pytest.mark.parametrize("estimator", ["head", "dpsgd", "network"])
 def test_repeated_training_of_an_own_table_leaves_a_whole_person_out(visits: Path, estimator: str) -> None:
     options = ("--estimator", estimator, "--method", "repeated", "--times", 64, "--epochs", 3)
-    options += ("--no-self-test", "--json")
-    report = json.loads(audit("training", visits, *options))
+    report = json.loads(audit("training", visits, *options, "--no-self-test", "--json"))
     assert report["unit"] == "person"
     assert 150 < report["records"] < 300
     if estimator != "network":
