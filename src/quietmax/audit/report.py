@@ -273,7 +273,7 @@ class Claim:
         """Return the claim that ``claimed``, a guarantee or a cost, makes.
 
         >>> Claim.of(PureCost(1.0))
-        Claim(definition='pure', amount=1.0, extra_delta=0.0)
+        Claim(definition='pure', amount=1.0, extra_delta=0.0, steps=None)
         """
         if not isinstance(claimed, Guarantee):
             return cls(claimed.measure, claimed.epsilon if isinstance(claimed, PureCost) else claimed.mu)
