@@ -57,6 +57,15 @@ def test_every_error_is_a_sentence_that_ends(refusals):
     assert not unfinished, "\n".join(unfinished)
 
 
+paper_page = script("docs/making/paper_page.py")
+
+
+def test_the_tables_of_the_page_on_the_paper_come_from_the_stored_run():
+    """If this fails, run `python docs/making/paper_page.py`."""
+    page = paper_page.PAGE.read_text(encoding="utf-8")
+    assert paper_page.filled(page, paper_page.blocks()) == page
+
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ratios, run = script("benchmarks/ratios.py"), script("benchmarks/run.py")
 

@@ -10,7 +10,7 @@ import pytest
 
 from quietmax.data.records import Records
 from quietmax.experiments import estimate
-from quietmax.experiments.estimate import estimated_seconds
+from quietmax.experiments.estimate import estimated_bytes, estimated_seconds
 from quietmax.experiments.grid import DataSource, Effort, Group, Trial, reproduction_trials
 
 
@@ -44,6 +44,22 @@ def test_an_estimate_knows_when_too_few_records_are_left_for_shadow_networks(
     seconds = estimated_seconds([plain])[plain]
     estimate._shadow_set_and_largest_class.cache_clear()
     assert seconds == pytest.approx(networks + attack, rel=1e-3)
+
+
+def test_the_memory_of_a_worker_is_that_of_its_largest_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    def records(source: DataSource, *_: object) -> list[None]:
+        return [None] * {"location": 5_010, "mnist": 70_000, "cifar-10": 60_000}[source.name]
+
+    monkeypatch.setattr(estimate, "source_records", records)
+    estimate._records.cache_clear()
+    location, mnist, cifar = (
+        estimated_bytes(reproduction_trials([name], "paper", repeats=1))
+        for name in ("location", "mnist", "cifar-10")
+    )
+    together = estimated_bytes(reproduction_trials(["location", "mnist", "cifar-10"], "paper", repeats=1))
+    estimate._records.cache_clear()
+    assert location < mnist < cifar == together
+    assert cifar > 4 * 60_000 * 3_072  # the records alone
 
 
 def test_every_method_has_an_estimate() -> None:

@@ -34,7 +34,7 @@ from tests.experiments.made_up import result, the_papers_own, trial
 def test_the_papers_own_curves_agree_with_the_paper_and_shifted_ones_do_not() -> None:
     summaries = summarize(the_papers_own())
     rows = curve_comparisons(summaries) + accuracy_comparisons(summaries)
-    assert len(rows) == 4 * len(EPSILONS) + 3
+    assert len(rows) == 4 * len(EPSILONS) + 5  # train, test, gap, leakage, stability
     assert all(row.agrees for row in rows)
     shifted = [
         replace(each, accuracy_loss=replace(each.accuracy_loss, value=each.accuracy_loss.value + 0.05))
@@ -57,8 +57,11 @@ def test_accuracies_are_compared_within_the_stated_tolerance() -> None:
         "original train accuracy": True,
         "original test accuracy": True,
         "convexified train accuracy": True,
+        "original gap": True,
         "convexified test accuracy": False,
+        "convexified gap": False,
         "leakage, plain network": False,
+        "oaro": True,
     }
     assert rows["convexified test accuracy"].spread == pytest.approx(0.01 / np.sqrt(2))
     assert rows["original test accuracy"].spread is None

@@ -1,0 +1,211 @@
+"""Fill the tables of the page `paper.md` from the stored run of the paper's evaluation.
+
+Run `python docs/making/paper_page.py` after the run has changed. It also draws the figures of the page. A test compares
+the page with what this script writes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from quietmax.experiments.figures import figures, write_figures, write_stability_figure
+from quietmax.experiments.findings import (
+    accuracy_comparisons,
+    curve_comparisons,
+    findings,
+    leakages,
+    multi_query,
+    own_correlations,
+)
+from quietmax.experiments.grid import Trial
+from quietmax.experiments.methods import methods
+from quietmax.experiments.paper import Comparison, reproduce_sensitivity_table
+from quietmax.experiments.results import STORED_TRIALS, Result, read_trials
+from quietmax.experiments.summary import Summary, summarize
+
+PAGE = Path(__file__).parents[1] / "paper.md"
+FIGURES = PAGE.parent / "figures" / "paper"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; the first column is left-aligned."""
+    lines = [" | ".join(columns), " | ".join(["---"] + ["---:"] * (len(columns) - 1))]
+    return "\n".join(f"| {line} |" for line in (*lines, *(" | ".join(row) for row in rows)))
+
+
+def stored_run(results: Mapping[Trial, Result]) -> str:
+    """Repeats, trials, processor time and memory of the stored run."""
+    groups: dict[str, dict[int, list[Result]]] = defaultdict(lambda: defaultdict(list))
+    for trial, result in results.items():
+        groups[trial.group.source.name][trial.group.repeat].append(result)
+    rows = []
+    for name, repeats in groups.items():
+        every = [result for found in repeats.values() for result in found]
+        minutes = sum(result["processor_seconds"] for result in every) / 60 / len(repeats)
+        memory = max(result["peak_bytes"] for result in every) / 2**30
+        versions = ", ".join(sorted({result["version"] for result in every}))
+        rows.append((name, str(len(repeats)), str(len(every)), f"{minutes:.1f}", f"{memory:.2f}", versions))
+    return table(
+        ("data set", "repeats", "trials", "processor minutes per repeat", "peak memory, GiB", "version"), rows
+    )
+
+
+def accuracy(summaries: Sequence[Summary]) -> str:
+    """The paper's table of accuracies, one row per data set and number."""
+    rows: dict[str, dict[str, Comparison]] = defaultdict(dict)
+    for each in accuracy_comparisons(summaries):
+        rows[each.dataset][each.quantity] = each
+    quantities = {
+        "original loss, train": "original train accuracy",
+        "test": "original test accuracy",
+        "gap": "original gap",
+        "convexified, train": "convexified train accuracy",
+        "test ": "convexified test accuracy",
+        "gap ": "convexified gap",
+        "leakage": "leakage, plain network",
+        "OARO": "oaro",
+    }
+    lines = []
+    for name, found in rows.items():
+        shown = [found.get(quantity) for quantity in quantities.values()]
+        lines.append(
+            (name, *("" if each is None else f"{each.paper:.3f} / {_marked(each)}" for each in shown))
+        )
+    return table(("data set (paper / ours)", *quantities), lines)
+
+
+def _marked(each: Comparison) -> str:
+    return f"{each.ours:.3f}" if each.agrees else f"**{each.ours:.3f}**"
+
+
+def curves(summaries: Sequence[Summary]) -> str:
+    """How many points of each curve agree, and the largest difference."""
+    found: dict[tuple[str, str], list[Comparison]] = defaultdict(list)
+    for each in curve_comparisons(summaries):
+        if each.quantity.startswith("accuracy loss"):
+            found[each.dataset, each.quantity.removeprefix("accuracy loss, ").rpartition(", eps")[0]].append(
+                each
+            )
+    rows = []
+    for (name, curve), points in found.items():
+        worst = max(points, key=lambda point: abs(point.difference))
+        rows.append(
+            (
+                name,
+                curve,
+                f"{sum(point.agrees for point in points)} of {len(points)}",
+                f"{worst.difference:+.3f}",
+                worst.quantity.rpartition("eps ")[2],
+            )
+        )
+    return table(("data set", "curve", "within 0.04", "largest difference", "at epsilon"), rows)
+
+
+def leakage(summaries: Sequence[Summary]) -> str:
+    """The leakage of the plain network and of Algorithm 1 at three epsilons."""
+    rows = [
+        (
+            each.dataset,
+            methods()[each.method].title,
+            "" if each.epsilon is None else f"{each.epsilon:g}",
+            f"{each.paper:.3f}",
+            f"{each.ours.value:.3f}",
+            "" if each.ours.low is None else f"{each.ours.low:.3f} to {each.ours.high:.3f}",
+            f"{each.gap:.3f}",
+            each.verdict,
+        )
+        for each in leakages(summaries)
+        if each.method == "plain"
+        or (each.method in ("algorithm1-gaussian", "published-rdp") and each.epsilon in (0.01, 1.0, 100.0))
+    ]
+    return table(
+        ("data set", "method", "epsilon", "paper", "ours", "95%", "training - test", "verdict"), rows
+    )
+
+
+def five_findings(summaries: Sequence[Summary]) -> str:
+    """The verdicts on the findings."""
+    return "\n".join(
+        f"{each.number}. **{each.verdict}**: {each.claim} {each.evidence}" for each in findings(summaries)
+    )
+
+
+def correlations(summaries: Sequence[Summary]) -> str:
+    """The paper's correlations and ours."""
+    rows = own_correlations(summaries)
+    if not rows:
+        return "Fewer than three data sets are in the stored run."
+    return table(
+        ("pair", "coefficient", "paper", "ours", "ours: p-value"),
+        (
+            (each.dataset, each.quantity, f"{each.paper:.4f}", f"{each.ours:.4f}", each.note.partition(" with")[0])
+            for each in rows
+        ),
+    )
+
+
+def many_queries(summaries: Sequence[Summary]) -> str:
+    """The paper's example: Location, a total of 10."""
+    rows = [
+        (
+            methods()[each.method].title,
+            each.analysis,
+            f"{each.queries:,}",
+            "" if each.per_answer is None else f"{each.per_answer:.3g}",
+            f"{each.accuracy_loss:.3f}" + ("*" if each.extrapolated else ""),
+            "" if each.leakage is None else f"{each.leakage:.3f}",
+        )
+        for each in multi_query(summaries, totals=(10.0,), queries=(100, 1000, 10_000))
+        if each.dataset == "location"
+    ]
+    return table(("method", "analysis", "answers", "epsilon each", "accuracy loss", "leakage"), rows)
+
+
+def sensitivities() -> str:
+    """How many numbers of the sensitivity table agree, and which do not."""
+    rows = reproduce_sensitivity_table()
+    wrong = [row for row in rows if not row.agrees]
+    listed = "; ".join(f"{row.dataset}, {row.quantity}: {row.note}" for row in wrong)
+    return f"{len(rows) - len(wrong)} of {len(rows)} numbers equal the paper's to the printed digits. Others: {listed}."
+
+
+def blocks() -> dict[str, str]:
+    """All generated parts of the page, by name."""
+    results = read_trials([STORED_TRIALS])
+    summaries = summarize(results)
+    return {
+        "run": stored_run(results),
+        "sensitivities": sensitivities(),
+        "accuracy": accuracy(summaries),
+        "correlations": correlations(summaries),
+        "curves": curves(summaries),
+        "leakage": leakage(summaries),
+        "findings": five_findings(summaries),
+        "many-queries": many_queries(summaries),
+    }
+
+
+def filled(page: str, parts: Mapping[str, str]) -> str:
+    """The page with every part between its markers."""
+    for name, text in parts.items():
+        pattern = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
+        page, count = re.subn(pattern, lambda found: f"{found[1]}{text}\n{found[2]}", page, flags=re.DOTALL)
+        if count != 1:
+            raise ValueError(f"The page has {count} places for {name}.")
+    return page
+
+
+def main() -> None:
+    """Write the page and its figures."""
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), blocks()), encoding="utf-8")
+    summaries = summarize(read_trials([STORED_TRIALS]))
+    drawn = [figure for figure in figures(summaries) if figure.kind in ("accuracy-loss", "leakage-shadow")]
+    write_figures(drawn, FIGURES, ["png"])
+    write_stability_figure(summaries, FIGURES / "stability.png")
+
+
+if __name__ == "__main__":
+    main()
