@@ -354,8 +354,8 @@ def _efforts(trials: Iterable[Trial]) -> str:
 
 
 def _estimate(grid: _GridOptions) -> dict[str, float]:
-    """Measure this machine's speed; return and print the core hours of both profiles."""
-    from quietmax.experiments.estimate import estimated_seconds
+    """Measure this machine's speed; return and print the core hours of both profiles, and the memory of a worker."""
+    from quietmax.experiments.estimate import estimated_bytes, estimated_seconds
     from quietmax.experiments.grid import EXPERIMENTS
     from quietmax.experiments.workers import usable_cores
 
@@ -364,12 +364,14 @@ def _estimate(grid: _GridOptions) -> dict[str, float]:
     if not grid.as_json:
         console.print("Measuring the speed of this machine ...")
     for profile in ("quick", "paper"):
-        seconds = sum(estimated_seconds(grid.trials(EXPERIMENTS, profile), data_dir=grid.data_dir).values())
-        hours[profile] = seconds / 3600
+        trials = grid.trials(EXPERIMENTS, profile)
+        seconds = sum(estimated_seconds(trials, data_dir=grid.data_dir).values())
+        memory = estimated_bytes(trials, data_dir=grid.data_dir) / 2**30
+        hours[profile], hours[f"{profile}_gib_per_worker"] = seconds / 3600, memory
         if not grid.as_json:
             console.print(
                 f"Estimate for profile {profile}: {hours[profile]:.1f} core hours, about {duration(seconds / cores)} "
-                f"with {cores} workers."
+                f"with {cores} workers of {memory:.1f} GiB each."
             )
     return hours
 

@@ -1,4 +1,4 @@
-"""How long an evaluation will take on this machine.
+"""How long an evaluation will take on this machine, and how much memory.
 
 Networks of each shape are trained for a moment to find the time per record. Everything else follows from the numbers of
 networks, records and epochs, from the labels of the data set, and from fixed ratios for the compared methods.
@@ -21,7 +21,7 @@ from quietmax.data.tables import is_table_path
 from quietmax.experiments.grid import DataSource, Group, Trial
 from quietmax.experiments.inputs import source_records
 from quietmax.experiments.paper import EPSILONS
-from quietmax.models.stacked import TrainingSettings, train_stack
+from quietmax.models.stacked import LARGEST_STACK, TrainingSettings, train_stack, training_bytes
 
 _TIMED_RECORDS = 1_000
 _MIN_SECONDS, _TIMINGS = 0.3, 3
@@ -38,6 +38,11 @@ _SECONDS_PER_TRIAL = 0.3
 _FEATURES_PER_PIXEL = 5.0
 """Scattering features of an image."""
 _ASSUMED_WIDTH, _ASSUMED_CLASSES = 100, 2
+_SMALLEST_IMAGE = 784
+"""Data sets with at least so many features are images."""
+_LIBRARY_BYTES = 450 * 2**20
+_BYTES_PER_FEATURE = 16
+"""Memory of a public feature of a record while a head is trained."""
 
 
 def estimated_seconds(
@@ -70,6 +75,50 @@ def estimated_seconds(
                 seconds += cost
         found[trial] = seconds
     return found
+
+
+def estimated_bytes(trials: Sequence[Trial], *, data_dir: Path | None = None) -> int:
+    """Estimate the largest memory of one worker.
+
+    Parameters
+    ----------
+    trials : sequence of Trial
+        The trials.
+    data_dir : pathlib.Path, optional
+        Folder of the data sets' files, which are read for their numbers of records.
+
+    Returns
+    -------
+    int
+        Bytes.
+    """
+    return max(
+        _group_bytes(group, {trial.method for trial in trials if trial.group == group}, data_dir)
+        for group in {trial.group for trial in trials}
+    )
+
+
+def _group_bytes(group: Group, methods: set[str], data_dir: Path | None) -> int:
+    """Memory of the libraries, the records, and whichever of the group's steps needs the most."""
+    effort, settings = group.effort, TrainingSettings()
+    width, classes = _shape(group.source)
+    widths = (width, *settings.hidden, classes)
+    steps = [training_bytes(widths, settings)]
+    if effort.attacks:
+        height = min(effort.shadows, LARGEST_STACK)
+        kept = 4 * effort.shadows * (width * settings.hidden[0] + settings.hidden[-1] * classes)
+        steps.append(height * training_bytes(widths, settings) + kept)
+    if any(name.startswith("published-") for name in methods):
+        steps.append(len(PUBLISHED_ACCOUNTANTS) * len(EPSILONS) * training_bytes(widths, settings))
+    if methods & {"head", "dpsgd", "teachers", "sampled-neuron"}:
+        values = width * (_FEATURES_PER_PIXEL if width >= _SMALLEST_IMAGE else 1)
+        steps.append(int(2 * effort.records * values * _BYTES_PER_FEATURE))
+    return _LIBRARY_BYTES + 4 * width * _records(group.source, data_dir) + max(steps)
+
+
+@cache
+def _records(source: DataSource, data_dir: Path | None) -> int:
+    return len(source_records(source, data_dir))
 
 
 def _shared_seconds(trial: Trial, measured: bool, data_dir: Path | None) -> dict[str, float]:
@@ -111,7 +160,7 @@ def _fit_seconds(trial: Trial) -> float:
     source = trial.group.source
     width, classes = _shape(source)
     values = trial.group.effort.records * width * classes
-    if not is_table_path(source.name) and width >= 784:
+    if not is_table_path(source.name) and width >= _SMALLEST_IMAGE:
         values = int(values * _FEATURES_PER_PIXEL)
     if trial.method.startswith("dpsgd"):
         return _DPSGD_SECONDS_PER_VALUE * values
