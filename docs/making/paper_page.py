@@ -6,7 +6,6 @@ the page with what this script writes.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -141,7 +140,13 @@ def correlations(summaries: Sequence[Summary]) -> str:
     return table(
         ("pair", "coefficient", "paper", "ours", "ours: p-value"),
         (
-            (each.dataset, each.quantity, f"{each.paper:.4f}", f"{each.ours:.4f}", each.note.partition(" with")[0])
+            (
+                each.dataset,
+                each.quantity,
+                f"{each.paper:.4f}",
+                f"{each.ours:.4f}",
+                each.note.partition(" with")[0],
+            )
             for each in rows
         ),
     )
@@ -191,10 +196,12 @@ def blocks() -> dict[str, str]:
 def filled(page: str, parts: Mapping[str, str]) -> str:
     """The page with every part between its markers."""
     for name, text in parts.items():
-        pattern = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
-        page, count = re.subn(pattern, lambda found: f"{found[1]}{text}\n{found[2]}", page, flags=re.DOTALL)
-        if count != 1:
-            raise ValueError(f"The page has {count} places for {name}.")
+        begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
+        before, _, rest = page.partition(begin)
+        _, found, after = rest.partition(end)
+        if not found:
+            raise ValueError(f"The page has no place for {name}.")
+        page = f"{before}{begin}{text}\n{end}{after}"
     return page
 
 
