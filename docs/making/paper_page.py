@@ -10,6 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from quietmax.experiments.alpha import STORED as STORED_ALPHAS
+from quietmax.experiments.alpha import AlphaRow, alpha_choices
+from quietmax.experiments.architectures import stored_architectures
+from quietmax.experiments.bounds_table import bounds_table, stored_observations
 from quietmax.experiments.figures import figures, write_figures, write_stability_figure
 from quietmax.experiments.findings import (
     accuracy_comparisons,
@@ -23,6 +27,7 @@ from quietmax.experiments.grid import Trial
 from quietmax.experiments.methods import methods
 from quietmax.experiments.paper import Comparison, reproduce_sensitivity_table
 from quietmax.experiments.results import STORED_TRIALS, Result, read_trials
+from quietmax.experiments.stored import stored_table
 from quietmax.experiments.summary import Summary, summarize
 
 PAGE = Path(__file__).parents[1] / "paper.md"
@@ -177,12 +182,89 @@ def sensitivities() -> str:
     return f"{len(rows) - len(wrong)} of {len(rows)} numbers equal the paper's to the printed digits. Others: {listed}."
 
 
+def upper_bounds() -> str:
+    """Table 1, and the change of the weights that retraining caused."""
+    rows = []
+    for each in bounds_table(observed=stored_observations()):
+        _, general, _, constant, ours = (f"{bound.value:.3g}" for bound in each.bounds)
+        seen = each.observed
+        observed = "" if seen is None else f"{seen.weights_l2:.3g}"
+        rows.append((each.dataset, ours, general, constant, observed, "" if seen is None else each.verdict))
+    return table(
+        (
+            "data set",
+            "2 rho/(lam n): Chaudhuri binary, Wu decreasing, this paper",
+            "Chaudhuri, any classes",
+            "Wu, constant step",
+            "observed",
+            "the paper's bound",
+        ),
+        rows,
+    )
+
+
+def other_networks() -> str:
+    """Deeper networks, other activations and losses: measured, and the paper's formula."""
+
+    def beside(seen: float, formula: float | None) -> str:
+        return (
+            f"{seen:.3g}" if formula is None else f"{seen:.3g} {'>' if seen > formula else '≤'} {formula:.3g}"
+        )
+
+    return table(
+        ("data set", "hidden layers", "loss", "train / test", "gradient, rho", "weights, D2W", "logit, Dz"),
+        (
+            (
+                each.dataset,
+                f"{each.layers} {each.activation}",
+                each.loss,
+                f"{each.train_accuracy:.3f} / {each.test_accuracy:.3f}",
+                beside(each.gradient, each.rho),
+                beside(each.observed_weights_l2, each.weights_l2),
+                beside(each.observed_logit, each.logit),
+            )
+            for each in stored_architectures()
+        ),
+    )
+
+
+def alphas() -> str:
+    """Accuracy and leakage at some values of alpha."""
+    stored = stored_table(AlphaRow, STORED_ALPHAS)
+    rows = [each for each in stored if each.alpha in (None, 0.5, 1.0, 2.0, 5.0, 10.0)]
+    lines = [
+        (
+            each.dataset,
+            "original loss" if each.alpha is None else f"{each.alpha:g}",
+            f"{each.train_accuracy:.3f}",
+            f"{each.test_accuracy:.3f}",
+            "" if each.shadow_leakage is None else f"{each.shadow_leakage:.3f}",
+            "" if each.threshold_leakage is None else f"{each.threshold_leakage:.3f}",
+        )
+        for each in rows
+    ]
+    chosen = "; ".join(
+        f"{each.dataset}: chosen {each.chosen:g} (paper {each.paper:g}), Spearman correlation with the leakage "
+        f"{_number(each.shadow_correlation)} (shadow), {_number(each.threshold_correlation)} (threshold)"
+        for each in alpha_choices(stored)
+    )
+    columns = ("data set", "alpha", "train", "test", "leakage, shadow", "leakage, threshold")
+    return f"{table(columns, lines)}\n\n{chosen}."
+
+
+def _number(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.2f}"
+
+
 def blocks() -> dict[str, str]:
     """All generated parts of the page, by name."""
     results = read_trials([STORED_TRIALS])
     summaries = summarize(results)
     return {
         "run": stored_run(results),
+        "bounds": upper_bounds(),
+        "architectures": other_networks(),
+        "alpha": alphas(),
         "sensitivities": sensitivities(),
         "accuracy": accuracy(summaries),
         "correlations": correlations(summaries),
