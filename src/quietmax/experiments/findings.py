@@ -114,6 +114,10 @@ def own_correlations(summaries: Iterable[Summary]) -> list[Comparison]:
         printed = paper.correlation_table()[pair]
         for name in ("pearson", "spearman", "kendall"):
             ours, p_value = getattr(computed, name), getattr(computed, f"{name}_p")
+            if name == "spearman":
+                p_value = paper.spearman_p(
+                    *([point[column] for point in points.values()] for column in paper.CORRELATED[pair])
+                )
             agrees = ours * printed[name] > 0 and (p_value < 0.05 or printed[f"{name}_p"] >= 0.05)
             note = f"p = {p_value:.3f} with {len(points)} data sets, the paper's with 9"
             rows.append(Comparison(pair, name, printed[name], ours, agrees, note))
@@ -302,11 +306,13 @@ def _leakage_follows_overfitting(by_dataset: ByDataset, attack: str) -> Finding:
     if len(plain) < 3:
         evidence = f"Needs three data sets; {len(plain)} measured. {numbers}"
         return Finding(1, claim, "does not apply", evidence)
-    found = paper.correlate(list(gaps.values()), [leak.value for leak in leaks.values()])
-    grows: Decision = found.spearman > 0 if found.spearman_p < 0.05 else None
+    values = [leak.value for leak in leaks.values()]
+    found = paper.correlate(list(gaps.values()), values)
+    p_value = paper.spearman_p(list(gaps.values()), values)
+    grows: Decision = found.spearman > 0 if p_value < 0.05 else None
     fitted = _all(_at_most(leaks[name], _CLOSE) for name in plain if gaps[name] <= _CLOSE)
     evidence = (
-        f"Pearson {found.pearson:.3f}, Spearman {found.spearman:.3f} (p = {found.spearman_p:.3f}) over "
+        f"Pearson {found.pearson:.3f}, Spearman {found.spearman:.3f} (p = {p_value:.3f}) over "
         f"{len(plain)} data sets. {numbers}. Hardly means at most {_CLOSE:g}."
     )
     return Finding(1, claim, _verdict(_all([grows, fitted])), evidence)
