@@ -52,7 +52,7 @@ def command(
 
     quietmax card model --html card.html --public
 
-    quietmax card model --format nist-800-226 --ledger ledger.sqlite
+    quietmax card private --format nist-800-226 --ledger ledger.sqlite
     """
     from quietmax._io import atomic_write
     from quietmax.privacy_card import read_card
