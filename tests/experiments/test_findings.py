@@ -157,6 +157,8 @@ def test_location_reproduces_the_papers_accuracies(location: list[Summary]) -> N
     assert [(row.quantity, row.agrees) for row in rows] == [
         ("convexified train accuracy", True),
         ("convexified test accuracy", True),
+        ("convexified gap", True),
+        ("oaro", True),
     ]
 
 
@@ -173,7 +175,7 @@ def test_ten_repeats_reproduce_the_papers_accuracies_and_curves_of_algorithm_1(
 ) -> None:
     summaries = measured(name, ["accuracy", "algorithm1"], range(1, 11), real_data, tmp_path)
     rows = accuracy_comparisons(summaries) + curve_comparisons(summaries)
-    assert len(rows) == 4 + 2 * len(EPSILONS)
+    assert len(rows) == 7 + 2 * len(EPSILONS)
     assert [(row.quantity, row.difference) for row in rows if not row.agrees] == []
 
 
