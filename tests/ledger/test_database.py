@@ -279,7 +279,7 @@ def test_a_new_ledger_has_a_salt_of_256_bits_and_no_secret_of_sessions(path: Pat
     assert kept["version"] == str(MIGRATIONS[-1].version)
     assert {name: len(value) for name, value in kept.items()} == {
         "ledger": 32,
-        "query_hash": 6,
+        "query_hash": 4,
         "query_salt": 64,
         "version": 1,
     }

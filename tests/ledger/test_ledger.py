@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from pathlib import Path
@@ -321,9 +320,24 @@ def test_both_sides_in_one_batch_are_charged_in_parallel(ledger: Ledger) -> None
 def test_the_keys_of_many_queries_are_those_of_each(sqlite_ledger: Ledger) -> None:
     for size in (1, 2046, 2047, 2048, 4094, 5000):
         content = bytes(number % 251 for number in range(3 * size))
-        start = sqlite_ledger._salt + b"model"
-        each = [hashlib.sha256(start + content[i * size : (i + 1) * size]).digest()[:16] for i in range(3)]
+        each = [sqlite_ledger.query_key(b"model", content[i * size : (i + 1) * size]) for i in range(3)]
         assert sqlite_ledger.query_keys(b"model", memoryview(content), size) == each
+        assert len(set(each)) == 3
+        assert {len(key) for key in each} == {16}
+
+
+def test_keys_of_queries_depend_on_the_query_the_model_and_the_secret_of_the_ledger(
+    sqlite_ledger: Ledger, tmp_path: Path
+) -> None:
+    with Ledger(f"sqlite:///{tmp_path}/other.sqlite") as other:
+        keys = [
+            sqlite_ledger.query_key(b"model", b"query"),
+            sqlite_ledger.query_key(b"model", b"query\0"),
+            sqlite_ledger.query_key(b"other", b"query"),
+            sqlite_ledger.query_key(b"modelq", b"uery"),
+            other.query_key(b"model", b"query"),
+        ]
+    assert len(set(keys)) == len(keys)
 
 
 def test_an_interrupted_evaluation_takes_nothing_of_what_is_granted_later(

@@ -53,6 +53,37 @@ def test_a_negative_charge_is_an_error(units: int, rows: int) -> None:
         Charge(1, 1, "m/1", units, rows)
 
 
+def test_charges_of_one_client_for_one_model_in_one_transaction_share_a_journal_row(ledger: Ledger) -> None:
+    account, units = open_with_unit_cost(ledger)
+    ann, ben = ledger.client("ann"), ledger.client("ben")
+    results: list[ChargeResult] = []
+    hold = hold_writer(ledger)
+    for client, model, request in [
+        (ann, "m/1", None),
+        (ann, "m/1", None),
+        (ann, "m/1", b"id"),
+        (ann, "m/1", None),
+        (ann, "m/2", None),
+        (ben, "m/2", None),
+        (ben, "m/2", None),
+    ]:
+        charge = Charge(account.id, client, model, units, rows=1, request=request, body=b"body")
+        ledger.submit_charge(charge, results.append)
+    hold.set()
+    wait_until(lambda: len(results) == 7)
+    rows = [row for row in ledger.export("patients") if row.kind == "charge"]
+    assert [(row.client, row.model, row.answers, bool(row.detail)) for row in rows] == [
+        ("ann", "m/1", 2, False),
+        ("ann", "m/1", 1, True),
+        ("ann", "m/1", 1, False),
+        ("ann", "m/2", 1, False),
+        ("ben", "m/2", 2, False),
+    ]
+    assert [row.units for row in rows] == [row.answers * units for row in rows]
+    assert rows[-1].spent_units == ledger.account("patients").spent_units == 7 * units
+    assert ledger.verify().sound
+
+
 def test_a_budget_for_ten_answers_pays_for_exactly_ten(ledger: Ledger) -> None:
     account, units = open_with_unit_cost(ledger)
     ann = ledger.client("ann")

@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pandas as pd
 import pytest
+from numpy.typing import NDArray
 
 from quietmax.accounting import LIMIT
 from quietmax.ledger import Failed, Terms
@@ -363,10 +364,10 @@ def test_answers_that_nobody_stores_are_not_packed(start: Start, monkeypatch: py
         assert service.infer(some_rows(3), id="stored").status_code == 503
 
 
-@pytest.mark.parametrize(("model", "seconds", "thread"), [("plain", 0.0, False), ("plain", 0.02, True)])
+@pytest.mark.parametrize(("seconds", "limit", "thread"), [(0.0, 60.0, False), (0.02, 0.015, True)])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_model_that_takes_long_is_drawn_in_a_thread_of_its_own(
-    start: Start, monkeypatch: pytest.MonkeyPatch, model: str, seconds: float, thread: bool, rows: int
+    start: Start, monkeypatch: pytest.MonkeyPatch, seconds: float, limit: float, thread: bool, rows: int
 ) -> None:
     threads: list[str] = []
     original = Answerer.release
@@ -377,12 +378,43 @@ def test_a_model_that_takes_long_is_drawn_in_a_thread_of_its_own(
         return original(self, scores)
 
     monkeypatch.setattr(Answerer, "release", watched)
-    monkeypatch.setattr(batching, "_MAX_SECONDS_IN_LOOP", 0.015)
-    with start(model, budget=Terms(10.0), queries=200) as service:
+    monkeypatch.setattr(batching, "_MAX_SECONDS_IN_LOOP", limit)
+    with start("plain", budget=Terms(10.0), queries=200) as service:
         for number in range(20):
-            assert service.infer(some_rows(rows, number), model).status_code == 200
+            assert service.infer(some_rows(rows, number), "plain").status_code == 200
     assert threads[0] == "drawing", "how long it takes is not known yet"
     assert (set(threads[1:]) == {"drawing"}) is thread
+
+
+def test_scores_computed_during_the_charge_are_those_of_the_rows_that_are_drawn(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second request has cached rows and a copy among its rows: only the scores of the new ones are drawn."""
+    scored: list[tuple[str, NDArray[np.float32]]] = []
+    drawn: list[NDArray[np.float64]] = []
+    compute, draw = Answerer.scores, Answerer.release
+
+    def scores(self: Answerer, features: Any) -> Any:
+        scored.append((threading.current_thread().name, features))
+        return compute(self, features)
+
+    def release(self: Answerer, scores: Any) -> Answers:
+        drawn.append(scores)
+        return draw(self, scores)
+
+    monkeypatch.setattr(Answerer, "scores", scores)
+    monkeypatch.setattr(Answerer, "release", release)
+    monkeypatch.setattr(batching, "_MIN_SECONDS_TO_SCORE", 0.0)
+    monkeypatch.setattr(batching, "_MAX_SECONDS_IN_LOOP", 5.0)
+    rows = some_rows(4)
+    with start("plain", budget=Terms(10.0), queries=200) as service:
+        answerer = service.service.deployments[0].answerer
+        assert answerer is not None
+        service.infer(rows[:2], "plain")  # how long a draw takes is not known before
+        service.infer(rows[[0, 2, 3, 2]], "plain")
+    assert [(name, len(features)) for name, features in scored] == [("drawing", 2), (scored[1][0], 4)]
+    assert scored[1][0] != "drawing"
+    np.testing.assert_allclose(drawn[1], compute(answerer, rows[[2, 3]]), rtol=1e-5)
 
 
 def test_requests_drawn_together_are_split_by_model_and_size(monkeypatch: pytest.MonkeyPatch) -> None:

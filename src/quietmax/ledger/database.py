@@ -750,7 +750,7 @@ def _create_tables(connection: Connection) -> None:
         [
             {"name": "ledger", "value": secrets.token_hex(16)},
             {"name": "query_salt", "value": secrets.token_hex(32)},
-            {"name": "query_hash", "value": "sha256"},
+            {"name": "query_hash", "value": "gmac"},
         ],
     )
 

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from quietmax.errors import InvalidInput, LedgerDamaged, QuietmaxError
 from quietmax.ledger.answer_cache import AnswerCache
-from quietmax.ledger.database import Cursor, Values
+from quietmax.ledger.database import Cursor
 from quietmax.ledger.journal import answer_digest, row_hash
 
 # --- parts of an account ------------------------------------------------------------------------------------------
@@ -342,6 +342,21 @@ _INSERT_JOURNAL = (
 
 
 @dataclass(slots=True)
+class _NewRow:
+    """A journal row that is not in the chain yet, with the fields of `JournalEntry`."""
+
+    time: int
+    kind: str
+    client: str
+    model: str
+    answers: int
+    units: int
+    spent_units: int
+    limit_units: int
+    detail: str
+
+
+@dataclass(slots=True)
 class AccountTransaction:
     """A locked account inside a transaction: its balance, the end of its hash chain and the journal rows to write.
 
@@ -366,7 +381,7 @@ class AccountTransaction:
     spent_units: int
     sequence: int
     head: str
-    rows: list[Values] = field(default_factory=list)
+    rows: list[_NewRow] = field(default_factory=list)
 
     def add(
         self,
@@ -381,6 +396,8 @@ class AccountTransaction:
     ) -> None:
         """Add a journal row and add its units to the balance.
 
+        Charges without a request id that one client makes for one model in one transaction share a row.
+
         Parameters
         ----------
         now : int
@@ -389,23 +406,16 @@ class AccountTransaction:
             The fields of the row, as in `JournalEntry`.
         """
         self.spent_units += units
-        self.sequence += 1
-        fields = (
-            self.account,
-            self.sequence,
-            now,
-            kind,
-            client,
-            model,
-            answers,
-            units,
-            self.spent_units,
-            self.limit_units,
-            detail,
-            self.head,
+        if self.rows and kind == "charge" and not detail:
+            last = self.rows[-1]
+            if (last.kind, last.client, last.model, last.detail) == (kind, client, model, ""):
+                last.answers += answers
+                last.units += units
+                last.spent_units = self.spent_units
+                return
+        self.rows.append(
+            _NewRow(now, kind, client, model, answers, units, self.spent_units, self.limit_units, detail)
         )
-        self.head = row_hash(*fields)
-        self.rows.append((*fields, self.head))
 
     def save(self, cursor: Cursor) -> None:
         """Write the balance and the new journal rows.
@@ -415,10 +425,18 @@ class AccountTransaction:
         cursor : Cursor
             The cursor of the transaction.
         """
+        chained = []
+        for row in self.rows:
+            self.sequence += 1
+            described = (row.time, row.kind, row.client, row.model, row.answers, row.units)
+            balance = (row.spent_units, row.limit_units, row.detail)
+            fields = (self.account, self.sequence, *described, *balance, self.head)
+            self.head = row_hash(*fields)
+            chained.append((*fields, self.head))
         cursor.execute(
             _UPDATE_ACCOUNT, (self.limit_units, self.spent_units, self.sequence, self.head, self.account)
         )
-        cursor.execute_many(_INSERT_JOURNAL, self.rows)
+        cursor.execute_many(_INSERT_JOURNAL, chained)
 
 
 def lock_accounts(cursor: Cursor, ids: Iterable[int]) -> dict[int, AccountTransaction]:

@@ -7,7 +7,8 @@ durably, so that a retry can never get a second draw for one charge; other answe
 next charge, and stored with its next transaction. Answers that cost nothing are neither charged nor stored.
 
 Models that take little time are drawn in the event loop: to hand a request to another thread and back takes longer than
-a product of two small matrices. Other models are drawn in a thread of their own, so that they delay nobody else.
+a product of two small matrices. The scores of large batches, which have no noise and are not released, are computed
+while the charge is being written. Other models are drawn in a thread of their own, so that they delay nobody else.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -38,7 +40,7 @@ from quietmax.ledger.transactions import (
     Replayed,
     StoredAnswer,
 )
-from quietmax.mechanisms.base import Answers
+from quietmax.mechanisms.base import Answers, Floats
 from quietmax.server.auth import Caller
 from quietmax.server.codec import InferenceRequest, pack_answers, packed_width, unpack_answers
 from quietmax.server.deployment import Deployment, Rows
@@ -46,9 +48,12 @@ from quietmax.server.errors import ledger_error, unavailable
 from quietmax.server.settings import Settings
 from quietmax.server.telemetry import Trace, current_trace
 
+_Number = TypeVar("_Number", bound=np.generic)
 _MAX_BATCH_ROWS = 2048
 _MAX_SECONDS_IN_LOOP = 0.01
 """Draws that are expected to take longer are made in the drawing thread."""
+_MIN_SECONDS_TO_SCORE = 0.001
+"""Draws that are expected to take less are not split: two threads would compete for the interpreter."""
 _HOLD_SECONDS = 0.01
 """How long answers that nobody waits for are held back for the next charge."""
 _MAX_WAIT_FOR_CHARGES = 0.02
@@ -86,7 +91,10 @@ Result = Reply | ChargeResult
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A request in flight. `keys` name its rows in the answer cache, `new_rows` are those to draw."""
+    """A request in flight. `keys` name its rows in the answer cache, `new_rows` are those to draw.
+
+    `scores` are those of all rows, if they were computed during the charge, and took `scoring_seconds`.
+    """
 
     deployment: Deployment
     rows: Rows
@@ -96,6 +104,8 @@ class _Pending:
     request_key: bytes | None = None
     charged: Charged | None = None
     new_rows: Sequence[int] = ()
+    scores: Floats | None = None
+    scoring_seconds: float = 0.0
     trace: Trace | None = None
     submitted: int = 0
 
@@ -319,7 +329,8 @@ class Pipeline:
         drawn = _draw(group)
         rows = sum(len(pending.new_rows) for pending in group)
         if rows:
-            self._draw_time(group).add(time.perf_counter() - started, rows)
+            scoring = sum(pending.scoring_seconds for pending in group)
+            self._draw_time(group).add(time.perf_counter() - started + scoring, rows)
         return [(pending, *_assemble(pending, *each)) for pending, each in zip(group, drawn, strict=True)]
 
     def _draw_time(self, group: list[_Pending]) -> _DrawTime:
@@ -346,6 +357,27 @@ class Pipeline:
         charges, self._charges = self._charges, []
         requests = [pending for _, pending in charges]
         self._ledger.submit_charges([charge for charge, _ in charges], partial(self._on_charged, requests))
+        self._score(requests)
+
+    def _score(self, waiting: list[_Pending]) -> None:
+        """Compute the scores of large batches in the event loop, which would wait for the disk otherwise."""
+        for group in _groups(waiting):
+            answerer = group[0].deployment.answerer
+            rows = sum(len(pending.rows) for pending in group)
+            expected = self._draw_time(group).expected(rows)
+            if answerer is None or not _MIN_SECONDS_TO_SCORE < expected <= _MAX_SECONDS_IN_LOOP:
+                continue
+            started = time.perf_counter()
+            try:
+                scores = answerer.scores(_concatenated([pending.rows for pending in group]))
+            except Exception:  # the draw will meet it again, and report it
+                continue
+            seconds = time.perf_counter() - started
+            start = 0
+            for pending in group:
+                pending.scores = scores[start : start + len(pending.rows)]
+                pending.scoring_seconds = seconds * len(pending.rows) / rows
+                start += len(pending.rows)
 
     def _draw_soon(self, pending: _Pending) -> None:
         """Draw for a free request together with those that the event loop reads at the same time."""
@@ -433,14 +465,19 @@ def _draw(group: list[_Pending]) -> list[tuple[Answers, NDArray[np.uint8]]]:
     """Draw for all new rows of a group in one call; return the draws of each request, and their packed form."""
     deployment = group[0].deployment
     parts = []
+    scores = []
     for pending in group:
         pending.new_rows = _new_rows(pending)
-        all_new = len(pending.new_rows) == len(pending.rows)
-        parts.append(pending.rows if all_new else pending.rows[list(pending.new_rows)])
-    rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    if not len(rows):
+        chosen = slice(None) if len(pending.new_rows) == len(pending.rows) else list(pending.new_rows)
+        parts.append(pending.rows[chosen])
+        if pending.scores is not None:
+            scores.append(pending.scores[chosen])
+    if not any(map(len, parts)):
         return [(Answers(np.empty(0, np.int64), None), np.empty((0, 0), np.uint8))] * len(parts)
-    drawn = deployment.answer(rows)
+    if deployment.answerer is not None and len(scores) == len(parts):
+        drawn = deployment.answerer.release(_concatenated(scores))
+    else:
+        drawn = deployment.answer(_concatenated(parts))
     stored = any(pending.keys or pending.request_key is not None for pending in group)
     packed = pack_answers(drawn) if stored else np.empty((0, 0), np.uint8)
     answers = []
@@ -451,6 +488,10 @@ def _draw(group: list[_Pending]) -> list[tuple[Answers, NDArray[np.uint8]]]:
         answers.append((Answers(drawn.labels[start:end], probabilities), packed[start:end]))
         start = end
     return answers
+
+
+def _concatenated(parts: list[NDArray[_Number]]) -> NDArray[_Number]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _new_rows(pending: _Pending) -> Sequence[int]:

@@ -27,7 +27,7 @@ from quietmax.ledger.accounts import AccountState, Terms
 from quietmax.ledger.journal import START
 from quietmax.ledger.ledger import TRAINING_CLIENT, Ledger
 from quietmax.ledger.transactions import Charge, Charged, Failed, LimitExceeded, NewAnswers
-from quietmax.mechanisms.base import Answers
+from quietmax.mechanisms.base import Answerer, Answers
 from quietmax.spending import MOVED_FILE, FileAccount
 
 Rows = NDArray[np.float32]
@@ -94,6 +94,8 @@ class Deployment:
         The budget to move out of the model folder.
     split : str or None
         Name of the split that held people out of the training set.
+    answerer : Answerer or None
+        The two steps of `answer`, if each answer is charged: the scores, computed during the charge, and the draw.
     evaluations : tuple of EvaluationCharge
         What the evaluations in the model folder cost the people who were evaluated.
     bound_account : AccountState or None
@@ -120,6 +122,7 @@ class Deployment:
     encoding: Encoding | None = None
     migrated_budget: MigratedBudget | None = None
     split: str | None = None
+    answerer: Answerer | None = None
     evaluations: tuple[EvaluationCharge, ...] = ()
     bound_account: AccountState | None = None
     unit_cost: int = 0

@@ -367,6 +367,7 @@ def _charged_per_answer(folder: ModelFolder, answerer: Answerer, **fields: Any) 
         dataset=folder.dataset,
         mechanism=mechanism.name,
         answer=served.answer,
+        answerer=served,
         digest=folder.digest(digest_text(mechanism)),
         cost=answerer.cost,
         releases_probabilities=releases_probabilities(mechanism, classes),
