@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from quietmax.accounting.budget import LIMIT, Budget, Meter
 from quietmax.accounting.costs import Cost
 from quietmax.accounting.guarantee import Guarantee
-from quietmax.errors import InvalidInput, check_type
+from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, check_type
 from quietmax.mechanisms.base import Answerer, Answers, Mechanism, releases_probabilities
 from quietmax.mechanisms.noisy_max import GaussianScores, NoisyMax
 from quietmax.mechanisms.sampled_neuron import SampledNeuron
@@ -171,15 +171,18 @@ class Predictor:
         """The number of answers that were charged."""
         return self._account.answered
 
-    def move_account(self, moved: Callable[[int], FileAccount]) -> None:
+    def move_account(self, moved: Callable[[int], FileAccount], *, target: FileAccount | None = None) -> None:
         """Continue with another account; nothing is answered meanwhile.
 
-        A budget lives in one place: once it is in a file it cannot be moved again.
+        A budget lives in one place: once it is in a file it cannot be moved again. If the move is interrupted, for
+        example by Ctrl-C, the predictor pays from the file if it is there already.
 
         Parameters
         ----------
         moved : callable
             Takes the number of answers charged so far and returns the new `FileAccount`.
+        target : FileAccount, optional
+            The account that `moved` is about to create, for a move that is interrupted.
 
         Raises
         ------
@@ -193,11 +196,19 @@ class Predictor:
                     f"The budget of this model is in {self._account.path.parent} since the model was saved. Only a "
                     "model opened from that folder can spend it."
                 )
-            account = moved(self.answered)
-            if type(account) is not FileAccount:
-                raise InvalidInput(
-                    f"A budget can be moved to a FileAccount only, got {type(account).__name__}. Nothing was moved."
-                )
+            before, answered = self._account, self.answered
+            # Nothing can be charged here until it is certain where the budget is, whatever interrupts the move.
+            self._account = _MovingAccount()
+            try:
+                account = moved(answered)
+                if type(account) is not FileAccount:
+                    raise InvalidInput(
+                        f"A budget can be moved to a FileAccount only, got {type(account).__name__}. Nothing was "
+                        "moved."
+                    )
+            except BaseException:
+                self._account = target if target is not None and _is_open(target) else before
+                raise
             self._account = account
 
     @property
@@ -329,6 +340,31 @@ class Predictor:
             self._cache.move_to_end(key)
         while len(self._cache) > self._cache_size:
             self._cache.popitem(last=False)
+
+
+class _MovingAccount:
+    """The account of a predictor whose budget is being moved: it counts nothing."""
+
+    @property
+    def answered(self) -> int:
+        """Raise: the number of answers is that of the new account."""
+        raise QuietmaxError(
+            "Saving this model was interrupted, so its budget may be in its folder. Open the model from there, or fit "
+            "it again."
+        )
+
+    def charge(self, queries: int, limit: int) -> None:  # noqa: ARG002
+        """Raise: nothing is charged to an account that is being moved."""
+        _ = self.answered
+
+
+def _is_open(account: FileAccount) -> bool:
+    """Return whether an account can be charged."""
+    try:
+        _ = account.answered
+    except DataUnavailable:
+        return False
+    return True
 
 
 def _joined(answers: list[Answers], classes: int) -> Answers:

@@ -53,6 +53,7 @@ from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.head.weights import HeadWeights
 from quietmax.estimators.serialization import open_private, save_private
 from quietmax.estimators.teachers import Teachers
+from quietmax.models import serialization
 from quietmax.noise.sources import SeededNoise
 
 TRAINING = Guarantee("gaussian", mu=0.268, status="proven", because="Training.", unit="person")
@@ -683,6 +684,30 @@ def test_of_several_folders_only_the_first_evaluates_for_free(tmp_path: Path) ->
     fourth = save_private(fitted, tmp_path / "d", dataset="people")
     with pytest.raises(BudgetExhausted, match="only the first one"):
         evaluate_folder(fourth, open_private(fourth), split.records)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_an_interrupted_save_leaves_one_free_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    split = hold_out(people(), 0.3)
+    fitted = head().fit(split.train)
+    replace_folder = serialization._replace
+
+    def interrupted(target: Path, staging: Path) -> None:
+        if moment == "after":
+            replace_folder(target, staging)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as changed:
+        changed.setattr(serialization, "_replace", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            save_private(fitted, tmp_path / "model", dataset="people")
+    assert fitted.evaluate(split.records).mu == fitted.guarantee_.mu
+    if moment == "before":
+        save_private(fitted, tmp_path / "model", dataset="people")
+    with pytest.raises(BudgetExhausted):
+        evaluate_folder(tmp_path / "model", open_private(tmp_path / "model"), split.records)
 
 
 def test_a_folder_without_its_evaluations_has_an_unknown_balance(tmp_path: Path) -> None:

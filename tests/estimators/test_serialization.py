@@ -110,6 +110,50 @@ def test_a_head_that_answers_per_query_keeps_its_account_and_its_bounds(tmp_path
         again.predict(features[5:7])
 
 
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, TimeoutError])
+def test_an_interrupted_save_leaves_the_budget_in_one_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, interruption: type[BaseException]
+) -> None:
+    """Ctrl-C, or a signal handler that raises, just before or just after the folder gets its name."""
+    head, (features, _) = _fitted_head(method="output", release="query", queries=4), _data()
+    replace_folder = serialization._replace
+
+    def interrupted(target: Path, staging: Path) -> None:
+        if moment == "after":
+            replace_folder(target, staging)
+        raise interruption
+
+    with monkeypatch.context() as changed:
+        changed.setattr(serialization, "_replace", interrupted)
+        with pytest.raises((KeyboardInterrupt, QuietmaxError)):
+            save_private(head, tmp_path / "model", dataset="made up")
+    assert len(head.predict(features[:3])) == 3
+    if moment == "before":
+        assert not (tmp_path / "model").exists()
+        save_private(head, tmp_path / "model", dataset="made up")
+    opened = open_private(tmp_path / "model")
+    assert opened.remaining == head.predictor_.remaining.queries == 1
+    with pytest.raises(BudgetExhausted):
+        opened.predict(features[5:7])
+
+
+def test_nothing_is_answered_if_nobody_knows_where_the_budget_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, (features, _) = _fitted_head(method="output", release="query", queries=4), _data()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(serialization, "_replace", interrupted)
+    monkeypatch.setattr("quietmax.predictor._is_open", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_private(head, tmp_path / "model", dataset="made up")
+    with pytest.raises(QuietmaxError, match="Saving this model was interrupted"):
+        head.predict(features[:1])
+
+
 @pytest.mark.parametrize("release", ["weights", "query"])
 def test_settings_of_a_head_changed_after_training_change_nothing_that_is_saved(
     tmp_path: Path, release: str

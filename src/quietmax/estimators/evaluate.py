@@ -565,11 +565,22 @@ def save_evaluations(estimator: Any, folder: str | Path, write: Callable[[str, s
             evaluations, moves = [], False
         if not moves:
             evaluations = _with_reserve(evaluations, estimator.guarantee_)
-        write(account.id, saved.text(evaluations))
-        if isinstance(account, _MemoryAccount):
-            # Whoever else holds the account in memory must not spend again what moved into the folder.
-            account.write(_with_reserve(account.evaluations, account.training))
-            estimator._evaluations = saved
+        if not isinstance(account, _MemoryAccount):
+            write(account.id, saved.text(evaluations))
+            return
+        # Whoever holds the account in memory must not spend again what moves into the folder, whatever interrupts
+        # the writing.
+        before = account.evaluations
+        account.write(_with_reserve(before, account.training))
+        try:
+            write(account.id, saved.text(evaluations))
+        except BaseException:
+            if saved.is_there():
+                estimator._evaluations = saved
+            else:
+                account.write(before)
+            raise
+        estimator._evaluations = saved
 
 
 # --- evaluations of a model folder --------------------------------------------------------------------------------
@@ -761,6 +772,14 @@ class _FolderAccount:
                 "unknown. Restore the file from a copy."
             ) from problem
         return found
+
+    def is_there(self) -> bool:
+        """Return whether the folder has the evaluations of this model."""
+        try:
+            self.read()
+        except DataUnavailable:
+            return False
+        return True
 
     def text(self, evaluations: Sequence[StoredEvaluation]) -> str:
         """Return the content of the file."""

@@ -253,14 +253,15 @@ def save_private(estimator: Estimator, folder: str | Path, *, dataset: str, over
         return Path(folder)
 
     identity = description[ACCOUNT_ID] = new_identity()
+    account = FileAccount(Path(folder) / ACCOUNT_FILE, identity=identity)
 
     def moved(answered: int) -> FileAccount:
-        written = write_folder(
+        write_folder(
             folder, description, tensors, overwrite=overwrite, answered=answered, files=encoder_files
         )
-        return FileAccount(written / ACCOUNT_FILE, identity=identity)
+        return account
 
-    predictor.move_account(moved)
+    predictor.move_account(moved, target=account)
     return Path(folder)
 
 
