@@ -12,10 +12,11 @@ from pathlib import Path
 
 import mpmath
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quietmax.accounting import GaussianCost, Guarantee, PureCost, delta_of, epsilon_of
+from quietmax.accounting.conversions import decimal
 from quietmax.errors import InvalidInput
 
 PURE = Guarantee.of(PureCost(1.0), status="proven", because="Laplace mechanism, theory section 3.")
@@ -343,6 +344,15 @@ def test_a_group_is_bounded_by_going_from_neighbour_to_neighbour(
     except InvalidInput:
         return
     assert reached <= group.max_true_positive_rate(rate) * (1 + 1e-9) + 1e-12
+
+
+@given(st.floats(1e-6, 1e3), st.integers(2, 1000))
+@example(0.7, 3)  # 3 * 0.7 is 2.0999999999999996 in floating point
+def test_what_a_group_costs_is_never_rounded_down(amount: float, size: int) -> None:
+    pure = Guarantee("pure", epsilon=amount, because="x").for_group(size)
+    gaussian = Guarantee("gaussian", mu=amount, because="x").for_group(size)
+    for stated in (pure.epsilon, gaussian.mu):
+        assert size * decimal(amount) <= decimal(stated) <= size * decimal(amount) * (1 + Fraction(1, 2**50))
 
 
 def test_a_guarantee_that_says_nothing_about_a_group_refuses_to_state_one() -> None:

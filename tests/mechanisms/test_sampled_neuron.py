@@ -104,6 +104,21 @@ def test_the_noise_of_the_sampled_neuron_covers_the_rounding_of_its_log_odds(cla
         assert stated * (1 + 2**-24) < sensitivity < stated * (1 + 2**-16)
 
 
+@pytest.mark.parametrize("classes", [3, 100])
+def test_the_noise_covers_the_rounding_of_log_odds_that_hardly_move(classes, monkeypatch) -> None:
+    """A head of very many records: its logits move by less than the logarithm of a sum is rounded by."""
+    scores = np.random.default_rng(5).normal(0.0, 1e-9, (2000, classes))
+    scores[:, 0] = 1e-6  # it is certain to be chosen
+    moved = scores - 5e-13
+    moved[:, 0] = scores[:, 0] + 5e-13
+    limits = bounds(one=float(np.abs(moved - scores).max()), vector=1.0)
+    spy = spied(monkeypatch, sampled_neuron_module, "release_laplace")
+    ready = SampledNeuron("laplace", bounds=limits, per_query=PureCost(1.0))
+    for logits in (scores, moved):
+        assert (ready.release(logits, EXACT).labels == 0).all()
+    assert np.abs(spy.values[1] - spy.values[0]).max() <= spy.given[0]["sensitivity"]
+
+
 @pytest.mark.parametrize("selection", ["exponential", "permute-and-flip"])
 def test_the_neuron_is_chosen_as_asked_for(selection, monkeypatch) -> None:
     spies = {

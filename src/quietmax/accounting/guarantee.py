@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 
 from scipy.special import ndtr, ndtri
 
-from quietmax.accounting.conversions import checked_amount, delta_of, epsilon_of
+from quietmax.accounting.conversions import checked_amount, decimal, delta_of, epsilon_of, rounded_up
 from quietmax.accounting.costs import Cost, GaussianCost, PureCost
 from quietmax.errors import InvalidInput
 
@@ -322,7 +322,9 @@ class Guarantee:
         if surplus >= 1.0:
             raise InvalidInput(f"The guarantee says nothing about {units} units together.")
         stated = {
-            name: units * amount for name in ("epsilon", "mu") if (amount := getattr(self, name)) is not None
+            name: rounded_up(units * decimal(amount))
+            for name in ("epsilon", "mu")
+            if (amount := getattr(self, name)) is not None
         }
         if self.delta is None:
             return replace(self, **stated, extra_delta=surplus)

@@ -127,7 +127,7 @@ class SampledNeuron(ProvenMechanism):
             Where the noise comes from.
         """
         bounds, cost = self._ready()
-        # The slack covers the rounding of the log-odds in float64, given that no logit exceeds 2^24 spreads.
+        # The slack covers the rounding of differences in float64, given that no logit exceeds 2^24 spreads.
         spread = bounds.spread * (1 + 2**-20)
         logits = np.clip(checked_scores(scores), -bounds.spread * 2**24, bounds.spread * 2**24)
         queries, classes = logits.shape
@@ -142,7 +142,10 @@ class SampledNeuron(ProvenMechanism):
         query = np.arange(queries)
         others = logits.copy()
         others[query, chosen] = -np.inf
-        odds = self._noised(logits[query, chosen] - logsumexp(others, axis=1), for_odds, spread, source)
+        # The logarithm of a sum of exponentials is off by a few units of 2^-53 per class, however small the spread is.
+        rounding = (classes + 8) * 2.0**-49
+        odds = logits[query, chosen] - logsumexp(others, axis=1)
+        odds = self._noised(odds, for_odds, spread + rounding, source)
         # Post-processing: the chosen label gets at least 1/C, so noise cannot flip it; the others share the rest.
         winning = np.maximum(expit(odds), 1 / classes)
         each_other = np.minimum((1 - winning) / (classes - 1), winning)
