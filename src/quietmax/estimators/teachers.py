@@ -232,6 +232,7 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.engine = engine
 
+    @np.errstate(all="ignore")  # what the caller has set must not make some records an error
     def fit(self, X: Any, y: Any = None, *, groups: Any = None) -> Teachers:
         """Assign private records to shards and train one teacher on each.
 

@@ -214,6 +214,9 @@ def checked_records(
             records, checked = validate_data(
                 estimator, X, np.zeros(np.shape(labels)) if by_object else labels, dtype=list(dtypes)
             )
+            # Everything is computed from float32. What it cannot hold is refused here, before any noise is drawn.
+            if not np.isfinite(np.float32([records.min(), records.max()])).all():
+                raise ValueError("Input X contains a value too large for dtype('float32')")
         if by_object:
             return records, np.reshape(labels, -1)
         with warnings.catch_warnings():

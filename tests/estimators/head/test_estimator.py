@@ -19,10 +19,11 @@ import quietmax.data
 from quietmax.accounting import PureCost, mu_of
 from quietmax.data import Schema
 from quietmax.errors import InvalidInput, QuietmaxError
-from quietmax.estimators import open_private, save_private
+from quietmax.estimators import DPSGD, Teachers, open_private, save_private
 from quietmax.estimators import validation as conditions
 from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.head.guarantees import weights_guarantee
+from quietmax.models import TrainingSettings
 from quietmax.models.features import (
     FrozenModule,
     Identity,
@@ -33,6 +34,7 @@ from quietmax.models.features import (
     Turned,
     UnitNorm,
 )
+from quietmax.noise.sources import ExactNoise
 
 TABLE, LABELS = make_blobs(400, centers=3, n_features=4, cluster_std=1.0, random_state=0)
 TABLE = (TABLE - TABLE.min(0)) / (TABLE.max(0) - TABLE.min(0))
@@ -520,6 +522,34 @@ def test_records_too_large_for_float32_are_refused_in_float64_too() -> None:
     for kind in (np.float32, np.float64):
         with pytest.raises(InvalidInput, match=r"finite|infinity|large"), np.errstate(over="ignore"):
             PrivateHead(**PUBLIC).fit(np.where(TABLE > 0.99, 1e300, TABLE).astype(kind), LABELS)
+
+
+def test_records_too_large_for_float32_are_refused_before_any_noise_is_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn: list[float] = []
+    monkeypatch.setattr(ExactNoise, "gaussian", lambda _, scale, __: drawn.append(scale))
+    with pytest.raises(InvalidInput, match="too large"):
+        PrivateHead(classes=(0, 1, 2)).fit(np.where(TABLE > 0.99, 1e300, TABLE), LABELS)
+    assert not drawn
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        PrivateHead(steps=2, **PUBLIC),
+        PrivateHead(method="output", **PUBLIC),
+        DPSGD(steps=2, **PUBLIC),
+        Teachers(queries=1, teachers=2, network=TrainingSettings(hidden=(), epochs=1), **PUBLIC),
+    ],
+    ids=lambda estimator: type(estimator).__name__,
+)
+@pytest.mark.parametrize("value", [1e-45, -3.4e38])
+def test_no_record_is_an_error_because_the_caller_made_numpy_strict(estimator: Any, value: float) -> None:
+    records = TABLE.astype(np.float32)
+    records[7] = value
+    with np.errstate(all="raise"):
+        clone(estimator).fit(records, LABELS)
 
 
 def people(count: int = 3000) -> pd.DataFrame:

@@ -222,6 +222,7 @@ class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self.random_state = random_state
         self.engine = engine
 
+    @np.errstate(all="ignore")  # what the caller has set must not make some records an error
     def fit(self, X: Any, y: Any = None, *, groups: Any = None) -> DPSGD:
         """Train on private records and release the network.
 

@@ -263,6 +263,7 @@ class PrivateHead(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ign
         self.schema = schema
         self.engine = engine
 
+    @np.errstate(all="ignore")  # what the caller has set must not make some records an error
     def fit(self, X: Any, y: ArrayLike | None = None, *, groups: ArrayLike | None = None) -> PrivateHead:
         """Train on private records, and release the weights unless ``release="query"``.
 
