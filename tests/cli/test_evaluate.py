@@ -56,7 +56,7 @@ def test_the_holdout_is_evaluated_for_free_and_shown_on_the_card(run: Run, peopl
     assert "30% of the people in the table were held out of training" in text
     column = open_private(model).encoding.person
     assert f"one person: all rows with the same value in column {column!r}." in text
-    assert f"All rows of one person have the same value in column {column!r}." in text
+    assert f"All rows of one person, and nobody else's, have the same value in column {column!r}." in text
     assert "true hi, predicted" in text
     assert "±" in text
 

@@ -359,8 +359,8 @@ def test_a_guarantee_for_persons_lists_the_assumption_about_who_is_a_person(
     records = replace(records, persons=np.array([f"{row // 2}" for row in range(60)], dtype=object))
     by_column = clone(ESTIMATORS[kind]).set_params(classes=None).fit(records)
     by_record = clone(ESTIMATORS[kind]).fit(FEATURES, LABELS)
-    entry = "All rows of one person have the same entry in `groups`."
-    value = "All rows of one person have the same value in column 'customer_id'."
+    entry = "All rows of one person, and nobody else's, have the same entry in `groups`."
+    value = "All rows of one person, and nobody else's, have the same value in column 'customer_id'."
     assert not {entry, value} & set(by_record.guarantee_.assumptions)
     for number, (fitted, listed) in enumerate(((by_groups, entry), (by_column, value))):
         assert fitted.guarantee_.unit == "person"

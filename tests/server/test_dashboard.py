@@ -371,7 +371,7 @@ def test_a_model_that_was_paid_at_training_shows_no_bar_and_says_what_its_guaran
     assert page.get_by_text("Other models or figures of the same people add to this.").is_visible()
     assert page.get_by_text("one person: all rows with the same value in column 'customer'").is_visible()
     assert page.get_by_text(
-        "All rows of one person have the same value in column 'customer'.", exact=True
+        "All rows of one person, and nobody else's, have the same value in column 'customer'.", exact=True
     ).is_visible()
 
 

@@ -255,7 +255,7 @@ def data_assumptions(unit: Unit, encoding: Encoding | None) -> tuple[str, ...]:
     Examples
     --------
     >>> data_assumptions("person", None)
-    ('All rows of one person have the same entry in `groups`.',)
+    ("All rows of one person, and nobody else's, have the same entry in `groups`.",)
     """
     if encoding is None:
         return person_assumptions(unit, None)

@@ -451,6 +451,9 @@ def weakened(guarantee: Guarantee, *conditions: Condition) -> Guarantee:
 def person_assumptions(unit: Unit, column: str | None) -> tuple[str, ...]:
     """Return what a guarantee assumes about who is a person.
 
+    If several people share a value, the guarantee protects all of them together. One of them alone changes what the
+    rows of the others count, and so has up to twice the mu (or epsilon): the others leave, and come back without them.
+
     Parameters
     ----------
     unit : {"record", "person"}
@@ -466,13 +469,13 @@ def person_assumptions(unit: Unit, column: str | None) -> tuple[str, ...]:
     Examples
     --------
     >>> person_assumptions("person", "customer_id")
-    ("All rows of one person have the same value in column 'customer_id'.",)
+    ("All rows of one person, and nobody else's, have the same value in column 'customer_id'.",)
     """
     if unit == "record":
         return ()
     if column is None:
-        return ("All rows of one person have the same entry in `groups`.",)
-    return (f"All rows of one person have the same value in column {column!r}.",)
+        return ("All rows of one person, and nobody else's, have the same entry in `groups`.",)
+    return (f"All rows of one person, and nobody else's, have the same value in column {column!r}.",)
 
 
 def map_assumptions(description: Mapping[str, Any] | None) -> tuple[str, ...]:

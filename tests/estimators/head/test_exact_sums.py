@@ -415,6 +415,23 @@ def test_one_persons_rows_together_contribute_at_most_what_one_record_does(rows:
             assert (moments**2).sum() > 0.98**2 * 2 ** (4 * BITS)
 
 
+def test_one_of_two_people_who_share_a_value_moves_a_sum_by_up_to_twice_the_bound() -> None:
+    """This is why a guarantee for persons assumes that nobody else has a person's value (THEORY 3.7)."""
+    rows = unit_rows(clipped_rows(np.array([[0.9], [-0.9]], np.float32), 1.0), np.zeros(1), 0.2)
+    both = rows[[0] + [1] * 99].astype(np.float32)
+    together = Table(both, np.zeros(100, np.int64), 2, np.full(100, 100))
+    alone = Table(both[:1], np.zeros(1, np.int64), 2, np.ones(1, np.int64))
+    moved = {
+        "centre": (row_sum(together) - row_sum(alone), 1.0),
+        "gradient": (
+            gradient_sum(together, np.zeros((2, 2)), 0.2) - gradient_sum(alone, np.zeros((2, 2)), 0.2),
+            0.2,
+        ),
+    }
+    for change, bound in moved.values():
+        assert 1.9 * bound < np.linalg.norm(change) < 2 * bound
+
+
 def test_the_sums_over_persons_are_the_exact_sums_of_their_rows() -> None:
     rng = np.random.default_rng(10)
     for _ in range(20):
