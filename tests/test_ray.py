@@ -127,6 +127,16 @@ def touched(folder: Path, number: int) -> int:
     return number
 
 
+def own_process() -> bytes:
+    return b"%d" % os.getpid()
+
+
+def test_workers_that_compute_different_numbers_are_an_error() -> None:
+    with pytest.raises(QuietmaxError, match="compute different numbers"):
+        list(ray_map(TWO, slow_double, [(number,) for number in range(8)], probe=own_process))
+    assert list(ray_map(TWO, slow_double, [(1,), (2,)], probe=bytes)) == [2, 4]
+
+
 def test_what_all_jobs_share_is_copied_once() -> None:
     numbers = np.arange(4.0)
     assert list(ray_map(TWO, operator.getitem, [(1,), (3,)], shared=(numbers,))) == [1.0, 3.0]

@@ -325,6 +325,7 @@ def ray_map(
     *,
     shared: tuple[Any, ...] = (),
     total: int | None = None,
+    probe: Callable[[], bytes] | None = None,
 ) -> Iterator[Any]:
     """Call a function once for each job, on the workers of a Ray cluster.
 
@@ -340,6 +341,9 @@ def ray_map(
         Arguments before those of the jobs, the same for all of them. They are copied to the cluster once.
     total : int, optional
         Number of jobs, for the progress.
+    probe : callable, optional
+        Computes something from public numbers, at the top level of a module or a `partial` of such a function. All
+        workers must get the same bytes.
 
     Yields
     ------
@@ -349,16 +353,19 @@ def ray_map(
     Raises
     ------
     QuietmaxError
-        If there is no Ray, or workers are lost again and again.
+        If there is no Ray, workers are lost again and again, or the probe differs between two workers.
     Exception
         What the function raised.
     """
-    with Actors(engine, _Caller) as actors:
+    probed: set[bytes] = set()
+    with Actors(engine, _Caller, lambda _: (probe,)) as actors:
         common = [actors.put(value) for value in shared]
         early: dict[int, Any] = {}
         following = 0
         results = actors.results("call", ((function, *common, *own) for own in jobs))
-        for done, (job, result) in enumerate(results, start=1):
+        for done, (job, (found, result)) in enumerate(results, start=1):
+            probed.add(found)
+            check_alike(probed)
             early[job] = result
             if engine.progress is not None and total is not None:
                 engine.progress(done, total)
@@ -370,13 +377,33 @@ def ray_map(
 class _Caller:
     """Calls functions; this is a Ray actor."""
 
-    def __init__(self) -> None:
+    def __init__(self, probe: Callable[[], bytes] | None = None) -> None:
         import torch
 
         torch.set_num_threads(1)
+        self._probed = b"" if probe is None else probe()
 
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return function(*arguments)
+    def call(self, function: Callable[..., Any], *arguments: Any) -> tuple[bytes, Any]:
+        return self._probed, function(*arguments)
+
+
+def check_alike(probed: set[bytes]) -> None:
+    """Raise `QuietmaxError` if workers computed different numbers from the same public ones.
+
+    Which worker computes what depends on the number of rows and on time. So if two machines round differently, the
+    numbers of one record would depend on other records (THEORY 3.8).
+
+    Parameters
+    ----------
+    probed : set of bytes
+        What the workers computed.
+    """
+    if len(probed) > 1:
+        raise QuietmaxError(
+            "Two workers of the Ray cluster compute different numbers from the same public rows, so the numbers of a "
+            "record would depend on the machine it is on. All machines must have the same kind of processor and the "
+            "same versions of all libraries."
+        )
 
 
 def _connected(address: str | None) -> tuple[Any, bool]:

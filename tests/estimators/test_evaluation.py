@@ -41,11 +41,12 @@ from quietmax.estimators.evaluation import (
     CONFIDENCE,
     Evaluation,
     EvaluationCharge,
+    binned_answers,
     composed_guarantee,
     count_answers,
     evaluation_mu,
     exact_evaluation,
-    free_answers,
+    free_probabilities,
     noisy_evaluation,
     ratio,
 )
@@ -178,9 +179,9 @@ def test_every_row_is_answered_on_its_own_bit_for_bit() -> None:
     rng = np.random.default_rng(1)
     head = HeadWeights(rng.normal(size=(3, 41)) * 5, np.zeros(40), 1.0, 1.0)
     features = rng.normal(size=(300, 40)).astype(np.float32)
-    predicted, bins = free_answers(head, features, 3)
+    predicted, bins = binned_answers(free_probabilities(head, features, 3))
     for chosen in (rng.permutation(300), np.arange(7, 300, 3), np.array([5])):
-        again = free_answers(head, features[chosen], 3)
+        again = binned_answers(free_probabilities(head, features[chosen], 3))
         assert np.array_equal(again[0], predicted[chosen])
         assert np.array_equal(again[1], bins[chosen])
     probabilities = np.concatenate([head.predict_proba(row[None]) for row in features])

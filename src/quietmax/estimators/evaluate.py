@@ -43,12 +43,13 @@ from quietmax.estimators.evaluation import (
     Counts,
     Evaluation,
     EvaluationCharge,
+    binned_answers,
     composed_guarantee,
     count_answers,
     evaluation_mu,
     exact_evaluation,
-    free_answers,
     free_mu,
+    free_probabilities,
     noisy_evaluation,
 )
 from quietmax.estimators.ray_blocks import RayBlocks, chosen_engine
@@ -354,7 +355,7 @@ class _Subject:
         engine in files; or on the workers of a Ray cluster, which also compute them.
         """
         classes, key = len(self.classes), secrets.token_bytes(16)
-        answered = partial(_answered, self.classifier, self.feature_map)
+        answered = partial(_with_probabilities, self.classifier, self.feature_map)
         if isinstance(self.engine, RayEngine):
             table: Blocks = RayBlocks(classes, self.engine)
         else:
@@ -364,8 +365,9 @@ class _Subject:
                 self._send(table, rows, key)
                 if len(table):
                     table.update(answered)
+                    table.update(_binned)
             else:
-                table.extend(map(answered, self._tables(rows, key)))
+                table.extend(map(_binned, map(answered, self._tables(rows, key))))
             if not len(table):
                 nobody = np.empty(0, np.int64)
                 return count_answers(nobody, nobody, nobody, None, classes)
@@ -405,24 +407,31 @@ class _Subject:
 
     def _answers(self, records: Records) -> tuple[Counts, Counts]:
         """Return the predicted class of every row, and the bin of its confidence."""
-        return _free_answers(self.classifier, self.feature_map, records.features, len(self.classes))
+        return binned_answers(
+            _probabilities(self.classifier, self.feature_map, records.features, len(self.classes))
+        )
 
 
-def _free_answers(
+def _probabilities(
     classifier: Any, feature_map: Any, records: NDArray[np.float32], classes: int
-) -> tuple[Counts, Counts]:
+) -> NDArray[np.float64]:
     features = records if feature_map is None else feature_map.transform(records)
-    return free_answers(classifier, features, classes)
+    return free_probabilities(classifier, features, classes)
 
 
-def _answered(classifier: Any, feature_map: Any, block: Table) -> Table:
-    """Return a block whose rows are answers: the predicted class, and the bin of its confidence."""
+def _with_probabilities(classifier: Any, feature_map: Any, block: Table) -> Table:
+    """Return a block whose rows are probabilities."""
     height = rows_at_once(block.features)
     answers = [
-        np.stack(_free_answers(classifier, feature_map, block.rows[start : start + height], block.classes), 1)
+        _probabilities(classifier, feature_map, block.rows[start : start + height], block.classes)
         for start in range(0, len(block), height)
     ]
-    return replace(block, rows=np.concatenate(answers).astype(np.int32))
+    return replace(block, rows=np.concatenate(answers))
+
+
+def _binned(block: Table) -> Table:
+    """Return a block whose rows are answers: the predicted class, and the bin of its confidence."""
+    return replace(block, rows=np.stack(binned_answers(block.rows), 1).astype(np.int32))
 
 
 def _block_counts(block: Table) -> _AnswerCounts:

@@ -425,9 +425,9 @@ class _Answering(Protocol):
         ...
 
 
-def free_answers(
+def free_probabilities(
     classifier: _Answering, features: NDArray[np.float32], classes: int
-) -> tuple[Counts, Counts]:
+) -> NDArray[np.float64]:
     """Answer each row on its own, so that no other row changes its rounding.
 
     Parameters
@@ -441,16 +441,39 @@ def free_answers(
 
     Returns
     -------
-    tuple of two arrays of int
-        The predicted class and the bin of its confidence, for each row.
+    array of shape (rows, classes)
+        Probabilities.
     """
     row = np.empty((1, features.shape[1]), dtype=np.float32)  # one place in memory for all rows
     probabilities = np.empty((len(features), classes))
     for number, values in enumerate(features):
         row[0] = values
         probabilities[number] = classifier.predict_proba(row)[0]
+    return probabilities
+
+
+def binned_answers(probabilities: NDArray[np.float64]) -> tuple[Counts, Counts]:
+    """Return the predicted class of each row, and the bin of its confidence.
+
+    Parameters
+    ----------
+    probabilities : array of shape (rows, classes)
+        What `free_probabilities` returned.
+
+    Returns
+    -------
+    tuple of two arrays of int
+        Classes and bins.
+
+    Examples
+    --------
+    >>> predicted, bins = binned_answers(np.array([[0.1, 0.9], [0.5, 0.5]]))
+    >>> predicted.tolist(), bins.tolist()
+    ([1, 0], [4, 0])
+    """
+    classes = probabilities.shape[1]
     predicted = probabilities.argmax(axis=1)
-    confidence = probabilities[np.arange(len(features)), predicted]
+    confidence = probabilities[np.arange(len(probabilities)), predicted]
     scaled = (confidence - 1 / classes) / (1 - 1 / classes) * BINS
     return predicted, np.clip(np.floor(scaled), 0, BINS - 1).astype(np.int64)
 

@@ -6,6 +6,9 @@ process that calls `fit`, never by a worker.
 
 A worker knows how many updates of its rows it has made, and every call brings the list of all of them. A worker that
 dies is replaced. The new one has made none, so it reads the files again and repeats all updates before it answers.
+
+Processors of different kinds may round the same computation differently, and a row that is removed can move others to
+another worker. So every worker also makes all updates of some public rows, and all workers must get the same bits.
 """
 
 from __future__ import annotations
@@ -19,10 +22,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from quietmax._lazy import lazy_module
-from quietmax._ray import Actors, RayEngine
+from quietmax._ray import Actors, RayEngine, check_alike
 from quietmax.data.sources import FragmentPart, ParquetPart, Part, TableRows, TextPart
+from quietmax.data.text import embed
 from quietmax.errors import DataUnavailable, InvalidInput
-from quietmax.estimators.blocks import Blocks, LocalEngine, Sum, Table, added, tables_of
+from quietmax.estimators.blocks import Blocks, LocalEngine, Sum, Table, added, joined, tables_of
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +34,12 @@ else:
     torch = lazy_module("torch")
 
 Change = Literal["rows", "labels"]
+_PROBE_ROWS, _PROBE_SEED = 64, 3008
+_PROBE_TEXTS = (
+    "",
+    "Two short words.",
+    "A longer text, of which a sentence encoder makes a few more tokens. " * 4,
+)
 
 
 class RayBlocks(Blocks):
@@ -131,8 +141,12 @@ class RayBlocks(Blocks):
         sent = None if work is None else self._actors.put(work)
         jobs = [(self._updates, sent, kind)] * self._actors.count
         sums: dict[int, Sum] = {}
+        probed: set[bytes] = set()
         for number, (state, found) in self._actors.results("run", jobs):
             self._check_state(number, state)
+            if state.rows:
+                probed.add(state.probed)
+                check_alike(probed)
             if found is not None:
                 sums[number] = found
             if kind == "rows":
@@ -232,6 +246,7 @@ class _State:
     rows: int
     features: int
     fingerprint: bytes
+    probed: bytes
 
 
 class _Worker:
@@ -243,6 +258,8 @@ class _Worker:
         self._blocks: Blocks | None = None
         self._updated = 0
         self._fingerprint = b""
+        self._probe: Table | None = None
+        self._probed = hashlib.blake2b(digest_size=16)
 
     def run(
         self, updates: Sequence[tuple[Change, Any]], work: Callable[[Table], Any] | None, kind: Change
@@ -253,11 +270,15 @@ class _Worker:
         for change, function in updates[self._updated :]:
             import ray
 
-            update = blocks.update if change == "rows" else blocks._update_labels
-            update(ray.get(function))
+            made = ray.get(function)
+            if change == "rows":
+                blocks.update(made)
+                self._update_probe(made)
+            else:
+                blocks._update_labels(made)
             self._updated += 1
         rows = len(blocks)
-        state = _State(rows, blocks.features if rows else 0, self._fingerprint)
+        state = _State(rows, blocks.features if rows else 0, self._fingerprint, self._probed.digest())
         if work is None or not rows:
             return state, None
         return state, blocks.sum(work) if kind == "rows" else blocks._sum_labels(work)
@@ -274,4 +295,20 @@ class _Worker:
 
         blocks.extend(tables())
         self._fingerprint = digest.digest()
+        if len(blocks):
+            rows = np.random.default_rng(_PROBE_SEED).random((_PROBE_ROWS, blocks.features), np.float32)
+            self._probe = Table(rows, np.zeros(_PROBE_ROWS, np.int64), self._share.classes)
+        if self._share.source is not None and self._share.source.encoding.encoders:
+            self._probed.update(embed(_PROBE_TEXTS).data)
         return blocks
+
+    def _update_probe(self, function: Callable[[Table], Table | Iterable[Table]]) -> None:
+        """Make an update of the public rows too."""
+        if self._probe is None:
+            return
+        try:
+            made = function(self._probe)
+            self._probe = made if isinstance(made, Table) else joined(list(made))
+            self._probed.update(np.ascontiguousarray(self._probe.rows).data)
+        except Exception:  # a feature map of the user's own may refuse such rows in any way
+            self._probe = None

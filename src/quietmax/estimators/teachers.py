@@ -15,6 +15,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -91,6 +92,7 @@ MOST_STEPS = 10**7
 """Most training steps of a teacher: hours even for the smallest networks."""
 STACK_BYTES = 2**26
 """Teachers that are trained together need about this many bytes, with the records of their shards."""
+_PROBE_STEPS = 3
 # Sums of probabilities are rounded to floats: the slack covers that for any number of teachers below 2^20.
 _ROUNDING = 1 + 2.0**-30
 
@@ -382,7 +384,12 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
             numbers = range(len(edges) - 1)
             if isinstance(engine, RayEngine):
-                stacks = list(ray_map(engine, train_networks, map(job, numbers), total=len(numbers)))
+                probe = partial(
+                    _trained_on_public_rows, shards.columns, classes, network, max(np.diff(edges))
+                )
+                stacks = list(
+                    ray_map(engine, train_networks, map(job, numbers), total=len(numbers), probe=probe)
+                )
             else:
                 stacks = parallel_map(trained, len(numbers))
             stack = joined_stacks(stacks)
@@ -653,6 +660,15 @@ def teacher_stacks(
     shard = 4 * features * -(-size // count)
     training = training_bytes((features, *network.hidden, classes), network)
     return stack_edges(count, shard + training, STACK_BYTES)
+
+
+def _trained_on_public_rows(features: int, classes: int, network: TrainingSettings, height: int) -> bytes:
+    """Return the weights of a stack of teachers after a few steps on public rows, which all workers must agree on."""
+    rows = np.random.default_rng(0).random((height * network.batch_size, features), np.float32)
+    own = np.array_split(np.arange(len(rows)), height)
+    labels = np.arange(len(rows)) % classes
+    trained = train_networks(rows, labels, classes, own, network, range(height), _PROBE_STEPS)
+    return trained.weight_vectors().numpy().tobytes()
 
 
 def vote_noise(budget: Budget) -> tuple[float, float]:

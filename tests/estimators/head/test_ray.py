@@ -8,6 +8,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from quietmax import PrivateHead
 from quietmax._ray import Actors, RayEngine
 from quietmax.data.schema import Schema
 from quietmax.data.sources import table_rows
-from quietmax.errors import DataUnavailable, InvalidData
+from quietmax.errors import DataUnavailable, InvalidData, QuietmaxError
 from quietmax.estimators.blocks import LocalEngine, Table
 from quietmax.estimators.head import training
 from quietmax.estimators.ray_blocks import RayBlocks
@@ -137,6 +139,33 @@ def test_arrays_and_groups_are_sent_to_the_workers() -> None:
 
     expected = weights(np.arange(ROWS), "local")
     np.testing.assert_array_equal(weights(rng.permutation(ROWS), RayEngine(workers=2)), expected)
+
+
+def _as_on_another_processor(block: Table) -> Table:
+    """What a row becomes depends on the process, as it does on the machine where processors round differently."""
+    return replace(block, rows=block.rows * np.float32(1 + 1e-6 * (os.getpid() % 1000)))
+
+
+def _refused(block: Table) -> Table:
+    """A feature map of the user's own that takes integers only."""
+    if (block.rows != np.round(block.rows)).any():
+        raise ValueError("integers only")
+    return block
+
+
+def test_workers_that_round_differently_are_an_error() -> None:
+    rows = np.arange(40, dtype=np.float32).reshape(20, 2)
+    for workers, function, wrong in (
+        (1, _as_on_another_processor, False),
+        (2, _as_on_another_processor, True),
+        (2, _refused, False),
+    ):
+        with RayBlocks(2, RayEngine(workers=workers)) as blocks:
+            blocks.extend(
+                [Table(rows[:10], np.zeros(10, np.int64), 2), Table(rows[10:], np.zeros(10, np.int64), 2)]
+            )
+            with pytest.raises(QuietmaxError, match="compute different numbers") if wrong else nullcontext():
+                blocks.update(function)
 
 
 def test_a_person_whose_rows_are_in_several_files_is_counted_once(
