@@ -321,7 +321,7 @@ class Guarantee:
         surplus = min(1.0, self._group_surplus(units) * _LIBRARY_UP)
         if surplus >= 1.0:
             raise InvalidInput(f"The guarantee says nothing about {units} units together.")
-        stated = {
+        stated: dict[str, Any] = {
             name: rounded_up(units * decimal(amount))
             for name in ("epsilon", "mu")
             if (amount := getattr(self, name)) is not None
