@@ -215,7 +215,7 @@ def checked_records(
                 estimator, X, np.zeros(np.shape(labels)) if by_object else labels, dtype=list(dtypes)
             )
             # Everything is computed from float32. What it cannot hold is refused here, before any noise is drawn.
-            if not np.isfinite(np.float32([records.min(), records.max()])).all():
+            if not np.isfinite(np.array([records.min(), records.max()], np.float32)).all():
                 raise ValueError("Input X contains a value too large for dtype('float32')")
         if by_object:
             return records, np.reshape(labels, -1)
