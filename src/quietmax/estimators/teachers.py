@@ -385,7 +385,7 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             numbers = range(len(edges) - 1)
             if isinstance(engine, RayEngine):
                 probe = partial(
-                    _trained_on_public_rows, shards.columns, classes, network, max(np.diff(edges))
+                    _trained_on_public_rows, shards.columns, classes, network, int(np.diff(edges).max())
                 )
                 stacks = list(
                     ray_map(engine, train_networks, map(job, numbers), total=len(numbers), probe=probe)
