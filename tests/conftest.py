@@ -8,7 +8,7 @@ import shutil
 import signal
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,3 +105,15 @@ def browser(chromium: str) -> Iterator[Any]:
             pytest.skip(f"Chromium does not start ({str(error).splitlines()[0]}); {INSTALL_CHROMIUM}")
         yield opened
         opened.close()
+
+
+@pytest.fixture
+def screenshot(request: pytest.FixtureRequest) -> Callable[[Any, str], None]:
+    """Write screenshots to the folder QUIETMAX_SCREENSHOTS, if it is set."""
+    folder = os.environ.get("QUIETMAX_SCREENSHOTS")
+
+    def take(page: Any, name: str) -> None:
+        if folder:
+            page.screenshot(path=Path(folder) / f"{request.node.name}-{name}.png", full_page=True)
+
+    return take

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -40,7 +39,7 @@ _PLAIN = (
 _ADDS_UP = "Other models or figures of the same people add to this; the ledger of the service adds them up."
 _BANNER = "Not for publication: this card shows results of attacks. `quietmax card --public` leaves them out."
 _NOT_PUBLIC = (
-    "the report of the training, exact figures, the output of `quietmax schema check`, results of attacks"
+    "the report of the training, exact figures, the output of 'quietmax schema check', results of attacks"
 )
 _MOST_CLASSES = 10
 """Recalls that the card shows; of more classes it shows the lowest."""
@@ -170,7 +169,7 @@ class PrivacyCard:
         guarantee = self._total
         if guarantee is None:
             return rows
-        rows.append(("guarantee", re.sub(r"\bTHEORY (?=\d)", "theory page, section ", str(guarantee))))
+        rows.append(("guarantee", str(guarantee)))
         if self.delta is not None and self.epsilon_at_delta is not None and self.epsilon_at_delta < math.inf:
             rows.append(("in (epsilon, delta)", f"({self.epsilon_at_delta:.4g}, {self.delta:g})"))
         rows.append(("protects", self._protects))
@@ -377,7 +376,7 @@ th, td {{ text-align: left; vertical-align: top; padding: .25rem .5rem; border-b
 th {{ width: 13rem; font-weight: 600; }}
 h1, p, th, td {{ overflow-wrap: anywhere; }}
 .banner {{ padding: .4rem 1rem; color: #fff; background: #cf222e; font-weight: 600; print-color-adjust: exact; }}
-.counts {{ display: flex; flex-wrap: wrap; gap: .2rem 2rem; margin: .6rem 0; align-items: start; }}
+.counts {{ display: flex; flex-wrap: wrap; gap: 1rem 2rem; margin: .8rem 0; align-items: start; }}
 .grid {{ width: auto; }}
 .grid caption {{ text-align: left; font-weight: 600; }}
 .grid th {{ width: auto; }}
@@ -385,7 +384,8 @@ h1, p, th, td {{ overflow-wrap: anywhere; }}
 .rows tr {{ display: block; border-bottom: 1px solid #d0d7de; padding: .4rem 0; }} }}
 @page {{ size: A4; margin: 10mm; }}
 @media print {{ body {{ font-size: 8pt; line-height: 1.2; margin: 0; padding: 0; max-width: none; }}
-details {{ display: none; }} th, td {{ padding: 0 .3rem; }} p {{ margin: .1rem 0; }} .counts {{ margin: .3rem 0; }}
+details {{ display: none; }} th, td {{ padding: 0 .3rem; }} p {{ margin: .1rem 0; }}
+.counts {{ gap: .2rem 2rem; margin: .3rem 0; }}
 .rows th {{ width: 9rem; }} .banner {{ padding: .1rem 1rem; }}
 h1 {{ font-size: 13pt; margin: 0 0 .3rem; }} h2 {{ font-size: 9.5pt; margin: .4rem 0 .1rem; }}
 .status {{ print-color-adjust: exact; }} }}

@@ -14,17 +14,24 @@ def test_the_demo_follows_the_owner_s_path_and_shows_the_paper(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("QUIETMAX_DATA", "")
-    found_once = run_steps(tmp_path / "demo", quiet=True)
-    monkeypatch.setattr("quietmax.cli.demo.run_steps", lambda *_, **__: found_once)
+    found_once = list(run_steps(tmp_path / "demo", quiet=True))
+    monkeypatch.setattr("quietmax.cli.demo.run_steps", lambda *_, **__: iter(found_once))
     code, out, _ = run("demo", "--json")
     assert code == 0
     found = json.loads(out)
+    assert list(found) == ["table", "survey", "answers", "charged", "digits", "paper", "open"]
+    table = found["table"]
+    assert table["rows"] == 6366
+    assert table["draft"]["bounds"].keys() > table["confirmed"]["bounds"].keys(), (
+        "codes were proposed as numbers"
+    )
     survey = found["survey"]
     assert survey["guarantee"]["status"] == "proven"
+    assert survey["guarantee"]["unit"] == "person"
     assert survey["evaluation"]["publishable"]
     # The larger class has 0.68 and logistic regression without privacy 0.72; noise and sampling move it by 0.02.
     assert 0.6 < survey["evaluation"]["accuracy"]["value"] < 0.8
-    assert survey["answers"] == ["no", "yes"]
+    assert found["answers"]["answers"] == ["no", "yes"]
     assert "proven" in Path(survey["card"]).read_text(encoding="utf-8")
     charged = found["charged"]
     assert charged["answers_left"] == list(range(ANSWERS))[::-1]
@@ -32,15 +39,39 @@ def test_the_demo_follows_the_owner_s_path_and_shows_the_paper(
     assert charged["refusal"]
     assert charged["spent_fraction"] == 1
     assert charged["journal_is_sound"]
-    assert found["digits"]["network_test_acc"] > 0.8
-    assert found["digits"]["head_test_acc"] > 0.9
-    assert found["digits"]["guarantee"]["status"] == "proven"
-    assert found["paper"]["sensitivity"]["rho"] == pytest.approx(2.2274, abs=5e-5)
-    assert found["paper"]["guarantee"]["status"] == "refuted"
-    head = found["attack"]["private head, epsilon 1, delta 1e-5"]
-    assert abs(head["leakage"]) < 0.2
+    digits = found["digits"]
+    assert [digits[name]["guarantee"] for name in ("network", "algorithm1", "head")] == [
+        "none",
+        "refuted",
+        "proven",
+    ]
+    assert digits["network"]["test_acc"] > 0.8
+    assert digits["head"]["test_acc"] > 0.9
+    assert abs(digits["head"]["leakage"]["value"]) < 0.2
+    assert (found["paper"]["equal_to_the_paper"], found["paper"]["sensitivities"]) == (62, 66)
+    assert "five findings" in Path(found["paper"]["report"]).read_text(encoding="utf-8")
     code, out, err = run("demo")
     assert code == 0, err
     for number in range(1, 7):
         assert f"{number}. " in out
-    assert f"HTTP 403: {charged['refusal']}" in " ".join(out.split())
+    said = " ".join(out.split())
+    assert f"HTTP 403: {charged['refusal']}" in said
+    opened = found["open"]
+    assert said.endswith(opened["serve"]), "the last lines name what to open"
+    for name in ("card", "report", "page"):
+        assert opened[name] in said.partition("Three things to open")[2]
+    served = opened["serve"].split()[1:]
+    assert run(*served, "--check")[0] == 0, "what it tells the reader to run works"
+
+
+def test_a_second_demo_replaces_the_first_and_keeps_no_ledger_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("QUIETMAX_DATA", "")
+    (tmp_path / "ledger.sqlite").write_text("somebody's own")
+    for _ in range(2):
+        steps = run_steps(tmp_path, quiet=True)
+        found = dict(next(steps) for _ in range(3))
+        assert found["answers"]["answers"] == ["no", "yes"]
+        assert found["survey"]["guarantee"].unit == "person"
+    assert (tmp_path / "ledger.sqlite").read_text() == "somebody's own"

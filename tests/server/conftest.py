@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -115,18 +114,6 @@ def idle(tmp_path: Path, models: Path) -> Iterator[Service]:
             [f"plain={models / 'plain'}"], budget=Terms(10.0), queries=20, accept_unproven=True
         )
         yield Service(ledger, deploy(ledger, loaded, budget=Terms(10.0)), Settings(anonymous=True))
-
-
-@pytest.fixture
-def screenshot(request: pytest.FixtureRequest) -> Callable[[Any, str], None]:
-    """Write screenshots to the folder QUIETMAX_SCREENSHOTS, if it is set."""
-    folder = os.environ.get("QUIETMAX_SCREENSHOTS")
-
-    def take(page: Any, name: str) -> None:
-        if folder:
-            page.screenshot(path=Path(folder) / f"{request.node.name}-{name}.png", full_page=True)
-
-    return take
 
 
 @pytest.fixture(scope="session")

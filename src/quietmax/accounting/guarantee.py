@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
@@ -439,7 +440,12 @@ class Guarantee:
                 f"{self.mu:.4g}-Gaussian differential privacy {whose}:"
                 f" epsilon {self.at_delta(1e-5):.3g} at delta 1e-05"
             )
-        return f"{self.status}: {claim}. {self.because}"
+        return f"{self.status}: {claim}. {self.reason}"
+
+    @property
+    def reason(self) -> str:
+        """`because` for readers: a section of the theory is called by its page."""
+        return re.sub(r"\bTHEORY (?=\d)", "theory page, section ", self.because)
 
 
 def _percent(share: float) -> str:

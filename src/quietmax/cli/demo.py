@@ -1,11 +1,13 @@
-"""`quietmax demo`: a private model of a survey of people, end to end; then MNIST digits and the paper in brief.
+"""`quietmax demo`: from a table of people to a private service, then MNIST digits and the paper in brief.
 
-Each step is a function that returns what `--json` shows, and a function that prints it.
+Each step is a function that returns what `--json` shows, and a function that prints it as soon as it is there.
 """
 
 from __future__ import annotations
 
 import io
+import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,12 +21,12 @@ from quietmax.cli._output import console, print_guarantee, print_json, print_tab
 from quietmax.errors import BudgetExhausted
 
 if TYPE_CHECKING:
+    from quietmax.attacks.metrics import Estimate
     from quietmax.data.records import Split
     from quietmax.estimators.head.estimator import PrivateHead
     from quietmax.ledger.ledger import Ledger
-    from quietmax.models.training import Model
 
-SURVEY = "fair"
+PERSON = "respondent"
 HOLDOUT = 0.2
 DECLARED_PERSONS = 5000
 """Public round number near the number of women that are trained on."""
@@ -44,102 +46,185 @@ SHADOWS = 2
 
 def command(
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for the model of the survey and its privacy card.")
+        Path, typer.Option("--output", "-o", help="Folder for the table, the model and the pages.")
     ] = Path("quietmax-demo"),
     as_json: Json = False,
 ) -> None:
-    """Train, evaluate, query and serve a private model of a survey of people; then the paper on MNIST digits.
+    """Make a private service of a survey of people; then show the paper on MNIST digits.
 
     Example: quietmax demo
     """
-    found = run_steps(output, quiet=as_json)
+    found = {}
+    for name, result in run_steps(output, quiet=as_json):
+        found[name] = result
+        if not as_json:
+            _PRINTERS[name](result)
     if as_json:
         print_json(found)
-        return
-    _print_survey(found["survey"])
-    _print_answers(found["survey"])
-    _print_charged(found["charged"])
-    _print_digits(found["digits"])
-    _print_paper(found["paper"])
-    _print_attack(found["attack"])
 
 
-def run_steps(output: Path, *, quiet: bool) -> dict[str, Any]:
-    """Run all steps of the demo.
+def run_steps(output: Path, *, quiet: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Run all steps of the demo, one after the other.
 
     Parameters
     ----------
     output : Path
-        Folder for the model of the survey and its privacy card; those of an earlier demo are replaced.
+        Folder for what the demo writes; the files of an earlier demo are replaced.
     quiet : bool
         Show no progress.
 
-    Returns
-    -------
-    dict
-        What each step found, by name.
+    Yields
+    ------
+    tuple of str and dict
+        Name of a step, and what it found.
     """
     from quietmax.data.load import load
-    from quietmax.models.stacked import TrainingSettings
-    from quietmax.models.training import train
 
-    people = load(SURVEY, holdout=HOLDOUT)
+    with progress_bar("drafting a schema for the survey", quiet=quiet):
+        table = _table(output)
+    yield "table", table
     with progress_bar("training on the survey", quiet=quiet):
+        people = load(table["table"], holdout=HOLDOUT)
         survey = _survey(people, output)
+    yield "survey", survey
+    with progress_bar("asking over HTTP", quiet=quiet):
+        answers = _answers(output)
+    yield "answers", answers
     with progress_bar("serving a model that charges every answer", quiet=quiet):
         charged = _query_until_exhausted(people)
-    digits = load("mnist-5k", records=DIGITS)
-    with progress_bar("training the paper's network on digits", quiet=quiet) as progress:
-        network = train(digits, settings=TrainingSettings(epochs=EPOCHS), progress=progress)
-    with progress_bar("training a private head on digits", quiet=quiet):
-        head = _digits_head(digits)
-    with progress_bar("attacking both", quiet=quiet) as progress:
-        attack = _attack(network, head, digits, progress)
+    yield "charged", charged
+    yield "digits", _digits(quiet=quiet)
+    with progress_bar("writing the paper's tables and figures from the stored run", quiet=quiet):
+        paper = _paper(output)
+    yield "paper", paper
+    yield "open", _to_open(output)
+
+
+# 1. A table of people, and what is public about it.
+
+
+def _table(output: Path) -> dict[str, Any]:
+    """Write the survey as the CSV file of an owner, draft its schema, and write the confirmed one beside it."""
+    from dataclasses import replace
+
+    from quietmax.data.draft import draft_schema
+    from quietmax.data.readers import FAIR_SCHEMA, fair_table
+
+    survey = fair_table()
+    survey.insert(0, PERSON, range(1, len(survey) + 1))
+    output.mkdir(parents=True, exist_ok=True)
+    table = output / "survey.csv"
+    survey.to_csv(table, index=False)
+    draft = draft_schema(table, label=FAIR_SCHEMA.label, person=PERSON).schema.to_dict()
+    confirmed = replace(FAIR_SCHEMA, person=PERSON)
+    (output / "survey.toml").write_text(confirmed.to_toml(), encoding="utf-8")
     return {
-        "survey": survey,
-        "charged": charged,
-        "digits": _accuracies(network, head, digits),
-        "paper": _paper(network, digits),
-        "attack": attack,
+        "table": str(table),
+        "schema": str(output / "survey.toml"),
+        "rows": len(survey),
+        "draft": draft,
+        "confirmed": confirmed.to_dict(),
     }
 
 
-# 1 and 2. A survey of people: a private model, a published accuracy, answers over HTTP.
+def _print_table_step(found: dict[str, Any]) -> None:
+    """Print what the draft proposes for each column, and what its owner confirmed."""
+    _heading(f"1. A table of people: {found['rows']:,} married women, and whether they had an affair")
+    print_table(
+        "",
+        ("column", "draft, from the values", "confirmed, from the questionnaire"),
+        (
+            (column, _declared(found["draft"], column), _declared(found["confirmed"], column))
+            for column in (PERSON, *QUESTIONS[0], found["confirmed"]["label"])
+        ),
+    )
+    console.print(
+        "Only what is public may be declared: a value that one woman could change would give her away. Every woman "
+        f"has a number ({PERSON}), so the guarantee is for a person, with all her rows."
+    )
+
+
+def _declared(schema: dict[str, Any], column: str) -> str:
+    """What a schema declares about a column."""
+    if column == schema.get("person"):
+        return "says who it is"
+    if column == schema.get("label"):
+        return "predict " + " or ".join(schema["classes"])
+    if column in schema.get("bounds", {}):
+        low, high = schema["bounds"][column]
+        return f"{low:g} to {high:g}"
+    categories = schema.get("categories", {}).get(column, ())
+    return f"one of {', '.join(map(str, categories))}" if categories else "not used"
+
+
+# 2. A private model, and an accuracy that may be published.
 
 
 def _survey(people: Split, output: Path) -> dict[str, Any]:
-    """Train, evaluate, save and serve a private head."""
+    """Train, save and evaluate a private head, and write its privacy card."""
     from quietmax.estimators.evaluate import evaluate_folder
     from quietmax.estimators.head.estimator import PrivateHead
     from quietmax.estimators.serialization import open_private, save_private
     from quietmax.privacy_card import read_card
-    from quietmax.server.client import Client
 
     head = PrivateHead(epsilon=1.0, delta=1e-5, declared_size=DECLARED_PERSONS).fit(people.train)
     folder, page = output / "affair", output / "card.html"
-    save_private(head, folder, dataset=SURVEY, overwrite=True)
+    save_private(head, folder, dataset=people.name, overwrite=True)
     evaluation = evaluate_folder(folder, open_private(folder), people.records)
     page.write_text(read_card(folder).to_html(), encoding="utf-8")
-    with (
-        tempfile.TemporaryDirectory(prefix="quietmax-demo-") as place,
-        _running_service(folder, Path(place)) as (url, key, _),
-        Client(url, key) as client,
-    ):
-        answer = client.infer("affair", list(QUESTIONS))
     return {
         "guarantee": head.guarantee_,
         "in_words": head.guarantee_.in_words(),
         "evaluation": evaluation,
-        "questions": list(QUESTIONS),
-        "answers": list(answer.labels),
         "model": str(folder),
         "card": str(page),
     }
 
 
+def _print_survey(survey: dict[str, Any]) -> None:
+    """Print the guarantee, what it means, and the accuracy that may be published."""
+    _heading("2. A private model of the survey, and an accuracy that may be published")
+    print_guarantee(survey["guarantee"])
+    for sentence in survey["in_words"]:
+        console.print(f"  {sentence}")
+    evaluation = survey["evaluation"]
+    print_table(
+        "",
+        ("", "estimate", "95% interval"),
+        (
+            (name, f"{each.value:.3f}", f"{each.low:.3f} to {each.high:.3f}")
+            for name, each in (
+                ("accuracy", evaluation.accuracy),
+                *((f"recall of {name!r}", recall) for name, recall in evaluation.recall.items()),
+            )
+        ),
+    )
+    console.print(
+        f"Measured with noise on the {HOLDOUT:.0%} of the women who were held out: it may be published, and costs "
+        "nothing more."
+    )
+
+
+# 3. Columns in, class names out, over HTTP.
+
+
+def _answers(output: Path) -> dict[str, Any]:
+    """Serve the model and ask about two women."""
+    from quietmax.server.client import Client
+
+    for file in output.glob("demo.sqlite*"):  # the ledger of an earlier demo, whose model was replaced
+        file.unlink()
+    with (
+        _running_service(output / "affair", output / "demo.sqlite") as (url, key, _),
+        Client(url, key) as client,
+    ):
+        labels = client.predict("affair", list(QUESTIONS))
+    return {"questions": list(QUESTIONS), "answers": [str(label) for label in labels]}
+
+
 @contextmanager
-def _running_service(folder: Path, place: Path) -> Iterator[tuple[str, str, Ledger]]:
-    """Serve a model in a thread, with a ledger in ``place``; yields the address, a client's key and the ledger."""
+def _running_service(folder: Path, database: Path) -> Iterator[tuple[str, str, Ledger]]:
+    """Serve a model in a thread, with a new ledger; yields the address, a client's key and the ledger."""
     from quietmax.ledger.ledger import Ledger
     from quietmax.server.deployment import deploy
     from quietmax.server.log import Log
@@ -147,49 +232,31 @@ def _running_service(folder: Path, place: Path) -> Iterator[tuple[str, str, Ledg
     from quietmax.server.run import run_in_thread
     from quietmax.server.service import Service
 
-    ledger = Ledger(place / "ledger.sqlite")
-    key, _ = ledger.create_key("demo")
-    deployments = deploy(ledger, load_models([str(folder)]))
-    with run_in_thread(Service(ledger, deployments, log=Log(io.BytesIO()))) as url:
-        yield url, key, ledger
+    with Ledger(database) as ledger:
+        key, _ = ledger.create_key("demo")
+        deployments = deploy(ledger, load_models([str(folder)]))
+        with run_in_thread(Service(ledger, deployments, log=Log(io.BytesIO()))) as url:
+            yield url, key, ledger
 
 
-def _print_survey(survey: dict[str, Any]) -> None:
-    """Print the guarantee, what it means, and the accuracy that may be published."""
-    console.print(
-        "1. A private model of a survey: 6,366 married women, and whether they had an affair", style="bold"
-    )
-    print_guarantee(survey["guarantee"])
-    for sentence in survey["in_words"]:
-        console.print(f"  {sentence}")
-    evaluation = survey["evaluation"]
-    print_table(
-        f"Accuracy on the {HOLDOUT:.0%} that were held out, with noise: it may be published, and costs nothing more",
-        ("", "estimate and 95% interval"),
-        (
-            ("accuracy", str(evaluation.accuracy)),
-            *((f"recall of {name!r}", str(each)) for name, each in evaluation.recall.items()),
-        ),
-    )
-    console.print(f"The model is in {survey['model']}, its privacy card in {survey['card']}.", soft_wrap=True)
-
-
-def _print_answers(survey: dict[str, Any]) -> None:
+def _print_answers(found: dict[str, Any]) -> None:
     """Print columns in, class names out."""
+    _heading("3. Columns in, class names out, over HTTP")
     print_table(
-        "2. Columns in, class names out, over HTTP: paid at training, any number of answers",
-        ("", *(f"woman {number}" for number in range(1, len(survey["questions"]) + 1))),
+        "",
+        ("", *(f"woman {number}" for number in range(1, len(found["questions"]) + 1))),
         (
             *(
-                (column, *(str(question[column]) for question in survey["questions"]))
-                for column in survey["questions"][0]
+                (column, *(str(question[column]) for question in found["questions"]))
+                for column in found["questions"][0]
             ),
-            ("answer: affair", *survey["answers"]),
+            ("answer: affair", *found["answers"]),
         ),
     )
+    console.print("Training has paid for every answer: ask as often as you like.")
 
 
-# 3. A service whose ledger charges every answer.
+# 4. A service whose ledger charges every answer.
 
 
 def _query_until_exhausted(people: Split) -> dict[str, Any]:
@@ -205,8 +272,11 @@ def _query_until_exhausted(people: Split) -> dict[str, Any]:
     left: list[int] = []
     with tempfile.TemporaryDirectory(prefix="quietmax-demo-") as name:
         place = Path(name)
-        save_private(head, place / "charged", dataset=SURVEY)
-        with _running_service(place / "charged", place) as (url, key, ledger), Client(url, key) as client:
+        save_private(head, place / "charged", dataset=people.name)
+        with (
+            _running_service(place / "charged", place / "ledger.sqlite") as (url, key, ledger),
+            Client(url, key) as client,
+        ):
             while True:
                 try:
                     answer = client.infer("charged", people.test.features[len(labels)][None])
@@ -224,8 +294,9 @@ def _query_until_exhausted(people: Split) -> dict[str, Any]:
 
 def _print_charged(charged: dict[str, Any]) -> None:
     """Print the answers over HTTP and the error that ended them."""
+    _heading(f"4. Another model, which charges epsilon 1 for each answer, with a budget for {ANSWERS}")
     print_table(
-        f"3. A model that charges epsilon 1 for each answer, with a budget for {ANSWERS}",
+        "",
         ("query", "private answer", "answers left"),
         (
             (str(number), label, str(left))
@@ -236,14 +307,44 @@ def _print_charged(charged: dict[str, Any]) -> None:
     )
     console.print(f"The next query got HTTP 403: {charged['refusal']}")
     console.print(
-        f"{charged['spent_fraction']:.1%} of the budget is spent; the ledger's journal is "
-        f"{'intact' if charged['journal_is_sound'] else 'damaged'}. Each model of this demo has a budget of its own; "
-        "in earnest, all models of the same people share one.",
-        soft_wrap=True,
+        f"{charged['spent_fraction']:.0%} of the budget is spent; the ledger's journal is "
+        f"{'intact' if charged['journal_is_sound'] else 'damaged'}. In this demo each model has a budget of its own. "
+        "In earnest, all models of the same people share one."
     )
 
 
-# 4. Digits: a private head beside the paper's network.
+# 5. Digits: a private head beside the paper's network and mechanism, and the same attack on all of them.
+
+
+def _digits(*, quiet: bool) -> dict[str, Any]:
+    """Test accuracy, status of the guarantee and leakage of the paper's network, of its Algorithm 1 and of a head."""
+    from quietmax.accounting.budget import Budget
+    from quietmax.attacks.threshold import Threshold
+    from quietmax.data.load import load
+    from quietmax.mechanisms.algorithm1 import Algorithm1
+    from quietmax.mechanisms.base import Answerer
+    from quietmax.models.stacked import TrainingSettings
+    from quietmax.models.training import accuracy, train
+
+    digits = load("mnist-5k", records=DIGITS)
+    with progress_bar("training the paper's network on digits", quiet=quiet) as progress:
+        network = train(digits, settings=TrainingSettings(epochs=EPOCHS), progress=progress)
+    with progress_bar("training a private head on digits", quiet=quiet):
+        head = _digits_head(digits)
+    with progress_bar("attacking both, and the paper's Algorithm 1", quiet=quiet) as progress:
+        noisy = Answerer.prepare(network, Algorithm1(noise="gaussian"), Budget(1.0))
+        attack = Threshold(models=SHADOWS)
+        pool = attack.train_pool(digits, network.settings, progress)
+        right = noisy.answer(digits.test.features).labels == digits.test.labels
+        of_network = attack.run(network, digits, pool=pool).leakage
+        of_noisy = attack.run(network, digits, target=noisy, pool=pool).leakage
+        of_head = attack.run(network, digits, target=head, pool=pool).leakage
+    claimed = noisy.mechanism.guarantee(digits.classes)
+    return {
+        "network": _row(accuracy(network, digits.test), "none", of_network),
+        "algorithm1": {**_row(float(right.mean()), claimed.status, of_noisy), "because": claimed.reason},
+        "head": _row(accuracy(head, digits.test), head.guarantee_.status, of_head),
+    }
 
 
 def _digits_head(digits: Split) -> PrivateHead:
@@ -256,109 +357,117 @@ def _digits_head(digits: Split) -> PrivateHead:
     return head.fit(digits.train.features, digits.train.labels)
 
 
-def _accuracies(network: Model, head: PrivateHead, digits: Split) -> dict[str, Any]:
-    """Test accuracies of the network and of the head."""
-    from quietmax.models.training import accuracy
-
+def _row(test_accuracy: float, guarantee: str, leakage: Estimate) -> dict[str, Any]:
+    """What is shown of one way to answer."""
     return {
-        "network_test_acc": accuracy(network, digits.test),
-        "head_test_acc": accuracy(head, digits.test),
-        "guarantee": head.guarantee_,
+        "test_acc": test_accuracy,
+        "guarantee": guarantee,
+        "leakage": {"value": leakage.value, "low": leakage.low, "high": leakage.high},
     }
 
 
 def _print_digits(digits: dict[str, Any]) -> None:
-    """Print the accuracies and the head's guarantee."""
+    """Print accuracy and leakage of the three."""
+    _heading(f"5. Images, and a paper (Lu and others, 2022) that claims the same: {DIGITS:,} MNIST digits")
+    names = {
+        "network": "the paper's network",
+        "algorithm1": "the paper's Algorithm 1",
+        "head": "private head",
+    }
     print_table(
-        f"4. {DIGITS:,} MNIST digits",
-        ("", "test accuracy"),
+        "",
+        ("answers of", "test accuracy", "guarantee", "leakage", "95% interval"),
         (
-            ("the paper's network, no privacy", f"{digits['network_test_acc']:.4f}"),
-            ("private head, epsilon 1, delta 1e-5", f"{digits['head_test_acc']:.4f}"),
+            (
+                name,
+                f"{digits[key]['test_acc']:.3f}",
+                digits[key]["guarantee"],
+                "{value:+.3f}".format(**digits[key]["leakage"]),
+                "{low:+.3f} to {high:+.3f}".format(**digits[key]["leakage"]),
+            )
+            for key, name in names.items()
         ),
     )
-    print_guarantee(digits["guarantee"])
+    console.print(
+        "Algorithm 1 claims epsilon 1 for one answer; the head has epsilon 1 for any number. Leakage is what an attack "
+        "gains that tells members from others: 0 is guessing, 1 recognises every member. An attack that fails proves "
+        "nothing."
+    )
+    console.print(f"Why Algorithm 1 is refuted: {digits['algorithm1']['because']}")
 
 
-# 5. The paper: published sensitivity, and one answer of Algorithm 1.
+# 6. The paper's tables and figures, from the trials that the package carries.
 
 
-def _paper(network: Model, digits: Split) -> dict[str, Any]:
-    """The published sensitivities, and one test digit answered without noise and through Algorithm 1."""
-    from quietmax.accounting.budget import Budget
-    from quietmax.mechanisms.algorithm1 import Algorithm1
-    from quietmax.predictor import Predictor
-    from quietmax.sensitivity.published import published_sensitivity
+def _paper(output: Path) -> dict[str, Any]:
+    """Compare the sensitivity formulas with the paper's digits, and write the report of the stored trials."""
+    from quietmax.experiments.paper import reproduce_sensitivity_table
+    from quietmax.experiments.report import ReportInfo, efforts, html
+    from quietmax.experiments.results import STORED_TRIALS, read_trials
+    from quietmax.experiments.summary import summarize
 
-    query = digits.test.features[:1]
-    predictor = Predictor(network, Algorithm1(noise="gaussian"), Budget(epsilon=1.0, queries=1))
+    rows = reproduce_sensitivity_table()
+    trials = read_trials([STORED_TRIALS])
+    seed = min(trial.group.seed for trial in trials)
+    page = output / "report.html"
+    page.write_text(
+        html(summarize(trials), ReportInfo("The paper's evaluation again", efforts(trials), seed)),
+        encoding="utf-8",
+    )
     return {
-        "sensitivity": published_sensitivity(network).to_json(),
-        "truth": int(digits.test.labels[0]),
-        "plain": network.predict_proba(query)[0].tolist(),
-        "noisy": predictor.predict_proba(query)[0].tolist(),
-        "guarantee": predictor.guarantee,
+        "sensitivities": len(rows),
+        "equal_to_the_paper": sum(row.agrees for row in rows),
+        "trials": len(trials),
+        "report": str(page),
     }
 
 
 def _print_paper(found: dict[str, Any]) -> None:
-    """Print the sensitivities beside the paper's, and the probabilities with and without noise."""
-    from quietmax.experiments import paper
-
-    printed = paper.sensitivity_table()["mnist"]
-    columns = {"rho": "rho", "logit": "delta_logit", "probability": "delta_probability"}
-    print_table(
-        "5. The paper's sensitivity formulas",
-        ("", "here", "paper's MNIST"),
-        (
-            (name, f"{found['sensitivity'][name]:.4f}", f"{printed[column]:.4f}")
-            for name, column in columns.items()
-        ),
-        caption="They are not upper bounds (theory, section 2).",
-    )
-    print_table(
-        f"Probabilities for one test digit (a {found['truth']}): the network's own, and those of the paper's "
-        "Algorithm 1 with Gaussian noise at epsilon 1",
-        ("class", "network", "Algorithm 1"),
-        (
-            (str(digit), f"{plain:.4f}", f"{noisy:.4f}")
-            for digit, (plain, noisy) in enumerate(zip(found["plain"], found["noisy"], strict=True))
-        ),
-    )
-    print_guarantee(found["guarantee"])
-
-
-# 6. The same membership-inference attack on both models of the digits.
-
-
-def _attack(
-    network: Model, head: PrivateHead, digits: Split, progress: Callable[[int, int], None]
-) -> dict[str, Any]:
-    """Leakage of the network's and of the head's answers about their training digits, with its 95% interval."""
-    from quietmax.attacks.threshold import Threshold
-
-    attack = Threshold(models=SHADOWS)
-    pool = attack.train_pool(digits, network.settings, progress)
-    reports = {
-        "the paper's network, no privacy": attack.run(network, digits, pool=pool),
-        "private head, epsilon 1, delta 1e-5": attack.run(network, digits, target=head, pool=pool),
-    }
-    return {
-        name: {"leakage": each.leakage.value, "low": each.leakage.low, "high": each.leakage.high}
-        for name, each in reports.items()
-    }
-
-
-def _print_attack(attack: dict[str, Any]) -> None:
-    """Print the leakage of each model."""
-    print_table(
-        "6. A membership-inference attack on the digits: leakage 0 is guessing, 1 identifies every member",
-        ("answers from", "leakage", "95% interval"),
-        (
-            (name, f"{each['leakage']:+.3f}", f"{each['low']:+.3f} to {each['high']:+.3f}")
-            for name, each in attack.items()
-        ),
-    )
+    """Print what agrees with the paper."""
+    _heading("6. The paper again")
     console.print(
-        "An attack that fails proves nothing. Compare all methods on your data with: quietmax compare"
+        f"{found['equal_to_the_paper']} of {found['sensitivities']} numbers of its sensitivity table come out the "
+        f"same to the printed digits. The report shows {found['trials']:,} stored trials beside its curves."
     )
+
+
+# The end: what to look at next.
+
+
+def _to_open(output: Path) -> dict[str, Any]:
+    """Three things to open."""
+    program = "quietmax" if shutil.which("quietmax") else sys.argv[0]
+    return {
+        "card": str(output / "card.html"),
+        "report": str(output / "report.html"),
+        "page": "http://127.0.0.1:8080/",
+        "serve": f"{program} serve {output / 'affair'} --anonymous --ledger {output / 'demo.sqlite'}",
+    }
+
+
+def _print_to_open(found: dict[str, Any]) -> None:
+    """Print the three things to open, one per line."""
+    _heading("Three things to open")
+    for line in (
+        f"  {found['card']}: the privacy card, one page for a data protection officer",
+        f"  {found['report']}: the paper's figures, and ours beside them",
+        f"  {found['page']}: the page with a form for the columns, while this runs:",
+        f"    {found['serve']}",
+    ):
+        console.print(line, soft_wrap=True)
+
+
+def _heading(text: str) -> None:
+    """Print the title of a step."""
+    console.print(f"\n{text}", style="bold")
+
+
+_PRINTERS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "table": _print_table_step,
+    "survey": _print_survey,
+    "answers": _print_answers,
+    "charged": _print_charged,
+    "digits": _print_digits,
+    "paper": _print_paper,
+    "open": _print_to_open,
+}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -112,11 +112,11 @@ class _GridOptions:
         )
 
     def info(self, done: Run) -> ReportInfo:
-        from quietmax.experiments.report import ReportInfo
+        from quietmax.experiments.report import ReportInfo, efforts
 
         return ReportInfo(
             "The paper's evaluation again",
-            f"Profile {self.profile}: {_efforts((*done.results, *done.failures))}",
+            f"Profile {self.profile}: {efforts((*done.results, *done.failures))}",
             self.seed,
             tuple(f"{trial}: {failure}" for trial, failure in done.failures.items()),
         )
@@ -159,12 +159,12 @@ def report(results: Results = None, output: Output = Path("quietmax-results"), a
 
     Example: quietmax reproduce report --output paper
     """
-    from quietmax.experiments.report import ReportInfo
+    from quietmax.experiments.report import ReportInfo, efforts
     from quietmax.experiments.results import write_trials
 
     found = _read_results(results)
     info = ReportInfo(
-        "The paper's evaluation again", _efforts(found), seed=min(each.group.seed for each in found)
+        "The paper's evaluation again", efforts(found), seed=min(each.group.seed for each in found)
     )
     write_trials(found, output / "trials.csv")
     _write_everything(found, output, info, as_json)
@@ -342,15 +342,6 @@ def _read_results(paths: list[Path] | None) -> dict[Trial, Result]:
     if not found:
         raise QuietmaxError("There are no trials in the given files.")
     return found
-
-
-def _efforts(trials: Iterable[Trial]) -> str:
-    """How much work went into each data set."""
-    efforts = {trial.group.source.title: trial.group.effort for trial in trials}
-    return "; ".join(
-        f"{name} {effort.records:,} records, {effort.shadows} shadow networks, {effort.epochs} epochs"
-        for name, effort in efforts.items()
-    )
 
 
 def _estimate(grid: _GridOptions) -> dict[str, float]:

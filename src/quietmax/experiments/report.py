@@ -34,6 +34,7 @@ from quietmax.experiments.findings import (
     own_correlations,
     stability_points,
 )
+from quietmax.experiments.grid import Trial
 from quietmax.experiments.paper import (
     Comparison,
     accuracy_table,
@@ -93,6 +94,25 @@ class ReportInfo:
     seed: int
     failures: tuple[str, ...] = ()
     paper: bool = True
+
+
+def efforts(trials: Iterable[Trial]) -> str:
+    """Return how much work went into each data set, for the settings of a report.
+
+    Parameters
+    ----------
+    trials : iterable of Trial
+        The trials of an evaluation.
+
+    Returns
+    -------
+    str
+    """
+    found = {trial.group.source.title: trial.group.effort for trial in trials}
+    return "; ".join(
+        f"{name} {effort.records:,} records, {effort.shadows} shadow networks, {effort.epochs} epochs"
+        for name, effort in found.items()
+    )
 
 
 def write_report(summaries: Sequence[Summary], folder: Path, info: ReportInfo) -> list[Path]:

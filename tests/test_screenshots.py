@@ -1,0 +1,110 @@
+"""What the demo tells its reader to open (privacy card, report, page) looks right on a desk and on a phone.
+
+QUIETMAX_SCREENSHOTS=FOLDER keeps the screenshots, to be looked at.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from quietmax.cli.demo import QUESTIONS, _paper, _survey, _table
+from quietmax.data import load
+from quietmax.ledger import Ledger
+from quietmax.server import Service, Settings, deploy, load_models
+from quietmax.server.run import run_in_thread
+
+DESK, PHONE = {"width": 1280, "height": 900}, {"width": 375, "height": 812}
+OVERFLOWING = """() => [...document.querySelectorAll("h1, h2, h3, p, th, td, li, label, button, input, summary")]
+    .filter(each => each.getClientRects().length && !each.closest("[data-scrolls], .scroll, pre, details:not([open])"))
+    .filter(each => each.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
+    .map(each => each.outerHTML.slice(0, 80))"""
+SMALL_TEXT = """() => [...document.querySelectorAll("p, th, td, li, label, button, summary")]
+    .filter(each => each.getClientRects().length && each.textContent.trim())
+    .filter(each => parseFloat(getComputedStyle(each).fontSize) < 11).length"""
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the demo writes, without the steps that write nothing."""
+    folder = tmp_path_factory.mktemp("demo")
+    _survey(load(_table(folder)["table"], holdout=0.2), folder)
+    _paper(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(demo: Path) -> Iterator[str]:
+    """The service that the demo tells its reader to start."""
+    with Ledger(demo / "demo.sqlite") as ledger:
+        deployments = deploy(ledger, load_models([str(demo / "affair")]))
+        with run_in_thread(Service(ledger, deployments, Settings(anonymous=True, log_requests=False))) as url:
+            yield url
+
+
+@pytest.fixture(params=[DESK, PHONE], ids=["desk", "phone"])
+def page(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    context = browser.new_context(viewport=request.param)
+    opened = context.new_page()
+    opened.wrong, opened.requested = [], []
+    opened.on("pageerror", lambda error: opened.wrong.append(str(error)))
+    opened.on("console", lambda message: message.type == "error" and opened.wrong.append(message.text))
+    opened.on("request", lambda asked: opened.requested.append(asked.url))
+    yield opened
+    context.close()
+
+
+def assert_looks_right(page: Any) -> None:
+    """Nothing is cut off or too small to read, nothing is fetched from elsewhere, and the page is not empty."""
+    width = page.viewport_size["width"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, "nothing to scroll sideways"
+    assert page.evaluate(OVERFLOWING) == []
+    assert page.evaluate(SMALL_TEXT) == 0
+    own = page.url.split("/")[2]
+    assert [url for url in page.requested if url.split("/")[2] != own] == []
+    assert page.wrong == []
+    pixels = matplotlib.image.imread(io.BytesIO(page.screenshot()))[..., :3]
+    ink = (np.abs(pixels - pixels[0, 0]).max(axis=-1) > 0.2).mean()
+    assert 0.01 < ink < 0.5, f"{ink:.1%} of the first screen is ink"
+
+
+def test_the_privacy_card_looks_right(page: Any, demo: Path, screenshot: Callable[[Any, str], None]) -> None:
+    page.goto((demo / "card.html").as_uri())
+    screenshot(page, "card")
+    assert page.get_by_text("proven", exact=True).is_visible()
+    assert page.get_by_role("heading", name="What somebody can learn from it, at most").is_visible()
+    assert_looks_right(page)
+
+
+def test_the_report_looks_right(page: Any, demo: Path, screenshot: Callable[[Any, str], None]) -> None:
+    page.goto((demo / "report.html").as_uri())
+    page.locator("#panels svg").first.wait_for()
+    screenshot(page, "report")
+    plot = page.locator("#panels svg").first.bounding_box()
+    assert plot["width"] >= 0.3 * page.viewport_size["width"]
+    assert_looks_right(page)
+
+
+def test_the_page_answers_and_looks_right(
+    page: Any, address: str, screenshot: Callable[[Any, str], None]
+) -> None:
+    page.goto(address)
+    screenshot(page, "page")
+    assert_looks_right(page)
+    for column, value in QUESTIONS[1].items():
+        field = page.get_by_label(column, exact=True)
+        if field.evaluate("each => each.tagName") == "SELECT":
+            field.select_option(str(value))
+        else:
+            field.fill(str(value))
+    page.get_by_role("button", name="Send query").click()
+    page.locator("form.try output table").wait_for()
+    screenshot(page, "answer")
+    assert page.locator("form.try output").inner_text().startswith("Class yes")
+    assert_looks_right(page)
