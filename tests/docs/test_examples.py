@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import runpy
+import socket
 import subprocess
 import sys
+import time
+import urllib.error
 import urllib.request
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.docs.code_blocks import blocks_of, commands
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # What each must print, whatever the noise.
@@ -73,11 +77,6 @@ def test_an_example_prints_what_it_promises(script, tmp_path):
 
 
 ROOT = Path(__file__).parents[2]
-PEOPLE = """\
-label = "income"
-classes = ["no", "yes"]
-bounds = { age = [0, 120], hours = [0, 100] }
-"""
 
 
 def _built(folder: Path) -> Path:
@@ -113,7 +112,7 @@ def test_the_wheel_holds_the_package_its_data_and_nothing_else(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_wheel_alone_demonstrates_trains_and_serves(tmp_path):
+def test_the_wheel_alone_runs_the_demo_and_the_ten_lines_of_the_readme(tmp_path):
     wheel = _built(tmp_path)
     venv.create(tmp_path / "new", with_pip=True)
     programs = tmp_path / "new" / "bin"
@@ -122,11 +121,12 @@ def test_the_wheel_alone_demonstrates_trains_and_serves(tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    variables["QUIETMAX_LEDGER"] = str(empty / "ledger.sqlite")
+    variables |= {"QUIETMAX_LEDGER": str(empty / "ledger.sqlite"), "NO_PROXY": "*"}
 
     def run(*words: str) -> str:
+        program, *rest = words
         done = subprocess.run(
-            [str(programs / "quietmax"), *words],
+            [str(programs / program), *rest],
             cwd=empty,
             env=variables,
             capture_output=True,
@@ -136,54 +136,49 @@ def test_the_wheel_alone_demonstrates_trains_and_serves(tmp_path):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert "proven" in run("demo", "--json")
-    rows = [
-        f"{18 + person % 70},{person % 60},{'yes' if person % 60 > 30 else 'no'}" for person in range(2000)
-    ]
-    (empty / "my.csv").write_text("\n".join(["age,hours,income", *rows]) + "\n", encoding="utf-8")
-    (empty / "my.toml").write_text(PEOPLE, encoding="utf-8")
-    trained = json.loads(
-        run(
-            "train",
-            "head",
-            "my.csv",
-            "--label",
-            "income",
-            "--epsilon",
-            "1",
-            "-o",
-            "income",
-            "--json",
-        )
-    )
-    assert trained["guarantee"]["definition"] == "gaussian"
-    run(
-        *("train", "head", "my.csv", "--label", "income", "--epsilon", "1"),
-        *("--declared-size", "800", "-o", "declared", "--json"),
-    )
-    command = [str(programs / "quietmax"), "serve", "declared", "--anonymous", "--port", "0", "--json"]
-    service = subprocess.Popen(
-        command, cwd=empty, env=variables, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    assert "proven" in run("quietmax", "demo", "--json")
+    told, services = "", []
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
     try:
-        assert service.stdout is not None
-        told = ""
-        while not told.rstrip().endswith("}") or told.count("{") != told.count("}"):
-            line = service.stdout.readline()
-            assert line, "the service ended before it said where it listens"
-            told += line
-        url = json.loads(told)["url"]
-        columns = [
-            {"name": name, "shape": [1], "datatype": "INT64", "data": [value]}
-            for name, value in (("age", 40), ("hours", 55))
-        ]
-        request = urllib.request.Request(
-            f"{url}/v2/models/declared/infer", data=json.dumps({"inputs": columns}).encode()
-        )
-        answer = json.loads(urllib.request.urlopen(request, timeout=60).read())
-        assert answer["parameters"]["guarantee_status"] == "proven"
-        (label,) = (each["data"] for each in answer["outputs"] if each["name"] == "label")
-        assert label[0] in ("no", "yes")
+        for block in blocks_of(ROOT / "README.md"):
+            text = block.text.replace("8080", port)
+            if block.saved_as:
+                (empty / block.saved_as).write_text(text, encoding="utf-8")
+            elif block.language == "python":
+                told += run("python", "-c", text)
+            elif block.mark == "serves":
+                ((program, *rest),) = commands(text)
+                services.append(
+                    subprocess.Popen(
+                        [str(programs / program), *rest],
+                        cwd=empty,
+                        env=variables,
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                    )
+                )
+                _wait_until_ready(f"http://127.0.0.1:{port}/v2/health/ready", services[0])
+            elif block.runs:
+                for words in commands(text):
+                    told += run(*words)
     finally:
-        service.terminate()
-        service.wait(60)
+        for service in services:
+            service.terminate()
+            service.wait(60)
+    assert told.rstrip().endswith(("['yes']", "['no']")), told
+    assert "proven" in told
+    assert (empty / "card.html").is_file()
+
+
+def _wait_until_ready(url: str, service: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        assert service.poll() is None, "the service ended"
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    pytest.fail("the service did not become ready")
