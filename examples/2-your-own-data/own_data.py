@@ -8,6 +8,7 @@ The table is fictitious. Replace it with your own, and declare what is publicly 
 from __future__ import annotations
 
 import argparse
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -72,12 +73,15 @@ def fictitious_loans(customers: int) -> pd.DataFrame:
 
 
 def query_over_http(people: pd.DataFrame) -> None:
-    """What `quietmax serve repaid --anonymous` does, in a thread of this script: columns in, class names out."""
-    ledger = Ledger("ledger.sqlite")
-    deployments = deploy(ledger, load_models(["repaid"]))
-    service = Service(ledger, deployments, Settings(anonymous=True, log_requests=False))
-    with run_in_thread(service) as url, Client(url) as client:
-        print("answers:", *client.predict("repaid", people))
+    """What `quietmax serve repaid --anonymous` does, in a thread of this script: columns in, class names out.
+
+    The ledger is a new one. In earnest there is one ledger, which adds up all models of the same people.
+    """
+    with tempfile.TemporaryDirectory() as place, Ledger(f"{place}/ledger.sqlite") as ledger:
+        deployments = deploy(ledger, load_models(["repaid"]))
+        service = Service(ledger, deployments, Settings(anonymous=True, log_requests=False))
+        with run_in_thread(service) as url, Client(url) as client:
+            print("answers:", *client.predict("repaid", people))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import runpy
 import socket
 import subprocess
@@ -39,6 +41,19 @@ PROMISED = {
     "3-paper/paper.py": ("62 of 66 numbers", "accuracy loss", "refuted"),
 }
 
+NOTEBOOKS = {
+    "2-your-own-data/own_table.ipynb": ("[confirm]", "for one person", "accuracy: 0.", "'] [[", "proven"),
+    "2-your-own-data/images.ipynb": ("proven: ", "test accuracy: 0.", "for one person"),
+    "2-your-own-data/text.ipynb": ("proven: ", "accuracy that may be published: 0.", "HillaryClinton"),
+    "3-paper/paper.ipynb": ("62 of 66 numbers", "gaussian [", "leakage", "refuted", "proven"),
+    "4-audit/audit_a_claim.ipynb": (
+        "refuted - claimed 1.0",
+        "100% of the noise: consistent",
+        "50% of the noise: refuted",
+        "logit: moved by",
+    ),
+}
+
 
 def _printed(script: str, folder: Path) -> str:
     done = subprocess.run(
@@ -55,6 +70,12 @@ def _printed(script: str, folder: Path) -> str:
 
 def test_every_example_is_listed():
     assert {path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.py")} == set(PROMISED)
+    assert {path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.ipynb")} == set(NOTEBOOKS)
+
+
+def test_the_list_of_examples_names_every_file():
+    named = set(re.findall(r"`(\d-[\w/-]+\.\w+)`", (EXAMPLES / "README.md").read_text(encoding="utf-8")))
+    assert named == {*PROMISED, *NOTEBOOKS}
 
 
 @pytest.mark.parametrize("script", PROMISED)
@@ -74,6 +95,38 @@ def test_an_example_prints_what_it_promises(script, tmp_path):
     printed = _printed(script, tmp_path)
     for words in PROMISED[script]:
         assert words in printed
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_a_notebook_is_stored_without_outputs_and_each_cell_is_a_program(notebook):
+    stored = json.loads((EXAMPLES / notebook).read_text(encoding="utf-8"))
+    assert (stored["nbformat"], stored["nbformat_minor"]) == (4, 5)
+    cells = stored["cells"]
+    assert cells[0]["cell_type"] == "markdown"
+    assert cells[0]["source"][0].startswith("# ")
+    assert len({cell["id"] for cell in cells}) == len(cells)
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            assert (cell["outputs"], cell["execution_count"]) == ([], None)
+            compile("".join(cell["source"]), cell["id"], "exec")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_the_cells_of_a_notebook_run_in_order_and_print_what_they_promise(notebook, tmp_path):
+    cells = json.loads((EXAMPLES / notebook).read_text(encoding="utf-8"))["cells"]
+    program = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"},
+    )
+    assert done.returncode == 0, done.stderr
+    for words in NOTEBOOKS[notebook]:
+        assert words in done.stdout, done.stdout
 
 
 ROOT = Path(__file__).parents[2]
