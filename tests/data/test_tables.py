@@ -844,3 +844,12 @@ def test_free_text_that_nothing_is_declared_about_is_refused_with_a_hint(
     assert "`hashed`" in message
     message = error_message(lambda: load(path, label="y", classes=2, ignore=["note"]), InvalidInput)
     assert "free text" not in message
+
+
+def test_a_missing_file_is_named_before_a_missing_label(tmp_path: Path) -> None:
+    absent, present = tmp_path / "absent.csv", tmp_path / "present.csv"
+    present.write_text("age,ill\n30,no\n", encoding="utf-8")
+    with pytest.raises(DataUnavailable, match="does not exist"):
+        read_records(absent, Schema())
+    with pytest.raises(InvalidInput, match=r"label must name .* 'quietmax schema draft .*present\.csv' proposes"):
+        read_records(present, Schema())

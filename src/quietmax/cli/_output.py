@@ -140,8 +140,8 @@ def print_guarantee(guarantee: Guarantee) -> None:
     guarantee : Guarantee
         What is claimed of the model or of the answers.
     """
-    console.print("Guarantee:", style="bold", end=" ")
-    console.print(str(guarantee), style=_STATUS_COLOURS[guarantee.status])
+    claim = (str(guarantee), _STATUS_COLOURS[guarantee.status])
+    console.print(Text.assemble(("Guarantee:", "bold"), " ", claim))
     for assumption in guarantee.assumptions:
         console.print(f"  assumes: {assumption}")
 

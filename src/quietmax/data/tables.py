@@ -124,11 +124,7 @@ def read_table(path: str | Path, *, features: str = "features", label: str | Non
     InvalidInput
         If the file has another format, is damaged, or has no records.
     """
-    file = Path(path).expanduser()
-    if not file.is_file():
-        if file.is_dir():
-            raise DataUnavailable(f"{file} is a folder; one of its files is required here.")
-        raise DataUnavailable(f"The file {file} does not exist.")
+    file = _existing(path)
     suffix = file.suffix.lower()
     if suffix not in SUFFIXES:
         raise InvalidInput(f"The file {file} must end in one of {quoted(SUFFIXES)}, got '{file.suffix}'.")
@@ -597,6 +593,16 @@ def _arrow_column(values: Any, problem: str) -> pyarrow.ChunkedArray:
         raise InvalidInput(problem) from None
 
 
+def _existing(path: str | Path) -> Path:
+    """Return the path of a file; raise if there is none."""
+    file = Path(path).expanduser()
+    if file.is_file():
+        return file
+    if file.is_dir():
+        raise DataUnavailable(f"{file} is a folder; one of its files is required here.")
+    raise DataUnavailable(f"The file {file} does not exist.")
+
+
 def read_records(
     source: str | Path | Any, schema: Schema, *, infer: bool = False, features: str = "features"
 ) -> Records:
@@ -630,7 +636,11 @@ def read_records(
     if label is None and Path(source).suffix.lower() == ".npz":
         label = "labels"
     if label is None:
-        raise InvalidInput(f"label must name the label column of {source}, here or in the schema file.")
+        file = _existing(source)
+        raise InvalidInput(
+            f"label must name the label column of {file}, here or in the schema file; "
+            f"'quietmax schema draft {file}' proposes a schema."
+        )
     table = read_table(source, features=features, label=label)
     return _encode(Path(source).stem, table, schema, label, infer=infer)
 
