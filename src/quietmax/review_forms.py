@@ -258,7 +258,7 @@ def _guarantee(card: PrivacyCard) -> dict[str, Any]:
     if total is None:
         raise InvalidInput("This form is for private models; an ordinary network has no guarantee.")
     parameters = card.guarantee.parameters if card.guarantee is not None else {}
-    return {**total.to_json(), "parameters": dict(parameters)}
+    return {**total.to_json(), "because": total.reason, "parameters": dict(parameters)}
 
 
 def _unprotected(claim: Mapping[str, Any]) -> str:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+
+import pytest
 
 from tests.cli.conftest import Run
 
@@ -14,3 +17,13 @@ def test_all_thirteen_data_sets_and_six_stand_ins_are_listed(run: Run) -> None:
     code, out, _ = run("datasets")
     assert code == 0
     assert all(name in " ".join(out.split()) for name in names)
+
+
+def test_what_is_present_comes_first_and_equal_needs_are_named_once(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("QUIETMAX_DATA", str(tmp_path))
+    _, out, _ = run("datasets", "--data-dir", tmp_path)
+    assert out.index("fair") < out.index("adult")
+    assert out.count("dataset_purchase.tgz") == 1
+    assert "purchase-2, purchase-10, purchase-20, purchase-50, purchase-100: dataset_purchase in" in out

@@ -39,7 +39,7 @@ def test_styles_colour_what_is_printed(
 def test_long_entries_of_a_table_are_wrapped_and_not_cut(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(console, "_width", 40)
+    monkeypatch.setattr(console, "_width", 34)
     print_table("title", ("x", "y"), [("a" * 50, "b" * 50)])
     out = capsys.readouterr().out
     assert (out.count("a"), out.count("b")) == (50, 50)
@@ -111,3 +111,14 @@ def test_a_guarantee_is_printed_with_its_assumptions(capsys: pytest.CaptureFixtu
     assert "Guarantee: conditional" in out
     assert "Reasons [1]." in " ".join(out.split())
     assert "assumes: First." in out
+
+
+def test_a_table_that_fits_if_phrases_are_broken_is_not_wider_than_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "_width", 34)
+    print_table("", ("unbreakable", "two words or three"), [("x" * 16, "some longer phrase")])
+    lines = capsys.readouterr().out.rstrip("\n").splitlines()
+    assert all(len(line) <= 34 for line in lines)
+    assert all(line.rstrip()[-1] in "┓┃┩│┘" for line in lines[-4:]), "the right border is there"
+    assert "x" * 16 in "\n".join(lines)

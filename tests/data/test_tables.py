@@ -851,5 +851,7 @@ def test_a_missing_file_is_named_before_a_missing_label(tmp_path: Path) -> None:
     present.write_text("age,ill\n30,no\n", encoding="utf-8")
     with pytest.raises(DataUnavailable, match="does not exist"):
         read_records(absent, Schema())
-    with pytest.raises(InvalidInput, match=r"label must name .* 'quietmax schema draft .*present\.csv' proposes"):
+    with pytest.raises(
+        InvalidInput, match=r"label must name .* 'quietmax schema draft .*present\.csv' proposes"
+    ):
         read_records(present, Schema())

@@ -94,6 +94,8 @@ def print_table(
             justify="left" if prose or index == 0 else "right",
             overflow="fold",
             min_width=widths[index] if fits else None,
+            # Rich shrinks the widest columns first; it must not try those that cannot become narrower.
+            no_wrap=fits and widths[index] == _widest(columns[index], [row[index] for row in shown]),
         )
     for row in shown:
         table.add_row(*(Text(row[index]) for index in kept))
@@ -114,6 +116,11 @@ def _unbroken(column: str, entries: Sequence[str]) -> int:
     """Return the width below which a column would break a word of at most 20 characters."""
     words = [word for entry in (column, *entries) for word in entry.split()]
     return max((cell_len(word) for word in words if cell_len(word) <= _LONGEST_UNBROKEN), default=1)
+
+
+def _widest(column: str, entries: Sequence[str]) -> int:
+    """Return the width that a column has without any line break."""
+    return max(cell_len(entry) for entry in (column, *entries))
 
 
 def _fit(widths: Sequence[int]) -> bool:

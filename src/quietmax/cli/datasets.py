@@ -46,13 +46,19 @@ def command(data_dir: DataDir = None, as_json: Json = False) -> None:
                 f"{each.alpha:g}",
                 "yes" if status.present else "no",
             )
-            for name, (each, status) in found.items()
+            for name, (each, status) in sorted(found.items(), key=lambda entry: not entry[1][1].present)
             if not is_stand_in(name)
         ),
+        optional=("alpha", "shadow models"),
     )
     console.print(
         f"Stand-ins (generated records of the same shape): {', '.join(filter(is_stand_in, found))}."
     )
-    for _, status in found.values():
+    missing: dict[str, list[str]] = {}
+    for name, (_, status) in found.items():
         if not status.present:
-            console.print(status.message, soft_wrap=True)
+            missing.setdefault(status.message.partition(" needs ")[2], []).append(name)
+    if missing:
+        console.print("Missing files; the option --download of other commands fetches official ones:")
+    for files, names in missing.items():
+        console.print(f"  {', '.join(names)}: {files}", soft_wrap=True)
