@@ -36,7 +36,7 @@ def test_the_demo_follows_the_owner_s_path_and_shows_the_paper(
     charged = found["charged"]
     assert charged["answers_left"] == list(range(ANSWERS))[::-1]
     assert set(charged["labels"]) <= {"no", "yes"}
-    assert charged["refusal"]
+    assert charged["error"]
     assert charged["spent_fraction"] == 1
     assert charged["journal_is_sound"]
     digits = found["digits"]
@@ -55,7 +55,7 @@ def test_the_demo_follows_the_owner_s_path_and_shows_the_paper(
     for number in range(1, 7):
         assert f"{number}. " in out
     said = " ".join(out.split())
-    assert f"HTTP 403: {charged['refusal']}" in said
+    assert f"HTTP 403: {charged['error']}" in said
     opened = found["open"]
     assert said.endswith(opened["serve"]), "the last lines name what to open"
     for name in ("card", "report", "page"):

@@ -284,7 +284,7 @@ def _query_until_exhausted(people: Split) -> dict[str, Any]:
                     return {
                         "labels": labels,
                         "answers_left": left,
-                        "refusal": str(error),
+                        "error": str(error),
                         "spent_fraction": client.budget("charged")["spent_fraction"],
                         "journal_is_sound": ledger.verify().sound,
                     }
@@ -305,7 +305,7 @@ def _print_charged(charged: dict[str, Any]) -> None:
             )
         ),
     )
-    console.print(f"The next query got HTTP 403: {charged['refusal']}")
+    console.print(f"The next query got HTTP 403: {charged['error']}")
     console.print(
         f"{charged['spent_fraction']:.0%} of the budget is spent; the ledger's journal is "
         f"{'intact' if charged['journal_is_sound'] else 'damaged'}. In this demo each model has a budget of its own. "
