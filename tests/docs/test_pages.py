@@ -162,3 +162,15 @@ def test_every_page_of_the_site_is_in_its_navigation():
     pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
     assert pages - {"dpsgd.md"} <= listed
     assert listed <= pages
+
+
+def test_every_section_of_the_theory_that_the_code_cites_is_on_the_page():
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    cited = set(re.findall(r"THEORY (\d\.\d+)", source))
+    headings = re.findall(
+        r"^### ([\d., ]+) ", (ROOT / "docs" / "theory.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    sections = {number for heading in headings for number in re.findall(r"\d\.\d+", heading)}
+    assert len(cited) > 10
+    assert cited <= sections
+    assert {f"3.{number}" for number in range(1, 14)} <= sections
