@@ -1,4 +1,8 @@
-"""Feature maps and classifiers as ONNX operations, in the order and the precision of their own modules."""
+"""Feature maps and classifiers as ONNX operations, in the order and the precision of their own modules.
+
+The discrete Fourier transforms of images are products with matrices of cosines and sines. Turning an image and averaging
+its pixels are linear, so they are products with the matrices that the maps' own functions make of unit images.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from quietmax.errors import InvalidInput
@@ -15,16 +20,24 @@ from quietmax.estimators.dpsgd.config import ROW_LENGTH
 from quietmax.estimators.dpsgd.estimator import PrivateNetwork
 from quietmax.estimators.head.exact_sums import BITS, on_grid
 from quietmax.estimators.head.weights import HeadWeights
-from quietmax.export import image_nodes
 from quietmax.export.graph import Graph
+from quietmax.models.features import images as scattering_module
+from quietmax.models.features import patches as patches_module
 from quietmax.models.features.base import FeatureMap
 from quietmax.models.features.generic import Pipeline, RandomFourier, _frequencies
+from quietmax.models.features.images import Scattering
+from quietmax.models.features.patches import CONTRAST, Joined, Mirrored, Patches, Reduced, Turned
 from quietmax.models.features.tabular import Identity, OneHot, Scaling, TableFeatures, UnitNorm
 from quietmax.models.mlp import MLP
 
 _UNIT = 2.0**BITS
 _SHORTENED = 1.0 - 2.0**-36
 _IMAGE_UNIT = 2.0**26
+Pair = tuple[str, str]
+"""The real and the imaginary part of complex numbers."""
+_TINY = 1e-30
+_NORM_EPSILON = 1e-5
+_THRESHOLD = 0.5
 
 
 def map_features(graph: Graph, feature_map: FeatureMap, records: str, columns: int) -> str:
@@ -56,8 +69,8 @@ def map_features(graph: Graph, feature_map: FeatureMap, records: str, columns: i
             records = map_features(graph, step, records, columns)
             columns = step.dimension(columns)
         return records
-    if type(feature_map) in image_nodes.MAPS:
-        return image_nodes.map_images(graph, feature_map, records)
+    if type(feature_map) in _IMAGE_MAPS:
+        return _IMAGE_MAPS[type(feature_map)](graph, feature_map, records)
     add = _MAPS.get(type(feature_map))
     if add is None:
         raise InvalidInput(
@@ -145,6 +158,221 @@ _MAPS: dict[type[FeatureMap], Callable[[Graph, Any, str, int], str]] = {
     UnitNorm: _unit_norm,
     TableFeatures: _table,
     RandomFourier: _random_fourier,
+}
+
+
+# --- Feature maps of images -----------------------------------------------------------------------------------------
+
+
+def _shaped(graph: Graph, values: str, *shape: int) -> str:
+    """Return the values of every record in a shape."""
+    return graph("Reshape", values, np.array([-1, *shape]))
+
+
+def _bright(graph: Graph, records: str, pixels: int) -> str:
+    """Return images divided by the root of their mean square."""
+    squares = graph("ReduceSumSquare", records, np.array([1]), keepdims=1)
+    lengths = graph("Max", graph("Sqrt", squares), np.array([_TINY], np.float32))
+    return graph("Div", records, graph("Div", lengths, np.array([math.sqrt(pixels)], np.float32)))
+
+
+def _scattering(graph: Graph, feature_map: Scattering, records: str) -> str:
+    channels, height, width = feature_map.image_shape
+    bright = _shaped(graph, _bright(graph, records, channels * height * width), height, width)
+    planes = _scatter(graph, feature_map, bright)
+    paths, positions = feature_map.paths, math.prod(feature_map.grid)
+    grouped = _shaped(graph, planes, feature_map.groups, paths // feature_map.groups * positions)
+    centred = graph("Sub", grouped, graph("ReduceMean", grouped, np.array([2]), keepdims=1))
+    variance = graph("ReduceMean", graph("Mul", centred, centred), np.array([2]), keepdims=1)
+    scaled = graph(
+        "Div", centred, graph("Sqrt", graph("Add", variance, np.array([_NORM_EPSILON], np.float32)))
+    )
+    normalised = _shaped(graph, scaled, paths, positions)
+    if feature_map.whitening > 0.0:
+        whitening = scattering_module._whitening(feature_map)[:, :paths].numpy()
+        normalised = graph("MatMul", np.ascontiguousarray(whitening.T), normalised)
+    return graph.unit(graph("Flatten", normalised, axis=1), _TINY)
+
+
+def _scatter(graph: Graph, feature_map: Scattering, images: str) -> str:
+    """Return the scattering coefficients of grey images, of shape (planes, paths, positions)."""
+    _, height, width = feature_map.image_shape
+    scales, positions = feature_map.scales, math.prod(feature_map.grid)
+    filters = scattering_module._filters(height, width, scales, feature_map.angles)
+    averages = [matrix[:, :positions].numpy() for matrix in filters.averages]
+    padded = _reflected(graph, images, height, width, scales)
+    rows, columns = filters.wavelets[0][0].shape[1:3]
+    spectrum = _transformed(graph, padded, rows, columns)
+    flat = _shaped(graph, padded, 1, rows * columns)
+    first, second = [graph("MatMul", flat, averages[0])], []
+    for fine in range(scales):
+        wavelets = filters.wavelets[fine][0][..., 0].numpy()
+        moduli = _moduli(graph, spectrum, wavelets, 2**fine)
+        side = (rows // 2**fine, columns // 2**fine)
+        angles = len(wavelets)
+        first.append(graph("MatMul", _shaped(graph, moduli, angles, math.prod(side)), averages[fine]))
+        if fine + 1 < scales:
+            inner = _transformed(graph, _shaped(graph, moduli, 1, *side), *side)
+        coarser = []
+        for coarse in range(fine + 1, scales):
+            bank = filters.wavelets[coarse][fine][..., 0].numpy()
+            step = 2 ** (coarse - fine)
+            flat = _shaped(graph, _moduli(graph, inner, bank, step), angles, math.prod(side) // step**2)
+            coarser.append(graph("MatMul", flat, averages[coarse]))
+        if coarser:
+            joined = graph.side_by_side(coarser)
+            second.append(_shaped(graph, joined, angles * angles * len(coarser), positions))
+    return graph("Concat", *first, *second, axis=1)
+
+
+def _reflected(graph: Graph, images: str, height: int, width: int, scales: int) -> str:
+    """Pad images by reflection, as shape (planes, 1, rows, columns)."""
+    above = scattering_module._padded(height, scales) - height
+    left = scattering_module._padded(width, scales) - width
+    pads = np.array([0, above // 2, left // 2, 0, (above + 1) // 2, (left + 1) // 2])
+    return graph("Unsqueeze", graph("Pad", images, pads, mode="reflect"), np.array([1]))
+
+
+def _fourier(size: int, sign: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the matrix of a discrete Fourier transform, its real and its imaginary part."""
+    turns = np.outer(np.arange(size), np.arange(size)) % size * (2 * math.pi / size)
+    return np.cos(turns).astype(np.float32), (sign * np.sin(turns)).astype(np.float32)
+
+
+def _transformed(graph: Graph, images: str, rows: int, columns: int) -> Pair:
+    """Return the Fourier transform of real images: F U F'."""
+    real, imaginary = _fourier(rows, -1.0)
+    left = graph("MatMul", real, images), graph("MatMul", imaginary, images)
+    return _times(graph, left, *_fourier(columns, -1.0))
+
+
+def _times(graph: Graph, values: Pair, real: NDArray[Any], imaginary: NDArray[Any]) -> Pair:
+    """Return complex matrices times a complex constant matrix from the right."""
+    a, b = values
+    return (
+        graph("Sub", graph("MatMul", a, real), graph("MatMul", b, imaginary)),
+        graph("Add", graph("MatMul", a, imaginary), graph("MatMul", b, real)),
+    )
+
+
+def _moduli(graph: Graph, spectrum: Pair, wavelets: NDArray[np.float32], step: int) -> str:
+    """Return |x * psi| subsampled by a step, for every wavelet; see `images._moduli`."""
+    rows, columns = (side // step for side in wavelets.shape[1:])
+    folded = []
+    for part in spectrum:
+        product = graph("Mul", part, wavelets / np.float32(step**2))
+        if step > 1:
+            blocks = graph("Reshape", product, np.array([0, 0, step, rows, step, columns]))
+            product = graph("ReduceSum", blocks, np.array([2, 4]), keepdims=0)
+        folded.append(product)
+    real, imaginary = _fourier(rows, 1.0)
+    left = (
+        graph("Sub", graph("MatMul", real, folded[0]), graph("MatMul", imaginary, folded[1])),
+        graph("Add", graph("MatMul", real, folded[1]), graph("MatMul", imaginary, folded[0])),
+    )
+    back = _times(graph, left, *(part / np.float32(rows * columns) for part in _fourier(columns, 1.0)))
+    return graph("Sqrt", graph("Add", *(graph("Mul", part, part) for part in back)))
+
+
+def _patches(graph: Graph, feature_map: Patches, records: str) -> str:
+    channels, height, width = feature_map.image_shape
+    shipped = patches_module._shipped()
+    images = _shaped(graph, _bright(graph, records, channels * height * width), channels, height, width)
+    sides = [
+        _responses(graph, each, feature_map, shipped) for each in (images, _flipped(graph, images, width))
+    ]
+    means = graph("Div", graph("Add", *sides), np.array([2.0], np.float32))
+    roots = graph("Transpose", graph("Sqrt", means), perm=[0, 2, 1])
+    centred = graph("Sub", roots, graph("ReduceMean", roots, np.array([2]), keepdims=1))
+    spread = graph("Sqrt", graph("ReduceMean", graph("Mul", centred, centred), np.array([2]), keepdims=1))
+    cells = graph("Div", centred, graph("Max", spread, np.array([_TINY], np.float32)))
+    whitened = graph("Transpose", graph("MatMul", cells, shipped.whitening.numpy()), perm=[0, 2, 1])
+    return graph.unit(graph("Flatten", whitened, axis=1), _TINY)
+
+
+def _responses(graph: Graph, images: str, feature_map: Patches, shipped: patches_module.Filters) -> str:
+    """Return the mean responses of the cells of one side; see `patches.responses`."""
+    filters = shipped.filters.numpy()
+    box = np.full((1, *filters.shape[1:]), 1 / filters[0].size, np.float32)
+    mean = graph("Conv", images, box)
+    squares = graph("Conv", graph("Mul", images, images), box)
+    variance = graph("Max", graph("Sub", squares, graph("Mul", mean, mean)), np.array([0.0], np.float32))
+    contrast = graph("Sqrt", graph("Add", variance, np.array([CONTRAST**2], np.float32)))
+    responses = graph("Div", graph("Conv", images, filters), contrast)
+    z = graph("Sub", responses, shipped.offsets.numpy()[:, None, None])
+    threshold = np.array([_THRESHOLD], np.float32)
+    above = graph("Relu", graph("Sub", z, threshold))
+    below = graph("Relu", graph("Sub", graph("Neg", z), threshold))
+    inside = [side - filters.shape[2] + 1 for side in feature_map.image_shape[1:]]
+    cells = feature_map.cells
+    pooled = _pooled(graph, graph.side_by_side([above, below]), inside, [cells, cells])
+    return _shaped(graph, pooled, 2 * len(filters), cells * cells)
+
+
+def _pooled(graph: Graph, images: str, sides: list[int], cells: list[int], kind: type = np.float32) -> str:
+    """Average the pixels of every cell, as `adaptive_avg_pool2d`."""
+    down, across = (
+        torch.nn.functional.adaptive_avg_pool1d(torch.eye(side, dtype=torch.float64)[None], number)[0].numpy()
+        for side, number in zip(sides, cells, strict=True)
+    )
+    rows = graph("MatMul", np.ascontiguousarray(down.T).astype(kind), images)
+    return graph("MatMul", rows, across.astype(kind))
+
+
+def _flipped(graph: Graph, images: str, width: int) -> str:
+    """Return mirror images."""
+    return graph("Gather", images, np.arange(width)[::-1].copy(), axis=3)
+
+
+def _mirrored(graph: Graph, feature_map: Mirrored, records: str) -> str:
+    channels, height, width = feature_map.image_shape
+    flipped = _flipped(graph, _shaped(graph, records, channels, height, width), width)
+    mirror = graph("Flatten", flipped, axis=1)
+    total = graph("Add", *(_scattering(graph, feature_map.feature_map, each) for each in (records, mirror)))
+    across = feature_map.feature_map.grid[1]
+    wide = _shaped(graph, total, feature_map.feature_map.paths * feature_map.feature_map.grid[0], across)
+    left = graph("Slice", wide, *map(np.array, ([0], [(across + 1) // 2], [2])))
+    return graph.unit(graph("Flatten", left, axis=1), _TINY)
+
+
+def _turned(graph: Graph, feature_map: Turned, records: str) -> str:
+    channels, height, width = feature_map.image_shape
+    pixels = height * width
+    planes = _shaped(graph, _bright(graph, records, channels * pixels), channels, pixels)
+    units = torch.eye(pixels).reshape(pixels, 1, height, width)
+    parts = []
+    for angle in feature_map.degrees:
+        matrix = patches_module._turned(units, angle).reshape(pixels, pixels).numpy()
+        turned = graph("Flatten", graph("MatMul", planes, matrix), axis=1)
+        parts.append(_scattering(graph, feature_map.feature_map, turned))
+    total = parts[0] if len(parts) == 1 else graph("Sum", *parts)
+    if feature_map.pairs:
+        across, back = patches_module._differences(feature_map.feature_map, feature_map.pairs)
+        kept = np.ascontiguousarray(back[:, : across.shape[0]].numpy())
+        total = graph("Sub", total, graph("MatMul", graph("MatMul", total, across.numpy()), kept))
+    return graph.unit(total, _TINY)
+
+
+def _joined(graph: Graph, feature_map: Joined, records: str) -> str:
+    parts = graph.side_by_side([_IMAGE_MAPS[type(each)](graph, each, records) for each in feature_map.maps])
+    return graph("Div", parts, np.array([math.sqrt(len(feature_map.maps))], np.float32))
+
+
+def _reduced(graph: Graph, feature_map: Reduced, records: str) -> str:
+    images = _shaped(graph, graph.cast(records, np.float64), *feature_map.image_shape)
+    sides, cells = list(feature_map.image_shape[1:]), list(feature_map.feature_map.image_shape[1:])
+    small = graph.cast(_pooled(graph, images, sides, cells, np.float64), np.float32)
+    inner = feature_map.feature_map
+    return _IMAGE_MAPS[type(inner)](graph, inner, graph("Flatten", small, axis=1))
+
+
+_IMAGE_MAPS: dict[type[FeatureMap], Callable[[Graph, Any, str], str]] = {
+    Scattering: _scattering,
+    Patches: _patches,
+    Mirrored: _mirrored,
+    Turned: _turned,
+    Joined: _joined,
+    Reduced: _reduced,
 }
 
 
