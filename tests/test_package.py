@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 import quietmax
 
@@ -42,3 +44,14 @@ def test_a_star_import_gives_the_public_names_and_an_unknown_name_is_an_error() 
     assert quietmax.noise.SeededNoise is quietmax.SeededNoise
     with pytest.raises(AttributeError, match="no attribute 'Bugdet'"):
         quietmax.Bugdet  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_the_citation_has_the_version_and_the_date_of_the_last_release_in_the_changelog() -> None:
+    root = Path(__file__).parents[1]
+    citation = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf-8"))
+    releases = re.findall(
+        r"^## (\S+) \((\d{4}-\d\d-\d\d)\)$", (root / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert (str(citation["version"]), str(citation["date-released"])) == releases[0]
+    if "dev" not in quietmax.__version__:
+        assert quietmax.__version__ == releases[0][0]
