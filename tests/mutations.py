@@ -1,12 +1,12 @@
-"""Do the tests notice? A bounded sample of mutants of `accounting`, `mechanisms` and `ledger`.
+"""Mutation test: a bounded sample of mutants of accounting, mechanisms, ledger, encoding and splits.
 
-    python tests/mutations.py [--mutants 150] [--seed 0] [--packages accounting mechanisms ledger] [--only TEXT]
+    python tests/mutations.py [--mutants 50] [--seed 0] [--areas encoding splits] [--only TEXT] [--results FILE]
 
 A mutant changes one operator, comparison, constant or condition of one module. Heavy libraries are imported once; each
 mutant then runs in a forked child whose import system finds the changed module, with the module's doctests, the tests
-named after it and then the rest of the package's own, and stops at the first that fails. That takes a few seconds for a
-mutant where a tool that starts Python anew takes longer; the operators are those usual in mutmut and cosmic-ray. Prints
-every survivor with its line, and the share that was killed.
+named after it and then the rest of the area's, and stops at the first that fails. That takes a few seconds for a mutant
+where a tool that starts Python anew takes longer; the operators are those usual in mutmut and cosmic-ray. Prints every
+survivor with its line, and how many of each area were killed. A run with `--results` can be stopped and started again.
 
 Not changed: the values in `TUNING`, which say how long something waits or how much is taken at once. Any value will do,
 so a test could only repeat it. Nor what an error says.
@@ -30,10 +30,29 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "quietmax"
-TESTS = {
-    "accounting": "not dp_accounting_agrees",
-    "mechanisms": "",
-    "ledger": "not postgresql and not processes",
+
+
+@dataclass(frozen=True)
+class Area:
+    """Modules under `src/quietmax`, the files under `tests` that must notice a change of them, and which tests."""
+
+    modules: str
+    tests: str
+    chosen: str = ""
+
+
+AREAS = {
+    "accounting": Area("accounting/*.py", "accounting/test_*.py", "not dp_accounting_agrees"),
+    "mechanisms": Area("mechanisms/*.py", "mechanisms/test_*.py"),
+    "ledger": Area("ledger/*.py", "ledger/test_*.py", "not postgresql and not processes"),
+    "encoding": Area(
+        "data/encoding.py data/cells.py",
+        "data/test_encoding.py data/test_cells.py data/test_schema.py data/test_tables.py",
+    ),
+    "splits": Area(
+        "data/records.py estimators/training_set.py",
+        "data/test_records.py estimators/test_training_set.py invariant/test_splits.py",
+    ),
 }
 ALSO_ON_POSTGRESQL = ("database.py", "ledger.py")
 TUNING = {
@@ -62,10 +81,13 @@ HEAVY = (
     "mpmath",
     "numpy",
     "opendp.prelude",
+    "pandas",
     "psycopg",
+    "pyarrow",
     "pytest",
     "scipy.special",
     "scipy.stats",
+    "sklearn.pipeline",
     "sqlalchemy",
     "torch",
 )
@@ -95,11 +117,16 @@ SWAPPED: dict[type, type] = {
 class Mutant:
     """The n-th change of a module, and what it does."""
 
-    package: str
+    area: str
     path: Path
     number: int
     line: int
     what: str
+
+    @property
+    def place(self) -> str:
+        """The module and the line."""
+        return f"{self.path.relative_to(SOURCES)}:{self.line}"
 
 
 class Changer(ast.NodeTransformer):
@@ -188,14 +215,18 @@ def _text(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
 
 
-def mutants(package: str) -> Iterator[Mutant]:
-    for path in sorted((SOURCES / package).rglob("*.py")):
+def files_of(folder: Path, patterns: str) -> list[Path]:
+    return sorted(path for pattern in patterns.split() for path in folder.glob(pattern))
+
+
+def mutants(area: str) -> Iterator[Mutant]:
+    for path in files_of(SOURCES, AREAS[area].modules):
         if path.name == "__init__.py":
             continue
         counter = Changer(None)
         counter.visit(ast.parse(path.read_text(encoding="utf-8")))
         for number, (line, what) in enumerate(counter.seen):
-            yield Mutant(package, path, number, line, what)
+            yield Mutant(area, path, number, line, what)
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -238,20 +269,20 @@ class Setup:
             sys.meta_path.insert(0, self._finder)
 
 
-def tests_for(package: str, path: Path | None) -> list[list[str]]:
+def tests_for(area: Area, path: Path | None) -> list[list[str]]:
     """What pytest is to run, one after the other: the module's doctests and its own tests, then all others."""
-    files = sorted((ROOT / "tests" / package).glob("test_*.py"))
+    files = files_of(ROOT / "tests", area.tests)
     if path is None:
-        return [[*map(str, files), "-k", TESTS[package]]]
+        return [[*map(str, files), "-k", area.chosen]]
     imported = re.compile(rf"^ *(from|import) .*\b{path.stem}\b", re.MULTILINE)
     own = [
         file
         for file in files
         if path.stem.rstrip("s") in file.stem or imported.search(file.read_text(encoding="utf-8"))
     ]
-    chosen = "not processes" if path.name in ALSO_ON_POSTGRESQL else TESTS[package]
-    others = [file for file in files if file not in own or chosen != TESTS[package]]
-    first = [str(path), *map(str, own), "-k", TESTS[package]]
+    chosen = "not processes" if path.name in ALSO_ON_POSTGRESQL else area.chosen
+    others = [file for file in files if file not in own or chosen != area.chosen]
+    first = [str(path), *map(str, own), "-k", area.chosen]
     return [first, [*map(str, others), "-k", chosen]] if others else [first]
 
 
@@ -293,43 +324,61 @@ def killed(mutant: Mutant | None, tests: list[list[str]], seconds: float) -> boo
     return True
 
 
+def tried_before(results: Path | None) -> dict[tuple[str, int, str], bool]:
+    """Return which mutants of an earlier run were killed, by place, number and change."""
+    if results is None or not results.exists():
+        return {}
+    lines = map(json.loads, results.read_text(encoding="utf-8").splitlines())
+    return {(line["place"], line["number"], line["what"]): line["killed"] for line in lines}
+
+
+def run_area(name: str, sample: list[Mutant], results: Path | None) -> int:
+    """Try a sample of an area's mutants, print the survivors, and return how many were killed."""
+    area, before = AREAS[name], tried_before(results)
+    begun = time.monotonic()
+    assert not killed(None, tests_for(area, None), 1000.0), f"unchanged, the tests of {name} fail"
+    patience = 30.0 + 3.0 * (time.monotonic() - begun)  # after that a mutant counts as hanging
+    dead = 0
+    for mutant in sample:
+        key = (mutant.place, mutant.number, mutant.what)
+        gone = before.get(key)
+        if gone is None:
+            gone = killed(mutant, tests_for(area, mutant.path), patience)
+            if results is not None:
+                with results.open("a", encoding="utf-8") as file:
+                    file.write(
+                        json.dumps(dict(zip(("place", "number", "what"), key, strict=True), killed=gone))
+                        + "\n"
+                    )
+        dead += gone
+        if not gone:
+            print(f"survived: {mutant.place}  {mutant.what}", flush=True)
+    return dead
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--mutants", type=int, default=150)
+    parser.add_argument("--mutants", type=int, default=50, help="How many of each area.")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--packages", nargs="+", default=list(TESTS), choices=list(TESTS))
+    parser.add_argument("--areas", nargs="+", default=list(AREAS), choices=list(AREAS))
     parser.add_argument("--only", default="", help="Only of modules whose path contains this.")
-    parser.add_argument("--write", type=Path, help="Append a JSON object per mutant to this file.")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        help="Append a JSON object per mutant; those it has already are not tried again.",
+    )
     options = parser.parse_args()
     os.chdir(ROOT)
     for name in HEAVY:
         importlib.import_module(name)
-    everything = [
-        mutant
-        for package in options.packages
-        for mutant in mutants(package)
-        if options.only in str(mutant.path.relative_to(SOURCES))
-    ]
-    sample = random.Random(options.seed).sample(everything, min(options.mutants, len(everything)))
-    print(f"{len(sample)} of {len(everything)} mutants of {', '.join(options.packages)}", flush=True)
-    patience = {}
-    for package in sorted({mutant.package for mutant in sample}):
-        begun = time.monotonic()
-        assert not killed(None, tests_for(package, None), 1000.0), f"unchanged, the tests of {package} fail"
-        patience[package] = 30.0 + 3.0 * (time.monotonic() - begun)  # after that a mutant counts as hanging
-    dead = 0
-    for done, mutant in enumerate(sample, start=1):
-        gone = killed(mutant, tests_for(mutant.package, mutant.path), patience[mutant.package])
-        dead += gone
-        place = f"{mutant.path.relative_to(SOURCES)}:{mutant.line}"
-        if not gone:
-            print(f"survived: {place}  {mutant.what}", flush=True)
-        if options.write:
-            with options.write.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"place": place, "what": mutant.what, "killed": gone}) + "\n")
-        if done % 10 == 0 or done == len(sample):
-            print(f"{dead} of {done} killed", flush=True)
-    print(f"{dead / len(sample):.1%} killed")
+    drawn = dead = 0
+    for area in options.areas:
+        everything = [mutant for mutant in mutants(area) if options.only in mutant.place]
+        sample = random.Random(options.seed).sample(everything, min(options.mutants, len(everything)))
+        gone = run_area(area, sample, options.results)
+        print(f"{area}: {gone} of {len(sample)} killed, drawn from {len(everything)}", flush=True)
+        drawn, dead = drawn + len(sample), dead + gone
+    print(f"{dead} of {drawn} killed: {dead / drawn:.1%}")
 
 
 if __name__ == "__main__":

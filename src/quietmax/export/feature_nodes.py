@@ -1,7 +1,8 @@
 """Feature maps and classifiers as ONNX operations, in the order and the precision of their own modules.
 
-The discrete Fourier transforms of images are products with matrices of cosines and sines. Turning an image and averaging
-its pixels are linear, so they are products with the matrices that the maps' own functions make of unit images.
+The discrete Fourier transforms of images are products with matrices of cosines and sines. Turning an image and
+averaging its pixels are linear, so they are products with the matrices that the maps' own functions make
+of unit images.
 """
 
 from __future__ import annotations
