@@ -60,17 +60,18 @@ bench: $(DEV)
 docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# A bounded sample of mutants of accounting, mechanisms and ledger; survivors are explained in docs/quality.md.
+# A bounded sample of mutants of accounting, mechanisms, ledger, encoding and splits; survivors: docs/quality.md.
 mutations: $(DEV)
 	$(BIN)/python tests/mutations.py
 
-# Source archive and wheel, their metadata, and the wheel alone in a new environment.
+# Source archive and wheel, their metadata, and the wheel alone in a new environment; with other interpreters:
+# make release-check PYTHONS="python3.11 python3.12 python3.13"
 release-check: $(DEV)
 	$(BIN)/pip install --quiet build==1.6.1 twine==7.0.0
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
-	$(BIN)/python -m pytest -q -m slow tests/docs/test_examples.py
+	QUIETMAX_PYTHONS="$(PYTHONS)" $(BIN)/python -m pytest -q -m slow tests/docs/test_examples.py
 
 # torch comes first and exactly: a looser request pulls gigabytes of GPU libraries on Linux.
 $(READY): requirements.lock pyproject.toml

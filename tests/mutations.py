@@ -51,7 +51,7 @@ AREAS = {
     ),
     "splits": Area(
         "data/records.py estimators/training_set.py",
-        "data/test_records.py estimators/test_training_set.py invariant/test_splits.py",
+        "data/test_records.py data/test_sources.py estimators/test_training_set.py invariant/test_splits.py",
     ),
 }
 ALSO_ON_POSTGRESQL = ("database.py", "ledger.py")
@@ -67,8 +67,10 @@ TUNING = {
     "_PROBE_BYTES",
     "_REFUSED_FLUSH_INTERVAL",
     "_RETRY_DELAY",
+    "_ROWS_AT_ONCE",
     "_ROWS_PER_READ",
     "_TIMEOUT",
+    "_WORDS_AT_ONCE",
     "MAX_ANSWERS",
     "max_overflow",
     "maxiter",

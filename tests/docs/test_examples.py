@@ -12,7 +12,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-import venv
 import zipfile
 from pathlib import Path
 
@@ -130,11 +129,13 @@ def test_the_cells_of_a_notebook_run_in_order_and_print_what_they_promise(notebo
 
 
 ROOT = Path(__file__).parents[2]
+PYTHONS = os.environ.get("QUIETMAX_PYTHONS", "").split() or [sys.executable]
+"""The interpreters on which the wheel is tried alone."""
 
 
-def _built(folder: Path) -> Path:
+def _built(folder: Path, source: Path = ROOT) -> Path:
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*command, "--wheel-dir", str(folder), str(ROOT)], check=True, capture_output=True)
+    subprocess.run([*command, "--wheel-dir", str(folder), str(source)], check=True, capture_output=True)
     (wheel,) = folder.glob("quietmax-*.whl")
     return wheel
 
@@ -164,10 +165,23 @@ def test_the_wheel_holds_the_package_its_data_and_nothing_else(tmp_path):
     )
 
 
+def test_the_source_archive_builds_the_same_wheel(tmp_path):
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (archive,) = tmp_path.glob("quietmax-*.tar.gz")
+    first, second = (
+        zipfile.ZipFile(_built(tmp_path / str(source.is_file()), source)) for source in (ROOT, archive)
+    )
+    assert sorted(first.namelist()) == sorted(second.namelist())
+    for name in first.namelist():
+        assert first.read(name) == second.read(name), name
+
+
 @pytest.mark.slow
-def test_the_wheel_alone_runs_the_demo_and_the_ten_lines_of_the_readme(tmp_path):
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_wheel_alone_runs_the_demo_and_the_ten_lines_of_the_readme(python, tmp_path):
     wheel = _built(tmp_path)
-    venv.create(tmp_path / "new", with_pip=True)
+    subprocess.run([python, "-m", "venv", str(tmp_path / "new")], check=True)
     programs = tmp_path / "new" / "bin"
     for wanted in ("torch==2.13.0", f"{wheel}[serve]"):
         subprocess.run([str(programs / "pip"), "install", "--quiet", wanted], check=True)
