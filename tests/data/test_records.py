@@ -352,6 +352,18 @@ def test_the_holdout_of_known_people_and_rows_stays_what_it_is() -> None:
     ]
 
 
+def test_minus_zero_counts_as_zero_in_hashes_digest_and_holdout() -> None:
+    zeros = np.zeros((64, 2), dtype=np.float32)
+    zeros[:, 1] = np.arange(64)
+    first, second = (Records("zeros", sign * zeros, np.zeros(64), 2) for sign in (1, [-1, 1]))
+    assert np.signbit(second.features[:, 0]).all()
+    assert np.array_equal(first.content_hashes, second.content_hashes)
+    assert first.digest() == second.digest()
+    held_out = is_held_out(first, Holdout(0.5))
+    assert 0 < held_out.sum() < 64
+    assert np.array_equal(held_out, is_held_out(second, Holdout(0.5)))
+
+
 def test_the_share_of_people_held_out_is_the_declared_probability() -> None:
     # Binomial(20000, 0.2); 6 standard deviations: false alarm below 1e-8 for each of 6 fixed seeds.
     people = visits([(str(number), 0) for number in range(20_000)])

@@ -116,7 +116,7 @@ def as_string(value: Any) -> str:
             "Cells must be numbers, booleans, strings, bytes, dates or times; a cell of the table is of type "
             f"{type(value).__name__}."
         )
-    if value is pd.NA or value is pd.NaT or pd.isna(value):
+    if pd.isna(value):
         return ""
     if isinstance(value, Decimal) and value.is_finite():
         digits = f"{value:f}"
@@ -284,19 +284,27 @@ def parse_date(string: str, pattern: str | None = None) -> datetime | None:
         return None
 
 
-def is_missing(strings: Iterable[str]) -> NDArray[np.bool_]:
+def is_missing(strings: Iterable[str], missing_values: Iterable[str] = ()) -> NDArray[np.bool_]:
     """Return for every string whether it stands for a missing value.
 
     Parameters
     ----------
     strings : iterable of str
         Cells as strings.
+    missing_values : iterable of str
+        What stands for a missing value in this column, besides `MISSING_MARKERS`.
 
     Returns
     -------
     ndarray of bool
+
+    Examples
+    --------
+    >>> is_missing(["12", "?", "-999"], ["-999"]).tolist()
+    [False, True, True]
     """
-    return np.array([string in MISSING_MARKERS for string in strings], dtype=bool)
+    markers = MISSING_MARKERS.union(missing_values)
+    return np.array([string in markers for string in strings], dtype=bool)
 
 
 def is_valid_unicode(strings: Iterable[str]) -> NDArray[np.bool_]:
@@ -382,7 +390,7 @@ def _map_cells(values: pd.Series[Any], rule: Callable[[object], object]) -> NDAr
             column = column.cast(pyarrow.large_binary()) if is_string else column
             encoded = column.combine_chunks().dictionary_encode("encode")
             mapped = np.array([rule(value) for value in encoded.dictionary.to_pylist()], dtype=object)
-            return np.asarray(mapped[encoded.indices.to_numpy(zero_copy_only=False)])
+            return np.asarray(mapped[encoded.indices.to_numpy()])
     return np.array([rule(value) for value in _cells(values)], dtype=object)
 
 
@@ -440,24 +448,6 @@ def _plain(column: Any) -> Any:
         pieces = [piece.storage for piece in column.chunks]
         return _plain(pyarrow.chunked_array(pieces, type=kind.storage_type))
     return column
-
-
-def is_absent(strings: NDArray[np.object_], missing_values: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Return for every string whether it stands for a missing value of a column.
-
-    Parameters
-    ----------
-    strings : ndarray of str
-        Cells as strings.
-    missing_values : tuple of str
-        What stands for a missing value in this column, besides `MISSING_MARKERS`.
-
-    Returns
-    -------
-    ndarray of bool
-    """
-    markers = MISSING_MARKERS.union(missing_values)
-    return np.array([string in markers for string in strings], dtype=bool)
 
 
 def holds_strings(values: pd.Series[Any]) -> bool:

@@ -30,7 +30,6 @@ from quietmax.data.cells import (
     first_of,
     holds_numbers,
     holds_strings,
-    is_absent,
     is_missing,
     map_distinct,
     numbers_or_nan,
@@ -388,7 +387,7 @@ class CategoricalColumn:
         """Return the index of every cell's category, -1 for none, and which cells are missing values."""
         strings = as_strings(values)
         index = map_distinct(strings, self._index)
-        return index, is_absent(strings, self.missing_values) & (index < 0)
+        return index, is_missing(strings, self.missing_values) & (index < 0)
 
     def _index(self, string: str) -> int:
         """Return the index of the category of a string, or -1."""
@@ -672,7 +671,7 @@ class HashedColumn:
             Output array of zeros, one column per feature name.
         """
         strings = as_strings(values)
-        absent = is_absent(strings, self.missing_values)
+        absent = is_missing(strings, self.missing_values)
         present = np.flatnonzero(~absent)
         features[present, map_distinct(strings[present], self._bucket)] = 1
         if self.missing:
@@ -690,7 +689,7 @@ class HashedColumn:
         -------
         Losses
         """
-        return Losses(missing=int(is_absent(as_strings(values), self.missing_values).sum()))
+        return Losses(missing=int(is_missing(as_strings(values), self.missing_values).sum()))
 
     def _bucket(self, string: str) -> int:
         """Return the bucket of a string."""
@@ -760,7 +759,7 @@ class TextColumn:
             If the sentence encoder is not installed.
         """
         strings = as_strings(values)
-        absent = is_absent(strings, self.missing_values)
+        absent = is_missing(strings, self.missing_values)
         features[~absent, :DIMENSION] = embed(strings[~absent].tolist())
         if self.missing:
             features[absent, -1] = 1
@@ -777,7 +776,7 @@ class TextColumn:
         -------
         Losses
         """
-        return Losses(missing=int(is_absent(as_strings(values), self.missing_values).sum()))
+        return Losses(missing=int(is_missing(as_strings(values), self.missing_values).sum()))
 
 
 def _with_missing(column: Column, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -971,7 +970,7 @@ class Encoding:
         labels = map_distinct(strings, lambda string: numbers.get(fold(string), -1))
         wrong = np.flatnonzero(labels < 0)
         if wrong.size:
-            problem = "no label" if is_missing(strings[wrong[:1]])[0] else "a label outside the classes"
+            problem = "no label" if strings[wrong[0]] in MISSING_MARKERS else "a label outside the classes"
             raise InvalidData(
                 f"{first_of(wrong)} has {problem} in column '{name}'; the declared classes are "
                 f"{quoted(self.classes)}."
