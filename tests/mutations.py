@@ -376,7 +376,7 @@ def main() -> None:
     drawn = dead = 0
     for area in options.areas:
         everything = [mutant for mutant in mutants(area) if options.only in mutant.place]
-        sample = random.Random(options.seed).sample(everything, min(options.mutants, len(everything)))
+        sample = random.Random(options.seed).sample(everything, len(everything))[: options.mutants]
         gone = run_area(area, sample, options.results)
         print(f"{area}: {gone} of {len(sample)} killed, drawn from {len(everything)}", flush=True)
         drawn, dead = drawn + len(sample), dead + gone

@@ -538,6 +538,8 @@ def test_dates_of_every_type_are_the_same_dates(dtype: str) -> None:
     written = ["06.01.2020", "1.1.2020", ""]
     typed = pd.Series(["2020-01-06", "2020-01-01", None]).astype("datetime64[s]").astype(dtype)
     assert encoded(column, written) == encoded(column, typed) == [[0.5, 0], [0, 0], [0, 1]]
+    for strings in (object, "category", "string[python]", "large_string[pyarrow]"):
+        assert encoded(column, pd.Series(written).astype(strings)) == [[0.5, 0], [0, 0], [0, 1]]
 
 
 @pytest.mark.parametrize("cell", ["31.01.2020", "2020-02-30", "2020-1-1", "20200101", "January"])
@@ -673,6 +675,12 @@ def test_crosses_must_be_different_pairs_of_columns(
 )
 def test_losses_count_what_is_not_taken_as_it_is(column: Column, cells: list[str], losses: Losses) -> None:
     assert column.losses(pd.Series(cells)) == losses
+
+
+def test_python_objects_in_a_table_are_read_one_by_one() -> None:
+    encoding = Encoding((NumericColumn("x", 0, 10, decimal=","),), "y", ("no", "yes"))
+    table = pd.DataFrame({"x": pd.Series(["2,5", 5, True, "?", None], dtype=object)})
+    assert encoding.encode(table).tolist() == [[0.25, 0], [0.5, 0], [np.float32(0.1), 0], [0, 1], [0, 1]]
 
 
 def test_a_long_table_of_numbers_is_encoded_like_its_rows() -> None:

@@ -466,7 +466,7 @@ def holds_strings(values: pd.Series[Any]) -> bool:
         kind = values.dtype.pyarrow_dtype
         kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
         return _is_string(kind)
-    return isinstance(values.dtype, pd.StringDtype | pd.CategoricalDtype) or values.dtype.kind == "O"
+    return values.dtype.kind == "O"
 
 
 def parse_boolean(string: str) -> int:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
@@ -83,7 +84,7 @@ class Losses:
         Cells that are an error: no number, no date, neither yes nor no.
     """
 
-    missing: int = 0
+    missing: int
     clipped: int = 0
     unknown: int = 0
     unreadable: int = 0
@@ -557,7 +558,7 @@ class DateColumn:
             f"no date in the column '{{}}', which is declared as {self.format or 'dates such as 2024-01-31'}",
         )
         absent = np.isnan(shares)
-        features[:, 0] = np.clip(np.where(absent, 0.0, shares), 0.0, 1.0) + 0.0
+        features[:, 0] = np.clip(np.where(absent, 0.0, shares), 0.0, 1.0)
         if self.missing:
             features[absent, -1] = 1
 
@@ -1068,18 +1069,15 @@ def require_columns(table: pd.DataFrame, names: Sequence[str]) -> None:
     InvalidInput
         If a column is missing or two columns have the same name.
     """
-    present = [str(column).strip() for column in table.columns]
-    distinct = set(present)
-    repeated = (
-        sorted(name for name in distinct if present.count(name) > 1) if len(distinct) < len(present) else []
-    )
+    present = Counter(str(column).strip() for column in table.columns)
+    repeated = sorted(name for name, count in present.items() if count > 1)
     if repeated:
         raise InvalidData(
             f"Column names must be different; the table has several columns named {quoted(repeated)}."
         )
-    absent = [name for name in names if name not in distinct]
+    absent = [name for name in names if name not in present]
     if absent:
-        raise InvalidInput(f"The table has no column {quoted(absent)}; its columns are {quoted(present)}.")
+        raise InvalidInput(f"The table has no column {quoted(absent)}; its columns are {quoted([*present])}.")
 
 
 def _with_string_names(table: pd.DataFrame) -> pd.DataFrame:
