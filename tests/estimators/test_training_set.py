@@ -293,6 +293,8 @@ def test_queries_are_frames_or_encoded_rows() -> None:
         np.testing.assert_array_equal(queries(fitted, given_queries), fitted.seen_.records)
     with pytest.raises(InvalidInput, match="age"):
         queries(fitted, PEOPLE[["region"]])
+    with pytest.raises(ValueError, match="features"):
+        queries(fitted, fitted.seen_.records[:, 1:])
 
 
 def test_an_inferred_encoding_is_a_condition() -> None:
