@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import hashlib
 import json
+import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -351,6 +354,24 @@ def test_the_holdout_of_known_people_and_rows_stays_what_it_is() -> None:
         10,
         11,
     ]
+
+
+def test_who_is_held_out_has_a_hash_below_the_share() -> None:
+    """At a share that is exactly a hash / 2^64, that person trains; at the next larger float, not."""
+    key = hashlib.blake2b(b"5", digest_size=32).digest()
+
+    def share(content: bytes) -> Fraction:
+        digest = hashlib.blake2b(content, digest_size=8, key=key).digest()
+        return Fraction(int.from_bytes(digest, "little"), 2**64)
+
+    people, rows = visits([(f"person {number}", 0) for number in range(9_000)]), distinct(9_000)
+    contents = ([name.encode() for name in people.persons], [row.tobytes() for row in rows.features])
+    for records, each in zip((people, rows), contents, strict=True):
+        found = [(row, float(share(content))) for row, content in enumerate(each)]
+        row, exact = next(pair for pair in found if 0.5 < pair[1] < 1 and share(each[pair[0]]) == pair[1])
+        alone = records.take([row])
+        assert not is_held_out(alone, Holdout(exact, 5)).any()
+        assert is_held_out(alone, Holdout(math.nextafter(exact, 1), 5)).all()
 
 
 def test_minus_zero_counts_as_zero_in_hashes_digest_and_holdout() -> None:

@@ -28,7 +28,14 @@ from quietmax.data.records import Records, hold_out
 from quietmax.data.schema import Schema
 from quietmax.data.tables import encode_table
 from quietmax.errors import InvalidInput
-from quietmax.estimators.training_set import Persons, TrainingSet, data_conditions, queries, training_set
+from quietmax.estimators.training_set import (
+    Persons,
+    TrainingSet,
+    data_conditions,
+    queries,
+    training_rows,
+    training_set,
+)
 
 SCHEMA = Schema(
     label="ill",
@@ -264,6 +271,26 @@ def test_records_are_taken_as_they_are() -> None:
     assert seen(plain).classes.tolist() == [0, 1, 2]
     assert seen(plain).classes_declared
     assert seen(plain, classes=("a", "b", "c")).classes.tolist() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, PERSONAL])
+def test_rows_that_are_read_in_pieces_have_the_unit_of_the_whole_set(schema: Schema) -> None:
+    unit, ignored = ("record", ["customer"]) if schema.person is None else ("person", [])
+    frame = PEOPLE.drop(columns=ignored)
+    records = encode_table(frame, schema)
+    assert training_rows(Bare(), records, None, None).unit == seen(records).unit == unit
+    assert training_rows(Bare(schema), frame, None, None).unit == unit
+    plain, labels = records.features, records.labels
+    assert training_rows(Bare(), plain, labels, None).unit == "record"
+    assert training_rows(Bare(), plain, labels, ["ann", "bob", "ann", "cid"]).unit == "person"
+
+
+def test_only_a_holdout_of_somebody_is_kept() -> None:
+    records = encode_table(PEOPLE, PERSONAL)
+    assert Bare().fit(hold_out(records, 0.0).train).holdout_ is None
+    parts = hold_out(records, 0.4, seed=1)
+    assert len(parts.train)
+    assert Bare().fit(parts.train).holdout_ == parts.holdout
 
 
 def test_what_is_said_twice_is_an_error() -> None:
