@@ -1100,8 +1100,8 @@ def quoted(names: Sequence[str], limit: int = 30) -> str:
 
     Examples
     --------
-    >>> quoted(["a", "b", "c"], limit=2)
-    "'a', 'b' and 1 more"
+    >>> quoted(["a", "b"], limit=2), quoted(["a", "b", "c"], limit=2)
+    ("'a', 'b'", "'a', 'b' and 1 more")
     """
     shown = ", ".join(f"'{name}'" for name in names[:limit])
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
