@@ -81,6 +81,23 @@ BENCHMARKS = (
         ("build/training-rule", "--sets", "fair", "--output", os.devnull),
         needs_data=True,
     ),
+    Benchmark(
+        "dpsgd_beside_head",
+        "DP-SGD beside the private head, the same features and the same guarantee",
+        ("build/image-accuracy",),
+        (
+            "build/image-accuracy",
+            "--sets",
+            "mnist-5k",
+            "--records",
+            "500",
+            "--seeds",
+            "1",
+            "--output",
+            os.devnull,
+        ),
+        needs_data=True,
+    ),
     Benchmark("private_answers", "Accuracy per number of queries", ("--splits", "5"), needs_data=True),
     Benchmark(
         "shadow_attack",

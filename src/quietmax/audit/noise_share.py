@@ -174,6 +174,7 @@ def _dpsgd_settings(fitted: DPSGD, share: float) -> dict[str, object]:
         "centring_steps": plan.settings.centring_steps,
         "max_grad_norm": plan.settings.max_grad_norm,
         "learning_rate": plan.settings.learning_rate,
+        "decay": plan.settings.decay,
         "optimizer": plan.settings.optimizer,
         "l2": plan.settings.l2,
     }

@@ -182,6 +182,12 @@ class DPSGDOptions(PrivacyOptions):
         float | None, typer.Option(help="Per-example gradient clipping norm. Default: the preset's.")
     ] = None
     learning_rate: Annotated[float | None, typer.Option(help="Learning rate. Default: the preset's.")] = None
+    decay: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of the steps, the last ones, over which the learning rate falls to zero. Default: the preset's."
+        ),
+    ] = None
     optimizer: Annotated[str | None, typer.Option(help="sgd, momentum or adam. Default: the preset's.")] = (
         None
     )
@@ -678,6 +684,7 @@ def _dpsgd_settings(estimator: DPSGD) -> dict[str, Any]:
         "centring_steps": plan.settings.centring_steps,
         "max_grad_norm": plan.settings.max_grad_norm,
         "learning_rate": plan.settings.learning_rate,
+        "decay": plan.settings.decay,
         "noise_multiplier": plan.noise_multiplier,
     }
 

@@ -575,15 +575,15 @@ def _write_dpsgd(estimator: DPSGD) -> _Written:
 
 def _read_dpsgd(stored: _Stored) -> _Read:
     """Return the released network, and its guarantee according to the accountant."""
-    from quietmax.estimators.dpsgd.config import Plan, PrivateSettings
+    from quietmax.estimators.dpsgd.config import LATER_FIELDS, Plan, PrivateSettings
     from quietmax.estimators.dpsgd.estimator import PrivateNetwork, network_guarantee
 
     description, facts = stored.description, stored.guarantee.parameters
     network = mlp_from(stored.tensors, description["widths"], str(description["activation"]))
-    named = [field.name for field in fields(PrivateSettings) if field.name != "centring_steps"]
+    named = [field.name for field in fields(PrivateSettings)]
     plan = Plan(
         PrivateSettings(
-            **{name: facts[name] for name in named}, centring_steps=facts.get("centring_steps", 0)
+            **{name: facts.get(name, 0) if name in LATER_FIELDS else facts[name] for name in named}
         ),
         **{name: facts[name] for name in ("noise_multiplier", "epsilon", "delta", "accountant", "analysis")},
         size=facts["declared_size"],

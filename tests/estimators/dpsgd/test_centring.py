@@ -116,7 +116,7 @@ def test_every_step_is_one_release_of_the_same_noise_multiplier(monkeypatch: pyt
     features, labels = _features(), np.arange(700) % 3
     fitted = DPSGD(2.0, 1e-5, declared_size=700, classes=range(3), steps=40).fit(features, labels)
     plan = fitted.plan_
-    assert plan.noise_multiplier == noise_multiplier(2.0, 1e-5, Schedule(0.25, 40))
+    assert plan.noise_multiplier == noise_multiplier(2.0, 1e-5, Schedule(0.5, 40))
     norm = plan.settings.max_grad_norm * (1 + 2.0**-20)
     assert releases == [(1.0, 1 / plan.noise_multiplier)] * 2 + [(norm, 1 / plan.noise_multiplier)] * 38
     assert (fitted.guarantee_.epsilon, fitted.guarantee_.delta) == (2.0, 1e-5)

@@ -25,7 +25,7 @@ def test_the_default_step_lets_the_stated_noise_gather_on_a_logit() -> None:
     assert settings.optimizer == "momentum"
 
 
-@pytest.mark.parametrize(("inputs", "kappa", "share"), [("centred", 0.7, 0.2), ("scaled", 0.8, 0.5)])
+@pytest.mark.parametrize(("inputs", "kappa", "share"), [("centred", 0.9, 0.2), ("scaled", 0.8, 0.5)])
 @pytest.mark.parametrize("size", [300, 10_000, 60_000])
 @pytest.mark.parametrize("epsilon", [0.5, 3.0])
 def test_with_centring_the_stated_noise_gathers_on_a_logit_of_rows_of_known_length(
@@ -34,24 +34,31 @@ def test_with_centring_the_stated_noise_gathers_on_a_logit_of_rows_of_known_leng
     chosen = make_plan(size, epsilon=epsilon, delta=1e-5, inputs=inputs, accountant="zcdp")
     settings = chosen.settings
     assert settings.max_grad_norm == pytest.approx(share * math.hypot(ROW_LENGTH, 1.0))
-    step = settings.learning_rate * settings.max_grad_norm * ROW_LENGTH
-    noise = chosen.noise_multiplier * math.sqrt(settings.steps - settings.centring_steps)
-    assert step * noise / (settings.sampling_rate * size) == pytest.approx(kappa)
-    assert (settings.optimizer, settings.sampling_rate) == ("sgd", 0.25)
-    assert settings.centring_steps == round(0.05 * settings.steps)
+    steps = settings.learning_rates() * settings.max_grad_norm * ROW_LENGTH
+    noise = chosen.noise_multiplier * math.sqrt(sum(step * step for step in steps))
+    assert noise / (settings.sampling_rate * size) == pytest.approx(kappa)
+    assert (settings.optimizer, settings.sampling_rate, settings.decay) == ("sgd", 0.5, 0.3)
+    assert (settings.steps, settings.centring_steps) == (100, 5)
 
 
-def test_more_noise_free_records_get_more_steps_up_to_a_limit_and_no_step_is_too_long() -> None:
-    plans = [
-        make_plan(size, epsilon=8.0, delta=1e-5, inputs="centred", accountant="zcdp")
-        for size in (1_000, 30_000, 10**9)
-    ]
-    steps = [plan.settings.steps for plan in plans]
-    assert steps[0] == 100
-    assert 100 < steps[1] < 200
-    assert steps[2] == 200
-    longest = plans[2].settings
-    assert longest.learning_rate * longest.max_grad_norm * ROW_LENGTH == pytest.approx(300.0)
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+def test_with_hardly_any_noise_the_length_of_all_steps_together_is_limited(optimizer: Any) -> None:
+    plan = make_plan(10**9, epsilon=8.0, delta=1e-5, inputs="centred", accountant="zcdp", optimizer=optimizer)
+    gain = 10.0 if optimizer == "momentum" else 1.0
+    total = plan.settings.learning_rates().sum() * plan.settings.max_grad_norm * ROW_LENGTH * gain
+    assert total == pytest.approx(30_000.0)
+
+
+@pytest.mark.parametrize("centring_steps", [0, 7])
+@pytest.mark.parametrize("decay", [0.0, 0.001, 0.5, 1.0])
+def test_the_learning_rate_is_constant_and_then_falls_linearly_to_almost_zero(
+    centring_steps: int, decay: float
+) -> None:
+    settings = PrivateSettings(steps=47, centring_steps=centring_steps, learning_rate=3.0, decay=decay)
+    count = 47 - centring_steps
+    falling = max(1.0, decay * count)
+    rates = [3.0 * min(1.0, (count - step) / falling) for step in range(count)]
+    assert settings.learning_rates().tolist() == pytest.approx(rates)
 
 
 def test_inputs_that_do_not_fit_the_centring_steps_are_refused() -> None:
@@ -75,6 +82,9 @@ def test_inputs_that_do_not_fit_the_centring_steps_are_refused() -> None:
         {"optimizer": "newton"},
         {"sampling": "sorted"},
         {"l2": -1.0},
+        {"decay": -0.1},
+        {"decay": 1.5},
+        {"decay": float("nan")},
         {"steps": 3, "centring_steps": 3},
         {"centring_steps": 1, "sampling": "shuffled"},
     ],

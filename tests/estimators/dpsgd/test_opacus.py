@@ -12,6 +12,8 @@ from quietmax.errors import InvalidInput
 from quietmax.estimators.dpsgd.config import PrivateSettings
 from quietmax.estimators.dpsgd.estimator import DPSGD
 from quietmax.estimators.dpsgd.opacus import _Clipped, train_private_module
+from quietmax.estimators.dpsgd.training import train_private_stack
+from quietmax.models.mlp import initial_mlp
 
 pytest.importorskip("opacus")
 
@@ -145,6 +147,35 @@ def test_a_module_of_ones_own_learns_and_its_guarantee_names_what_is_assumed(opt
     assert not any(
         hasattr(parameter, "grad_sample") for parameter in fitted.model_.network.module.parameters()
     )
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_a_linear_module_becomes_the_built_in_network_when_there_is_hardly_any_noise(
+    optimizer: Any, decay: float
+) -> None:
+    features, labels = _blobs()
+    settings = PrivateSettings(
+        sampling_rate=1.0, steps=10, learning_rate=0.1, optimizer=optimizer, decay=decay
+    )
+    network = train_private_stack(
+        features,
+        labels,
+        3,
+        [np.arange(len(labels))],
+        settings=settings,
+        noise_multipliers=[1e-9],
+        seeds=[0],
+    )
+    module, start = torch.nn.Linear(16, 3), initial_mlp((16, 3), "tanh", (0,))
+    with torch.no_grad():
+        module.weight.copy_(start.kernels[0][0])
+        module.bias.zero_()
+    trained = train_private_module(
+        module, features, labels, settings=settings, noise_multiplier=1e-9, size=len(labels), seed=0
+    )
+    torch.testing.assert_close(trained.weight.detach(), network.kernels[0][0], rtol=1e-4, atol=1e-5)
+    assert float((trained.weight.detach() - start.kernels[0][0]).norm()) > 0.05
 
 
 def test_a_seeded_run_of_a_module_repeats() -> None:

@@ -78,8 +78,9 @@ def test_a_stack_equals_single_runs_with_own_noise_clip_seed_and_records(
         )
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.5])
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_without_noise_and_clipping_it_is_torchs_own_optimiser(optimizer: str) -> None:
+def test_without_noise_and_clipping_it_is_torchs_own_optimiser(optimizer: str, decay: float) -> None:
     features, labels = _blobs(40)
     settings = PrivateSettings(
         hidden=(6,),
@@ -87,6 +88,7 @@ def test_without_noise_and_clipping_it_is_torchs_own_optimiser(optimizer: str) -
         steps=8,
         max_grad_norm=1e6,
         learning_rate=0.1,
+        decay=decay,
         optimizer=optimizer,
         l2=0.02,
     )
@@ -116,7 +118,9 @@ def test_without_noise_and_clipping_it_is_torchs_own_optimiser(optimizer: str) -
         "momentum": lambda: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
         "adam": lambda: torch.optim.Adam(groups, lr=0.1, eps=1e-7),
     }[optimizer]()
-    for _ in range(8):
+    for step in range(8):
+        for group in theirs.param_groups:
+            group["lr"] = 0.1 * min(1.0, (8 - step) / 4) if decay else 0.1
         theirs.zero_grad()
         outputs = module(torch.from_numpy(features))
         (
@@ -408,6 +412,7 @@ def test_it_trains_what_the_stacked_engine_trains_when_there_is_hardly_any_noise
         steps=20,
         max_grad_norm=0.5,
         learning_rate=0.5,
+        decay=0.4,
         optimizer="momentum",
         l2=0.001,
     )

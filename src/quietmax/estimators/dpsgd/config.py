@@ -4,9 +4,11 @@ All settings follow from public numbers. The rule of the "default" preset is one
 that all noise together has a given standard deviation on a logit.
 
 Features are centred if the first `centring_steps` steps release their mean (`training.released_centre`). Rows then have
-a known length, `ROW_LENGTH` beside the constant 1 of the bias, and the rule of the private head holds: a clipping norm
-of 0.2 and noise of 0.7 on a logit, whatever the features, the classes, the size and epsilon. Features of tables that
-are scaled by their mean take 0.5 and 0.8.
+a known length, `ROW_LENGTH` beside the constant 1 of the bias, and a rule like that of the private head holds: a
+clipping norm of 0.2 and noise of 0.9 on a logit, whatever the features, the classes, the size and epsilon. Features of
+tables that are scaled by their mean take 0.5 and 0.8. The learning rate falls over the last 30% of the steps:
+where noise allows long steps, they oscillate in a few directions, and the last, short ones end that. All steps have the
+same noise, so a rate that falls from the start would waste more of the budget on short steps.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from quietmax.accounting.conversions import mu_of
+import numpy as np
+from numpy.typing import NDArray
+
 from quietmax.accounting.dpsgd import Accountant, NoiseAnalysis, Schedule, noise_multiplier
 from quietmax.errors import InvalidInput
 from quietmax.estimators.validation import check_choice, check_positive, checked_size
@@ -32,20 +36,22 @@ ROW_LENGTH = 5.0
 """Length of a centred row. The bias, a constant feature of 1, is then a fifth of it."""
 CENTRING_SHARE = 0.05
 """Share of the steps that release the mean of the features."""
-CENTRED_RATE, CENTRED_STEPS, MOST_STEPS, SHORT_STEP = 0.25, 100, 200, 200.0
-"""With centring: the sampling rate, the fewest and the most steps, and the step that more steps are taken for."""
-CENTRED_NOISE, SCALED_NOISE, LOGIT_NOISE = 0.7, 0.8, 1.5
+CENTRED_RATE, CENTRED_DECAY = 0.5, 0.3
+"""With centring: the sampling rate, and the share of the steps over which the learning rate falls."""
+CENTRED_NOISE, SCALED_NOISE, LOGIT_NOISE = 0.9, 0.8, 1.5
 """kappa, the standard deviation of all noise together on a logit: centred, centred and scaled, not centred."""
 CLIPPING_SHARE, SCALED_CLIPPING_SHARE = 0.2, 0.5
 """The clipping norm as a share of the length of the features and the bias; the second for scaled features."""
 SMALLEST_BATCH, SMALLEST_RATE, STEPS = 1000, 0.1, 100
-LONGEST_CENTRED_STEP, LONGEST_STEP = 300.0, 5.0
-"""With hardly any noise, a step is limited for stability: learning_rate * max_grad_norm * length is at most this. The
-first is for centred rows and is divided by the gain of momentum."""
+LONGEST_TRAINING, LONGEST_STEP = 30_000.0, 5.0
+"""With hardly any noise, learning_rate * max_grad_norm * length is limited: its sum over all steps for centred rows,
+times the gain of momentum, and each step otherwise."""
 ADAM_RATE = 0.01
 LENGTH_PER_COLUMN = 0.3
 """Records encoded into [0, 1] have about this length per root of the number of columns."""
 PAPER_BATCH, PAPER_EPOCHS = 100, 100
+LATER_FIELDS = ("centring_steps", "decay")
+"""Settings that older models do not have; 0 stands for them."""
 _MOMENTUM_GAIN = {"sgd": 1.0, "momentum": 10.0}
 
 
@@ -66,7 +72,9 @@ class PrivateSettings:
     max_grad_norm : float, default=1.0
         Per-example gradient clipping norm.
     learning_rate : float, default=1.0
-        Step size.
+        Step size, before it falls.
+    decay : float, default=0.0
+        Share of the gradient steps, the last ones, over which the learning rate falls linearly to almost zero.
     optimizer : {"sgd", "momentum", "adam"}, default="sgd"
         What the noisy gradients are given to.
     l2 : float, default=0.0
@@ -93,6 +101,7 @@ class PrivateSettings:
     l2: float = 0.0
     sampling: Sampling = "poisson"
     centring_steps: int = 0
+    decay: float = 0.0
 
     def __post_init__(self) -> None:
         activation(self.activation)
@@ -113,20 +122,36 @@ class PrivateSettings:
         if self.centring_steps and self.sampling != "poisson":
             raise InvalidInput("centring_steps requires Poisson sampling (analysis='proven').")
         check_positive(max_grad_norm=self.max_grad_norm, learning_rate=self.learning_rate)
+        if not 0 <= self.decay <= 1:
+            raise InvalidInput(f"decay must be from 0 to 1, got {self.decay}.")
         if not 0 <= self.l2 < math.inf:
             raise InvalidInput(f"l2 must be at least 0, got {self.l2}.")
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields by name; `centring_steps` only if there are any."""
+        """Return all fields by name; those of `LATER_FIELDS` only if they are not 0."""
         fields = asdict(self) | {"hidden": list(self.hidden)}
-        if not self.centring_steps:
-            del fields["centring_steps"]
-        return fields
+        return {name: value for name, value in fields.items() if value or name not in LATER_FIELDS}
 
     @property
     def gradient_steps(self) -> int:
         """Number of steps that release a gradient."""
         return self.steps - self.centring_steps
+
+    def learning_rates(self) -> NDArray[np.float64]:
+        """Return the learning rate of every gradient step.
+
+        Returns
+        -------
+        array of shape (gradient_steps,)
+
+        Examples
+        --------
+        >>> PrivateSettings(steps=6, learning_rate=8.0, decay=0.5).learning_rates()
+        array([8.        , 8.        , 8.        , 8.        , 5.33333333, 2.66666667])
+        """
+        left = np.arange(self.gradient_steps, 0, -1)
+        factors = np.minimum(1.0, left / max(1.0, self.decay * self.gradient_steps))
+        return np.asarray(self.learning_rate * factors)
 
 
 @dataclass(frozen=True)
@@ -233,8 +258,7 @@ def make_plan(
         delta = 1 / (10 * size)
     if inputs != "plain":
         length = ROW_LENGTH
-        strength = mu_of(epsilon, delta) * size
-        steps = wanted.setdefault("steps", _centred_steps(strength, inputs))
+        steps = wanted.setdefault("steps", STEPS)
         wanted.setdefault("centring_steps", max(1, round(CENTRING_SHARE * steps)))
     start = _paper(size) if preset == "paper" else _default(size, length, inputs)
     if preset == "paper" and "sampling_rate" in wanted and "steps" not in wanted:
@@ -276,19 +300,13 @@ def _default(size: int, length: float, inputs: Inputs) -> PrivateSettings:
     share = SCALED_CLIPPING_SHARE if inputs == "scaled" else CLIPPING_SHARE
     max_grad_norm = share * math.sqrt(length * length + 1)
     if inputs != "plain":
-        return PrivateSettings(sampling_rate=CENTRED_RATE, max_grad_norm=max_grad_norm)
+        return PrivateSettings(sampling_rate=CENTRED_RATE, max_grad_norm=max_grad_norm, decay=CENTRED_DECAY)
     return PrivateSettings(
         sampling_rate=min(1.0, max(SMALLEST_RATE, SMALLEST_BATCH / size)),
         steps=STEPS,
         max_grad_norm=max_grad_norm,
         optimizer="momentum",
     )
-
-
-def _centred_steps(strength: float, inputs: Inputs) -> int:
-    """Return the number of steps with centring: more of them where the noise allows long steps."""
-    noise = SCALED_NOISE if inputs == "scaled" else CENTRED_NOISE
-    return max(CENTRED_STEPS, min(MOST_STEPS, math.ceil(noise * strength / SHORT_STEP)))
 
 
 def _paper(size: int) -> PrivateSettings:
@@ -313,6 +331,8 @@ def _learning_rate(
         return ADAM_RATE
     gain = _MOMENTUM_GAIN[settings.optimizer]
     kappa = {"plain": LOGIT_NOISE, "centred": CENTRED_NOISE, "scaled": SCALED_NOISE}[inputs]
-    longest = LONGEST_STEP if inputs == "plain" else LONGEST_CENTRED_STEP / gain
-    noise = multiplier * math.sqrt(settings.gradient_steps) * gain / (settings.sampling_rate * size)
+    factors = replace(settings, learning_rate=1.0).learning_rates()
+    longest = LONGEST_STEP if inputs == "plain" else LONGEST_TRAINING / (gain * float(factors.sum()))
+    root = math.sqrt(float(np.square(factors).sum()))
+    noise = multiplier * root * gain / (settings.sampling_rate * size)
     return min(kappa / noise, longest) / (settings.max_grad_norm * length)

@@ -106,7 +106,7 @@ class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[mi
     image_shape : tuple of int, optional
         Channels, height and width, if the records are images.
     hidden : sequence of int, optional
-        Widths of the hidden layers. This and the next seven parameters override the preset.
+        Widths of the hidden layers. This and the next nine parameters override the preset.
     activation : str, optional
         "tanh", "sigmoid" or "relu".
     sampling_rate : float, optional
@@ -120,7 +120,9 @@ class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[mi
     max_grad_norm : float, optional
         Per-example gradient clipping norm.
     learning_rate : float, optional
-        Step size.
+        Step size, before it falls.
+    decay : float, optional
+        Share of the gradient steps, the last ones, over which the learning rate falls linearly to almost zero.
     optimizer : {"sgd", "momentum", "adam"}, optional
         What the noisy gradients are given to.
     l2 : float, optional
@@ -188,6 +190,7 @@ class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[mi
         centring_steps: int | None = None,
         max_grad_norm: float | None = None,
         learning_rate: float | None = None,
+        decay: float | None = None,
         optimizer: Optimizer | None = None,
         l2: float | None = None,
         network: Build | None = None,
@@ -212,6 +215,7 @@ class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self.centring_steps = centring_steps
         self.max_grad_norm = max_grad_norm
         self.learning_rate = learning_rate
+        self.decay = decay
         self.optimizer = optimizer
         self.l2 = l2
         self.network = network
@@ -380,6 +384,7 @@ class DPSGD(EvaluationMixin, ClassifierMixin, BaseEstimator):  # type: ignore[mi
             centring_steps=self.centring_steps,
             max_grad_norm=self.max_grad_norm,
             learning_rate=self.learning_rate,
+            decay=self.decay,
             optimizer=self.optimizer,
             l2=self.l2,
         )

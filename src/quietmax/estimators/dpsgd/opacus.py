@@ -121,7 +121,9 @@ def train_private_module(
     else:
         batches = seeded_batches(records, seed, size, settings, persons)
     expected = settings.sampling_rate * size
-    for step in range(1, settings.steps + 1):
+    for step, rate in enumerate(settings.learning_rates().tolist(), start=1):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
         batch = torch.from_numpy(next(batches))
         sums = [torch.zeros_like(parameter) for parameter in parameters]
         for part in torch.split(batch, _ROWS_AT_ONCE):

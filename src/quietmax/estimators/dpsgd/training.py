@@ -60,7 +60,7 @@ class _Update:
     """The optimizer and its state: takes steps with noisy mean gradients and the L2 penalty's ``2*l2*kernel``."""
 
     def __init__(self, network: MLP, settings: PrivateSettings) -> None:
-        self._settings = settings
+        self._settings, self._rates = settings, iter(settings.learning_rates().tolist())
         self._groups = ((network.kernels, 2 * settings.l2), (network.biases, 0.0))
         states = {"sgd": 0, "momentum": 1, "adam": 2}[settings.optimizer]
         self._states = [
@@ -71,6 +71,7 @@ class _Update:
 
     def take(self, gradients: Gradients) -> None:
         """Move the network's weights; may overwrite the gradients."""
+        rate = next(self._rates)
         for count in self._taken:
             count += 1
         for (weights, decay), given, states in zip(
@@ -78,14 +79,13 @@ class _Update:
         ):
             if self._settings.optimizer == "adam":
                 means, squares = states
-                rate = self._settings.learning_rate
                 adam_step(weights, given, means, squares, self._taken, learning_rate=rate, decay=decay)
                 continue
             for index, (weight, gradient) in enumerate(zip(weights, given, strict=True)):
                 moved = gradient.add_(weight, alpha=decay) if decay else gradient
                 if states:
                     moved = states[0][index].mul_(_MOMENTUM).add_(moved)
-                weight.sub_(moved, alpha=self._settings.learning_rate)
+                weight.sub_(moved, alpha=rate)
 
 
 def _initial_network(
