@@ -146,8 +146,8 @@ class PrivateSettings:
 
         Examples
         --------
-        >>> PrivateSettings(steps=6, learning_rate=8.0, decay=0.5).learning_rates()
-        array([8.        , 8.        , 8.        , 8.        , 5.33333333, 2.66666667])
+        >>> PrivateSettings(steps=6, learning_rate=9.0, decay=0.5).learning_rates()
+        array([9., 9., 9., 9., 6., 3.])
         """
         left = np.arange(self.gradient_steps, 0, -1)
         factors = np.minimum(1.0, left / max(1.0, self.decay * self.gradient_steps))
