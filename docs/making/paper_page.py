@@ -14,8 +14,11 @@ from quietmax.experiments.alpha import STORED as STORED_ALPHAS
 from quietmax.experiments.alpha import AlphaRow, alpha_choices
 from quietmax.experiments.architectures import stored_architectures
 from quietmax.experiments.bounds_table import bounds_table, stored_observations
+from quietmax.experiments.cifar import STORED as STORED_CIFAR
+from quietmax.experiments.cifar import CifarTrial, NetworkRow, network_rows, private_rows
 from quietmax.experiments.figures import figures, write_figures, write_stability_figure
 from quietmax.experiments.findings import (
+    ACCURACY_TOLERANCE,
     accuracy_comparisons,
     curve_comparisons,
     findings,
@@ -28,7 +31,7 @@ from quietmax.experiments.methods import methods
 from quietmax.experiments.paper import Comparison, reproduce_sensitivity_table
 from quietmax.experiments.results import STORED_TRIALS, Result, read_trials
 from quietmax.experiments.stored import stored_table
-from quietmax.experiments.summary import Summary, summarize
+from quietmax.experiments.summary import Mean, Summary, summarize
 
 PAGE = Path(__file__).parents[1] / "paper.md"
 FIGURES = PAGE.parent / "figures" / "paper"
@@ -244,12 +247,119 @@ def alphas() -> str:
         for each in rows
     ]
     chosen = "; ".join(
-        f"{each.dataset}: chosen {each.chosen:g} (paper {each.paper:g}), Spearman correlation with the leakage "
-        f"{_number(each.shadow_correlation)} (shadow), {_number(each.threshold_correlation)} (threshold)"
+        f"{each.dataset}: chosen {each.chosen:g} (paper {each.paper:g})"
+        + (
+            ""
+            if each.shadow_correlation is None
+            else f", Spearman correlation with the leakage {each.shadow_correlation:.2f} (shadow), "
+            f"{_number(each.threshold_correlation)} (threshold)"
+        )
         for each in alpha_choices(stored)
     )
     columns = ("data set", "alpha", "train", "test", "leakage, shadow", "leakage, threshold")
     return f"{table(columns, lines)}\n\n{chosen}."
+
+
+def cifar_networks() -> str:
+    """CIFAR with other settings: the networks without privacy, and Algorithm 1."""
+    rows = network_rows(stored_table(CifarTrial, STORED_CIFAR))
+    return table(
+        (
+            "data set",
+            "pixels",
+            "learning rate",
+            "loss",
+            "splits",
+            "train (paper / ours)",
+            "test",
+            "share of the worst record",
+            "Algorithm 1 within 0.04",
+        ),
+        (
+            (
+                each.dataset,
+                each.scaling,
+                f"{each.learning_rate:g}" + ("" if each.epochs == 100 else f", {each.epochs} epochs"),
+                each.loss + ("" if each.alpha is None else f", alpha {each.alpha:g}"),
+                str(each.splits),
+                _beside(each, "train"),
+                _beside(each, "test"),
+                "" if each.worst_share is None else f"{each.worst_share:.2f}",
+                f"{each.within} of {each.points}" if each.points else "",
+            )
+            for each in sorted(rows, key=lambda row: (row.dataset, row.alpha is not None, row.difference))
+        ),
+    )
+
+
+def _beside(row: NetworkRow, part: str) -> str:
+    printed: float = getattr(row, f"paper_{part}_accuracy")
+    ours: Mean = getattr(row, f"{part}_accuracy")
+    text = f"{ours.value:.3f}"
+    marked = text if abs(ours.value - printed) <= ACCURACY_TOLERANCE else f"**{text}**"
+    return f"{printed:.3f} / {marked}" + ("" if ours.spread is None else f" ± {ours.spread:.3f}")
+
+
+def cifar_dpsgd(summaries: Sequence[Summary]) -> str:
+    """CIFAR with other settings: DP-SGD as published, accountant RDP, beside the stored run."""
+    rows = private_rows(stored_table(CifarTrial, STORED_CIFAR))
+    epsilons = sorted({row.epsilon for row in rows})
+    lines: list[tuple[str, ...]] = []
+
+    def add(*words: str, accuracies: Mapping[float, float], losses: Mapping[float, float | None]) -> None:
+        shown = [losses[epsilon] for epsilon in epsilons]
+        lines.append(
+            (
+                *words,
+                *(f"{accuracies[epsilon]:.3f}" for epsilon in epsilons),
+                *("" if loss is None else f"{loss:.3f}" for loss in shown),
+            )
+        )
+
+    for name in dict.fromkeys(row.dataset for row in rows):
+        mine = [row for row in rows if row.dataset == name]
+        add(
+            name,
+            "the paper",
+            "",
+            "",
+            accuracies={row.epsilon: row.paper_test_accuracy for row in mine},
+            losses={row.epsilon: row.paper_accuracy_loss for row in mine},
+        )
+        stored = {
+            each.epsilon: each
+            for each in summaries
+            if (each.dataset, each.method) == (name, "published-rdp") and each.epsilon is not None
+        }
+        add(
+            name,
+            "pixel/255 - 0.5, stored run",
+            "0.001",
+            "convexified",
+            accuracies={epsilon: each.test_accuracy.value for epsilon, each in stored.items()},
+            losses={epsilon: each.accuracy_loss.value for epsilon, each in stored.items()},
+        )
+        for case in dict.fromkeys((row.scaling, row.learning_rate, row.loss) for row in mine):
+            same = [row for row in mine if (row.scaling, row.learning_rate, row.loss) == case]
+            add(
+                name,
+                case[0],
+                f"{case[1]:g}",
+                case[2],
+                accuracies={row.epsilon: row.test_accuracy for row in same},
+                losses={row.epsilon: row.accuracy_loss for row in same},
+            )
+    return table(
+        (
+            "data set",
+            "pixels",
+            "learning rate",
+            "loss",
+            *(f"test accuracy, epsilon {epsilon:g}" for epsilon in epsilons),
+            *(f"accuracy loss, epsilon {epsilon:g}" for epsilon in epsilons),
+        ),
+        lines,
+    )
 
 
 def _number(value: float | None) -> str:
@@ -265,6 +375,8 @@ def blocks() -> dict[str, str]:
         "bounds": upper_bounds(),
         "architectures": other_networks(),
         "alpha": alphas(),
+        "cifar": cifar_networks(),
+        "cifar-dpsgd": cifar_dpsgd(summaries),
         "sensitivities": sensitivities(),
         "accuracy": accuracy(summaries),
         "correlations": correlations(summaries),

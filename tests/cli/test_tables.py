@@ -1,15 +1,19 @@
-"""`quietmax reproduce bounds-table`, `architectures` and `alpha`: stored tables, and how they are measured again."""
+"""Tests of `quietmax reproduce bounds-table`, `architectures`, `alpha` and `cifar`: stored tables, measured again."""
 
 from __future__ import annotations
 
 import csv
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from quietmax.experiments import alpha, architectures, bounds_table, runner
+from quietmax.cli._tables import _TableOptions
+from quietmax.data.records import Records
+from quietmax.experiments import alpha, architectures, bounds_table, cifar, runner
 from quietmax.experiments.alpha import Sweep
 from quietmax.models import TrainingSettings
 from tests.cli.conftest import Run, assert_error
@@ -61,7 +65,7 @@ def test_data_sets_without_stored_numbers_or_of_unknown_name_are_errors(run: Run
 
 
 def test_without_data_a_measurement_says_where_to_look(run: Run, tmp_path: Path) -> None:
-    for command in ("bounds-table", "architectures", "alpha"):
+    for command in ("bounds-table", "architectures", "alpha", "cifar"):
         result = run("reproduce", command, "--measure", "--data-dir", tmp_path)
         assert_error(result, 1, "quietmax datasets")
 
@@ -96,3 +100,44 @@ def test_measuring_alpha_runs_trials_that_a_second_run_finds(
     found = json.loads(run("reproduce", "alpha", *options, "--json")[1])
     assert [row["alpha"] for row in found["rows"]] == [None, 0.5, 1.0]
     assert found["rows"][1]["threshold_leakage"] is not None
+
+
+def test_the_stored_trials_on_cifar_are_shown_and_written_without_training(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quietmax.models.stacked.train_stack", None)
+    code, out, err = run("reproduce", "cifar", "--datasets", "cifar-100", "--output", tmp_path)
+    assert code == 0, err
+    assert "cifar-100" in out
+    assert "0.0001" in out
+    with (tmp_path / "cifar.csv").open() as file:
+        assert {row["dataset"] for row in csv.DictReader(file)} == {"cifar-100"}
+    shown = json.loads(run("reproduce", "cifar", "--json")[1])
+    assert {row["dataset"] for row in shown["networks"]} == {"cifar-10", "cifar-100"}
+    assert_error(run("reproduce", "cifar", "--datasets", "mnist"), 2, "mnist")
+
+
+def test_measuring_cifar_continues_where_it_was_stopped(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = np.random.default_rng(0).random((100, 12), dtype=np.float32)
+    images = Records("cifar-10", features, np.arange(100) % 10, classes=10)
+    first = cifar.Case("cifar-10", "pixel/255", 1e-3, 1, "convexified", 2.0)
+    second = cifar.Case("cifar-10", "pixel/255 - 0.5", 1e-3, 1, "cross-entropy", None)
+    measured = []
+    measure = cifar.measure
+
+    def small(case: cifar.Case, records: Records, *, seed: int) -> list[cifar.CifarTrial]:
+        measured.append(case)
+        return measure(case, records, size=40, seed=seed)
+
+    monkeypatch.setattr(_TableOptions, "measured", lambda *_: ["cifar-10"])
+    monkeypatch.setattr(sys.modules["quietmax.data.load"], "load_records", lambda *_, **__: images)
+    monkeypatch.setattr(cifar, "measure", small)
+    for cases in ([first], [first, second]):
+        monkeypatch.setattr(cifar, "cases", lambda _, cases=cases: cases)
+        code, _, err = run("reproduce", "cifar", "--measure", "--output", tmp_path)
+        assert code == 0, err
+    assert measured == [first, second]
+    with (tmp_path / "cifar.csv").open() as file:
+        assert [row["method"] for row in csv.DictReader(file)].count("plain") == 2

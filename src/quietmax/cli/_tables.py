@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from quietmax.experiments.alpha import AlphaChoice, AlphaRow
     from quietmax.experiments.architectures import ArchitectureRow
     from quietmax.experiments.bounds_table import BoundsRow
+    from quietmax.experiments.cifar import CifarTrial, NetworkRow, PrivateRow
 
 _VERDICTS = {True: "holds", False: "does not hold", None: "not decided"}
 
@@ -242,7 +243,7 @@ def alpha(*, table: _TableOptions, repeats: Repeats = None, workers: WorkerCount
     done, output = None, table.output
     if table.measure:
         output = output or Path("quietmax-alpha")
-        names = table.measured(("location", "adult", "mnist"))
+        names = table.measured(("location", "adult", "mnist", "cifar-10", "cifar-100"))
         done = run_with_progress(
             ours.alpha_trials(names, repeats=repeats, seed=table.seed),
             output,
@@ -317,4 +318,106 @@ def _print_alphas(choice: AlphaChoice, rows: Sequence[AlphaRow]) -> None:
         caption=f"Means of {rows[-1].repeats} splits, {rows[-1].shadows} shadow networks per alpha. Our rule: the "
         f"smallest alpha at most {ALPHA_TOLERANCE:g} below the original loss in training and test accuracy."
         + (f" Spearman correlation of alpha and leakage: {', '.join(attacked)}." if attacked else ""),
+    )
+
+
+@with_groups
+def cifar(*, table: _TableOptions) -> None:
+    """Show which scaling of pixels, learning rate and loss give the paper's numbers on CIFAR.
+
+    With --measure, finished trials are kept in --output (default: quietmax-cifar); the same command continues from
+    there.
+
+    Example: quietmax reproduce cifar --datasets cifar-100
+    """
+    from quietmax.experiments import cifar as ours
+    from quietmax.experiments.stored import stored_table, write_table
+
+    output = table.output
+    if table.measure:
+        output = output or Path("quietmax-cifar")
+        trials = _measured_cifar(table, output / ours.STORED)
+    else:
+        trials = stored_table(ours.CifarTrial, ours.STORED, table.chosen)
+    networks, private = ours.network_rows(trials), ours.private_rows(trials)
+    if table.as_json:
+        print_json(
+            {"networks": [row.to_json() for row in networks], "dpsgd": [row.to_json() for row in private]}
+        )
+    else:
+        for name in dict.fromkeys(trial.dataset for trial in trials):
+            _print_networks(name, [row for row in networks if row.dataset == name])
+            if any(row.dataset == name for row in private):
+                _print_private(name, [row for row in private if row.dataset == name])
+    if output is not None:
+        table.wrote([write_table([asdict(trial) for trial in trials], output / ours.STORED)])
+
+
+def _measured_cifar(table: _TableOptions, path: Path) -> list[CifarTrial]:
+    from quietmax.data.load import load_records
+    from quietmax.experiments import cifar as ours
+    from quietmax.experiments.stored import read_table, write_table
+
+    wanted = ours.cases(table.measured(ours.DATASETS))
+    trials: list[CifarTrial] = read_table(ours.CifarTrial, path) if path.is_file() else []
+    records = None
+    with progress_bar("CIFAR", quiet=table.as_json) as progress:
+        for done, case in enumerate(wanted):
+            progress(done, len(wanted))
+            if ours.is_measured(case, trials):
+                continue
+            if records is None or records.name != case.dataset:
+                records = load_records(case.dataset, data_dir=table.data_dir)
+            trials += ours.measure(case, records, seed=table.seed)
+            write_table([asdict(trial) for trial in trials], path)
+    return trials
+
+
+def _print_networks(name: str, rows: Sequence[NetworkRow]) -> None:
+    from quietmax.experiments.findings import CURVE_TOLERANCE
+
+    print_table(
+        f"{name}: networks without privacy, and Algorithm 1",
+        ("pixels", "rate", "loss", "splits", "train", "test", "Alg. 1"),
+        [
+            (
+                row.scaling,
+                f"{row.learning_rate:g}" + ("" if row.epochs == 100 else f", {row.epochs} epochs"),
+                row.loss + ("" if row.alpha is None else f", {row.alpha:g}"),
+                str(row.splits),
+                f"{row.train_accuracy.value:.3f}",
+                f"{row.test_accuracy.value:.3f}",
+                f"{row.within}/{row.points}" if row.points else "",
+            )
+            for row in rows
+        ],
+        caption="; ".join(
+            f"the paper's {loss}: {train:.3f}, {test:.3f}"
+            for loss, train, test in dict.fromkeys(
+                (row.loss, row.paper_train_accuracy, row.paper_test_accuracy) for row in rows
+            )
+        )
+        + f". Rate: learning rate; after the loss: alpha; last column: points of Algorithm 1's accuracy loss within "
+        f"{CURVE_TOLERANCE:g} of the paper's curves.",
+    )
+
+
+def _print_private(name: str, rows: Sequence[PrivateRow]) -> None:
+    print_table(
+        f"{name}: DP-SGD as published, accountant RDP",
+        ("pixels", "rate", "loss", "eps", "test", "paper", "lost", "paper "),
+        [
+            (
+                row.scaling,
+                f"{row.learning_rate:g}",
+                row.loss,
+                f"{row.epsilon:g}",
+                f"{row.test_accuracy:.3f}",
+                f"{row.paper_test_accuracy:.3f}",
+                "" if row.accuracy_loss is None else f"{row.accuracy_loss:.3f}",
+                f"{row.paper_accuracy_loss:.3f}",
+            )
+            for row in rows
+        ],
+        caption="Test accuracy, and the accuracy lost against the network without privacy of the same settings.",
     )

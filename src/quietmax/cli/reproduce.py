@@ -13,7 +13,7 @@ import typer
 from quietmax.cli._grids import Output, WorkerCount, duration, finish, listed, run_with_progress
 from quietmax.cli._options import DataDir, Download, Json, Names, Ray, Seed, with_groups
 from quietmax.cli._output import console, print_json, print_table
-from quietmax.cli._tables import alpha, architectures, bounds_table
+from quietmax.cli._tables import alpha, architectures, bounds_table, cifar
 from quietmax.errors import DataUnavailable, QuietmaxError
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ app = typer.Typer(help="Reproduce the paper's tables and figures.", no_args_is_h
 app.command("bounds-table")(bounds_table)
 app.command("architectures")(architectures)
 app.command("alpha")(alpha)
+app.command("cifar")(cifar)
 
 _PRINTED = "to the printed digits"
 Results = Annotated[

@@ -6,6 +6,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -38,12 +39,7 @@ def stored_table(kind: type[Row], file: str, names: Sequence[str] | None = None)
     InvalidInput
         If the table has no row for a name.
     """
-    with resources.files("quietmax.experiments").joinpath("paper", file).open(encoding="utf-8") as lines:
-        rows = list(csv.DictReader(lines))
-    hints = get_type_hints(kind)
-    found = [
-        kind(**{each.name: _value(row[each.name], hints[each.name]) for each in fields(kind)}) for row in rows
-    ]
+    found = read_table(kind, resources.files("quietmax.experiments").joinpath("paper", file))
     measured = list(dict.fromkeys(row.dataset for row in found))
     for name in names or ():
         if name not in measured:
@@ -52,6 +48,28 @@ def stored_table(kind: type[Row], file: str, names: Sequence[str] | None = None)
                 "`measure`."
             )
     return [row for name in names or measured for row in found if row.dataset == name]
+
+
+def read_table(kind: type[Row], path: Traversable) -> list[Row]:
+    """Return the rows of a table that `write_table` wrote.
+
+    Parameters
+    ----------
+    kind : dataclass
+        What a row is; its fields are strings, numbers or None.
+    path : pathlib.Path or Traversable
+        The CSV file.
+
+    Returns
+    -------
+    list of `kind`
+    """
+    with path.open(encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    hints = get_type_hints(kind)
+    return [
+        kind(**{each.name: _value(row[each.name], hints[each.name]) for each in fields(kind)}) for row in rows
+    ]
 
 
 def write_table(rows: Sequence[Mapping[str, object]], path: Path) -> Path:
