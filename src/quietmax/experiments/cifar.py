@@ -25,7 +25,7 @@ from quietmax.experiments.findings import ACCURACY_TOLERANCE, CURVE_TOLERANCE
 from quietmax.experiments.summary import PAPER_SERIES, Mean
 from quietmax.mechanisms.algorithm1 import Algorithm1
 from quietmax.mechanisms.base import Answerer
-from quietmax.models.losses import AveragedOver, Convexified, CrossEntropy, Loss
+from quietmax.models.losses import Convexified, CrossEntropy, Loss
 from quietmax.models.mlp import MLP
 from quietmax.models.stacked import TrainingSettings
 from quietmax.models.training import Model, accuracy, accuracy_loss, train_many
@@ -35,8 +35,7 @@ STORED = "cifar.csv"
 DATASETS = ("cifar-10", "cifar-100")
 Features = NDArray[np.float32]
 
-LossName = Literal["cross-entropy", "convexified", "convexified, as printed"]
-"""The convexified loss averages over samples and classes, as the authors' program does, or over samples, as printed."""
+LossName = Literal["cross-entropy", "convexified"]
 
 _BATCHES = 20
 """Number of batches from which the share of the worst record is estimated."""
@@ -152,7 +151,7 @@ _PRIVATE: dict[str, tuple[tuple[str, float, LossName, float | None], ...]] = {
         ("pixel/255", 1e-4, "convexified", 2.0),
         ("pixel/255", 1e-3, "convexified", 2.0),
     ),
-    "cifar-100": (),
+    "cifar-100": (("pixel/255", 1e-4, "convexified", 1.0),),
 }
 EPSILONS = (1.0, 10.0, 100.0)
 """The epsilons at which DP-SGD is trained."""
@@ -322,16 +321,13 @@ def _trial(
 
 
 def _loss(case: Case) -> Loss:
-    if case.alpha is None:
-        return CrossEntropy()
-    over: AveragedOver = "samples" if case.loss == "convexified, as printed" else "samples and classes"
-    return Convexified(case.alpha, over)
+    return CrossEntropy() if case.alpha is None else Convexified(case.alpha)
 
 
 def _worst_share(model: Model, records: Records) -> float:
     """The largest share of one record in the gradient of its batch, the mean over some batches of training records.
 
-    A record's weight is proportional to exp(alpha * its loss), with either mean.
+    A record's weight is proportional to exp(alpha * its loss).
     """
     assert isinstance(model.settings.loss, Convexified)
     width = min(model.settings.batch_size, len(records))
