@@ -177,6 +177,27 @@ def many_queries(summaries: Sequence[Summary]) -> str:
     return table(("method", "analysis", "answers", "epsilon each", "accuracy loss", "leakage"), rows)
 
 
+def like_for_like(summaries: Sequence[Summary]) -> str:
+    """Test accuracy at equal (epsilon, delta) on the data sets on which proven methods ran."""
+    names = ("head", "dpsgd", "teachers", "sampled-neuron", "algorithm1-gaussian", "algorithm1-laplace")
+    tables = []
+    for dataset in dict.fromkeys(each.dataset for each in summaries if each.method == "head"):
+        own = [each for each in summaries if each.dataset == dataset]
+        plain = next(each for each in own if each.method == "plain").test_accuracy.value
+        epsilons = sorted({each.epsilon for each in own if each.method == "head" and each.epsilon})
+        rows = []
+        for name in names:
+            found = {each.epsilon: each for each in own if each.method == name and each.queries in (None, 1)}
+            shown = next(iter(found.values()))
+            answers = "any number" if shown.queries is None else "1"
+            accuracies = [f"{found[e].test_accuracy.value:.3f}" if e in found else "" for e in epsilons]
+            title = f"{methods()[name].title} ({found[epsilons[0]].status})"
+            rows.append((title, answers, str(shown.repeats), *accuracies))
+        columns = (f"{dataset}, plain network {plain:.3f}", "answers", "repeats", *map("{:g}".format, epsilons))
+        tables.append(table(columns, rows))
+    return "\n\n".join(tables)
+
+
 def sensitivities() -> str:
     """How many numbers of the sensitivity table agree, and which do not."""
     rows = reproduce_sensitivity_table()
@@ -384,6 +405,7 @@ def blocks() -> dict[str, str]:
         "leakage": leakage(summaries),
         "findings": five_findings(summaries),
         "many-queries": many_queries(summaries),
+        "like-for-like": like_for_like(summaries),
     }
 
 

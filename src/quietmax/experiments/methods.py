@@ -228,7 +228,8 @@ def _dpsgd(trial: Trial, shared: SharedInputs, *, accountant: Accountant) -> Pre
         _epsilon(trial),
         declared_delta(shared.group.effort.records),
         accountant=accountant,
-        length=1.0 if image else None,  # features of images have length 1
+        features=Identity() if image else "auto",  # features of images are computed, and have length 1
+        length=1.0 if image else None,
         **_public(trial, shared),
     )
     return _released(private, shared, shared.public_inputs)
