@@ -114,16 +114,6 @@ class SharedInputs:
         return chosen.transform(self._public.features[candidate_rows(self.data)])
 
     @cached_property
-    def public_inputs(self) -> Features:
-        """Inputs of DP-SGD: public features of images, encoded records of tables.
-
-        On Location and Adult the encoded records gave better accuracy than their scaled features.
-        """
-        if self._public.image_shape is not None:
-            return self.public_features
-        return self._public.features[candidate_rows(self.data)]
-
-    @cached_property
     def attacks(self) -> list[Attack]:
         """The group's attacks with its number of shadow networks."""
         return [self._attack(name) for name in self.group.effort.attacks]

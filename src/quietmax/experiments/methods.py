@@ -178,7 +178,7 @@ def _sampled_neuron(trial: Trial, shared: SharedInputs) -> PreparedMethod:
         queries=queries,
         **_public(trial, shared),
     )
-    seconds = _fit(head, shared, shared.public_features)
+    seconds = _fit(head, shared)
     budget, source = Budget(_epsilon(trial), queries=queries), SeededNoise(trial.noise_seed)
     answerer = Answerer.prepare(head.predictor_.model, SampledNeuron("laplace"), budget, noise=source)
     return _charged(answerer, lambda rows: shared.public_features[_places(shared, rows)], seconds)
@@ -192,7 +192,7 @@ def _teachers(trial: Trial, shared: SharedInputs) -> PreparedMethod:
         features=Identity(),
         **_public(trial, shared),
     )
-    seconds = _fit(teachers, shared, shared.public_features)
+    seconds = _fit(teachers, shared)
     answerer = Answerer(teachers.ensemble_, teachers.predictor_.mechanism, SeededNoise(trial.noise_seed))
     return _charged(answerer, lambda rows: shared.public_features[_places(shared, rows)], seconds)
 
@@ -206,43 +206,35 @@ def _charged(
 
 
 def _head(trial: Trial, shared: SharedInputs) -> PreparedMethod:
-    delta, public = declared_delta(shared.group.effort.records), _public(trial, shared)
-    if shared.group.effort.holdout is None:
-        head = PrivateHead(_epsilon(trial), delta, features=Identity(), **public)
-        return _released(head, shared, shared.public_features)
-    # A user's own table: as `quietmax train head` trains it, with the head's own features.
-    del public["classes"]
-    table_head = PrivateHead(_epsilon(trial), delta, **public)
-    _, seconds = _timed(lambda: table_head.fit(shared.data.train))
-
-    def answer(rows: Rows) -> Answers:
-        probabilities = table_head.predict_proba(shared.data.records.features[rows])
-        return Answers(probabilities.argmax(-1), probabilities)
-
-    return PreparedMethod(answer, seconds, table_head.guarantee_)
+    delta = declared_delta(shared.group.effort.records)
+    return _released(partial(PrivateHead, _epsilon(trial), delta), trial, shared)
 
 
 def _dpsgd(trial: Trial, shared: SharedInputs, *, accountant: Accountant) -> PreparedMethod:
-    image = shared.data.records.image_shape is not None
-    private = DPSGD(
-        _epsilon(trial),
-        declared_delta(shared.group.effort.records),
-        accountant=accountant,
-        features=Identity() if image else "auto",  # features of images are computed, and have length 1
-        length=1.0 if image else None,
-        **_public(trial, shared),
-    )
-    return _released(private, shared, shared.public_inputs)
+    delta = declared_delta(shared.group.effort.records)
+    length = 1.0 if shared.group.effort.holdout is None else None  # that of all public features
+    made = partial(DPSGD, _epsilon(trial), delta, accountant=accountant, length=length)
+    return _released(made, trial, shared)
 
 
-def _released(
-    estimator: PrivateHead | DPSGD, shared: SharedInputs, inputs: NDArray[np.float32]
-) -> PreparedMethod:
+def _released(made: Callable[..., PrivateHead | DPSGD], trial: Trial, shared: SharedInputs) -> PreparedMethod:
     """A method whose model may be released, so that it answers any number of queries."""
-    seconds = _fit(estimator, shared, inputs)
+    public = _public(trial, shared)
+    if shared.group.effort.holdout is None:
+        estimator = made(features=Identity(), **public)
+        seconds = _fit(estimator, shared)
+    else:
+        # A user's own table: as `quietmax train` trains on it, with the estimator's own features.
+        del public["classes"]
+        estimator = made(**public)
+        _, seconds = _timed(lambda: estimator.fit(shared.data.train))
 
     def answer(rows: Rows) -> Answers:
-        probabilities = estimator.predict_proba(inputs[_places(shared, rows)])
+        if shared.group.effort.holdout is None:
+            inputs = shared.public_features[_places(shared, rows)]
+        else:
+            inputs = shared.data.records.features[rows]
+        probabilities = estimator.predict_proba(inputs)
         return Answers(probabilities.argmax(-1), probabilities)
 
     return PreparedMethod(answer, seconds, estimator.guarantee_)
@@ -268,12 +260,10 @@ def _public(trial: Trial, shared: SharedInputs) -> dict[str, Any]:
     }
 
 
-def _fit(
-    estimator: PrivateHead | Teachers | DPSGD, shared: SharedInputs, inputs: NDArray[np.float32]
-) -> float:
+def _fit(estimator: PrivateHead | Teachers | DPSGD, shared: SharedInputs) -> float:
     """Train on the training records, which come first among the candidates, and return the seconds it took."""
-    train = shared.data.train
-    _, seconds = _timed(lambda: estimator.fit(inputs[: len(train)], train.labels, groups=train.persons))
+    train, features = shared.data.train, shared.public_features[: len(shared.data.train)]
+    _, seconds = _timed(lambda: estimator.fit(features, train.labels, groups=train.persons))
     return seconds
 
 
