@@ -193,7 +193,12 @@ def like_for_like(summaries: Sequence[Summary]) -> str:
             accuracies = [f"{found[e].test_accuracy.value:.3f}" if e in found else "" for e in epsilons]
             title = f"{methods()[name].title} ({found[epsilons[0]].status})"
             rows.append((title, answers, str(shown.repeats), *accuracies))
-        columns = (f"{dataset}, plain network {plain:.3f}", "answers", "repeats", *map("{:g}".format, epsilons))
+        columns = (
+            f"{dataset}, plain network {plain:.3f}",
+            "answers",
+            "repeats",
+            *map("{:g}".format, epsilons),
+        )
         tables.append(table(columns, rows))
     return "\n\n".join(tables)
 

@@ -43,8 +43,8 @@ _SMALLEST_IMAGE = 784
 _LIBRARY_BYTES = 450 * 2**20
 _DPSGD_BYTES = 1.9
 """Memory of a DP-SGD network, in ordinary networks; the records are copied once more."""
-_BYTES_PER_FEATURE, _DPSGD_BYTES_PER_FEATURE = 16, 34
-"""Memory of a public feature of a record while a head is trained, and while DP-SGD trains a network."""
+_BYTES_PER_FEATURE = 18
+"""Memory of a public feature of a record while a head or DP-SGD is trained."""
 
 
 def estimated_seconds(
@@ -116,8 +116,7 @@ def _group_bytes(group: Group, methods: set[str], data_dir: Path | None) -> int:
         steps.append(int(networks * _DPSGD_BYTES * training_bytes(widths, settings)) + records)
     if methods & {"head", "dpsgd", "teachers", "sampled-neuron"}:
         values = width * (_FEATURES_PER_PIXEL if width >= _SMALLEST_IMAGE else 1)
-        each = _DPSGD_BYTES_PER_FEATURE if "dpsgd" in methods else _BYTES_PER_FEATURE
-        steps.append(int(2 * effort.records * values * each))
+        steps.append(int(2 * effort.records * values * _BYTES_PER_FEATURE))
     return _LIBRARY_BYTES + records + max(steps)
 
 
