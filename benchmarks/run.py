@@ -31,13 +31,14 @@ SHOWN_PACKAGES = ("quietmax", "torch", "numpy", "scikit-learn", "opendp", "opacu
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A script, the arguments of a full and of a quick run, what it shows, and what it needs."""
+    """A script, the arguments of a full and of a quick run, what it shows, what it needs, and a page of its own."""
 
     name: str
     shows: str
     full: tuple[str, ...] = ()
     quick: tuple[str, ...] = ("--quick",)
     needs_data: bool = False
+    stored: str = ""
 
 
 BENCHMARKS = (
@@ -61,6 +62,7 @@ BENCHMARKS = (
         "Private heads on tables of people beside models without privacy",
         quick=("--seeds", "0", "--tables", "fair", "--output", os.devnull),
         needs_data=True,
+        stored="results/table-accuracy.md",
     ),
     Benchmark(
         "image_accuracy",
@@ -68,11 +70,13 @@ BENCHMARKS = (
         ("build/image-accuracy", "--output", "docs/results/image-accuracy.json"),
         ("build/image-accuracy", "--sets", "mnist-5k", "--records", "500", "--epsilons", "1", "--seeds", "1"),
         needs_data=True,
+        stored="results/image-accuracy.md",
     ),
     Benchmark(
         "text_accuracy",
         "Private heads on texts beside logistic regression",
         quick=("--seeds", "2", "--rows", "120", "--output", "build"),
+        stored="results/text-accuracy.md",
     ),
     Benchmark(
         "training_rule",
@@ -80,6 +84,7 @@ BENCHMARKS = (
         ("build/training-rule",),
         ("build/training-rule", "--sets", "fair", "--output", os.devnull),
         needs_data=True,
+        stored="results/training-rule.md",
     ),
     Benchmark(
         "dpsgd_beside_head",
@@ -97,6 +102,7 @@ BENCHMARKS = (
             os.devnull,
         ),
         needs_data=True,
+        stored="results/dpsgd-beside-head.md",
     ),
     Benchmark("private_answers", "Accuracy per number of queries", ("--splits", "5"), needs_data=True),
     Benchmark(
@@ -116,12 +122,14 @@ BENCHMARKS = (
         "Two million requests: memory, open files and charges",
         ("--json", "docs/results/soak.json"),
         ("--requests", "2000"),
+        stored="results/service-reliability.md",
     ),
     Benchmark(
         "malformed",
         "100,000 malformed requests over HTTP and gRPC: no error of the service, nothing spent, memory and open files",
         ("--json", "docs/results/malformed.json"),
         ("--http", "500", "--grpc", "500"),
+        stored="results/service-reliability.md",
     ),
     Benchmark(
         "observed",
@@ -133,12 +141,18 @@ BENCHMARKS = (
         "person_audit",
         "Audits for a person with 30 rows, of training by persons and by records",
         quick=("--times", "64", "--output", os.devnull),
+        stored="results/person-audit.md",
     ),
-    Benchmark("ray_scaling", "Teachers and shadow networks on 2 Ray workers beside 1"),
+    Benchmark(
+        "ray_scaling",
+        "Teachers and shadow networks on 2 Ray workers beside 1",
+        stored="results/large-table.md",
+    ),
     Benchmark(
         "out_of_core",
         "A private head on 20 million rows in files: memory, time of a pass, growth",
         ("build", "--json", "docs/results/large-table.json"),
+        stored="results/large-table.md",
     ),
     Benchmark("growth", "How the cost grows with records, networks, classes, queries and replicas"),
 )
@@ -283,7 +297,8 @@ we are faster), its median and spread over the runs. Accuracies are on the [resu
 
 
 def _missing(benchmark: Benchmark) -> str:
-    return f"## {benchmark.shows}\n\nNot measured yet: `python benchmarks/run.py --only {benchmark.name}`."
+    found = f"Measured on [a page of its own]({benchmark.stored})" if benchmark.stored else "Not measured yet"
+    return f"## {benchmark.shows}\n\n{found}: `python benchmarks/run.py --only {benchmark.name}`."
 
 
 if __name__ == "__main__":
