@@ -171,7 +171,7 @@ def test_workers_that_do_not_start_are_an_error(monkeypatch: pytest.MonkeyPatch)
         for worker in range(2):
             both.send(worker, "call", slow_double, worker)
         results = [both.next() for _ in range(2)]
-        assert sorted(results) == [(0, 0), (1, 2)]
+        assert sorted(results) == [(0, (b"", 0)), (1, (b"", 2))]  # no probe, and the doubles
         monkeypatch.setattr(ray_module, "START_SECONDS", 0.5)
         monkeypatch.setattr(ray_module, "_LOOK_SECONDS", 0.1)
         with pytest.raises(QuietmaxError, match=r"did not start within 0\.5 seconds"):

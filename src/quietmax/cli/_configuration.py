@@ -38,6 +38,7 @@ OTHER_VARIABLES = frozenset(
             "CHROMIUM",
             "INVARIANT_TABLES",
             "KILLS",
+            "PYTHONS",
             "SAME_NUMBERS",
             "SCREENSHOTS",
             "WRITE_FIXTURES",
