@@ -111,6 +111,7 @@ def _group_bytes(group: Group, methods: set[str], data_dir: Path | None) -> int:
         kept = 4 * effort.shadows * (width * settings.hidden[0] + settings.hidden[-1] * classes)
         steps.append(height * training_bytes(widths, settings) + kept)
     records = 4 * width * _records(group.source, data_dir)
+    steps.append(2 * records)  # copies while they are read, checked and divided
     if any(name.startswith("published-") for name in methods):
         networks = len(PUBLISHED_ACCOUNTANTS) * len(EPSILONS)
         steps.append(int(networks * _DPSGD_BYTES * training_bytes(widths, settings)) + records)
