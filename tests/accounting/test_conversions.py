@@ -23,6 +23,7 @@ from quietmax.accounting import (
     pure_as_gaussian,
 )
 from quietmax.accounting.conversions import (
+    _stepped,
     as_number,
     decimal,
     root_rounded_down,
@@ -297,6 +298,11 @@ def test_epsilon_and_mu_are_found_to_ten_digits(delta) -> None:
             <= delta
             < true_delta_of_gaussian_limits(mu * (1 + 1e-10), epsilon)
         )
+
+
+def test_a_root_is_left_by_the_smallest_power_of_two_that_is_safe() -> None:
+    for power in (-44, -43, -40):
+        assert _stepped(lambda step: step, lambda step, least=2.0**power: step >= least) == 2.0**power
 
 
 @pytest.mark.parametrize("delta", [1e-300, 1e-5, 0.5, 0.9])

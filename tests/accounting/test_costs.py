@@ -200,6 +200,10 @@ def test_one_query_costs_no_more_than_itself() -> None:
     assert advanced_composition_per_query(0.5, 1, 1e-5) == pytest.approx(0.5, rel=1e-12)
 
 
+def test_one_query_may_have_all_but_the_slack() -> None:
+    assert advanced_composition_per_query(1.0, 1, 1e-5) == 1.0 - 2.0**-44
+
+
 def test_few_queries_share_evenly_since_simple_composition_is_better() -> None:
     assert advanced_composition_per_query(1.0, 2, 1e-9) == pytest.approx(0.5, rel=1e-12)
     assert advanced_composition_per_query(1.0, 2, 1e-9) <= 0.5

@@ -388,6 +388,49 @@ def test_one_and_two_steps_are_bounded_from_above_and_closely(
         assert true <= found <= true * 1.01 + 1e-30
 
 
+@pytest.mark.parametrize(
+    ("sigma", "epsilon", "rate"),
+    [(0.05, 180.0, 0.3), (0.05, 215.0, 1e-6), (0.03, 500.0, 0.7), (0.03, 560.0, 1e-4)],
+)
+def test_one_step_with_very_little_noise_is_bounded_from_above_and_closely(
+    monkeypatch, sigma, epsilon, rate
+) -> None:
+    with mpmath.workdps(30):
+        numbers = [mpmath.mpf(number) for number in (sigma, epsilon, rate)]
+        true = max(_exact_of_one(*numbers, removed) for removed in (True, False))
+        found = sampled_bound(monkeypatch, sigma, epsilon, rate, 1)
+        assert true <= found <= true * 1.01 + 1e-30
+
+
+@pytest.mark.parametrize("scale", [0.3, 4.0, 30.0])
+@pytest.mark.parametrize("rate", [1e-6, 0.3, 0.9, 1 - 1e-12])
+def test_the_loss_is_right_to_a_few_units_in_the_last_place(scale, rate) -> None:
+    points = np.linspace(-12.0, 12.0 + scale, 97)
+    for t, found in zip(points, module._loss(points, scale, rate), strict=True):
+        with mpmath.workdps(40):
+            y = (mpmath.mpf(t) - mpmath.mpf(scale) / 2) * scale
+            exact = mpmath.log(1 - mpmath.mpf(rate) + rate * mpmath.exp(y))
+            assert abs(found - exact) <= 4 * module._U * (abs(y) + abs(exact) + 1e-300)
+
+
+@pytest.mark.parametrize("removed", [True, False])
+@pytest.mark.parametrize("scale", [0.3, 4.0, 20.0, 30.0])
+def test_the_quadrature_intervals_are_short_and_each_lies_in_one_cell_of_the_grid(scale, removed) -> None:
+    interval = 0.01 * scale
+    for edges in module._edges(scale, 0.3, interval, removed):
+        assert np.diff(edges).min() > 0.0
+        assert np.diff(edges).max() <= 1.5 / (12.0 + scale) * (1 + 1e-12)
+        ends = module._loss(edges, scale, 0.3) / interval
+        assert (np.floor(ends[1:] - 1e-6) <= np.floor(ends[:-1] + 1e-6)).all()
+
+
+@pytest.mark.parametrize("larger", [True, False])
+def test_the_bound_is_the_larger_one_of_adding_and_removing_a_record(monkeypatch, larger) -> None:
+    monkeypatch.setattr(module, "_one_step", lambda *_, removed: removed)
+    monkeypatch.setattr(module, "_composed_delta", lambda removed, *_: 0.02 if removed is larger else 0.01)
+    assert bound(1.0, 0.5, 0.1, 1) == 0.02
+
+
 @pytest.mark.parametrize("steps", [10, 10**4, 10**6, 10**8])
 @pytest.mark.parametrize("delta", [1e-3, 1e-9, 1e-15, 1e-25])
 def test_steps_that_hardly_ever_leave_a_record_out_cost_what_full_steps_cost(

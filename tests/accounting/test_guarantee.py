@@ -312,7 +312,7 @@ def test_true_positives_of_a_gaussian_claim_are_those_of_two_shifted_normals(mu,
     claim = Guarantee("gaussian", mu=mu, because="x")
     with mpmath.workdps(50):
         exact = mpmath.ncdf(mpmath.sqrt(2) * mpmath.erfinv(2 * mpmath.mpf(rate) - 1) + mu)
-    assert exact * (1 - HAIR) <= claim.max_true_positive_rate(rate) <= min(1, exact * (1 + 2 * HAIR))
+    assert exact <= claim.max_true_positive_rate(rate) <= min(1, exact * (1 + 2 * HAIR))
 
 
 @pytest.mark.parametrize("claim", [PURE, GAUSSIAN, APPROXIMATE])
@@ -344,6 +344,31 @@ def test_a_group_is_bounded_by_going_from_neighbour_to_neighbour(
     except InvalidInput:
         return
     assert reached <= group.max_true_positive_rate(rate) * (1 + 1e-9) + 1e-12
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_the_surplus_delta_of_a_group_is_the_stated_sum_rounded_up(size) -> None:
+    with mpmath.workdps(50):
+        extra, step = mpmath.mpf(1e-9), mpmath.mpf(0.5)
+        geometric = mpmath.fsum(extra * mpmath.exp(part * step) for part in range(size))
+        place = mpmath.sqrt(2) * mpmath.erfinv(2 * extra - 1)
+        normal = mpmath.fsum(mpmath.ncdf(place + part * step) for part in range(size))
+        stated = approximate(0.5, 1e-9).for_group(size)
+        for found, exact in (
+            (stated.delta, geometric),
+            (pure(0.5, extra_delta=1e-9).for_group(size).extra_delta, geometric),
+            (
+                Guarantee("gaussian", mu=0.5, because="x", extra_delta=1e-9).for_group(size).extra_delta,
+                normal,
+            ),
+        ):
+            assert exact < found < exact * (1 + 2 * HAIR)
+    assert stated.extra_delta == 0.0
+
+
+def test_no_guess_is_right_more_often_than_always() -> None:
+    assert approximate(20.0, 0.9).max_accuracy() == 1.0
+    assert pure(100.0).max_accuracy() == 1.0
 
 
 @given(st.floats(1e-6, 1e3), st.integers(2, 1000))
