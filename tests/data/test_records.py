@@ -337,7 +337,7 @@ def test_by_default_everybody_trains_and_there_is_no_pool() -> None:
     parts = hold_out(distinct(7), seed=3)
     assert (parts.train_rows.tolist(), len(parts.test), len(parts.pool)) == ([*range(7)], 0, 0)
     assert parts.holdout == Holdout(0.0, seed=3)
-    assert hold_out(distinct(7), 0.5).holdout == Holdout(0.5, seed=0)
+    assert hold_out(distinct(7), 0.5).holdout == Holdout(0.5, seed=0) == Holdout(0.5)
     assert split(distinct(7), seed=3).holdout is None
 
 

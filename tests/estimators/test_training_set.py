@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from sklearn.preprocessing import FunctionTransformer, Normalizer, StandardScale
 
 from quietmax.data.records import Records, hold_out
 from quietmax.data.schema import Schema
+from quietmax.data.sources import TableRows
 from quietmax.data.tables import encode_table
 from quietmax.errors import InvalidInput
 from quietmax.estimators.training_set import (
@@ -283,6 +286,44 @@ def test_rows_that_are_read_in_pieces_have_the_unit_of_the_whole_set(schema: Sch
     plain, labels = records.features, records.labels
     assert training_rows(Bare(), plain, labels, None).unit == "record"
     assert training_rows(Bare(), plain, labels, ["ann", "bob", "ann", "cid"]).unit == "person"
+
+
+def test_it_is_known_where_rows_lie_before_they_are_read(tmp_path: Path) -> None:
+    frame = PEOPLE.drop(columns="customer")
+    frame.to_csv(tmp_path / "people.csv", index=False)
+    records, names = encode_table(frame, SCHEMA), ["ann", "bob", "ann", "cid"]
+    from_file = training_rows(Bare(SCHEMA), tmp_path / "people.csv", None, None)
+    from_frame = training_rows(Bare(SCHEMA), frame, None, None)
+    for rows in (from_file, from_frame):
+        assert rows.source is not None
+        assert rows.in_memory is rows.source.in_memory is (rows is from_frame)
+        (piece,) = rows.pieces
+        np.testing.assert_array_equal(piece.records, records.features)
+    for rows in (
+        training_rows(Bare(SCHEMA), frame, None, names),
+        training_rows(Bare(), records, None, None),
+        training_rows(Bare(), records.features, records.labels, None),
+    ):
+        assert rows.source is None
+        assert rows.in_memory
+    with pytest.raises(InvalidInput, match="leave out `groups`"):
+        training_rows(Bare(SCHEMA), tmp_path / "people.csv", None, names)
+
+
+def test_only_a_table_in_memory_that_is_wanted_as_a_whole_is_encoded_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = PEOPLE.drop(columns="customer")
+    frame.to_csv(tmp_path / "people.csv", index=False)
+    asked: list[int | None] = []
+    read = TableRows.records
+    monkeypatch.setattr(
+        TableRows, "records", lambda self, rows=None: (asked.append(rows), read(self, rows))[1]
+    )
+    for X in (frame, tmp_path / "people.csv"):
+        training_set(Bare(SCHEMA), X, None, None)
+        list(training_rows(Bare(SCHEMA), X, None, None).pieces)
+    assert asked == [sys.maxsize, None, None, None]
 
 
 def test_only_a_holdout_of_somebody_is_kept() -> None:

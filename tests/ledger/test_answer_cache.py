@@ -144,7 +144,10 @@ def test_of_equal_queries_the_answer_that_was_stored_first_is_found(path: Path) 
         ledger.store_answers(NewAnswers(account.id, (new, other, one), b"345"))
         with write_transaction(ledger._engine) as connection:
             found = AnswerCache().find(Cursor(connection), account.id, [other, new, one])
-        assert found == {one: b"1", other: b"2", new: b"3"}
+            assert found == {one: b"1", other: b"2", new: b"3"}
+            twice = bytes([9]) * 16
+            store_answers(Cursor(connection), {}, [NewAnswers(account.id, (twice, twice), b"67")], b"", 0)
+            assert AnswerCache().find(Cursor(connection), account.id, [twice]) == {twice: b"6"}
 
 
 def test_the_oldest_answers_are_dropped_once_a_sixteenth_more_than_the_limit_is_indexed(path: Path) -> None:

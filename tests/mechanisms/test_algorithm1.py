@@ -267,6 +267,14 @@ def test_algorithm_1_answers_even_for_logits_at_the_end_of_the_floats(noise) -> 
     np.testing.assert_allclose(released.sum(1), 1.0)
 
 
+@pytest.mark.parametrize("enormous", [1e308, -1e308])
+@pytest.mark.parametrize("noise", ["laplace", "gaussian"])
+def test_all_logits_are_clipped_at_the_same_limit(noise, enormous) -> None:
+    logits = np.full((50, 2), enormous)
+    released = Algorithm1(noise, 0.5, 0.5, 0.3, 0.8).release(logits, SeededNoise(0)).probabilities
+    assert np.abs(_log_odds(released)).max() < 40 * 0.3 / 0.5  # nothing but the noise is left
+
+
 def test_the_papers_claim_weighs_both_epsilons_as_printed() -> None:
     assert claimed_epsilon(0.25, 0.5, 3, "laplace") == pytest.approx(0.25 + 6 * 0.5, rel=1e-15)
     assert claimed_epsilon(0.25, 0.5, 3, "gaussian") == pytest.approx(
@@ -294,7 +302,7 @@ def test_what_is_given_to_algorithm_1_is_kept_and_only_the_rest_is_filled_in() -
     probability = Algorithm1(probability_sensitivity=0.7).prepared(MODEL, GaussianCost(1.0))
     assert (probability.logit_sensitivity, probability.probability_sensitivity) == (formulas.logit.value, 0.7)
     neuron = Algorithm1("laplace", epsilon_neuron=0.25).prepared(MODEL, PureCost(7.0))
-    assert neuron.epsilon_sampling == pytest.approx(1.0)
+    assert neuron.epsilon_sampling == 1.0  # a seventh; 7 is reached exactly
     assert neuron.epsilon_neuron == 0.25
 
 

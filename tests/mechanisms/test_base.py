@@ -25,7 +25,13 @@ from quietmax.estimators.teachers import TeacherEnsemble
 from quietmax.mechanisms import Algorithm1, Answerer, Answers, GaussianScores, NoisyMax, SampledNeuron
 from quietmax.mechanisms import algorithm1 as algorithm1_module
 from quietmax.mechanisms import sampled_neuron as sampled_neuron_module
-from quietmax.mechanisms.base import digest_text, proves_bounds, selection_epsilon
+from quietmax.mechanisms.base import (
+    _read_plugin,
+    digest_text,
+    proves_bounds,
+    releases_probabilities,
+    selection_epsilon,
+)
 from quietmax.models import TorchModel
 from quietmax.models.mlp import initial_mlp
 from quietmax.noise import EXACT, ExactNoise, SeededNoise
@@ -280,6 +286,20 @@ def test_a_model_without_certified_bounds_is_refused() -> None:
     ):
         with pytest.raises(InvalidInput, match="no certified bound"):
             mechanism.prepared(model, cost)
+
+
+def test_a_noisy_maximum_is_a_label_and_all_others_release_probabilities_too() -> None:
+    for mechanism, cost in PROVEN_AND_COST:
+        ready = dataclasses.replace(mechanism, bounds=BOUNDS, per_query=cost)
+        assert releases_probabilities(ready, 3) is not isinstance(mechanism, NoisyMax)
+
+
+def test_a_plug_in_is_a_dataclass_so_that_its_text_names_its_numbers() -> None:
+    needed = ("measure", "analysis", "prepared", "cost", "guarantee", "release")
+    plain = type("Plain", (), {"name": "plain", **dict.fromkeys(needed)})
+    with pytest.raises(TypeError, match="frozen dataclass"):
+        _read_plugin("plain", plain)
+    assert _read_plugin("noisy-max", NoisyMax) == ("noisy-max", NoisyMax())
 
 
 @given(mu=st.floats(1e-4, 8))

@@ -83,6 +83,13 @@ def test_noise_cannot_flip_the_chosen_label() -> None:
     ties = answers.probabilities.max(1) == answers.probabilities.min(1)
     assert (answers.probabilities.argmax(1) == answers.labels)[~ties].all()
     np.testing.assert_allclose(answers.probabilities.sum(1), 1.0)
+    assert answers.probabilities.max(1).min() == 1 / 7
+
+
+def test_two_labels_that_are_equally_likely_are_told_apart_as_argmax_does(monkeypatch) -> None:
+    monkeypatch.setattr(SampledNeuron, "_noised", lambda _, odds, *__: np.zeros_like(odds))
+    answers = SampledNeuron("laplace", bounds=BOUNDS, per_query=PureCost(1.0)).release(np.eye(2), EXACT)
+    assert answers.labels.tolist() == answers.probabilities.argmax(1).tolist() == [0, 0]
 
 
 def test_the_cost_does_not_depend_on_the_number_of_classes() -> None:
@@ -167,10 +174,12 @@ def test_enormous_logits_are_clipped_where_their_rounding_would_exceed_the_slack
 ) -> None:
     spy = spied(monkeypatch, sampled_neuron_module, "release_laplace")
     ready = SampledNeuron("laplace", bounds=BOUNDS, per_query=PureCost(1.0))
-    scores = np.zeros((2, classes))
+    scores = np.zeros((3, classes))
     scores[0, :2] = -1e300, 1e300
+    scores[2, :2] = 1e300, -1e300
     scores[1, :2] = -BOUNDS.spread * 2**22, BOUNDS.spread * 2**22
     ready.release(scores, EXACT)
     odds = np.abs(spy.values[0])
     assert 4 * np.spacing(odds).max() < BOUNDS.spread * 2**-20
     assert odds[1] >= BOUNDS.spread * 2**22  # what is merely large is not clipped
+    assert odds[0] == odds[2] == BOUNDS.spread * 2**24 * (2 if classes == 2 else 1)

@@ -55,7 +55,7 @@ class Holdout:
     Holdout(share=0.2, seed=7)
     """
 
-    share: float = 0.0
+    share: float
     seed: int = 0
 
     def __post_init__(self) -> None:
