@@ -367,6 +367,8 @@ def test_an_account_that_was_lost_gets_no_new_budget_without_a_reason(path: Path
         account = ledger.open_account("patients", PureCost(1.0), Terms(1.0), digest="patients")
         pay(ledger, Charge(account.id, ledger.client("ann"), "m/1", 1000, rows=1))
     shutil.copy(old, path)
+    with Ledger(path) as ledger, pytest.raises(LedgerDamaged, match="has lost charges"):
+        ledger.check_damage()
     with Ledger(path, accept_loss="the copy of May is the newest") as ledger:
         row = next(row for row in ledger.export() if row.kind == "loss")
         assert json.loads(row.detail)["accounts"] == {"3": 1000}

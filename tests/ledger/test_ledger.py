@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -324,6 +325,22 @@ def test_the_keys_of_many_queries_are_those_of_each(sqlite_ledger: Ledger) -> No
         assert sqlite_ledger.query_keys(b"model", memoryview(content), size) == each
         assert len(set(each)) == 3
         assert {len(key) for key in each} == {16}
+
+
+@pytest.mark.parametrize("size", [1, 2047, 2048, 5000])
+def test_a_ledger_of_version_0_1_keeps_its_query_keys(
+    sqlite_ledger: Ledger, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_ledger, "_has_gmac_keys", False)
+    content = bytes(number % 251 for number in range(3 * size))
+    expected = [
+        hashlib.blake2b(
+            b"model" + content[i * size : (i + 1) * size], key=sqlite_ledger._salt, digest_size=16
+        )
+        for i in range(3)
+    ]
+    found = sqlite_ledger.query_keys(b"model", memoryview(content), size)
+    assert found == [each.digest() for each in expected]
 
 
 def test_keys_of_queries_depend_on_the_query_the_model_and_the_secret_of_the_ledger(
