@@ -248,6 +248,27 @@ def test_a_database_that_goes_back_while_it_is_served_is_not_charged(ledger: Led
     assert "went back in time: account 2 was at row 4 and is at row 3" in str(failed.error)
 
 
+def test_an_account_that_is_replaced_or_removed_while_it_is_served_is_noticed(ledger: Ledger) -> None:
+    charge_patients(ledger)
+    ledger.check_damage()
+    for statements in (
+        (
+            "UPDATE journal SET hash = 'other' WHERE account = 2 AND sequence = 4",
+            "UPDATE accounts SET head = 'other' WHERE id = 2",
+        ),
+        (
+            "DELETE FROM journal WHERE account = 2",
+            "DELETE FROM subaccounts",
+            "DELETE FROM accounts WHERE id = 2",
+        ),
+    ):
+        with ledger._engine.begin() as connection:
+            for statement in statements:
+                connection.execute(text(statement))
+        with pytest.raises(LedgerDamaged, match="row 4 of account 2 is not the one that was committed"):
+            ledger.check_damage()
+
+
 def test_a_restored_ledger_is_not_written_after_another_process_has_added_rows(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
