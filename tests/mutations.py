@@ -6,7 +6,8 @@ A mutant changes one operator, comparison, constant or condition of one module. 
 mutant then runs in a forked child whose import system finds the changed module, with the module's doctests, the tests
 named after it and then the rest of the area's, and stops at the first that fails. That takes a few seconds for a mutant
 where a tool that starts Python anew takes longer; the operators are those usual in mutmut and cosmic-ray. Prints every
-survivor with its line, and how many of each area were killed. A run with `--results` can be stopped and started again.
+survivor and every mutant that took too long, with its line, and how many of each area were killed. A run with
+`--results` can be stopped and started again.
 
 Not changed: the values in `TUNING`, which say how long something waits or how much is taken at once. Any value will do,
 so a test could only repeat it. Nor what an error says.
@@ -323,6 +324,8 @@ def killed(mutant: Mutant | None, tests: list[list[str]], seconds: float) -> boo
         time.sleep(0.02)
     os.killpg(child, 9)
     os.waitpid(child, 0)
+    if mutant is not None:
+        print(f"took too long, counted as killed: {mutant.place}  {mutant.what}", flush=True)
     return True
 
 
