@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from quietmax.accounting import LIMIT, GaussianCost, PureCost
 from quietmax.errors import LedgerDamaged
-from quietmax.ledger import Charge, Charged, Ledger, NewAnswers, Part, Replayed, Subaccount, Terms
+from quietmax.ledger import Charge, Charged, Ledger, NewAnswers, Part, Replayed, Subaccount, Terms, database
 from quietmax.ledger import verify as verify_module
 from quietmax.ledger.database import KEYS_ACCOUNT, Cursor, write_transaction
 from quietmax.ledger.journal import START
@@ -529,9 +529,8 @@ def test_an_account_that_no_earlier_version_wrote_to_adopts_no_requests(ledger: 
         assert fault in ledger.verify().faults
 
 
-@pytest.fixture
-def earlier_version(path: Path) -> Ledger:
-    """A ledger whose account `patients` an earlier version has opened and charged, without any stored request."""
+def make_earlier(path: Path) -> None:
+    """Write a ledger whose account `patients` an earlier version has opened and charged, without any stored request."""
     with Ledger(path) as ledger:
         charge_patients(ledger)
         ledger.open_account("others", PureCost(1.0), Terms(1.0), digest="others")
@@ -539,7 +538,45 @@ def earlier_version(path: Path) -> Ledger:
     edit(path, f"UPDATE accounts SET sequence = 0, head = '{START}' WHERE id = 1")
     edit(path, "UPDATE meta SET value = '3' WHERE name = 'version'")
     path.with_name(path.name + ".head").unlink()
+
+
+@pytest.fixture
+def earlier_version(path: Path) -> Ledger:
+    make_earlier(path)
     return Ledger(path)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 500])
+def test_all_requests_that_an_earlier_version_stored_are_adopted(
+    path: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_ADOPTED_PER_ROW", at_once)
+    make_earlier(path)
+    for request, units, body, stored in (
+        (1, 1000, "6162", "x'63'"),
+        (2, 2000, "64", "NULL"),
+        (3, 0, "", "x'65'"),
+    ):
+        edit(
+            path,
+            "INSERT INTO requests (account, request, body, units, time, answer)"
+            f" VALUES (2, x'0{request}', x'{body}', {units}, 7, {stored})",
+        )
+    with Ledger(path) as ledger:
+        adopted = [
+            json.loads(row.detail)["requests"] for row in ledger.export("patients") if row.kind == "adopted"
+        ]
+        assert [len(each) for each in adopted] == {1: [1, 1, 1], 2: [2, 1]}.get(at_once, [3])
+        found = {key: value for each in adopted for key, value in each.items()}
+        assert {key: (each["units"], each["keep"], each["time"]) for key, each in found.items()} == {
+            "01": (1000, False, 7),
+            "02": (2000, False, 7),
+            "03": (0, True, 7),
+        }
+        assert ledger.verify().sound
+        assert _faults_after(ledger, "UPDATE requests SET answer = x'66' WHERE units = 1000") == (
+            "Account 'patients': 1 stored requests or their answers were changed.",
+        )
 
 
 def test_adopted_requests_come_first_and_were_paid(earlier_version: Ledger) -> None:
