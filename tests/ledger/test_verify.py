@@ -527,6 +527,10 @@ def test_an_account_that_no_earlier_version_wrote_to_adopts_no_requests(ledger: 
         row = ledger.account("patients").sequence
         fault = f"Account 'patients': row {row} adopts requests, but no earlier version wrote to the account."
         assert fault in ledger.verify().faults
+    run(ledger, "DELETE FROM journal WHERE account = 2")
+    run(ledger, f"UPDATE accounts SET sequence = 0, head = '{START}' WHERE id = 2")
+    adopt(ledger, charge.account, keep=True)
+    assert fault.replace(f"row {row}", "row 1") in ledger.verify().faults
 
 
 def make_earlier(path: Path) -> None:
