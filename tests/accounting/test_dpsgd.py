@@ -468,6 +468,39 @@ def test_the_convolution_is_an_upper_bound_on_the_same_grid_in_high_precision(
             assert true <= found <= true * (1 + mpmath.mpf("1e-6")) + steps * module._LOST
 
 
+@pytest.mark.parametrize("removed", [True, False])
+@pytest.mark.parametrize(
+    ("sigma", "epsilon", "rate", "steps"),
+    [(1.0, 5.0, 0.5, 60), (1.0, 20.0, 0.5, 60), (1.0, 1.0, 0.3, 30), (2.0, 1.0, 0.1, 200)],
+)
+def test_a_transform_that_is_too_short_for_the_sum_only_raises_delta(
+    monkeypatch, sigma, epsilon, rate, steps, removed
+) -> None:
+    """What lies above the window is bounded by Chernoff's inequality."""
+    step = module._one_step(sigma, rate, 8 * _interval(sigma, Schedule(rate, steps)), removed=removed)
+    whole = np.ones(1)
+    for _ in range(steps):
+        whole = np.convolve(whole, step.masses)
+    over = (steps * step.first + np.arange(len(whole))) * step.interval - epsilon
+    true = float(whole @ -np.expm1(-np.maximum(over, 0.0)))
+    for length in (2**7, 2**8, 2**9):
+        monkeypatch.setattr(module, "_LONGEST_TRANSFORM", length)
+        assert true * (1 - 1e-9) <= module._composed_delta(step, steps, epsilon) <= true * 12
+    monkeypatch.undo()
+    assert true * (1 - 1e-9) <= module._composed_delta(step, steps, epsilon) <= true * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("sigma", [0.01, 0.05, 1.0, 7.0])
+@pytest.mark.parametrize("removed", [True, False])
+def test_the_allowed_shift_covers_the_rounding_of_every_loss(sigma, removed) -> None:
+    """Another test says that a loss is off by at most 4*u*(|y| + |loss|), where y is what the exponential takes."""
+    interval = _interval(sigma, Schedule(0.3, 1))
+    ends = np.array([-12.0, 12.0 + (1 / sigma if removed else 0.0)])
+    y = np.abs((ends - 0.5 / sigma) / sigma).max()
+    largest = np.abs(module._loss(ends, 1 / sigma, 0.3)).max()
+    assert module._one_step(sigma, 0.3, interval, removed=removed).shift >= 4 * module._U * (y + largest)
+
+
 @pytest.mark.parametrize(("sigma", "rate"), [(1.0, 0.1), (0.4, 0.9), (6.0, 0.01)])
 @pytest.mark.parametrize("removed", [True, False])
 def test_the_grid_keeps_both_masses_of_a_step(sigma, rate, removed) -> None:
@@ -520,6 +553,10 @@ def test_the_noise_for_nearly_full_batches_suffices_by_the_exact_curve_of_full_o
     # rate < 1 saves less than a part in a million here
     assert delta_of(math.sqrt(steps) / sigma, 1.0) <= delta * (1 + 1e-6)
     assert sigma <= math.sqrt(steps) / mu_of(1.0, delta) * (1 + 1e-4)
+
+
+def test_u_is_half_of_the_distance_from_one_to_the_next_float() -> None:
+    assert math.nextafter(1.0, 2.0) - 1.0 == 2 * module._U
 
 
 @pytest.mark.parametrize("length", [2**6, 2**10, 2**13])
