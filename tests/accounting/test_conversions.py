@@ -301,8 +301,8 @@ def test_epsilon_and_mu_are_found_to_ten_digits(delta) -> None:
 
 
 def test_a_root_is_left_by_the_smallest_power_of_two_that_is_safe() -> None:
-    for power in (-44, -43, -40):
-        assert _stepped(lambda step: step, lambda step, least=2.0**power: step >= least) == 2.0**power
+    for least in (2.0**-44, 2.0**-43, 2.0**-40):
+        assert _stepped(lambda step: step, least.__le__) == least
 
 
 @pytest.mark.parametrize("delta", [1e-300, 1e-5, 0.5, 0.9])

@@ -396,8 +396,10 @@ def test_one_step_with_very_little_noise_is_bounded_from_above_and_closely(
     monkeypatch, sigma, epsilon, rate
 ) -> None:
     with mpmath.workdps(30):
-        numbers = [mpmath.mpf(number) for number in (sigma, epsilon, rate)]
-        true = max(_exact_of_one(*numbers, removed) for removed in (True, False))
+        true = max(
+            _exact_of_one(mpmath.mpf(sigma), mpmath.mpf(epsilon), mpmath.mpf(rate), removed)
+            for removed in (True, False)
+        )
         found = sampled_bound(monkeypatch, sigma, epsilon, rate, 1)
         assert true <= found <= true * 1.01 + 1e-30
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -317,9 +318,12 @@ def test_only_a_table_in_memory_that_is_wanted_as_a_whole_is_encoded_at_once(
     frame.to_csv(tmp_path / "people.csv", index=False)
     asked: list[int | None] = []
     read = TableRows.records
-    monkeypatch.setattr(
-        TableRows, "records", lambda self, rows=None: (asked.append(rows), read(self, rows))[1]
-    )
+
+    def spied(self: TableRows, rows: int | None = None) -> Iterator[Records]:
+        asked.append(rows)
+        return read(self, rows)
+
+    monkeypatch.setattr(TableRows, "records", spied)
     for X in (frame, tmp_path / "people.csv"):
         training_set(Bare(SCHEMA), X, None, None)
         list(training_rows(Bare(SCHEMA), X, None, None).pieces)

@@ -342,7 +342,7 @@ class Guarantee:
         try:
             return math.fsum(self._surplus * math.exp(step * epsilon) for step in range(units))
         except OverflowError:
-            return 1.0
+            return math.inf
 
     def in_words(self, released: str = "everything that this guarantee covers") -> list[str]:
         """Return what the guarantee means, as plain sentences with all percentages rounded up (THEORY 3.13).
