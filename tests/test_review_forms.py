@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -46,9 +47,34 @@ def test_the_checklist_covers_every_factor_and_marks_what_it_cannot_know(card) -
     assert any("epsilon 8 at delta 1e-05" in item.answer for item in items)
 
 
-def test_an_ordinary_network_has_no_such_form(card) -> None:
-    from dataclasses import replace
+@pytest.fixture(scope="module")
+def paid_card(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("forms") / "paid"
+    return read_card(train(folder, delta=None, method="output", release="query", queries=5))
 
+
+def test_the_forms_state_the_epsilon_of_a_pure_guarantee(paid_card) -> None:
+    entry = registry_entry(paid_card)["deployment"]
+    assert entry["dp_flavor"]["name"] == "Pure DP"
+    assert entry["privacy_loss"]["privacy_parameters"] == {"epsilon": 8.0, "delta": 0.0}
+    assert any(item.answer == "pure: epsilon 8 at delta 0" for item in nist_checklist(paid_card))
+
+
+def test_the_forms_do_not_count_answers_that_a_ledger_charges(paid_card) -> None:
+    answers = {item.question: item.answer for item in nist_checklist(replace(paid_card, moved=True))}
+    said = answers["What is charged, and what is left?"]
+    assert said == "Charged by a ledger since the model was served; the guarantee is for 5."
+
+
+def test_only_released_weights_are_added_without_rounding(card, paid_card) -> None:
+    def answer(of) -> str:
+        return next(item.answer for item in nist_checklist(of) if "floating-point" in item.question)
+
+    assert answer(card).startswith("Yes: sums and noise are multiples of a public grid")
+    assert answer(paid_card) == BLANK
+
+
+def test_an_ordinary_network_has_no_such_form(card) -> None:
     plain = replace(card, guarantee=None, released=None)
     for form in (registry_entry, nist_checklist):
         with pytest.raises(InvalidInput, match="ordinary network"):

@@ -26,7 +26,7 @@ from quietmax.estimators.evaluation import Evaluation, composed_guarantee
 from quietmax.estimators.serialization import open_private
 from quietmax.estimators.validation import size_condition
 from quietmax.models.serialization import read_description
-from quietmax.spending import ACCOUNT_FILE, FileAccount
+from quietmax.spending import ACCOUNT_FILE, MOVED_FILE, FileAccount
 
 OBSERVED = (
     "Not for publication: computed from the private training records without noise. The guarantee covers the model's "
@@ -37,6 +37,10 @@ _PLAIN = (
     "both private, or answer through a mechanism."
 )
 _ADDS_UP = "Other models or figures of the same people add to this; the ledger of the service adds them up."
+_MOVED = (
+    "The model was served: a ledger charges its answers, and its budget may allow more of them. 'quietmax ledger "
+    "status' and the page of the service state that budget."
+)
 _BANNER = "Not for publication: this card shows results of attacks. `quietmax card --public` leaves them out."
 _NOT_PUBLIC = (
     "the report of the training, exact figures, the output of 'quietmax schema check', results of attacks"
@@ -83,6 +87,9 @@ class PrivacyCard:
         The column of the table whose value tells whose row a row is.
     public : bool
         Whether the card leaves out what is not for publication.
+    moved : bool
+        Whether the budget moved into a ledger, because the model was served. Then the folder does not know how many
+        answers may be given, and the guarantee is for `queries` of them.
     """
 
     model: str
@@ -100,6 +107,7 @@ class PrivacyCard:
     released: Guarantee | None = None
     person_column: str | None = None
     public: bool = False
+    moved: bool = False
 
     @property
     def status(self) -> str:
@@ -148,6 +156,8 @@ class PrivacyCard:
         """Return what the guarantee of the model and its evaluations means, as plain sentences."""
         if self._total is None:
             return [_PLAIN]
+        if self.moved:
+            return [*self._total.in_words(f"{self.queries:,} answers of this model"), _MOVED]
         return [*self._total.in_words("everything released by this model and its evaluations"), _ADDS_UP]
 
     def _model_rows(self) -> list[tuple[str, str]]:
@@ -194,6 +204,8 @@ class PrivacyCard:
             return "no budget"
         if self.queries is None:
             return "paid at training, any number of answers"
+        if self.moved:
+            return f"charged by a ledger since the model was served; the guarantee is for {self.queries:,}"
         return f"{self.answered or 0:,} of {self.queries:,} answers charged so far"
 
     @property
@@ -215,10 +227,14 @@ class PrivacyCard:
     def _evaluation_rows(self) -> list[tuple[str, str]]:
         """Return how good the model is."""
         if self.evaluation is None:
+            if self.guarantee is None:
+                return [("accuracy", "not evaluated")]
             known = (
-                "not evaluated; run 'quietmax evaluate'" if self.guarantee is not None else "not evaluated"
+                "run 'quietmax evaluate'"
+                if self.queries is None
+                else "a model that is paid per answer cannot be"
             )
-            return [("accuracy", known)]
+            return [("accuracy", f"not evaluated; {known}")]
         recalls = list(self.evaluation.recall.items())
         which = "recall by class"
         if len(recalls) > _MOST_CLASSES:
@@ -339,6 +355,7 @@ class PrivacyCard:
             "epsilon_at_delta": self.epsilon_at_delta,
             "queries": self.queries,
             "answered": self.answered,
+            "moved": self.moved,
             "holdout": None if self.holdout is None else self.holdout.to_json(),
             "evaluation": None if self.evaluation is None else self.evaluation.to_json(),
             "further_evaluations": [each.to_json() for each in self.evaluations[1:]],
@@ -549,6 +566,8 @@ def read_card(folder: str | Path) -> PrivacyCard:
             else composed_guarantee(guarantee, charges)
         )
         total = released or guarantee
+        if total is not None and total.definition == "pure" and delta is None:
+            delta = 0.0
         card = PrivacyCard(
             model=str(place),
             kind=str(description.get("kind")),
@@ -556,7 +575,7 @@ def read_card(folder: str | Path) -> PrivacyCard:
             declared_size=None if size is None else int(size),
             guarantee=guarantee,
             delta=delta,
-            epsilon_at_delta=total.at_delta(delta) if total is not None and delta else None,
+            epsilon_at_delta=None if total is None or delta is None else total.at_delta(delta),
             queries=None if queries is None else int(queries),
             answered=answered,
             leakage=leakage,
@@ -564,6 +583,7 @@ def read_card(folder: str | Path) -> PrivacyCard:
             evaluations=_best_first([each.result for each in evaluations if each.result is not None]),
             released=released,
             person_column=None if model is None or model.encoding is None else model.encoding.person,
+            moved=model is not None and model.remaining == 0 and (place / MOVED_FILE).is_file(),
         )
         card.rows()  # a value of a wrong type is noticed here, and not when the card is shown
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:

@@ -274,6 +274,8 @@ def _access(card: PrivacyCard) -> str:
     """Return what answers cost."""
     if card.queries is None:
         return "Paid at training; any number of answers."
+    if card.moved:
+        return f"Charged by a ledger since the model was served; the guarantee is for {card.queries}."
     return f"{card.answered or 0} of {card.queries} answers charged so far."
 
 
@@ -286,8 +288,9 @@ def _noise(facts: Mapping[str, Any]) -> str:
 
 
 def _floating_point(facts: Mapping[str, Any]) -> str:
-    """Return what is known about rounding; only the head adds and releases on a grid, without rounding."""
-    exact = facts.get("estimator") == "head" and facts.get("noise_source", {}).get("exact")
+    """Return what is known about rounding; only released weights of a head are added on a grid, without rounding."""
+    released = facts.get("estimator") == "head" and facts.get("release") != "query"
+    exact = released and facts.get("noise_source", {}).get("exact")
     return (
         "Yes: sums and noise are multiples of a public grid and are added without rounding."
         if exact
