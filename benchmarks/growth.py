@@ -3,6 +3,8 @@
     python benchmarks/growth.py [--quick] [--figure docs/figures/growth.png]
 
 Each curve gives the median of alternating rounds; the slope on double logarithmic axes is printed (1: proportional).
+The last row of a curve compares its ends: the time per record (network, class, query) at the largest size beside that
+at the smallest. A ratio of 1 is proportional growth, above 1 is slower growth.
 """
 
 from __future__ import annotations
@@ -35,10 +37,14 @@ FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "growth.png"
 
 @dataclass(frozen=True)
 class Curve:
-    """What is measured, over what, at which sizes, and the work to be timed at a size."""
+    """What is measured, over what, at which sizes, and the work to be timed at a size; `one` of what it grows with.
+
+    Without `one`, the work is the same at all sizes, and the times themselves are compared.
+    """
 
     name: str
     over: str
+    one: str | None
     sizes: tuple[int, ...]
     work: Callable[[int], float]
 
@@ -50,11 +56,11 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, default=FIGURE)
     options = parser.parse_args()
     curves = (
-        Curve("private head, fit", "records", (1000, 2000, 4000, 8000, 16000), head),
-        Curve("networks trained at once", "networks", (1, 2, 4, 8, 16, 32), networks),
-        Curve("1,000 private answers", "classes", (2, 10, 100, 1000), answers),
-        Curve("charges in one ledger", "queries", (100, 400, 1600, 6400), charges),
-        Curve("800 charges shared by replicas", "replicas", (1, 2, 4, 8), replicas),
+        Curve("private head, fit", "records", "record", (1000, 2000, 4000, 8000, 16000), head),
+        Curve("networks trained at once", "networks", "network", (1, 2, 4, 8, 16, 32), networks),
+        Curve("1,000 private answers", "classes", "class", (2, 10, 100, 1000), answers),
+        Curve("charges in one ledger", "queries", "query", (100, 400, 1600, 6400), charges),
+        Curve("800 charges shared by replicas", "replicas", None, (1, 2, 4, 8), replicas),
     )
     figure, places = plt.subplots(1, len(curves), figsize=(4 * len(curves), 3.4))
     for curve, axes in zip(curves, places, strict=True):
@@ -66,9 +72,18 @@ def main() -> None:
                 seconds[size].append(curve.work(size))
         for size in sizes:
             report("growth", f"{curve.name}, {size:,} {curve.over}", seconds[size], "s")
+        low, high = sizes[0], sizes[-1]
+        report(
+            "growth",
+            f"{curve.name}, {high:,} {curve.over} beside {low:,}",
+            [taken / high if curve.one else taken for taken in seconds[high]],
+            f"s per {curve.one}" if curve.one else "s",
+            peer=f"{low:,} {curve.over}",
+            theirs=[taken / low if curve.one else taken for taken in seconds[low]],
+        )
         medians = [statistics.median(seconds[size]) for size in sizes]
         slope = np.polyfit(np.log(sizes), np.log(medians), 1)[0]
-        print(f"    slope {slope:.2f}")
+        print(f"{curve.name}, over {curve.over}: slope {slope:.2f}")
         axes.loglog(sizes, medians, marker="o", color="#0b7a6b")
         axes.fill_between(
             sizes,

@@ -5,17 +5,21 @@ ordinary logistic regression (no privacy), and diffprivlib's LogisticRegression 
 differential privacy, its own guarantee). Means and standard deviations over random splits; times are those of
 `fit`, features included.
 
-    python benchmarks/head.py [--sets mnist adult location cifar-10] [--splits 2] [--official]
+    python benchmarks/head.py [--sets mnist adult location cifar-10] [--splits 3] [--official] [--sizes]
     python benchmarks/head.py --large [--rounds 5] [--json docs/results/large-table.json]
 
-`--large` compares the head with logistic regression on a synthetic table of 10^6 rows and 50 numeric columns, held in
-float64: alternating fits, test accuracy, and the peak memory of a process of its own that makes the table and fits the
-head once. Of the second table, on which logistic regression needs many steps, there is one fit each. The first table is
-also a pandas frame with a schema: public bounds of all columns, once with and once without "no missing values".
+By size: synthetic tables of 10^4, 10^5 and 10^6 rows and 50 numeric columns, as arrays and as a pandas frame with a
+schema (public bounds, missing values allowed), at (1, 1e-5). The head, logistic regression and diffprivlib at epsilon 1
+are fitted in turns. diffprivlib gets rows that are already clipped to length 1. Only `fit` is timed. `--sizes` runs
+this alone.
+
+`--large` compares the head with logistic regression on the table of 10^6 rows, held in float64: alternating fits, test
+accuracy, and the peak memory of a process of its own that makes the table and fits the head once. Of the second table,
+on which logistic regression needs many steps, there is one fit each. The first table is also a pandas frame with a
+schema: public bounds of all columns, once with and once without "no missing values".
 
 The real data are read from QUIETMAX_DATA. `--official` adds all 60,000 MNIST training records and the official
-test set. diffprivlib 0.6.6 does not work with scikit-learn 1.7 or later: `--diffprivlib PYTHON` names an
-interpreter where it does (for example an environment with scikit-learn 1.5.2).
+test set. diffprivlib gets an environment of its own (see `peers.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +31,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +44,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
 import quietmax.data
+from peers import peer_python
 from quietmax.data import Records, Schema
 from quietmax.estimators.head.estimator import PrivateHead
 from quietmax.estimators.head.training import default_features
@@ -60,9 +67,12 @@ import numpy as np
 from diffprivlib.models import LogisticRegression
 warnings.simplefilter("ignore")
 data = np.load(sys.argv[1])
+train, labels = data["train"], data["labels"]
+model = LogisticRegression(epsilon=float(sys.argv[2]), data_norm=1.0, max_iter=100)
 started = time.perf_counter()
-model = LogisticRegression(epsilon=float(sys.argv[2]), data_norm=1.0, max_iter=100).fit(data["train"], data["labels"])
-print(model.score(data["test"], data["test_labels"]), time.perf_counter() - started)
+model.fit(train, labels)
+seconds = time.perf_counter() - started
+print(model.score(data["test"], data["test_labels"]), seconds)
 """
 
 
@@ -104,26 +114,36 @@ def ordinary(
 
 
 def diffprivlib(
-    interpreter: str,
-    train: Records,
-    test: Records,
-    features: tuple[NDArray[np.float32], NDArray[np.float32]],
-    epsilon: float,
+    train: Records, test: Records, features: tuple[NDArray[np.float32], NDArray[np.float32]], epsilon: float
 ) -> Measured | str:
     """diffprivlib's classifier in its own interpreter, on records of length at most 1; or why it did not run."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "data.npz"
-        train_features, test_features = (
-            (part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1.0)).astype(np.float64)
-            for part in features
-        )
-        np.savez(path, train=train_features, labels=train.labels, test=test_features, test_labels=test.labels)
-        run = subprocess.run(
-            [interpreter, "-c", DIFFPRIVLIB, str(path), str(epsilon)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        save_clipped(path, features[0], train.labels, features[1], test.labels)
+        return fit_diffprivlib(path, epsilon)
+
+
+def save_clipped(
+    path: Path, train: NDArray[Any], labels: NDArray[Any], test: NDArray[Any], test_labels: NDArray[Any]
+) -> None:
+    """Save what `fit_diffprivlib` reads: rows of length at most 1, in float64."""
+    clipped = (
+        (part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1.0)).astype(np.float64)
+        for part in (train, test)
+    )
+    np.savez(
+        path, **dict(zip(("train", "test"), clipped, strict=True)), labels=labels, test_labels=test_labels
+    )
+
+
+def fit_diffprivlib(path: Path, epsilon: float) -> Measured | str:
+    """Fit and test diffprivlib's classifier in its own interpreter; or say why it did not run."""
+    run = subprocess.run(
+        [str(peer_python("diffprivlib")), "-c", DIFFPRIVLIB, str(path), str(epsilon)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if run.returncode:
         return run.stderr.strip().splitlines()[-1]
     accuracy, seconds = (float(word) for word in run.stdout.split())
@@ -150,7 +170,7 @@ def line(name: str, guarantee: str, values: list[Measured | str], ours: list[Mea
     return f"| {name} | {guarantee} | {statistics.mean(accuracies):.4f}{spread} | {seconds:.1f} | {ratio} |"
 
 
-def compare(name: str, splits: int, interpreter: str) -> None:
+def compare(name: str, splits: int, *, with_diffprivlib: bool) -> None:
     results: dict[tuple[str, str], list[Measured | str]] = {}
     feature_seconds = []
 
@@ -168,14 +188,12 @@ def compare(name: str, splits: int, interpreter: str) -> None:
             private = f"({epsilon:g}, {DELTA:g})"
             note("head, gradient method", private, head(train, test, epsilon=epsilon))
             note("head, output method", private, head(train, test, epsilon=epsilon, method="output"))
+            if not with_diffprivlib:
+                continue
             pure = f"({epsilon:g}, 0)"
             raw = (train.features, test.features)
-            note("diffprivlib, raw records", pure, diffprivlib(interpreter, train, test, raw, epsilon))
-            note(
-                "diffprivlib, same features",
-                pure,
-                diffprivlib(interpreter, train, test, features[:2], epsilon),
-            )
+            note("diffprivlib, raw records", pure, diffprivlib(train, test, raw, epsilon))
+            note("diffprivlib, same features", pure, diffprivlib(train, test, features[:2], epsilon))
     mean_seconds = statistics.mean(feature_seconds)
     print(f"\n{name}: {RECORDS[name]} training records, {splits} splits; features in {mean_seconds:.1f} s\n")
     print(TOP)
@@ -239,6 +257,68 @@ def large_head(rows: int, source: str) -> PrivateHead:
         complete=NAMES if source == "frame, complete columns" else (),
     )
     return PrivateHead(1.0, DELTA, declared_size=rows, schema=schema)
+
+
+SIZES = {10_000: 7, 100_000: 7, LARGE_ROWS: 5}
+"""Rows of the tables by size, and how many times each method is fitted."""
+
+
+def by_size(sizes: dict[int, int], *, with_diffprivlib: bool) -> None:
+    """The head from arrays and from a frame beside logistic regression and diffprivlib, fitted in turns."""
+    lines = []
+    large_head(1000, "arrays").fit(
+        *large_table(1000, 2, uneven=False)
+    )  # Imports and thread pools are not timed.
+    for rows, rounds in sizes.items():
+        table, labels = large_table(rows, 0, uneven=False)
+        test, test_labels = large_table(min(LARGE_TEST, rows), 1, uneven=False)
+
+        def private(source: str, table=table, labels=labels, test=test, truth=test_labels) -> Measured:
+            records, given = large_input(table, labels, source)
+            model = large_head(len(table), source)
+            started = time.perf_counter()
+            model.fit(records, given)
+            seconds = time.perf_counter() - started
+            assert model.guarantee_.status == "proven"
+            answers = model.predict(large_input(test, truth, source)[0]).astype(np.int64)
+            return Measured(float((answers == truth).mean()), seconds)
+
+        def plain(table=table, labels=labels, test=test, truth=test_labels) -> Measured:
+            started = time.perf_counter()
+            model = LogisticRegression(max_iter=300).fit(table, labels)
+            seconds = time.perf_counter() - started
+            return Measured(float(model.score(test, truth)), seconds)
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "data.npz"
+            methods: dict[str, Callable[[], Measured | str]] = {
+                "arrays": partial(private, "arrays"),
+                "frame": partial(private, "frame"),
+                "scikit-learn": plain,
+            }
+            if with_diffprivlib:
+                save_clipped(path, table, labels, test, test_labels)
+                methods["diffprivlib"] = partial(fit_diffprivlib, path, 1.0)
+            found: dict[str, list[Measured]] = {name: [] for name in methods}
+            for _ in range(rounds):
+                for name, fit in methods.items():
+                    measured = fit()
+                    if isinstance(measured, str):
+                        sys.exit(f"{name} failed: {measured}")
+                    found[name].append(measured)
+                    print(f"{rows:,} rows: {name}: {measured}", file=sys.stderr)
+        seconds = {name: [each.seconds for each in values] for name, values in found.items()}
+        for source in ("arrays", "frame"):
+            for peer in list(methods)[2:]:
+                case = f"{rows:,} rows, {source}"
+                report("head", case, seconds[source], "s", peer=peer, theirs=seconds[peer])
+        accuracies = (statistics.mean(each.accuracy for each in values) for values in found.values())
+        lines.append(f"| {rows:,} | {rounds} | {' | '.join(f'{each:.4f}' for each in accuracies)} |")
+    named = ("head, arrays", "head, frame", "logistic regression, no privacy", "diffprivlib, epsilon 1")
+    shown = named[: len(methods)]
+    print("\nBy size, 50 numeric columns, (1, 1e-05): mean accuracy on other rows of the same table\n")
+    print(f"| rows | runs | {' | '.join(shown)} |\n| ---: | ---: |{' ---: |' * len(shown)}")
+    print("\n".join(lines))
 
 
 def peak_kib() -> int:
@@ -328,10 +408,14 @@ def _store(results: dict[str, Any], output: str | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sets", nargs="+", default=["adult", "location", "mnist"], choices=list(RECORDS))
-    parser.add_argument("--splits", type=int, default=2)
+    parser.add_argument("--splits", type=int, default=3)
     parser.add_argument("--official", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="One split of 500 embedded digits.")
-    parser.add_argument("--diffprivlib", default=sys.executable, metavar="PYTHON")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="One split of 500 embedded digits and a table of 2,000 rows, without diffprivlib.",
+    )
+    parser.add_argument("--sizes", action="store_true", help="Only the comparison by size.")
     parser.add_argument("--large", action="store_true", help="Only a table of 10^6 rows and 50 columns.")
     parser.add_argument("--rounds", type=int, default=5, help="Alternating fits of --large.")
     parser.add_argument("--json", metavar="FILE", help="Where to store the results of --large.")
@@ -346,8 +430,10 @@ def main() -> None:
         large(20_000 if arguments.quick else LARGE_ROWS, arguments.rounds, arguments.json)
         return
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
-    for name in ["mnist-5k"] if arguments.quick else arguments.sets:
-        compare(name, 1 if arguments.quick else arguments.splits, arguments.diffprivlib)
+    sets = [] if arguments.sizes else ["mnist-5k"] if arguments.quick else arguments.sets
+    for name in sets:
+        compare(name, 1 if arguments.quick else arguments.splits, with_diffprivlib=not arguments.quick)
+    by_size({2000: 1} if arguments.quick else SIZES, with_diffprivlib=not arguments.quick)
     if arguments.official:
         official()
 

@@ -1,7 +1,7 @@
 """The one way benchmarks report a comparison: times of both sides from alternating runs, and their ratio.
 
-`report` prints a line. If QUIETMAX_BENCH_ROWS names a file, it also appends a JSON object there, which
-`benchmarks/run.py` collects for the page.
+`report` prints a line. If QUIETMAX_BENCH_ROWS names a file, it appends a JSON object there, which `benchmarks/run.py`
+collects for the page; the line then goes to stderr, as progress.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -65,7 +66,7 @@ def report(
         max(ratios, default=None),
         len(ours),
     )
-    print(row, flush=True)
+    print(row, file=sys.stderr if ROWS in os.environ else sys.stdout, flush=True)
     if ROWS in os.environ:
         with open(os.environ[ROWS], "a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(row)) + "\n")

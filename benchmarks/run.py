@@ -1,10 +1,14 @@
 """Runs the benchmarks and writes `docs/benchmarks.md`: ratios with their spread, machine, versions, date.
 
-    python benchmarks/run.py [--only noise growth] [--quick] [--page docs/benchmarks.md]
+    python benchmarks/run.py [--only noise growth | --all] [--quick] [--page docs/benchmarks.md]
 
-Each benchmark is a script that can be run alone. Peers whose requirements are not ours (IBM ART, diffprivlib) get an
-environment of their own under `build/`. `--quick` is a small version that shows that everything runs; its figures mean
-nothing, and the page says so. The page keeps the parts of benchmarks that were not run this time.
+By default it runs the benchmarks whose results are on this page: the ratios beside other libraries, in about 75
+minutes. The long runs about accuracy and reliability have pages of their own; `--only NAME` or `--all` runs them.
+
+Each benchmark is a script that can be run alone. Peers whose requirements are not ours (IBM ART, diffprivlib, MLServer)
+get an environment of their own under `build/peers`. `--quick` is a small version that shows that everything runs; its
+figures mean nothing, the page says so, and it is written to `build/benchmarks.md`. The page keeps the parts of
+benchmarks that were not run this time, that failed, or that were stopped.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import re
 import subprocess
 import sys
 import tempfile
-import venv
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -25,13 +29,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-ENVIRONMENTS = ROOT / "build" / "peers"
 SHOWN_PACKAGES = ("quietmax", "torch", "numpy", "scikit-learn", "opendp", "opacus", "uvicorn", "SQLAlchemy")
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A script, the arguments of a full and of a quick run, what it shows, what it needs, and a page of its own."""
+    """A script, the arguments of a full and of a quick run, what it shows, what it needs, and a page of its own.
+
+    `glance` names the cases whose ratios are shown at the top of the page.
+    """
 
     name: str
     shows: str
@@ -39,23 +45,50 @@ class Benchmark:
     quick: tuple[str, ...] = ("--quick",)
     needs_data: bool = False
     stored: str = ""
+    glance: tuple[str, ...] = ()
 
 
 BENCHMARKS = (
-    Benchmark("noise", "Exact noise beside OpenDP's exact samplers"),
-    Benchmark("stacked_training", "K networks at once beside a plain PyTorch loop"),
-    Benchmark("algorithm1", "Private answers beside the plain forward pass"),
+    Benchmark(
+        "noise",
+        "Exact noise beside OpenDP's exact samplers",
+        glance=(
+            "gaussian noise, 1 values",
+            "gaussian noise, 1,000,000 values",
+            "laplace noise, 1 values",
+            "laplace noise, 1,000,000 values",
+        ),
+    ),
+    Benchmark(
+        "stacked_training",
+        "K networks at once beside a plain PyTorch loop",
+        glance=("location, 31 at once", "adult, 21 at once", "mnist, 11 at once"),
+    ),
+    Benchmark(
+        "algorithm1",
+        "Private answers beside the plain forward pass",
+        glance=("10,000 answers, private, exact source",),
+    ),
     Benchmark(
         "dpsgd",
         "A sweep of DP-SGD networks beside Opacus",
         ("--rounds", "5"),
         ("--rounds", "1", "--epochs", "1"),
+        glance=("44 networks, 100 epochs",),
     ),
     Benchmark(
         "head",
         "The private head beside diffprivlib and scikit-learn's logistic regression",
-        ("--splits", "5", "--diffprivlib", str(ENVIRONMENTS / "diffprivlib" / "bin" / "python")),
+        ("--splits", "3"),
         needs_data=True,
+        glance=(
+            "10,000 rows, arrays",
+            "10,000 rows, frame",
+            "100,000 rows, arrays",
+            "100,000 rows, frame",
+            "1,000,000 rows, arrays",
+            "1,000,000 rows, frame",
+        ),
     ),
     Benchmark(
         "table_accuracy",
@@ -104,18 +137,20 @@ BENCHMARKS = (
         needs_data=True,
         stored="results/dpsgd-beside-head.md",
     ),
-    Benchmark("private_answers", "Accuracy per number of queries", ("--splits", "5"), needs_data=True),
+    Benchmark("private_answers", "Accuracy per number of queries", ("--splits", "3"), needs_data=True),
     Benchmark(
         "shadow_attack",
         "The shadow attack beside IBM ART",
-        ("--rounds", "5", "--art-python", str(ENVIRONMENTS / "art" / "bin" / "python")),
+        ("--rounds", "3"),
         needs_data=True,
+        glance=("location, 30 shadow networks",),
     ),
     Benchmark(
         "serving",
         "The service beside MLServer, and beside itself without privacy and ledger",
         ("--turns", "5"),
         ("--turns", "1", "--seconds", "0.5", "--without-mlserver"),
+        glance=("1 row, JSON, private", "100 rows, JSON, private", "100 rows, JSON, private, 2 workers"),
     ),
     Benchmark(
         "soak",
@@ -154,38 +189,82 @@ BENCHMARKS = (
         ("build", "--json", "docs/results/large-table.json"),
         stored="results/large-table.md",
     ),
-    Benchmark("growth", "How the cost grows with records, networks, classes, queries and replicas"),
+    Benchmark(
+        "growth",
+        "How the cost grows with records, networks, classes, queries and replicas",
+        glance=(
+            "private head, fit, 16,000 records beside 1,000",
+            "networks trained at once, 32 networks beside 1",
+            "1,000 private answers, 1,000 classes beside 2",
+            "charges in one ledger, 6,400 queries beside 100",
+            "800 charges shared by replicas, 8 replicas beside 1",
+        ),
+    ),
 )
 
 
+PAGE, QUICK_PAGE = ROOT / "docs" / "benchmarks.md", ROOT / "build" / "benchmarks.md"
+TABLE = (
+    "| case | ours | | peer | peer's | ratio | spread | runs |",
+    "| --- | ---: | --- | --- | ---: | ---: | --- | ---: |",
+)
+QUICK = "A quick run: it shows that the benchmark works; its figures mean nothing."
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=[each.name for each in BENCHMARKS])
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "benchmarks.md")
+    parser = argparse.ArgumentParser(
+        description="Runs the benchmarks and writes docs/benchmarks.md. By default those whose results are on this "
+        "page, the ratios beside other libraries (about 75 minutes); long runs about accuracy and reliability have "
+        "pages of their own and need --only or --all."
+    )
+    some = parser.add_mutually_exclusive_group()
+    some.add_argument(
+        "--only", nargs="+", choices=[each.name for each in BENCHMARKS], help="Only these benchmarks."
+    )
+    some.add_argument(
+        "--all", action="store_true", help="Also the benchmarks that have pages of their own: many hours."
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help=f"Small versions; writes {QUICK_PAGE.relative_to(ROOT)}."
+    )
+    parser.add_argument("--page", type=Path, help=f"The page to write, instead of {PAGE.relative_to(ROOT)}.")
     options = parser.parse_args()
-    parts = kept_parts(options.page)
-    failed = []
-    for benchmark in BENCHMARKS:
-        if options.only and benchmark.name not in options.only:
-            continue
-        print(f"== {benchmark.name}", flush=True)
-        rows, printed, problem = measured(benchmark, options.quick)
-        parts[benchmark.name] = part(benchmark, rows, printed, problem, options.quick)
+    path = options.page or (QUICK_PAGE if options.quick else PAGE)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parts = kept_parts(path)
+    problems = []
+    for benchmark in chosen(options.only, everything=options.all):
+        print(f"== {benchmark.name}", file=sys.stderr, flush=True)
+        begun = time.monotonic()
+        try:
+            rows, printed, problem = measured(benchmark, options.quick)
+        except KeyboardInterrupt:
+            sys.exit(f"Stopped during {benchmark.name}; {path} has the parts that were finished.")
+        print(f"== {benchmark.name}: {(time.monotonic() - begun) / 60:.1f} minutes", file=sys.stderr)
         if problem:
-            failed.append(f"{benchmark.name}: {problem}")
-        options.page.write_text(page(parts), encoding="utf-8")
-    print(f"Written: {options.page}")
-    if failed:
-        sys.exit("\n".join(failed))
+            problems.append(f"{benchmark.name}: {problem}")
+            continue
+        missing = set(benchmark.glance) - {row["case"] for row in rows}
+        if missing and not options.quick:
+            problems.append(f"{benchmark.name}: no row for {', '.join(sorted(missing))}")
+        parts[benchmark.name] = part(benchmark, rows, printed, options.quick)
+        path.write_text(page(parts), encoding="utf-8")
+    print(f"Written: {path}")
+    if problems:
+        sys.exit("\n".join(problems))
+
+
+def chosen(only: list[str] | None, *, everything: bool) -> list[Benchmark]:
+    """The benchmarks to run: by default those that have no page of their own."""
+    if only:
+        return [each for each in BENCHMARKS if each.name in only]
+    return [each for each in BENCHMARKS if everything or not each.stored]
 
 
 def measured(benchmark: Benchmark, quick: bool) -> tuple[list[dict[str, Any]], str, str | None]:
     """Run one benchmark; return its rows, what it printed, and why it failed, if it did."""
     if benchmark.needs_data and not quick and "QUIETMAX_DATA" not in os.environ:
         return [], "", "not run: it needs the official data files; set QUIETMAX_DATA"
-    if benchmark.name == "head" and not quick:
-        prepare_diffprivlib()
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "rows.jsonl"
         run = subprocess.run(
@@ -209,36 +288,39 @@ def measured(benchmark: Benchmark, quick: bool) -> tuple[list[dict[str, Any]], s
     return rows, run.stdout, None if run.returncode == 0 else f"ended with exit code {run.returncode}"
 
 
-def prepare_diffprivlib() -> None:
-    """diffprivlib 0.6.6 does not work with scikit-learn 1.7 or later."""
-    python = ENVIRONMENTS / "diffprivlib" / "bin" / "python"
-    if not python.exists():
-        venv.create(python.parent.parent, with_pip=True)
-        wanted = ["diffprivlib==0.6.6", "scikit-learn==1.5.2"]
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *wanted], check=True)
-
-
-def part(
-    benchmark: Benchmark, rows: list[dict[str, Any]], printed: str, problem: str | None, quick: bool
-) -> str:
-    """The part of the page about one benchmark."""
+def part(benchmark: Benchmark, rows: list[dict[str, Any]], printed: str, quick: bool) -> str:
+    """The part of the page about one benchmark: its rows, then what else it printed."""
     how = f"`python benchmarks/{benchmark.name}.py`, {datetime.now(UTC):%Y-%m-%d}; {machine()}."
     lines = [f"## {benchmark.shows}", "", how]
     if quick:
-        lines += ["", "**A quick run: it shows that the benchmark works; its figures mean nothing.**"]
-    if problem:
-        lines += ["", f"*{problem}*"]
+        lines += ["", f"**{QUICK}**"]
     if rows:
-        lines += ["", "| case | ours | | peer | peer's | ratio | spread | runs |"]
-        lines += ["| --- | ---: | --- | --- | ---: | ---: | --- | ---: |"]
-        lines += [_line(row) for row in rows]
-    elif "| --- |" in printed:
+        lines += ["", *TABLE, *(_line(row) for row in rows)]
+    if "| --- |" in printed:
         lines += ["", printed.strip()]
     elif printed.strip():
         lines += ["", "```text", printed.strip(), "```"]
-    if benchmark.name == "growth" and not problem:
+    if benchmark.name == "growth" and not quick:
         lines += ["", "![Growth on double logarithmic axes](figures/growth.png)"]
     return "\n".join(lines)
+
+
+def at_a_glance(parts: dict[str, str]) -> list[str]:
+    """The rows of the first table: figures and dates as the parts of the page show them."""
+    found = []
+    for benchmark in BENCHMARKS:
+        body = parts.get(benchmark.name, "")
+        date = re.search(rf"`python benchmarks/{benchmark.name}\.py`, (\d{{4}}-\d\d-\d\d);", body)
+        if date is None or TABLE[0] not in body:
+            continue
+        shown = date.group(1) + (", a quick run" if QUICK in body else "")
+        for line in body.split("\n".join(TABLE) + "\n", 1)[1].splitlines():
+            if not line.startswith("|"):
+                break
+            case, _, _, peer, _, ratio, spread, _ = (cell.strip() for cell in line.strip("|").split("|"))
+            if ratio and case in benchmark.glance:
+                found.append(f"| `{benchmark.name}` | {case} | {peer} | {ratio} | {spread} | {shown} |")
+    return found
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -246,9 +328,13 @@ def _line(row: dict[str, Any]) -> str:
     if row["ratio"] is None:
         trials += ["", "", "", ""]
     else:
-        spread = f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}"
-        trials += [row["peer"], f"{row['theirs']:.4g}", f"**{row['ratio']:.2f}**", spread]
+        spread = f"{_ratio(row['ratio_low'])} to {_ratio(row['ratio_high'])}"
+        trials += [row["peer"], f"{row['theirs']:.4g}", f"**{_ratio(row['ratio'])}**", spread]
     return f"| {' | '.join(trials)} | {row['runs']} |"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
 
 
 def machine() -> str:
@@ -285,10 +371,24 @@ def page(parts: dict[str, str]) -> str:
     """The whole page, in the order of the benchmarks."""
     top = """# Benchmarks
 
-`make bench` runs everything in `benchmarks/` and writes this page; `make bench QUICK=1` shows that it works. Both sides
-of a comparison run in turns on the same machine; *ratio* is the peer's time divided by ours within one run (above 1:
-we are faster), its median and spread over the runs. Accuracies are on the [results page](results.md).
+`make bench` runs the benchmarks of this page, in about 75 minutes, and writes it; `make bench QUICK=1` shows that they
+work. Parts that were not run keep their figures and date. Long runs about accuracy and reliability have pages of their
+own; `python benchmarks/run.py --only NAME` or `--all` runs them. Both sides of a comparison run in turns on the same
+machine; *ratio* is the peer's time divided by ours within one run (above 1: we are faster), its median and spread over
+the runs. Accuracies are on the [results page](results.md).
 """
+    glance = at_a_glance(parts)
+    if glance:
+        top += """
+## Ratios at a glance
+
+A few cases of each benchmark, chosen before the run; the parts below have all of them. In the rows of `growth`, the
+peer is the same work at the smallest size, per record (network, class, query; of replicas, in all): 1 means that the
+cost grows in proportion.
+
+| benchmark | case | peer | ratio | spread | date |
+| --- | --- | --- | ---: | --- | --- |
+""" + "".join(f"{line}\n" for line in glance)
     bodies = [
         f"<!-- begin {each.name} -->\n{parts.get(each.name, _missing(each))}\n<!-- end -->"
         for each in BENCHMARKS

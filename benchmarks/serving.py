@@ -30,7 +30,6 @@ import sys
 import tempfile
 import time
 import urllib.request
-import venv
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -41,14 +40,14 @@ from typing import Any
 import numpy as np
 import psutil
 
+from peers import peer_python
+from ratios import report
+
 FEATURES, CLASSES, HIDDEN = 784, 10, 128
 DIGITS = 6
 FLOAT = struct.Struct("<f")
 CONTENT_LENGTH = re.compile(rb"content-length: (\d+)")
 CONNECTIONS = 16
-MLSERVER = "mlserver==1.7.1"
-UVLOOP = "uvloop==0.21.0"
-"""With later versions the worker processes of this MLServer do not start."""
 RUNTIME = """
 import numpy as np
 from mlserver import MLModel
@@ -294,16 +293,6 @@ def ours(kind: str, address: str, workers: int = 1) -> Iterator[Server]:
 @contextmanager
 def mlserver(folder: Path, workers: int) -> Iterator[Server]:
     """Run MLServer with the same network, in an environment of its own. No workers: in the process that answers."""
-    environment = Path(tempfile.gettempdir()) / f"quietmax-{MLSERVER}"
-    binaries = environment / "bin"
-    if not (binaries / "mlserver").exists():
-        print(f"Installing {MLSERVER} into {environment}.", file=sys.stderr)
-        venv.create(environment, with_pip=True)
-        subprocess.run(
-            [binaries / "pip", "install", "--quiet", "--disable-pip-version-check", MLSERVER, UVLOOP],
-            check=True,
-            stderr=subprocess.DEVNULL,
-        )
     model = folder / "models" / "bench"
     model.mkdir(parents=True)
     (model / "runtime.py").write_text(RUNTIME)
@@ -325,6 +314,7 @@ def mlserver(folder: Path, workers: int) -> Iterator[Server]:
         "host": "127.0.0.1",
     }
     (model.parent / "settings.json").write_text(json.dumps(settings))
+    binaries = peer_python("mlserver").parent
     with started([str(binaries / "mlserver"), "start", "."], port, model.parent) as process:
         yield Server(port, process)
 
@@ -495,6 +485,16 @@ def table(name: str, turns: Turns) -> Iterator[str]:
         yield f"| {name} | {server} | {speed} | {latency} | {figures['cpu_us']:,.0f} | {ratios} |"
 
 
+def report_ratios(name: str, turns: Turns) -> None:
+    """Report the rates of one load beside those of the same server without privacy and of MLServer."""
+    for mine, peers in ((PRIVATE, (PLAIN, FASTEST, DEFAULT)), (PRIVATE2, (PLAIN2, FASTEST, DEFAULT))):
+        for peer in peers:
+            if peer in turns[0]:
+                times = [[1e3 / turn[each]["per_second"] for turn in turns] for each in (mine, peer)]
+                shown = peer.replace(PLAIN, "the same without privacy")
+                report("serving", f"{name}, {mine}", times[0], "ms per request", peer=shown, theirs=times[1])
+
+
 def client_us(turns: Turns) -> float:
     """Return the processor time of the load itself for one request, in microseconds: the median over all servers."""
     return statistics.median(each["client_us"] for turn in turns for each in turn.values())
@@ -537,9 +537,9 @@ def main() -> None:
             except (OSError, subprocess.CalledProcessError) as problem:
                 print(f"MLServer is left out: {problem}", file=sys.stderr)
         turns: dict[str, Turns] = {name: [] for name in LOADS}
-        for _ in range(arguments.turns):
+        for turn in range(arguments.turns):
             for name, load in LOADS.items():
-                print(f"Measuring: {name}", file=sys.stderr)
+                print(f"Turn {turn + 1}: {name}", file=sys.stderr)
                 turns[name].append(
                     {
                         name: measure(server, replace(load, seconds=arguments.seconds), seeds)
@@ -564,6 +564,8 @@ def main() -> None:
         f"{processor:.2f} s of processor time) after its start with a head, {first:.1f} s with a network, and "
         f"{again:.2f} s after its worker was killed."
     )
+    for name, measured in turns.items():
+        report_ratios(name, measured)
 
 
 if __name__ == "__main__":

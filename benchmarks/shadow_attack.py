@@ -4,13 +4,11 @@ Both train the same number of shadow networks (the target's network, loss and ep
 records, one attack network of 64 units per class on their answers, and judge the same target's answers. The target is
 trained once and not timed; nor are imports and files.
 
-ART lives in an environment of its own (its requirements are not ours): --art-python names its interpreter, as in
-
-    python benchmarks/shadow_attack.py --data-dir DATA --art-python art-env/bin/python
-
-If that file does not exist, an environment is created there and ART installed into it. Without --art-python only
+ART lives in an environment of its own (its requirements are not ours; see `peers.py`). Without it (--without-art) only
 Quietmax is timed. Both run in turns (--rounds), so that a change of the machine's load can be seen; on a busy machine
 compare the processor times.
+
+    python benchmarks/shadow_attack.py [--rounds 3] [--data-dir DATA]
 """
 
 from __future__ import annotations
@@ -21,19 +19,20 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from peers import peer_python
+from ratios import report
+
 if TYPE_CHECKING:
     from quietmax.data import Split
     from quietmax.models import Model
 
 REQUIRED, AIMED = 6.0, 15.0
-REQUIREMENTS = (["torch==2.13.0"], ["adversarial-robustness-toolbox==1.20.1", "scikit-learn", "packaging"])
 
 
 def main() -> None:
@@ -47,7 +46,7 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--art-python", type=Path)
+    parser.add_argument("--without-art", action="store_true")
     parser.add_argument("--art-part", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -55,7 +54,7 @@ def main() -> None:
         run_art(options.art_part)
         return
     if options.quick:
-        options.dataset, options.shadows, options.art_python = "mnist-5k", 2, None
+        options.dataset, options.shadows, options.without_art = "mnist-5k", 2, True
     compare(options)
 
 
@@ -63,7 +62,6 @@ def compare(options: argparse.Namespace) -> None:
     from quietmax.attacks import Shadow
     from quietmax.data import Split, load
     from quietmax.models import train
-    from ratios import report
 
     records = 500 if options.quick else None
     data = load(options.dataset, records=records, data_dir=options.data_dir, seed=options.seed)
@@ -78,19 +76,21 @@ def compare(options: argparse.Namespace) -> None:
 
     def ours() -> tuple[float, float, float]:
         start, processor = time.perf_counter(), time.process_time()
-        report = Shadow(models=options.shadows, seed=options.seed).run(model, data)
+        found = Shadow(models=options.shadows, seed=options.seed).run(model, data)
         taken = time.perf_counter() - start, time.process_time() - processor
+        leakage = found.leakage.value
         print(
-            f"quietmax {taken[0]:8.1f} s, {taken[1]:7.1f} s of processor  leakage {report.leakage.value:.4f}"
+            f"quietmax   {taken[0]:8.1f} s, {taken[1]:7.1f} s of processor  leakage {leakage:.4f}",
+            file=sys.stderr,
         )
-        return *taken, report.leakage.value
+        return *taken, leakage
 
-    if options.art_python is None:
-        report("Shadow attack", f"{options.dataset}, {options.shadows} shadow networks", [ours()[0]], "s")
-        return
-    prepare(options.art_python)
-    runs = [(ours(), art_attack(options, data, model, size)) for _ in range(options.rounds)]
     case = f"{options.dataset}, {options.shadows} shadow networks"
+    if options.without_art:
+        report("Shadow attack", case, [ours()[0]], "s")
+        return
+    python = peer_python("art")
+    runs = [(ours(), art_attack(python, options, data, model, size)) for _ in range(options.rounds)]
     for what, index in (("", 0), (", processor time", 1)):
         report(
             "Shadow attack",
@@ -107,7 +107,7 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def art_attack(
-    options: argparse.Namespace, data: Split, model: Model, size: int
+    python: Path, options: argparse.Namespace, data: Split, model: Model, size: int
 ) -> tuple[float, float, float]:
     """One run in ART's environment: seconds, seconds of processor, leakage."""
     with tempfile.TemporaryDirectory() as folder:
@@ -130,7 +130,7 @@ def art_attack(
             seed=options.seed,
         )
         command = [
-            str(options.art_python),
+            str(python),
             __file__,
             "--threads",
             str(options.threads),
@@ -143,21 +143,9 @@ def art_attack(
     called = np.array(art["called_members"])
     leakage = float(called[:size].mean() - called[size:].mean())
     parts = ", ".join(f"{what} {value:.1f}" for what, value in art["seconds"].items())
-    print(
-        f"ART      {seconds:8.1f} s, {art['processor']:7.1f} s of processor  leakage {leakage:.4f}  ({parts})"
-    )
-    print(f"ART {art['version']}")
+    spent = f"{seconds:8.1f} s, {art['processor']:7.1f} s of processor"
+    print(f"ART {art['version']} {spent}  leakage {leakage:.4f}  ({parts})", file=sys.stderr)
     return seconds, float(art["processor"]), leakage
-
-
-def prepare(python: Path) -> None:
-    """Create the environment of ART if it is not there."""
-    if python.exists():
-        return
-    print(f"creating {python.parent.parent} and installing ART into it", file=sys.stderr)
-    venv.create(python.parent.parent, with_pip=True)
-    for wanted in REQUIREMENTS:
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *wanted], check=True)
 
 
 def run_art(exchange: Path) -> None:

@@ -74,7 +74,9 @@ def main() -> None:
             if required is None
             else f", required {required:g}" + (f", aimed for {aimed:g}" if aimed else "")
         )
-        print(f"    {100 * statistics.median(shares):.0f}% of the rate of the matrix products alone{goal}")
+        print(
+            f"{name}: {100 * statistics.median(shares):.0f}% of the rate of the matrix products alone{goal}"
+        )
 
 
 def timed(work: Callable[[], None]) -> float:

@@ -74,6 +74,7 @@ def test_every_benchmark_is_run():
     scripts = {path.stem for path in BENCHMARKS.glob("*.py")} - {
         "run",
         "ratios",
+        "peers",
         "adult_table",
         "unseen_images",
     }
@@ -89,7 +90,7 @@ def test_a_row_has_the_ratio_within_each_run_and_its_spread(tmp_path, monkeypatc
     assert (first["ours"], first["theirs"], first["ratio"]) == (2.0, 8.0, 3.0)
     assert (first["ratio_low"], first["ratio_high"], first["runs"]) == (2.0, 4.0, 3)
     assert second["ratio"] is None
-    assert "ratio 3.00 [2.00, 4.00]" in capsys.readouterr().out
+    assert "ratio 3.00 [2.00, 4.00]" in capsys.readouterr().err
     assert run._line(first) == "| case | 2 | s | other | 8 | **3.00** | 2.00 to 4.00 | 3 |"
     with pytest.raises(ValueError):
         ratios.report("b", "uneven", [1.0], "s", peer="other", theirs=[1.0, 2.0])
@@ -104,17 +105,97 @@ def test_the_page_keeps_the_parts_of_benchmarks_that_were_not_run(tmp_path):
     row = json.loads(
         '{"case": "c", "ours": 1, "unit": "s", "peer": null, "theirs": null, "ratio": null, "runs": 1}'
     )
-    parts["growth"] = run.part(run.BENCHMARKS[-1], [row], "", None, quick=True)
+    parts["growth"] = run.part(run.BENCHMARKS[-1], [row], "slope 1.00", quick=True)
     text = run.page(parts)
     assert "measured before" in text
     assert "figures mean nothing" in text
     assert "| c | 1 | s |" in text
+    assert "slope 1.00" in text
     assert f"Python {sys.version_info.major}" in text
+
+
+def _row(case: str, ratio: float | None) -> dict[str, object]:
+    peer = {"peer": "other", "theirs": 8.0} if ratio else {"peer": None, "theirs": None}
+    spread = {"ratio": ratio, "ratio_low": ratio, "ratio_high": ratio}
+    return {"case": case, "ours": 2.0, "unit": "s", **peer, **spread, "runs": 3}
+
+
+def test_the_first_table_has_the_ratios_of_the_chosen_cases_with_the_date_of_their_part(tmp_path):
+    noise, dpsgd, shadow = (
+        next(each for each in run.BENCHMARKS if each.name == name)
+        for name in ("noise", "dpsgd", "shadow_attack")
+    )
+    rows = [_row(noise.glance[0], 4.0), _row("not chosen", 5.0), _row(noise.glance[1], None)]
+    printed = f"| {noise.glance[2]} | 1 | s | prose | 1 | **9.00** | 9.00 to 9.00 | 1 |"
+    parts = {
+        "noise": run.part(noise, rows, printed, quick=False),
+        "dpsgd": run.part(dpsgd, [_row(dpsgd.glance[0], 0.0625)], "", quick=True),
+        "shadow_attack": run.part(shadow, [], f"{shadow.glance[0]}: ratio 7", quick=False),
+    }
+    dated = re.sub(r"\.py`, \d{4}-\d\d-\d\d;", ".py`, 2001-02-03;", run.page(parts))
+    (tmp_path / "page.md").write_text(dated, encoding="utf-8")
+    table = run.page(run.kept_parts(tmp_path / "page.md")).split("<!-- begin")[0].splitlines()
+    assert [line for line in table if line.startswith("| `")] == [
+        f"| `noise` | {noise.glance[0]} | other | **4.00** | 4.00 to 4.00 | 2001-02-03 |",
+        f"| `dpsgd` | {dpsgd.glance[0]} | other | **0.062** | 0.062 to 0.062 | 2001-02-03, a quick run |",
+    ]
+
+
+def test_the_page_in_the_documentation_is_as_the_runner_writes_it():
+    """If this fails, run `python benchmarks/run.py --only NAME` for the part that was changed."""
+    assert run.page(run.kept_parts(run.PAGE)) == run.PAGE.read_text(encoding="utf-8")
+
+
+def test_benchmarks_with_a_page_of_their_own_run_only_when_asked_for():
+    usual = {each.name for each in run.chosen(None, everything=False)}
+    assert {"noise", "stacked_training", "dpsgd", "head", "shadow_attack", "serving", "growth"} <= usual
+    assert not usual & {"soak", "image_accuracy", "out_of_core"}
+    assert [each.name for each in run.chosen(["soak"], everything=False)] == ["soak"]
+    assert run.chosen(None, everything=True) == list(run.BENCHMARKS)
+
+
+@pytest.mark.parametrize("ends", ["by failing", "by an interrupt"])
+def test_finished_parts_stay_when_a_later_benchmark_ends(ends, tmp_path, monkeypatch):
+    path = tmp_path / "page.md"
+    path.write_text(run.page({"dpsgd": "## DP-SGD\n\nmeasured before"}), encoding="utf-8")
+
+    def measured(benchmark, _quick):
+        if benchmark.name != "dpsgd":
+            return [_row(case, 4.0) for case in benchmark.glance], "", None
+        if ends == "by an interrupt":
+            raise KeyboardInterrupt
+        return [], "half a table", "ended with exit code 1"
+
+    monkeypatch.setattr(run, "measured", measured)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--only", "noise", "dpsgd", "--page", str(path)])
+    with pytest.raises(SystemExit, match=r"dpsgd: ended with exit code 1|Stopped during dpsgd"):
+        run.main()
+    parts = run.kept_parts(path)
+    assert parts["dpsgd"] == "## DP-SGD\n\nmeasured before"
+    assert "**4.00**" in parts["noise"]
+
+
+def test_a_run_without_a_case_of_the_first_table_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "measured", lambda *_: ([_row("another", 4.0)], "", None))
+    monkeypatch.setattr(sys, "argv", ["run.py", "--only", "dpsgd", "--page", str(tmp_path / "page.md")])
+    with pytest.raises(SystemExit, match="dpsgd: no row for 44 networks, 100 epochs"):
+        run.main()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["noise", "algorithm1", "stacked_training", "growth", "shadow_attack", "private_answers"]
+    "name",
+    [
+        "noise",
+        "algorithm1",
+        "stacked_training",
+        "dpsgd",
+        "head",
+        "growth",
+        "shadow_attack",
+        "private_answers",
+        "serving",
+    ],
 )
 def test_a_benchmark_runs_in_its_quick_version(name, tmp_path):
     path = tmp_path / "page.md"
