@@ -315,6 +315,32 @@ def test_true_positives_of_a_gaussian_claim_are_those_of_two_shifted_normals(mu,
     assert exact <= claim.max_true_positive_rate(rate) <= min(1, exact * (1 + 2 * HAIR))
 
 
+@given(st.floats(1e-3, 30.0), st.just(0.0) | st.floats(1e-12, 1e-3), st.floats(0.0, 1.0))
+@example(8.100914666212402, 0.0, 0.3099709613327042)  # was rounded down by a fraction of a float
+def test_limits_on_true_positives_are_rounded_up_by_a_hair(epsilon, extra, rate) -> None:
+    with mpmath.workdps(50):
+        few = mpmath.exp(epsilon) * mpmath.mpf(rate)
+        many = 1 - mpmath.exp(-mpmath.mpf(epsilon)) * (1 - mpmath.mpf(rate))
+        exact = min(min(few, many) + mpmath.mpf(extra), mpmath.mpf(1))
+        assert exact <= pure(epsilon, extra_delta=extra).max_true_positive_rate(rate) <= exact * (1 + HAIR)
+
+
+@pytest.mark.parametrize("amount", [1e-3, 0.3, 1.0, 5.0])
+def test_the_limit_on_the_best_guess_is_rounded_up_by_a_hair(amount) -> None:
+    with mpmath.workdps(50):
+        right, normal = 1 / (1 + mpmath.exp(-mpmath.mpf(amount))), mpmath.ncdf(mpmath.mpf(amount) / 2)
+        assert right < pure(amount).max_accuracy() < right * (1 + HAIR)
+        gaussian = Guarantee("gaussian", mu=amount, because="x").max_accuracy()
+        assert normal < gaussian < normal * (1 + 20 * HAIR)
+        extra = pure(amount, extra_delta=1e-3).max_accuracy()
+        assert right + mpmath.mpf(1e-3) / 2 < extra < (right + mpmath.mpf(1e-3) / 2) * (1 + HAIR)
+
+
+def test_without_a_surplus_delta_a_group_of_any_size_has_none() -> None:
+    group = pure(100.0).for_group(10)
+    assert (group.epsilon, group.extra_delta) == (1000.0, 0.0)
+
+
 @pytest.mark.parametrize("claim", [PURE, GAUSSIAN, APPROXIMATE])
 def test_the_best_guess_is_the_best_of_all_membership_tests(claim) -> None:
     rates = [step / 4000 for step in range(4001)]

@@ -288,7 +288,7 @@ class Guarantee:
         else:
             epsilon = cast(float, self.epsilon)
             few = math.exp(min(epsilon + math.log(rate), 0.0)) * _UP if rate > 0.0 else 0.0
-            many = 1.0 - math.exp(-epsilon) * (1.0 - rate) / _UP
+            many = (1.0 - math.exp(-epsilon) * (1.0 - rate)) * _UP
             best = min(few, many)
         return min(1.0, (best + self._surplus) * (_UP if self._surplus else 1.0))
 
