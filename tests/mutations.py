@@ -9,8 +9,8 @@ where a tool that starts Python anew takes longer; the operators are those usual
 survivor and every mutant that took too long, with its line, and how many of each area were killed. A run with
 `--results` can be stopped and started again.
 
-Not changed: the values in `TUNING`, which say how long something waits or how much is taken at once. Any value will do,
-so a test could only repeat it. Nor what an error says.
+Not changed: the values in `TUNING`, which say how long something waits, how much is taken at once or tried, or where a
+search starts. Any value will do, so a test could only repeat it. Nor what an error says.
 """
 
 from __future__ import annotations
@@ -58,12 +58,16 @@ AREAS = {
 ALSO_ON_POSTGRESQL = ("database.py", "ledger.py")
 TUNING = {
     "_ADVISORY_LOCK",
+    "_BLOCK",
     "_CONNECT_TIMEOUT",
+    "_EXTRA_TILTS",
     "_FLUSH_INTERVAL",
+    "_LOG_BEYOND",
     "_MAX_BATCH",
     "_MAX_LISTED_VALUES",
     "_MAX_WINDOW",
     "_MIN_WINDOW",
+    "_ORDERS",
     "_POSITION_BITS",
     "_PROBE_BYTES",
     "_REFUSED_FLUSH_INTERVAL",
@@ -73,6 +77,7 @@ TUNING = {
     "_TIMEOUT",
     "_WORDS_AT_ONCE",
     "MAX_ANSWERS",
+    "first_guess",
     "max_overflow",
     "maxiter",
     "maxsize",

@@ -42,7 +42,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
-from scipy.special import logsumexp
+from scipy.optimize import brentq
+from scipy.special import logsumexp, softmax
 
 from quietmax.accounting.conversions import as_number, delta_of, mu_of
 from quietmax.accounting.costs import advanced_composition_per_query
@@ -64,6 +65,13 @@ _POINTS_PER_DEVIATION = 32
 _LARGEST_STEP_SUPPORT, _LARGEST_SUPPORT = 2.0**16, 2.0**19
 _ROUNDING = 1e-12
 """Allowance for the rounding of one step's computed Renyi divergence."""
+_ORDERS = (
+    *(1 + part / 100 for part in range(1, 10)),
+    *(1 + part / 10 for part in range(1, 100)),
+    *range(11, 64),
+    *(round(2 ** (quarter / 4)) for quarter in range(24, 61)),
+)
+"""The orders of Renyi divergences that are tried. Each gives a valid bound, and the best one counts."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +106,7 @@ class Schedule:
     def epochs(self) -> float:
         """How often a record is sampled on average; rounded to an integer if it is one up to rounding errors."""
         epochs = self.sampling_rate * self.steps
-        return float(round(epochs)) if abs(epochs - round(epochs)) <= 1e-9 * epochs else epochs
+        return float(round(epochs)) if math.isclose(epochs, round(epochs), rel_tol=1e-9) else epochs
 
 
 def noise_multiplier(
@@ -218,7 +226,7 @@ def _of_sampled_step(epsilon: float, delta: float, sampling_rate: float) -> floa
 def _renyi(epsilon: float, delta: float, schedule: Schedule, *, published: bool) -> float:
     """Return the smallest noise multiplier whose Renyi divergences give this epsilon."""
     # The best order lies near 1 + 2*ln(1/delta)/epsilon, where both terms of the bound are equal.
-    largest = math.ceil(4 * math.log(1 / delta) / epsilon) + 64
+    largest = 64 - 4 * math.log(delta) / epsilon
 
     def excess(sigma: float) -> float:
         return renyi_epsilon(sigma, delta, schedule, largest_order=largest, published=published) - epsilon
@@ -228,9 +236,9 @@ def _renyi(epsilon: float, delta: float, schedule: Schedule, *, published: bool)
 
 def _smallest(excess: Callable[[float], float], epsilon: float, schedule: Schedule) -> float:
     """Return the smallest noise multiplier at which the decreasing function `excess` is at most 0, rounded up."""
-    # Roughly what many small steps need; this is only where the search starts.
-    start = max(0.2, 4.0 * schedule.sampling_rate * math.sqrt(schedule.steps) / epsilon)
-    low = high = math.log(start)
+    # Roughly what many small steps need. The search starts here and ends at the same place from anywhere.
+    first_guess = max(0.2, 4.0 * schedule.sampling_rate * math.sqrt(schedule.steps) / epsilon)
+    low = high = math.log(first_guess)
     while excess(math.exp(high)) > 0.0:
         low, high = high, high + 1.0
         if high > 60.0:
@@ -238,9 +246,7 @@ def _smallest(excess: Callable[[float], float], epsilon: float, schedule: Schedu
                 f"No noise multiplier up to 1e26 gives epsilon {epsilon:g} for this delta and {schedule.steps} steps."
             )
     while excess(math.exp(low)) <= 0.0:
-        low, high = low - 0.5, low
-    from scipy.optimize import brentq
-
+        low, high = low - 1.0, low
     root = float(brentq(lambda log: excess(math.exp(log)), low, high, xtol=_TOLERANCE))
     while excess(math.exp(root)) > 0.0:
         root += _TOLERANCE
@@ -309,7 +315,7 @@ def _interval(sigma: float, schedule: Schedule) -> float:
 
 
 def renyi_epsilon(
-    sigma: float, delta: float, schedule: Schedule, *, largest_order: int = 1024, published: bool = False
+    sigma: float, delta: float, schedule: Schedule, *, largest_order: float = 1024, published: bool = False
 ) -> float:
     """Return the epsilon of a run at this delta from its Renyi divergences.
 
@@ -325,8 +331,8 @@ def renyi_epsilon(
         The delta at which epsilon is evaluated.
     schedule : Schedule
         The sampling rate and the number of steps.
-    largest_order : int
-        The largest order of the divergences.
+    largest_order : float
+        The largest order of the divergences that is tried; above 1.01.
     published : bool
         Whether to use the published conversion.
 
@@ -343,12 +349,8 @@ def renyi_epsilon(
     import dp_accounting
     from dp_accounting import rdp
 
-    orders = [1 + part / 100 for part in range(1, 10)] + [1 + part / 10 for part in range(1, 100)]
-    orders += list(range(11, 64))
-    orders += [round(2 ** (quarter / 4)) for quarter in range(24, 61) if 2 ** (quarter / 4) <= largest_order]
-    step = dp_accounting.GaussianDpEvent(sigma)
-    if schedule.sampling_rate < 1.0:
-        step = dp_accounting.PoissonSampledDpEvent(schedule.sampling_rate, step)
+    orders = [order for order in _ORDERS if order <= largest_order]
+    step = dp_accounting.PoissonSampledDpEvent(schedule.sampling_rate, dp_accounting.GaussianDpEvent(sigma))
     with _quiet():
         accountant = rdp.RdpAccountant(orders)
         accountant.compose(step, schedule.steps)
@@ -372,17 +374,10 @@ def _renyi_divergence(order: float, sigma: float, sampling_rate: float) -> float
     Talwar, Zhang 2019, section 3). Its integrand is a mixture of bells of width sigma between 0 and a, for which
     the trapezoidal rule with 32 points per sigma is right to all digits.
     """
-    step = sigma / 32
-    point = np.arange(-40.0 * sigma, order + 40.0 * sigma, step)
-    ratio = np.logaddexp(
-        math.log1p(-sampling_rate), math.log(sampling_rate) + (2 * point - 1) / (2 * sigma**2)
-    )
-    exponent = order * ratio - 0.5 * (point / sigma) ** 2
-    largest = float(exponent.max())
-    mean = largest + math.log(
-        float(np.exp(exponent - largest).sum()) * step / (sigma * math.sqrt(2 * math.pi))
-    )
-    return mean / (order - 1)
+    point = np.arange(-40.0, order / sigma + 40.0, 1 / 32)  # in units of sigma
+    ratio = np.logaddexp(math.log1p(-sampling_rate), math.log(sampling_rate) + (point - 0.5 / sigma) / sigma)
+    bell = -0.5 * point**2
+    return float(logsumexp(order * ratio + bell) - logsumexp(bell)) / (order - 1)
 
 
 @contextmanager
@@ -403,7 +398,11 @@ _REACH = 12.0
 _LOST = 1e-32
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _BLOCK = 4096
-_LONGEST_TRANSFORM, _SPREADS_BELOW = 2**20, 10.0
+"""How many integration intervals are taken at once."""
+_LONGEST_TRANSFORM, _SPREADS_BELOW, _LOG_BEYOND = 2**20, 10.0, -28.0
+_EXTRA_TILTS = np.array([0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 14.0, 20.0])
+"""These say how much of the sum a transform holds, and where Chernoff's bound on the rest is tried. What a transform
+does not hold is bounded, so every value is safe."""
 _MOST_STEPS = 10**12
 _LARGEST_SHIFT = 4096.0
 """For more steps, or a noise multiplier below 1/4096, only the bound without sampling is used."""
@@ -462,39 +461,33 @@ def sampled_gaussian_delta(
 def _loss(t: Floats, scale: float, rate: float) -> Floats:
     """ln(1 - q + q*exp(y)) with y = (t - scale/2)*scale, the log ratio with/without the record at x = t*sigma."""
     y = (t - scale / 2) * scale
-    change = rate * np.expm1(np.minimum(y, 700.0))
-    low = np.log((1.0 - rate) + rate * np.exp(np.minimum(y, 0.0)))
-    high = y + math.log(rate) + np.log1p((1.0 - rate) / rate * np.exp(-np.maximum(y, 0.0)))
-    middle = np.log1p(np.maximum(change, -0.5))
-    return np.where(y > 30.0, high, np.where(change < -0.5, low, middle))
+    # The larger of 1 and exp(y) is taken out, so that no exponential overflows.
+    above, away = y > 0.0, -np.abs(y)
+    share, rest = np.where(above, 1.0 - rate, rate), np.where(above, rate, 1.0 - rate)
+    change = share * np.expm1(away)
+    with np.errstate(divide="ignore"):
+        near, far = np.log1p(change), np.log(rest + share * np.exp(away))
+    loss: Floats = np.where(above, y, 0.0) + np.where(change < -0.5, far, near)
+    return loss
 
 
 def _edges(scale: float, rate: float, interval: float, removed: bool) -> list[Floats]:
     """The ends of the integration intervals: where the loss is on the grid, and never further than 1.5/(12 + scale)."""
-    width = min(0.125, 1.5 / (_REACH + scale))
     windows = [(-_REACH, _REACH)]
-    if removed and scale < 2 * _REACH:
-        windows = [(-_REACH, scale + _REACH)]
-    elif removed:
-        windows.append((scale - _REACH, scale + _REACH))
+    if removed:
+        windows.append((max(_REACH, scale - _REACH), scale + _REACH))
     found = []
     for low, high in windows:
         ends = _loss(np.array([low, high]), scale, rate) / interval
         grid = np.arange(math.ceil(ends[0]), math.floor(ends[1]) + 1) * interval
-        with np.errstate(invalid="ignore", divide="ignore"):
-            ratio = np.where(
-                grid < -0.5,
-                np.log(np.maximum(np.exp(np.minimum(grid, 0.0)) - (1.0 - rate), 0.0) / rate),
-                np.where(
-                    grid > 30.0,
-                    grid - math.log(rate) + np.log1p(-(1.0 - rate) * np.exp(-np.maximum(grid, 0.0))),
-                    np.log1p(np.maximum(np.expm1(np.minimum(grid, 30.0)) / rate, -1.0)),
-                ),
-            )
-        even = np.linspace(low, high, math.ceil((high - low) / width) + 1)
-        crossings = ratio / scale + scale / 2
-        crossings = crossings[(crossings > low) & (crossings < high)]
-        found.append(np.unique(np.concatenate([even, crossings])))
+        away = -np.abs(grid)
+        with np.errstate(divide="ignore"):
+            above = grid + np.log1p((rate - 1.0) / rate * np.expm1(away))
+            below = np.log1p(np.maximum(np.expm1(away) / rate, -1.0))
+            far_below = np.log(np.maximum(np.exp(away) - (1.0 - rate), 0.0) / rate)
+        ratio = np.where(grid > 0.0, above, np.where(grid < -0.5, far_below, below))
+        even = np.linspace(low, high, math.ceil((high - low) * (_REACH + scale) / 1.5) + 1)
+        found.append(np.unique(np.concatenate([even, np.clip(ratio / scale + scale / 2, low, high)])))
     return found
 
 
@@ -544,37 +537,39 @@ def _composed_delta(step: _Step, steps: int, epsilon: float) -> float:
     """Parts 3 and 4: an upper bound on delta at epsilon after `steps` steps."""
     masses, h = step.masses, step.interval
     lost = steps * _LOST
-    losses: Floats = (step.first + np.arange(len(masses), dtype=np.float64)) * h
+    place = np.arange(len(masses), dtype=np.float64)
+    losses = (step.first + place) * h
     farthest = float(np.abs(losses).max())
-    epsilon = epsilon - steps * (step.shift + 4 * _U * farthest) - 8 * _U * epsilon
-    positive = masses > 0.0
-    logs = np.full(len(masses), -math.inf)
-    logs[positive] = np.log(masses[positive])
-    if steps * float(losses[positive].max()) <= epsilon:
+    epsilon -= steps * (step.shift + 4 * _U * farthest) + 8 * _U * epsilon
+    with np.errstate(divide="ignore"):
+        logs = np.log(masses)
+    if epsilon / steps >= losses[masses > 0.0].max():
         return lost
     tilt = _tilt(logs, losses, epsilon / steps)
     level = float(logsumexp(logs + tilt * losses))
     tilted = masses * np.exp(tilt * losses - level)
-    mean = float(tilted @ losses) / h - step.first
-    spread = math.sqrt(max(0.0, steps * float(tilted @ (losses - h * (step.first + mean)) ** 2))) / h
+    mean = float(tilted @ place)
+    spread = math.sqrt(steps * float(tilted @ (place - mean) ** 2))
 
     # Chernoff: the tilted sum reaches x with probability at most exp(min(growth - extra*x))
-    extra = np.array([0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 14.0, 20.0]) / (h * max(spread, 1.0))
+    extra = _EXTRA_TILTS / (h * max(spread, 1.0))
     growth = steps * (np.array([logsumexp(logs + (tilt + more) * losses) for more in extra]) - level)
-    end = float(((growth + 28.0) / extra).min()) / h - steps * step.first
+    end = float(((growth - _LOG_BEYOND) / extra).min()) / h - steps * step.first
 
+    # The sum has `whole` places, of which the transform holds those from `base` on.
     whole = steps * (len(masses) - 1) + 1
-    needed = min(whole, _SPREADS_BELOW * spread + max(end - steps * mean, spread) + 64)
-    length = 2 ** math.ceil(math.log2(max(len(masses), min(needed, _LONGEST_TRANSFORM))))
-    base = 0 if whole <= length else math.floor(steps * mean - _SPREADS_BELOW * spread)
-    if whole > length and tilt > 0.0:
+    base = math.floor(steps * mean - _SPREADS_BELOW * spread)
+    length = 2 ** math.ceil(math.log2(max(len(masses), min(whole, end - base, _LONGEST_TRANSFORM))))
+    if whole <= length:
+        base = 0
+    elif tilt > 0.0:
         # nothing below the window may count; without a tilt it counts less than where it wraps to
-        base = min(base, math.floor(epsilon / h) - 1 - steps * step.first)
+        base = min(base, math.floor(epsilon / h) - steps * step.first)
     over = np.maximum(h * (steps * step.first + base + np.arange(length)) - epsilon, 0.0)
     gain = np.exp(-tilt * over) * -np.expm1(-over)
     del over
 
-    each = 8 * math.log2(length) * _U * float(tilted.sum()) * (1 + 2.0**-20)
+    each = 8 * math.log2(length) * _U * float(tilted.sum())
     transform = fft.rfft(tilted, length)
     size = np.abs(transform)
     with np.errstate(divide="ignore", under="ignore"):
@@ -591,30 +586,23 @@ def _composed_delta(step: _Step, steps: int, epsilon: float) -> float:
     body += (each + 4 * _U) * absolute * float(gain.sum()) * (1 + steps * 24 * _U)
     if whole > length:
         top = h * (steps * step.first + base + length)
-        body += min(1.0, 2 * math.exp(float((growth - extra * top).min()))) / (1.0 + tilt)
-    exponent = steps * level - tilt * epsilon
-    slack = steps * (step.inflation + 8 * _U * (2 + tilt * farthest + abs(level)))
-    slack += 8 * _U * (steps * abs(level) + tilt * abs(epsilon) + 4.0) + 2.0**-40
-    return math.inf if exponent + slack > 700.0 else math.exp(exponent + slack) * (body + 1e-200) + lost
+        body += math.exp(min(0.0, math.log(2) + float((growth - extra * top).min()))) / (1.0 + tilt)
+    slack = steps * step.inflation + 2.0**-40
+    slack += 8 * _U * (steps * (2.0 + tilt * farthest + 2 * abs(level)) + tilt * abs(epsilon) + 4.0)
+    with np.errstate(over="ignore"):
+        factor = np.exp(steps * level - tilt * epsilon + slack)
+    return float(factor * (body + 1e-200) + lost)
 
 
 def _tilt(logs: Floats, losses: Floats, mean: float) -> float:
-    """The t >= 0 at which the tilted losses have about this mean; any other would be as valid, but less sharp."""
+    """The t >= 0 at which the tilted losses have this mean; any other would be as valid, but less sharp."""
 
-    def tilted_mean(t: float) -> float:
-        weights = np.exp(logs + t * losses - (logs + t * losses).max())
-        return float(weights @ losses) / float(weights.sum())
+    def excess(t: float) -> float:
+        return float(softmax(logs + t * losses) @ (losses - mean))
 
-    if tilted_mean(0.0) >= mean:
+    if excess(0.0) >= 0.0:
         return 0.0
-    low = high = 1.0
-    while tilted_mean(high) < mean:
-        low, high = high, 2 * high
-        if high > 1e9:
-            return high
-    while tilted_mean(low) >= mean:
-        low, high = low / 2, low
-    for _ in range(10):
-        middle = (low + high) / 2
-        low, high = (middle, high) if tilted_mean(middle) < mean else (low, middle)
-    return high
+    high = 1.0
+    while excess(high) < 0.0:
+        high *= 2
+    return float(brentq(excess, 0.0, high, maxiter=500))
