@@ -92,7 +92,7 @@ def test_the_check_fails_if_training_would_be_refused(run: Run, customers: Path)
     schema.write_text(confirm(text).replace('income = ","', "").replace('income = "."', ""), encoding="utf-8")
     code, _, err = run("schema", "check", customers)
     assert code == 1
-    assert "cannot be read as numeric" in err
+    assert "cannot be read as numbers" in err
     schema.unlink()
     code, _, err = run("schema", "check", customers)
     assert code == 1

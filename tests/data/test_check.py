@@ -90,7 +90,22 @@ PEOPLE = pd.DataFrame({"age": ["25", "old", "?"], "ill": ["no", "YES", ""], "zip
         ({"label": "ill", "classes": ["no", "yes"]}, "2 rows have no label"),
         ({"label": "ill", "classes": ["no", "yes"], "ignore_case": ["ill"]}, "1 row has no label"),
         ({"bounds": {"age": (0, 9)}}, "'zip' hold"),
-        ({"bounds": {"age": (0, 9)}, "ignore": ["zip"]}, "1 cell of column 'age' cannot be read as numeric"),
+        (
+            {"label": "ill", "classes": ["no", "yes"]},
+            "not in `classes`: add the class there, or delete such rows",
+        ),
+        (
+            {"bounds": {"age": (0, 9)}},
+            "1 cell of column 'age' cannot be read as numbers; `decimal`, `thousands`, `units`",
+        ),
+        (
+            {"dates": {"age": ["2020-01-01", "2020-12-31"]}},
+            "cannot be read as dates; `date_formats` or `missing_values`",
+        ),
+        (
+            {"booleans": ["age"]},
+            "cannot be read as yes or no; `missing_values`, or `categories` in place of `booleans`",
+        ),
     ],
 )
 def test_problems_say_why_training_would_be_refused(facts: dict[str, Any], said: str) -> None:

@@ -43,6 +43,7 @@ def test_empty_declarations_leave_those_of_the_schema_file_as_they_are(tmp_path:
     ("name", "text", "said"),
     [
         ("schema.toml", 'label = "ill', "not valid TOML"),
+        ("schema.toml", "bounds = { größe = [0, 250] }", "letters such as ü need quotes"),
         ("schema.json", "{", "not valid TOML or JSON"),
         ("schema.json", "[1]", "one object"),
         ("schema.json", '{"lable": "ill"}', "Unknown key 'lable'"),

@@ -509,6 +509,7 @@ def test_a_word_in_a_numeric_column_is_an_error(tmp_path: Path, error_message: E
     )
     assert "'age'" in message
     assert "Row 1" in message
+    assert "`quietmax schema check` counts all cells" in message
 
 
 @pytest.mark.parametrize(
@@ -542,7 +543,7 @@ def test_a_label_outside_the_declared_classes_is_rejected(
     path = written(tmp_path, PEOPLE.replace("1000,no", "1000,perhaps"))
     message = error_message(lambda: load(path, **DECLARED), InvalidInput)
     assert "Row 3" in message
-    assert "'no', 'yes'" in message
+    assert "'no', 'yes'. Declare the class too, or delete such rows." in message
 
 
 def test_records_of_one_class_are_an_error_only_if_the_classes_are_read_from_them(

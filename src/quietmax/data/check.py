@@ -109,7 +109,8 @@ class TableReport:
             found.append("The schema does not declare the label and its classes.")
         elif self.unlabelled:
             found.append(
-                f"{_counted(self.unlabelled, 'row has', 'rows have')} no label, or one that is not a declared class."
+                f"{_counted(self.unlabelled, 'row has', 'rows have')} no label, or one that is not in `classes`: add "
+                "the class there, or delete such rows."
             )
         if self.without_person:
             more = f" (and {self.without_person - 1} more)" if self.without_person > 1 else ""
@@ -118,9 +119,10 @@ class TableReport:
             )
         for column in self.columns:
             if column.losses.unreadable:
+                what, keys = _READ_BY[column.kind]
                 found.append(
                     f"{_counted(column.losses.unreadable, 'cell', 'cells')} of column '{column.name}' cannot be read "
-                    f"as {column.kind}; missing_values can declare them as missing."
+                    f"as {what}; {keys} in the schema can say how they are written."
                 )
         if self.missing_extra is not None:
             found.append(self.missing_extra)
@@ -152,6 +154,14 @@ class TableReport:
     def to_json(self) -> dict[str, Any]:
         """Return all fields, the problems and the warnings as JSON values."""
         return {**asdict(self), "problems": list(self.problems), "warnings": list(self.warnings)}
+
+
+_READ_BY = {
+    "numeric": ("numbers", "`decimal`, `thousands`, `units` or `missing_values`"),
+    "date": ("dates", "`date_formats` or `missing_values`"),
+    "boolean": ("yes or no", "`missing_values`, or `categories` in place of `booleans`,"),
+}
+"""What the cells of a column should be, and the keys of the schema that say how they are written."""
 
 
 def _counted(count: int, one: str, several: str) -> str:

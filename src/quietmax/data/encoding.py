@@ -974,7 +974,7 @@ class Encoding:
             problem = "no label" if strings[wrong[0]] in MISSING_MARKERS else "a label outside the classes"
             raise InvalidData(
                 f"{first_of(wrong)} has {problem} in column '{name}'; the declared classes are "
-                f"{quoted(self.classes)}."
+                f"{quoted(self.classes)}. Declare the class too, or delete such rows."
             )
         return labels
 

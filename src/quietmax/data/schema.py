@@ -208,7 +208,10 @@ class Schema:
         except RecursionError as error:
             raise InvalidInput(f"The schema file {file} is nested too deeply.") from error
         except ValueError as error:
-            raise InvalidInput(f"The schema file {file} is not valid TOML or JSON: {error}.") from error
+            raise InvalidInput(
+                f"The schema file {file} is not valid TOML or JSON: {error}. In TOML, names with blanks, dots or "
+                "letters such as \u00fc need quotes."
+            ) from error
         if not isinstance(content, dict):
             raise InvalidInput(f"The schema file {file} must hold one object with keys such as 'label'.")
         return cls.from_dict(content, str(file))

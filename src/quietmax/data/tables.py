@@ -752,7 +752,13 @@ def encode_rows(
     InvalidInput
         If a column is missing or a cell cannot be read.
     """
-    features, labels = encoding.encode(frame, encoding.label)
+    try:
+        features = encoding.encode(frame)
+    except InvalidData as error:
+        raise InvalidData(
+            f"{error} `quietmax schema check` counts all cells that cannot be read, and says what can declare them."
+        ) from error
+    labels = encoding.encode_labels(frame)
     persons = None
     if encoding.person is not None:
         persons = person_names(frame, encoding.person, ignore_case=encoding.person_ignores_case)
