@@ -48,6 +48,7 @@ def test_empty_declarations_leave_those_of_the_schema_file_as_they_are(tmp_path:
         ("schema.json", "[1]", "one object"),
         ("schema.json", '{"lable": "ill"}', "Unknown key 'lable'"),
         ("schema.toml", "classes = true", "classes must be"),
+        ("schema.toml", "bounds = { age = [0, 9], monthly.income = [0, 9] }", "; check that of 'monthly'."),
     ],
 )
 def test_a_wrong_schema_file_is_rejected(

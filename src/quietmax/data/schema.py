@@ -362,7 +362,8 @@ def _parse(key: str, value: Any, where: str = "") -> Any:
     try:
         return _PARSERS[key](value)
     except (TypeError, ValueError, AttributeError) as error:
-        raise InvalidInput(f"{where}{key} must be {_EXPECTED[key]}.") from error
+        column = f"; check that of '{error}'" if isinstance(error, _WrongColumn) else ""
+        raise InvalidInput(f"{where}{key} must be {_EXPECTED[key]}{column}.") from error
 
 
 def _string(value: object) -> str:
@@ -424,8 +425,21 @@ def _two_names(value: object) -> tuple[str, str]:
     return first, second
 
 
+class _WrongColumn(ValueError):
+    """What is declared about a column has the wrong type; the message is the name of the column."""
+
+
 def _of_columns(parse: Callable[[Any], Any]) -> Callable[[Mapping[object, Any]], dict[str, Any]]:
-    return lambda value: {_name(name): parse(declared) for name, declared in value.items()}
+    def parsed(value: Mapping[object, Any]) -> dict[str, Any]:
+        columns = {}
+        for name, declared in value.items():
+            try:
+                columns[_name(name)] = parse(declared)
+            except (TypeError, ValueError, AttributeError) as error:
+                raise _WrongColumn(name) from error
+        return columns
+
+    return parsed
 
 
 _SINGLE = ("label", "classes", "person")
