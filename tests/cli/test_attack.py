@@ -86,7 +86,8 @@ def test_a_saved_model_is_attacked_with_several_attacks_and_plotted(
 def test_the_card_lists_every_variant_of_an_attack(run: Attack, folder: Path, table: Path) -> None:
     names = ["threshold", "threshold-entropy", "lira", "lira-offline"]
     for name in names:
-        run(folder, "--data", table, *HALF, "--attack", name, "--shadows", 4)
+        out = run(folder, "--data", table, *HALF, "--attack", name, "--shadows", 4)
+        assert leakage_file(folder).name in "".join(out.split())  # the command says where they are stored
     kept = [entry["attack"] for entry in json.loads(leakage_file(folder).read_text())["attacks"]]
     assert set(names) <= set(kept)
 

@@ -60,7 +60,9 @@ def test_served_answers_draw_exact_noise_only(models: Path, monkeypatch: pytest.
 
 
 def test_a_model_without_proven_guarantee_is_refused_unless_accepted(folder: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"is refuted, not proven: .* requires `accept_unproven`"):
+    with pytest.raises(
+        InvalidInput, match=r"is refuted, not proven: .*theory page, section 2.* requires `accept_unproven`"
+    ):
         load_models([str(folder / "plain")], budget=Terms(1.0))
     (deployment,) = load_models([str(folder / "plain")], budget=Terms(1.0), accept_unproven=True)
     assert deployment.status == "refuted"

@@ -72,7 +72,7 @@ def test_answers_metadata_and_page_warn_of_an_unproven_guarantee(
     assert "refuted" in plain.infer(some_rows(1)).json()["parameters"]["warning"]
     metadata = plain.http.get("/v2/models/plain").json()["parameters"]
     assert metadata["guarantee_status"] == "refuted"
-    assert "THEORY 2.1" in metadata["warning"]
+    assert "theory page, section 2.1" in metadata["warning"]
     login = plain.http.post("/login", data={"key": plain.admin})
     page = plain.http.get("/", headers={"cookie": login.headers["set-cookie"].partition(";")[0]}).text
     assert "No proven guarantee (refuted)" in page

@@ -118,7 +118,7 @@ def command(
     from quietmax.attacks.report import INTERVALS, plot_reports
     from quietmax.attacks.shadow_models import check_nonmembers
     from quietmax.data.registry import datasets
-    from quietmax.privacy_card import OBSERVED, record_leakage
+    from quietmax.privacy_card import OBSERVED, leakage_file, record_leakage
 
     _check_mechanism(mechanism, target)
     engine = None if ray is None else RayEngine(ray)
@@ -163,6 +163,9 @@ def command(
             else f"{mechanism.mechanism}, epsilon {mechanism.epsilon:g} per answer"
         )
         record_leakage(subject, [{**report.to_json(), "released_by": by} for report in reports])
+        if not as_json:
+            stored = leakage_file(subject).name
+            console.print(f"Stored beside {subject} in {stored}; 'quietmax card {subject}' shows them.")
     if plot is not None:
         plot_reports(reports, plot)
 

@@ -155,7 +155,7 @@ class Deployment:
         """What every answer says if the guarantee is not proven."""
         if self.status == "proven":
             return None
-        return f"No proven guarantee ({self.status}): {self.guarantee.because}"
+        return f"No proven guarantee ({self.status}): {self.guarantee.reason}"
 
     def total_guarantee(self, account: AccountState) -> Guarantee:
         """Return what is claimed of all answers together, once the whole budget is spent.

@@ -219,7 +219,7 @@ def load_models(
             raise InvalidInput(f"Model names must be unique, got two models called {deployment.label}.")
         if deployment.status != "proven" and not accept_unproven:
             raise InvalidInput(
-                f"The guarantee of {path} is {deployment.status}, not proven: {deployment.guarantee.because} "
+                f"The guarantee of {path} is {deployment.status}, not proven: {deployment.guarantee.reason} "
                 "Serving it requires `accept_unproven`; every answer will then carry a warning."
             )
         loaded[deployment.label] = deployment
