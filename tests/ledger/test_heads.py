@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import sys
 import threading
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import text
@@ -19,6 +21,7 @@ from sqlalchemy import text
 from quietmax.accounting import PureCost
 from quietmax.errors import InvalidInput, LedgerDamaged, LedgerUnavailable
 from quietmax.ledger import Charge, Failed, Ledger, Terms
+from quietmax.ledger import heads as heads_module
 from quietmax.ledger.heads import Head, HeadFile
 from tests.ledger.scenarios import (
     REASON,
@@ -130,12 +133,32 @@ def test_an_accepted_loss_is_charged_and_recorded(path: Path) -> None:
             "ann": 3000,
         }
         assert ledger.verify().sound
+        assert ledger.lost_accounts() == [], "the account is there, so a new one needs no reason"
         assert "the copy of May is the newest" in list(ledger.export("patients"))[-1].detail
         charge_patients(ledger)
     with Ledger(path) as ledger:
         assert ledger.account("patients").spent_units == 56_000
     with pytest.raises(InvalidInput, match="has lost nothing"):
         Ledger(path, accept_loss="the copy of May is the newest")
+
+
+def test_an_account_that_has_lost_nothing_is_not_charged_for_the_loss_of_another(path: Path) -> None:
+    with Ledger(path) as ledger:
+        other = ledger.open_account("others", PureCost(1.0), Terms(1.0))
+        pay(ledger, Charge(other.id, ledger.client("ann"), "m/1", 500, rows=1))
+        account = open_patients(ledger)
+        copy_database(path, path.with_suffix(".old"))
+        pay(ledger, Charge(account.id, ledger.client("ann"), "m/1", 1000, rows=1))
+        ledger.open_account("unused", PureCost(1.0), Terms(1.0))
+    shutil.copy(path.with_suffix(".old"), path)
+    with Ledger(path, accept_loss="the copy of May is the newest") as ledger:
+        assert {each.name: each.spent_units for each in ledger.accounts()} == {
+            "others": 500,
+            "patients": 1000,
+        }
+        assert [row.kind for row in ledger.export("others")] == ["open", "charge"]
+        assert ledger.lost_accounts() == [], "the third had spent nothing"
+        assert ledger.verify().sound
 
 
 def test_a_loss_larger_than_the_budget_that_is_left_takes_all_of_it(path: Path) -> None:
@@ -193,11 +216,85 @@ def test_the_head_file_is_up_to_date_after_every_write_and_created_again_if_miss
         assert len(HeadFile(head_of(path), "").read()[1]) == 2
 
 
-def test_processes_that_share_a_head_file_never_replace_a_newer_row(tmp_path: Path) -> None:
+def test_two_writers_of_a_head_file_never_replace_a_newer_row(tmp_path: Path) -> None:
     one, other = (HeadFile(tmp_path / "head", "ledger") for _ in range(2))
     one.record([Head(2, 7, 70, "seven")])
     other.record([Head(2, 6, 60, "six"), Head(3, 1, 10, "first")])
     assert one.read() == ("ledger", [Head(2, 7, 70, "seven"), Head(3, 1, 10, "first")])
+
+
+def test_the_same_row_recorded_twice_is_no_damage(tmp_path: Path) -> None:
+    one, other = (HeadFile(tmp_path / "head", "ledger") for _ in range(2))
+    for each in (one, other):
+        each.record([Head(2, 7, 70, "seven")])
+        assert (each.damage, each.error) == (None, None)
+
+
+def test_without_a_database_the_row_of_another_process_is_not_replaced(tmp_path: Path) -> None:
+    one, other = (HeadFile(tmp_path / "head", "ledger") for _ in range(2))
+    one.record([Head(2, 7, 70, "seven")])
+    other.record([Head(2, 8, 80, "eight")])
+    assert one.read() == ("ledger", [Head(2, 7, 70, "seven")])
+    assert "row 7 of account 2 is not the one that was committed" in str(other.damage)
+
+
+def test_an_older_row_of_the_journal_is_replaced_at_once(path: Path) -> None:
+    """Another process may write its row late, between the check and the commit of this one."""
+    with Ledger(path) as ledger:
+        charge_patients(ledger)
+        rows = list(ledger.export("patients"))
+        write_slot(path, Head(2, 3, 2000, rows[2].hash))
+        ledger._heads.record([Head(2, 5, 4000, "e" * 64)])
+        assert read_slots(path)[-1] == Head(2, 5, 4000, "e" * 64)
+        assert (ledger._heads.damage, ledger._heads.error) == (None, None)
+
+
+def test_a_reset_head_file_holds_the_given_rows_whether_there_was_a_file_or_not(tmp_path: Path) -> None:
+    file = HeadFile(tmp_path / "head", "ledger")
+    for _ in range(2):
+        file.reset([Head(1, 2, 0, "two")])
+        assert file.read() == ("ledger", [Head(1, 2, 0, "two")])
+        file.record([Head(2, 9, 90, "nine")])
+
+
+def test_heads_without_a_file_or_of_a_ledger_that_is_only_read_are_kept_in_memory(tmp_path: Path) -> None:
+    for file in (HeadFile(None, "ledger"), HeadFile(tmp_path / "head", "ledger", read_only=True)):
+        file.record([Head(2, 7, 70, "seven")])
+        assert (file.read(), file.error) == ((None, []), None)
+        file.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_head_file_is_flushed_every_few_seconds_and_when_it_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, flushed = SimpleNamespace(now=100.0), list[float]()
+    monkeypatch.setattr(heads_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(os, "fdatasync", lambda _: flushed.append(clock.now))
+    file = HeadFile(tmp_path / "head", "ledger")
+    every = heads_module._FLUSH_SECONDS
+    for number, moment in enumerate((100.0, 100.0 + every, 101.0 + every, 101.0 + 2 * every), start=1):
+        clock.now = moment
+        file.record([Head(2, number, number, "hash")])
+    assert flushed == [101.0 + every]
+    file.close()
+    assert flushed == [101.0 + every, 101.0 + 2 * every]
+    file.close()
+    assert len(flushed) == 2, "what is closed is flushed already"
+
+
+def test_a_check_reads_each_slot_of_the_file_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Ledger(path) as ledger:
+        charge_patients(ledger)
+        read, pread = list[int](), os.pread
+
+        def count(file: int, size: int, offset: int) -> bytes:
+            read.append(offset)
+            return pread(file, size, offset)
+
+        monkeypatch.setattr(os, "pread", count)
+        ledger.check_damage()
+        assert read == [256, 512]
 
 
 def test_the_head_file_names_the_last_row_after_several_writers(address: str, head_file: Path) -> None:
@@ -312,6 +409,29 @@ def test_a_process_that_knows_little_trusts_the_head_file_of_the_others(
         assert HeadFile(head_file, "").read()[1][-1].sequence == 7, "it was not replaced"
 
 
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_process_that_has_flushed_the_file_and_closed_it_reads_it_again(path: Path, closed: bool) -> None:
+    with Ledger(path) as busy:
+        charge = Charge(charge_patients(busy).id, busy.client("ann"), "m/1", 1000, rows=1)
+        with Ledger(path) as idle:
+            pay(idle, charge)
+            pay(busy, charge)
+            go_back(busy, 5)
+            if closed:
+                idle._heads.close()
+            assert "account 2 was at row 6 and is at row 5" in str(charge_error(idle, charge))
+
+
+def test_the_head_file_of_the_others_covers_the_account_of_the_api_keys(path: Path) -> None:
+    with Ledger(path) as busy, Ledger(path) as idle:
+        busy.create_key("ann")
+        with busy._engine.begin() as connection:
+            connection.execute(text("DELETE FROM journal WHERE account = 1"))
+            connection.execute(text(f"UPDATE accounts SET sequence = 0, head = '{'0' * 64}' WHERE id = 1"))
+        with pytest.raises(LedgerDamaged, match="account 1 was at row 1 and is at row 0"):
+            idle.check_damage()
+
+
 def test_a_key_that_was_revoked_does_not_come_back_with_a_restored_ledger(
     ledger: Ledger, address: str
 ) -> None:
@@ -346,8 +466,18 @@ def test_a_row_of_another_ledger_in_the_head_file_is_not_replaced(path: Path) ->
         assert "row 3 of account 2 is not the one that was committed" in str(error)
 
 
-def test_a_single_writer_looks_nothing_up_and_several_writers_one_row(path: Path) -> None:
+def test_a_single_writer_looks_nothing_up_and_several_writers_one_row(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[str] = []
+    shared: list[int] = []
+    flock = fcntl.flock
+
+    def count_shared(file: int, operation: int) -> None:
+        shared.extend([file] * (operation == fcntl.LOCK_SH))
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", count_shared)
 
     def lookups(ledger: Ledger, charge: Charge) -> int:
         pay(ledger, charge)
@@ -358,12 +488,15 @@ def test_a_single_writer_looks_nothing_up_and_several_writers_one_row(path: Path
     with Ledger(path) as one, Ledger(path) as other:
         charge = Charge(charge_patients(one).id, one.client("ann"), "m/1", 1000, rows=1)
         writer_driver(one).set_trace_callback(seen.append)
+        shared.clear()
         assert lookups(one, charge) == 0
+        assert shared == [], "nor does it wait for the lock of the file to read it"
         assert any("FROM accounts" in statement for statement in seen)
         seen.clear()
         pay(other, charge)
         pay(one, charge)
         assert sum("FROM journal" in statement for statement in seen) == 1
+        assert len(shared) == 2, "each of the two sees that the other has written"
 
 
 def test_a_head_file_that_is_damaged_while_it_is_used_fails_no_charge(path: Path) -> None:

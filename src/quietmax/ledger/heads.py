@@ -22,7 +22,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,6 @@ from quietmax.ledger.transactions import AccountTransaction, lock_accounts
 
 _SLOT_BYTES = 256
 _FLUSH_SECONDS = 5.0
-_MAX_REPLACING = 5
 _UNREADABLE = (ValueError, TypeError, KeyError, RecursionError)
 """What parsing a damaged file can raise."""
 _ROW_HASHES = "SELECT sequence, hash FROM journal WHERE account = ? AND sequence IN (?, ?)"
@@ -142,7 +141,7 @@ class HeadFile:
         self._engine = engine
         self._read_only = read_only
         self._known: dict[int, Head] = {}
-        self._verified: dict[int, bytes] = {}  # the slots of the file that were found in the journal
+        self._verified: dict[int, bytes] = {}  # the slots that this process wrote or has looked up
         self._lock = threading.Lock()
         self._flushed_at = time.monotonic()
         self._file: int | None = None
@@ -178,7 +177,6 @@ class HeadFile:
                     f"The ledger has lost charges: row {head.sequence} of account {head.account} is in {self.path}, "
                     "but not in the audit log."
                 )
-        self._verified = {head.account: head.to_slot() for head in heads}
         return None
 
     def check_locked(self, cursor: Cursor, locked: Iterable[AccountTransaction]) -> None:
@@ -203,22 +201,21 @@ class HeadFile:
     def _are_last_seen(self, locked: Iterable[AccountTransaction]) -> bool:
         """Tell whether nobody else has written to these accounts, nor to their slots in the file."""
         with self._lock:
-            for each in locked:
-                known = self._known.get(each.account)
-                if known is None or (known.sequence, known.hash) != (each.sequence, each.head):
-                    return False
-                if self.path is not None and not self._has_verified_slot(each.account):
-                    return False
-        return True
+            return all(self._is_last_seen(each) for each in locked)
 
-    def _has_verified_slot(self, account: int) -> bool:
-        """Tell whether a slot holds what was found in the journal. A slot that is just written counts as another."""
-        if self._file is None:
+    def _is_last_seen(self, locked: AccountTransaction) -> bool:
+        number = locked.account
+        known = self._known.get(number)
+        if known is None or (known.sequence, known.hash) != (locked.sequence, locked.head):
             return False
+        return self.path is None or self._read_slot(number) == self._verified.get(number)
+
+    def _read_slot(self, account: int) -> bytes:
+        """Return a slot of the file, or nothing if it is not open. A slot that is just written may be half old."""
         try:
-            return os.pread(self._file, _SLOT_BYTES, _SLOT_BYTES * account) == self._verified.get(account)
+            return b"" if self._file is None else os.pread(self._file, _SLOT_BYTES, _SLOT_BYTES * account)
         except OSError:
-            return False
+            return b""
 
     def check_all(self, connection: Connection) -> None:
         """Raise `LedgerDamaged` if the ledger has lost rows of any account.
@@ -233,27 +230,22 @@ class HeadFile:
         current = {head.account: head for head in read_heads(connection)}
         self._check(Cursor(connection), current, expected)
 
-    def _expected(self, wanted: Iterable[int] | None) -> list[tuple[Head, bytes | None]]:
-        """Return heads that must be in the journal, of some accounts or of all; with their slots if in the file."""
+    def _expected(self, wanted: Iterable[int] | None) -> list[Head]:
+        """Return the heads that must be in the journal, of some accounts or of all: the known and the stored ones."""
         if self.damage is not None:
             raise self.damage
         with self._lock:
             numbers = self._known if wanted is None else [each for each in wanted if each in self._known]
-            expected: list[tuple[Head, bytes | None]] = [(self._known[number], None) for number in numbers]
+            expected = [self._known[number] for number in numbers]
             try:
-                return expected + self._unverified_slots(wanted)
+                return expected + self._stored_heads(wanted)
             except OSError:  # `record` reports it
                 return expected
 
-    def _check(
-        self,
-        cursor: Cursor,
-        current: Mapping[int, Head],
-        expected: Sequence[tuple[Head, bytes | None]],
-    ) -> None:
+    def _check(self, cursor: Cursor, current: Mapping[int, Head], expected: Iterable[Head]) -> None:
         """Compare the heads that must be in the journal with those of the accounts; look up where they differ."""
         doubtful: dict[int, list[Head]] = {}
-        for head, _ in expected:
+        for head in expected:
             now = current.get(head.account)
             if head.sequence and (now is None or (now.sequence, now.hash) != (head.sequence, head.hash)):
                 doubtful.setdefault(head.account, []).append(head)
@@ -265,7 +257,6 @@ class HeadFile:
                     raise _went_back(head, current.get(account))
         with self._lock:
             self._remember(current.values())
-            self._verified.update((head.account, slot) for head, slot in expected if slot is not None)
 
     def _remember(self, heads: Iterable[Head]) -> list[Head]:
         """Keep heads of committed rows; return those that are newer than what was known."""
@@ -304,15 +295,12 @@ class HeadFile:
 
     def _replace(self, heads: list[Head], before: Mapping[int, Head | None]) -> None:
         """Write heads into the file. What another process wrote there is looked up before it is replaced."""
-        for _ in range(_MAX_REPLACING):
-            doubtful = self._write(heads, before)
+        while doubtful := self._write(heads, before):
             for head, slot in doubtful:
                 if not self._is_in_journal(head):
                     self.damage = _went_back(head, None)
                     return
                 self._verified[head.account] = slot
-            if not doubtful:
-                break
         self.error = None
 
     def _is_in_journal(self, head: Head) -> bool:
@@ -366,22 +354,21 @@ class HeadFile:
                 f"The file {self.path}, which says what charges the ledger must have, is damaged."
             ) from error
 
-    def _unverified_slots(self, wanted: Iterable[int] | None) -> list[tuple[Head, bytes | None]]:
-        """Return the heads that other processes have written into the file. What cannot be understood is left out."""
-        if self.path is None or (self._file is None and not self.path.exists()):
+    def _stored_heads(self, wanted: Iterable[int] | None) -> list[Head]:
+        """Return the heads that the file has, of some accounts or of all. What cannot be understood is left out."""
+        if self.path is None:
             return []
         file = self._open_file()
         numbers = range(1, os.fstat(file).st_size // _SLOT_BYTES) if wanted is None else wanted
         fcntl.flock(file, fcntl.LOCK_SH)
         try:
-            slots = [(number, os.pread(file, _SLOT_BYTES, _SLOT_BYTES * number)) for number in numbers]
+            slots = [os.pread(file, _SLOT_BYTES, _SLOT_BYTES * number) for number in numbers]
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)
-        found: list[tuple[Head, bytes | None]] = []
-        for number, slot in slots:
-            if slot != self._verified.get(number) and not _is_empty(slot):
-                with suppress(*_UNREADABLE):
-                    found.append((Head(**json.loads(slot)), slot))
+        found = []
+        for slot in slots:
+            with suppress(*_UNREADABLE):  # an empty slot too
+                found.append(Head(**json.loads(slot)))
         return found
 
     def _write(self, heads: list[Head], before: Mapping[int, Head | None]) -> list[tuple[Head, bytes]]:
@@ -393,7 +380,7 @@ class HeadFile:
         doubtful = []
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
-            if not os.pread(file, 1, 0):
+            if not os.fstat(file).st_size:
                 os.pwrite(file, _slot(f'{{"ledger": "{self._ledger}"}}'), 0)
             for head in heads:
                 slot = os.pread(file, _SLOT_BYTES, _SLOT_BYTES * head.account)
@@ -422,7 +409,7 @@ class HeadFile:
     def _flush(self) -> None:
         """Flush the file and close it: the next write opens it again, or a new one if it was removed."""
         self._flushed_at = time.monotonic()
-        if self._file is not None and not self._read_only:
+        if self._file is not None:
             os.fdatasync(self._file)
         self._forget_file()
 
@@ -459,7 +446,7 @@ def _went_back(head: Head, current: Head | None) -> LedgerDamaged:
 
 
 def record_loss(
-    connection: Connection, spent: Mapping[int, int], because: str, *, same_ledger: bool = True
+    connection: Connection, spent: Mapping[int, int], because: str, *, same_ledger: bool
 ) -> list[int]:
     """Charge what was spent before the database lost it, to the client ``lost``.
 
