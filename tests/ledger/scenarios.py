@@ -83,7 +83,7 @@ def hold_writer(ledger: Ledger) -> threading.Event:
         held.set()
         release.wait(20)
 
-    ledger.submit_answers(NewAnswers(), hold)
+    ledger.submit_answers(NewAnswers(0), hold)
     assert held.wait(10)
     return release
 

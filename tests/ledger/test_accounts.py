@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -22,6 +23,8 @@ from quietmax.ledger import (
     Terms,
 )
 from quietmax.ledger.accounts import check_reason, now, token_client_name
+from quietmax.ledger.database import Cursor, write_transaction
+from quietmax.ledger.transactions import prune
 from tests.ledger.scenarios import REASON, account_of, exceeded, journal_kinds, open_patients, pay
 
 
@@ -182,6 +185,44 @@ def test_a_grant_can_raise_the_budget_900_times_but_not_beyond_the_integers_of_t
         sqlite_ledger.grant("patients", Terms(920.0), REASON)
 
 
+def test_the_largest_budget_is_2_to_the_62_units(sqlite_ledger: Ledger) -> None:
+    sqlite_ledger.open_account("patients", PureCost(76.904296875), Terms(76.904296875))
+    largest = 70368.744177664  # 2^62 / LIMIT times the first budget, exactly
+    assert sqlite_ledger.grant("patients", Terms(largest), REASON).limit_units == 2**62
+    with pytest.raises(InvalidInput, match="at most about 900 times"):
+        sqlite_ledger.grant("patients", Terms(largest + 1e-9), REASON)
+
+
+def test_a_model_takes_an_account_exclusively_once_and_only_an_unused_one(sqlite_ledger: Ledger) -> None:
+    account = open_patients(sqlite_ledger)
+    for _ in range(2):
+        sqlite_ledger.charge_training(account, "m/1", "digest", "all")
+    assert journal_kinds(sqlite_ledger) == ["open", "exclusive", "training"]
+    with pytest.raises(InvalidInput, match="has already paid for something"):
+        sqlite_ledger.charge_training(account, "m/2", "other", "all")
+    used = sqlite_ledger.open_account("used", PureCost(1.0), Terms(1.0))
+    pay(sqlite_ledger, Charge(used.id, sqlite_ledger.client("ann"), "m/1", 1, rows=1))
+    with pytest.raises(InvalidInput, match="has already paid for something"):
+        sqlite_ledger.charge_training(used, "m/1", "digest", "all")
+    lowered = sqlite_ledger.open_account("lowered", PureCost(1.0), Terms(1.0))
+    sqlite_ledger.grant("lowered", Terms(0.5), REASON)
+    with pytest.raises(InvalidInput, match="needs the whole budget"):
+        sqlite_ledger.charge_training(lowered, "m/1", "digest", "all")
+    assert sqlite_ledger.verify().sound
+
+
+@pytest.mark.parametrize(
+    "fields", [{"more": 1}, {"reading": "proven"}, {"epsilon": "x"}, {"analysis": "mine"}]
+)
+def test_terms_have_exactly_their_three_fields(fields: dict[str, Any]) -> None:
+    written = Terms(1.0, 1e-5).to_json()
+    assert Terms.from_json(written) == Terms(1.0, 1e-5)
+    of_version_0_1 = {"epsilon": 1.0, "delta": 1e-5, "reading": "published"}
+    assert Terms.from_json(of_version_0_1) == Terms(1.0, 1e-5, "published")
+    with pytest.raises(ValueError):
+        Terms.from_json({**written, **fields})
+
+
 def test_a_grant_is_counted_in_units_of_the_first_budget(sqlite_ledger: Ledger) -> None:
     sqlite_ledger.open_account("patients", PureCost(2.0), Terms(2.0))
     granted = sqlite_ledger.grant("patients", Terms(3.0), REASON)
@@ -305,7 +346,40 @@ def test_pruning_deletes_old_requests_and_answers_and_the_journal_still_verifies
     assert ledger.prune(30) == Pruned(0, 0)
 
 
-@pytest.mark.parametrize("days", [0, 1 / 25, -1, 40_000, float("nan")])
+def test_pruning_deletes_what_is_older_than_so_many_days(sqlite_ledger: Ledger) -> None:
+    """Not what is exactly as old; and the journal explains which requests are gone."""
+    account, ann = open_patients(sqlite_ledger), sqlite_ledger.client("ann")
+    for number in range(3):
+        request = bytes([number])
+        pay(sqlite_ledger, Charge(account.id, ann, "m/1", 1, 1, request=request, body=b"body"))
+        sqlite_ledger.store_answers(NewAnswers(account.id, (request * 16,), b"x", request, b"x"))
+    moment = 10**16
+    with write_transaction(sqlite_ledger._engine) as connection:
+        for number, time_ in enumerate((moment - 30 * DAY - 1, moment - 30 * DAY, moment)):
+            for table, column, name in (
+                ("requests", "request", f"x'0{number}'"),
+                ("answers", "keys", f"x'{f'0{number}' * 16}'"),
+            ):
+                changed = connection.execute(
+                    text(f"UPDATE {table} SET time = {time_} WHERE {column} = {name}")
+                )
+                assert changed.rowcount == 1
+        assert prune(Cursor(connection), 30, moment) == Pruned(1, 1)
+        kept = connection.execute(text("SELECT time FROM requests ORDER BY time")).scalars().all()
+        assert kept == [moment - 30 * DAY, moment]
+    assert json.loads(list(sqlite_ledger.export("patients"))[-1].detail) == {
+        "batches": 1,
+        "before": moment - 30 * DAY,
+        "requests": 1,
+    }
+
+
+@pytest.mark.parametrize("days", [1 / 24, 36_500])
+def test_pruning_may_keep_an_hour_or_a_century(sqlite_ledger: Ledger, days: float) -> None:
+    assert sqlite_ledger.prune(days) == Pruned(0, 0)
+
+
+@pytest.mark.parametrize("days", [0, 1 / 25, -1, 36_500.5, 36_501, 40_000, float("nan")])
 def test_pruning_keeps_at_least_an_hour(sqlite_ledger: Ledger, days: float) -> None:
     with pytest.raises(InvalidInput, match="days must be between 1/24 and 36500"):
         sqlite_ledger.prune(days)
@@ -340,6 +414,7 @@ def test_a_request_that_was_pruned_while_it_was_drawn_is_not_answered(ledger: Le
     with ledger._engine.begin() as connection:
         connection.execute(text("UPDATE requests SET time = 5"))
     assert ledger.prune(1) == Pruned(1, 0)
+    assert list(ledger.export("patients"))[-1].kind == "prune"
     with pytest.raises(LedgerDamaged, match="A charged request is missing"):
         ledger.store_answers(NewAnswers(account.id, request=request, answer=b"draw"))
 

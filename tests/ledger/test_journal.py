@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quietmax.accounting import LIMIT
-from quietmax.ledger.journal import START, JournalEntry, row_hash
+from quietmax.ledger.journal import START, JournalEntry, answer_digest, row_hash
 
 
 def test_a_row_is_hashed_as_one_json_list_in_utf_8() -> None:
@@ -21,3 +21,10 @@ def test_a_row_is_hashed_as_one_json_list_in_utf_8() -> None:
 def test_a_row_has_the_hash_of_what_the_standard_library_writes(fields: list[int | str]) -> None:
     written = json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
     assert row_hash(*fields) == hashlib.sha256(written.encode("utf-8")).hexdigest()
+
+
+def test_the_digest_of_an_answer_is_a_keyed_hash_of_request_body_and_answer() -> None:
+    content = b"answer 3 4 keybodydraw"
+    expected = hashlib.blake2b(content, key=b"salt", digest_size=16).hexdigest()
+    assert answer_digest(b"salt", b"key", b"body", b"draw") == expected
+    assert answer_digest(b"salt", b"keyb", b"ody", b"draw") != expected, "the lengths count"

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import json
 import multiprocessing
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quietmax.accounting import LIMIT, Budget, per_query
+from quietmax.accounting import LIMIT, Budget, PureCost, per_query
 from quietmax.errors import InvalidInput, LedgerDamaged
 from quietmax.ledger import (
     Charge,
@@ -19,9 +21,11 @@ from quietmax.ledger import (
     Ledger,
     LimitExceeded,
     NewAnswers,
+    Part,
     Replayed,
     RequestIdReused,
     Subaccount,
+    Terms,
 )
 from quietmax.ledger.accounts import now
 from quietmax.ledger.answer_cache import AnswerCache
@@ -51,6 +55,15 @@ _steps = st.lists(
 def test_a_negative_charge_is_an_error(units: int, rows: int) -> None:
     with pytest.raises(InvalidInput, match="must not be negative"):
         Charge(1, 1, "m/1", units, rows)
+
+
+@pytest.mark.parametrize("kind", ["charge", "migrated-budget"])
+def test_answers_that_are_charged_one_by_one_concern_everybody(kind: Any) -> None:
+    """The parts are read from the rows of trainings and evaluations: others would be free again and again."""
+    part = Part("a", "holdout")
+    assert Charge(1, 1, "m/1", 1, 1, kind="evaluation", part=part).part == part
+    with pytest.raises(InvalidInput, match=f"Only a training or an evaluation .* got the kind {kind}"):
+        Charge(1, 1, "m/1", 1, 1, kind=kind, part=part)
 
 
 def test_charges_of_one_client_for_one_model_in_one_transaction_share_a_journal_row(ledger: Ledger) -> None:
@@ -155,6 +168,42 @@ def test_only_a_client_that_pays_gets_a_subaccount(sqlite_ledger: Ledger) -> Non
     assert sqlite_ledger.subaccounts(account) == [Subaccount("ann", None, 5, 0)]
 
 
+def test_a_client_whose_request_is_answered_from_the_cache_gets_no_subaccount(
+    sqlite_ledger: Ledger,
+) -> None:
+    account, ann = open_patients(sqlite_ledger), sqlite_ledger.client("ann")
+    query = sqlite_ledger.query_key(b"model", b"query")
+    sqlite_ledger.store_answers(NewAnswers(account.id, (query,), b"answer"))
+    cached = Charge(account.id, ann, "m/1", 5, 1, queries=(query,), request=b"id", body=b"body")
+    assert pay(sqlite_ledger, cached).units == 0
+    assert journal_kinds(sqlite_ledger) == ["open", "charge"]
+    assert sqlite_ledger.subaccounts(account) == []
+    assert pay(sqlite_ledger, replace(cached, queries=(), unit_cost=1)).units == 1
+    assert sqlite_ledger.subaccounts(account) == [Subaccount("ann", None, 1, 0)]
+    assert sqlite_ledger.verify().sound
+
+
+def test_the_row_of_a_charge_names_its_request_and_what_was_paid_before(sqlite_ledger: Ledger) -> None:
+    account, ann = open_patients(sqlite_ledger), sqlite_ledger.client("ann")
+    charge = Charge(account.id, ann, "m/1", 5, 1, request=b"\xab", body=b"body")
+    for each in (
+        charge,
+        replace(charge, rows=2),
+        replace(charge, request=b"\xcd", body=b""),
+        replace(charge, request=None),
+        replace(charge, request=b"\xef", kind="training", part=Part("a", "training")),
+    ):
+        pay(sqlite_ledger, each)
+    details = [row.detail and json.loads(row.detail) for row in sqlite_ledger.export("patients")]
+    assert details[1:] == [
+        {"request": "ab"},
+        {"request": "ab", "paid": 5},
+        {"request": "cd", "keep": True},
+        "",
+        {"request": "ef", "side": "training", "split": "a", "units": 5},
+    ]
+
+
 def test_a_charge_to_a_missing_account_is_reported_as_damage(sqlite_ledger: Ledger) -> None:
     charge = Charge(999, sqlite_ledger.client("ann"), "m/1", 1, rows=1)
     assert isinstance(charge_error(sqlite_ledger, charge), LedgerDamaged)
@@ -189,6 +238,30 @@ def test_the_same_request_id_with_another_body_is_not_charged(ledger: Ledger) ->
     other = ledger.charge(Charge(account.id, ann, "m/1", units, rows=1, request=request, body=b"other"))
     assert other == RequestIdReused()
     assert ledger.account("patients").spent_units == units
+
+
+def test_one_account_does_not_answer_a_request_that_another_one_has_paid_for(ledger: Ledger) -> None:
+    """As after the records were moved to another account: the id was charged, and never answered."""
+    account, units = open_with_unit_cost(ledger)
+    other = ledger.open_account("others", PureCost(1.0), Terms(1.0))
+    ann = ledger.client("ann")
+    request = ledger.request_key(ann, "moved")
+    charge = Charge(account.id, ann, "m/1", units, rows=1, request=request, body=b"body")
+    pay(ledger, charge)
+    assert ledger.charge(replace(charge, account=other.id)) == RequestIdReused()
+    gate, results = hold_writer(ledger), list[Any]()
+    for number in (account.id, other.id):
+        together = replace(charge, account=number, request=ledger.request_key(ann, "together"))
+        ledger.submit_charge(together, results.append)
+    gate.set()
+    wait_until(lambda: len(results) == 2)
+    assert [type(each) for each in results] == [Charged, RequestIdReused]
+    assert ledger.account("others").spent_units == 0
+    assert ledger.verify().sound
+    ledger.store_answers(NewAnswers(account.id, request=request, answer=b"answer"))
+    again = ledger.charge(replace(charge, account=other.id))
+    assert isinstance(again, Replayed), "an answer that was released may be released again"
+    assert again.answer == b"answer"
 
 
 def test_a_retry_before_the_answer_was_stored_pays_nothing_and_only_the_first_answer_stays(
@@ -254,9 +327,9 @@ def test_identical_queries_are_free_once_their_answer_is_stored(ledger: Ledger) 
 
 def test_an_answer_to_a_request_that_was_never_charged_is_reported_as_damage(sqlite_ledger: Ledger) -> None:
     with pytest.raises(LedgerDamaged, match="is missing from the ledger"):
-        sqlite_ledger.store_answers(NewAnswers(request=b"unknown", answer=b"answer"))
+        sqlite_ledger.store_answers(NewAnswers(1, request=b"unknown", answer=b"answer"))
     with write_transaction(sqlite_ledger._engine) as connection, pytest.raises(LedgerDamaged):
-        store_answers(Cursor(connection), {}, [NewAnswers(request=b"unknown", answer=b"answer")], b"", 0)
+        store_answers(Cursor(connection), {}, [NewAnswers(1, request=b"unknown", answer=b"answer")], b"", 0)
 
 
 @settings(max_examples=25)

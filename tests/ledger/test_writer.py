@@ -6,6 +6,7 @@ import sqlite3
 import threading
 import time
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -111,6 +112,7 @@ def test_a_charge_takes_the_lock_of_sqlite_soon_after_another_process_releases_i
         assert isinstance(result, Charged if released else Failed)
         assert (len(pauses) == 3) == released
         assert max(pauses) <= 0.005
+        assert all(one <= other <= 2 * one for one, other in pairwise(pauses)), "they grow slowly"
         assert released or now[0] == pytest.approx(10.0, abs=0.01)
 
 
@@ -126,6 +128,13 @@ def test_a_full_batch_is_written_and_the_rest_comes_next(path: Path, monkeypatch
         gate.set()
         wait_until(lambda: len(results) == 9, 60)
         assert ledger.writer.batches - before == 3
+
+
+def test_charges_and_answers_fill_a_batch_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "_MAX_BATCH", 4)
+    items = [(0.0, item) for item in (CHARGE, ANSWERS, ANSWERS, CHARGE, CHARGE)]
+    simulated, charges, answers, _ = _collect(monkeypatch, *items)
+    assert (len(charges), len(answers), len(simulated.items)) == (2, 2, 1)
 
 
 def test_answers_without_a_request_id_are_written_with_the_next_charge_or_soon(ledger: Ledger) -> None:
@@ -208,7 +217,7 @@ def test_what_is_submitted_after_close_fails_at_once(path: Path) -> None:
             time.sleep(0.001)
         results: list[Any] = []
         ledger.submit_charge(charge, results.append)  # behind the end, while the thread still writes
-        ledger.submit_answers(NewAnswers(), results.append)
+        ledger.submit_answers(NewAnswers(0), results.append)
         assert [type(each) for each in results] == [Failed, Failed]
         gate.set()
         closing.join(20)
@@ -271,6 +280,8 @@ def test_a_failed_connection_is_replaced(path: Path, monkeypatch: pytest.MonkeyP
             patch.setattr(ChargeBatch, "save", fail)
             assert "disk I/O error" in str(charge_error(ledger, charge))
         assert _checked_out(ledger) == 0
+        ledger._engine.dispose()  # SQLite deletes its log with the last connection
+        assert not path.with_name(path.name + "-wal").exists()
         assert isinstance(ledger.charge(charge), Charged)
         assert ledger.account("patients").spent_units == 2
 
@@ -327,7 +338,7 @@ def test_answers_that_could_not_be_stored_are_retried_until_their_deadline(
 
     writer._commit = fail
     answers = [
-        (NewAnswers(answer=b"%d" % number, deadline=deadline), results.append)
+        (NewAnswers(0, answer=b"%d" % number, deadline=deadline), results.append)
         for number, deadline in enumerate((99.0, 100.0, 100.5))
     ]
     writer._write_batch([(CHARGE[0], results.append)], answers)
@@ -463,6 +474,8 @@ def test_a_batch_waits_for_as_many_charges_as_the_last_had_within_the_batch_wind
     simulated, charges, _, _ = _collect(monkeypatch, (3.0, CHARGE), (9.0, CHARGE), last_batch_size=2)
     assert len(charges) == 1
     assert sum(simulated.slept) == pytest.approx(writer_module._MIN_WINDOW)
+    simulated, charges, _, _ = _collect(monkeypatch, *[(0.0, CHARGE)] * 3, last_batch_size=9)
+    assert (len(charges), len(simulated.slept)) == (3, 1), "it waits once, and not for each charge"
     simulated, _, answers, _ = _collect(monkeypatch, (3.0, REQUESTED), last_batch_size=2)
     assert (len(answers), simulated.slept) == (1, [])
 
@@ -523,3 +536,57 @@ def test_a_clock_that_goes_back_is_noticed_also_after_a_restart(
     with Ledger(path) as ledger:
         assert isinstance(ledger.charge(charge), Charged)
         assert len(caplog.messages) == 1
+
+
+def test_the_clock_may_go_back_by_a_second(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer: Any = object.__new__(LedgerWriter)
+    clock = SimpleNamespace(now=0)
+    clock.time_ns = lambda: 1000 * clock.now
+    monkeypatch.setattr(writer_module, "time", clock)
+    for back, warnings in ((1_000_000, []), (1_000_001, ["1.0"]), (10**13, ["10000000.0"])):
+        caplog.clear()
+        writer._newest, clock.now = 2 * 10**15, 2 * 10**15 - back
+        assert writer._now() == clock.now
+        assert [message.split()[5] for message in caplog.messages] == warnings
+        assert writer._newest == (clock.now if warnings else 2 * 10**15)
+
+
+def test_a_removed_write_ahead_log_is_noticed_before_the_next_charge(path: Path) -> None:
+    with Ledger(path) as ledger:
+        account = open_patients(ledger)
+        charge = Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1)
+        pay(ledger, charge)
+        path.with_name(path.name + "-wal").rename(path.with_name("log"))
+        assert "-wal was removed or replaced while in use" in str(charge_error(ledger, charge))
+        with pytest.raises(LedgerUnavailable, match="-wal was removed or replaced while in use"):
+            ledger.client("bob")
+        path.with_name("log").rename(path.with_name(path.name + "-wal"))
+        pay(ledger, charge)
+        assert ledger.account("patients").spent_units == 2
+
+
+def test_refused_charges_are_not_counted_before_their_interval_is_over(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flood of them writes little: most of its transactions are rolled back."""
+    with Ledger(path) as ledger:
+        account = open_patients(ledger)
+        refused = Charge(account.id, ledger.client("ann"), "m/1", LIMIT + 1, rows=1)
+        monkeypatch.setattr(writer_module, "_REFUSED_FLUSH_INTERVAL", 1.5 * time.monotonic())
+        for _ in range(3):
+            assert isinstance(ledger.charge(refused), LimitExceeded)
+        assert ledger.subaccounts(account) == []
+    with Ledger(path) as ledger:
+        assert [each.refused for each in ledger.subaccounts(account)] == [3]
+
+
+def test_the_writer_tells_when_the_last_transaction_began_and_ended(path: Path) -> None:
+    with Ledger(path) as ledger:
+        assert ledger.writer.last_flush == (0, 0), "there was none"
+        account = open_patients(ledger)
+        before = time.time_ns()
+        pay(ledger, Charge(account.id, ledger.client("ann"), "m/1", 1, rows=1))
+        began, ended = ledger.writer.last_flush
+        assert before <= began < ended <= time.time_ns()

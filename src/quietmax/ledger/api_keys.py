@@ -21,11 +21,11 @@ from quietmax.errors import InvalidInput
 from quietmax.ledger.accounts import check_name, client_id, lock_keys_account, now
 from quietmax.ledger.database import Cursor, clients, keys
 from quietmax.ledger.database import ended_sessions as _ended
+from quietmax.ledger.transactions import DAY
 
 Role = Literal["admin", "client"]
 _FORM = re.compile(r"qm_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 _UNKNOWN_KEY_HASH = hashlib.sha256(b"no such key").hexdigest()
-_DAY = 24 * 3600 * 1_000_000
 _MAX_DAYS = 36_500
 
 
@@ -126,7 +126,7 @@ def create_key(connection: Connection, client: str, role: Role, days: float | No
         client_id(connection, client, create=True),
         role,
         created,
-        None if days is None else created + int(days * _DAY),
+        None if days is None else created + int(days * DAY),
         None,
         _hash_secret(secret),
     )

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+import orjson
+
 from quietmax.errors import InvalidInput, LedgerDamaged, QuietmaxError
 from quietmax.ledger.answer_cache import AnswerCache
 from quietmax.ledger.database import Cursor
@@ -139,6 +141,8 @@ def spent_by_part(cursor: Cursor, accounts: Iterable[int]) -> dict[int, dict[Par
 
 # --- requests and results -----------------------------------------------------------------------------------------
 
+_RELEASES = ("training", "evaluation")
+
 
 @dataclass(frozen=True, slots=True)
 class Charge:
@@ -163,7 +167,8 @@ class Charge:
     request : bytes, optional
         The key of the request id (`Ledger.request_key`). A retry with the same id is not charged again.
     body : bytes
-        A digest of the request: the same id with another body is an error.
+        A digest of the request: the same id with another body is an error, and so is an id that another account has
+        paid for and that was never answered.
     kind : {"charge", "training", "evaluation", "migrated-budget"}
         The kind of the journal row.
     part : Part, optional
@@ -193,6 +198,10 @@ class Charge:
         if self.unit_cost < 0 or self.rows < 0:
             raise InvalidInput(
                 f"unit_cost and rows of a charge must not be negative, got {self.unit_cost} and {self.rows}."
+            )
+        if self.part is not None and self.kind not in _RELEASES:
+            raise InvalidInput(
+                f"Only a training or an evaluation can charge a part, got the kind {self.kind}."
             )
 
 
@@ -258,7 +267,7 @@ class LimitExceeded:
 
 @dataclass(frozen=True, slots=True)
 class RequestIdReused:
-    """The request id belongs to a request with another body: nothing was charged."""
+    """The request id belongs to a request with another body or to another account: nothing was charged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +300,7 @@ class NewAnswers:
     Parameters
     ----------
     account : int
-        The id of the account. Needed with `queries` and with `request`.
+        The id of the account. Not used if there are neither `queries` nor a `request`.
     queries : tuple of bytes
         The keys of the new queries.
     answers : bytes
@@ -304,7 +313,7 @@ class NewAnswers:
         The value of `time.monotonic` after which storing is no longer retried.
     """
 
-    account: int = 0
+    account: int
     queries: tuple[bytes, ...] = ()
     answers: bytes = b""
     request: bytes | None = None
@@ -477,12 +486,11 @@ _INSERT_SUBACCOUNT = (
 )
 _UPDATE_SUBACCOUNT = "UPDATE subaccounts SET spent_units = ? WHERE account = ? AND client = ?"
 _KEYS = "SELECT id, client, expires, revoked FROM keys WHERE id IN (??)"
-_REQUESTS = "SELECT request, body, units, answer FROM requests WHERE request IN (??)"
+_REQUESTS = "SELECT request, account, body, units, answer FROM requests WHERE request IN (??)"
 _INSERT_REQUEST = (
     "INSERT INTO requests (request, body, account, units, time, answer) VALUES (?, ?, ?, ?, ?, NULL)"
 )
 _UPDATE_REQUEST = "UPDATE requests SET units = ?, time = ? WHERE request = ?"
-_RELEASES = ("training", "evaluation")
 
 
 @dataclass(slots=True)
@@ -499,6 +507,7 @@ class _Balance:
 class _EarlierAttempt:
     """What the ledger knows of a request id."""
 
+    account: int
     body: bytes
     units: int
     answer: bytes | None
@@ -555,7 +564,7 @@ class ChargeBatch:
     @property
     def changed(self) -> bool:
         """Whether anything has to be written."""
-        return bool(self._new_requests) or any(account.rows for account in self._accounts.values())
+        return any(account.rows for account in self._accounts.values())
 
     def save(self) -> None:
         """Write balances, journal rows and requests."""
@@ -592,6 +601,8 @@ class ChargeBatch:
             return RequestIdReused()
         if earlier is not None and earlier.answer is not None:
             return Replayed(earlier.answer, _remaining(account, balance))
+        if earlier is not None and earlier.account != charge.account:
+            return RequestIdReused()  # this account would answer what another one has paid for
         return self._pay(charge, account, balance, earlier)
 
     def _pay(
@@ -627,7 +638,7 @@ class ChargeBatch:
                 detail=_charge_detail(charge, full, None if earlier is None else paid),
             )
             balance.spent_units += units
-            balance.changed |= units > 0 or charge.kind != "charge"
+            balance.changed |= units > 0
             if charge.part is not None:
                 spent = self._parts[charge.account]
                 spent[charge.part] = spent.get(charge.part, 0) + full
@@ -640,7 +651,7 @@ class ChargeBatch:
             self._new_requests[request] = (charge, units)
         else:
             self._resumed_requests[request] = units
-        self._attempts[request] = _EarlierAttempt(charge.body, units, None)
+        self._attempts[request] = _EarlierAttempt(charge.account, charge.body, units, None)
 
     def _read_subaccounts(self, clients: set[int]) -> None:
         for account, client, name, limit_units, spent_units in self._cursor.fetch_listed(
@@ -660,8 +671,10 @@ class ChargeBatch:
 
     def _read_attempts(self, requests: set[bytes]) -> dict[bytes, _EarlierAttempt]:
         return {
-            bytes(request): _EarlierAttempt(bytes(body), units, None if answer is None else bytes(answer))
-            for request, body, units, answer in self._cursor.fetch_listed(_REQUESTS, requests)
+            bytes(request): _EarlierAttempt(
+                account, bytes(body), units, None if answer is None else bytes(answer)
+            )
+            for request, account, body, units, answer in self._cursor.fetch_listed(_REQUESTS, requests)
         }
 
     def _read_cached_answers(
@@ -682,10 +695,6 @@ def _charge_detail(charge: Charge, units: int, paid: int | None) -> str:
 
     It names the request, says whether it is kept when old requests are pruned, and what earlier attempts have paid.
     """
-    if charge.request is None and charge.part is None:
-        return ""
-    if charge.request is not None and charge.part is None and charge.body and paid is None:
-        return f'{{"request": "{charge.request.hex()}"}}'  # the frequent case
     fields: dict[str, str | int] = {} if charge.part is None else charge.part.to_detail(units)
     if charge.request is not None:
         fields["request"] = charge.request.hex()
@@ -693,7 +702,7 @@ def _charge_detail(charge: Charge, units: int, paid: int | None) -> str:
             fields["keep"] = True
         if paid is not None:
             fields["paid"] = paid
-    return json.dumps(fields)
+    return orjson.dumps(fields).decode() if fields else ""
 
 
 def _remaining(account: AccountTransaction, balance: _Balance) -> int:
@@ -810,7 +819,8 @@ def count_refused(cursor: Cursor, counts: Mapping[tuple[int, int], int]) -> None
 
 # --- retention ----------------------------------------------------------------------------------------------------
 
-_DAY = 24 * 3600 * 1_000_000
+DAY = 24 * 3600 * 1_000_000
+"""Microseconds."""
 _MIN_PRUNE_DAYS = 1 / 24
 _MAX_PRUNE_DAYS = 36_500
 _PRUNE_REQUESTS = "DELETE FROM requests WHERE account = ? AND time < ? AND LENGTH(body) > 0"
@@ -855,7 +865,7 @@ def prune(cursor: Cursor, days: float, now: int) -> Pruned:
     """
     if not _MIN_PRUNE_DAYS <= days <= _MAX_PRUNE_DAYS:
         raise InvalidInput(f"days must be between 1/24 and {_MAX_PRUNE_DAYS}, got {days:g}.")
-    before = now - int(days * _DAY)
+    before = now - int(days * DAY)
     requests_deleted = batches_deleted = 0
     for (number,) in cursor.fetch("SELECT id FROM accounts ORDER BY id"):
         locked = lock_accounts(cursor, [number])[number]
