@@ -57,13 +57,17 @@ AREAS = {
 }
 ALSO_ON_POSTGRESQL = ("database.py", "ledger.py")
 TUNING = {
+    "_ADOPTED_PER_ROW",
     "_ADVISORY_LOCK",
     "_BLOCK",
     "_CONNECT_TIMEOUT",
     "_EXTRA_TILTS",
     "_FLUSH_INTERVAL",
+    "_FLUSH_SECONDS",
+    "_HISTORY_POINTS",
     "_LOG_BEYOND",
     "_MAX_BATCH",
+    "_MAX_HASHED",
     "_MAX_LISTED_VALUES",
     "_MAX_WINDOW",
     "_MIN_WINDOW",

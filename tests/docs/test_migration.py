@@ -95,5 +95,5 @@ def test_the_new_commands_are_there() -> None:
 def test_the_versions_of_files_and_of_the_ledger_are_those_of_the_code() -> None:
     assert f"| format {FORMAT_VERSION} |" in PAGE
     assert f"`{_FORMATS[0]}`" in PAGE
-    assert [int(row[0]) for row in _rows("schema | what is new")] == [step.version for step in MIGRATIONS[1:]]
-    assert f"writes schema {MIGRATIONS[-1].version}" in PAGE
+    assert [int(row[0]) for row in _rows("schema | what is new")] == [*range(2, len(MIGRATIONS) + 1)]
+    assert f"writes schema {len(MIGRATIONS)}" in PAGE

@@ -3,12 +3,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from quietmax.accounting import LIMIT, GaussianCost, PureCost, epsilon_of, mu_of
+from quietmax.accounting import LIMIT, GaussianCost, PureCost, delta_of, epsilon_of, mu_of
 from quietmax.errors import LedgerDamaged, LedgerUnavailable, QuietmaxError
 from quietmax.ledger import (
     AccountState,
@@ -31,6 +36,7 @@ from quietmax.ledger import (
     Verification,
 )
 from quietmax.ledger.journal import START, JournalEntry
+from quietmax.ledger.ledger import ledger_exists
 from quietmax.ledger.transactions import AccountTransaction, _Balance
 from tests.ledger.scenarios import (
     charge_error,
@@ -382,3 +388,81 @@ def test_an_interrupted_evaluation_takes_nothing_of_what_is_granted_later(
         assert ledger.account(account.name).spent_units == granted.spent_units == LIMIT
         assert ledger.parts(granted) == parts
         assert ledger.verify().sound
+
+
+def test_the_keys_of_queries_are_gmac_tags_and_stay_the_same(sqlite_ledger: Ledger) -> None:
+    """They are stored: with other keys, everything that was asked before would be paid again."""
+    key = hashlib.blake2b(b"query model", key=sqlite_ledger._salt, digest_size=32).digest()
+    assert sqlite_ledger.query_key(b"model", b"query") == AESGCM(key).encrypt(bytes(12), b"", b"query")
+
+
+def test_it_is_known_for_which_models_an_account_has_paid(sqlite_ledger: Ledger) -> None:
+    account = open_patients(sqlite_ledger)
+    other = sqlite_ledger.open_account("others", PureCost(1.0), Terms(1.0))
+    assert not sqlite_ledger.is_training_charged(account, "first")
+    sqlite_ledger.charge_training(account, "b/1", "first", PureCost(0.25))
+    sqlite_ledger.charge_training(account, "a/1", "second", PureCost(0.25))
+    sqlite_ledger.charge_training(other, "c/1", "third", PureCost(0.25))
+    assert [sqlite_ledger.is_training_charged(account, each) for each in ("first", "second", "third")] == [
+        True,
+        True,
+        False,
+    ]
+    assert sqlite_ledger.charged_models(account) == ["a/1", "b/1"]
+    assert sqlite_ledger.charged_models(other) == ["c/1"]
+
+
+def test_an_evaluation_that_spends_exactly_what_is_promised_takes_the_whole_account(
+    sqlite_ledger: Ledger,
+) -> None:
+    cost = GaussianCost(0.25)
+    terms = Terms(1.0, delta_of(cost.mu, 1.0))
+    account = sqlite_ledger.open_account("people", PureCost(1.0), terms)
+    sqlite_ledger.charge_evaluation(account, "dpsgd/1", "evaluation", cost)
+    assert sqlite_ledger.account("people").remaining_units == 0
+
+
+def test_the_newest_row_of_all_accounts_decides_whether_the_clock_went_back(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=2 * 10**18)
+    monkeypatch.setattr(time, "time_ns", lambda: clock.now)
+    with Ledger(path) as ledger:
+        assert ledger._newest_time() == clock.now // 1000, "there is no row"
+        account, ann = open_patients(ledger), ledger.client("ann")
+        clock.now += 10**12
+        other = ledger.open_account("others", PureCost(1.0), Terms(1.0))
+        for number in (account.id, other.id, account.id):
+            clock.now += 10**12
+            pay(ledger, Charge(number, ann, "m/1", 1, rows=1))
+        newest = list(ledger.export("patients"))[-1].time
+        assert ledger._newest_time() == newest == clock.now // 1000
+        clock.now += 10**12
+        assert ledger._newest_time() == newest
+    edit(path, f"UPDATE journal SET time = 'abc' WHERE time = {newest}")
+    with Ledger(path) as ledger:
+        assert ledger._newest_time() == newest - 10**9
+
+
+def test_a_ledger_can_be_created_below_a_writable_folder_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not ledger_exists(tmp_path / "a" / "b" / "ledger.sqlite")
+    (tmp_path / "file").touch()
+    with pytest.raises(LedgerUnavailable, match="file is not a writable folder"):
+        ledger_exists(tmp_path / "file" / "b" / "ledger.sqlite")
+    monkeypatch.setattr(os, "access", lambda folder, _: folder != tmp_path)
+    with pytest.raises(LedgerUnavailable, match="is not a writable folder"):
+        ledger_exists(tmp_path / "a" / "ledger.sqlite")
+
+
+def test_the_spending_history_has_the_first_row_the_last_and_rows_at_equal_distances(
+    sqlite_ledger: Ledger,
+) -> None:
+    account, ann = open_patients(sqlite_ledger), sqlite_ledger.client("ann")
+    assert sqlite_ledger.spending_history(replace(account, sequence=0), points=4)[0].spent_units == 0
+    for _ in range(15):
+        pay(sqlite_ledger, Charge(account.id, ann, "m/1", 10, rows=1))
+    rows = [SpendingPoint(row.time, row.spent_units) for row in sqlite_ledger.export("patients")]
+    history = sqlite_ledger.spending_history(sqlite_ledger.account("patients"), points=4)
+    assert history == [rows[number - 1] for number in (1, 4, 8, 12, 16)]

@@ -12,6 +12,7 @@ from quietmax.accounting import LIMIT, GaussianCost, PureCost
 from quietmax.errors import LedgerDamaged
 from quietmax.ledger import Charge, Charged, Ledger, NewAnswers, Part, Replayed, Subaccount, Terms, database
 from quietmax.ledger import verify as verify_module
+from quietmax.ledger.accounts import now
 from quietmax.ledger.database import KEYS_ACCOUNT, Cursor, write_transaction
 from quietmax.ledger.journal import START
 from quietmax.ledger.transactions import lock_accounts
@@ -360,6 +361,15 @@ def test_a_missing_keys_account_is_found(filled: Path) -> None:
         assert "row 2 of account 1 is in" in lost
 
 
+def test_a_part_that_was_charged_nothing_is_sound(path: Path) -> None:
+    with Ledger(path) as ledger:
+        account = open_patients(ledger)
+        for number in range(2):
+            ledger.charge_training(account, "head/1", f"model {number}", PureCost(0.0), split="split")
+        assert ledger.parts(account) == {Part("split", "training"): 0}
+        assert ledger.verify().sound
+
+
 def test_a_part_that_was_charged_too_little_is_found(path: Path) -> None:
     """Whoever rewrites the whole chain can still not give the holdout a charge that its side does not explain."""
     with Ledger(path) as ledger:
@@ -476,6 +486,15 @@ def test_a_changed_or_removed_request_is_found(ledger: Ledger, statement: str, f
         assert "The ledger has requests of account 77, which does not exist." in faults
 
 
+@pytest.mark.parametrize("change", ["body = 5", "answer = 5", "body = 'text'", "answer = 'text'"])
+def test_a_request_with_a_value_of_the_wrong_type_is_found(path: Path, change: str) -> None:
+    with Ledger(path) as ledger:
+        answer(ledger, asked(ledger, "visit"), b"draw")
+        assert _faults_after(ledger, f"UPDATE requests SET {change}") == (
+            "Account 'patients': 1 stored requests or their answers were changed.",
+        )
+
+
 def test_a_removed_request_is_paid_again_and_found(ledger: Ledger) -> None:
     charge = asked(ledger, "visit")
     answer(ledger, charge, b"draw")
@@ -566,10 +585,16 @@ def test_all_requests_that_an_earlier_version_stored_are_adopted(
             "INSERT INTO requests (account, request, body, units, time, answer)"
             f" VALUES (2, x'0{request}', x'{body}', {units}, 7, {stored})",
         )
+    before = now()
     with Ledger(path) as ledger:
         adopted = [
             json.loads(row.detail)["requests"] for row in ledger.export("patients") if row.kind == "adopted"
         ]
+        assert all(
+            (row.answers, before <= row.time <= now()) == (0, True)
+            for row in ledger.export()
+            if row.kind == "adopted"
+        )
         assert [len(each) for each in adopted] == {1: [1, 1, 1], 2: [2, 1]}.get(at_once, [3])
         found = {key: value for each in adopted for key, value in each.items()}
         assert {key: (each["units"], each["keep"], each["time"]) for key, each in found.items()} == {

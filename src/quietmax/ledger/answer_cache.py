@@ -60,7 +60,7 @@ class AnswerCache:
         halves = _first_halves(b"".join(wanted))
         if locations.keys().isdisjoint(halves):
             return {}
-        hits = {key: locations[half] for key, half in zip(wanted, halves, strict=True) if half in locations}
+        hits = {wanted[place]: locations[half] for place, half in enumerate(halves) if half in locations}
         rows = {
             row_id: (bytes(row_keys), bytes(answers))
             for row_id, row_keys, answers in cursor.fetch_listed(
@@ -117,14 +117,8 @@ class AnswerCache:
 
     def _add(self, account: int, row_id: int, keys: bytes) -> None:
         locations = self._locations[account]
-        halves = _first_halves(keys)
-        first = row_id << _POSITION_BITS
-        added = dict(zip(halves, range(first, first + len(halves)), strict=True))
-        if len(added) == len(halves) and locations.keys().isdisjoint(added):
-            locations.update(added)
-        else:  # of equal queries, the first that was stored counts
-            for position, half in enumerate(halves):
-                locations.setdefault(half, first + position)
+        for location, half in enumerate(_first_halves(keys), row_id << _POSITION_BITS):
+            locations.setdefault(half, location)  # of equal queries, the first that was stored counts
         self._last_read[account] = row_id
         if len(locations) > self._max_answers + self._max_answers // 16:  # dropping many takes little longer
             for half in list(islice(locations, len(locations) - self._max_answers)):

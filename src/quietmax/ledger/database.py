@@ -324,7 +324,7 @@ def is_migrated(engine: Engine) -> bool:
         If it is newer than this version of Quietmax, or not a ledger.
     """
     with read_transaction(engine) as connection:
-        return _known_version(connection, MIGRATIONS) == MIGRATIONS[-1].version
+        return _known_version(connection, len(MIGRATIONS)) == len(MIGRATIONS)
 
 
 def unavailable(engine: Engine, error: BaseException) -> LedgerUnavailable:
@@ -353,15 +353,31 @@ def unavailable(engine: Engine, error: BaseException) -> LedgerUnavailable:
 
 
 @contextmanager
-def read_transaction(engine: Engine, *, snapshot: bool = False) -> Iterator[Connection]:
+def read_transaction(engine: Engine) -> Iterator[Connection]:
     """Open a connection in a transaction that only reads.
 
     Parameters
     ----------
     engine : sqlalchemy.Engine
         The engine of the ledger.
-    snapshot : bool
-        See the whole database as it was when the transaction began.
+
+    Yields
+    ------
+    sqlalchemy.Connection
+        The connection.
+    """
+    with _translate_errors(engine), engine.connect() as connection, connection.begin():
+        yield connection
+
+
+@contextmanager
+def snapshot_transaction(engine: Engine) -> Iterator[Connection]:
+    """Open a connection in a transaction that only reads, and sees the whole database as it was at the first query.
+
+    Parameters
+    ----------
+    engine : sqlalchemy.Engine
+        The engine of the ledger.
 
     Yields
     ------
@@ -369,7 +385,7 @@ def read_transaction(engine: Engine, *, snapshot: bool = False) -> Iterator[Conn
         The connection.
     """
     with _translate_errors(engine), engine.connect() as connection:
-        if snapshot and engine.dialect.name == "postgresql":
+        if engine.dialect.name == "postgresql":
             connection = connection.execution_options(isolation_level="REPEATABLE READ")
         with connection.begin():
             yield connection
@@ -713,19 +729,16 @@ _ADOPTED_PER_ROW = 500
 
 @dataclass(frozen=True)
 class Migration:
-    """One step of the schema.
+    """One step of the schema. The n-th step leads to version n.
 
     Parameters
     ----------
-    version : int
-        The version of the schema after the step.
     description : str
         What the step changes.
     apply : callable
         Makes the change on a connection.
     """
 
-    version: int
     description: str
     apply: Callable[[Connection], None]
 
@@ -861,11 +874,11 @@ def _add_adopted(connection: Connection, last: Mapping[str, Any], detail: str) -
 
 
 MIGRATIONS = (
-    Migration(1, "accounts, clients, keys, journal, requests and the answer cache", _create_tables),
-    Migration(2, "terms with 'analysis'; journal kinds exclusive, migrated-budget, reassign", _rename_words),
-    Migration(3, "no secret of sessions; sessions that ended", _forget_session_secret),
-    Migration(4, "requests in the hash chain; the time of cached answers", _adopt_requests),
-    Migration(5, "accounts and training sets in the hash chain", _adopt_accounts),
+    Migration("accounts, clients, keys, journal, requests and the answer cache", _create_tables),
+    Migration("terms with 'analysis'; journal kinds exclusive, migrated-budget, reassign", _rename_words),
+    Migration("no secret of sessions; sessions that ended", _forget_session_secret),
+    Migration("requests in the hash chain; the time of cached answers", _adopt_requests),
+    Migration("accounts and training sets in the hash chain", _adopt_accounts),
 )
 
 
@@ -877,7 +890,7 @@ def migrate(engine: Engine, migrations: Sequence[Migration] = MIGRATIONS) -> int
     engine : sqlalchemy.Engine
         The engine of the ledger.
     migrations : sequence of Migration
-        All migrations, in the order of their versions.
+        All migrations, in their order.
 
     Returns
     -------
@@ -892,9 +905,8 @@ def migrate(engine: Engine, migrations: Sequence[Migration] = MIGRATIONS) -> int
     with write_transaction(engine) as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
-        current = _known_version(connection, migrations)
-        newest = migrations[-1].version
-        missing = [migration for migration in migrations if migration.version > current]
+        newest = len(migrations)
+        missing = migrations[_known_version(connection, newest) :]
         for migration in missing:
             migration.apply(connection)
         if missing:
@@ -903,9 +915,9 @@ def migrate(engine: Engine, migrations: Sequence[Migration] = MIGRATIONS) -> int
         return newest
 
 
-def _known_version(connection: Connection, migrations: Sequence[Migration]) -> int:
-    """Return the version of the schema; raise if it is newer than the migrations."""
-    current, newest = _schema_version(connection), migrations[-1].version
+def _known_version(connection: Connection, newest: int) -> int:
+    """Return the version of the schema; raise if it is newer than the newest that is known."""
+    current = _schema_version(connection)
     if current > newest:
         raise LedgerDamaged(
             f"The ledger has schema version {current}. This version of Quietmax supports versions up to {newest}."

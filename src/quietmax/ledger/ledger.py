@@ -38,6 +38,7 @@ from quietmax.ledger.database import (
     parse_url,
     read_transaction,
     requests,
+    snapshot_transaction,
     write_transaction,
 )
 from quietmax.ledger.heads import Head, HeadFile, head_path, read_heads, record_loss
@@ -64,6 +65,7 @@ _SECRET_BYTES = 32
 _MAX_HASHED = 2047
 """Bytes to hash at once: hashlib would release the interpreter lock for more, and wait to get it back."""
 _FIXED_NONCE = bytes(12)
+_HISTORY_POINTS = 120
 _PROBE_BYTES = 2**17
 """The size of a write that tests the disk. Its text is twice as long, more than a batch of charges usually writes."""
 _WRITE_PROBE = text(
@@ -543,7 +545,7 @@ class Ledger:
         with read_transaction(self._engine) as connection:
             return _accounts.list_subaccounts(connection, account.id)
 
-    def spending_history(self, account: AccountState, points: int = 120) -> list[SpendingPoint]:
+    def spending_history(self, account: AccountState, points: int = _HISTORY_POINTS) -> list[SpendingPoint]:
         """Return what was spent over time.
 
         Parameters
@@ -554,7 +556,7 @@ class Ledger:
             About how many journal rows to read, spread evenly.
         """
         last = account.sequence
-        wanted = sorted({max(1, round(last * step / points)) for step in range(points + 1)}) if last else []
+        wanted = {1, last, *(round(last * step / points) for step in range(points))}
         with read_transaction(self._engine) as connection:
             rows = connection.execute(
                 select(journal.c.time, journal.c.spent_units)
@@ -796,7 +798,7 @@ class Ledger:
         JournalEntry
             One row.
         """
-        with read_transaction(self._engine, snapshot=True) as connection:
+        with read_transaction(self._engine) as connection:
             number = None if account is None else _accounts.get_account(connection, account).id
             for entry in _verify.read_journal(connection, number):
                 if entry.has_wrong_types:
@@ -813,7 +815,7 @@ class Ledger:
         anchors : mapping, optional
             Rows that an auditor wrote down: account name -> (row, hash). They must still be in the chain.
         """
-        with read_transaction(self._engine, snapshot=True) as connection:
+        with snapshot_transaction(self._engine) as connection:
             found = _verify.verify(connection, anchors)
         damage = self._heads.damage
         return found if damage is None else replace(found, faults=(*found.faults, str(damage)))
@@ -833,11 +835,11 @@ class Ledger:
         self._heads.record(heads)
 
     def _newest_time(self) -> int:
-        """Return the time of the newest journal row; 0 if there is none."""
+        """Return the time of the newest journal row; now if there is none."""
         last = (journal.c.account == accounts.c.id) & (journal.c.sequence == accounts.c.sequence)
         with read_transaction(self._engine) as connection:
             times = connection.execute(select(journal.c.time).join_from(accounts, journal, last)).scalars()
-            return max((each for each in times if type(each) is int), default=0)
+            return max((each for each in times if type(each) is int), default=_accounts.now())
 
     def _accept_loss(self, because: str) -> None:
         """Charge what the head file knows of and the database has lost, and begin a new head file."""

@@ -178,9 +178,7 @@ class LedgerWriter:
         When the last transaction began and ended, in nanoseconds since 1970.
     """
 
-    def __init__(
-        self, engine: Engine, guard: FileGuard, salt: bytes, heads: HeadFile, newest: int = 0
-    ) -> None:
+    def __init__(self, engine: Engine, guard: FileGuard, salt: bytes, heads: HeadFile, newest: int) -> None:
         self._engine = engine
         self._heads = heads
         self._salt = salt
@@ -255,7 +253,7 @@ class LedgerWriter:
     # In the thread
 
     def _run(self) -> None:
-        while not self._closing or self._retries:
+        while not self._closing:
             batch = self._next_batch()
             self._last_batch_size = len(batch.charges)
             if batch.charges or batch.answers or self._refused:
@@ -352,10 +350,10 @@ class LedgerWriter:
         except Exception as error:
             self._fail(error if isinstance(error, QuietmaxError) else _unexpected(error), charges, answers)
             return
-        for (_, charge_done), result in zip(charges, results, strict=True):
-            _notify(charge_done, result)
-        for (_, answers_done), answer in zip(answers, stored, strict=True):
-            _notify(answers_done, answer)
+        for place, (_, charge_done) in enumerate(charges):
+            _notify(charge_done, results[place])
+        for place, (_, answers_done) in enumerate(answers):
+            _notify(answers_done, stored[place])
 
     def _fail(
         self, error: QuietmaxError, charges: list[_PendingCharge], answers: list[_PendingAnswers]
@@ -417,8 +415,8 @@ class LedgerWriter:
             self._refused.clear()
             self._refused_flushed = time.monotonic()
             self.error = None
-        for charge, result in zip(charges, batch.results, strict=True):
-            if isinstance(result, LimitExceeded):
+        for place, charge in enumerate(charges):
+            if isinstance(batch.results[place], LimitExceeded):
                 self._refused[charge.account, charge.client] += 1
         self.batches += 1
         self.last_flush = (started, time.time_ns())
