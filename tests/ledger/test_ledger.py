@@ -287,6 +287,15 @@ def test_the_holdout_of_a_guarantee_that_does_not_compose_is_evaluated_once(ledg
     assert ledger.account("people") == state
 
 
+def test_an_evaluation_does_not_fit_into_a_budget_that_was_lowered(ledger: Ledger) -> None:
+    """It spends the pair that the account was opened with, however small the budget is now."""
+    ledger.open_account("people", PureCost(1.0), Terms(1.0, 1e-5))
+    lowered = ledger.grant("people", Terms(0.5, 1e-5), "Half of it is enough.")
+    with pytest.raises(QuietmaxError, match="Evaluating the model dpsgd/1 spent more than remains"):
+        ledger.charge_evaluation(lowered, "dpsgd/1", "evaluation", GaussianCost(mu_of(1.0, 1e-5)))
+    assert ledger.account("people") == lowered
+
+
 def test_a_charge_that_was_interrupted_is_not_made_twice(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from typing import Literal
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sqlalchemy import Connection, select, text
 
+from quietmax.accounting.budget import LIMIT
 from quietmax.accounting.conversions import delta_of
 from quietmax.accounting.costs import Cost, GaussianCost
 from quietmax.errors import InvalidInput, LedgerDamaged, LedgerUnavailable, QuietmaxError
@@ -350,8 +351,9 @@ class Ledger:
             and terms.delta
             and delta_of(cost.mu, terms.epsilon) <= terms.delta
         ):
-            # The account promises one pair (epsilon, delta), which does not compose: the holdout takes all of it.
-            units = account.limit_units
+            # The account promises one pair (epsilon, delta), which does not compose: the holdout takes all of it. A
+            # budget that was lowered cannot pay for that pair.
+            units = max(account.limit_units, LIMIT)
         else:
             units = account.units(cost)
         request = hashlib.sha256(f"evaluation {account.id} {digest}".encode()).digest()
