@@ -23,6 +23,7 @@ import json
 import os
 import random
 import re
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -104,6 +105,7 @@ HEAVY = (
     "torch",
 )
 _NOT_TRIED = 99
+_SECONDS_PER_TEST = 180
 SWAPPED: dict[type, type] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -280,6 +282,9 @@ class Setup:
         if self._finder is not None:
             sys.meta_path.insert(0, self._finder)
 
+    def pytest_runtest_setup(self) -> None:
+        signal.alarm(_SECONDS_PER_TEST)  # ends the process, whatever a test waits for
+
 
 def tests_for(area: Area, path: Path | None) -> list[list[str]]:
     """What pytest is to run, one after the other: the module's doctests and its own tests, then all others."""
@@ -324,18 +329,23 @@ def killed(mutant: Mutant | None, tests: list[list[str]], seconds: float) -> boo
                 code = _NOT_TRIED
         finally:
             os._exit(code)
+    code = exit_code(child, seconds)
+    assert code != _NOT_TRIED, f"{mutant} was never imported"
+    if mutant is not None and code in (-signal.SIGALRM, -signal.SIGKILL):
+        print(f"took too long, counted as killed: {mutant.place}  {mutant.what}", flush=True)
+    return code != 0
+
+
+def exit_code(child: int, seconds: float) -> int:
+    """Wait until a process ends, and kill it and what it started after so many seconds."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
-            assert os.waitstatus_to_exitcode(status) != _NOT_TRIED, f"{mutant} was never imported"
-            return status != 0
+            return os.waitstatus_to_exitcode(status)
         time.sleep(0.02)
-    os.killpg(child, 9)
-    os.waitpid(child, 0)
-    if mutant is not None:
-        print(f"took too long, counted as killed: {mutant.place}  {mutant.what}", flush=True)
-    return True
+    os.killpg(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def tried_before(results: Path | None) -> dict[tuple[str, int, str], bool]:
