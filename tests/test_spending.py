@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -237,6 +238,23 @@ def test_an_account_that_holds_no_integer_from_zero_up_answers_nothing(tmp_path,
         with pytest.raises(DataUnavailable, match=r"is damaged\. The number of charged answers is unknown"):
             ask()
     assert path.read_text() == content
+
+
+@pytest.mark.parametrize("limit", [1, 30, 77])
+def test_a_charge_that_is_not_written_whole_is_an_error(tmp_path, limit) -> None:
+    account = FileAccount.create(tmp_path / "account")
+    account.charge(3, 10)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(QuietmaxError, match=r"cannot be read or written \(.+\)\. Nothing was answered"):
+            account.charge(1, 10)
+        with pytest.raises(QuietmaxError, match=r"cannot be created \(.+\)"):
+            FileAccount.create(tmp_path / "another")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert account.answered in (3, 4)
+    assert [file.name for file in tmp_path.iterdir()] == ["account"]
 
 
 def test_a_missing_account_is_an_unknown_balance_and_not_a_new_one(tmp_path) -> None:

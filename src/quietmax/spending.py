@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -192,8 +193,7 @@ class FileAccount:
         try:
             descriptor, staging = tempfile.mkstemp(prefix=f".{account.path.name}-", dir=account.path.parent)
             try:
-                os.write(descriptor, account_text(answered, account._identity).encode())
-                os.fsync(descriptor)
+                _write(descriptor, account_text(answered, account._identity))
                 os.link(staging, account.path)
             finally:
                 os.close(descriptor)
@@ -351,7 +351,9 @@ def account_text(answered: int | None, identity: str = "") -> str:
 def _write(file: int, text: str) -> None:
     """Write an account in place and flush it to the disk."""
     # One short write, always of the same length: far below a disk sector, so never torn.
-    os.pwrite(file, text.encode(), 0)
+    content = text.encode()
+    if os.pwrite(file, content, 0) < len(content):  # a limit on the size of files
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     os.fsync(file)
 
 

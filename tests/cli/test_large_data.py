@@ -6,6 +6,7 @@ import fcntl
 import gc
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -25,12 +26,13 @@ from quietmax.cli import train as train_command
 from quietmax.cli._options import memory_size
 from quietmax.cli._output import progress_bar
 from quietmax.data import load
+from quietmax.errors import QuietmaxError
 from quietmax.estimators import evaluate as evaluate_module
-from quietmax.estimators.batch_answers import ANSWERS_FILE
+from quietmax.estimators.batch_answers import ANSWERS_FILE, answer_files
 from quietmax.estimators.blocks import FILES_IN_MEMORY, Blocks
 from quietmax.estimators.dpsgd.stored_rows import StoredRows
 from quietmax.estimators.head.estimator import PrivateHead as Head
-from quietmax.estimators.serialization import save_private
+from quietmax.estimators.serialization import open_private, save_private
 from tests.cli.conftest import Run, assert_error
 from tests.cli.own_table import DECLARED, add_persons, write_people
 
@@ -515,6 +517,21 @@ def test_a_folder_of_answers_belongs_to_one_model(
     result = run("predict", "--model", head, "--input", files, "--output", mine)
     assert_error(result, 2, "--output", "part-37", "something else")
     assert len(list(mine.iterdir())) == 1
+
+
+@pytest.mark.parametrize("limit", [0, 20])
+def test_a_full_disk_is_named_and_the_next_run_starts_again(
+    head: Path, files: Path, tmp_path: Path, limit: int
+) -> None:
+    model, answers = open_private(head), tmp_path / "answers"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(QuietmaxError, match=f"The answers cannot be written to {answers} \\("):
+            answer_files(head, model, files, answers)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert answer_files(head, model, files, answers).written == FILES
 
 
 def test_another_file_of_the_same_name_size_and_time_is_answered(

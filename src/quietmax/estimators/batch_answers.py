@@ -7,6 +7,7 @@ at all. A hidden file lists what was answered, so a run that was interrupted con
 from __future__ import annotations
 
 import csv
+import errno
 import fcntl
 import hashlib
 import json
@@ -215,9 +216,7 @@ def _claimed(output: Path, folder: Path, targets: list[Path]) -> Iterator[dict[s
             file.seek(0)
             first, *entries = file.read().splitlines() or [""]
             if not first:
-                file.write(owner + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+                _write_owner(file.fileno(), f"{owner}\n".encode())
         except BlockingIOError:
             raise InvalidInput(
                 f"output must be a folder that no other run writes to, got '{output}'."
@@ -234,6 +233,14 @@ def _claimed(output: Path, folder: Path, targets: list[Path]) -> Iterator[dict[s
             with suppress(ValueError, TypeError, KeyError):  # a line that was cut off by a crash
                 answered[json.loads(entry)["file"]] = entry
         yield answered
+
+
+def _write_owner(log: int, line: bytes) -> None:
+    """Write the first line of a log, or leave the log empty; nothing is buffered, so closing it raises nothing."""
+    if os.write(log, line) < len(line):  # the disk is full
+        os.ftruncate(log, 0)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.fsync(log)
 
 
 def _entry(file: Path, name: str) -> str:
