@@ -13,7 +13,7 @@ from scipy.special import ndtr, ndtri
 from scipy.stats import binom, norm
 
 from quietmax.accounting import PureCost
-from quietmax.accounting.dpsgd import Schedule
+from quietmax.accounting.dpsgd import Schedule, loss_delta
 from quietmax.attacks.metrics import clopper_pearson
 from quietmax.audit.bounds import (
     CountedEvent,
@@ -239,3 +239,34 @@ def test_the_curve_of_sampled_steps_permits_every_test_of_them_and_half_the_nois
         refuted[share] = bool(claimed.rejected(*limits))
         assert (claimed.lower_bound(*limits, 1e-5) > 8.01) == refuted[share]
     assert refuted == {1.0: False, 0.5: True}
+
+
+@pytest.mark.parametrize(("p", "q"), [(0.5, 0.1), (0.6, 0.3), (0.9, 0.2)])
+def test_the_bound_of_sampled_steps_states_no_more_than_the_limits_prove(p: float, q: float) -> None:
+    """The noise that the limits just do not reject has at least the stated epsilon, and hardly more."""
+    claimed, delta = SampledSteps(0.885, Schedule(1.0, 1)), 1e-5
+    low, high = 0.1, 10.0
+    while high / low > 1 + 1e-9:
+        middle = math.sqrt(low * high)
+        rejected = bool(SampledSteps(middle, claimed.schedule).rejected(p, q))
+        low, high = (low, middle) if rejected else (middle, high)
+    bound = claimed.lower_bound(p, q, delta)
+    assert loss_delta(low, bound, claimed.schedule) >= delta
+    assert loss_delta(low, 1.001 * bound, claimed.schedule) < delta
+
+
+def test_a_large_epsilon_of_sampled_steps_can_be_refuted() -> None:
+    steps = SampledSteps(1 / 13, Schedule(1.0, 1))
+    claim = Claim("approximate", steps.epsilon(1e-5), 1e-5, steps)
+    assert claim.amount > 128
+    assert loss_delta(1 / 13, 1.001 * claim.amount, steps.schedule) < 1e-5
+    counts = EventCounts(10**13, 0, 10**13)
+    assert steps.rejected(*counts.limits(0.99))
+    assert claim.lower_bound(counts, 0.99) > claim.amount
+
+
+def test_a_bound_far_beyond_the_claim_is_that_of_noise_that_is_rejected() -> None:
+    steps, counts = SampledSteps(2.0, Schedule(1.0, 1)), EventCounts(10**6, 0, 10**6)
+    quarter = SampledSteps(0.5, steps.schedule)
+    assert quarter.rejected(*counts.limits(0.99))
+    assert steps.lower_bound(*counts.limits(0.99), 1e-5) == pytest.approx(quarter.epsilon(1e-5))

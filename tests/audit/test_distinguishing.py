@@ -11,6 +11,7 @@ from quietmax.accounting import Cost, GaussianCost, Guarantee, PureCost
 from quietmax.audit import distinguish
 from quietmax.audit.distinguishing import Draw
 from quietmax.errors import InvalidInput
+from quietmax.mechanisms.base import Answers
 
 
 def test_the_confidence_holds_although_the_event_is_searched() -> None:
@@ -119,6 +120,14 @@ def test_the_report_is_json_and_a_table() -> None:
 def test_invalid_settings_are_errors(arguments: Any, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         distinguish(np.zeros, np.zeros, PureCost(1.0), **arguments)
+
+
+def test_answers_that_are_not_numbers_are_errors_and_not_called_consistent() -> None:
+    def answers(value: float) -> Draw:
+        return lambda draws: Answers(np.zeros(draws, np.int64), np.full((draws, 2), value))
+
+    with pytest.raises(InvalidInput, match="NaN"):
+        distinguish(answers(np.nan), answers(0.5), PureCost(1.0), samples=1000)
 
 
 def test_invalid_releases_are_errors() -> None:

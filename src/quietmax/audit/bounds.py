@@ -59,6 +59,7 @@ Parameter = Literal["epsilon", "mu"]
 CONFIDENCE = 1 - 1e-6
 """Default confidence of a bound from draws of a release: one audit in a million refutes a true claim."""
 _LARGEST_EPSILON = 64.0
+_LARGEST_EPSILON_OF_STEPS = 2.0**20
 _LARGEST_MU = 32.0
 _SCANNED = 129
 _ROUNDS = 5
@@ -67,7 +68,7 @@ _REPETITIONS = 400
 _FACTORS = 2.0 ** np.arange(0.5, 10.5, 0.5)
 _EPSILONS = np.concatenate([np.linspace(0.0, 3.0, 13), np.linspace(3.5, 10.0, 14)])
 """Epsilons at which a curve is tested; any choice is correct, more of them show a little more."""
-_MOST_NOISE, _LEAST_NOISE = math.log(1e3), -math.log(16.0)
+_MOST_NOISE, _LEAST_NOISE = math.log(1e3), -1.01 * math.log(4.0)
 
 
 def check_confidence(confidence: float) -> None:
@@ -179,13 +180,13 @@ class SampledSteps:
             return 0.0
         high = 1.0
         while exceeded(high):
-            high *= 2
-            if high > _LARGEST_EPSILON:
+            if high >= _LARGEST_EPSILON_OF_STEPS:
                 return high
-        return _bisected(exceeded, high / 2 if high > 1 else 0.0, high, rounds=16)
+            high *= 2
+        return _bisected(exceeded, high / 2 if high > 1 else 0.0, high, rounds=12)
 
     def lower_bound(self, p: float, q: float, delta: float) -> float:
-        """Return the epsilon at ``delta`` of the largest noise multiplier that ``p`` and ``q`` do not reject.
+        """Return the epsilon at ``delta`` of the least noise multiplier that ``p`` and ``q`` reject.
 
         Parameters
         ----------
@@ -197,7 +198,8 @@ class SampledSteps:
         Returns
         -------
         float
-            The lower bound on epsilon: 0 if a thousand times the noise is not rejected, 64 if a sixteenth of it is.
+            The lower bound on epsilon: 0 if a thousand times the noise is not rejected, and that of a quarter of the
+            noise if this is rejected, too.
         """
 
         # Beyond these epsilons exp(epsilon)*q alone exceeds p.
@@ -217,9 +219,10 @@ class SampledSteps:
             if far - own > _MOST_NOISE:
                 return 0.0
             if far - own < _LEAST_NOISE:
-                return _LARGEST_EPSILON
+                return SampledSteps(math.exp(near), self.schedule).epsilon(delta)
         low, high = min(near, far), max(near, far)
-        border = _bisected(lambda log: not rejected(log), low, high, rounds=8)
+        # The least noise that is known to be rejected: less noise might not be, and would give a larger epsilon.
+        border = -_bisected(lambda log: rejected(-log), -high, -low, rounds=12)
         return SampledSteps(math.exp(border), self.schedule).epsilon(delta)
 
 

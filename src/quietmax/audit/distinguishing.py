@@ -173,18 +173,20 @@ class Observations:
     @classmethod
     def of(cls, released: Answers | NDArray[np.floating]) -> Observations:
         """Read ``released``: answers, or an array with one row of numbers per draw."""
+        labels = probabilities = None
         if isinstance(released, Answers):
-            return cls(
-                np.asarray(released.labels), released.probabilities, released.probabilities is not None
-            )
-        numbers = np.asarray(released, dtype=np.float64)
+            labels, probabilities = np.asarray(released.labels), released.probabilities
+            if probabilities is None:
+                return cls(labels, None, False)
+        numbers = np.asarray(released if probabilities is None else probabilities, dtype=np.float64)
         numbers = numbers[:, None] if numbers.ndim == 1 else numbers.reshape(len(numbers), -1)
+        # NaN would hide what tells the inputs apart: it belongs to no bin.
         if not numbers.shape[1] or not np.isfinite(numbers).all():
             raise InvalidInput(
                 "A release must contain at least one number per draw, and finite numbers only; some are missing, NaN "
                 "or infinite."
             )
-        return cls(None, numbers, False)
+        return cls(labels, numbers, probabilities is not None)
 
     def __len__(self) -> int:
         return len(self.labels) if self.labels is not None else len(self.released_numbers)
