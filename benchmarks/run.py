@@ -79,7 +79,7 @@ BENCHMARKS = (
     Benchmark(
         "head",
         "The private head beside diffprivlib and scikit-learn's logistic regression",
-        ("--splits", "3"),
+        ("--splits", "5"),
         needs_data=True,
         glance=(
             "10,000 rows, arrays",
@@ -141,7 +141,7 @@ BENCHMARKS = (
     Benchmark(
         "shadow_attack",
         "The shadow attack beside IBM ART",
-        ("--rounds", "3"),
+        ("--rounds", "5"),
         needs_data=True,
         glance=("location, 30 shadow networks",),
     ),
