@@ -129,6 +129,16 @@ def test_a_label_with_very_many_values_gets_no_classes() -> None:
     assert "more than 100 values" in schema.confirm["classes"]
 
 
+def test_the_owner_of_a_label_with_a_third_value_is_told_to_look_at_it() -> None:
+    two = pd.DataFrame({"age": [20, 30, 40], "ill": ["no", "yes", "no"]})
+    three = pd.DataFrame({"age": [20, 30, 40], "ill": ["no", "yes", "unknown"]})
+    assert "means unknown" not in draft_schema(two, label="ill").schema.confirm["classes"]
+    assert (
+        "means unknown, take it out and delete its rows"
+        in draft_schema(three, label="ill").schema.confirm["classes"]
+    )
+
+
 def test_a_person_named_as_such_is_preferred_to_other_numbers() -> None:
     table = pd.DataFrame(
         {"loan_id": range(90), "patient": [number // 3 for number in range(90)], "y": [0, 1] * 45}

@@ -259,4 +259,6 @@ def _with_classes(schema: Schema, frame: pd.DataFrame, label: str) -> tuple[Sche
             f"not proposed: the label has more than {MAX_CLASSES} values; name ranges of it as classes",
         )
     because = "from the values of the label" + (", in any case" if ignore_case else "")
+    if len(classes) > 2:
+        because += "; if one is a misspelling or means unknown, take it out and delete its rows"
     return replace(schema, classes=classes, ignore_case=(label,) if ignore_case else ()), because
