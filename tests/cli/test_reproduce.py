@@ -25,6 +25,10 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
+def test_the_help_says_where_to_start() -> None:
+    assert "Start with report" in run("reproduce", "--help").output
+
+
 @pytest.fixture
 def tiny_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     """A profile of one small repeat, run in this process."""

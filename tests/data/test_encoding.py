@@ -371,15 +371,22 @@ def test_a_table_with_two_columns_of_one_name_is_rejected(error_message: ErrorMe
     assert "several columns named 'sex'" in error_message(lambda: ENCODING.encode(table), InvalidInput)
 
 
-@pytest.mark.parametrize(("label", "kind"), [("maybe", "outside the classes"), ("", "no label")])
+@pytest.mark.parametrize(
+    ("label", "kind", "advice"),
+    [
+        ("maybe", "outside the classes", "Declare the class too, or delete such rows."),
+        ("", "no label", "'yes'. Delete such rows."),
+    ],
+)
 def test_a_label_that_is_no_class_is_rejected_without_showing_it(
-    label: str, kind: str, error_message: ErrorMessage
+    label: str, kind: str, advice: str, error_message: ErrorMessage
 ) -> None:
     table = TABLE.assign(ill=["yes", label])
     message = error_message(lambda: ENCODING.encode(table, "ill"), InvalidInput)
     assert "Row 2" in message
     assert kind in message
     assert "'no', 'yes'" in message
+    assert message.endswith(advice)
     assert "maybe" not in message
 
 

@@ -25,7 +25,14 @@ if TYPE_CHECKING:
     from quietmax.experiments.runner import Run
     from quietmax.experiments.summary import Summary
 
-app = typer.Typer(help="Reproduce the paper's tables and figures.", no_args_is_help=True)
+app = typer.Typer(
+    no_args_is_help=True,
+    help="""Reproduce the paper's tables and figures.
+
+    Start with report: it shows everything from the stored run of this package and trains nothing. all runs the
+    evaluation again; the other commands run or show a part of it.
+    """,
+)
 
 app.command("bounds-table")(bounds_table)
 app.command("architectures")(architectures)

@@ -971,10 +971,12 @@ class Encoding:
         labels = map_distinct(strings, lambda string: numbers.get(fold(string), -1))
         wrong = np.flatnonzero(labels < 0)
         if wrong.size:
-            problem = "no label" if strings[wrong[0]] in MISSING_MARKERS else "a label outside the classes"
+            missing = strings[wrong[0]] in MISSING_MARKERS
+            problem = "no label" if missing else "a label outside the classes"
+            advice = "Delete such rows" if missing else "Declare the class too, or delete such rows"
             raise InvalidData(
                 f"{first_of(wrong)} has {problem} in column '{name}'; the declared classes are "
-                f"{quoted(self.classes)}. Declare the class too, or delete such rows."
+                f"{quoted(self.classes)}. {advice}."
             )
         return labels
 
