@@ -16,6 +16,7 @@ from dp_accounting import pld, rdp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import fft
+from scipy.stats import norm
 
 from quietmax.accounting import advanced_composition, delta_of, mu_of
 from quietmax.accounting import dpsgd as module
@@ -553,6 +554,18 @@ def test_a_little_more_than_its_share_goes_to_the_larger_loss(sigma, interval, r
     losses = (step.first + np.arange(len(step.masses))) * interval
     taken = 1.0 - step.masses @ np.exp(-losses)
     assert taken == pytest.approx(4 * step.shift - 2.0**-40 * math.expm1(-interval), rel=0.02)
+
+
+@pytest.mark.parametrize("removed", [True, False])
+@pytest.mark.parametrize("scale", [0.5, 3.0, 9.0])
+def test_every_integration_interval_counts_once(monkeypatch, scale, removed) -> None:
+    """With a reach of two deviations, the outermost intervals are not negligible."""
+    monkeypatch.setattr(module, "_REACH", 2.0)
+    monkeypatch.setattr(module, "_BLOCK", 7)
+    found = module._one_step(1 / scale, 0.3, 0.05, removed=removed).masses.sum()
+    at = np.array([-2.0, 2.0, max(2.0, scale - 2.0), scale + 2.0] if removed else [-2.0, 2.0])
+    without, with_it = np.diff(norm.cdf(at))[::2].sum(), np.diff(norm.cdf(at - scale))[::2].sum()
+    assert found == pytest.approx(0.7 * without + 0.3 * with_it if removed else without, rel=1e-12)
 
 
 MASSES = np.array([0.2, 0.3, 0.5])
