@@ -283,7 +283,7 @@ def _root(function: Callable[[float], float], low: float, high: float) -> float:
     """Return the root of a function between two points where its signs differ."""
     from scipy.optimize import brentq
 
-    return float(brentq(function, low, high, xtol=1e-300, rtol=4 * np.finfo(float).eps, maxiter=500))
+    return float(brentq(function, low, high, xtol=1e-300, maxiter=500))
 
 
 def _stepped(candidate: Callable[[float], float], safe: Callable[[float], bool]) -> float:
