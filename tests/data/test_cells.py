@@ -15,6 +15,8 @@ import pytest
 
 from quietmax.data.cells import as_numbers, as_string, as_strings, is_valid_unicode, parse_boolean, parse_date
 from quietmax.errors import InvalidInput
+from quietmax.estimators.blocks import person_digests
+from quietmax.estimators.training_set import Persons
 
 
 @pytest.mark.parametrize(
@@ -82,3 +84,28 @@ def test_dates_booleans_and_valid_strings_are_told_from_others() -> None:
     assert parse_date("2023-02-29") is None
     assert [parse_boolean(each) for each in ("Yes", "0", "ja")] == [1, 0, -2]
     assert is_valid_unicode(["ok", "\ud800"]).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("kind", ["string[python]", "string[pyarrow]", "str", "category", object])
+def test_strings_that_differ_after_a_nul_character_differ_with_every_version_of_pandas(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strings = ["a\0b", "a\0c", "a", " b"]
+    column = pd.Series([*strings, None], dtype=kind)
+    factorize = pd.factorize
+
+    def of_version_2(values: Any, **options: Any) -> Any:
+        cut = [str(value).partition("\0")[0] for value in values]
+        return factorize(np.array(cut, dtype=object), **options)
+
+    monkeypatch.setattr(pd, "factorize", of_version_2)
+    assert as_strings(column).tolist() == ["a\0b", "a\0c", "a", "b", ""]
+    persons = Persons.of(column[:-1])
+    assert (persons.count, persons.rows.tolist()) == (4, [1, 1, 1, 1])
+    assert len(set(person_digests(persons.names, b"key").tolist())) == 4
+
+
+def test_a_category_that_no_row_has_is_not_read() -> None:
+    column = pd.Series(pd.Categorical([2, None, 2], categories=[1, 2, (3,)]))
+    assert as_strings(column).tolist() == ["2", "", "2"]
+    assert as_strings(column[:0]).tolist() == []

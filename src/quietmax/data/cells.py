@@ -360,6 +360,34 @@ def map_distinct(strings: NDArray[np.object_], rule: Callable[[str], int]) -> ND
     return np.fromiter(map(known.__getitem__, strings.tolist()), dtype=np.int64, count=len(strings))
 
 
+def numbered(strings: Iterable[str]) -> tuple[NDArray[np.int64], list[str]]:
+    """Number the distinct strings from 0, in the order in which they come.
+
+    Not `pandas.factorize`: before version 3, pandas takes strings for equal if they are equal up to a NUL character.
+
+    Parameters
+    ----------
+    strings : iterable of str
+        Any strings.
+
+    Returns
+    -------
+    numbers : ndarray of int64
+        The number of every string.
+    distinct : list of str
+
+    Examples
+    --------
+    >>> numbers, distinct = numbered(["b", "a", "b"])
+    >>> numbers.tolist(), distinct
+    ([0, 1, 0], ['b', 'a'])
+    """
+    given = list(strings)
+    distinct = list(dict.fromkeys(given))
+    places = dict(zip(distinct, range(len(distinct)), strict=True))
+    return np.fromiter(map(places.__getitem__, given), np.int64, len(given)), distinct
+
+
 def holds_numbers(values: pd.Series[Any]) -> bool:
     """Return whether the type of a column allows booleans, integers or floating-point numbers alone.
 
@@ -377,13 +405,19 @@ def holds_numbers(values: pd.Series[Any]) -> bool:
 
 def _map_cells(values: pd.Series[Any], rule: Callable[[object], object]) -> NDArray[np.object_]:
     """Return the rule's value for every cell; equal strings, categories and integers are computed once."""
-    if isinstance(values.dtype, pd.StringDtype | pd.CategoricalDtype):
-        codes, distinct = pd.factorize(values, use_na_sentinel=False)
+    if isinstance(values.dtype, pd.CategoricalDtype):
+        present, codes = np.unique(values.array.codes, return_inverse=True)  # -1 is a missing value
+        named = values.dtype.categories.take(present[present >= 0]).tolist()
+        distinct = [None] * (len(present) - len(named)) + named
+        return np.array([rule(value) for value in distinct], dtype=object)[codes]
+    is_arrow = isinstance(values.dtype, pd.ArrowDtype) or getattr(values.dtype, "storage", "") == "pyarrow"
+    if isinstance(values.dtype, pd.StringDtype) and not is_arrow:
+        codes, distinct = numbered(values.tolist())
         return np.array([rule(value) for value in distinct], dtype=object)[codes]
     if isinstance(values.dtype, np.dtype) and values.dtype.kind in "biu":
         codes, integers = pd.factorize(values.to_numpy())
         return np.array([rule(value) for value in integers.tolist()], dtype=object)[codes]
-    if isinstance(values.dtype, pd.ArrowDtype) and len(values):
+    if is_arrow and len(values):
         column = _plain(_arrow(values))
         is_string = _is_string(column.type)
         if is_string or pyarrow.types.is_boolean(column.type):

@@ -32,14 +32,13 @@ from quietmax import __version__
 from quietmax._io import atomic_write
 from quietmax._lazy import lazy_module
 from quietmax._threads import parallel_map
+from quietmax.data.cells import numbered
 from quietmax.data.sources import ParquetPart, Part, TableRows, TextPart
 from quietmax.errors import DataUnavailable, InvalidInput
 
 if TYPE_CHECKING:
-    import pandas as pd
     import torch
 else:
-    pd = lazy_module("pandas")
     torch = lazy_module("torch")
 
 Floats = NDArray[np.float64]
@@ -995,7 +994,7 @@ def person_digests(names: NDArray[np.object_], key: bytes) -> NDArray[np.bytes_]
     >>> bool(one == again), bool(one == other)
     (True, False)
     """
-    codes, distinct = pd.factorize(names)
+    codes, distinct = numbered(names)
     digests = [
         hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES, key=key).digest()
         for name in distinct

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from quietmax._lazy import lazy_module
 from quietmax.accounting.guarantee import MADE_WITHOUT_RECORDS, Guarantee, Unit
-from quietmax.data.cells import as_strings, is_missing, is_valid_unicode
+from quietmax.data.cells import as_strings, is_missing, is_valid_unicode, numbered
 from quietmax.data.encoding import Encoding, quoted
 from quietmax.data.records import Holdout, Records, is_held_out
 from quietmax.data.sources import TableRows, is_source, table_rows
@@ -95,7 +95,7 @@ class Persons:
     @cached_property
     def codes(self) -> NDArray[np.int64]:
         """One number per row, equal for the rows of one person."""
-        return np.asarray(pd.factorize(self.names)[0], dtype=np.int64)
+        return numbered(self.names)[0]
 
     @cached_property
     def rows(self) -> NDArray[np.int64]:
