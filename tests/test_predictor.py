@@ -227,6 +227,15 @@ def test_seeded_noise_shows_in_the_guarantee_and_is_repeatable() -> None:
     assert "seeded" in guarantee.because
 
 
+@pytest.mark.parametrize("name", ["model", "mechanism", "budget", "noise", "cost"])
+def test_what_the_guarantee_is_computed_from_cannot_be_replaced(name) -> None:
+    quiet = Predictor(_model(2), Algorithm1("laplace"), Budget(1.0, queries=10), noise=SeededNoise(4))
+    before, other = quiet.guarantee, _predictor(10, 2)
+    with pytest.raises(AttributeError):
+        setattr(quiet, name, getattr(other, name))
+    assert quiet.guarantee == before
+
+
 def test_the_exact_source_is_the_default() -> None:
     assert _predictor(1).guarantee.parameters["noise_source"]["source"] == "exact"
 

@@ -140,12 +140,8 @@ class Predictor:
             )
         if cache_size < 0:
             raise InvalidInput(f"cache_size must be at least 0, got {cache_size}.")
-        self.model = model
-        self.budget = budget
-        self.noise = noise
+        self._budget = budget
         self._answerer = Answerer.prepare(model, mechanism, budget, noise=noise)
-        self.mechanism = self._answerer.mechanism
-        self.cost = self._answerer.cost
         self._meter = Meter(budget.total(mechanism.measure, mechanism.analysis))
         self._units = self._meter.units(self.cost)
         affordable = LIMIT // max(self._units, 1)
@@ -159,6 +155,32 @@ class Predictor:
         self._cache_size = cache_size
         self._process = OwnProcess()
         self._lock = threading.Lock()
+
+    # Read-only: the guarantee is computed from what the answers are drawn with.
+    @property
+    def model(self) -> Classifier:
+        """The model."""
+        return self._answerer.model
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The mechanism with every parameter set."""
+        return self._answerer.mechanism
+
+    @property
+    def budget(self) -> Budget:
+        """The budget."""
+        return self._budget
+
+    @property
+    def noise(self) -> NoiseSource:
+        """The noise source."""
+        return self._answerer.noise
+
+    @property
+    def cost(self) -> Cost:
+        """The cost of one answer."""
+        return self._answerer.cost
 
     @property
     def remaining(self) -> Remaining:

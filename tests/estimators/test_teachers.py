@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.exceptions import NotFittedError
 
 from quietmax.accounting import Budget
 from quietmax.data.schema import Schema
@@ -350,6 +351,8 @@ def test_bad_input_is_refused_with_a_sentence() -> None:
         ({"release": "votes"}, "release"),
         ({"method": "best"}, "method"),
         ({"teachers": 0}, "teachers"),
+        ({"teachers": 2.5}, "teachers must be an integer"),
+        ({"teachers": 2**20 + 1}, "teachers must be an integer from 1 to 1,048,576"),
         ({"epsilon": 0.0}, "epsilon"),
         ({"classes": [0]}, "two different classes"),
     ):
@@ -357,3 +360,18 @@ def test_bad_input_is_refused_with_a_sentence() -> None:
             _teachers(network=LINEAR, **changes).fit(features, labels)
     with pytest.raises(InvalidInput, match="groups"):
         _teachers(network=LINEAR).fit(features, labels, groups=[1, 2])
+
+
+def test_teachers_whose_last_fit_failed_are_not_those_of_an_earlier_guarantee(tmp_path) -> None:
+    """The second fit trains by record and then fails; the guarantee for persons was that of the first one."""
+    features, labels = _blobs(60)
+    teachers = _teachers(network=LINEAR).fit(features, labels, groups=np.arange(60) // 2)
+    assert (teachers.guarantee_.status, teachers.guarantee_.unit) == ("proven", "person")
+    teachers.set_params(delta=0.0, method="gaussian")
+    with pytest.raises(InvalidInput, match="requires a delta"):
+        teachers.fit(features, labels)
+    assert not hasattr(teachers, "guarantee_")
+    with pytest.raises(NotFittedError):
+        save_private(teachers, tmp_path / "model", dataset="blobs")
+    with pytest.raises(NotFittedError):
+        teachers.predict(features[:1])

@@ -22,6 +22,7 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import ColumnTransformer
 from sklearn.dummy import DummyClassifier
 from sklearn.ensemble import BaggingClassifier, StackingClassifier, VotingClassifier
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
@@ -32,6 +33,7 @@ from quietmax.data.schema import Schema
 from quietmax.data.sources import TableRows
 from quietmax.data.tables import encode_table
 from quietmax.errors import InvalidInput
+from quietmax.estimators import DPSGD, PrivateHead, save_private
 from quietmax.estimators.training_set import (
     Persons,
     TrainingSet,
@@ -464,6 +466,33 @@ class Wrapper(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 )
 def test_every_other_estimator_that_is_being_fitted_is_seen(meta: Any, inner: Any) -> None:
     assert inner(meta.fit(X, Y)).seen_.fitted_steps == (type(meta).__name__,)
+
+
+class Scaled(PrivateHead):
+    """A head of the user's own that scales the records before it is fitted."""
+
+    def fit(self, X: Any, y: Any = None, *, groups: Any = None) -> Scaled:
+        super().fit(X - X.mean(0), y, groups=groups)
+        return self
+
+
+def test_a_class_that_inherits_from_an_estimator_may_look_at_the_records_first() -> None:
+    options: dict[str, Any] = {"classes": (0, 1), "declared_size": 12, "steps": 1}
+    assert PrivateHead(**options).fit(X, Y).guarantee_.status == "proven"
+    found = make_pipeline(StandardScaler(), Scaled(**options)).fit(X, Y)[-1].guarantee_
+    assert found.status == "conditional"
+    assert found.parameters["fitted_steps"] == ["StandardScaler", "Scaled"]
+    assert "is public: Scaled." in Scaled(**options).fit(X, Y).guarantee_.assumptions[-1]
+
+
+@pytest.mark.parametrize("estimator", [PrivateHead, DPSGD])
+def test_an_estimator_whose_last_fit_failed_is_not_fitted(estimator: Any, tmp_path: Path) -> None:
+    fitted = estimator(classes=(0, 1), declared_size=12, steps=1).fit(X, Y)
+    with pytest.raises(InvalidInput, match="not one of the 2 declared classes"):
+        fitted.fit(X, Y + 1)
+    for use in (lambda: fitted.predict(X), lambda: save_private(fitted, tmp_path / "model", dataset="x")):
+        with pytest.raises(NotFittedError):
+            use()
 
 
 @pytest.mark.parametrize(

@@ -92,8 +92,9 @@ MOST_STEPS = 10**7
 """Most training steps of a teacher: hours even for the smallest networks."""
 STACK_BYTES = 2**26
 """Teachers that are trained together need about this many bytes, with the records of their shards."""
+MOST_TEACHERS = 2**20
 _PROBE_STEPS = 3
-# Sums of probabilities are rounded to floats: the slack covers that for any number of teachers below 2^20.
+# Sums of probabilities are rounded to floats: the slack covers that for up to `MOST_TEACHERS`.
 _ROUNDING = 1 + 2.0**-30
 
 
@@ -271,8 +272,8 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             blocks.expect(1 + self._settings().epochs)
             size = self._size(blocks, found.unit)
             count = default_teachers(budget, size) if self.teachers is None else self.teachers
-            if count < 1:
-                raise InvalidInput(f"teachers must be at least 1, got {count}.")
+            if not 1 <= count <= MOST_TEACHERS or count != int(count):
+                raise InvalidInput(f"teachers must be an integer from 1 to {MOST_TEACHERS:,}, got {count!r}.")
             shards = self._sharded(blocks, count)
             self.ensemble_ = self._trained(shards, found.unit, count, key, size, engine)
         source: NoiseSource = (
@@ -292,6 +293,9 @@ class Teachers(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         self.guarantee_ = with_holdout(guarantee, found.holdout)
         return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "guarantee_")
 
     def _feature_map(self) -> Any:
         """Return the feature map that ``features`` names, None for no map."""

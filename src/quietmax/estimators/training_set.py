@@ -347,7 +347,9 @@ def training_rows(
     InvalidInput
         If something is wrong. The message shows no value.
     """
-    estimator.__dict__.pop("_evaluations", None)  # an estimator whose fit fails cannot be evaluated
+    # An estimator whose fit fails is not fitted: it has parts of two trainings, and the guarantee of one of them.
+    for name in ("_evaluations", "guarantee_"):
+        estimator.__dict__.pop(name, None)
     source = _source(estimator, X, y)
     if source is None:
         records, given = checked_records(estimator, X, y, dtypes=dtypes)
@@ -607,8 +609,9 @@ def steps_before(estimator: Any) -> tuple[str, ...]:
 
     scikit-learn tells an estimator nothing about what it is in, so this looks at the calls in progress: a `Pipeline`
     counts by its earlier steps that learn something, every other estimator (a search over settings, a stack, a vote,
-    a calibration, a wrapper of the user's own) counts by itself. It cannot see a transformer that was applied by
-    hand, nor a fit in other threads or processes.
+    a calibration, a wrapper of the user's own) counts by itself. So does a class of the user's own that inherits from
+    an estimator of quietmax: it may compute anything before it calls the `fit` that it inherits. This cannot see a
+    transformer that was applied by hand, nor a fit in other threads or processes.
 
     Parameters
     ----------
@@ -643,9 +646,15 @@ def steps_before(estimator: Any) -> tuple[str, ...]:
                 for _, step in caller.steps[:-1]
                 if step is not estimator and _learns(step)
             ]
-        elif not type(caller).__module__.startswith("quietmax."):
+        elif not _is_own(type(caller)):
             found.append(type(caller).__name__)
-    return tuple(found)
+    inherits = any(_is_own(each) for each in type(estimator).__mro__)
+    return (*found, type(estimator).__name__) if inherits and not _is_own(type(estimator)) else tuple(found)
+
+
+def _is_own(kind: type) -> bool:
+    """Return whether a class is one of quietmax."""
+    return kind.__module__.startswith("quietmax.")
 
 
 def _learns(step: Any) -> bool:

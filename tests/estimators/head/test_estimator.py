@@ -357,6 +357,7 @@ def test_answers_per_query_are_pure_and_stop_when_paid_out() -> None:
         {"declared_size": 0},
         {"declared_size": -5},
         {"steps": 0},
+        {"steps": 0.5},
         {"learning_rate": -1.0},
         {"max_grad_norm": math.nan},
         {"regularisation": 0.0, "method": "output"},

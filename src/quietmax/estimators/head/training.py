@@ -494,6 +494,8 @@ def gradient_plan(
     """
     if steps is None:
         steps = _default_steps(size, features, whitening)
+    elif steps < 1 or steps != int(steps):
+        raise InvalidInput(f"steps must be an integer of at least 1, got {steps!r}.")
     if max_grad_norm is None:
         max_grad_norm = MAX_GRAD_NORM if whitening == "none" else WHITENED_GRAD_NORM
     if learning_rate is None:
