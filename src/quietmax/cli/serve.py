@@ -278,6 +278,7 @@ def command(
     from quietmax.ledger.accounts import Terms
     from quietmax.ledger.database import configured_url
     from quietmax.ledger.ledger import Ledger
+    from quietmax.noise.release import checked_positive
     from quietmax.server.deployment import check_deployments, deploy
     from quietmax.server.log import Log
     from quietmax.server.metrics import Metrics
@@ -327,7 +328,7 @@ def command(
         ),
     )
     address = configured_url(ledger, ledger_file, ledger_password_file)
-    terms = None if budget is None else Terms(budget, delta)
+    terms = None if budget is None else Terms(checked_positive(budget, "budget"), delta)
     read = partial(
         load_models,
         budget=terms,
@@ -492,7 +493,7 @@ def _start_warnings(service: Service) -> list[str]:
             warnings.append(f"{deployment.label}: {deployment.warning}")
     if not service.ledger.keys() and not service.settings.anonymous and service.settings.oidc is None:
         warnings.append("There is no API key yet. Create one with: quietmax ledger key create NAME")
-    return warnings
+    return list(dict.fromkeys(warnings))  # models may share an account
 
 
 def _print_line(text: str, style: str | None = None) -> None:
