@@ -537,23 +537,31 @@ def test_the_errors_of_one_step_are_allowed_for_as_stated(monkeypatch, sigma, in
     step = module._one_step(sigma, rate, interval, removed=removed)
     ends = np.array([-12.0, 12.0 + (scale if removed else 0.0)])
     largest = np.abs(module._loss(ends, scale, rate)).max()
-    assert step.shift == pytest.approx(32 * u * (largest + scale * (12 + scale) + interval), rel=1e-6)
+    assert step.shift == pytest.approx(
+        32 * u * (largest + scale * (12 + scale) + interval), rel=1e-6, abs=0.0
+    )
     # a mass is added up from the quadrature intervals whose losses lie in one cell of the grid
     edges = module._edges(scale, rate, interval, removed)
     middle = np.concatenate([(each[1:] + each[:-1]) / 2 for each in edges])
     places = np.floor((1 if removed else -1) * module._loss(middle, scale, rate) / interval)
     most = np.unique(places, return_counts=True)[1].max()
-    assert step.inflation == pytest.approx(u * (8 * (12 + scale) ** 2 + most + 128), rel=1e-9)
+    assert step.inflation == pytest.approx(u * (8 * (12 + scale) ** 2 + most + 128), rel=1e-9, abs=0.0)
 
 
 @pytest.mark.parametrize("removed", [True, False])
 @pytest.mark.parametrize(("sigma", "interval"), [(1.0, 0.5), (1.0, 1.0), (3.0, 0.2)])
 def test_a_little_more_than_its_share_goes_to_the_larger_loss(sigma, interval, removed) -> None:
-    """4*shift/(1 - exp(-interval)) + 2^-40 of every mass, which takes that much of Q times 1 - exp(-interval)."""
-    step = module._one_step(sigma, 0.3, interval, removed=removed)
+    """4*shift/(1 - exp(-interval)) + 2^-40 of every mass; so much of Q goes, as a larger loss has a smaller Q."""
+    rate, sign = 0.3, 1 if removed else -1
+    step = module._one_step(sigma, rate, interval, removed=removed)
     losses = (step.first + np.arange(len(step.masses))) * interval
-    taken = 1.0 - step.masses @ np.exp(-losses)
-    assert taken == pytest.approx(4 * step.shift - 2.0**-40 * math.expm1(-interval), rel=0.02)
+    t = np.linspace(-12.0, 12.0 + 1 / sigma, 100_001)
+    density = (1 - rate) * norm.pdf(t) + rate * norm.pdf(t - 1 / sigma) if removed else norm.pdf(t)
+    lower_end = np.floor(sign * module._loss(t, 1 / sigma, rate) / interval) * interval
+    q_of_lower_ends = (density * np.exp(-lower_end)).sum() / density.sum()
+    more = 4 * step.shift / -math.expm1(-interval) + 2.0**-40
+    expected = more * -math.expm1(-interval) * q_of_lower_ends
+    assert 1.0 - step.masses @ np.exp(-losses) == pytest.approx(expected, rel=0.02, abs=0.0)
 
 
 @pytest.mark.parametrize("removed", [True, False])
@@ -617,7 +625,7 @@ def test_every_error_of_the_convolution_is_allowed_for_as_stated(monkeypatch, ti
     body += (each + 4 * u) * 2 * (size**steps).sum() / length * gain.sum() * (1 + 24 * steps * u)
     slack = steps * inflation + 2.0**-40
     slack += 8 * u * (steps * (2 + tilt * half + 2 * abs(level)) + tilt * at + 4)
-    assert found == pytest.approx(math.exp(steps * level - tilt * at + slack) * body, rel=2e-13)
+    assert found == pytest.approx(math.exp(steps * level - tilt * at + slack) * body, rel=2e-13, abs=0.0)
 
 
 @pytest.mark.parametrize(
@@ -651,7 +659,7 @@ def test_what_a_short_transform_does_not_hold_is_bounded_as_stated(
         for more in module._EXTRA_TILTS / (half * spread)
     )
     body += min(1.0, 2 * rest) / (1 + tilt)
-    assert found == pytest.approx(math.exp(steps * level - tilt * epsilon) * body, rel=1e-9)
+    assert found == pytest.approx(math.exp(steps * level - tilt * epsilon) * body, rel=1e-9, abs=0.0)
 
 
 def test_a_delta_beyond_the_largest_loss_is_only_what_was_not_integrated() -> None:
