@@ -877,8 +877,8 @@ def _unconfirmed_message(schema: Schema) -> str:
     more = f" and {len(facts) - 20} more" if len(facts) > 20 else ""
     return (
         f"The schema is a draft; nobody has confirmed {', '.join(facts[:20])}{more}. Check each of them and delete its "
-        "line under [confirm], or set `infer` to train with the draft, which reveals something about the records: "
-        "guarantees are then conditional."
+        "line under [confirm], or load the table with `infer` to train with the draft, which reveals something about "
+        "the records: guarantees are then conditional."
     )
 
 
