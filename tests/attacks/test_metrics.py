@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest, norm
+from scipy.stats import binom, binomtest, norm
 from sklearn import metrics as sklearn_metrics
 
 from quietmax.attacks.metrics import (
@@ -154,3 +156,29 @@ def test_the_interval_of_tpr_at_an_fpr_has_the_stated_coverage() -> None:
 def test_missing_or_infinite_scores_are_errors(broken: Floats) -> None:
     with pytest.raises(InvalidInput):
         roc_curve(broken, np.array([0.0]))
+
+
+@pytest.mark.parametrize(("members", "nonmembers"), [(10, 10), (30, 30), (20, 100)])
+def test_the_interval_of_a_difference_covers_small_and_large_ones_as_stated(
+    members: int, nonmembers: int
+) -> None:
+    """Enumerate all counts for rates up to the corners, where the interval is weakest."""
+    rows = [
+        [
+            difference(proportion(one, members), proportion(other, nonmembers))
+            for other in range(nonmembers + 1)
+        ]
+        for one in range(members + 1)
+    ]
+    low, high = (np.array([[getattr(each, end) for each in row] for row in rows]) for end in ("low", "high"))
+    half = np.concatenate([np.geomspace(1e-3, 0.05, 25), np.linspace(0.06, 0.5, 12)])
+    rates = np.concatenate([half, 1 - half[::-1]])
+    first, second = (
+        binom.pmf(np.arange(trials + 1), trials, rates[:, None]) for trials in (members, nonmembers)
+    )
+    small, large = [], []
+    for (one, p), (other, q) in itertools.product(enumerate(rates), repeat=2):
+        covered = float(first[one] @ ((low <= p - q) & (p - q <= high)) @ second[other])
+        (small if abs(p - q) <= 0.5 else large).append(covered)
+    assert min(small) >= 0.95
+    assert min(large) >= 0.92

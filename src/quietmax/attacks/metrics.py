@@ -1,8 +1,8 @@
 """Statistics of single answers, and the rates of an attack with their 95% confidence intervals.
 
 An attack gives every record a score and calls it a member if the score is *above* a threshold. Members and non-members
-are two independent samples. Every interval covers the true value with probability at least 95%; the interval of the
-AUC does so asymptotically.
+are two independent samples. Every interval covers the true value with probability at least 95%, with two exceptions:
+that of the AUC does so asymptotically, and that of a difference of rates above 0.5 with at least 92%.
 """
 
 from __future__ import annotations
@@ -247,7 +247,8 @@ def difference(first: Estimate, second: Estimate) -> Estimate:
     """Estimate ``first - second`` of two independent rates.
 
     The distances to the ends of their intervals are squared and added: Newcombe (1998), method 10, with
-    Clopper-Pearson intervals in place of Wilson's.
+    Clopper-Pearson intervals in place of Wilson's. By enumeration, for 10 to 400 trials each, it covers a difference
+    of up to 0.5 with at least 95% and a larger one with at least 92%.
     """
     value = first.value - second.value
     below = math.hypot(first.value - first.low, second.high - second.value)
