@@ -176,7 +176,8 @@ def test_the_interval_of_a_difference_covers_small_and_large_ones_as_stated(
     first, second = (
         binom.pmf(np.arange(trials + 1), trials, rates[:, None]) for trials in (members, nonmembers)
     )
-    small, large = [], []
+    small: list[float] = []
+    large: list[float] = []
     for (one, p), (other, q) in itertools.product(enumerate(rates), repeat=2):
         covered = float(first[one] @ ((low <= p - q) & (p - q <= high)) @ second[other])
         (small if abs(p - q) <= 0.5 else large).append(covered)
