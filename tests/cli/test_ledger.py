@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -279,3 +280,24 @@ def test_a_ledger_that_was_replaced_is_an_error_until_the_loss_is_accepted(run: 
     assert "keys that were revoked meanwhile may be valid again" in " ".join(out.split())
     assert run("ledger", "key", "create", "ann", "--ledger", path)[0] == 0
     assert_error(run("ledger", "accept-loss", *WHY, "--ledger", path), 2, "has lost nothing")
+
+
+# --- losses -------------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_charge_is_charged_again_once_the_loss_is_accepted(
+    run: Run, path: Path, run_json: RunJson
+) -> None:
+    assert_error(run("ledger", "accept-loss", *WHY, "--ledger", path), 2, "has lost nothing")
+    copy = path.with_suffix(".old")
+    shutil.copy(path, copy)
+    with Ledger(path) as ledger:
+        account = ledger.account("patients")
+        ledger.charge(Charge(account.id, ledger.client("ann"), "m/1", account.units(PureCost(0.5)), rows=1))
+    shutil.copy(copy, path)
+    assert_error(run("ledger", "verify", "--ledger", path), 1, "has lost charges")
+    (account_now,) = run_json("accept-loss", *WHY)["accounts"]
+    assert account_now["spent"]["epsilon"] == pytest.approx(0.75)
+    (shown,) = run_json("status")["accounts"]
+    assert {each["client"] for each in shown["clients"]} == {"ann", "lost"}
+    assert run("ledger", "verify", "--ledger", path)[0] == 0

@@ -140,6 +140,16 @@ class Ledger:
             shown = hide_password(parse_url(where))
             raise InvalidInput(f"The ledger {shown} must exist and have the newest schema to be read only.")
         self._engine = open_engine(where, read_only=read_only)
+        self._writer: LedgerWriter | None = None
+        self._writer_lock = threading.Lock()
+        try:
+            self._open(accept_loss, read_only)
+        except BaseException:
+            self._engine.dispose()  # else SQLite keeps its write-ahead log as long as this process runs
+            raise
+
+    def _open(self, accept_loss: str | None, read_only: bool) -> None:
+        """Bring the schema up to date, read the secrets and compare the journal with the head file."""
         if not read_only:
             migrate(self._engine)
         with read_transaction(self._engine) as connection:
@@ -153,8 +163,6 @@ class Ledger:
             self._heads.load(connection)
         if accept_loss is not None:
             self._accept_loss(accept_loss)
-        self._writer: LedgerWriter | None = None
-        self._writer_lock = threading.Lock()
 
     def __enter__(self) -> Ledger:
         return self
