@@ -306,7 +306,7 @@ class _Subject:
             *(("disjoint",) if disjoint and not by_rule else ()),
             *(("seeded",) if self.source is not EXACT else ()),
             *(("names",) if by_rule and unit == "person" else ()),
-            *(("encoding",) if by_rule and unit == "record" and self.encoding is None else ()),
+            *(("encoding",) if by_rule and unit == "record" else ()),
         )
         with account.locked():
             earlier = account.read()
