@@ -629,7 +629,7 @@ def test_every_error_of_the_convolution_is_allowed_for_as_stated(monkeypatch, ti
 
 
 @pytest.mark.parametrize(
-    ("tilt", "epsilon"), [(0.0, 31.0), (0.0, 33.0), (0.1, 30.0), (0.4, 60.0), (0.4, 75.0)]
+    ("tilt", "epsilon"), [(0.0, 15.0), (0.0, 31.0), (0.0, 33.0), (0.1, 30.0), (0.4, 60.0), (0.4, 75.0)]
 )
 @pytest.mark.parametrize("length", [16, 32, 64])
 def test_what_a_short_transform_does_not_hold_is_bounded_as_stated(
