@@ -141,7 +141,7 @@ BENCHMARKS = (
     Benchmark(
         "shadow_attack",
         "The shadow attack beside IBM ART",
-        ("--rounds", "5"),
+        ("--rounds", "3"),
         needs_data=True,
         glance=("location, 30 shadow networks",),
     ),
