@@ -59,7 +59,7 @@ style: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# The ratios beside other libraries, about 75 minutes on two quiet cores; QUICK=1 shows that they work. Long runs about
+# The ratios beside other libraries, about 30 minutes on two quiet cores; QUICK=1 shows that they work. Long runs about
 # accuracy and reliability have pages of their own: python benchmarks/run.py --only NAME, or --all.
 bench: $(DEV)
 	$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick)

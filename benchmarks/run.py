@@ -214,7 +214,7 @@ QUICK = "A quick run: it shows that the benchmark works; its figures mean nothin
 def main() -> None:
     parser = argparse.ArgumentParser(
         description="Runs the benchmarks and writes docs/benchmarks.md. By default those whose results are on this "
-        "page, the ratios beside other libraries (about 75 minutes); long runs about accuracy and reliability have "
+        "page, the ratios beside other libraries (about 30 minutes); long runs about accuracy and reliability have "
         "pages of their own and need --only or --all."
     )
     some = parser.add_mutually_exclusive_group()
@@ -371,7 +371,7 @@ def page(parts: dict[str, str]) -> str:
     """The whole page, in the order of the benchmarks."""
     top = """# Benchmarks
 
-`make bench` runs the benchmarks of this page, in about 75 minutes, and writes it; `make bench QUICK=1` shows that they
+`make bench` runs the benchmarks of this page, in about 30 minutes, and writes it; `make bench QUICK=1` shows that they
 work. Parts that were not run keep their figures and date. Long runs about accuracy and reliability have pages of their
 own; `python benchmarks/run.py --only NAME` or `--all` runs them. Both sides of a comparison run in turns on the same
 machine; *ratio* is the peer's time divided by ours within one run (above 1: we are faster), its median and spread over
