@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,18 +28,11 @@ from sklearn.preprocessing import FunctionTransformer, Normalizer, StandardScale
 
 from quietmax.data.records import Records, hold_out
 from quietmax.data.schema import Schema
-from quietmax.data.sources import TableRows
 from quietmax.data.tables import encode_table
 from quietmax.errors import InvalidInput
-from quietmax.estimators import DPSGD, PrivateHead, save_private
-from quietmax.estimators.training_set import (
-    Persons,
-    TrainingSet,
-    data_conditions,
-    queries,
-    training_rows,
-    training_set,
-)
+from quietmax.estimators import DPSGD, PrivateHead, Teachers, save_private
+from quietmax.estimators.training_set import Persons, data_conditions, queries, training_rows
+from tests.estimators.whole_set import TrainingSet, training_set
 
 SCHEMA = Schema(
     label="ill",
@@ -313,25 +304,6 @@ def test_it_is_known_where_rows_lie_before_they_are_read(tmp_path: Path) -> None
         training_rows(Bare(SCHEMA), tmp_path / "people.csv", None, names)
 
 
-def test_only_a_table_in_memory_that_is_wanted_as_a_whole_is_encoded_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    frame = PEOPLE.drop(columns="customer")
-    frame.to_csv(tmp_path / "people.csv", index=False)
-    asked: list[int | None] = []
-    read = TableRows.records
-
-    def spied(self: TableRows, rows: int | None = None) -> Iterator[Records]:
-        asked.append(rows)
-        return read(self, rows)
-
-    monkeypatch.setattr(TableRows, "records", spied)
-    for X in (frame, tmp_path / "people.csv"):
-        training_set(Bare(SCHEMA), X, None, None)
-        list(training_rows(Bare(SCHEMA), X, None, None).pieces)
-    assert asked == [sys.maxsize, None, None, None]
-
-
 def test_only_a_holdout_of_somebody_is_kept() -> None:
     records = encode_table(PEOPLE, PERSONAL)
     assert Bare().fit(hold_out(records, 0.0).train).holdout_ is None
@@ -520,8 +492,13 @@ def test_nobody_left_to_train_on_is_an_error_of_its_own() -> None:
     everybody_out = hold_out(encode_table(PEOPLE, PERSONAL), 0.999_999)
     with pytest.raises(InvalidInput, match="Nobody is left to train on"):
         seen(everybody_out.train)
-    with pytest.raises(InvalidInput, match="Nobody is left to train on"):
-        seen(PEOPLE[:0], schema=PERSONAL)
+    for estimator in (
+        PrivateHead(schema=PERSONAL, declared_size=4),
+        Teachers(schema=PERSONAL, declared_size=4, teachers=2, queries=1),
+        DPSGD(schema=PERSONAL, declared_size=4),
+    ):
+        with pytest.raises(InvalidInput, match="Nobody is left to train on"):
+            estimator.fit(PEOPLE[:0])
 
 
 def test_an_estimator_outside_a_pipeline_or_in_cross_validation_has_no_such_condition() -> None:

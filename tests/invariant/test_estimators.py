@@ -24,7 +24,7 @@ from quietmax.estimators.head.exact_sums import (
 )
 from quietmax.estimators.head.training import centred, clipped_features
 from quietmax.estimators.teachers import LINEAR, NETWORK, TeacherEnsemble
-from quietmax.estimators.training_set import Persons, TrainingSet, training_set
+from quietmax.estimators.training_set import Persons
 from quietmax.estimators.validation import (
     LIBRARY_ROUNDING,
     LIBRARY_STACK,
@@ -36,6 +36,7 @@ from quietmax.models import MLP, TrainingSettings, train_independent
 from quietmax.models.features import FeatureMap, Identity, RandomFourier, Scattering, UnitNorm
 from quietmax.models.mlp import initial_mlp
 from quietmax.sensitivity import certified
+from tests.estimators.whole_set import TrainingSet, training_set
 
 SMALL_IMAGES = Scattering((1, 7, 7))
 THREADS = pytest.mark.parametrize("threads", [1, 2])

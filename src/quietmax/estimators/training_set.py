@@ -170,74 +170,6 @@ class TrainingRows:
     source: TableRows | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class TrainingSet:
-    """A checked training set.
-
-    Parameters
-    ----------
-    records : array of float32 of shape (rows, columns)
-        Finite numbers; of another type if `training_set` was told to leave it.
-    labels : array of int of shape (rows,)
-        Indices into ``classes``.
-    classes : array of shape (classes,)
-        The labels of the classes.
-    persons : Persons or None
-        Whom each row belongs to; None if every row stands for itself.
-    encoding : Encoding or None
-        How the rows of a table became records; None for plain arrays.
-    holdout : Holdout or None
-        Which persons of the table were held out; None if nobody was.
-    classes_declared : bool
-        Whether the classes were declared; otherwise they were read off the labels.
-    fitted_steps : tuple of str
-        What was fitted on the private records before this estimator, as far as it can be seen.
-
-    Attributes
-    ----------
-    unit : {"record", "person"}
-        What a guarantee protects.
-    units : int
-        The number of persons, or of records if every row stands for itself.
-    conditions : tuple of Condition
-        The conditions on which every guarantee for this training set rests.
-
-    Examples
-    --------
-    >>> labels = np.array([0, 1, 1])
-    >>> persons = Persons.of(["ann", "bob", "ann"])
-    >>> found = TrainingSet(np.eye(3, dtype=np.float32), labels, np.array(["no", "yes"]), persons, None, None, True)
-    >>> found.unit, found.units, found.conditions
-    ('person', 2, ())
-    """
-
-    records: NDArray[np.float32]
-    labels: NDArray[np.int64]
-    classes: NDArray[Any]
-    persons: Persons | None
-    encoding: Encoding | None
-    holdout: Holdout | None
-    classes_declared: bool
-    fitted_steps: tuple[str, ...] = ()
-
-    @property
-    def unit(self) -> Unit:
-        """What a guarantee protects."""
-        return "record" if self.persons is None else "person"
-
-    @property
-    def units(self) -> int:
-        """The number of persons, or of records if every row stands for itself."""
-        return len(self.records) if self.persons is None else self.persons.count
-
-    @property
-    def conditions(self) -> tuple[Condition, ...]:
-        """The conditions on which every guarantee for this training set rests."""
-        return data_conditions(
-            classes_declared=self.classes_declared, encoding=self.encoding, fitted_steps=self.fitted_steps
-        )
-
-
 def data_assumptions(unit: Unit, encoding: Encoding | None) -> tuple[str, ...]:
     """Return what every guarantee assumes about who is a person, and about the encoder of text columns.
 
@@ -316,7 +248,7 @@ def data_conditions(
 
 
 def training_rows(
-    estimator: Any, X: Any, y: Any, groups: Any, *, dtypes: Sequence[Any] = (np.float32,), whole: bool = False
+    estimator: Any, X: Any, y: Any, groups: Any, *, dtypes: Sequence[Any] = (np.float32,)
 ) -> TrainingRows:
     """Check what an estimator is trained on; set `classes_`, `encoding_`, `holdout_` and `n_features_in_`.
 
@@ -334,8 +266,6 @@ def training_rows(
         Whose row each row is. With a schema or Records that have a `person` column, None.
     dtypes : sequence of types
         Arrays of one of these types are not copied; the estimator converts them part by part to save memory.
-    whole : bool
-        Whether a table in memory is encoded in one piece.
 
     Returns
     -------
@@ -375,7 +305,7 @@ def training_rows(
         person, columns = encoding.person is not None or groups is not None, len(encoding.feature_names)
         if source.held_out:
             raise InvalidInput("These rows are held out, so they must not be trained on: train on `train`.")
-        pieces, count = _encoded_pieces(source, groups, whole=whole), source.count()
+        pieces, count = _encoded_pieces(source, groups), source.count()
         estimator.n_features_in_ = columns
         estimator.__dict__.pop("feature_names_in_", None)
     held_out = None if holdout is None or holdout.share == 0 else holdout
@@ -392,55 +322,6 @@ def training_rows(
         in_memory,
         count,
         source if isinstance(source, TableRows) and groups is None else None,
-    )
-
-
-def training_set(
-    estimator: Any, X: Any, y: Any, groups: Any, *, dtypes: Sequence[Any] = (np.float32,)
-) -> TrainingSet:
-    """Check what an estimator is trained on, and read all of it into memory; see `training_rows`.
-
-    Parameters
-    ----------
-    estimator : object
-        The estimator that is being fitted, with the parameters `schema` and `classes`.
-    X, y, groups, dtypes
-        As for `training_rows`.
-
-    Returns
-    -------
-    TrainingSet
-        The checked training set.
-
-    Raises
-    ------
-    InvalidInput
-        If something is wrong. The message shows no value.
-
-    Examples
-    --------
-    >>> from quietmax.estimators import PrivateHead
-    >>> found = training_set(PrivateHead(), [[0.0], [1.0], [2.0]], ["no", "yes", "no"], ["ann", "bob", "ann"])
-    >>> found.unit, found.units, found.classes.tolist()
-    ('person', 2, ['no', 'yes'])
-    """
-    rows = training_rows(estimator, X, y, groups, dtypes=dtypes, whole=True)
-    pieces = list(rows.pieces)
-    if not pieces:
-        raise InvalidData(NOBODY)
-    records, labels, names = (
-        parts[0] if len(parts) == 1 or parts[0] is None else np.concatenate(parts)
-        for parts in zip(*((piece.records, piece.labels, piece.persons) for piece in pieces), strict=True)
-    )
-    return TrainingSet(
-        records,
-        labels,
-        rows.classes,
-        None if names is None else Persons(names),
-        rows.encoding,
-        rows.holdout,
-        rows.classes_declared,
-        rows.fitted_steps,
     )
 
 
@@ -465,7 +346,7 @@ def _source(estimator: Any, X: Any, y: Any) -> Records | TableRows | None:
     return None if estimator.schema is None else table_rows(X, estimator.schema, y=y)
 
 
-def _encoded_pieces(source: TableRows, groups: Any, *, whole: bool) -> Iterator[Piece]:
+def _encoded_pieces(source: TableRows, groups: Any) -> Iterator[Piece]:
     """Encode a table piece by piece."""
     if groups is not None and not source.in_memory:
         raise InvalidInput(
@@ -479,7 +360,7 @@ def _encoded_pieces(source: TableRows, groups: Any, *, whole: bool) -> Iterator[
 
     def pieces() -> Iterator[Piece]:
         start = 0
-        for records in source.records(sys.maxsize if whole and source.in_memory else None):
+        for records in source.records():
             names = records.persons if given is None else given[start : start + len(records)]
             start += len(records)
             yield Piece(records.features, records.labels, names)
