@@ -376,7 +376,14 @@ def test_no_worker_outlives_a_training_that_is_interrupted(
     with pytest.raises(KeyboardInterrupt):
         fit(people, RayEngine(workers=2, progress=interrupt))
     assert len(ended) == 2
+
+    def call_for_a_while(worker: Any) -> None:
+        """Call a worker again and again: Ray ends it soon after `kill` has returned."""
+        for _ in range(300):
+            ray.get(worker.__ray_ready__.remote(), timeout=30)
+            time.sleep(0.1)
+
     for worker in ended:
         with pytest.raises(ray.exceptions.RayActorError):
-            ray.get(worker.__ray_ready__.remote(), timeout=30)
+            call_for_a_while(worker)
     assert ray.is_initialized()
