@@ -252,7 +252,7 @@ def test_any_torch_module_can_be_a_teacher() -> None:
     def build(width, classes):
         return torch.nn.Sequential(torch.nn.Linear(width, 6), torch.nn.ReLU(), torch.nn.Linear(6, classes))
 
-    fitted = _teachers(epsilon=500.0, teachers=3, network=build).fit(features, labels)
+    fitted = _teachers(epsilon=500.0, teachers=3, network=build, random_state=0).fit(features, labels)
     assert (fitted.predict(features[:40]) == labels[:40]).mean() > 0.7
     broken = _teachers(teachers=3, network=lambda width, classes: torch.nn.Linear(width + 1, classes)).fit(
         features, labels
