@@ -21,13 +21,6 @@ def atomic_write(path: Path, write: Callable[[Path], Any]) -> None:
 
     `write` fills a temporary file in the same folder, which is flushed to the disk and then renamed. A pipe or a device
     cannot be replaced and is written to directly.
-
-    Parameters
-    ----------
-    path : Path
-        The file to write.
-    write : callable
-        Takes a path and writes the content there.
     """
     place = Path(os.path.realpath(path))
     if place.exists() and not place.is_file():
@@ -49,30 +42,13 @@ def atomic_write(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def remove_staging(folder: Path) -> None:
-    """Remove the temporary files of writers that were killed.
-
-    Parameters
-    ----------
-    folder : Path
-        The folder that they wrote to. Nobody may write to it now.
-    """
+    """Remove the temporary files of writers that were killed."""
     for file in folder.glob(f"{_STAGING}{'[0-9a-f]' * 16}"):
         file.unlink(missing_ok=True)
 
 
 def check_figure(path: str | Path | None) -> None:
-    """Raise `QuietmaxError` for a path that `write_figure` could not write to, before the figure is computed.
-
-    Parameters
-    ----------
-    path : str, Path or None
-        The file; None if no figure is wanted.
-
-    Raises
-    ------
-    QuietmaxError
-        If the format is unknown or the file cannot be written.
-    """
+    """Raise `QuietmaxError` for a path that `write_figure` could not write to, before the figure is computed."""
     if path is None:
         return
     from matplotlib.figure import Figure
@@ -92,25 +68,7 @@ def check_figure(path: str | Path | None) -> None:
 
 
 def write_figure(figure: Figure, path: str | Path) -> Path:
-    """Write a figure in the format that the file's extension names.
-
-    Parameters
-    ----------
-    figure : matplotlib.figure.Figure
-        The figure.
-    path : str or Path
-        The file to write.
-
-    Returns
-    -------
-    Path
-        The file.
-
-    Raises
-    ------
-    QuietmaxError
-        If it cannot be written.
-    """
+    """Write a figure in the format that the file's extension names."""
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as problem:

@@ -34,31 +34,12 @@ class _LazyModule(ModuleType):
 
 
 def lazy_module(name: str) -> Any:
-    """Return a module that is imported when it is first used.
-
-    Parameters
-    ----------
-    name : str
-        Name of the module. Its own modules need not be imported: ``lazy_module("scipy").special`` works.
-
-    Examples
-    --------
-    >>> lazy_module("math").floor(2.5)
-    2
-    """
+    """Return a module that is imported when it is first used."""
     return _LazyModule(name)
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package that imports its public names when they are first used.
-
-    Parameters
-    ----------
-    package : str
-        Name of the package.
-    modules : mapping of str to str
-        For each public name the module, below the package, that defines it.
-    """
+    """Return the `__getattr__` of a package that imports its public names when they are first used."""
 
     def get(name: str) -> Any:
         if name in modules:

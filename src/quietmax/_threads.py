@@ -47,23 +47,6 @@ def parallel_map(work: Callable[[int], Result], count: int) -> list[Result]:
 
     Torch splits every operation among its threads. For many small operations that costs more than it gains. Here
     torch uses one thread per operation, and its number of threads is used for whole calls of `work` instead.
-
-    Parameters
-    ----------
-    work : callable
-        Takes the number of a piece; the pieces are independent.
-    count : int
-        Number of pieces.
-
-    Returns
-    -------
-    list
-        The results in order.
-
-    Examples
-    --------
-    >>> parallel_map(lambda piece: piece * piece, 4)
-    [0, 1, 4, 9]
     """
     with _SINGLE_THREADED.active() as threads:
         if threads == 1 or count <= 1:

@@ -42,29 +42,7 @@ class LedgerDamaged(QuietmaxError):
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], also: str = "") -> InvalidInput:
-    """Return the error for a name that is not registered; it suggests a similar name if there is one.
-
-    Parameters
-    ----------
-    kind : str
-        What is named, in the singular: ``"attack"``.
-    name : str
-        The name that was given.
-    known : iterable of str
-        The valid names.
-    also : str
-        What else is valid, appended to the list of names.
-
-    Returns
-    -------
-    InvalidInput
-        The error, to be raised by the caller.
-
-    Examples
-    --------
-    >>> print(unknown_name("attack", "shadw", ["lira", "shadow"]))
-    Unknown attack 'shadw' (did you mean 'shadow'?). Valid: lira, shadow.
-    """
+    """Return the error for a name that is not registered; it suggests a similar name if there is one."""
     names = list(known)
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     meant = f" (did you mean '{near[0]}'?)" if near else ""
@@ -72,51 +50,11 @@ def unknown_name(kind: str, name: str, known: Iterable[str], also: str = "") -> 
 
 
 def check_type(value: object, types: type | tuple[type, ...], name: str, expected: str) -> None:
-    """Raise `InvalidInput` if a value has another type than the expected ones.
-
-    Parameters
-    ----------
-    value : object
-        The value to check.
-    types : type or tuple of type
-        The types that are accepted.
-    name : str
-        What the message calls the value: the argument's name.
-    expected : str
-        What the message says that the value must be.
-
-    Raises
-    ------
-    InvalidInput
-        If the value is not an instance of `types`.
-
-    Examples
-    --------
-    >>> check_type("1", float, "epsilon", "a number")
-    Traceback (most recent call last):
-    ...
-    quietmax.errors.InvalidInput: epsilon must be a number, got a value of type str.
-    """
+    """Raise `InvalidInput` if a value has another type than the expected ones."""
     if not isinstance(value, types):
         raise InvalidInput(f"{name} must be {expected}, got a value of type {type(value).__name__}.")
 
 
 def short_message(error: BaseException) -> str:
-    """Return the first line of an error's message, at most 160 characters; the type's name if it has no message.
-
-    Parameters
-    ----------
-    error : BaseException
-        An exception that another library raised.
-
-    Returns
-    -------
-    str
-        Text that fits into a sentence.
-
-    Examples
-    --------
-    >>> short_message(ValueError("too wide\\nby 3")), short_message(ValueError())
-    ('too wide', 'ValueError')
-    """
+    """Return the first line of an error's message, at most 160 characters; the type's name if it has no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]

@@ -30,20 +30,7 @@ _COUNTING = (MemoryAccount, FileAccount)
 
 
 def claimed(guarantee: Guarantee, mechanism: Mechanism) -> Guarantee:
-    """Return what may be claimed of answers: what a mechanism outside this library states is an assumption.
-
-    Parameters
-    ----------
-    guarantee : Guarantee
-        What the mechanism states of its answers.
-    mechanism : Mechanism
-        The mechanism that draws them.
-
-    Returns
-    -------
-    Guarantee
-        The guarantee; if the mechanism is the user's own, never ``proven``.
-    """
+    """Return what may be claimed of answers: what a mechanism outside this library states is an assumption."""
     if guarantee.status != "proven" or type(mechanism) in _PROVEN:
         return guarantee
     return guarantee.weakened(
@@ -55,18 +42,10 @@ def claimed(guarantee: Guarantee, mechanism: Mechanism) -> Guarantee:
 
 @dataclass(frozen=True)
 class Remaining:
-    """What is left of a budget.
+    """What is left of a budget."""
 
-    Parameters
-    ----------
-    cost : PureCost or GaussianCost
-        The remaining cost, in the mechanism's measure.
-    queries : int
-        The number of further queries that it pays for.
-    """
-
-    cost: Cost
-    queries: int
+    cost: Cost  # The remaining cost, in the mechanism's measure
+    queries: int  # The number of further queries that it pays for
 
 
 class Predictor:

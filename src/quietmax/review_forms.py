@@ -25,26 +25,12 @@ _FLAVORS = {"pure": "Pure DP", "approximate": "Approximate DP", "gaussian": "Gau
 
 @dataclass(frozen=True)
 class LedgerRecord:
-    """What the ledger of the service states about the training set of a model.
+    """What the ledger of the service states about the training set of a model."""
 
-    Parameters
-    ----------
-    account : Mapping or None
-        The account that pays, as `quietmax ledger status --json` shows it. None: there is none yet.
-    models : tuple of str
-        The models that the account has paid for, as ``name/version``.
-    clients : int
-        The number of clients that have spent something of it.
-    administrators, keys : int
-        The number of valid API keys of administrators, and of all clients together.
-    heads : tuple of str
-        The last row of the account's audit log and of that of the API keys, as ``ACCOUNT:ROW:HASH``.
-    """
-
-    account: Mapping[str, Any] | None
-    models: tuple[str, ...]
-    clients: int
-    administrators: int
+    account: Mapping[str, Any] | None  # The account that pays, as `quietmax ledger status --json` shows it
+    models: tuple[str, ...]  # The models that the account has paid for, as `name/version`
+    clients: int  # The number of clients that have spent something of it
+    administrators: int  # The number of valid API keys of administrators, and of all clients together
     keys: int
     heads: tuple[str, ...]
 
@@ -75,21 +61,11 @@ class LedgerRecord:
 
 @dataclass(frozen=True)
 class Item:
-    """One line of the checklist.
+    """One line of the checklist."""
 
-    Parameters
-    ----------
-    topic : str
-        The factor that the line belongs to.
-    question : str
-        What a reviewer asks.
-    answer : str
-        What the model folder and the ledger say, or `BLANK`.
-    """
-
-    topic: str
-    question: str
-    answer: str
+    topic: str  # The factor that the line belongs to
+    question: str  # What a reviewer asks
+    answer: str  # What the model folder and the ledger say, or `BLANK`
 
     @property
     def filled(self) -> bool:
@@ -98,25 +74,7 @@ class Item:
 
 
 def registry_entry(card: PrivacyCard, ledger: LedgerRecord | None = None) -> dict[str, Any]:
-    """Return an entry for the Differential Privacy Deployments Registry.
-
-    Parameters
-    ----------
-    card : PrivacyCard
-        The card of a private model.
-    ledger : LedgerRecord, optional
-        What the ledger states about its training set.
-
-    Returns
-    -------
-    dict
-        JSON values; JSON is also YAML, the registry's format. `BLANK` marks what people must fill in.
-
-    Raises
-    ------
-    InvalidInput
-        If the model has no guarantee.
-    """
+    """Return an entry for the Differential Privacy Deployments Registry."""
     claim = _guarantee(card)
     parameters = (
         {}
@@ -176,25 +134,7 @@ def registry_entry(card: PrivacyCard, ledger: LedgerRecord | None = None) -> dic
 
 
 def nist_checklist(card: PrivacyCard, ledger: LedgerRecord | None = None) -> list[Item]:
-    """Return a checklist after NIST SP 800-226, from the guarantee down to the collection of the data.
-
-    Parameters
-    ----------
-    card : PrivacyCard
-        The card of a private model.
-    ledger : LedgerRecord, optional
-        What the ledger states about its training set.
-
-    Returns
-    -------
-    list of Item
-        `BLANK` marks what people must fill in.
-
-    Raises
-    ------
-    InvalidInput
-        If the model has no guarantee.
-    """
+    """Return a checklist after NIST SP 800-226, from the guarantee down to the collection of the data."""
     claim = _guarantee(card)
     facts = claim["parameters"]
     epsilon = (

@@ -36,20 +36,7 @@ class Account(Protocol):
         ...
 
     def charge(self, queries: int, limit: int) -> None:
-        """Charge for answers. The charge is as durable as the account can make it when this returns.
-
-        Parameters
-        ----------
-        queries : int
-            The number of answers to charge.
-        limit : int
-            The number of answers that the budget pays for in all.
-
-        Raises
-        ------
-        BudgetExhausted
-            If more than `limit` answers would be charged in all. Nothing is charged.
-        """
+        """Charge for answers. The charge is as durable as the account can make it when this returns."""
         ...
 
 
@@ -104,20 +91,7 @@ class MemoryAccount:
         return self._answered
 
     def charge(self, queries: int, limit: int) -> None:
-        """Charge for answers.
-
-        Parameters
-        ----------
-        queries : int
-            The number of answers to charge.
-        limit : int
-            The number of answers that the budget pays for in all.
-
-        Raises
-        ------
-        BudgetExhausted
-            If more than `limit` answers would be charged in all. Nothing is charged.
-        """
+        """Charge for answers."""
         self._process.check()
         with self._lock:
             self._answered = _charged(self._answered, queries, limit)
@@ -330,20 +304,7 @@ def new_identity() -> str:
 
 
 def account_text(answered: int | None, identity: str = "") -> str:
-    """Return the content of an account file. For one id it always has the same length.
-
-    Parameters
-    ----------
-    answered : int or None
-        The number of charged answers; None for an account that is closed.
-    identity : str
-        The id of the account; empty for an account of Quietmax 0.1, which has none.
-
-    Examples
-    --------
-    >>> account_text(7, "5f0c")
-    '{"answered": "00000000000000000007", "id": "5f0c"}'
-    """
+    """Return the content of an account file. For one id it always has the same length."""
     content = {"answered": _CLOSED if answered is None else f"{answered:020d}"}
     return json.dumps(content | ({"id": identity} if identity else {}))
 

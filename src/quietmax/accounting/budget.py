@@ -154,39 +154,16 @@ def per_query(budget: Budget, measure: Measure, analysis: Analysis = "proven") -
 
 @dataclass(frozen=True)
 class Meter:
-    """A total cost divided into `LIMIT` integer units.
+    """A total cost divided into `LIMIT` integer units."""
 
-    Parameters
-    ----------
-    total : PureCost or GaussianCost
-        The total, above 0.
-
-    Examples
-    --------
-    >>> meter = Meter(PureCost(1.0))
-    >>> meter.affordable(PureCost(0.1)), meter.affordable(PureCost(0.3)), meter.share(4)
-    (10, 3, PureCost(epsilon=0.25))
-    """
-
-    total: Cost
+    total: Cost  # The total, above 0
 
     def __post_init__(self) -> None:
         if self.total.amount == 0:
             raise InvalidInput("The total of a budget must be above 0, got 0.")
 
     def units(self, cost: Cost) -> int:
-        """Return the units that a cost takes, rounded up.
-
-        Parameters
-        ----------
-        cost : PureCost or GaussianCost
-            A cost in the measure of the total.
-
-        Raises
-        ------
-        InvalidInput
-            If the cost is in the other measure.
-        """
+        """Return the units that a cost takes, rounded up."""
         if cost.measure != self.total.measure:
             raise InvalidInput(
                 f"A {self.total.measure} budget cannot be charged a {cost.measure} cost. A pure cost can be converted "
@@ -195,13 +172,7 @@ class Meter:
         return math.ceil(cost.amount * LIMIT / self.total.amount)
 
     def affordable(self, cost: Cost) -> int:
-        """Return how many releases of a cost the whole budget pays for.
-
-        Parameters
-        ----------
-        cost : PureCost or GaussianCost
-            The cost of one release, above 0.
-        """
+        """Return how many releases of a cost the whole budget pays for."""
         units = self.units(cost)
         if units == 0:
             raise InvalidInput("The cost of a release must be above 0, got 0.")
@@ -211,33 +182,16 @@ class Meter:
         """Return the largest cost of which the budget pays that many: epsilon/k, or mu/sqrt(k), rounded down.
 
         Up to 70 million releases, ``meter.affordable(meter.share(k)) == k`` holds exactly.
-
-        Parameters
-        ----------
-        releases : int
-            The number of releases, from 1 to `LIMIT`.
         """
         count = _checked_releases(releases)
         return self._cost(Fraction(LIMIT // count, LIMIT) * self.total.amount, up=False)
 
     def spent(self, units: int) -> Cost:
-        """Return the cost of spent units, rounded up.
-
-        Parameters
-        ----------
-        units : int
-            The number of units spent.
-        """
+        """Return the cost of spent units, rounded up."""
         return self._cost(Fraction(units, LIMIT) * self.total.amount, up=True)
 
     def remaining(self, units: int) -> Cost:
-        """Return the cost that is left, rounded down and never negative.
-
-        Parameters
-        ----------
-        units : int
-            The number of units spent.
-        """
+        """Return the cost that is left, rounded down and never negative."""
         return self._cost(Fraction(max(LIMIT - units, 0), LIMIT) * self.total.amount, up=False)
 
     def _cost(self, amount: Fraction, up: bool) -> Cost:

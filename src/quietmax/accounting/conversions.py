@@ -23,29 +23,12 @@ LARGEST = 1e100
 
 
 def decimal(value: float) -> Fraction:
-    """Return the decimal number that a float prints as.
-
-    Parameters
-    ----------
-    value : float
-        A finite number.
-
-    Examples
-    --------
-    >>> decimal(0.1)
-    Fraction(1, 10)
-    """
+    """Return the decimal number that a float prints as."""
     return Fraction(repr(float(value)))
 
 
 def as_number(value: float) -> float:
-    """Return `value` as a float, or NaN if it is not a number.
-
-    Parameters
-    ----------
-    value : float
-        Any object.
-    """
+    """Return `value` as a float, or NaN if it is not a number."""
     try:
         return float(value) if not isinstance(value, str | bytes) else math.nan
     except (TypeError, ValueError, OverflowError):
@@ -53,20 +36,7 @@ def as_number(value: float) -> float:
 
 
 def checked_amount(value: float, name: str) -> float:
-    """Return `value` as a float if it is 0 or between 1e-100 and 1e100.
-
-    Parameters
-    ----------
-    value : float
-        The value to check.
-    name : str
-        What the error message calls it.
-
-    Raises
-    ------
-    InvalidInput
-        If it is not such a number.
-    """
+    """Return `value` as a float if it is 0 or between 1e-100 and 1e100."""
     number = as_number(value)
     if number == 0.0 or SMALLEST <= number <= LARGEST:
         return abs(number)
@@ -74,47 +44,19 @@ def checked_amount(value: float, name: str) -> float:
 
 
 def rounded_up(value: Fraction) -> float:
-    """Return the smallest float whose decimal is at least `value`.
-
-    Parameters
-    ----------
-    value : Fraction
-        The exact value.
-
-    Examples
-    --------
-    >>> rounded_up(decimal(0.1) + decimal(0.2))
-    0.3
-    """
+    """Return the smallest float whose decimal is at least `value`."""
     nearest = float(value)
     return nearest if decimal(nearest) >= value else math.nextafter(nearest, math.inf)
 
 
 def rounded_down(value: Fraction) -> float:
-    """Return the largest float whose decimal is at most `value`.
-
-    Parameters
-    ----------
-    value : Fraction
-        The exact value.
-    """
+    """Return the largest float whose decimal is at most `value`."""
     nearest = float(value)
     return nearest if decimal(nearest) <= value else math.nextafter(nearest, -math.inf)
 
 
 def root_rounded_up(value: Fraction) -> float:
-    """Return the smallest float whose squared decimal is at least `value`.
-
-    Parameters
-    ----------
-    value : Fraction
-        The exact value.
-
-    Examples
-    --------
-    >>> root_rounded_up(Fraction(2)) ** 2 >= 2
-    True
-    """
+    """Return the smallest float whose squared decimal is at least `value`."""
     root = math.sqrt(float(value)) * (1.0 - 2.0**-51)  # a few floats too low
     while decimal(root) ** 2 < value:
         root = math.nextafter(root, math.inf)
@@ -122,13 +64,7 @@ def root_rounded_up(value: Fraction) -> float:
 
 
 def root_rounded_down(value: Fraction) -> float:
-    """Return the largest float whose squared decimal is at most `value`.
-
-    Parameters
-    ----------
-    value : Fraction
-        The exact value.
-    """
+    """Return the largest float whose squared decimal is at most `value`."""
     root = root_rounded_up(value)
     return root if decimal(root) ** 2 <= value else math.nextafter(root, 0.0)
 
@@ -332,20 +268,5 @@ def bounded_range_as_gaussian(epsilon: float) -> float:
     needs mu = Phi^-1(p) - Phi^-1(q). Its derivative in t has the sign of h(p) - h(q), h(s) =
     phi(Phi^-1(s))/(s*(1-s)), and h grows with |s - 1/2| since phi/Phi + phi/(1 - Phi) is convex and even; so
     the maximum is at t = epsilon/2.
-
-    Parameters
-    ----------
-    epsilon : float
-        At least 0.
-
-    Returns
-    -------
-    float
-        The mu.
-
-    Examples
-    --------
-    >>> round(bounded_range_as_gaussian(0.01) / 0.01, 4)
-    0.6267
     """
     return pure_as_gaussian(0.5 * as_number(epsilon))

@@ -136,20 +136,7 @@ Cost = PureCost | GaussianCost
 
 
 def checked_count(count: int, name: str) -> int:
-    """Return `count` as an int if it is an integer of at least 0.
-
-    Parameters
-    ----------
-    count : int
-        The number to check.
-    name : str
-        What the error message calls it.
-
-    Raises
-    ------
-    InvalidInput
-        If it is not such an integer.
-    """
+    """Return `count` as an int if it is an integer of at least 0."""
     number = as_number(count)
     if isinstance(count, bool) or not 0.0 <= number < 2.0**53 or number != int(number):
         raise InvalidInput(f"{name} must be an integer of at least 0 and below 2^53, got {count!r}.")
@@ -188,28 +175,7 @@ def compose(costs: Iterable[Cost]) -> Cost:
 
 
 def cost_from_json(record: Mapping[str, str | float]) -> Cost:
-    """Return the cost that `to_json` wrote; version 0.1 wrote the key ``currency`` instead of ``measure``.
-
-    Parameters
-    ----------
-    record : Mapping
-        A measure (``"pure"`` or ``"gaussian"``) with its epsilon or mu.
-
-    Returns
-    -------
-    PureCost or GaussianCost
-        The cost.
-
-    Raises
-    ------
-    InvalidInput
-        If the record has another form.
-
-    Examples
-    --------
-    >>> cost_from_json(PureCost(1.0).to_json())
-    PureCost(epsilon=1.0)
-    """
+    """Return the cost that `to_json` wrote; version 0.1 wrote the key ``currency`` instead of ``measure``."""
     measure = record.get("measure", record.get("currency"))
     if measure == "pure" and "epsilon" in record:
         return PureCost(float(record["epsilon"]))
@@ -224,53 +190,12 @@ _SLACK = 2.0**-44
 
 
 def advanced_composition(epsilon: float, queries: int, delta: float) -> float:
-    """Return the total epsilon of several pure releases at a delta, rounded up (advanced composition).
-
-    Parameters
-    ----------
-    epsilon : float
-        The epsilon of each release, above 0.
-    queries : int
-        The number of releases, at least 1.
-    delta : float
-        Between 0 and 1, exclusive.
-
-    Returns
-    -------
-    float
-        The total epsilon.
-
-    Examples
-    --------
-    >>> round(advanced_composition(0.01, 10_000, 1e-5), 1)
-    5.3
-    """
+    """Return the total epsilon of several pure releases at a delta, rounded up (advanced composition)."""
     return _total(*_checked(epsilon, queries, delta)) * (1.0 + _SLACK)
 
 
 def advanced_composition_per_query(total_epsilon: float, queries: int, delta: float) -> float:
-    """Return the largest epsilon per query that stays within (total_epsilon, delta), rounded down.
-
-    Parameters
-    ----------
-    total_epsilon : float
-        The total epsilon, above 0.
-    queries : int
-        The number of queries, at least 1.
-    delta : float
-        Between 0 and 1, exclusive.
-
-    Returns
-    -------
-    float
-        The epsilon of each query.
-
-    Examples
-    --------
-    >>> share = advanced_composition_per_query(1.0, 1000, 1e-5)
-    >>> advanced_composition(share, 1000, 1e-5) <= 1.0 < advanced_composition(share * 1.0001, 1000, 1e-5)
-    True
-    """
+    """Return the largest epsilon per query that stays within (total_epsilon, delta), rounded down."""
     total_epsilon, queries, delta = _checked(total_epsilon, queries, delta)
     even = total_epsilon / queries
     if _total(total_epsilon, queries, delta) <= total_epsilon:

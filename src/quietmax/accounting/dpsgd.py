@@ -76,23 +76,10 @@ _ORDERS = (
 
 @dataclass(frozen=True)
 class Schedule:
-    """The public numbers of a training run.
-
-    Parameters
-    ----------
-    sampling_rate : float
-        The probability with which a record is in a batch (Poisson sampling); above 0 and at most 1.
-    steps : int
-        The number of steps, at least 1.
-
-    Examples
-    --------
-    >>> Schedule(0.02, 5000).epochs
-    100.0
-    """
+    """The public numbers of a training run."""
 
     sampling_rate: float
-    steps: int
+    steps: int  # The number of steps, at least 1
 
     def __post_init__(self) -> None:
         if not 0.0 < as_number(self.sampling_rate) <= 1.0:
@@ -121,34 +108,6 @@ def noise_multiplier(
 
     The noise multiplier is the standard deviation of the noise divided by the clipping norm. Values that are found by
     search (``pld``, ``rdp``) are rounded up by at most 1e-4 of themselves.
-
-    Parameters
-    ----------
-    epsilon : float
-        Between 1e-4 and 1e6.
-    delta : float
-        At least 1e-9 and below 1.
-    schedule : Schedule
-        The sampling rate and the number of steps.
-    accountant : {"pld", "rdp", "zcdp", "ac", "nc"}
-        The accountant. ``"pld"`` has only a proven analysis.
-    analysis : {"proven", "published"}
-        ``"proven"``: every step samples its batch. ``"published"``: the formulas of the program that the paper used.
-
-    Returns
-    -------
-    float
-        The noise multiplier.
-
-    Raises
-    ------
-    InvalidInput
-        If a number is out of range or a name is unknown.
-
-    Examples
-    --------
-    >>> round(noise_multiplier(1.0, 1e-5, Schedule(0.01, 10_000), accountant="nc", analysis="published"), 1)
-    571.7
     """
     if not 1e-4 <= as_number(epsilon) <= 1e6:
         raise InvalidInput(f"epsilon must be between 0.0001 and 1000000 for DP-SGD, got {epsilon!r}.")
@@ -258,25 +217,6 @@ def loss_delta(sigma: float, epsilon: float, schedule: Schedule) -> float:
 
     `sampled_gaussian_delta` bounds every numerical error. The grid interval follows the spread of the loss, so the
     number of points, and with it the memory, is bounded for every epsilon; a coarser interval only raises delta.
-
-    Parameters
-    ----------
-    sigma : float
-        The noise multiplier.
-    epsilon : float
-        The epsilon at which delta is evaluated.
-    schedule : Schedule
-        The sampling rate and the number of steps.
-
-    Returns
-    -------
-    float
-        The bound, at least 1e-12.
-
-    Examples
-    --------
-    >>> 0.9e-5 < loss_delta(5.346, 1.0, Schedule(0.02, 5000)) < 1.1e-5
-    True
     """
     delta = sampled_gaussian_delta(
         sigma,
@@ -322,29 +262,6 @@ def renyi_epsilon(
     The divergences of the sampled Gaussian mechanism are dp-accounting's (Mironov, Talwar, Zhang 2019). With r that of
     order a: epsilon = min over a of r + ln(1 - 1/a) - ln(a*delta)/(a - 1) (Canonne, Kamath, Steinke 2020, proposition
     12), or as published, r + ln(1/delta)/(a - 1) (Mironov 2017, proposition 3).
-
-    Parameters
-    ----------
-    sigma : float
-        The noise multiplier.
-    delta : float
-        The delta at which epsilon is evaluated.
-    schedule : Schedule
-        The sampling rate and the number of steps.
-    largest_order : float
-        The largest order of the divergences that is tried; above 1.01.
-    published : bool
-        Whether to use the published conversion.
-
-    Returns
-    -------
-    float
-        The epsilon.
-
-    Examples
-    --------
-    >>> round(renyi_epsilon(7.0, 1e-5, Schedule(0.02, 5000), published=True), 2)
-    1.0
     """
     import dp_accounting
     from dp_accounting import rdp
@@ -422,32 +339,7 @@ class _Step:
 def sampled_gaussian_delta(
     sigma: float, epsilon: float, *, sampling_rate: float, steps: int, interval: float
 ) -> float:
-    """Return an upper bound on the delta of `steps` Poisson-sampled Gaussian steps.
-
-    Parameters
-    ----------
-    sigma : float
-        The noise multiplier: the standard deviation of the noise for sensitivity 1.
-    epsilon : float
-        The epsilon at which delta is evaluated.
-    sampling_rate : float
-        The probability with which a record is in a batch; above 0 and at most 1.
-    steps : int
-        The number of steps.
-    interval : float
-        The grid interval of the privacy loss. Every value is safe; a coarser one gives a larger delta.
-
-    Returns
-    -------
-    float
-        A bound for adding and for removing one record, at most 1.
-
-    Examples
-    --------
-    >>> bound = sampled_gaussian_delta(1.0, 1.0, sampling_rate=0.1, steps=1, interval=0.001)
-    >>> 0.000207 < bound < 0.000208
-    True
-    """
+    """Return an upper bound on the delta of `steps` Poisson-sampled Gaussian steps."""
     unsampled = delta_of(math.sqrt(steps) / sigma * (1 + 8 * _U), epsilon)
     if sampling_rate == 1.0 or steps > _MOST_STEPS or sigma * _LARGEST_SHIFT < 1.0:
         return unsampled

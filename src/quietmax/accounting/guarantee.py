@@ -408,18 +408,7 @@ class Guarantee:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Guarantee:
-        """Return the guarantee that `to_json` wrote.
-
-        Parameters
-        ----------
-        record : Mapping
-            All fields by name; `delta` may be missing, and `unit` too, which then is "record".
-
-        Raises
-        ------
-        InvalidInput
-            If a field is missing or unknown.
-        """
+        """Return the guarantee that `to_json` wrote."""
         names = set(cls.__dataclass_fields__) - {"delta", "unit"}
         if set(record) - {"delta", "unit"} != names:
             raise InvalidInput(f"A guarantee must have the fields {sorted(names)}, got {sorted(record)}.")

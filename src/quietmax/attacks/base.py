@@ -274,18 +274,7 @@ _BUILT_IN: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def registered_attacks() -> Mapping[str, AttackFactory]:
-    """Return all attacks by name: the built-in ones, then those of installed plug-ins.
-
-    Returns
-    -------
-    Mapping[str, callable]
-        Each value takes ``models`` and ``seed`` and returns an `Attack`.
-
-    Examples
-    --------
-    >>> registered_attacks()["lira"](models=16, seed=1).name
-    'lira'
-    """
+    """Return all attacks by name: the built-in ones, then those of installed plug-ins."""
     built_in: dict[str, AttackFactory] = {
         name: partial(_make_built_in, path, **settings) for name, (path, settings) in _BUILT_IN.items()
     }
@@ -293,32 +282,7 @@ def registered_attacks() -> Mapping[str, AttackFactory]:
 
 
 def make_attack(name: str, *, models: int, seed: int = 0) -> Attack:
-    """Make a registered attack.
-
-    Parameters
-    ----------
-    name : str
-        The registered name.
-    models : int
-        Number of shadow networks.
-    seed : int
-        Determines everything random in the attack.
-
-    Returns
-    -------
-    Attack
-        The attack.
-
-    Raises
-    ------
-    InvalidInput
-        If no attack has this name; the message suggests the nearest one.
-
-    Examples
-    --------
-    >>> make_attack("threshold-entropy", models=4).name
-    'threshold-entropy'
-    """
+    """Make a registered attack."""
     known = registered_attacks()
     if name not in known:
         raise unknown_name("attack", name, known)
@@ -355,18 +319,6 @@ def run_together(
 
     An attack that can learn from either design uses the one that another attack needs. The target is queried once;
     every report states the queries of all attacks together.
-
-    Parameters
-    ----------
-    attacks : sequence of Attack
-        At least one.
-    model, data, target, engine, progress
-        As in `Attack.run`.
-
-    Returns
-    -------
-    list of AttackReport
-        One per attack, in the same order.
     """
     if not attacks:
         raise InvalidInput("run_together requires at least one attack, got none.")

@@ -161,15 +161,9 @@ class FittedLiRA(FittedAttack):
 
 
 class Distribution(ABC):
-    """The distribution of one value per record over some networks.
+    """The distribution of one value per record over some networks."""
 
-    Attributes
-    ----------
-    known : array of bool
-        Where there were enough networks to fit it.
-    """
-
-    known: Mask
+    known: Mask  # Where there were enough networks to fit it
 
     @abstractmethod
     def log_density(self, values: Floats) -> Floats:
@@ -216,25 +210,7 @@ class BernoulliDistribution(Distribution):
 def gaussian_distribution(
     values: Floats, counted: Mask, variance: Variance, *, leave_one_out: bool
 ) -> GaussianDistribution:
-    """Fit a Gaussian to each record's values.
-
-    Parameters
-    ----------
-    values : array of shape (networks, records)
-        One value per network and record.
-    counted : array of bool, shape (networks, records)
-        The values to use.
-    variance : {"fixed", "per-example"}
-        Whether all records share one variance.
-    leave_one_out : bool
-        If true, the result has shape (networks, records) and row j leaves out network j. All rows come from the same
-        sums.
-
-    Returns
-    -------
-    GaussianDistribution
-        Mean and variance of each record.
-    """
+    """Fit a Gaussian to each record's values."""
     centre = values.mean(0)
     deviations = np.where(counted, values - centre, 0.0)
     count, first, second = counted.sum(0), deviations.sum(0), (deviations**2).sum(0)

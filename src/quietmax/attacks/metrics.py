@@ -142,23 +142,7 @@ class RocCurve:
 
 
 def roc_curve(members: Floats, nonmembers: Floats) -> RocCurve:
-    """Compute the ROC curve of an attack's scores.
-
-    Parameters
-    ----------
-    members, nonmembers : array of float
-        The scores of members and of non-members, at least one each, all finite.
-
-    Returns
-    -------
-    RocCurve
-        One point per distinct score, and (0, 0).
-
-    Examples
-    --------
-    >>> roc_curve(np.array([2.0, 1.0]), np.array([1.0, 0.0])).true_positives
-    array([0, 1, 2, 2])
-    """
+    """Compute the ROC curve of an attack's scores."""
     if not len(members) or not len(nonmembers):
         raise InvalidInput(
             f"An attack requires members and non-members, got {len(members)} and {len(nonmembers)}."
@@ -181,21 +165,6 @@ def best_threshold(members: Floats, nonmembers: Floats) -> float:
 
     It lies midway between two scores. If no threshold is better than calling no record a member, it is the largest
     score.
-
-    Parameters
-    ----------
-    members, nonmembers : array of float
-        Scores of members and non-members of *shadow networks*, never of the target.
-
-    Returns
-    -------
-    float
-        The threshold.
-
-    Examples
-    --------
-    >>> best_threshold(np.array([3.0, 4.0]), np.array([1.0, 2.0]))
-    2.5
     """
     curve = roc_curve(members, nonmembers)
     values = np.unique(np.concatenate([members, nonmembers]))[::-1]
@@ -213,25 +182,6 @@ def clopper_pearson(successes: int, trials: int, error: float) -> tuple[float, f
 
     Either limit alone is a one-sided bound with confidence ``1 - error``; both together are an interval with
     confidence ``1 - 2 * error``.
-
-    Parameters
-    ----------
-    successes : int
-        How often the event happened.
-    trials : int
-        How often it could have happened, at least 1.
-    error : float
-        The probability with which each limit may be wrong, strictly between 0 and 1.
-
-    Returns
-    -------
-    tuple of two floats
-        The lower and the upper limit.
-
-    Examples
-    --------
-    >>> [round(limit, 4) for limit in clopper_pearson(0, 100, error=0.025)]
-    [0.0, 0.0362]
     """
     low = 0.0 if successes == 0 else float(beta.ppf(error, successes, trials - successes + 1))
     high = 1.0 if successes == trials else float(beta.isf(error, successes + 1, trials - successes))
@@ -261,16 +211,6 @@ def auc(members: Floats, nonmembers: Floats) -> Estimate:
 
     The interval is that of DeLong et al. (1988), computed from midranks (Sun and Xu 2014). Where the scores separate
     completely, the estimated variance is zero and Hoeffding's bound for two-sample U-statistics (1963) replaces it.
-
-    Parameters
-    ----------
-    members, nonmembers : array of float
-        The scores of members and of non-members.
-
-    Returns
-    -------
-    Estimate
-        The AUC and its interval.
     """
     m, n = len(members), len(nonmembers)
     together = rankdata(np.concatenate([members, nonmembers]))
@@ -291,18 +231,6 @@ def tpr_at_fpr(curve: RocCurve, fpr: float) -> Estimate:
     The interval accounts for the threshold being estimated too. Half of the 5% error goes to exact limits of the
     threshold at which the true FPR is ``fpr`` (an order statistic of the non-members), half to Clopper-Pearson limits
     of the TPR there. With few non-members the lower end is therefore 0: 600 of them cannot show an FPR of 0.1%.
-
-    Parameters
-    ----------
-    curve : RocCurve
-        The ROC curve of the attack.
-    fpr : float
-        The false positive rate.
-
-    Returns
-    -------
-    Estimate
-        The TPR and its interval.
     """
     members, nonmembers = int(curve.true_positives[-1]), int(curve.false_positives[-1])
     reached = curve.true_positives[np.searchsorted(curve.false_positives, fpr * nonmembers, "right") - 1]

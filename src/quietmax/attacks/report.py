@@ -242,20 +242,7 @@ class AttackReport:
 
 
 def plot_reports(reports: Sequence[AttackReport], path: str | Path) -> Path:
-    """Plot the ROC curves of several attacks on logarithmic axes, with the line of random guessing.
-
-    Parameters
-    ----------
-    reports : sequence of AttackReport
-        One curve each, at least one.
-    path : str or Path
-        A .png, .pdf or .svg file.
-
-    Returns
-    -------
-    Path
-        The file.
-    """
+    """Plot the ROC curves of several attacks on logarithmic axes, with the line of random guessing."""
     from matplotlib.figure import Figure
 
     if not reports:

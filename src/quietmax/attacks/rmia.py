@@ -223,27 +223,7 @@ class _Reference:
 
 
 def dominated(ratios: Floats, population: Floats, gamma: float) -> Floats:
-    """Return for each log-ratio the share of the population's log-ratios r with ``ratio - r >= ln gamma``.
-
-    Parameters
-    ----------
-    ratios : array of float
-        Log-ratios of the candidates.
-    population : array of float
-        Log-ratios of the population; NaN values are skipped.
-    gamma : float
-        The factor between two ratios.
-
-    Returns
-    -------
-    array of float
-        One share per candidate.
-
-    Examples
-    --------
-    >>> dominated(np.log([4.0, 1.0]), np.log([1.0, 3.0]), gamma=2.0).tolist()
-    [0.5, 0.0]
-    """
+    """Return for each log-ratio the share of the population's log-ratios r with ``ratio - r >= ln gamma``."""
     others = np.sort(population[~np.isnan(population)])
     below = np.searchsorted(others, ratios - math.log(gamma), side="right")
     return below / max(len(others), 1)

@@ -38,30 +38,14 @@ ATTACK_NETWORK = TrainingSettings(hidden=(64,), loss=CrossEntropy(), learning_ra
 
 @dataclass(frozen=True, eq=False)
 class FittedShadow(FittedAttack):
-    """Attack networks, and which of them judges which class.
+    """Attack networks, and which of them judges which class."""
 
-    Parameters
-    ----------
-    networks : MLP
-        The attack networks, stacked.
-    network_of_class : array of int, shape (classes,)
-        The network that judges each class.
-    labels : array of int
-        True labels of the candidates.
-    released : {"probabilities", "labels"}
-        What the networks were trained on.
-    threshold : float
-        The best threshold on the shadow networks.
-    notes : tuple of str
-        What a reader of the report has to know.
-    """
-
-    networks: MLP
-    network_of_class: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    released: Released
-    threshold: float
-    notes: tuple[str, ...]
+    networks: MLP  # The attack networks, stacked
+    network_of_class: NDArray[np.int64]  # The network that judges each class
+    labels: NDArray[np.int64]  # True labels of the candidates
+    released: Released  # What the networks were trained on
+    threshold: float  # The best threshold on the shadow networks
+    notes: tuple[str, ...]  # What a reader of the report has to know
 
     @property
     def decision(self) -> float:
@@ -161,23 +145,11 @@ class Shadow(Attack):
 
 @dataclass(frozen=True, eq=False)
 class AttackData:
-    """Training data of the attack networks.
+    """Training data of the attack networks."""
 
-    Parameters
-    ----------
-    features : array of shape (records, classes)
-        Answers of shadow networks.
-    labels : array of int
-        True labels of the records.
-    inside : array of int
-        1 if the record was in the shadow network's training set, else 0.
-    parts : tuple of (int, Units)
-        For every network in turn the number of its records, and their persons.
-    """
-
-    features: NDArray[np.float32]
-    labels: NDArray[np.int64]
-    inside: NDArray[np.int64]
+    features: NDArray[np.float32]  # Answers of shadow networks
+    labels: NDArray[np.int64]  # True labels of the records
+    inside: NDArray[np.int64]  # 1 if the record was in the shadow network's training set, else 0
     parts: tuple[tuple[int, Units], ...]
 
     def means(self, values: NDArray[Any]) -> Floats:

@@ -61,24 +61,10 @@ class Units:
     """The persons, or single records, that some rows belong to, in the order of their first rows.
 
     Use `of`, which finds them.
-
-    Parameters
-    ----------
-    order : array of int
-        Places of the rows, those of one unit next to each other.
-    starts : array of int
-        Where each unit begins in ``order``.
-
-    Examples
-    --------
-    >>> persons = np.array(["ann", "bob", "ann"], dtype=object)
-    >>> visits = Records("visits", np.zeros((3, 1)), np.zeros(3, int), classes=2, persons=persons)
-    >>> Units.of(visits, np.arange(3)).means(np.array([1.0, 5.0, 2.0])).tolist()
-    [1.5, 5.0]
     """
 
-    order: Rows
-    starts: Rows
+    order: Rows  # Places of the rows, those of one unit next to each other
+    starts: Rows  # Where each unit begins in `order`
 
     @classmethod
     def of(cls, records: Records, rows: Rows) -> Units:
@@ -325,37 +311,7 @@ def leftover_rows(data: Split, count: int, seed: int) -> Rows:
 
 
 def with_shadow_data(data: Split, others: Records, *, seed: int = 0) -> Split:
-    """Add a table of other people, from which shadow sets are drawn.
-
-    Parameters
-    ----------
-    data : Split
-        The split that the target was trained on.
-    others : Records
-        People outside the table, encoded in the same way.
-    seed : int
-        Without a holdout: determines which half of the other people serve as non-members.
-
-    Returns
-    -------
-    Split
-        The same training set. The other people are the pool. If ``data`` has no holdout, half of them are the test
-        part instead, chosen by a keyed hash.
-
-    Raises
-    ------
-    InvalidInput
-        If the tables do not match, or have a person in common.
-
-    Examples
-    --------
-    >>> from quietmax.data.records import hold_out
-    >>> own = Records("own", np.arange(4.0)[:, None], np.array([0, 1, 0, 1]), classes=2)
-    >>> others = Records("others", np.arange(10.0, 18.0)[:, None], np.zeros(8, int), classes=2)
-    >>> more = with_shadow_data(hold_out(own), others)
-    >>> len(more.train), len(more.test) + len(more.pool)
-    (4, 8)
-    """
+    """Add a table of other people, from which shadow sets are drawn."""
     own = data.records
     facts = [
         (

@@ -62,36 +62,7 @@ class QueryResult:
 
 
 def query_target(target: Target, features: Features, classes: int) -> QueryResult:
-    """Query a target once for each row of features and check its answers.
-
-    Parameters
-    ----------
-    target : model, Predictor, Answerer, fitted estimator, Endpoint, str or callable
-        What is queried. A string is the URL of an `Endpoint`. A function takes features and returns probabilities of
-        shape (queries, classes) or labels of shape (queries,).
-    features : array of shape (queries, features)
-        The queries.
-    classes : int
-        Number of classes.
-
-    Returns
-    -------
-    QueryResult
-        Probabilities if the target releases them, else labels.
-
-    Raises
-    ------
-    InvalidInput
-        If the target cannot be queried or its answers are not probabilities or class numbers.
-    BudgetExhausted
-        If the target's budget does not pay for the queries.
-
-    Examples
-    --------
-    >>> result = query_target(lambda rows: np.full((len(rows), 2), 0.5), np.zeros((3, 4), np.float32), 2)
-    >>> result.queries, result.answers.probabilities.shape
-    (3, (3, 2))
-    """
+    """Query a target once for each row of features and check its answers."""
     if isinstance(target, str):
         target = Endpoint(target)
     queries, spent = len(features), None

@@ -79,46 +79,14 @@ def check_confidence(confidence: float) -> None:
 
 @dataclass(frozen=True)
 class EventCounts:
-    """How often an event happened in equally many draws on two neighbouring inputs.
+    """How often an event happened in equally many draws on two neighbouring inputs."""
 
-    Parameters
-    ----------
-    likely : int
-        How often on the input where it was expected more often.
-    unlikely : int
-        How often on the other input.
-    trials : int
-        Number of draws on each input.
-    """
-
-    likely: int
-    unlikely: int
-    trials: int
+    likely: int  # How often on the input where it was expected more often
+    unlikely: int  # How often on the other input
+    trials: int  # Number of draws on each input
 
     def lower_bound(self, parameter: Parameter, delta: float, confidence: float) -> float:
-        """Compute a lower bound on epsilon or mu.
-
-        Parameters
-        ----------
-        parameter : {"epsilon", "mu"}
-            What is bounded: ``ln((P - delta)/Q)`` or ``Phi^-1(P - delta) - Phi^-1(Q)``.
-        delta : float
-            The probability with which the release may do anything.
-        confidence : float
-            The bound holds with at least this probability.
-
-        Returns
-        -------
-        float
-            The bound, at least 0.
-
-        Examples
-        --------
-        >>> round(EventCounts(500, 0, 1000).lower_bound("epsilon", 0.0, 0.95), 2)
-        4.85
-        >>> round(EventCounts(841, 500, 1000).lower_bound("mu", 0.0, 0.95), 2)
-        0.82
-        """
+        """Compute a lower bound on epsilon or mu."""
         p, q = self.limits(confidence)
         if p <= delta:
             return 0.0
@@ -136,28 +104,13 @@ class EventCounts:
 
 @dataclass(frozen=True)
 class SampledSteps:
-    """What DP-SGD with Poisson samples claims: the curve of T sampled Gaussian steps.
+    """What DP-SGD with Poisson samples claims: the curve of T sampled Gaussian steps."""
 
-    Parameters
-    ----------
-    noise_multiplier : float
-        Standard deviation of the noise as a multiple of the clipping norm.
-    schedule : Schedule
-        Sampling rate and number of steps.
-    """
-
-    noise_multiplier: float
-    schedule: Schedule
+    noise_multiplier: float  # Standard deviation of the noise as a multiple of the clipping norm
+    schedule: Schedule  # Sampling rate and number of steps
 
     def rejected(self, p: ArrayLike, q: ArrayLike) -> NDArray[np.bool_]:
-        """Return whether no event can have probability ``p`` on one input and ``q`` on the other.
-
-        Examples
-        --------
-        >>> steps = SampledSteps(1.2, Schedule(0.5, 10))
-        >>> steps.rejected([0.5, 0.9], [0.2, 0.2])
-        array([False,  True])
-        """
+        """Return whether no event can have probability ``p`` on one input and ``q`` on the other."""
         return np.asarray(np.asarray(p, np.float64) > self.permitted(q))
 
     def permitted(self, q: ArrayLike) -> NDArray[np.float64]:
@@ -186,21 +139,7 @@ class SampledSteps:
         return _bisected(exceeded, high / 2 if high > 1 else 0.0, high, rounds=12)
 
     def lower_bound(self, p: float, q: float, delta: float) -> float:
-        """Return the epsilon at ``delta`` of the least noise multiplier that ``p`` and ``q`` reject.
-
-        Parameters
-        ----------
-        p, q : float
-            A lower limit of the probability of an event on one input, and an upper limit of it on the other.
-        delta : float
-            The delta at which epsilon is stated.
-
-        Returns
-        -------
-        float
-            The lower bound on epsilon: 0 if a thousand times the noise is not rejected, and that of a quarter of the
-            noise if this is rejected, too.
-        """
+        """Return the epsilon at ``delta`` of the least noise multiplier that ``p`` and ``q`` reject."""
 
         # Beyond these epsilons exp(epsilon)*q alone exceeds p.
         epsilons = [each for each in _EPSILONS if math.exp(each) * q < p]
@@ -234,24 +173,12 @@ Rejects = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class CountedEvent:
-    """What an event that was counted says about a repetition of the audit: would it refute the claim?
+    """What an event that was counted says about a repetition of the audit: would it refute the claim?"""
 
-    Parameters
-    ----------
-    counts : EventCounts
-        The counts.
-    rejects : callable
-        Whether lower limits of P and upper limits of Q contradict the claim.
-    confidence : float
-        The confidence of the two limits together.
-    draws_per_trial : int
-        Draws of a whole audit on each input for each draw that bounds the event.
-    """
-
-    counts: EventCounts
-    rejects: Rejects
-    confidence: float
-    draws_per_trial: int = 2
+    counts: EventCounts  # The counts
+    rejects: Rejects  # Whether lower limits of P and upper limits of Q contradict the claim
+    confidence: float  # The confidence of the two limits together
+    draws_per_trial: int = 2  # Draws of a whole audit on each input for each draw that bounds the event
 
     def power(self, trials: int | None = None) -> float:
         """Estimate the probability that ``trials`` new draws refute, if P and Q are as they were counted.
@@ -285,20 +212,12 @@ class CountedEvent:
 
 @dataclass(frozen=True)
 class CountedGuesses:
-    """What the guesses of a one-run audit say about a repetition, if each is right as often as they were.
+    """What the guesses of a one-run audit say about a repetition, if each is right as often as they were."""
 
-    Parameters
-    ----------
-    canaries, guesses, right : int
-        Numbers of canaries, of guesses about them, and of right guesses.
-    rejected : callable
-        Whether a number of right guesses contradicts the claim.
-    """
-
-    canaries: int
+    canaries: int  # Numbers of canaries, of guesses about them, and of right guesses
     guesses: int
     right: int
-    rejected: Callable[[int], bool]
+    rejected: Callable[[int], bool]  # Whether a number of right guesses contradicts the claim
 
     def power(self) -> float:
         """Estimate the probability that a repetition refutes the claim."""
@@ -323,22 +242,7 @@ def approximate_lower_bounds(
     delta: float,
     confidence: float,
 ) -> NDArray[np.float64]:
-    """Approximate `EventCounts.lower_bound` for many events, by Wilson's interval: good enough to choose an event.
-
-    Parameters
-    ----------
-    likely, unlikely : array of int
-        How often each event happened on the two inputs.
-    trials : int
-        Number of draws on each input.
-    parameter, delta, confidence
-        As in `EventCounts.lower_bound`.
-
-    Returns
-    -------
-    array of float
-        One bound per event; it may be negative.
-    """
+    """Approximate `EventCounts.lower_bound` for many events, by Wilson's interval: good enough to choose an event."""
     low, high = _approximate_limits(likely, unlikely, trials, confidence)
     tiny = 1e-300
     p = np.maximum(low - delta, tiny)
@@ -355,20 +259,7 @@ def approximate_shares(
     steps: SampledSteps,
     confidence: float,
 ) -> NDArray[np.float64]:
-    """Approximate how much of what ``steps`` permit each event shows: good enough to choose an event.
-
-    Parameters
-    ----------
-    likely, unlikely, trials, confidence
-        As in `approximate_lower_bounds`.
-    steps : SampledSteps
-        The claim.
-
-    Returns
-    -------
-    array of float
-        P - Q of each event as a share of the largest P - Q beside its Q; above 1 it contradicts the claim.
-    """
+    """Approximate how much of what ``steps`` permit each event shows: good enough to choose an event."""
     p, q = _approximate_limits(likely, unlikely, trials, confidence)
     return np.asarray((p - q) / np.maximum(steps.permitted(q) - q, 1e-300))
 
@@ -388,29 +279,7 @@ def _approximate_limits(
 
 
 def guess_tail(canaries: int, guesses: int, right: int, epsilon: float, delta: float = 0.0) -> float:
-    """Bound the probability of ``right`` or more right guesses under (epsilon, delta)-privacy: a p-value.
-
-    Parameters
-    ----------
-    canaries : int
-        Number of canaries, each in the training set with probability 1/2.
-    guesses : int
-        Number of guesses, at least 1.
-    right : int
-        Number of right guesses.
-    epsilon, delta : float
-        The privacy of the training.
-
-    Returns
-    -------
-    float
-        An upper bound on the probability.
-
-    Examples
-    --------
-    >>> round(guess_tail(100, 100, 75, np.log(3)), 3)
-    0.553
-    """
+    """Bound the probability of ``right`` or more right guesses under (epsilon, delta)-privacy: a p-value."""
     _check_guesses(canaries, guesses, right)
     if not epsilon >= 0:
         raise InvalidInput(f"epsilon must be at least 0, got {epsilon}.")
@@ -427,27 +296,7 @@ def guess_tail(canaries: int, guesses: int, right: int, epsilon: float, delta: f
 def epsilon_from_guesses(
     canaries: int, guesses: int, right: int, *, delta: float = 0.0, confidence: float
 ) -> float:
-    """Return the largest epsilon below which every epsilon is rejected by the number of right guesses.
-
-    Parameters
-    ----------
-    canaries, guesses, right : int
-        Numbers of canaries, of guesses about them, and of right guesses.
-    delta : float
-        The delta at which epsilon is bounded.
-    confidence : float
-        The bound holds with at least this probability.
-
-    Returns
-    -------
-    float
-        The lower bound, at least 0.
-
-    Examples
-    --------
-    >>> round(epsilon_from_guesses(1000, 100, 75, delta=1e-4, confidence=0.95), 3)
-    0.673
-    """
+    """Return the largest epsilon below which every epsilon is rejected by the number of right guesses."""
     check_confidence(confidence)
     error = 1 - confidence
 
@@ -464,27 +313,7 @@ def epsilon_from_guesses(
 def mu_from_guesses(
     canaries: int, guesses: int, right: int, *, extra_delta: float = 0.0, confidence: float
 ) -> float:
-    """Return the largest mu that the number of right guesses rejects.
-
-    Parameters
-    ----------
-    canaries, guesses, right : int
-        Numbers of canaries, of guesses about them, and of right guesses.
-    extra_delta : float
-        A probability with which the release may do anything: ``F(x) + extra_delta`` in place of F.
-    confidence : float
-        The bound holds with at least this probability.
-
-    Returns
-    -------
-    float
-        The lower bound, at least 0.
-
-    Examples
-    --------
-    >>> round(mu_from_guesses(1000, 100, 90, confidence=0.95), 2)
-    0.6
-    """
+    """Return the largest mu that the number of right guesses rejects."""
     _check_guesses(canaries, guesses, right)
     check_confidence(confidence)
     error = 1 - confidence

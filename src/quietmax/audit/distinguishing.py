@@ -154,21 +154,11 @@ def distinguish(
 
 @dataclass(frozen=True, eq=False)
 class Observations:
-    """Draws of one release.
+    """Draws of one release."""
 
-    Parameters
-    ----------
-    labels : array of int, shape (draws,) or (draws, queries), or None
-        The released labels: one per draw, or those of several queries.
-    numbers : array of float, shape (draws, columns), or None
-        The released numbers.
-    probabilities : bool
-        Whether each row of numbers is a probability vector.
-    """
-
-    labels: Integers | None
-    numbers: Floats | None
-    probabilities: bool
+    labels: Integers | None  # The released labels: one per draw, or those of several queries
+    numbers: Floats | None  # The released numbers
+    probabilities: bool  # Whether each row of numbers is a probability vector
 
     @classmethod
     def of(cls, released: Answers | NDArray[np.floating]) -> Observations:
@@ -282,46 +272,22 @@ def claim_rating(claim: Claim, confidence: float) -> Rating:
 
 @dataclass(frozen=True, eq=False)
 class Statistic:
-    """One number per draw.
+    """One number per draw."""
 
-    Parameters
-    ----------
-    description : str
-        The statistic in words.
-    of : callable
-        Takes observations and returns one number per draw.
-    ordered : bool
-        False if the values are numbers of bins whose order has no meaning.
-    """
-
-    description: str
-    of: Callable[[Observations], Floats]
-    ordered: bool = True
+    description: str  # The statistic in words
+    of: Callable[[Observations], Floats]  # Takes observations and returns one number per draw
+    ordered: bool = True  # False if the values are numbers of bins whose order has no meaning
 
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """The event that a statistic falls into one of the marked bins.
+    """The event that a statistic falls into one of the marked bins."""
 
-    Parameters
-    ----------
-    statistic : Statistic
-        The statistic.
-    edges : array of float
-        The inner borders of the bins.
-    inside : array of bool
-        The marked bins.
-    likely_in : {0, 1}
-        The input on which the event happens more often.
-    description : str
-        The event in words.
-    """
-
-    statistic: Statistic
-    edges: Floats
-    inside: NDArray[np.bool_]
-    likely_in: Literal[0, 1]
-    description: str
+    statistic: Statistic  # The statistic
+    edges: Floats  # The inner borders of the bins
+    inside: NDArray[np.bool_]  # The marked bins
+    likely_in: Literal[0, 1]  # The input on which the event happens more often
+    description: str  # The event in words
 
     def counts(self, pair: DrawnPair) -> EventCounts:
         """Count how often the event happened in both parts of ``pair``."""
@@ -330,20 +296,7 @@ class Event:
 
 
 def find_event(pair: DrawnPair, rating: Rating) -> tuple[Event, float]:
-    """Find the event with the highest rating.
-
-    Parameters
-    ----------
-    pair : DrawnPair
-        Draws to search in. Half of them determine bins and their order, the other half rate the events.
-    rating : callable
-        Rates events by their counts; see `rating_for`.
-
-    Returns
-    -------
-    tuple of Event and float
-        The event and its rating.
-    """
+    """Find the event with the highest rating."""
     draws = len(pair.first)
     learn, choose = pair.part(0, draws // 2), pair.part(draws // 2, draws)
     best: tuple[Event, float] | None = None

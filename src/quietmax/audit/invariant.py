@@ -53,21 +53,11 @@ _TEXTS = 6
 
 @dataclass(frozen=True)
 class InvariantCheck:
-    """One part of what happens to a record before the noise.
+    """One part of what happens to a record before the noise."""
 
-    Parameters
-    ----------
-    part : {"encoding", "features", "networks", "sums"}
-        What was checked.
-    comparisons : int
-        Number of records, networks or sums that were compared.
-    broken : str or None
-        The first difference in words; None if there was none.
-    """
-
-    part: str
-    comparisons: int
-    broken: str | None = None
+    part: str  # What was checked
+    comparisons: int  # Number of records, networks or sums that were compared
+    broken: str | None = None  # The first difference in words; None if there was none
 
 
 @dataclass(frozen=True)
@@ -173,22 +163,7 @@ def audit_invariant(
 
 
 def audit_model_invariant(model: PrivateModel, *, records: int = 200, seed: int = 0) -> InvariantReport:
-    """Check everything that happens to a record of a private model before the noise.
-
-    Parameters
-    ----------
-    model : PrivateModel
-        A model opened from its folder.
-    records : int
-        Number of synthetic records, at least 3.
-    seed : int
-        Determines the synthetic records.
-
-    Returns
-    -------
-    InvariantReport
-        One check per part that the model has; see `audit_invariant`.
-    """
+    """Check everything that happens to a record of a private model before the noise."""
     stack = None
     if isinstance(model.classifier, Predictor) and isinstance(model.classifier.model, TeacherEnsemble):
         stack = model.classifier.model.teachers

@@ -38,18 +38,10 @@ _MIN_DRAWS = 2000
 
 @dataclass(frozen=True)
 class ScoreChange:
-    """The largest change of a query's scores that one record can cause.
+    """The largest change of a query's scores that one record can cause."""
 
-    Parameters
-    ----------
-    one : float
-        The largest change of any single score.
-    vector : float
-        The largest change of all scores together, in L2.
-    """
-
-    one: float
-    vector: float = math.inf
+    one: float  # The largest change of any single score
+    vector: float = math.inf  # The largest change of all scores together, in L2
 
     def __post_init__(self) -> None:
         if not (self.one > 0 and self.vector > 0 and math.isfinite(min(self.one, self.vector))):
@@ -85,27 +77,13 @@ class ScoreChange:
 
 @dataclass(frozen=True)
 class StatedScores:
-    """A model whose scores are its inputs, with stated bounds: what a mechanism is prepared for when there is no model.
+    """A model whose scores are its inputs, with stated bounds."""
 
-    Parameters
-    ----------
-    classes : int
-        The number of classes.
-    bounds : ScoreBounds
-        How far one record moves the scores.
-    """
-
-    classes: int
-    bounds: ScoreBounds
+    classes: int  # The number of classes
+    bounds: ScoreBounds  # How far one record moves the scores
 
     def scores(self, features: NDArray[np.floating]) -> Floats:
-        """Return the features themselves.
-
-        Parameters
-        ----------
-        features : array, shape (queries, classes)
-            The scores.
-        """
+        """Return the features themselves."""
         return np.asarray(features, dtype=np.float64)
 
 
@@ -237,28 +215,6 @@ def worst_case_neighbours(
     Directions: one score up; one up and another down; one up and all others down; all but one up; random. Starting
     points: all scores equal, or two classes in front with the first of them 0, 1.5 or 3 units behind. A unit about
     halves the chances of a class at the claimed noise. Both vectors lie symmetrically about the starting point.
-
-    Parameters
-    ----------
-    classes : int
-        Number of classes, at least 2.
-    change : ScoreChange
-        The largest change.
-    claimed : float
-        The claimed epsilon or mu; it determines how long a unit is.
-    seed : int
-        Determines the random directions.
-
-    Returns
-    -------
-    list of Neighbours
-        The pairs.
-
-    Examples
-    --------
-    >>> pairs = worst_case_neighbours(3, ScoreChange(one=1.0), claimed=1.0)
-    >>> max(float(abs(pair.second - pair.first).max()) for pair in pairs)
-    1.0
     """
     if classes < 2:
         raise InvalidInput(f"classes must be at least 2, got {classes}.")

@@ -36,25 +36,7 @@ def check_noise_share(share: float) -> None:
 
 
 def cost_with_share(cost: Cost, share: float) -> Cost:
-    """Return the cost whose noise is a share of that of another cost: the scale of noise is the inverse of a cost.
-
-    Parameters
-    ----------
-    cost : PureCost or GaussianCost
-        The claimed cost.
-    share : float
-        The share of its noise.
-
-    Returns
-    -------
-    PureCost or GaussianCost
-        The larger cost.
-
-    Examples
-    --------
-    >>> cost_with_share(PureCost(1.0), 0.5).epsilon
-    2.0
-    """
+    """Return the cost whose noise is a share of that of another cost: the scale of noise is the inverse of a cost."""
     check_noise_share(share)
     return PureCost(cost.epsilon / share) if isinstance(cost, PureCost) else GaussianCost(cost.mu / share)
 

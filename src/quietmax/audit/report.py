@@ -33,28 +33,11 @@ _COLOURS: dict[Verdict, str] = {"refuted": "#c0392b", "consistent": "#2e7d4f"}
 
 @dataclass(frozen=True)
 class SelfTest:
-    """The same audit of the same claim, with a share of the noise that the claim requires.
+    """The same audit of the same claim, with a share of the noise that the claim requires."""
 
-    Parameters
-    ----------
-    noise_share : float
-        The share of the noise; 0.5 is half of it.
-    lower_bound : float
-        What the audit found with that noise.
-    power : float
-        Estimated probability that a repetition with that noise refutes the claim.
-    samples_needed : int or None
-        Estimated number of samples with which the power would be 0.9, if it is lower and such a number was found.
-
-    Examples
-    --------
-    >>> SelfTest(0.5, 1.7, 0.99).sentence("epsilon", 1.0)
-    'This audit would notice half the noise: with it, epsilon is at least 1.7, above the claim of 1 (power about 0.99).'
-    """
-
-    noise_share: float
-    lower_bound: float
-    power: float
+    noise_share: float  # The share of the noise; 0.5 is half of it
+    lower_bound: float  # What the audit found with that noise
+    power: float  # Estimated probability that a repetition with that noise refutes the claim
     samples_needed: int | None = None
 
     @classmethod
@@ -96,22 +79,7 @@ class SelfTest:
 
 
 def self_tested(audit: Callable[[float], AuditReport], noise_share: float = 0.5) -> AuditReport:
-    """Audit a claim, and if it is consistent, audit it again with less noise: would the audit have noticed?
-
-    Parameters
-    ----------
-    audit : callable
-        ``audit(share)`` audits one claim, and draws that share of the noise that the claim requires; see
-        `quietmax.audit.noise_share`.
-    noise_share : float
-        The share of the noise in the second audit.
-
-    Returns
-    -------
-    AuditReport
-        The report with all the noise, and `SelfTest` in it. None if the claim is refuted: then the audit has shown
-        what it can notice.
-    """
+    """Audit a claim, and if it is consistent, audit it again with less noise: would the audit have noticed?"""
     report = audit(1.0)
     if report.verdict == "refuted":
         return report
@@ -249,23 +217,11 @@ class AuditReport:
 
 @dataclass(frozen=True)
 class Claim:
-    """The claim that an audit tests.
+    """The claim that an audit tests."""
 
-    Parameters
-    ----------
-    definition : {"pure", "approximate", "gaussian"}
-        The kind of claim.
-    amount : float
-        The claimed epsilon or mu.
-    extra_delta : float
-        The delta that comes on top of it.
-    steps : SampledSteps or None
-        The steps of DP-SGD with Poisson samples, whose whole curve is tested; the amount is one point of it.
-    """
-
-    definition: Definition
-    amount: float
-    extra_delta: float = 0.0
+    definition: Definition  # The kind of claim
+    amount: float  # The claimed epsilon or mu
+    extra_delta: float = 0.0  # The delta that comes on top of it
     steps: SampledSteps | None = None
 
     @classmethod
@@ -378,22 +334,7 @@ class Finding:
 
 
 def plot_findings(findings: Sequence[Finding], path: str | Path, *, title: str = "") -> Path:
-    """Plot one bar per finding, as a multiple of its claim.
-
-    Parameters
-    ----------
-    findings : sequence of Finding
-        At least one.
-    path : str or Path
-        A .png, .pdf or .svg file.
-    title : str
-        Title of the plot.
-
-    Returns
-    -------
-    Path
-        The file.
-    """
+    """Plot one bar per finding, as a multiple of its claim."""
     from matplotlib.figure import Figure
 
     if not findings:

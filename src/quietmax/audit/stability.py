@@ -36,18 +36,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over removed records with its two-sided confidence interval.
+    """A mean over removed records with its two-sided confidence interval."""
 
-    Parameters
-    ----------
-    value : float
-        The mean.
-    low, high : float
-        The ends of the interval.
-    """
-
-    value: float
-    low: float
+    value: float  # The mean
+    low: float  # The ends of the interval
     high: float
 
     @classmethod
@@ -62,27 +54,13 @@ class Mean:
 
 @dataclass(frozen=True)
 class NoisyStability:
-    """The effect of Gaussian noise on every weight.
+    """The effect of Gaussian noise on every weight."""
 
-    Parameters
-    ----------
-    noise : float
-        Standard deviation of the noise.
-    as_written : Mean
-        ``E[l(W_-i, x_i) - l(noisy W, x_i)]``, as in the proof.
-    both_noisy : Mean
-        The same with noise on W_-i too.
-    change : Mean
-        ``both_noisy`` minus the quantity without noise, record by record.
-    closer : float
-        Share of the noisy networks that lie closer to W_-i than the plain W does.
-    """
-
-    noise: float
-    as_written: Mean
-    both_noisy: Mean
-    change: Mean
-    closer: float
+    noise: float  # Standard deviation of the noise
+    as_written: Mean  # `E[l(W_-i, x_i) - l(noisy W, x_i)]`, as in the proof
+    both_noisy: Mean  # The same with noise on W_-i too
+    change: Mean  # `both_noisy` minus the quantity without noise, record by record
+    closer: float  # Share of the noisy networks that lie closer to W_-i than the plain W does
 
     @property
     def verdict(self) -> Verdict:

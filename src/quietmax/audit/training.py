@@ -269,21 +269,7 @@ def _repeated_draws(
 
 
 def label_score(model: _Predicts, canaries: Records) -> Floats:
-    """Score canaries by how much a model agrees with their labels.
-
-    Parameters
-    ----------
-    model : estimator
-        Its classes are the integers from 0, as in encoded records.
-    canaries : Records
-        The canaries.
-
-    Returns
-    -------
-    array of float
-        One number per row: ``ln p[label]`` if the model releases probabilities; else 1 where it predicts the label, 0
-        elsewhere.
-    """
+    """Score canaries by how much a model agrees with their labels."""
     features, labels = canaries.features, canaries.labels
     try:
         # An estimator that releases labels only has no such method, or raises when it is called.
@@ -294,22 +280,7 @@ def label_score(model: _Predicts, canaries: Records) -> Floats:
 
 
 def mislabelled(records: Records, *, count: int, seed: int = 0) -> Records:
-    """Make canaries: some of the records, or of their persons with all rows, with wrong labels drawn at random.
-
-    Parameters
-    ----------
-    records : Records
-        Records that are not in the training set.
-    count : int
-        Number of canaries: records, or persons if the records have them.
-    seed : int
-        Determines which records and labels are drawn.
-
-    Returns
-    -------
-    Records
-        The canaries.
-    """
+    """Make canaries: some of the records, or of their persons with all rows, with wrong labels drawn at random."""
     available = _unit_count(records)
     if not 1 <= count <= available or records.classes < 2:
         raise InvalidInput(
@@ -337,26 +308,6 @@ def network_draws(
 
     Many networks are trained at once, each from its own seed. The release is the plain answer to one query, the canary;
     of a person with several rows it is the mean of the answers.
-
-    Parameters
-    ----------
-    records : Records
-        The training records.
-    canary : Records
-        One record, or the rows of one person if the records have persons.
-    settings : TrainingSettings
-        How the networks are trained.
-    seed : int
-        The first seed.
-    at_once : int
-        Number of networks to train together.
-    progress : callable or None
-        Called with (done, total).
-
-    Returns
-    -------
-    tuple of two callables
-        Draws without and with the canary.
     """
     _check_single(canary)
     everyone = joined(records, canary)
@@ -392,30 +343,6 @@ def private_network_draws(
     The margin is the logit of the canary's label minus the mean of the others, averaged over a person's rows. The
     adversary sees the released weights and the initial ones, which no record enters; the change of the margin is a
     function of both. Many networks are trained at once, each from its own seed.
-
-    Parameters
-    ----------
-    records : Records
-        The training records.
-    canary : Records
-        One record, or the rows of one person if the records have persons.
-    settings : PrivateSettings
-        How the networks are trained.
-    noise_multiplier : float
-        Noise multiplier of DP-SGD.
-    size : int
-        The declared number of records, or of persons.
-    seed : int
-        The first seed.
-    at_once : int
-        Number of networks to train together.
-    progress : callable or None
-        Called with (done, total).
-
-    Returns
-    -------
-    tuple of two callables
-        Draws without and with the canary.
     """
     _check_single(canary)
     everyone = joined(records, canary)
@@ -456,22 +383,6 @@ def answer_draws(
 
     The training of `Teachers` and of a head for answers per query has no noise, so each is trained once, and only the
     noise of the answers is drawn again.
-
-    Parameters
-    ----------
-    without, inside : PrivateHead or Teachers
-        Models that answer per query, trained without and with the canary, otherwise alike (the same ``random_state``).
-    queries : array of shape (queries, columns)
-        The queries, no more than the budget pays for.
-    noise_share : float
-        Share of the noise that the claim requires; see `quietmax.audit.noise_share`.
-    seed : int
-        Determines the noise.
-
-    Returns
-    -------
-    tuple of two callables
-        Draws without and with the canary: all labels, or all probabilities.
     """
     source = SeededNoise(np.random.default_rng((0xA2517, seed)))
     if len(queries) > (without.predictor_.budget.queries or 0):

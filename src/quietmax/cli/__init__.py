@@ -70,18 +70,7 @@ class _Commands(TyperGroup):
 
 
 def load_command(name: str) -> Any:
-    """Import the module of a command and build its parser.
-
-    Parameters
-    ----------
-    name : str
-        A key of `COMMANDS`.
-
-    Returns
-    -------
-    click.Command
-        The command or group of commands, with help texts that are printed without interpreting markup.
-    """
+    """Import the module of a command and build its parser."""
     module = import_module(f"quietmax.cli.{name}")
     command: Any
     if hasattr(module, "app"):
@@ -124,26 +113,7 @@ def _reporting_errors(command: Any) -> Callable[..., Any]:
 
 
 def name_flags(message: str, flags: Mapping[str, str]) -> str:
-    """Replace argument names in an error message by the flags of the command line.
-
-    Parameters
-    ----------
-    message : str
-        A message that names arguments in backticks, as ``name='value'``, as its first word, or as words with
-        underscores.
-    flags : mapping of str to str
-        The flag of each argument. Other names stay as they are.
-
-    Returns
-    -------
-    str
-        The message for the command line.
-
-    Examples
-    --------
-    >>> name_flags("declared_size must be positive, or set `infer`.", {"declared_size": "--declared-size"})
-    '--declared-size must be positive, or set `infer`.'
-    """
+    """Replace argument names in an error message by the flags of the command line."""
     values = r"\b(\w+)='([^']*)'"
     names = r"`(\w+)`|^([a-z]\w*)\b|\b([a-z]+_\w+)\b"
     message = re.sub(
@@ -209,23 +179,7 @@ def main() -> None:
 
 
 def spread_lists(arguments: list[str]) -> list[str]:
-    """Rewrite ``--datasets a b`` as ``--datasets a --datasets b``, the form that the parser accepts.
-
-    Parameters
-    ----------
-    arguments : list of str
-        The command line without the program's name.
-
-    Returns
-    -------
-    list of str
-        The arguments with one value after each list option.
-
-    Examples
-    --------
-    >>> spread_lists(["--datasets", "mnist", "adult", "--json"])
-    ['--datasets', 'mnist', '--datasets', 'adult', '--json']
-    """
+    """Rewrite ``--datasets a b`` as ``--datasets a --datasets b``, the form that the parser accepts."""
     spread: list[str] = []
     current = None
     for argument, following in zip(arguments, [*arguments, "-"][1:], strict=True):
@@ -241,23 +195,7 @@ def spread_lists(arguments: list[str]) -> list[str]:
 
 
 def with_ray_address(arguments: list[str]) -> list[str]:
-    """Put ``local`` after a ``--ray`` that no address follows: the parser wants a value after every such option.
-
-    Parameters
-    ----------
-    arguments : list of str
-        The command line without the program's name.
-
-    Returns
-    -------
-    list of str
-        The arguments with an address after ``--ray``.
-
-    Examples
-    --------
-    >>> with_ray_address(["--ray", "auto", "a.csv"]), with_ray_address(["--ray", "a.csv"])
-    (['--ray', 'auto', 'a.csv'], ['--ray', 'local', 'a.csv'])
-    """
+    """Put ``local`` after a ``--ray`` that no address follows: the parser wants a value after every such option."""
     filled = []
     for argument, following in zip(arguments, [*arguments, ""][1:], strict=True):
         filled.append(argument)

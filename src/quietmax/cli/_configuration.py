@@ -56,21 +56,11 @@ _TOML_TYPES: dict[type, tuple[tuple[type, ...], str]] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One option with its other names.
+    """One option with its other names."""
 
-    Parameters
-    ----------
-    flags : tuple of str
-        How the command line writes it; empty for an argument.
-    key : str
-        Its key in the TOML file and, in upper case, in the environment variable.
-    option : object
-        The parameter of Click.
-    """
-
-    flags: tuple[str, ...]
-    key: str
-    option: Any
+    flags: tuple[str, ...]  # How the command line writes it; empty for an argument
+    key: str  # Its key in the TOML file and, in upper case, in the environment variable
+    option: Any  # The parameter of Click
 
     @property
     def variable(self) -> str | None:
@@ -84,13 +74,7 @@ class Setting:
 
 
 def settings_of(command: Any) -> list[Setting]:
-    """List the options of a command, and its arguments, with their other names.
-
-    Parameters
-    ----------
-    command : click.Command
-        The command.
-    """
+    """List the options of a command, and its arguments, with their other names."""
     settings = []
     for option in command.params:
         if option.name == "help":
@@ -131,20 +115,7 @@ class ConfigurableCommand(TyperCommand):
 
 
 def check_variables(command: Any, variables: Mapping[str, str]) -> None:
-    """Check that every variable of ours in an environment is one that the command knows.
-
-    Parameters
-    ----------
-    command : click.Command
-        The command.
-    variables : mapping of str to str
-        The environment.
-
-    Raises
-    ------
-    InvalidInput
-        If there is another one. Ignoring a misspelt budget or ledger could cost more than was allowed.
-    """
+    """Check that every variable of ours in an environment is one that the command knows."""
     known = [setting.variable for setting in settings_of(command) if setting.variable is not None]
     for name, value in sorted(variables.items()):
         if not name.startswith(PREFIX) or name in known or name in OTHER_VARIABLES:
@@ -182,25 +153,7 @@ Config = Annotated[
 
 
 def read_file(path: Path, settings: list[Setting]) -> dict[str, Any]:
-    """Read a TOML file of options.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    settings : list of Setting
-        The options that the command has.
-
-    Returns
-    -------
-    dict
-        The values by the name of the parameter.
-
-    Raises
-    ------
-    QuietmaxError
-        If the file cannot be read, is not TOML, has an unknown key, or a value of the wrong type.
-    """
+    """Read a TOML file of options."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

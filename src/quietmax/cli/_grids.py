@@ -34,32 +34,7 @@ def run_with_progress(
     data_dir: Path | None = None,
     quiet: bool = False,
 ) -> Run:
-    """Run trials with a progress bar, and print those that failed.
-
-    Parameters
-    ----------
-    trials : sequence of Trial
-        The trials.
-    output : pathlib.Path
-        Folder of results.
-    workers : int, optional
-        Number of workers; by default one per core.
-    ray : str, optional
-        Address of a Ray cluster.
-    data_dir : pathlib.Path, optional
-        Folder of the data sets' files.
-    quiet : bool
-        Whether to show no progress.
-
-    Returns
-    -------
-    Run
-
-    Raises
-    ------
-    KeyboardInterrupt
-        With a message that says how to continue.
-    """
+    """Run trials with a progress bar, and print those that failed."""
     from quietmax.experiments.runner import run_trials
 
     with _progress(len(set(trials)), quiet) as advance:
@@ -75,17 +50,7 @@ def run_with_progress(
 
 
 def finish(done: Run, written: Sequence[Path], *, quiet: bool) -> None:
-    """Print the written files and the counts of a run; exit with code 1 if a trial failed.
-
-    Parameters
-    ----------
-    done : Run
-        The run.
-    written : sequence of pathlib.Path
-        The written files.
-    quiet : bool
-        Whether to print nothing.
-    """
+    """Print the written files and the counts of a run; exit with code 1 if a trial failed."""
     if not quiet:
         for path in written:
             console.print(f"wrote {path}", soft_wrap=True)
@@ -120,22 +85,7 @@ def _progress(total: int, quiet: bool) -> Iterator[Callable[[Progress], None]]:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration.
-
-    Parameters
-    ----------
-    seconds : float
-        The duration.
-
-    Returns
-    -------
-    str
-
-    Examples
-    --------
-    >>> duration(7500)
-    '2 h 5 min'
-    """
+    """Format a duration."""
     minutes = round(seconds / 60)
     if minutes < 1:
         return f"{seconds:.0f} s"
@@ -143,45 +93,12 @@ def duration(seconds: float) -> str:
 
 
 def listed(values: list[str] | None) -> list[str]:
-    """Split the values of a list option, each of which may contain several separated by commas.
-
-    Parameters
-    ----------
-    values : list of str or None
-        The values; None if the option was not used.
-
-    Returns
-    -------
-    list of str
-
-    Examples
-    --------
-    >>> listed(["a,b", "c"])
-    ['a', 'b', 'c']
-    """
+    """Split the values of a list option, each of which may contain several separated by commas."""
     return [part for value in values or [] for part in value.split(",") if part]
 
 
 def numbers(values: list[str] | None, option: str) -> list[float]:
-    """Parse the positive numbers of a list option.
-
-    Parameters
-    ----------
-    values : list of str or None
-        The values; None if the option was not used.
-    option : str
-        Name of the option, for messages.
-
-    Returns
-    -------
-    list of float
-        Each number once, in increasing order.
-
-    Examples
-    --------
-    >>> numbers(["0.1,1", "10"], "--epsilons")
-    [0.1, 1.0, 10.0]
-    """
+    """Parse the positive numbers of a list option."""
     try:
         found = [float(value) for value in listed(values)]
     except ValueError:

@@ -64,20 +64,7 @@ def command(
 
 
 def run_steps(output: Path, *, quiet: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Run all steps of the demo, one after the other.
-
-    Parameters
-    ----------
-    output : Path
-        Folder for what the demo writes; the files of an earlier demo are replaced.
-    quiet : bool
-        Show no progress.
-
-    Yields
-    ------
-    tuple of str and dict
-        Name of a step, and what it found.
-    """
+    """Run all steps of the demo, one after the other."""
     from quietmax.data.load import load
 
     with progress_bar("drafting a schema for the survey", quiet=quiet):

@@ -28,21 +28,11 @@ from quietmax.errors import InvalidInput
 
 @dataclass(frozen=True)
 class ColumnReport:
-    """What a column loses.
+    """What a column loses."""
 
-    Parameters
-    ----------
-    name : str
-        Name of the column.
-    kind : str
-        "numeric", "categorical", "boolean", "date", "hashed" or "text".
-    losses : Losses
-        How many of its cells are missing, clipped, unknown or unreadable.
-    """
-
-    name: str
-    kind: str
-    losses: Losses
+    name: str  # Name of the column
+    kind: str  # "numeric", "categorical", "boolean", "date", "hashed" or "text"
+    losses: Losses  # How many of its cells are missing, clipped, unknown or unreadable
 
 
 @dataclass(frozen=True)

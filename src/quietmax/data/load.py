@@ -17,47 +17,17 @@ from quietmax.errors import DataUnavailable, InvalidInput, check_type
 
 
 class RegisteredOptions(TypedDict, total=False):
-    """Options for a registered data set.
-
-    Parameters
-    ----------
-    data_dir : path, optional
-        Folder of the data files; by default `QUIETMAX_DATA`, else the user's cache folder.
-    download : bool
-        Whether to fetch official files that are missing.
-    progress : callable, optional
-        Called during a download; see `fetch`.
-    verify : bool
-        Whether to compare contents with known checksums; True by default.
-    encoding : str, optional
-        How to encode a data set that offers a choice (adult: "codes" or "one-hot").
-    """
+    """Options for a registered data set."""
 
     data_dir: str | os.PathLike[str] | None
-    download: bool
-    progress: DownloadProgress | None
-    verify: bool
-    encoding: str | None
+    download: bool  # Whether to fetch official files that are missing
+    progress: DownloadProgress | None  # Called during a download; see `fetch`
+    verify: bool  # Whether to compare contents with known checksums; True by default
+    encoding: str | None  # How to encode a data set that offers a choice (adult: "codes" or "one-hot")
 
 
 class TableOptions(TypedDict, total=False):
-    """Options for the user's own file.
-
-    Parameters
-    ----------
-    schema : Schema or path, optional
-        The declarations, or the file that holds them; by default the .toml file of the same name beside the table,
-        if there is one (`people.toml` beside `people.csv`).
-    label, classes, bounds, categories, scales, edges, complete, ignore, person, dates, date_formats, booleans, \
-    decimal, thousands, units, hashed, text, ignore_case, missing_values, crosses, confirm
-        Further declarations, as in `Schema`; they replace those of the schema, and `ignore` adds
-        to them.  `classes` may be their number, if
-        the labels are 0, 1, ...
-    infer : bool
-        Whether to read from the records what is not declared; the encoding lists it in `inferred`.
-    features : str
-        Name of the array of features in an NPZ file.
-    """
+    """Options for the user's own file."""
 
     schema: Schema | str | Path | None
     label: str | None
@@ -81,8 +51,8 @@ class TableOptions(TypedDict, total=False):
     missing_values: Mapping[str, Sequence[str]] | None
     crosses: Sequence[tuple[str, str]] | None
     confirm: Mapping[str, object] | None
-    infer: bool
-    features: str
+    infer: bool  # Whether to read from the records what is not declared; the encoding lists it in `inferred`
+    features: str  # Name of the array of features in an NPZ file
 
 
 class Options(RegisteredOptions, TableOptions, total=False):
@@ -186,30 +156,7 @@ def load_records(name: str | Path, **options: Unpack[Options]) -> Records:
 def load_rows(
     name: str | Path, *, holdout: float | None = None, seed: int = 0, **options: Unpack[Options]
 ) -> TableRows:
-    """Prepare a table of any size: its rows are read and encoded part by part, when they are needed.
-
-    Parameters
-    ----------
-    name : str or Path
-        A CSV, TSV or Parquet file, a folder of such files, or a pattern such as `"people/*.parquet"`.
-    holdout : float, optional
-        Share of the persons (without a `person` column: of the rows) that are held out; 0 by default.
-    seed : int
-        Public key of the holdout.
-    **options
-        See `TableOptions`. By default the schema of a folder `people` is in `people.toml` beside it.
-
-    Returns
-    -------
-    TableRows
-
-    Raises
-    ------
-    DataUnavailable
-        If there is no file, or a file cannot be read.
-    InvalidInput
-        If an option does not apply, or a file does not match the declarations. The message names the file.
-    """
+    """Prepare a table of any size: its rows are read and encoded part by part, when they are needed."""
     _check_options(name, options, is_table=True)
     if options.get("infer"):
         raise InvalidInput(
@@ -231,27 +178,7 @@ def _check_options(name: str | Path, options: Options, *, is_table: bool) -> Non
 
 
 def find_schema(path: str | Path, schema: Schema | str | Path | None = None) -> Schema:
-    """Return the schema of a table.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file of the table.
-    schema : Schema or path, optional
-        The schema or its file; by default the .toml file of the same name beside the table, if there is one.
-
-    Returns
-    -------
-    Schema
-        Without any declaration if there is no file.
-
-    Raises
-    ------
-    DataUnavailable
-        If the schema file cannot be read.
-    InvalidInput
-        If its content is not a schema.
-    """
+    """Return the schema of a table."""
     table = Path(path).expanduser()
     beside = table.with_suffix(".toml") if table.name else table
     given = schema or (beside if beside.is_file() else None)

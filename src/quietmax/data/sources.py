@@ -63,53 +63,20 @@ class Part(Protocol):
         ...
 
     def frames(self, columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
-        """Read the rows.
-
-        Parameters
-        ----------
-        columns : sequence of str
-            The columns that are needed; others may be left out.
-        rows : int
-            About how many rows a frame has.
-
-        Yields
-        ------
-        pandas.DataFrame
-        """
+        """Read the rows."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class TableRows:
-    """The rows of a table, which are encoded while they are read.
+    """The rows of a table, which are encoded while they are read."""
 
-    Parameters
-    ----------
-    name : str
-        Name of the table.
-    encoding : Encoding
-        The public encoding, the same for all parts.
-    parts : tuple of Part
-        Where the rows are.
-    in_memory : bool
-        Whether the rows are in memory before they are read.
-    holdout : Holdout, optional
-        How persons are held out of training; None if nobody is.
-    held_out : bool
-        Whether these are the rows of the persons who are held out.
-
-    Attributes
-    ----------
-    train, test : TableRows
-        The two sides of the holdout.
-    """
-
-    name: str
-    encoding: Encoding
-    parts: tuple[Part, ...]
-    in_memory: bool
-    holdout: Holdout | None = None
-    held_out: bool = False
+    name: str  # Name of the table
+    encoding: Encoding  # The public encoding, the same for all parts
+    parts: tuple[Part, ...]  # Where the rows are
+    in_memory: bool  # Whether the rows are in memory before they are read
+    holdout: Holdout | None = None  # How persons are held out of training; None if nobody is
+    held_out: bool = False  # Whether these are the rows of the persons who are held out
 
     @property
     def train(self) -> TableRows:
@@ -122,13 +89,7 @@ class TableRows:
         return replace(self, held_out=True)
 
     def count(self) -> int | None:
-        """Return the number of rows, those of both sides of a holdout included.
-
-        Returns
-        -------
-        int or None
-            None if it is not known before the rows are read.
-        """
+        """Return the number of rows, those of both sides of a holdout included."""
         total = 0
         for part in self.parts:
             with _errors_of(part):
@@ -139,41 +100,12 @@ class TableRows:
         return total
 
     def records(self, rows: int | None = None) -> Iterator[Records]:
-        """Read and encode all rows, part by part.
-
-        Parameters
-        ----------
-        rows : int, optional
-            About how many rows are encoded at once; by default so many that they take little memory.
-
-        Yields
-        ------
-        Records
-
-        Raises
-        ------
-        DataUnavailable
-            If a file cannot be read.
-        InvalidInput
-            If a row does not match the encoding. The message names the file and the row.
-        """
+        """Read and encode all rows, part by part."""
         for part in self.parts:
             yield from self.part_records(part, rows)
 
     def part_records(self, part: Part, rows: int | None = None) -> Iterator[Records]:
-        """Read and encode the rows of one part.
-
-        Parameters
-        ----------
-        part : Part
-            One of the parts.
-        rows : int, optional
-            As for `records`.
-
-        Yields
-        ------
-        Records
-        """
+        """Read and encode the rows of one part."""
         encoding = self.encoding
         height = rows or rows_at_once(len(encoding.feature_names))
         for records in converted_frames(
@@ -187,53 +119,14 @@ class TableRows:
 
 
 def rows_at_once(columns: int) -> int:
-    """Return how many rows of encoded or mapped numbers are held at once, so that they take little memory.
-
-    Parameters
-    ----------
-    columns : int
-        Numbers per row.
-
-    Returns
-    -------
-    int
-
-    Examples
-    --------
-    >>> rows_at_once(50), rows_at_once(4096)
-    (65536, 1024)
-    """
+    """Return how many rows of encoded or mapped numbers are held at once, so that they take little memory."""
     return max(64, min(_NUMBERS_AT_ONCE // max(columns, 1), _MOST_ROWS_AT_ONCE))
 
 
 def converted_frames(
     part: Part, columns: Sequence[str], rows: int, convert: Callable[[pd.DataFrame], Converted]
 ) -> Iterator[Converted]:
-    """Read the rows of one part, and convert them frame by frame.
-
-    Parameters
-    ----------
-    part : Part
-        Where the rows are.
-    columns : sequence of str
-        The columns that are needed.
-    rows : int
-        About how many rows a frame has.
-    convert : callable
-        Takes a frame.
-
-    Yields
-    ------
-    object
-        What `convert` returns.
-
-    Raises
-    ------
-    DataUnavailable
-        If a file cannot be read.
-    InvalidInput
-        If a file is damaged, or a row cannot be converted. The message names the file and the row.
-    """
+    """Read the rows of one part, and convert them frame by frame."""
     frames, first = part.frames(columns, rows), 0
     while True:
         with _errors_of(part, first):
@@ -278,40 +171,7 @@ def _used_columns(encoding: Encoding) -> list[str]:
 def table_rows(
     source: Any, schema: Schema, *, y: Any = None, holdout: float = 0.0, seed: int = 0
 ) -> TableRows:
-    """Return the rows of a table, which are encoded as the schema declares while they are read.
-
-    Parameters
-    ----------
-    source : str, Path, pyarrow.dataset.Dataset, pyarrow.RecordBatchReader, iterator of record batches, or frame
-        A file (CSV, TSV or Parquet), a folder of such files, or a pattern such as `"people/*.parquet"`; a dataset; a
-        stream, which is read once; or a table in memory. Files whose name begins with "." or "_" are left out.
-    schema : Schema
-        The declarations. Everything must be declared: nothing is inferred from the rows.
-    y : array-like, optional
-        One label per row, for a table in memory.
-    holdout : float
-        Share of the persons (without a `person` column: of the rows) that are held out; see `hold_out`.
-    seed : int
-        Public key of the holdout.
-
-    Returns
-    -------
-    TableRows
-
-    Raises
-    ------
-    DataUnavailable
-        If there is no file, or a file cannot be read.
-    InvalidInput
-        If the columns do not match the schema, or files differ in their columns. The message names the file.
-
-    Examples
-    --------
-    >>> schema = Schema(label="ill", classes=("no", "yes"), bounds={"age": (0, 100)}, complete=("age",))
-    >>> rows = table_rows(pd.DataFrame({"age": [25, 75], "ill": ["yes", "no"]}), schema)
-    >>> [records.features[:, 0].tolist() for records in rows.records(rows=1)]
-    [[0.25], [0.75]]
-    """
+    """Return the rows of a table, which are encoded as the schema declares while they are read."""
     rule = Holdout(holdout, seed) if holdout else None
     if y is not None and is_source(source):
         raise InvalidInput("Files, datasets and streams must have a label column: leave out `y`.")
@@ -323,27 +183,7 @@ def table_rows(
 
 
 def encoded_rows(source: Any, encoding: Encoding) -> TableRows:
-    """Return the rows of files, a dataset or a stream, which are encoded like those of an earlier table.
-
-    Parameters
-    ----------
-    source : str, Path, pyarrow.dataset.Dataset, pyarrow.RecordBatchReader or iterator of record batches
-        As for `table_rows`.
-    encoding : Encoding
-        The encoding of a model.
-
-    Returns
-    -------
-    TableRows
-
-    Raises
-    ------
-    DataUnavailable
-        If there is no file, or a file cannot be read.
-    InvalidInput
-        If a file has not all columns, or its `person` column has another type than in the earlier table. The message
-        names the file.
-    """
+    """Return the rows of files, a dataset or a stream, which are encoded like those of an earlier table."""
     name, parts, types = _parts(source)
     stated, used = _stated_types(types), _used_columns(encoding)
     _require_columns(parts[0].place, stated, used)
@@ -358,27 +198,7 @@ def encoded_rows(source: Any, encoding: Encoding) -> TableRows:
 def file_parts(
     source: str | Path, columns: Sequence[str] | None
 ) -> list[tuple[TextPart | ParquetPart, list[str]]]:
-    """Return the files that a path or a pattern names, after a look at the columns of each one.
-
-    Parameters
-    ----------
-    source : str or Path
-        A file, a folder or a pattern, as for `table_rows`.
-    columns : sequence of str or None
-        The columns that every file must have. None: whatever columns it has.
-
-    Returns
-    -------
-    list of pairs
-        Each file, and the columns to read.
-
-    Raises
-    ------
-    DataUnavailable
-        If there is no file, or a file cannot be read.
-    InvalidInput
-        If a file has not all columns. The message names the file.
-    """
+    """Return the files that a path or a pattern names, after a look at the columns of each one."""
     found = []
     for file in _files(source):
         part, types = _file_part(file), _file_types(file)
@@ -389,43 +209,13 @@ def file_parts(
 
 
 def names_several_files(name: str | Path) -> bool:
-    """Return whether a path is a folder or a pattern, such as "people/*.parquet".
-
-    Parameters
-    ----------
-    name : str or Path
-        A path.
-
-    Returns
-    -------
-    bool
-
-    Examples
-    --------
-    >>> names_several_files("people/*.parquet"), names_several_files("people.parquet")
-    (True, False)
-    """
+    """Return whether a path is a folder or a pattern, such as "people/*.parquet"."""
     path = Path(name).expanduser()
     return path.is_dir() or (glob.has_magic(str(path)) and not path.is_file())
 
 
 def is_source(source: Any) -> bool:
-    """Return whether an object is a source of rows that are not in memory: files, a dataset or a stream.
-
-    Parameters
-    ----------
-    source : object
-        What a user passed as the records.
-
-    Returns
-    -------
-    bool
-
-    Examples
-    --------
-    >>> is_source("people/*.parquet"), is_source(pd.DataFrame())
-    (True, False)
-    """
+    """Return whether an object is a source of rows that are not in memory: files, a dataset or a stream."""
     kinds = str | Path | pyarrow.dataset.Dataset | pyarrow.RecordBatchReader
     return isinstance(source, kinds) or hasattr(source, "__next__")
 
@@ -625,15 +415,9 @@ def _file_types(file: Path) -> dict[str, pyarrow.DataType]:
 
 @dataclass(frozen=True)
 class ParquetPart:
-    """A Parquet file.
+    """A Parquet file."""
 
-    Parameters
-    ----------
-    file : Path
-        The file.
-    """
-
-    file: Path
+    file: Path  # The file
 
     @property
     def place(self) -> str:
@@ -654,15 +438,9 @@ class ParquetPart:
 
 @dataclass(frozen=True)
 class TextPart:
-    """A CSV or TSV file.
+    """A CSV or TSV file."""
 
-    Parameters
-    ----------
-    file : Path
-        The file.
-    """
-
-    file: Path
+    file: Path  # The file
 
     @property
     def place(self) -> str:
@@ -680,18 +458,10 @@ class TextPart:
 
 @dataclass(frozen=True, eq=False)
 class FragmentPart:
-    """A fragment of a pyarrow dataset.
+    """A fragment of a pyarrow dataset."""
 
-    Parameters
-    ----------
-    fragment : pyarrow.dataset.Fragment
-        The fragment.
-    schema : pyarrow.Schema
-        The schema of the dataset.
-    """
-
-    fragment: Any
-    schema: pyarrow.Schema
+    fragment: Any  # The fragment
+    schema: pyarrow.Schema  # The schema of the dataset
 
     @property
     def is_file(self) -> bool:
@@ -720,32 +490,14 @@ class FragmentPart:
 
 @dataclass(frozen=True, eq=False)
 class StreamPart:
-    """Record batches that can be read once.
+    """Record batches that can be read once."""
 
-    Parameters
-    ----------
-    batches : iterator
-        Record batches or tables of Arrow, or frames.
-    types : dict of str to pyarrow.DataType
-        The columns, from the first batch.
-    """
-
-    batches: Iterator[Any]
-    types: dict[str, pyarrow.DataType]
+    batches: Iterator[Any]  # Record batches or tables of Arrow, or frames
+    types: dict[str, pyarrow.DataType]  # The columns, from the first batch
 
     @classmethod
     def of(cls, source: Any) -> StreamPart:
-        """Return a stream; the first batch of an iterator is read now.
-
-        Parameters
-        ----------
-        source : pyarrow.RecordBatchReader or iterator
-            The batches.
-
-        Returns
-        -------
-        StreamPart
-        """
+        """Return a stream; the first batch of an iterator is read now."""
         if isinstance(source, pyarrow.RecordBatchReader):
             return cls(iter(source), _types(source.schema))
         first = next(source, None)
@@ -781,15 +533,9 @@ class StreamPart:
 
 @dataclass(frozen=True, eq=False)
 class FramePart:
-    """A table in memory.
+    """A table in memory."""
 
-    Parameters
-    ----------
-    frame : pandas.DataFrame
-        The rows.
-    """
-
-    frame: pd.DataFrame
+    frame: pd.DataFrame  # The rows
 
     @property
     def place(self) -> str:

@@ -27,30 +27,14 @@ ATTACKS = ("shadow", "threshold")
 
 @dataclass(frozen=True)
 class Sweep:
-    """How much work goes into one data set.
+    """How much work goes into one data set."""
 
-    Parameters
-    ----------
-    repeats : int
-        Number of splits.
-    shadows : int
-        Shadow networks per alpha and split; 0 for no attack.
-    attack_epochs : int
-        Epochs of the attack networks.
-    records : int, optional
-        Training records; by default the data set's.
-    epochs : int
-        Epochs of the networks; by default the paper's.
-    alphas : tuple of float, optional
-        The values of alpha; by default the paper's grid.
-    """
-
-    repeats: int
-    shadows: int
-    attack_epochs: int
-    records: int | None = None
-    epochs: int = 100
-    alphas: tuple[float, ...] | None = None
+    repeats: int  # Number of splits
+    shadows: int  # Shadow networks per alpha and split; 0 for no attack
+    attack_epochs: int  # Epochs of the attack networks
+    records: int | None = None  # Training records; by default the data set's
+    epochs: int = 100  # Epochs of the networks; by default the paper's
+    alphas: tuple[float, ...] | None = None  # The values of alpha; by default the paper's grid
 
 
 COARSE_GRID = (0.5, 1.0, 2.0, 5.0, 10.0)
@@ -67,32 +51,14 @@ _OTHERWISE = Sweep(1, 4, 20)
 
 @dataclass(frozen=True)
 class AlphaRow:
-    """One loss on one data set, averaged over the repeats.
+    """One loss on one data set, averaged over the repeats."""
 
-    Parameters
-    ----------
-    dataset : str
-        Name of the data set.
-    alpha : float or None
-        Constant of the convexified loss; None for the original loss, the cross-entropy.
-    repeats : int
-        Number of splits.
-    shadows : int
-        Shadow networks per alpha and split.
-    train_accuracy, test_accuracy : float
-        Accuracy on members and non-members.
-    shadow_leakage, threshold_leakage : float or None
-        TPR - FPR of the paper's attack and of the loss threshold; None if there was no attack.
-    train_spread, test_spread, shadow_spread, threshold_spread : float or None
-        Standard deviations over the repeats; None for a single one.
-    """
-
-    dataset: str
-    alpha: float | None
-    repeats: int
-    shadows: int
-    train_accuracy: float
-    train_spread: float | None
+    dataset: str  # Name of the data set
+    alpha: float | None  # Constant of the convexified loss; None for the original loss, the cross-entropy
+    repeats: int  # Number of splits
+    shadows: int  # Shadow networks per alpha and split
+    train_accuracy: float  # Accuracy on members and non-members
+    train_spread: float | None  # Standard deviations over the repeats; None for a single one
     test_accuracy: float
     test_spread: float | None
     shadow_leakage: float | None = None
@@ -117,28 +83,7 @@ def alpha_trials(
     repeats: int | None = None,
     seed: int = 0,
 ) -> list[Trial]:
-    """Return one trial per data set, alpha and repeat, and one of the original loss per repeat.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Names of registered data sets.
-    alphas : sequence of float, optional
-        The values of alpha; by default the paper's grid, on CIFAR a coarser one.
-    repeats : int, optional
-        Number of splits; by default 3 on the small data sets and 1 on images.
-    seed : int
-        Seed of the first split.
-
-    Returns
-    -------
-    list of Trial
-
-    Examples
-    --------
-    >>> len(alpha_trials(["location"], alphas=[1.0, 2.0], repeats=2))
-    6
-    """
+    """Return one trial per data set, alpha and repeat, and one of the original loss per repeat."""
     trials = []
     for name in names:
         sweep, source = _SWEEPS.get(name, _OTHERWISE), DataSource.of(name)
@@ -165,18 +110,7 @@ def alpha_trials(
 
 
 def alpha_rows(results: Mapping[Trial, Result]) -> list[AlphaRow]:
-    """Average the results of `alpha_trials` over the repeats.
-
-    Parameters
-    ----------
-    results : mapping of Trial to dict
-        Results of finished trials.
-
-    Returns
-    -------
-    list of AlphaRow
-        By data set: the original loss, then the alphas in increasing order.
-    """
+    """Average the results of `alpha_trials` over the repeats."""
     found: dict[tuple[str, float | None], list[tuple[Trial, Result]]] = {}
     for trial, result in results.items():
         alpha = None if trial.method == "original" else trial.group.effort.alpha
@@ -213,26 +147,12 @@ def _averaged(name: str, alpha: float | None, trials: Sequence[tuple[Trial, Resu
 
 @dataclass(frozen=True)
 class AlphaChoice:
-    """What the rows of one data set say about the choice of alpha.
+    """What the rows of one data set say about the choice of alpha."""
 
-    Parameters
-    ----------
-    dataset : str
-        Name of the data set.
-    trials : tuple of AlphaTrial
-        Train and test accuracy of every alpha and how far they are below those of the original loss.
-    chosen : float
-        The alpha that the rule of `choose_alpha` picks from them.
-    paper : float
-        The data set's alpha: the paper's, where it has one.
-    shadow_correlation, threshold_correlation : float or None
-        Spearman's correlation of alpha with each leakage; None without attacks.
-    """
-
-    dataset: str
+    dataset: str  # Name of the data set
     trials: tuple[AlphaTrial, ...]
-    chosen: float
-    paper: float
+    chosen: float  # The alpha that the rule of `choose_alpha` picks from them
+    paper: float  # The data set's alpha: the paper's, where it has one
     shadow_correlation: float | None
     threshold_correlation: float | None
 
@@ -242,18 +162,7 @@ class AlphaChoice:
 
 
 def alpha_choices(rows: Sequence[AlphaRow]) -> list[AlphaChoice]:
-    """Apply the rule of the search to measured rows, and correlate alpha with the leakage.
-
-    Parameters
-    ----------
-    rows : sequence of AlphaRow
-        Of each data set the original loss and at least one alpha.
-
-    Returns
-    -------
-    list of AlphaChoice
-        One per data set.
-    """
+    """Apply the rule of the search to measured rows, and correlate alpha with the leakage."""
     choices = []
     for name in dict.fromkeys(row.dataset for row in rows):
         mine = [row for row in rows if row.dataset == name]
@@ -287,21 +196,7 @@ def _correlation(alphas: Sequence[float], leakages: Sequence[float | None]) -> f
 def write_alpha_figures(
     rows: Sequence[AlphaRow], folder: Path, formats: Sequence[str] = ("png", "pdf")
 ) -> list[Path]:
-    """Draw accuracy and leakage over alpha, one figure per data set.
-
-    Parameters
-    ----------
-    rows : sequence of AlphaRow
-        Of each data set the original loss and the alphas.
-    folder : pathlib.Path
-        Created if it does not exist.
-    formats : sequence of str
-        File formats.
-
-    Returns
-    -------
-    list of pathlib.Path
-    """
+    """Draw accuracy and leakage over alpha, one figure per data set."""
     from matplotlib.figure import Figure
 
     folder.mkdir(parents=True, exist_ok=True)

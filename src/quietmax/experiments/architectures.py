@@ -57,48 +57,23 @@ ARCHITECTURES: tuple[tuple[int, str, str], ...] = (
 
 @dataclass(frozen=True)
 class ArchitectureRow:
-    """One architecture on one data set.
+    """One architecture on one data set."""
 
-    Parameters
-    ----------
-    dataset : str
-        Name of the data set.
-    layers : int
-        Number of hidden layers of 128 neurons.
-    activation : str
-        Their activation.
-    loss : str
-        The loss function.
-    repeats, removals : int
-        Number of splits, and of records removed from the first of them, one at a time.
-    train_accuracy, test_accuracy : float
-        Means over the splits.
-    train_spread, test_spread : float or None
-        Standard deviations; None for a single split.
-    rho, weights_l2, logit : float or None
-        The paper's formulas with x_t = 1; for ReLU, which has no bound, with x_t measured on the first training set.
-        None for the quadratic loss, for which the paper has no rho.
-    gradient : float
-        Largest norm of the gradient of one record's loss: what rho claims to bound.
-    observed_weights_l2, observed_logit : float
-        The largest changes by removing one record.
-    """
-
-    dataset: str
-    layers: int
-    activation: str
-    loss: str
-    repeats: int
+    dataset: str  # Name of the data set
+    layers: int  # Number of hidden layers of 128 neurons
+    activation: str  # Their activation
+    loss: str  # The loss function
+    repeats: int  # Number of splits, and of records removed from the first of them, one at a time
     removals: int
-    train_accuracy: float
-    train_spread: float | None
+    train_accuracy: float  # Means over the splits
+    train_spread: float | None  # Standard deviations; None for a single split
     test_accuracy: float
     test_spread: float | None
     rho: float | None
     weights_l2: float | None
     logit: float | None
-    gradient: float
-    observed_weights_l2: float
+    gradient: float  # Largest norm of the gradient of one record's loss: what rho claims to bound
+    observed_weights_l2: float  # The largest changes by removing one record
     observed_logit: float
 
     def to_json(self) -> dict[str, Any]:
@@ -129,31 +104,7 @@ def measure_architecture(
     data_dir: Path | None = None,
     seed: int = 0,
 ) -> ArchitectureRow:
-    """Train one architecture on several splits, and on the first without each of a few records.
-
-    Parameters
-    ----------
-    name : str
-        Name of a registered data set.
-    layers : int
-        Number of hidden layers.
-    activation_name : str
-        Their activation.
-    loss : str
-        A loss of `ARCHITECTURES`.
-    repeats : int
-        Number of splits.
-    removals : int
-        Number of removed records.
-    data_dir : pathlib.Path, optional
-        Folder of the data sets' files.
-    seed : int
-        Seed of the first split.
-
-    Returns
-    -------
-    ArchitectureRow
-    """
+    """Train one architecture on several splits, and on the first without each of a few records."""
     records, shape = source_records(DataSource.of(name), data_dir), dataset(name)
     parts = [split(records, size=shape.records, seed=seed + repeat) for repeat in range(repeats)]
     settings = TrainingSettings((_WIDTH,) * layers, activation_name, _LOSSES[loss](shape.alpha))
@@ -192,15 +143,5 @@ def measure_architecture(
 
 
 def stored_architectures(names: list[str] | None = None) -> list[ArchitectureRow]:
-    """Return the rows that are shipped with the package.
-
-    Parameters
-    ----------
-    names : list of str, optional
-        Data sets; by default all that were measured.
-
-    Returns
-    -------
-    list of ArchitectureRow
-    """
+    """Return the rows that are shipped with the package."""
     return stored_table(ArchitectureRow, STORED, names)

@@ -40,33 +40,17 @@ _REMOVALS_OTHERWISE = 6
 
 @dataclass(frozen=True)
 class Observed:
-    """What was measured on one data set with the paper's network.
+    """What was measured on one data set with the paper's network."""
 
-    Parameters
-    ----------
-    dataset : str
-        Name of the data set.
-    records, removals : int
-        Training records, and how many of them were removed, one at a time.
-    weights_l2, ordinary_l2 : float
-        How far all weights moved at most; by removing a record as it is in the data.
-    weight, logit : float
-        The largest move of one weight and of one logit.
-    kind : str
-        Which kind of record moved the weights furthest: ordinary, mislabelled or extreme.
-    norm, loss, loss_at_mean, gradient, objective_gradient : float
-        The fields of `MeasuredFacts`.
-    """
-
-    dataset: str
-    records: int
+    dataset: str  # Name of the data set
+    records: int  # Training records, and how many of them were removed, one at a time
     removals: int
-    weights_l2: float
+    weights_l2: float  # How far all weights moved at most; by removing a record as it is in the data
     ordinary_l2: float
-    weight: float
+    weight: float  # The largest move of one weight and of one logit
     logit: float
-    kind: str
-    norm: float
+    kind: str  # Which kind of record moved the weights furthest: ordinary, mislabelled or extreme
+    norm: float  # The fields of `MeasuredFacts`
     loss: float
     loss_at_mean: float
     gradient: float
@@ -80,21 +64,11 @@ class Observed:
 
 @dataclass(frozen=True)
 class BoundsRow:
-    """The five bounds of one data set beside what was observed.
+    """The five bounds of one data set beside what was observed."""
 
-    Parameters
-    ----------
-    dataset : str
-        Name of the data set.
-    bounds : tuple of UpperBound
-        The rows of Table 1 in the paper's order.
-    observed : Observed or None
-        None if nothing was measured on this data set.
-    """
-
-    dataset: str
-    bounds: tuple[UpperBound, ...]
-    observed: Observed | None
+    dataset: str  # Name of the data set
+    bounds: tuple[UpperBound, ...]  # The rows of Table 1 in the paper's order
+    observed: Observed | None  # None if nothing was measured on this data set
 
     @property
     def verdict(self) -> str:
@@ -126,24 +100,7 @@ class BoundsRow:
 
 
 def bounds_table(names: Sequence[str] | None = None, observed: Sequence[Observed] = ()) -> list[BoundsRow]:
-    """Compute Table 1 for data sets.
-
-    Parameters
-    ----------
-    names : sequence of str, optional
-        Names of registered data sets; by default the paper's eleven.
-    observed : sequence of Observed
-        What was measured, on any of them.
-
-    Returns
-    -------
-    list of BoundsRow
-
-    Examples
-    --------
-    >>> [round(bound.value, 3) for bound in bounds_table(["mnist"])[0].bounds]
-    [0.891, 124.734, 0.891, 0.893, 0.891]
-    """
+    """Compute Table 1 for data sets."""
     measured = {each.dataset: each for each in observed}
     rows = []
     for name in names or sensitivity_table():
@@ -161,42 +118,17 @@ def bounds_table(names: Sequence[str] | None = None, observed: Sequence[Observed
 
 @dataclass(frozen=True)
 class ConditionSummary:
-    """On which data sets a condition holds, does not hold or was not checked.
+    """On which data sets a condition holds, does not hold or was not checked."""
 
-    Parameters
-    ----------
-    condition : str
-        The condition.
-    needed_by : tuple of str
-        Short names of the bounds that need it.
-    holds : bool or None
-        The verdict; None for "not checked".
-    datasets : tuple of str
-        The data sets with that verdict.
-    because : str
-        The reason on the first of them.
-    """
-
-    condition: str
-    needed_by: tuple[str, ...]
-    holds: bool | None
-    datasets: tuple[str, ...]
-    because: str
+    condition: str  # The condition
+    needed_by: tuple[str, ...]  # Short names of the bounds that need it
+    holds: bool | None  # The verdict; None for "not checked"
+    datasets: tuple[str, ...]  # The data sets with that verdict
+    because: str  # The reason on the first of them
 
 
 def condition_summaries(rows: Sequence[BoundsRow]) -> list[ConditionSummary]:
-    """Summarise the conditions of all bounds over the data sets.
-
-    Parameters
-    ----------
-    rows : sequence of BoundsRow
-        Rows of `bounds_table`.
-
-    Returns
-    -------
-    list of ConditionSummary
-        One per condition and verdict.
-    """
+    """Summarise the conditions of all bounds over the data sets."""
     needed: dict[str, dict[str, None]] = {}
     found: dict[tuple[str, bool | None], dict[str, str]] = {}
     for row in rows:
@@ -225,25 +157,7 @@ def observe(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Observed:
-    """Train the paper's network with all records and without each of a few, and compare.
-
-    Parameters
-    ----------
-    name : str
-        Name of a registered data set.
-    removals : int, optional
-        How many records are removed, one at a time; by default 12 on Location and Adult, 6 elsewhere.
-    data_dir : pathlib.Path, optional
-        Folder of the data sets' files.
-    seed : int
-        Seed of the split, the networks and the choice of records.
-    progress : callable, optional
-        Called with the number of steps done and of all steps.
-
-    Returns
-    -------
-    Observed
-    """
+    """Train the paper's network with all records and without each of a few, and compare."""
     data = split(source_records(DataSource.of(name), data_dir), size=dataset(name).records, seed=seed)
     settings = _settings(name)
     count = _REMOVALS.get(name, _REMOVALS_OTHERWISE) if removals is None else removals

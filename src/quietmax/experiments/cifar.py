@@ -50,75 +50,34 @@ SCALINGS: dict[str, Callable[[Features], Features]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """Settings that are trained on some splits.
+    """Settings that are trained on some splits."""
 
-    Parameters
-    ----------
-    dataset : str
-        "cifar-10" or "cifar-100".
-    scaling : str
-        One of `SCALINGS`.
-    learning_rate : float
-        Step size of Adam; the paper states 0.001.
-    epochs : int
-        Passes over the training set; the paper states 100.
-    loss : str
-        The loss that is trained with.
-    alpha : float or None
-        Constant of the convexified loss.
-    method : str
-        "plain", or "published-rdp" for DP-SGD as published.
-    splits : int
-        Number of splits.
-    epsilons : tuple of float
-        The epsilons of DP-SGD.
-    """
-
-    dataset: str
-    scaling: str
-    learning_rate: float
-    epochs: int
-    loss: LossName
-    alpha: float | None
-    method: Literal["plain", "published-rdp"] = "plain"
-    splits: int = 1
-    epsilons: tuple[float, ...] = ()
+    dataset: str  # "cifar-10" or "cifar-100"
+    scaling: str  # One of `SCALINGS`
+    learning_rate: float  # Step size of Adam; the paper states 0.001
+    epochs: int  # Passes over the training set; the paper states 100
+    loss: LossName  # The loss that is trained with
+    alpha: float | None  # Constant of the convexified loss
+    method: Literal["plain", "published-rdp"] = "plain"  # "plain", or "published-rdp" for DP-SGD as published
+    splits: int = 1  # Number of splits
+    epsilons: tuple[float, ...] = ()  # The epsilons of DP-SGD
 
 
 @dataclass(frozen=True)
 class CifarTrial:
-    """One measured accuracy.
+    """One measured accuracy."""
 
-    Parameters
-    ----------
-    dataset, scaling, learning_rate, epochs, loss, alpha
-        The settings, as in `Case`.
-    split : int
-        Seed of the split, the initial weights and the order of records.
-    method : str
-        "plain", "algorithm1-gaussian", "algorithm1-laplace" or "published-rdp".
-    epsilon : float or None
-        None for the plain network.
-    train_accuracy : float or None
-        Accuracy on the training records; None for Algorithm 1.
-    test_accuracy : float
-        Accuracy on the test records.
-    worst_share : float or None
-        Share of the record with the largest loss in the gradient of its batch, the mean over batches, for a plain
-        network with the convexified loss.
-    """
-
-    dataset: str
+    dataset: str  # The settings, as in `Case`
     scaling: str
     learning_rate: float
     epochs: int
     loss: str
     alpha: float | None
-    split: int
-    method: str
-    epsilon: float | None
-    train_accuracy: float | None
-    test_accuracy: float
+    split: int  # Seed of the split, the initial weights and the order of records
+    method: str  # "plain", "algorithm1-gaussian", "algorithm1-laplace" or "published-rdp"
+    epsilon: float | None  # None for the plain network
+    train_accuracy: float | None  # Accuracy on the training records; None for Algorithm 1
+    test_accuracy: float  # Accuracy on the test records
     worst_share: float | None = None
 
     @property
@@ -158,22 +117,7 @@ EPSILONS = (1.0, 10.0, 100.0)
 
 
 def cases(names: Sequence[str] = DATASETS) -> list[Case]:
-    """Return what is trained: the plain networks, then DP-SGD.
-
-    Parameters
-    ----------
-    names : sequence of str
-        "cifar-10", "cifar-100" or both.
-
-    Returns
-    -------
-    list of Case
-
-    Raises
-    ------
-    InvalidInput
-        If there is nothing to compare for a name.
-    """
+    """Return what is trained: the plain networks, then DP-SGD."""
     for name in names:
         if name not in DATASETS:
             raise unknown_name("data set of this comparison", name, DATASETS)
@@ -187,42 +131,14 @@ def cases(names: Sequence[str] = DATASETS) -> list[Case]:
 
 
 def is_measured(case: Case, trials: Sequence[CifarTrial]) -> bool:
-    """Return whether all networks of a case are among some trials.
-
-    Parameters
-    ----------
-    case : Case
-        What is trained.
-    trials : sequence of CifarTrial
-        Finished trials.
-
-    Returns
-    -------
-    bool
-    """
+    """Return whether all networks of a case are among some trials."""
     settings = (case.dataset, case.scaling, case.learning_rate, case.epochs, case.loss, case.alpha)
     found = [trial for trial in trials if (trial.settings, trial.method) == (settings, case.method)]
     return len(found) >= case.splits * max(1, len(case.epsilons))
 
 
 def measure(case: Case, records: Records, *, size: int | None = None, seed: int = 0) -> list[CifarTrial]:
-    """Train the networks of one case; with the convexified loss, also answer with Algorithm 1.
-
-    Parameters
-    ----------
-    case : Case
-        What is trained.
-    records : Records
-        Images with features pixel/255.
-    size : int, optional
-        Training records; by default the data set's.
-    seed : int
-        Seed of the first split.
-
-    Returns
-    -------
-    list of CifarTrial
-    """
+    """Train the networks of one case; with the convexified loss, also answer with Algorithm 1."""
     scaled = replace(records, features=np.ascontiguousarray(SCALINGS[case.scaling](records.features)))
     count = dataset(case.dataset).records if size is None else size
     data = [split(scaled, size=count, seed=seed + number) for number in range(case.splits)]
@@ -343,41 +259,23 @@ def _worst_share(model: Model, records: Records) -> float:
 
 @dataclass(frozen=True)
 class NetworkRow:
-    """The plain network of one case beside the paper's, and Algorithm 1's accuracy loss beside its curves.
+    """The plain network of one case beside the paper's, and Algorithm 1's accuracy loss beside its curves."""
 
-    Parameters
-    ----------
-    dataset, scaling, learning_rate, epochs, loss, alpha
-        The settings, as in `Case`.
-    splits : int
-        Number of splits.
-    train_accuracy, test_accuracy : Mean
-        Accuracies of the plain network.
-    paper_train_accuracy, paper_test_accuracy : float
-        The paper's, for the same loss.
-    worst_share : float or None
-        As in `CifarTrial`, the mean over the splits.
-    points, within : int
-        Points of the paper's two curves of Algorithm 1, and how many of ours are within `CURVE_TOLERANCE` of them.
-    largest_difference : float or None
-        The largest difference of a point, ours minus the paper's.
-    """
-
-    dataset: str
+    dataset: str  # The settings, as in `Case`
     scaling: str
     learning_rate: float
     epochs: int
     loss: str
     alpha: float | None
-    splits: int
-    train_accuracy: Mean
+    splits: int  # Number of splits
+    train_accuracy: Mean  # Accuracies of the plain network
     test_accuracy: Mean
-    paper_train_accuracy: float
+    paper_train_accuracy: float  # The paper's, for the same loss
     paper_test_accuracy: float
-    worst_share: float | None
+    worst_share: float | None  # As in `CifarTrial`, the mean over the splits
     points: int
     within: int
-    largest_difference: float | None
+    largest_difference: float | None  # The largest difference of a point, ours minus the paper's
 
     @property
     def difference(self) -> float:
@@ -398,18 +296,7 @@ class NetworkRow:
 
 
 def network_rows(trials: Sequence[CifarTrial]) -> list[NetworkRow]:
-    """Average the plain networks over their splits and compare them with the paper.
-
-    Parameters
-    ----------
-    trials : sequence of CifarTrial
-        Trials of any methods.
-
-    Returns
-    -------
-    list of NetworkRow
-        One per case, in the order of the trials.
-    """
+    """Average the plain networks over their splits and compare them with the paper."""
     rows = []
     for settings in dict.fromkeys(trial.settings for trial in trials if trial.method == "plain"):
         mine = [trial for trial in trials if trial.settings == settings]
@@ -452,31 +339,17 @@ def _curve_differences(trials: Sequence[CifarTrial]) -> list[float]:
 
 @dataclass(frozen=True)
 class PrivateRow:
-    """DP-SGD as published, with the accountant RDP, beside the paper's.
+    """DP-SGD as published, with the accountant RDP, beside the paper's."""
 
-    Parameters
-    ----------
-    dataset, scaling, learning_rate, loss
-        The settings, as in `Case`.
-    epsilon : float
-        The paper's epsilon.
-    test_accuracy, paper_test_accuracy : float
-        Ours, and what the paper's accuracy loss and its accuracy without privacy give.
-    accuracy_loss : float or None
-        Against the plain network with the convexified loss of the same settings; None if it was not trained.
-    paper_accuracy_loss : float
-        The paper's.
-    """
-
-    dataset: str
+    dataset: str  # The settings, as in `Case`
     scaling: str
     learning_rate: float
     loss: str
-    epsilon: float
-    test_accuracy: float
+    epsilon: float  # The paper's epsilon
+    test_accuracy: float  # Ours, and what the paper's accuracy loss and its accuracy without privacy give
     paper_test_accuracy: float
     accuracy_loss: float | None
-    paper_accuracy_loss: float
+    paper_accuracy_loss: float  # The paper's
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields."""
@@ -484,18 +357,7 @@ class PrivateRow:
 
 
 def private_rows(trials: Sequence[CifarTrial]) -> list[PrivateRow]:
-    """Compare DP-SGD with the paper's.
-
-    Parameters
-    ----------
-    trials : sequence of CifarTrial
-        Trials of any methods.
-
-    Returns
-    -------
-    list of PrivateRow
-        One per trial of DP-SGD.
-    """
+    """Compare DP-SGD with the paper's."""
     baselines = {
         (trial.dataset, trial.scaling, trial.learning_rate, trial.split): trial.test_accuracy
         for trial in trials

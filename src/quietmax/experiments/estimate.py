@@ -50,23 +50,7 @@ _BYTES_PER_FEATURE = 18
 def estimated_seconds(
     trials: Sequence[Trial], *, measured: bool = True, data_dir: Path | None = None
 ) -> dict[Trial, float]:
-    """Estimate the time of each trial on one core. A group's first trial also trains what the group shares.
-
-    Parameters
-    ----------
-    trials : sequence of Trial
-        The trials.
-    measured : bool
-        Whether to train a few networks to find this machine's speed. If False, nothing is read or trained; the
-        estimates are then good enough for comparing trials with each other.
-    data_dir : pathlib.Path, optional
-        Folder of the data sets' files.
-
-    Returns
-    -------
-    dict
-        Trial -> seconds.
-    """
+    """Estimate the time of each trial on one core. A group's first trial also trains what the group shares."""
     counted: set[tuple[Group, str]] = set()
     found = {}
     for trial in trials:
@@ -80,20 +64,7 @@ def estimated_seconds(
 
 
 def estimated_bytes(trials: Sequence[Trial], *, data_dir: Path | None = None) -> int:
-    """Estimate the largest memory of one worker.
-
-    Parameters
-    ----------
-    trials : sequence of Trial
-        The trials.
-    data_dir : pathlib.Path, optional
-        Folder of the data sets' files, which are read for their numbers of records.
-
-    Returns
-    -------
-    int
-        Bytes.
-    """
+    """Estimate the largest memory of one worker."""
     return max(
         _group_bytes(group, {trial.method for trial in trials if trial.group == group}, data_dir)
         for group in {trial.group for trial in trials}

@@ -34,18 +34,10 @@ _ATTACK_FIGURES = ("leakage", "advantage", "auc", "tpr_at_0_1_percent_fpr", "tpr
 
 @dataclass(frozen=True)
 class MeasureFactory:
-    """Makes the function with which a worker measures trials. It is picklable, so it can be sent to workers.
+    """Makes the function with which a worker measures trials. It is picklable, so it can be sent to workers."""
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        Folder of the result store, where shared networks are found and stored.
-    data_dir : str, optional
-        Folder of the data sets' files.
-    """
-
-    folder: Path
-    data_dir: str | None = None
+    folder: Path  # Folder of the result store, where shared networks are found and stored
+    data_dir: str | None = None  # Folder of the data sets' files
 
     def __call__(self) -> Callable[[Trial], Result]:
         """Return a function that measures trials and keeps the inputs of the last group in memory."""
@@ -61,20 +53,7 @@ class MeasureFactory:
 
 
 def measure(trial: Trial, shared: SharedInputs) -> Result:
-    """Let the method of a trial answer every member and non-member once, and evaluate the answers.
-
-    Parameters
-    ----------
-    trial : Trial
-        The trial.
-    shared : SharedInputs
-        The inputs of the trial's group.
-
-    Returns
-    -------
-    dict
-        The result, valid as JSON.
-    """
+    """Let the method of a trial answer every member and non-member once, and evaluate the answers."""
     begun = time.process_time()
     chosen = method(trial.method)
     prepared = chosen.prepare(trial, shared)

@@ -37,61 +37,27 @@ _OTHER_COLOURS = ("#5d4037", "#ad1457", "#33691e", "#283593", "#827717")
 
 @dataclass(frozen=True)
 class Line:
-    """One curve of a figure.
+    """One curve of a figure."""
 
-    Parameters
-    ----------
-    name : str
-        Entry of the legend.
-    colour : str
-        Colour as #rrggbb.
-    dashed : bool
-        True for methods without a proven guarantee.
-    thin : bool
-        True for the paper's own curves.
-    points : tuple of tuple
-        (epsilon, value, spread or None) by increasing epsilon.
-    """
-
-    name: str
-    colour: str
-    dashed: bool
-    thin: bool
+    name: str  # Entry of the legend
+    colour: str  # Colour as #rrggbb
+    dashed: bool  # True for methods without a proven guarantee
+    thin: bool  # True for the paper's own curves
     points: tuple[tuple[float, float, float | None], ...]
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure: curves over epsilon on a logarithmic axis.
+    """One figure: curves over epsilon on a logarithmic axis."""
 
-    Parameters
-    ----------
-    dataset : str
-        Name of the data set.
-    kind : str
-        What the figure shows, as part of a file name.
-    title : str
-        Title.
-    axis : str
-        Label of the vertical axis.
-    lines : tuple of Line
-        The curves.
-    level : float, optional
-        Height of a horizontal line, such as the plain network's value.
-    level_name : str
-        Entry of the legend for the horizontal line.
-    note : str
-        Text below the figure.
-    """
-
-    dataset: str
-    kind: str
-    title: str
-    axis: str
-    lines: tuple[Line, ...]
-    level: float | None = None
-    level_name: str = ""
-    note: str = ""
+    dataset: str  # Name of the data set
+    kind: str  # What the figure shows, as part of a file name
+    title: str  # Title
+    axis: str  # Label of the vertical axis
+    lines: tuple[Line, ...]  # The curves
+    level: float | None = None  # Height of a horizontal line, such as the plain network's value
+    level_name: str = ""  # Entry of the legend for the horizontal line
+    note: str = ""  # Text below the figure
 
     @property
     def file_name(self) -> str:
@@ -107,15 +73,6 @@ def figures(summaries: Sequence[Summary]) -> list[Figure]:
     """Return the figures of each data set.
 
     Accuracy loss and leakage as published come first, then accuracy and leakage like for like.
-
-    Parameters
-    ----------
-    summaries : sequence of Summary
-        Summaries of any data sets and methods.
-
-    Returns
-    -------
-    list of Figure
     """
     drawn = []
     for name in dict.fromkeys(each.dataset for each in summaries):
@@ -182,20 +139,7 @@ def _bound_line(epsilons: Sequence[float], leakage: float) -> Line:
 
 
 def coverage(name: str, measured: Sequence[Summary]) -> str:
-    """Say how many repeats the curves of a data set have, and which of the paper's curves are missing.
-
-    Parameters
-    ----------
-    name : str
-        Name of the data set.
-    measured : sequence of Summary
-        Its summaries, of methods of the paper.
-
-    Returns
-    -------
-    str
-        One or more sentences.
-    """
+    """Say how many repeats the curves of a data set have, and which of the paper's curves are missing."""
     repeats: dict[int, list[str]] = {}
     for each in {one.method: one for one in measured}.values():
         repeats.setdefault(each.repeats, []).append(methods()[each.method].title)
@@ -288,22 +232,7 @@ def _paler(colour: str) -> str:
 def write_figures(
     drawn: Sequence[Figure], folder: Path, formats: Sequence[str] = ("png", "pdf")
 ) -> list[Path]:
-    """Draw figures with matplotlib and write them to a folder.
-
-    Parameters
-    ----------
-    drawn : sequence of Figure
-        The figures.
-    folder : pathlib.Path
-        Created if it does not exist.
-    formats : sequence of str
-        File formats.
-
-    Returns
-    -------
-    list of pathlib.Path
-        The files, one per figure and format.
-    """
+    """Draw figures with matplotlib and write them to a folder."""
     from matplotlib.figure import Figure as MatplotlibFigure
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -325,13 +254,6 @@ def write_stability_figure(summaries: Sequence[Summary], path: Path) -> None:
     """Draw OARO stability, accuracy gap and leakage of the plain networks against each other.
 
     The paper has the same figure; its points are drawn beside ours.
-
-    Parameters
-    ----------
-    summaries : sequence of Summary
-        Summaries of any methods; those of ``plain`` on the paper's data sets are drawn.
-    path : pathlib.Path
-        The file; its extension is the format.
     """
     from matplotlib.figure import Figure as MatplotlibFigure
 

@@ -34,19 +34,7 @@ _SMALL_LEAKAGE = 0.02
 
 
 def accuracy_comparisons(summaries: Iterable[Summary]) -> list[Comparison]:
-    """Compare with the paper's accuracy table: accuracies and gap with both losses, leakage and OARO stability.
-
-    Parameters
-    ----------
-    summaries : iterable of Summary
-        Summaries of any methods; those of ``plain`` and ``original`` are compared.
-
-    Returns
-    -------
-    list of Comparison
-        Accuracies and gaps agree within `ACCURACY_TOLERANCE`, the leakage within `CURVE_TOLERANCE`, the stability,
-        which follows from a formula, to the printed digits.
-    """
+    """Compare with the paper's accuracy table: accuracies and gap with both losses, leakage and OARO stability."""
     rows = []
     for each in summaries:
         printed = paper.accuracy_table().get(each.dataset)
@@ -69,18 +57,7 @@ def accuracy_comparisons(summaries: Iterable[Summary]) -> list[Comparison]:
 
 
 def stability_points(summaries: Iterable[Summary]) -> dict[str, dict[str, float]]:
-    """Return what the paper's stability figure shows, from our networks: stability, gap and leakage.
-
-    Parameters
-    ----------
-    summaries : iterable of Summary
-        Summaries of any methods; those of ``plain`` on the paper's data sets count.
-
-    Returns
-    -------
-    dict
-        Data set -> the columns of `quietmax.experiments.paper.CORRELATED`.
-    """
+    """Return what the paper's stability figure shows, from our networks: stability, gap and leakage."""
     return {
         each.dataset: {
             "oaro_stability": paper.accuracy_table()[each.dataset]["oaro_stability"],
@@ -93,19 +70,7 @@ def stability_points(summaries: Iterable[Summary]) -> dict[str, dict[str, float]
 
 
 def own_correlations(summaries: Iterable[Summary]) -> list[Comparison]:
-    """Compare the paper's correlations with those of our own networks.
-
-    Parameters
-    ----------
-    summaries : iterable of Summary
-        Summaries of any methods.
-
-    Returns
-    -------
-    list of Comparison
-        Two coefficients agree if they have the same sign and ours is significant at 0.05 where the paper's is. Empty
-        with fewer than three data sets.
-    """
+    """Compare the paper's correlations with those of our own networks."""
     points = stability_points(summaries)
     if len(points) < 3:
         return []
@@ -126,30 +91,13 @@ def own_correlations(summaries: Iterable[Summary]) -> list[Comparison]:
 
 @dataclass(frozen=True)
 class Leakage:
-    """The leakage of one method at one epsilon: the paper's number, ours, and what any correct attack reaches.
+    """The leakage of one method at one epsilon: the paper's number, ours, and what any correct attack reaches."""
 
-    Parameters
-    ----------
-    dataset, method : str
-        Data set and method.
-    epsilon : float or None
-        None for the plain network.
-    paper : float
-        The paper's leakage.
-    ours : Mean
-        Ours.
-    gap : float
-        Training minus test accuracy of our answers: the leakage of the attack that calls a record a member if its
-        answer is right. An attack that finds less is weaker than this one.
-    verdict : str
-        "agrees" within `CURVE_TOLERANCE`; otherwise which of the two found more.
-    """
-
-    dataset: str
+    dataset: str  # Data set and method
     method: str
-    epsilon: float | None
-    paper: float
-    ours: Mean
+    epsilon: float | None  # None for the plain network
+    paper: float  # The paper's leakage
+    ours: Mean  # Ours
     gap: float
 
     @property
@@ -171,19 +119,7 @@ class Leakage:
 
 
 def leakages(summaries: Iterable[Summary], attack: str = "shadow") -> list[Leakage]:
-    """Compare the leakage of every method of the paper's figures with the paper's.
-
-    Parameters
-    ----------
-    summaries : iterable of Summary
-        Summaries of any methods.
-    attack : str
-        Name of the attack whose leakage counts.
-
-    Returns
-    -------
-    list of Leakage
-    """
+    """Compare the leakage of every method of the paper's figures with the paper's."""
     return [
         Leakage(
             each.dataset,
@@ -199,18 +135,7 @@ def leakages(summaries: Iterable[Summary], attack: str = "shadow") -> list[Leaka
 
 
 def curve_comparisons(summaries: Iterable[Summary]) -> list[Comparison]:
-    """Compare with the paper's figures: accuracy loss and leakage of Algorithm 1 and of DP-SGD at every epsilon.
-
-    Parameters
-    ----------
-    summaries : iterable of Summary
-        Summaries of any methods; those with a curve in the paper are compared.
-
-    Returns
-    -------
-    list of Comparison
-        Two numbers agree within `CURVE_TOLERANCE`.
-    """
+    """Compare with the paper's figures: accuracy loss and leakage of Algorithm 1 and of DP-SGD at every epsilon."""
     rows = []
     for each in summaries:
         if each.epsilon is None:
@@ -263,20 +188,7 @@ Decision = bool | None
 
 
 def findings(summaries: Sequence[Summary], attack: str = "shadow") -> list[Finding]:
-    """Judge the paper's five findings from our own numbers.
-
-    Parameters
-    ----------
-    summaries : sequence of Summary
-        Summaries of any data sets and methods. Only the paper's data sets count.
-    attack : str
-        Name of the attack whose leakage counts.
-
-    Returns
-    -------
-    list of Finding
-        All five.
-    """
+    """Judge the paper's five findings from our own numbers."""
     by_dataset: dict[str, dict[str, list[Summary]]] = {}
     for each in summaries:
         if each.dataset in paper.accuracy_table():
@@ -562,37 +474,16 @@ _UNLIMITED_METHODS = ("published-rdp", "dpsgd", "head")
 
 @dataclass(frozen=True)
 class MultiQuery:
-    """Accuracy loss and leakage when one total epsilon pays for many answers.
+    """Accuracy loss and leakage when one total epsilon pays for many answers."""
 
-    Parameters
-    ----------
-    dataset, method : str
-        Data set and method.
-    analysis : str
-        How the total is divided: "published" (the paper's composition theorem), "published-example" (its worked
-        example), or "any number" for methods that do not charge for answers.
-    total : float
-        The total epsilon.
-    queries : int
-        Number of answers.
-    per_answer : float or None
-        Epsilon of one answer.
-    accuracy_loss : float
-        Accuracy loss at that epsilon.
-    leakage : float or None
-        Leakage at that epsilon.
-    extrapolated : bool
-        Whether that epsilon is below the smallest measured one, where the value at the smallest is used.
-    """
-
-    dataset: str
+    dataset: str  # Data set and method
     method: str
     analysis: str
-    total: float
-    queries: int
-    per_answer: float | None
-    accuracy_loss: float
-    leakage: float | None
+    total: float  # The total epsilon
+    queries: int  # Number of answers
+    per_answer: float | None  # Epsilon of one answer
+    accuracy_loss: float  # Accuracy loss at that epsilon
+    leakage: float | None  # Leakage at that epsilon
     extrapolated: bool
 
     def to_json(self) -> dict[str, Any]:
@@ -611,21 +502,6 @@ def multi_query(
 
     Between measured epsilons curves are linear in log epsilon. Below the smallest the value there is used, as the paper
     argues; ``extrapolated`` says so.
-
-    Parameters
-    ----------
-    summaries : sequence of Summary
-        Summaries of any data sets and methods.
-    totals : sequence of float
-        Total epsilons.
-    queries : sequence of int
-        Numbers of answers.
-    attack : str
-        Name of the attack whose leakage counts.
-
-    Returns
-    -------
-    list of MultiQuery
     """
     rows = []
     for name in dict.fromkeys(each.dataset for each in summaries):
@@ -679,22 +555,5 @@ def _multi_query(
 
 
 def interpolate(curve: Mapping[float, float], epsilon: float) -> float:
-    """Read a curve at an epsilon: linear in log epsilon, constant beyond its ends.
-
-    Parameters
-    ----------
-    curve : mapping of float to float
-        Epsilon -> value, by increasing epsilon.
-    epsilon : float
-        Where to read.
-
-    Returns
-    -------
-    float
-
-    Examples
-    --------
-    >>> interpolate({1.0: 0.5, 100.0: 0.1}, 10.0)
-    0.3
-    """
+    """Read a curve at an epsilon: linear in log epsilon, constant beyond its ends."""
     return float(np.interp(np.log(epsilon), np.log(list(curve)), list(curve.values())))

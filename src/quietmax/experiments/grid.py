@@ -36,43 +36,17 @@ PAPER_REPEATS = 10
 
 @dataclass(frozen=True)
 class DataSource:
-    """A registered data set, or a table file with its declarations.
+    """A registered data set, or a table file with its declarations."""
 
-    Parameters
-    ----------
-    name : str
-        Name of the data set, or path of the table.
-    declared : str
-        What is declared about the table's columns, as JSON.
-    digest : str
-        SHA-256 of the table and its schema file; empty for a registered data set.
-    """
-
-    name: str
-    declared: str = "{}"
-    digest: str = ""
+    name: str  # Name of the data set, or path of the table
+    declared: str = "{}"  # What is declared about the table's columns, as JSON
+    digest: str = ""  # SHA-256 of the table and its schema file; empty for a registered data set
 
     @classmethod
     def of(cls, name: str, declared: dict[str, Any] | None = None) -> DataSource:
         """Return the source of that name, with the digest of the file's present contents.
 
         A changed table is another source, and so is a table whose schema file changed.
-
-        Parameters
-        ----------
-        name : str
-            Name of a registered data set, or path of a table.
-        declared : dict, optional
-            Declarations about the table, as `quietmax.load` takes them.
-
-        Returns
-        -------
-        DataSource
-
-        Examples
-        --------
-        >>> DataSource.of("mnist").title
-        'mnist'
         """
         text = json.dumps(declared or {}, sort_keys=True, default=str)
         if not is_table_path(name):
@@ -102,33 +76,15 @@ class DataSource:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much work goes into the networks and attacks of one repeat. The defaults are the paper's.
-
-    Parameters
-    ----------
-    records : int
-        Training records; with a holdout, about the number of training persons or rows, which is taken as public.
-    shadows : int
-        Shadow networks.
-    alpha : float
-        Parameter of the convexified loss.
-    epochs : int
-        Epochs of the network and of its shadow networks.
-    attack_epochs : int
-        Epochs of the attack networks.
-    attacks : tuple of str
-        Names of the attacks. Without any, no shadow network is trained.
-    holdout : float, optional
-        Share of the persons (without persons: of the rows) that is the test part. None: the paper's split.
-    """
+    """How much work goes into the networks and attacks of one repeat. The defaults are the paper's."""
 
     records: int
-    shadows: int
-    alpha: float = 1.0
-    epochs: int = 100
-    attack_epochs: int = 100
-    attacks: tuple[str, ...] = ("shadow",)
-    holdout: float | None = None
+    shadows: int  # Shadow networks
+    alpha: float = 1.0  # Parameter of the convexified loss
+    epochs: int = 100  # Epochs of the network and of its shadow networks
+    attack_epochs: int = 100  # Epochs of the attack networks
+    attacks: tuple[str, ...] = ("shadow",)  # Names of the attacks. Without any, no shadow network is trained
+    holdout: float | None = None  # Share of the persons (without persons: of the rows) that is the test part
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields; the holdout only if there is one, so that results of the paper's split are found."""
@@ -145,24 +101,12 @@ class Effort:
 
 @dataclass(frozen=True)
 class Group:
-    """The trials that share a split of the records, the networks trained on it and the attacks fitted to them.
+    """The trials that share a split of the records, the networks trained on it and the attacks fitted to them."""
 
-    Parameters
-    ----------
-    source : DataSource
-        Where the records come from.
-    effort : Effort
-        How much work goes into networks and attacks.
-    repeat : int
-        Number of the repeat, from 0.
-    seed : int
-        Seed of the evaluation; a repeat adds its own number.
-    """
-
-    source: DataSource
-    effort: Effort
-    repeat: int = 0
-    seed: int = 0
+    source: DataSource  # Where the records come from
+    effort: Effort  # How much work goes into networks and attacks
+    repeat: int = 0  # Number of the repeat, from 0
+    seed: int = 0  # Seed of the evaluation; a repeat adds its own number
 
     @cached_property
     def key(self) -> str:
@@ -181,29 +125,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Trial:
-    """One method at one epsilon on one repeat.
+    """One method at one epsilon on one repeat."""
 
-    Parameters
-    ----------
-    group : Group
-        The records, networks and attacks that the trial uses.
-    method : str
-        Name of the method (`quietmax.experiments.methods`).
-    epsilon : float, optional
-        None for methods without privacy.
-    queries : int, optional
-        Number of answers that epsilon pays for; None for methods that answer any number.
-
-    Examples
-    --------
-    >>> trial = Trial(Group(DataSource("mnist"), Effort(records=100, shadows=2)), "head", 1.0)
-    >>> trial.key.split("/")[1].startswith("head-1-any")
-    True
-    """
-
-    group: Group
-    method: str
-    epsilon: float | None = None
+    group: Group  # The records, networks and attacks that the trial uses
+    method: str  # Name of the method (`quietmax.experiments.methods`)
+    epsilon: float | None = None  # None for methods without privacy
     queries: int | None = None
 
     @cached_property
@@ -250,40 +176,16 @@ def _file_name(text: str) -> str:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a profile does with one data set.
+    """What a profile does with one data set."""
 
-    Parameters
-    ----------
-    effort : Effort
-        The work of one repeat.
-    repeats : int
-        Number of repeats.
-    dpsgd_repeats : int
-        How many of them also train DP-SGD as published.
-    proven_repeats : int
-        How many of them also train the methods with a proven guarantee.
-    queries : tuple of int
-        Numbers of answers for the methods that charge for every answer.
-    """
-
-    effort: Effort
-    repeats: int
-    dpsgd_repeats: int
-    proven_repeats: int
-    queries: tuple[int, ...] = (1,)
+    effort: Effort  # The work of one repeat
+    repeats: int  # Number of repeats
+    dpsgd_repeats: int  # How many of them also train DP-SGD as published
+    proven_repeats: int  # How many of them also train the methods with a proven guarantee
+    queries: tuple[int, ...] = (1,)  # Numbers of answers for the methods that charge for every answer
 
     def with_repeats(self, repeats: int) -> Workload:
-        """Return the same work with another number of repeats. What is left out stays left out.
-
-        Parameters
-        ----------
-        repeats : int
-            The number.
-
-        Returns
-        -------
-        Workload
-        """
+        """Return the same work with another number of repeats. What is left out stays left out."""
         return replace(
             self,
             repeats=repeats,
@@ -319,27 +221,6 @@ def workload(name: str, profile: str) -> Workload:
     The profile ``paper`` has the paper's numbers of repeats, shadow networks and epochs. The profile ``quick`` takes
     minutes on two cores: it runs the same code with fewer repeats and shadow networks (and fewer epochs on
     photographs), so its figures vary more and its attacks are weaker.
-
-    Parameters
-    ----------
-    name : str
-        Name of a registered data set.
-    profile : str
-        "quick" or "paper".
-
-    Returns
-    -------
-    Workload
-
-    Raises
-    ------
-    InvalidInput
-        If there is no such profile or data set.
-
-    Examples
-    --------
-    >>> workload("mnist", "paper").effort.shadows
-    50
     """
     if profile not in ("quick", "paper"):
         raise InvalidInput(f"profile must be quick or paper, got {profile!r}.")
@@ -364,23 +245,6 @@ def reproduction_trials(
     """Return the trials of the paper's evaluation and of the like-for-like comparison.
 
     Every group has a trial of the plain network, and that is its first.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Names of registered data sets.
-    profile : str
-        "quick" or "paper", see `workload`.
-    experiments : sequence of str
-        Which parts of the evaluation.
-    repeats : int, optional
-        Number of repeats; by default the profile's.
-    seed : int
-        Seed of the evaluation.
-
-    Returns
-    -------
-    list of Trial
     """
     trials = []
     for name in names:

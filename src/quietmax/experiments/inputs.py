@@ -55,17 +55,7 @@ _HOLDOUT = 0.2
 
 
 class SharedInputs:
-    """The shared inputs of one group.
-
-    Parameters
-    ----------
-    group : Group
-        Which group.
-    store : ResultStore
-        Where trained networks are found and stored.
-    data_dir : str or pathlib.Path, optional
-        Folder of the data sets' files.
-    """
+    """The shared inputs of one group."""
 
     def __init__(self, group: Group, store: ResultStore, data_dir: str | Path | None = None) -> None:
         self.group, self._store, self._data_dir = group, store, data_dir
@@ -119,55 +109,21 @@ class SharedInputs:
         return [self._attack(name) for name in self.group.effort.attacks]
 
     def pool_for(self, attack: Attack) -> ShadowPool:
-        """Return the shadow networks that an attack learns from; attacks share them where they can.
-
-        Parameters
-        ----------
-        attack : Attack
-            One of `attacks`.
-
-        Returns
-        -------
-        ShadowPool
-        """
+        """Return the shadow networks that an attack learns from; attacks share them where they can."""
         design = shared_designs(self.attacks, self.data)[self.attacks.index(attack)]
         if design not in self._pools:
             self._pools[design] = self._pool(design, attack.seed)
         return self._pools[design]
 
     def fitted(self, attack: Attack, released: Released) -> FittedAttack:
-        """Return an attack fitted to the shadow networks. The paper's attack is kept in the store.
-
-        Parameters
-        ----------
-        attack : Attack
-            One of `attacks`.
-        released : str
-            Whether answers are labels or probabilities.
-
-        Returns
-        -------
-        FittedAttack
-        """
+        """Return an attack fitted to the shadow networks. The paper's attack is kept in the store."""
         key = (self._name(attack), released)
         if key not in self._fitted:
             self._fitted[key] = self._fit(attack, released)
         return self._fitted[key]
 
     def published_dpsgd(self, accountant: Accountant, epsilon: float) -> MLP:
-        """Return the network that DP-SGD trains as published.
-
-        Parameters
-        ----------
-        accountant : str
-            One of the paper's accountants.
-        epsilon : float
-            One of the paper's values of epsilon.
-
-        Returns
-        -------
-        MLP
-        """
+        """Return the network that DP-SGD trains as published."""
         place = PUBLISHED_ACCOUNTANTS.index(accountant) * len(EPSILONS) + EPSILONS.index(epsilon)
         return self._published_dpsgd.network(place)
 
@@ -258,19 +214,7 @@ class SharedInputs:
 
 
 def source_records(source: DataSource, data_dir: str | Path | None = None) -> Records:
-    """Load the records of a source as the paper's networks see them.
-
-    Parameters
-    ----------
-    source : DataSource
-        A data set or table.
-    data_dir : str or pathlib.Path, optional
-        Folder of the data sets' files.
-
-    Returns
-    -------
-    Records
-    """
+    """Load the records of a source as the paper's networks see them."""
     if is_table_path(source.name):
         return load_records(source.name, **json.loads(source.declared))
     records = load_records(source.name, data_dir=data_dir)
@@ -292,31 +236,7 @@ def _public_records(source: DataSource, data_dir: str | Path | None, data: Split
 
 
 def holdout_share(source: DataSource, records: int | None, holdout: float | None) -> float | None:
-    """Return the share of a comparison's records that is the test part, None for the paper's split.
-
-    Parameters
-    ----------
-    source : DataSource
-        A data set or table.
-    records : int, optional
-        The number of training records that the user wants, for the paper's split.
-    holdout : float, optional
-        The share that the user wants; by default the data set's, and 0.2 of a table.
-
-    Returns
-    -------
-    float or None
-
-    Raises
-    ------
-    InvalidInput
-        If the two contradict each other or the source, or nobody would be held out.
-
-    Examples
-    --------
-    >>> holdout_share(DataSource.of("mnist"), None, None) is None
-    True
-    """
+    """Return the share of a comparison's records that is the test part, None for the paper's split."""
     table = is_table_path(source.name)
     if records is not None:
         if table or holdout is not None:
@@ -336,23 +256,7 @@ def holdout_share(source: DataSource, records: int | None, holdout: float | None
 def training_size(
     source: DataSource, records: int | None, share: float | None, data_dir: str | Path | None = None
 ) -> int:
-    """Return the number of training records, or persons, of a comparison.
-
-    Parameters
-    ----------
-    source : DataSource
-        A data set or table. A table is read, which detects errors in it before anything is trained.
-    records : int, optional
-        The number that the user wants; by default the data set's.
-    share : float, optional
-        What `holdout_share` returned. With a holdout, the number is what it leaves of all persons or rows.
-    data_dir : str or pathlib.Path, optional
-        Folder of the data sets' files.
-
-    Returns
-    -------
-    int
-    """
+    """Return the number of training records, or persons, of a comparison."""
     if share is None:
         return records or dataset(source.name).records
     units = int(source_records(source, data_dir).units.max(initial=-1)) + 1

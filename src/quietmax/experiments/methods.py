@@ -47,93 +47,37 @@ Fitted = TypeVar("Fitted")
 
 @dataclass(frozen=True, eq=False)
 class PreparedMethod:
-    """A method that is ready to answer.
+    """A method that is ready to answer."""
 
-    Parameters
-    ----------
-    answer : callable
-        Takes row numbers of the group's records and returns `Answers`.
-    fit_seconds : float
-        Time of training.
-    claim : Guarantee, optional
-        What is claimed; None for methods without a guarantee.
-    mechanism : Mechanism, optional
-        The mechanism that an audit can sample from, if every answer is charged.
-    """
-
-    answer: Callable[[Rows], Answers]
-    fit_seconds: float
-    claim: Guarantee | None = None
+    answer: Callable[[Rows], Answers]  # Takes row numbers of the group's records and returns `Answers`
+    fit_seconds: float  # Time of training
+    claim: Guarantee | None = None  # What is claimed; None for methods without a guarantee
     mechanism: Mechanism | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """A method of the comparison.
+    """A method of the comparison."""
 
-    Parameters
-    ----------
-    name : str
-        Name on the command line.
-    title : str
-        Name in figures.
-    status : str
-        Status of its guarantee: "none", "refuted", "conditional" or "proven".
-    prepare : callable
-        Takes a `Trial` and the `SharedInputs` of its group and returns a `PreparedMethod`.
-    axis : str
-        "published" if epsilon is the paper's own label, "like-for-like" if it is (epsilon, delta).
-    per_answer : bool
-        Whether every answer is charged.
-    attacked : bool
-        Whether attacks are run on its answers.
-    candidates_only : bool
-        Whether it answers only members and non-members, not the other records of the data set.
-    """
-
-    name: str
-    title: str
-    status: MethodStatus
+    name: str  # Name on the command line
+    title: str  # Name in figures
+    status: MethodStatus  # Status of its guarantee: "none", "refuted", "conditional" or "proven"
     prepare: Callable[[Trial, SharedInputs], PreparedMethod]
     axis: Axis = "like-for-like"
-    per_answer: bool = False
-    attacked: bool = True
+    per_answer: bool = False  # Whether every answer is charged
+    attacked: bool = True  # Whether attacks are run on its answers
     candidates_only: bool = False
 
     def status_for(self, classes: int) -> MethodStatus:
         """Return the status for a number of classes.
 
         Algorithm 1 is refuted for three or more classes; for two it is private if the bound is true (THEORY 2).
-
-        Parameters
-        ----------
-        classes : int
-            Number of classes.
-
-        Returns
-        -------
-        str
         """
         return "conditional" if self.status == "refuted" and classes == 2 else self.status
 
 
 def declared_delta(records: int) -> float:
-    """Return the delta of the like-for-like comparison, ``1/(10 N)`` (THEORY section 4).
-
-    Parameters
-    ----------
-    records : int
-        Number of training records.
-
-    Returns
-    -------
-    float
-
-    Examples
-    --------
-    >>> declared_delta(10_000)
-    1e-05
-    """
+    """Return the delta of the like-for-like comparison, ``1/(10 N)`` (THEORY section 4)."""
     return 1 / (10 * records)
 
 
@@ -336,17 +280,7 @@ _BUILT_IN = (
 
 @cache
 def methods() -> Mapping[str, Method]:
-    """Return all methods by name: the built-in ones first, then those of installed plug-ins.
-
-    Returns
-    -------
-    mapping of str to Method
-
-    Examples
-    --------
-    >>> methods()["head"].status
-    'proven'
-    """
+    """Return all methods by name: the built-in ones first, then those of installed plug-ins."""
     return with_plugins({each.name: each for each in _BUILT_IN}, ENTRY_POINT_GROUP, _read_plugin)
 
 
@@ -358,22 +292,7 @@ def _read_plugin(_: str, loaded: Any) -> tuple[str, Method]:
 
 
 def method(name: str) -> Method:
-    """Return the method of that name.
-
-    Parameters
-    ----------
-    name : str
-        Name of a built-in method or of a plug-in.
-
-    Returns
-    -------
-    Method
-
-    Raises
-    ------
-    InvalidInput
-        If there is none; the message suggests the nearest name.
-    """
+    """Return the method of that name."""
     known = methods()
     if name in known:
         return known[name]
@@ -383,28 +302,7 @@ def method(name: str) -> Method:
 def method_trials(
     group: Group, names: Sequence[str], epsilons: Sequence[float], queries: Sequence[int]
 ) -> list[Trial]:
-    """Return the trials of some methods in a group.
-
-    Parameters
-    ----------
-    group : Group
-        The records, networks and attacks of the trials.
-    names : sequence of str
-        Names of methods.
-    epsilons : sequence of float
-        Values of epsilon, for methods with a guarantee. DP-SGD as published exists only at the paper's values.
-    queries : sequence of int
-        Numbers of answers, for methods that are charged for every answer.
-
-    Returns
-    -------
-    list of Trial
-
-    Raises
-    ------
-    InvalidInput
-        If a method does not exist, or not at some epsilon.
-    """
+    """Return the trials of some methods in a group."""
     trials = []
     for name in names:
         chosen = method(name)
@@ -428,20 +326,7 @@ def _check_paper_epsilons(name: str, epsilons: Sequence[float]) -> None:
 
 
 def check_attacks(names: Sequence[str], shared: SharedInputs) -> None:
-    """Check that the methods answer every record that the attacks of a group query.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Names of methods.
-    shared : SharedInputs
-        The inputs of the group.
-
-    Raises
-    ------
-    InvalidInput
-        If an attack queries records that a method does not answer.
-    """
+    """Check that the methods answer every record that the attacks of a group query."""
     unable = [name for name in names if method(name).candidates_only and method(name).attacked]
     querying = [
         name

@@ -60,33 +60,15 @@ _ACCEPTABLE_TEST_ACCURACY = 0.5
 
 @dataclass(frozen=True)
 class Comparison:
-    """One number of the paper and ours.
+    """One number of the paper and ours."""
 
-    Parameters
-    ----------
-    dataset : str
-        The data set; for correlations the pair of quantities.
-    quantity : str
-        What was measured or computed.
-    paper : float
-        The paper's number.
-    ours : float
-        Our number.
-    agrees : bool
-        Whether the two agree within the stated tolerance.
-    note : str
-        Explanation of a known difference.
-    spread : float, optional
-        Standard deviation over our repeats.
-    """
-
-    dataset: str
-    quantity: str
-    paper: float
-    ours: float
-    agrees: bool
-    note: str = ""
-    spread: float | None = None
+    dataset: str  # The data set; for correlations the pair of quantities
+    quantity: str  # What was measured or computed
+    paper: float  # The paper's number
+    ours: float  # Our number
+    agrees: bool  # Whether the two agree within the stated tolerance
+    note: str = ""  # Explanation of a known difference
+    spread: float | None = None  # Standard deviation over our repeats
 
     @property
     def difference(self) -> float:
@@ -99,70 +81,22 @@ class Comparison:
 
 
 def sensitivity_table() -> dict[str, dict[str, float]]:
-    """Return the paper's table of sensitivities.
-
-    Returns
-    -------
-    dict
-        Data set -> records, features, classes, shadow_models, alpha, rho, delta_weight, ...
-
-    Examples
-    --------
-    >>> sensitivity_table()["mnist"]["delta_logit"]
-    0.3577
-    """
+    """Return the paper's table of sensitivities."""
     return _numbers("table_sensitivity.csv")
 
 
 def accuracy_table() -> dict[str, dict[str, float]]:
-    """Return the paper's table of accuracies.
-
-    Returns
-    -------
-    dict
-        Data set -> accuracies and gaps with both losses, privacy leakage, OARO stability.
-
-    Examples
-    --------
-    >>> accuracy_table()["location"]["convexified_test_acc"]
-    0.6484
-    """
+    """Return the paper's table of accuracies."""
     return _numbers("table_accuracy.csv")
 
 
 def correlation_table() -> dict[str, dict[str, float]]:
-    """Return the paper's correlations.
-
-    Returns
-    -------
-    dict
-        Pair of quantities -> Pearson, Spearman and Kendall coefficients and their p-values.
-    """
+    """Return the paper's correlations."""
     return _numbers("correlations.csv")
 
 
 def curve(dataset: str, metric: str, series: str) -> dict[float, float]:
-    """Return one curve of the paper's figures.
-
-    Parameters
-    ----------
-    dataset : str
-        Name of the data set.
-    metric : str
-        "acc_loss" or "priv_leak".
-    series : str
-        "alg1_gauss", "alg1_lap", "rdp", "zcdp", "ac" or "nc"; for the leakage also "nonprivate" and "published_bound".
-
-    Returns
-    -------
-    dict
-        Epsilon -> value; empty if the paper has no such curve.
-
-    Examples
-    --------
-    >>> curve("location", "acc_loss", "alg1_gauss")[1.0]
-    0.4566
-    """
+    """Return one curve of the paper's figures."""
     wanted = (dataset, metric, series)
     return {
         float(row["epsilon"]): float(row["value"])
@@ -189,20 +123,6 @@ def reproduce_sensitivity_table(names: Iterable[str] | None = None) -> list[Comp
     """Compare every sensitivity of the paper's tables with what the formulas give.
 
     Two numbers agree if they are equal to the printed digits.
-
-    Parameters
-    ----------
-    names : iterable of str, optional
-        Data sets of the paper; by default all eleven.
-
-    Returns
-    -------
-    list of Comparison
-
-    Raises
-    ------
-    InvalidInput
-        If the paper has no row for a name.
     """
     printed = sensitivity_table()
     rows = []
@@ -223,43 +143,18 @@ def reproduce_sensitivity_table(names: Iterable[str] | None = None) -> list[Comp
 
 @dataclass(frozen=True)
 class Correlation:
-    """Coefficients of one pair of quantities, and their two-sided p-values.
+    """Coefficients of one pair of quantities, and their two-sided p-values."""
 
-    Parameters
-    ----------
-    pearson, pearson_p : float
-        Pearson's coefficient and its p-value.
-    spearman, spearman_p : float
-        Spearman's coefficient and its p-value.
-    kendall, kendall_p : float
-        Kendall's coefficient and its p-value.
-    """
-
-    pearson: float
+    pearson: float  # Pearson's coefficient and its p-value
     pearson_p: float
-    spearman: float
+    spearman: float  # Spearman's coefficient and its p-value
     spearman_p: float
-    kendall: float
+    kendall: float  # Kendall's coefficient and its p-value
     kendall_p: float
 
 
 def correlate(first: Sequence[float], second: Sequence[float]) -> Correlation:
-    """Compute the Pearson, Spearman and Kendall coefficients of two series.
-
-    Parameters
-    ----------
-    first, second : sequence of float
-        Two series of the same length, at least 3.
-
-    Returns
-    -------
-    Correlation
-
-    Examples
-    --------
-    >>> correlate([1, 2, 3, 4], [2, 3, 5, 9]).kendall
-    1.0
-    """
+    """Compute the Pearson, Spearman and Kendall coefficients of two series."""
     if len(first) != len(second) or len(first) < 3:
         raise InvalidInput(
             f"A correlation needs two series of the same length, at least 3; got {len(first)} and {len(second)} values."
@@ -275,20 +170,6 @@ def spearman_p(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the two-sided p-value of Spearman's coefficient, exact for up to eight pairs.
 
     The usual approximation gives 0 for a perfect order, however few pairs there are.
-
-    Parameters
-    ----------
-    first, second : sequence of float
-        Two series of the same length, at least 3.
-
-    Returns
-    -------
-    float
-
-    Examples
-    --------
-    >>> round(spearman_p([1, 2, 3], [2, 3, 5]), 3)
-    0.333
     """
     if len(first) > _MOST_PERMUTED:
         return correlate(first, second).spearman_p
@@ -300,13 +181,7 @@ def spearman_p(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def reproduce_correlations() -> list[Comparison]:
-    """Compare the paper's correlations with those computed from its own accuracy table.
-
-    Returns
-    -------
-    list of Comparison
-        Two numbers agree if they are equal to the printed digits.
-    """
+    """Compare the paper's correlations with those computed from its own accuracy table."""
     models = [
         row for row in accuracy_table().values() if row["convexified_test_acc"] > _ACCEPTABLE_TEST_ACCURACY
     ]
@@ -320,18 +195,7 @@ def reproduce_correlations() -> list[Comparison]:
 
 
 def correlations(models: Sequence[Mapping[str, float]]) -> dict[str, Correlation]:
-    """Correlate OARO stability, accuracy gap and leakage over some models.
-
-    Parameters
-    ----------
-    models : sequence of mappings
-        At least three models with the columns of `CORRELATED`.
-
-    Returns
-    -------
-    dict
-        Pair of quantities -> coefficients.
-    """
+    """Correlate OARO stability, accuracy gap and leakage over some models."""
     return {
         pair: correlate([model[first] for model in models], [model[second] for model in models])
         for pair, (first, second) in CORRELATED.items()

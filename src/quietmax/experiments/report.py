@@ -73,41 +73,17 @@ _PACKAGES = ("quietmax", "torch", "numpy", "scipy", "scikit-learn", "dp-accounti
 
 @dataclass(frozen=True)
 class ReportInfo:
-    """What a report says about itself.
+    """What a report says about itself."""
 
-    Parameters
-    ----------
-    title : str
-        Title of the page.
-    settings : str
-        How much work was done.
-    seed : int
-        Seed of the evaluation.
-    failures : tuple of str
-        Trials that failed, with the reason.
-    paper : bool
-        True if the report compares with the paper, False if it is about an owner's own records.
-    """
-
-    title: str
-    settings: str
-    seed: int
-    failures: tuple[str, ...] = ()
+    title: str  # Title of the page
+    settings: str  # How much work was done
+    seed: int  # Seed of the evaluation
+    failures: tuple[str, ...] = ()  # Trials that failed, with the reason
     paper: bool = True
 
 
 def efforts(trials: Iterable[Trial]) -> str:
-    """Return how much work went into each data set, for the settings of a report.
-
-    Parameters
-    ----------
-    trials : iterable of Trial
-        The trials of an evaluation.
-
-    Returns
-    -------
-    str
-    """
+    """Return how much work went into each data set, for the settings of a report."""
     found = {trial.group.source.title: trial.group.effort for trial in trials}
     return "; ".join(
         f"{name} {effort.records:,} records, {effort.shadows} shadow networks, {effort.epochs} epochs"
@@ -120,25 +96,6 @@ def write_report(summaries: Sequence[Summary], folder: Path, info: ReportInfo) -
 
     A report on the paper also has each of its tables as a CSV file, in ``tables``. With a report on an owner's records,
     ``NOT-FOR-PUBLICATION.txt`` says that the folder must not be published.
-
-    Parameters
-    ----------
-    summaries : sequence of Summary
-        The results. Without any, nothing is written.
-    folder : pathlib.Path
-        Created if it does not exist.
-    info : ReportInfo
-        What the report says about itself.
-
-    Returns
-    -------
-    list of pathlib.Path
-        The written files.
-
-    Raises
-    ------
-    QuietmaxError
-        If the folder is not writable.
     """
     if not summaries:
         return []
@@ -182,20 +139,7 @@ def _write_csv(path: Path, columns: Sequence[str], lines: Iterable[Sequence[str]
 
 
 def write_comparisons(rows: Sequence[Comparison], path: Path) -> Path:
-    """Write comparisons with the paper as a CSV file.
-
-    Parameters
-    ----------
-    rows : sequence of Comparison
-        The comparisons.
-    path : pathlib.Path
-        The file.
-
-    Returns
-    -------
-    pathlib.Path
-        The file.
-    """
+    """Write comparisons with the paper as a CSV file."""
     return _write_csv(path, *comparison_table(rows))
 
 
@@ -209,18 +153,7 @@ def _write_stability(summaries: Sequence[Summary], folder: Path) -> list[Path]:
 
 
 def paper_comparisons(summaries: Sequence[Summary]) -> dict[str, tuple[str, list[Comparison]]]:
-    """Return all comparisons with the paper's tables and curves.
-
-    Parameters
-    ----------
-    summaries : sequence of Summary
-        The results.
-
-    Returns
-    -------
-    dict
-        Name of the table -> its title and rows. Tables without rows are left out.
-    """
+    """Return all comparisons with the paper's tables and curves."""
     tables = {
         "accuracy": (
             f"Plain networks (tolerance {ACCURACY_TOLERANCE:g}; leakage {CURVE_TOLERANCE:g})",
@@ -241,19 +174,7 @@ def paper_comparisons(summaries: Sequence[Summary]) -> dict[str, tuple[str, list
 
 
 def html(summaries: Sequence[Summary], info: ReportInfo) -> str:
-    """Return the page.
-
-    Parameters
-    ----------
-    summaries : sequence of Summary
-        The results.
-    info : ReportInfo
-        What the report says about itself.
-
-    Returns
-    -------
-    str
-    """
+    """Return the page."""
     files = resources.files("quietmax.experiments").joinpath("report")
     drawn = [figure.to_json() for figure in figures(summaries)]
     sections = [_plots(summaries)]
@@ -317,17 +238,7 @@ def _multi_query(summaries: Sequence[Summary]) -> str:
 
 
 def multi_query_lines(rows: Iterable[MultiQuery]) -> list[tuple[str, ...]]:
-    """Format the multi-query analysis as lines of a table under `MULTI_QUERY_COLUMNS`.
-
-    Parameters
-    ----------
-    rows : iterable of MultiQuery
-        The analysis.
-
-    Returns
-    -------
-    list of tuple of str
-    """
+    """Format the multi-query analysis as lines of a table under `MULTI_QUERY_COLUMNS`."""
     return [
         (
             row.dataset,
@@ -363,17 +274,7 @@ def _paper(summaries: Sequence[Summary]) -> str:
 
 
 def leakage_lines(rows: Iterable[Leakage]) -> list[tuple[str, ...]]:
-    """Format leakages as lines of a table under `LEAKAGE_COLUMNS`.
-
-    Parameters
-    ----------
-    rows : iterable of Leakage
-        The leakages.
-
-    Returns
-    -------
-    list of tuple of str
-    """
+    """Format leakages as lines of a table under `LEAKAGE_COLUMNS`."""
     return [
         (
             row.dataset,
@@ -391,20 +292,7 @@ def leakage_lines(rows: Iterable[Leakage]) -> list[tuple[str, ...]]:
 
 
 def comparison_table(rows: Sequence[Comparison]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Format comparisons with the paper as a table.
-
-    Parameters
-    ----------
-    rows : sequence of Comparison
-        The comparisons.
-
-    Returns
-    -------
-    columns : tuple of str
-        Headings; "spread" is left out if no comparison has one.
-    lines : list of tuple of str
-        One line per comparison.
-    """
+    """Format comparisons with the paper as a table."""
     spread = any(row.spread is not None for row in rows)
     columns = ("of", "quantity", "paper", "ours", *(["spread"] if spread else []), "difference", "agrees")
     lines = [

@@ -38,28 +38,12 @@ class ResultStore:
     """Results under ``folder/trials`` and networks under ``folder/networks``.
 
     Version 0.1 wrote results under ``folder/cells``; they are read from there.
-
-    Parameters
-    ----------
-    folder : pathlib.Path
-        Created when something is stored.
     """
 
-    folder: Path
+    folder: Path  # Created when something is stored
 
     def result(self, trial: Trial) -> Result | None:
-        """Return the stored result of a trial.
-
-        Parameters
-        ----------
-        trial : Trial
-            Which trial.
-
-        Returns
-        -------
-        dict or None
-            None if there is no result, or its file is damaged.
-        """
+        """Return the stored result of a trial."""
         for folder in ("trials", "cells"):
             try:
                 stored = json.loads(self._result_path(trial, folder).read_text(encoding="utf-8"))
@@ -71,15 +55,7 @@ class ResultStore:
         return None
 
     def store_result(self, trial: Trial, result: Result) -> None:
-        """Store the result of a trial.
-
-        Parameters
-        ----------
-        trial : Trial
-            Which trial.
-        result : dict
-            Its result, which must be valid JSON without NaN and infinities.
-        """
+        """Store the result of a trial."""
         text = json.dumps({"trial": trial.to_json(), "result": result}, indent=1, allow_nan=False)
         path = self._result_path(trial, "trials")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,19 +65,6 @@ class ResultStore:
         """Return stored arrays of a group; make and store them if there are none.
 
         If several workers want the same arrays, one makes them and the others wait.
-
-        Parameters
-        ----------
-        group : Group
-            Which group.
-        name : str
-            What the arrays are, as a file name.
-        make : callable
-            Makes the arrays.
-
-        Returns
-        -------
-        mapping of str to numpy.ndarray
         """
         path = self.folder / "networks" / group.key / f"{name}.safetensors"
         if (stored := _read_arrays(path)) is not None:
@@ -118,13 +81,7 @@ class ResultStore:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the store for one run.
-
-        Raises
-        ------
-        QuietmaxError
-            If another run holds the lock, or the folder is not writable.
-        """
+        """Lock the store for one run."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with (self.folder / "lock").open("w") as file:
@@ -176,18 +133,6 @@ def write_trials(results: Mapping[Trial, Result], path: Path) -> None:
 
     Every figure of an attack has three columns: ``ATTACK_FIGURE`` and the ends of its 95% interval, ``_low`` and
     ``_high``. Numbers have six digits.
-
-    Parameters
-    ----------
-    results : mapping of Trial to dict
-        Results on registered data sets.
-    path : pathlib.Path
-        The file. It is written atomically.
-
-    Raises
-    ------
-    InvalidInput
-        If a trial is about a user's own table.
     """
     rows = [_trial_row(trial, result) for trial, result in results.items()]
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -230,24 +175,7 @@ def _cell(value: Any) -> Any:
 
 
 def read_trials(paths: Sequence[Path]) -> dict[Trial, Result]:
-    """Read files that `write_trials` wrote.
-
-    Parameters
-    ----------
-    paths : sequence of pathlib.Path
-        The files.
-
-    Returns
-    -------
-    dict
-        Trial -> result, of all files together.
-
-    Raises
-    ------
-    QuietmaxError
-        If a file cannot be read, a value is not valid, two rows are the same trial, or one data set was measured
-        with different settings.
-    """
+    """Read files that `write_trials` wrote."""
     results: dict[Trial, Result] = {}
     for path in paths:
         try:

@@ -25,24 +25,12 @@ MAX_TRIES = 3
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is.
+    """How far a run is."""
 
-    Parameters
-    ----------
-    done : int
-        Finished trials, including those found in the store.
-    total : int
-        All trials.
-    failed : int
-        Failed trials.
-    seconds_left : float, optional
-        Expected time until the end; None before the first trial is finished.
-    """
-
-    done: int
-    total: int
-    failed: int
-    seconds_left: float | None
+    done: int  # Finished trials, including those found in the store
+    total: int  # All trials
+    failed: int  # Failed trials
+    seconds_left: float | None  # Expected time until the end; None before the first trial is finished
 
 
 ReportProgress = Callable[[Progress], None]
@@ -50,24 +38,12 @@ ReportProgress = Callable[[Progress], None]
 
 @dataclass(frozen=True)
 class Run:
-    """The result of a run.
+    """The result of a run."""
 
-    Parameters
-    ----------
-    results : dict
-        Result of each trial, in the order of the trials.
-    failures : dict
-        What went wrong, for each trial that failed.
-    computed : int
-        Number of trials that were computed rather than found in the store.
-    seconds : float
-        Duration of the run.
-    """
-
-    results: dict[Trial, Result]
-    failures: dict[Trial, str] = field(default_factory=dict)
-    computed: int = 0
-    seconds: float = 0.0
+    results: dict[Trial, Result]  # Result of each trial, in the order of the trials
+    failures: dict[Trial, str] = field(default_factory=dict)  # What went wrong, for each trial that failed
+    computed: int = 0  # Number of trials that were computed rather than found in the store
+    seconds: float = 0.0  # Duration of the run
 
 
 def run_trials(
@@ -79,27 +55,7 @@ def run_trials(
     data_dir: Path | None = None,
     progress: ReportProgress | None = None,
 ) -> Run:
-    """Measure the trials whose results are not yet in a folder.
-
-    Parameters
-    ----------
-    trials : sequence of Trial
-        At least one trial.
-    folder : pathlib.Path
-        Where results are stored.
-    workers : int, optional
-        Number of workers; by default one per core.
-    ray : str, optional
-        Address of a Ray cluster; "local" starts one on this machine. By default local processes are started.
-    data_dir : pathlib.Path, optional
-        Folder of the data sets' files.
-    progress : callable, optional
-        Called with a `Progress` whenever a trial has finished.
-
-    Returns
-    -------
-    Run
-    """
+    """Measure the trials whose results are not yet in a folder."""
     if not trials:
         raise InvalidInput("There are no trials to run. At least one data set and one method are required.")
     factory = MeasureFactory(folder.resolve(), None if data_dir is None else str(data_dir.resolve()))
@@ -121,25 +77,7 @@ def run(
     weight: Callable[[Trial], float] = lambda _: 1.0,
     progress: ReportProgress | None = None,
 ) -> Run:
-    """Compute the trials that a store does not have.
-
-    Parameters
-    ----------
-    trials : sequence of Trial
-        Trials; a repeated one counts once.
-    store : ResultStore
-        Where results are found and stored.
-    start : callable
-        Starts the workers. Not called if there is nothing to compute.
-    weight : callable
-        Expected time of a trial, in any unit. The group with the largest total starts first.
-    progress : callable, optional
-        Called with a `Progress` whenever a trial has finished.
-
-    Returns
-    -------
-    Run
-    """
+    """Compute the trials that a store does not have."""
     started = time.monotonic()
     with store.locked():
         stored = {trial: store.result(trial) for trial in dict.fromkeys(trials)}

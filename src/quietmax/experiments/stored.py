@@ -19,26 +19,7 @@ _DIGITS = 6
 
 
 def stored_table(kind: type[Row], file: str, names: Sequence[str] | None = None) -> list[Row]:
-    """Return the rows of a shipped table.
-
-    Parameters
-    ----------
-    kind : dataclass
-        What a row is; its fields are strings, numbers or None, the first is the name of the data set.
-    file : str
-        Name of the CSV file.
-    names : sequence of str, optional
-        Data sets whose rows are wanted; by default all.
-
-    Returns
-    -------
-    list of `kind`
-
-    Raises
-    ------
-    InvalidInput
-        If the table has no row for a name.
-    """
+    """Return the rows of a shipped table."""
     found = read_table(kind, resources.files("quietmax.experiments").joinpath("paper", file))
     measured = list(dict.fromkeys(row.dataset for row in found))
     for name in names or ():
@@ -73,20 +54,7 @@ def read_table(kind: type[Row], path: Traversable) -> list[Row]:
 
 
 def write_table(rows: Sequence[Mapping[str, object]], path: Path) -> Path:
-    """Write rows to a CSV file; `stored_table` reads it if they are the fields of a dataclass.
-
-    Parameters
-    ----------
-    rows : sequence of mappings
-        At least one; all with the same keys. None becomes an empty cell.
-    path : pathlib.Path
-        The file; its folder is created if necessary.
-
-    Returns
-    -------
-    pathlib.Path
-        The file.
-    """
+    """Write rows to a CSV file; `stored_table` reads it if they are the fields of a dataclass."""
     path.parent.mkdir(parents=True, exist_ok=True)
 
     def write(staging: Path) -> None:

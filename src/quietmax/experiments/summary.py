@@ -43,44 +43,16 @@ STATUS_WORDS = {
 
 @dataclass(frozen=True)
 class Mean:
-    """Mean over the repeats, with an interval that contains the expected value with probability 95%.
+    """Mean over the repeats, with an interval that contains the expected value with probability 95%."""
 
-    Parameters
-    ----------
-    value : float
-        The mean.
-    spread : float, optional
-        Standard deviation, if there are several repeats.
-    low, high : float, optional
-        The interval. With several repeats it is Student's; with one it accounts for the sampled records alone, not
-        for the variation between splits and trainings.
-    """
-
-    value: float
-    spread: float | None = None
-    low: float | None = None
+    value: float  # The mean
+    spread: float | None = None  # Standard deviation, if there are several repeats
+    low: float | None = None  # The interval
     high: float | None = None
 
     @classmethod
     def of(cls, values: Sequence[float], single: tuple[float, float] | None = None) -> Mean:
-        """Return the mean of some numbers.
-
-        Parameters
-        ----------
-        values : sequence of float
-            At least one number.
-        single : tuple of float, optional
-            The interval of the only number, if there is one alone.
-
-        Returns
-        -------
-        Mean
-
-        Examples
-        --------
-        >>> Mean.of([1.0, 3.0]).value
-        2.0
-        """
+        """Return the mean of some numbers."""
         value = float(np.mean(values))
         if len(values) == 1:
             return cls(value, None, *(single or (None, None)))
@@ -91,66 +63,30 @@ class Mean:
 
 @dataclass(frozen=True)
 class Summary:
-    """One method at one epsilon on one data set.
+    """One method at one epsilon on one data set."""
 
-    Parameters
-    ----------
-    dataset : str
-        Name of the data set or table.
-    method : str
-        Name of the method.
-    epsilon : float or None
-        None for methods without privacy.
-    queries : int or None
-        Number of answers that epsilon pays for; None for any number.
-    repeats : int
-        Number of repeats.
-    classes, records : int
-        Classes and training records.
-    status : str
-        Status of the guarantee: "none", "refuted", "conditional" or "proven".
-    train_accuracy, test_accuracy, accuracy_loss : Mean
-        Accuracy of the answers, and ``1 - test accuracy / test accuracy of the plain network``.
-    leakage, auc : mapping of str to Mean
-        TPR - FPR and area under the ROC curve of each attack.
-    delta : float or None
-        The claimed delta.
-    audited_epsilon : float or None
-        Largest lower bound on epsilon that the audits found.
-    audited : str
-        What was audited.
-    audited_claim : float or None
-        The claim against which a mechanism was audited.
-    fit_seconds, answer_seconds : float
-        Median time of training, and of one answer.
-    paper_accuracy_loss, paper_leakage : float, optional
-        The paper's numbers.
-    attacks : tuple of str
-        Names of the attacks.
-    """
-
-    dataset: str
-    method: str
-    epsilon: float | None
-    queries: int | None
-    repeats: int
-    classes: int
+    dataset: str  # Name of the data set or table
+    method: str  # Name of the method
+    epsilon: float | None  # None for methods without privacy
+    queries: int | None  # Number of answers that epsilon pays for; None for any number
+    repeats: int  # Number of repeats
+    classes: int  # Classes and training records
     records: int
-    status: str
+    status: str  # Status of the guarantee: "none", "refuted", "conditional" or "proven"
     train_accuracy: Mean
     test_accuracy: Mean
     accuracy_loss: Mean
-    leakage: Mapping[str, Mean]
+    leakage: Mapping[str, Mean]  # TPR - FPR and area under the ROC curve of each attack
     auc: Mapping[str, Mean]
-    delta: float | None
-    audited_epsilon: float | None
-    audited: str
-    audited_claim: float | None
-    fit_seconds: float
+    delta: float | None  # The claimed delta
+    audited_epsilon: float | None  # Largest lower bound on epsilon that the audits found
+    audited: str  # What was audited
+    audited_claim: float | None  # The claim against which a mechanism was audited
+    fit_seconds: float  # Median time of training, and of one answer
     answer_seconds: float
-    paper_accuracy_loss: float | None = None
+    paper_accuracy_loss: float | None = None  # The paper's numbers
     paper_leakage: float | None = None
-    attacks: tuple[str, ...] = ()
+    attacks: tuple[str, ...] = ()  # Names of the attacks
 
     @property
     def title(self) -> str:
@@ -181,18 +117,7 @@ def _flat_mean(name: str, mean: Mapping[str, float | None]) -> dict[str, float |
 
 
 def summarize(results: Mapping[Trial, Result]) -> list[Summary]:
-    """Average the results over the repeats.
-
-    Parameters
-    ----------
-    results : mapping of Trial to dict
-        Results, as `quietmax.experiments.runner.run_trials` returns them.
-
-    Returns
-    -------
-    list of Summary
-        In the order of the trials.
-    """
+    """Average the results over the repeats."""
     repeats: dict[tuple[str, str, float | None, int | None], list[Result]] = {}
     for trial, result in results.items():
         key = (trial.group.source.title, trial.method, trial.epsilon, trial.queries)
@@ -260,20 +185,7 @@ def _paper_number(dataset: str, metric: str, method: str, epsilon: float | None)
 
 
 def write_tables(summaries: Sequence[Summary], folder: Path) -> list[Path]:
-    """Write ``results.csv`` and ``results.parquet``, one row per summary.
-
-    Parameters
-    ----------
-    summaries : sequence of Summary
-        The rows.
-    folder : pathlib.Path
-        Folder of the files; created if it does not exist.
-
-    Returns
-    -------
-    list of pathlib.Path
-        The two files.
-    """
+    """Write ``results.csv`` and ``results.parquet``, one row per summary."""
 
     rows = [each.flat() for each in summaries]
     columns = list(dict.fromkeys(name for row in rows for name in row))

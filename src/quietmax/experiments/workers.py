@@ -33,24 +33,12 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """What became of a trial.
+    """What became of a trial."""
 
-    Parameters
-    ----------
-    worker : int
-        Number of the worker.
-    result : dict, optional
-        The result, if the trial succeeded.
-    failure : str
-        What went wrong, if it failed.
-    died : bool
-        Whether the worker itself was lost.
-    """
-
-    worker: int
-    result: Result | None = None
-    failure: str = ""
-    died: bool = False
+    worker: int  # Number of the worker
+    result: Result | None = None  # The result, if the trial succeeded
+    failure: str = ""  # What went wrong, if it failed
+    died: bool = False  # Whether the worker itself was lost
 
 
 class Workers(Protocol):
@@ -62,15 +50,7 @@ class Workers(Protocol):
         ...
 
     def submit(self, worker: int, trial: Trial) -> None:
-        """Send a trial to an idle worker.
-
-        Parameters
-        ----------
-        worker : int
-            Number of the worker.
-        trial : Trial
-            What to compute.
-        """
+        """Send a trial to an idle worker."""
         ...
 
     def next_outcome(self) -> TrialOutcome:
@@ -83,21 +63,7 @@ class Workers(Protocol):
 
 
 def start_workers(factory: ComputeFactory, count: int | None = None, ray: str | None = None) -> Workers:
-    """Start workers.
-
-    Parameters
-    ----------
-    factory : callable
-        Makes the function that computes trials, once in each worker. Must be picklable.
-    count : int, optional
-        Number of workers; by default one per core.
-    ray : str, optional
-        Address of a Ray cluster; "local" starts one on this machine. By default local processes are started.
-
-    Returns
-    -------
-    Workers
-    """
+    """Start workers."""
     if ray is not None:
         return RayWorkers(factory, address=ray, count=count)
     return LocalWorkers(factory, count or usable_cores())
@@ -109,22 +75,7 @@ def usable_cores() -> int:
 
 
 def compute_trial(compute: Compute, trial: Trial) -> tuple[Result | None, str]:
-    """Compute a trial and catch what goes wrong.
-
-    Parameters
-    ----------
-    compute : callable
-        Computes the trial.
-    trial : Trial
-        Which trial.
-
-    Returns
-    -------
-    result : dict or None
-        None if the computation failed.
-    failure : str
-        The message of an error of Quietmax; of any other error also its type and where it was raised.
-    """
+    """Compute a trial and catch what goes wrong."""
     try:
         return compute(trial), ""
     except QuietmaxError as error:
@@ -136,15 +87,7 @@ def compute_trial(compute: Compute, trial: Trial) -> tuple[Result | None, str]:
 
 
 class LocalWorkers:
-    """Processes on this machine.
-
-    Parameters
-    ----------
-    factory : callable
-        Makes the function that computes trials, once in each process.
-    count : int
-        Number of processes.
-    """
+    """Processes on this machine."""
 
     def __init__(self, factory: ComputeFactory, count: int) -> None:
         self._factory = factory
@@ -157,15 +100,7 @@ class LocalWorkers:
         return len(self._processes)
 
     def submit(self, worker: int, trial: Trial) -> None:
-        """Send a trial to an idle process. If the process is gone, `next_outcome` says so.
-
-        Parameters
-        ----------
-        worker : int
-            Number of the process.
-        trial : Trial
-            What to compute.
-        """
+        """Send a trial to an idle process. If the process is gone, `next_outcome` says so."""
         try:
             self._processes[worker][1].send(trial)
         except OSError:
@@ -252,24 +187,7 @@ class _Actor:
 
 
 class RayWorkers:
-    """Ray actors of one core each.
-
-    Parameters
-    ----------
-    factory : callable
-        Makes the function that computes trials, once in each actor.
-    address : str, optional
-        Address of a cluster; by default one is started on this machine.
-    count : int, optional
-        Number of actors; by default one for each core of the cluster.
-
-    Raises
-    ------
-    QuietmaxError
-        If Ray is not installed, or the cluster does not answer.
-    InvalidInput
-        If the cluster has fewer cores than actors.
-    """
+    """Ray actors of one core each."""
 
     def __init__(
         self, factory: ComputeFactory, *, address: str | None = None, count: int | None = None
@@ -282,15 +200,7 @@ class RayWorkers:
         return self._actors.count
 
     def submit(self, worker: int, trial: Trial) -> None:
-        """Send a trial to an idle actor.
-
-        Parameters
-        ----------
-        worker : int
-            Number of the actor.
-        trial : Trial
-            What to compute.
-        """
+        """Send a trial to an idle actor."""
         self._actors.send(worker, "compute", trial)
 
     def next_outcome(self) -> TrialOutcome:

@@ -42,29 +42,7 @@ _THRESHOLD = 0.5
 
 
 def map_features(graph: Graph, feature_map: FeatureMap, records: str, columns: int) -> str:
-    """Add the operations of a feature map.
-
-    Parameters
-    ----------
-    graph : Graph
-        The graph.
-    feature_map : FeatureMap
-        The map.
-    records : str
-        float32 of shape (rows, columns).
-    columns : int
-        Numbers per record.
-
-    Returns
-    -------
-    str
-        float32 of shape (rows, features).
-
-    Raises
-    ------
-    InvalidInput
-        If the map cannot be exported.
-    """
+    """Add the operations of a feature map."""
     if isinstance(feature_map, Pipeline):
         for step in feature_map.maps:
             records = map_features(graph, step, records, columns)
@@ -381,22 +359,7 @@ _IMAGE_MAPS: dict[type[FeatureMap], Callable[[Graph, Any, str], str]] = {
 
 
 def classify(graph: Graph, classifier: HeadWeights | PrivateNetwork, features: str) -> str:
-    """Add the operations of a classifier.
-
-    Parameters
-    ----------
-    graph : Graph
-        The graph.
-    classifier : HeadWeights or PrivateNetwork
-        The released weights.
-    features : str
-        float32 of shape (rows, features).
-
-    Returns
-    -------
-    str
-        Logits, float64 of shape (rows, classes).
-    """
+    """Add the operations of a classifier."""
     if isinstance(classifier, HeadWeights):
         rows = _centred(
             graph, features, classifier.centre, classifier.radius, classifier.bias, classifier.whitening

@@ -17,17 +17,7 @@ _TYPES = {np.float32: "FLOAT", np.float64: "DOUBLE", np.int64: "INT64", np.bool_
 
 
 def require_onnx() -> Any:
-    """Import the package onnx.
-
-    Returns
-    -------
-    module
-
-    Raises
-    ------
-    DataUnavailable
-        If it is not installed.
-    """
+    """Import the package onnx."""
     try:
         import onnx
     except ImportError:
@@ -38,19 +28,7 @@ def require_onnx() -> Any:
 
 
 class Graph:
-    """An ONNX graph under construction. Values are known by their names.
-
-    Parameters
-    ----------
-    reserved : collection of str
-        Names of inputs and outputs, which no other value may get.
-
-    Examples
-    --------
-    >>> graph = Graph(["x"])
-    >>> graph("Add", "x", np.array([1.0], np.float32))
-    'value 1'
-    """
+    """An ONNX graph under construction. Values are known by their names."""
 
     def __init__(self, reserved: Collection[str]) -> None:
         self._onnx = require_onnx()
@@ -62,143 +40,45 @@ class Graph:
     def __call__(
         self, operator: str, *inputs: str | NDArray[Any] | np.generic, outputs: int = 1, **attributes: Any
     ) -> str:
-        """Add an operation and return the name of its first output.
-
-        Parameters
-        ----------
-        operator : str
-            A standard operator.
-        inputs : str or array
-            Names of values, or constants.
-        outputs : int
-            Number of outputs of the operator.
-        attributes : object
-            Attributes of the operator.
-
-        Returns
-        -------
-        str
-        """
+        """Add an operation and return the name of its first output."""
         results = [self._name() for _ in range(outputs)]
         names = [each if isinstance(each, str) else self._constant(each) for each in inputs]
         self.nodes.append(self._onnx.helper.make_node(operator, names, results, **attributes))
         return results[0]
 
     def output(self, value: str, name: str) -> None:
-        """Give a value the name of an output.
-
-        Parameters
-        ----------
-        value : str
-            The value.
-        name : str
-            Name of the output.
-        """
+        """Give a value the name of an output."""
         self.nodes.append(self._onnx.helper.make_node("Identity", [value], [name]))
 
     def cast(self, value: str, kind: type) -> str:
-        """Return a value as another type.
-
-        Parameters
-        ----------
-        value : str
-            The value.
-        kind : {float32, float64, int64, bool_}
-            The type, as NumPy names it.
-
-        Returns
-        -------
-        str
-        """
+        """Return a value as another type."""
         return self("Cast", value, to=self.type_of(kind))
 
     def type_of(self, kind: type) -> int:
-        """Return the number by which ONNX knows a type.
-
-        Parameters
-        ----------
-        kind : type
-            The type, as NumPy names it.
-
-        Returns
-        -------
-        int
-        """
+        """Return the number by which ONNX knows a type."""
         return int(getattr(self._onnx.TensorProto, _TYPES[kind]))
 
     def trunc(self, value: str) -> str:
-        """Round towards zero; ONNX has no operator for it.
-
-        Parameters
-        ----------
-        value : str
-            Numbers.
-
-        Returns
-        -------
-        str
-        """
+        """Round towards zero; ONNX has no operator for it."""
         return self("Mul", self("Sign", value), self("Floor", self("Abs", value)))
 
     def columns(self, value: str) -> str:
-        """Return a vector as a matrix of one column.
-
-        Parameters
-        ----------
-        value : str
-            A value of shape (rows,).
-
-        Returns
-        -------
-        str
-        """
+        """Return a vector as a matrix of one column."""
         return self("Unsqueeze", value, np.array([1]))
 
     def side_by_side(self, values: list[str]) -> str:
-        """Join matrices of the same number of rows.
-
-        Parameters
-        ----------
-        values : list of str
-            Matrices.
-
-        Returns
-        -------
-        str
-        """
+        """Join matrices of the same number of rows."""
         return values[0] if len(values) == 1 else self("Concat", *values, axis=1)
 
     def any_of(self, values: list[str]) -> str:
-        """Return where at least one of several booleans holds.
-
-        Parameters
-        ----------
-        values : list of str
-            Booleans of one shape, at least one.
-
-        Returns
-        -------
-        str
-        """
+        """Return where at least one of several booleans holds."""
         result = values[0]
         for value in values[1:]:
             result = self("Or", result, value)
         return result
 
     def unit(self, rows: str, floor: float) -> str:
-        """Return rows divided by their length, or by the floor where that is larger.
-
-        Parameters
-        ----------
-        rows : str
-            A matrix of float32.
-        floor : float
-            The least divisor.
-
-        Returns
-        -------
-        str
-        """
+        """Return rows divided by their length, or by the floor where that is larger."""
         squares = self("ReduceSumSquare", rows, np.array([1]), keepdims=1)
         return self("Div", rows, self("Max", self("Sqrt", squares), np.array([floor], np.float32)))
 

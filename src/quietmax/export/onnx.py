@@ -51,24 +51,7 @@ def export_onnx(folder: str | Path, file: str | Path) -> None:
 
 
 def onnx_model(folder: str | Path) -> Any:
-    """Return a released model as an ONNX model; see `export_onnx`.
-
-    Parameters
-    ----------
-    folder : str or Path
-        The model folder.
-
-    Returns
-    -------
-    onnx.ModelProto
-
-    Raises
-    ------
-    InvalidInput
-        If the model must not be exported, or ONNX operators cannot compute it.
-    DataUnavailable
-        If the package onnx is not installed, or the folder is damaged.
-    """
+    """Return a released model as an ONNX model; see `export_onnx`."""
     onnx, model = require_onnx(), open_released(folder)
     names = [column.name for column in model.encoding.columns] if model.encoding else [_FEATURES]
     label, probabilities = (_free(name, names) for name in (_LABEL, _PROBABILITIES))

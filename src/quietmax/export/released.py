@@ -159,20 +159,7 @@ class ReleasedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def write_files(files: Mapping[str, bytes], folder: Path) -> None:
-    """Write files into a folder.
-
-    Parameters
-    ----------
-    files : mapping of str to bytes
-        Their content by name.
-    folder : Path
-        The folder.
-
-    Raises
-    ------
-    InvalidInput
-        If a name is not that of a file in the folder itself.
-    """
+    """Write files into a folder."""
     for name, content in files.items():
         if name != Path(name).name:
             raise InvalidInput(f"A model has files in one folder, but one is named {name!r}.")
@@ -180,24 +167,7 @@ def write_files(files: Mapping[str, bytes], folder: Path) -> None:
 
 
 def open_released(folder: str | Path) -> PrivateModel:
-    """Open a model whose weights were released; others are refused.
-
-    Parameters
-    ----------
-    folder : str or Path
-        A model folder.
-
-    Returns
-    -------
-    PrivateModel
-
-    Raises
-    ------
-    InvalidInput
-        If the model is paid per answer, has no guarantee, or has one that does not hold.
-    DataUnavailable
-        If the folder is missing or damaged.
-    """
+    """Open a model whose weights were released; others are refused."""
     if read_description(folder).get("guarantee") is None:
         raise InvalidInput(
             f"The model in {folder} is not exported: it has no guarantee, so its weights may reveal the training data."
@@ -224,20 +194,7 @@ def open_released(folder: str | Path) -> PrivateModel:
 
 
 def metadata(model: PrivateModel, description: bytes) -> dict[str, Any]:
-    """Return what every exported file says about a model, as JSON values.
-
-    Parameters
-    ----------
-    model : PrivateModel
-        The model.
-    description : bytes
-        The content of its ``model.json``.
-
-    Returns
-    -------
-    dict
-        ``guarantee``, ``epsilon`` and ``delta`` of the training, ``classes`` and ``provenance``.
-    """
+    """Return what every exported file says about a model, as JSON values."""
     stated = json.loads(description)
     return {
         "guarantee": model.guarantee.to_json(),

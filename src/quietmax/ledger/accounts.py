@@ -86,18 +86,7 @@ class Terms:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Terms:
-        """Read what `to_json` wrote, or what version 0.1 wrote (`reading` instead of `analysis`).
-
-        Parameters
-        ----------
-        record : mapping
-            The terms by name.
-
-        Raises
-        ------
-        ValueError, TypeError, AttributeError or KeyError
-            If the record is not of this form.
-        """
+        """Read what `to_json` wrote, or what version 0.1 wrote (`reading` instead of `analysis`)."""
         fields = {"analysis" if name == "reading" else name: value for name, value in record.items()}
         if set(fields) != {"epsilon", "delta", "analysis"} or len(record) != len(fields):
             raise ValueError("not the terms of an account")
@@ -108,24 +97,12 @@ class Terms:
 
 @dataclass(frozen=True)
 class Subaccount:
-    """A client's share of an account.
+    """A client's share of an account."""
 
-    Parameters
-    ----------
-    client : str
-        The client's name.
-    limit_units : int or None
-        The client's quota. None: only the account's budget limits the client.
-    spent_units : int
-        What the client has spent.
-    refused : int
-        The number of charges that exceeded the budget or the quota.
-    """
-
-    client: str
-    limit_units: int | None
-    spent_units: int
-    refused: int
+    client: str  # The client's name
+    limit_units: int | None  # The client's quota. None: only the account's budget limits the client
+    spent_units: int  # What the client has spent
+    refused: int  # The number of charges that exceeded the budget or the quota
 
 
 @dataclass(frozen=True)
@@ -218,29 +195,12 @@ class AccountState:
 
 
 def damaged(what: str) -> LedgerDamaged:
-    """Return the error for a ledger that somebody edited.
-
-    Parameters
-    ----------
-    what : str
-        What is wrong, as a clause without a full stop.
-    """
+    """Return the error for a ledger that somebody edited."""
     return LedgerDamaged(f"{what}. Stop serving from this ledger and restore a backup that has every charge.")
 
 
 def account_state(row: Row[Any]) -> AccountState:
-    """Return the account that a row of the table describes.
-
-    Parameters
-    ----------
-    row : sqlalchemy.Row
-        A row of `accounts`.
-
-    Raises
-    ------
-    LedgerDamaged
-        If the row cannot be read.
-    """
+    """Return the account that a row of the table describes."""
     try:
         total, terms = cost_from_json(json.loads(row.total)), Terms.from_json(json.loads(row.terms))
     except PARSE_ERRORS as error:
@@ -261,29 +221,13 @@ def account_state(row: Row[Any]) -> AccountState:
 
 
 def find_by_name(connection: Connection, name: str) -> AccountState | None:
-    """Return the account of a name, if there is one.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a transaction.
-    name : str
-        The name.
-    """
+    """Return the account of a name, if there is one."""
     row = connection.execute(select(accounts).where(accounts.c.name == name)).one_or_none()
     return None if row is None else account_state(row)
 
 
 def find_by_digest(connection: Connection, digest: str) -> AccountState | None:
-    """Return the account of a training set, if there is one.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a transaction.
-    digest : str
-        The digest of the training set.
-    """
+    """Return the account of a training set, if there is one."""
     row = connection.execute(
         select(accounts)
         .join_from(accounts, training_sets, accounts.c.id == training_sets.c.account)
@@ -293,20 +237,7 @@ def find_by_digest(connection: Connection, digest: str) -> AccountState | None:
 
 
 def get_account(connection: Connection, name: str) -> AccountState:
-    """Return the account of a name.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a transaction.
-    name : str
-        The name.
-
-    Raises
-    ------
-    InvalidInput
-        If there is no such account.
-    """
+    """Return the account of a name."""
     found = find_by_name(connection, name) if name != KEYS_ACCOUNT else None
     if found is None:
         known = ", ".join(account.name for account in list_accounts(connection)) or "none"
@@ -315,13 +246,7 @@ def get_account(connection: Connection, name: str) -> AccountState:
 
 
 def list_accounts(connection: Connection) -> list[AccountState]:
-    """Return all accounts of training sets, by name.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a transaction.
-    """
+    """Return all accounts of training sets, by name."""
     rows = connection.execute(
         select(accounts).where(accounts.c.name != KEYS_ACCOUNT).order_by(accounts.c.name)
     ).all()
@@ -329,15 +254,7 @@ def list_accounts(connection: Connection) -> list[AccountState]:
 
 
 def list_subaccounts(connection: Connection, account: int) -> list[Subaccount]:
-    """Return the subaccounts of an account, those that spent most first.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a transaction.
-    account : int
-        The id of the account.
-    """
+    """Return the subaccounts of an account, those that spent most first."""
     rows = connection.execute(
         select(clients.c.name, subaccounts.c.limit_units, subaccounts.c.spent_units, subaccounts.c.refused)
         .join_from(subaccounts, clients, subaccounts.c.client == clients.c.id)
@@ -352,20 +269,7 @@ def list_subaccounts(connection: Connection, account: int) -> list[Subaccount]:
 
 
 def unproven_models(connection: Connection, account: int) -> list[tuple[str, str]]:
-    """Return the models without a proven guarantee that ever used an account.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a transaction.
-    account : int
-        The id of the account.
-
-    Returns
-    -------
-    list of (str, str)
-        The model, as ``name/version``, and the status of its guarantee.
-    """
+    """Return the models without a proven guarantee that ever used an account."""
     rows = connection.execute(
         select(journal.c.model, journal.c.detail)
         .where(journal.c.account == account, journal.c.kind == "unproven")
@@ -375,20 +279,7 @@ def unproven_models(connection: Connection, account: int) -> list[tuple[str, str
 
 
 def exclusive_model(connection: Connection, account: int) -> tuple[str, str] | None:
-    """Return the model that an account is reserved for, if there is one.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a transaction.
-    account : int
-        The id of the account.
-
-    Returns
-    -------
-    (str, str) or None
-        The model, as ``name/version``, and its digest.
-    """
+    """Return the model that an account is reserved for, if there is one."""
     row = connection.execute(
         select(journal.c.model, journal.c.detail).where(
             journal.c.account == account, journal.c.kind.in_(_EXCLUSIVE_KINDS)
@@ -422,23 +313,6 @@ def open_account(
     """Return the account of a training set; open one if neither its digest nor its name is known.
 
     An existing account keeps its budget: another total is an error.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a write transaction.
-    name : str
-        The name of the account.
-    total : Cost
-        The budget of a new account.
-    terms : Terms
-        The (epsilon, delta) behind `total`.
-    digest : str or None
-        The digest of the training set.
-    named_by_owner : bool
-        Whether the owner chose the name. If so, records that belong to another account are an error.
-    because : str or None
-        The reason to move records that belong to another account to this one.
     """
     check_name(name, "account")
     if because is not None:
@@ -525,13 +399,7 @@ def _create_account(
 
 
 def lost_accounts(connection: Connection) -> list[int]:
-    """Return the ids of accounts that have spent something, and that the database has lost, according to the journal.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a transaction.
-    """
+    """Return the ids of accounts that spent something by the journal, and that the database has lost."""
     rows = connection.execute(
         select(journal.c.detail)
         .join_from(journal, accounts, journal.c.account == accounts.c.id)
@@ -544,17 +412,7 @@ def lost_accounts(connection: Connection) -> list[int]:
 
 
 def check_opening(connection: Connection, name: str, because: str | None) -> None:
-    """Raise `InvalidInput` if a new account needs a reason: one that was lost may have paid for the same records.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a transaction.
-    name : str
-        The name of the new account.
-    because : str or None
-        The reason, if there is one.
-    """
+    """Raise `InvalidInput` if a new account needs a reason: one that was lost may have paid for the same records."""
     if because is None and (lost := lost_accounts(connection)):
         raise InvalidInput(
             f"The ledger has lost {len(lost)} accounts, so the new account {name!r} could be a second budget for the "
@@ -566,24 +424,7 @@ def check_opening(connection: Connection, name: str, because: str | None) -> Non
 
 
 def grant(connection: Connection, name: str, terms: Terms, because: str) -> AccountState:
-    """Set the budget of an account. What was spent stays spent.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a write transaction.
-    name : str
-        The name of the account.
-    terms : Terms
-        The new budget.
-    because : str
-        The reason.
-
-    Returns
-    -------
-    AccountState
-        The account after the change.
-    """
+    """Set the budget of an account. What was spent stays spent."""
     check_reason(because)
     current = get_account(connection, name)
     account = _lock(connection, current.id)
@@ -608,26 +449,7 @@ def grant(connection: Connection, name: str, terms: Terms, because: str) -> Acco
 def set_quota(
     connection: Connection, name: str, client: str, share: float | None, because: str
 ) -> AccountState:
-    """Limit a client to a share of an account's budget.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a write transaction.
-    name : str
-        The name of the account.
-    client : str
-        The client's name.
-    share : float or None
-        The quota as a fraction of the budget, from 0 to 1. None: no quota.
-    because : str
-        The reason.
-
-    Returns
-    -------
-    AccountState
-        The account after the change.
-    """
+    """Limit a client to a share of an account's budget."""
     check_reason(because)
     if _TOKEN_CLIENT_NAME.fullmatch(client):  # may get a quota before the first request
         lock_keys_account(connection)
@@ -645,24 +467,7 @@ def set_quota(
 
 
 def revoke(connection: Connection, name: str, client: str | None, because: str) -> AccountState:
-    """Take back what is unspent, of an account or of one client.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a write transaction.
-    name : str
-        The name of the account.
-    client : str or None
-        The client's name. None: the whole account.
-    because : str
-        The reason.
-
-    Returns
-    -------
-    AccountState
-        The account after the change.
-    """
+    """Take back what is unspent, of an account or of one client."""
     check_reason(because)
     account = _lock(connection, get_account(connection, name).id)
     limit = None
@@ -707,19 +512,7 @@ def _limit_client(
 
 
 def record_unproven(connection: Connection, account: int, model: str, status: str) -> None:
-    """Record, once, that a model without a proven guarantee uses an account.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a write transaction.
-    account : int
-        The id of the account.
-    model : str
-        The model, as ``name/version``.
-    status : str
-        The status of its guarantee.
-    """
+    """Record, once, that a model without a proven guarantee uses an account."""
     locked = _lock(connection, account)
     if (model, status) not in unproven_models(connection, account):
         locked.add(now(), "unproven", model=model, detail=detail_json(status=status))
@@ -727,24 +520,7 @@ def record_unproven(connection: Connection, account: int, model: str, status: st
 
 
 def reserve_exclusively(connection: Connection, account: AccountState, model: str, digest: str) -> None:
-    """Record that an account pays for one model only. Its guarantee does not compose with others.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a write transaction.
-    account : AccountState
-        The account.
-    model : str
-        The model, as ``name/version``.
-    digest : str
-        The digest of the model.
-
-    Raises
-    ------
-    InvalidInput
-        If the account has paid for anything else, or was lowered.
-    """
+    """Record that an account pays for one model only. Its guarantee does not compose with others."""
     locked = _lock(connection, account.id)
     exclusive = exclusive_model(connection, account.id)
     if exclusive is not None and exclusive[1] == digest:
@@ -764,17 +540,7 @@ def reserve_exclusively(connection: Connection, account: AccountState, model: st
 
 
 def client_id(connection: Connection, name: str, *, create: bool = False) -> int:
-    """Return the id of a client.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a transaction.
-    name : str
-        The client's name.
-    create : bool
-        Create the client if it is new. Needs the lock of the keys account.
-    """
+    """Return the id of a client."""
     found = connection.execute(select(clients.c.id).where(clients.c.name == name)).scalar_one_or_none()
     if found is None and create:
         if not _TOKEN_CLIENT_NAME.fullmatch(name):
@@ -789,26 +555,7 @@ def client_id(connection: Connection, name: str, *, create: bool = False) -> int
 
 
 def token_client_name(issuer: str, subject: str) -> str | None:
-    """Return the name of the client that a token of an identity provider states.
-
-    Parameters
-    ----------
-    issuer : str
-        The URL of the issuer, without @.
-    subject : str
-        The client's name at the issuer.
-
-    Returns
-    -------
-    str or None
-        The name; it differs from that of any client with an API key and of any client of another issuer. None: the
-        subject is empty, too long or not printable ASCII without spaces.
-
-    Examples
-    --------
-    >>> token_client_name("https://login.example.org", "ann")
-    'oidc:ann@login.example.org'
-    """
+    """Return the name of the client that a token of an identity provider states."""
     name = f"oidc:{subject}@{issuer.removeprefix('https://')}"
     return name if _TOKEN_CLIENT_NAME.fullmatch(name) else None
 
@@ -817,13 +564,7 @@ def token_client_name(issuer: str, subject: str) -> str | None:
 
 
 def lock_keys_account(connection: Connection) -> AccountTransaction:
-    """Lock the account that records API keys; it also guards the creation of accounts and clients.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a write transaction.
-    """
+    """Lock the account that records API keys; it also guards the creation of accounts and clients."""
     number = connection.execute(select(accounts.c.id).where(accounts.c.name == KEYS_ACCOUNT)).scalar_one()
     return _lock(connection, number)
 
@@ -833,15 +574,7 @@ def _lock(connection: Connection, account: int) -> AccountTransaction:
 
 
 def check_name(name: str, what: str) -> str:
-    """Return the name of an account or client if it is valid.
-
-    Parameters
-    ----------
-    name : str
-        The name.
-    what : str
-        What it names, for the error.
-    """
+    """Return the name of an account or client if it is valid."""
     if _NAME.fullmatch(name):
         return name
     raise InvalidInput(
@@ -851,13 +584,7 @@ def check_name(name: str, what: str) -> str:
 
 
 def check_reason(because: str) -> str:
-    """Return an administrator's reason if it is long enough to mean something to an auditor.
-
-    Parameters
-    ----------
-    because : str
-        The reason.
-    """
+    """Return an administrator's reason if it is long enough to mean something to an auditor."""
     if len(because.split()) >= _MIN_REASON_WORDS and len(because) <= _MAX_REASON_LENGTH:
         return because
     raise InvalidInput(
@@ -872,11 +599,5 @@ def now() -> int:
 
 
 def detail_json(**fields: Any) -> str:
-    """Return the detail of a journal row, without the fields that are None.
-
-    Parameters
-    ----------
-    **fields
-        JSON values by name.
-    """
+    """Return the detail of a journal row, without the fields that are None."""
     return json.dumps({name: value for name, value in fields.items() if value is not None}, sort_keys=True)

@@ -23,13 +23,7 @@ _POSITION_BITS = 20
 
 
 class AnswerCache:
-    """The index of one process. Not thread-safe: it belongs to the thread that writes.
-
-    Parameters
-    ----------
-    max_answers : int
-        The number of answers indexed for each account, and up to a sixteenth more. The oldest are dropped first.
-    """
+    """The index of one process. Not thread-safe: it belongs to the thread that writes."""
 
     def __init__(self, max_answers: int = MAX_ANSWERS) -> None:
         self._max_answers = max_answers
@@ -38,22 +32,7 @@ class AnswerCache:
         self._last_read: dict[int, int] = {}
 
     def find(self, cursor: Cursor, account: int, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Look up the stored answers to queries.
-
-        Parameters
-        ----------
-        cursor : Cursor
-            A cursor inside a transaction that holds the account's lock.
-        account : int
-            The id of the account.
-        keys : iterable of bytes
-            Keys of queries (`Ledger.query_key`).
-
-        Returns
-        -------
-        dict
-            The packed answer of every key that has one.
-        """
+        """Look up the stored answers to queries."""
         self._refresh(cursor, account)
         locations = self._locations[account]
         wanted = list(keys)

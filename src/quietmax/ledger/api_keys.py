@@ -94,24 +94,7 @@ class ApiKey:
 
 
 def create_key(connection: Connection, client: str, role: Role, days: float | None) -> tuple[str, ApiKey]:
-    """Create an API key for a client; the client is created if new.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a write transaction.
-    client : str
-        The client's name.
-    role : {"client", "admin"}
-        The role.
-    days : float or None
-        Days until the key expires. None: never.
-
-    Returns
-    -------
-    (str, ApiKey)
-        The key itself, to be shown once, and what the ledger keeps of it.
-    """
+    """Create an API key for a client; the client is created if new."""
     check_name(client, "client")  # also if the client exists: the clients of tokens have no API keys
     if role not in get_args(Role):
         raise InvalidInput(f"role must be admin or client, got {role!r}.")
@@ -148,31 +131,12 @@ def create_key(connection: Connection, client: str, role: Role, days: float | No
 
 
 def key_detail(key: ApiKey) -> str:
-    """Return the detail of the journal row of a new key: enough to detect a later change of the key.
-
-    Parameters
-    ----------
-    key : ApiKey
-        The key.
-    """
+    """Return the detail of the journal row of a new key: enough to detect a later change of the key."""
     return json.dumps({"expires": key.expires, "hash": key.secret_hash, "id": key.id, "role": key.role})
 
 
 def revoke_key(connection: Connection, key_id: str) -> ApiKey:
-    """Revoke an API key. A revoked key stays as it is.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a write transaction.
-    key_id : str
-        The id of the key.
-
-    Returns
-    -------
-    ApiKey
-        The key after the change.
-    """
+    """Revoke an API key. A revoked key stays as it is."""
     keys_account = lock_keys_account(connection)
     key = {each.id: each for each in list_keys(connection)}.get(key_id)
     if key is None:
@@ -189,13 +153,7 @@ def revoke_key(connection: Connection, key_id: str) -> ApiKey:
 
 
 def list_keys(connection: Connection) -> list[ApiKey]:
-    """Return all API keys, the oldest first.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a transaction.
-    """
+    """Return all API keys, the oldest first."""
     rows = connection.execute(
         select(
             keys.c.id,
@@ -217,15 +175,6 @@ def find_key(known: Mapping[str, ApiKey], presented: str, now: int) -> ApiKey | 
     """Return the key that a caller presents, if it is right and valid.
 
     A wrong secret and a wrong id take the same time.
-
-    Parameters
-    ----------
-    known : mapping
-        All keys by id.
-    presented : str
-        What the caller presents, ``qm_<id>_<secret>``.
-    now : int
-        Microseconds since 1970.
     """
     form = _FORM.fullmatch(presented)
     key_id, secret = form.groups() if form else ("", "")
@@ -236,29 +185,13 @@ def find_key(known: Mapping[str, ApiKey], presented: str, now: int) -> ApiKey | 
 
 
 def end_session(connection: Connection, session: str, expires: int) -> None:
-    """Record that a session of the dashboard was closed; forget those that have expired.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a write transaction.
-    session : str
-        The id of the session.
-    expires : int
-        When it would have expired, in microseconds since 1970.
-    """
+    """Record that a session of the dashboard was closed; forget those that have expired."""
     connection.execute(delete(_ended).where((_ended.c.expires <= now()) | (_ended.c.id == session)))
     connection.execute(insert(_ended), {"id": session, "expires": expires})
 
 
 def ended_sessions(connection: Connection) -> frozenset[str]:
-    """Return the ids of the sessions that were closed and have not expired yet.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a transaction.
-    """
+    """Return the ids of the sessions that were closed and have not expired yet."""
     return frozenset(connection.execute(select(_ended.c.id).where(_ended.c.expires > now())).scalars())
 
 

@@ -58,14 +58,7 @@ _LIKE_URL = re.compile(r"[A-Za-z][\w+.-]*(:|//)|.*:[^/]*@")
 
 
 def default_url() -> str:
-    """Return the address of the ledger that is used when none is given.
-
-    Returns
-    -------
-    str
-        The address that the environment variables `QUIETMAX_LEDGER`, `QUIETMAX_LEDGER_FILE` and
-        `QUIETMAX_LEDGER_PASSWORD_FILE` describe, as in `configured_url`.
-    """
+    """Return the address of the ledger that is used when none is given."""
     variables = ("QUIETMAX_LEDGER", "QUIETMAX_LEDGER_FILE", "QUIETMAX_LEDGER_PASSWORD_FILE")
     address, address_file, password_file = (os.environ.get(name) for name in variables)
     return configured_url(
@@ -76,29 +69,7 @@ def default_url() -> str:
 
 
 def configured_url(address: str | None, address_file: Path | None, password_file: Path | None) -> str:
-    """Return the address of the ledger from settings that keep its password out of the environment.
-
-    Parameters
-    ----------
-    address : str or None
-        The address.
-    address_file : Path or None
-        A file that holds the address, instead of `address`.
-    password_file : Path or None
-        A file that holds the password of a PostgreSQL address.
-
-    Returns
-    -------
-    str
-        The address with its password. Without any setting: a SQLite file in the user's state directory.
-
-    Raises
-    ------
-    InvalidInput
-        If the settings contradict each other.
-    QuietmaxError
-        If a file cannot be read or is empty.
-    """
+    """Return the address of the ledger from settings that keep its password out of the environment."""
     if address is not None and address_file is not None:
         raise InvalidInput("Only one of `ledger` and `ledger_file` can be set.")
     if address_file is not None:
@@ -117,18 +88,7 @@ def configured_url(address: str | None, address_file: Path | None, password_file
 
 
 def read_secret(path: Path) -> str:
-    """Read a file that holds one secret; white space around it is ignored.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-
-    Raises
-    ------
-    QuietmaxError
-        If it cannot be read or is empty.
-    """
+    """Read a file that holds one secret; white space around it is ignored."""
     try:
         secret = path.read_text(encoding="utf-8").strip()
     except UnicodeDecodeError:
@@ -141,29 +101,7 @@ def read_secret(path: Path) -> str:
 
 
 def parse_url(address: str | Path) -> URL:
-    """Parse the address of a ledger.
-
-    Parameters
-    ----------
-    address : str or Path
-        A path or ``sqlite:///FILE`` for a SQLite file, or ``postgresql://USER@HOST/DATABASE``. A string that looks like
-        a mistyped URL is not a path: a password in it would become the name of a file.
-
-    Returns
-    -------
-    sqlalchemy.engine.URL
-        The address with the name of its driver.
-
-    Raises
-    ------
-    InvalidInput
-        If the address is of another form.
-
-    Examples
-    --------
-    >>> parse_url("postgresql://host/ledger").drivername, parse_url("ledger.sqlite").database
-    ('postgresql+psycopg', 'ledger.sqlite')
-    """
+    """Parse the address of a ledger."""
     written = str(address)
     try:
         if "://" in written:
@@ -183,13 +121,7 @@ def parse_url(address: str | Path) -> URL:
 
 
 def hide_password(url: URL) -> str:
-    """Return the address as text, without its password.
-
-    Parameters
-    ----------
-    url : sqlalchemy.engine.URL
-        The address.
-    """
+    """Return the address as text, without its password."""
     hidden = {name: "***" for name in url.query if "pass" in name.lower()}
     return url.update_query_dict(hidden).render_as_string(hide_password=True)
 
@@ -198,27 +130,7 @@ def hide_password(url: URL) -> str:
 
 
 def open_engine(address: str | Path, *, read_only: bool = False) -> Engine:
-    """Open the database at an address. A SQLite file is created if missing, readable by its owner only.
-
-    Parameters
-    ----------
-    address : str or Path
-        The address, as in `parse_url`.
-    read_only : bool
-        Create and change nothing, neither the files of SQLite nor their folder.
-
-    Returns
-    -------
-    sqlalchemy.Engine
-        An engine whose commits are durable.
-
-    Raises
-    ------
-    LedgerUnavailable
-        If the file cannot be opened or the server cannot be reached.
-    InvalidInput
-        If the address is invalid, or the PostgreSQL server runs with ``fsync=off``.
-    """
+    """Open the database at an address. A SQLite file is created if missing, readable by its owner only."""
     url = parse_url(address)
     if url.drivername == "sqlite":
         return _open_sqlite(Path(str(url.database)), read_only)
@@ -311,37 +223,13 @@ def _open_postgresql(url: URL, read_only: bool) -> Engine:
 
 
 def is_migrated(engine: Engine) -> bool:
-    """Tell whether a ledger has the newest schema.
-
-    Parameters
-    ----------
-    engine : sqlalchemy.Engine
-        The engine of the ledger.
-
-    Raises
-    ------
-    LedgerDamaged
-        If it is newer than this version of Quietmax, or not a ledger.
-    """
+    """Tell whether a ledger has the newest schema."""
     with read_transaction(engine) as connection:
         return _known_version(connection, len(MIGRATIONS)) == len(MIGRATIONS)
 
 
 def unavailable(engine: Engine, error: BaseException) -> LedgerUnavailable:
-    """Describe a database error in one sentence, without the values of the statement.
-
-    Parameters
-    ----------
-    engine : sqlalchemy.Engine
-        The engine of the ledger.
-    error : BaseException
-        The error of SQLAlchemy or of the driver.
-
-    Returns
-    -------
-    LedgerUnavailable
-        The error to raise.
-    """
+    """Describe a database error in one sentence, without the values of the statement."""
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     name = engine.url.database if engine.dialect.name == "sqlite" else hide_password(engine.url)
     return LedgerUnavailable(
@@ -354,36 +242,14 @@ def unavailable(engine: Engine, error: BaseException) -> LedgerUnavailable:
 
 @contextmanager
 def read_transaction(engine: Engine) -> Iterator[Connection]:
-    """Open a connection in a transaction that only reads.
-
-    Parameters
-    ----------
-    engine : sqlalchemy.Engine
-        The engine of the ledger.
-
-    Yields
-    ------
-    sqlalchemy.Connection
-        The connection.
-    """
+    """Open a connection in a transaction that only reads."""
     with _translate_errors(engine), engine.connect() as connection, connection.begin():
         yield connection
 
 
 @contextmanager
 def snapshot_transaction(engine: Engine) -> Iterator[Connection]:
-    """Open a connection in a transaction that only reads, and sees the whole database as it was at the first query.
-
-    Parameters
-    ----------
-    engine : sqlalchemy.Engine
-        The engine of the ledger.
-
-    Yields
-    ------
-    sqlalchemy.Connection
-        The connection.
-    """
+    """Open a connection in a transaction that only reads, and sees the whole database as it was at the first query."""
     with _translate_errors(engine), engine.connect() as connection:
         if engine.dialect.name == "postgresql":
             connection = connection.execution_options(isolation_level="REPEATABLE READ")
@@ -393,18 +259,7 @@ def snapshot_transaction(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def write_transaction(engine: Engine) -> Iterator[Connection]:
-    """Open a connection in a transaction that writes: durable after the block, rolled back if the block raises.
-
-    Parameters
-    ----------
-    engine : sqlalchemy.Engine
-        The engine of the ledger.
-
-    Yields
-    ------
-    sqlalchemy.Connection
-        The connection.
-    """
+    """Open a connection in a transaction that writes: durable after the block, rolled back if the block raises."""
     with (
         _translate_errors(engine),
         engine.connect().execution_options(**_WRITE_OPTIONS) as connection,
@@ -414,13 +269,7 @@ def write_transaction(engine: Engine) -> Iterator[Connection]:
 
 
 def writer_connection(engine: Engine) -> Connection:
-    """Open a connection that one thread keeps for its transactions; see `charge_transaction`.
-
-    Parameters
-    ----------
-    engine : sqlalchemy.Engine
-        The engine of the ledger.
-    """
+    """Open a connection that one thread keeps for its transactions; see `charge_transaction`."""
     with _translate_errors(engine):
         connection = engine.connect()
         if engine.dialect.name == "sqlite":
@@ -433,16 +282,6 @@ def charge_transaction(connection: Connection) -> Iterator[Cursor]:
     """Open a write transaction without SQLAlchemy, whose own steps would take a third of its time.
 
     It is durable after the block, and rolled back if the block raises.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection from `writer_connection`, outside of a transaction.
-
-    Yields
-    ------
-    Cursor
-        The cursor of the transaction.
     """
     driver = _driver_connection(connection)
     try:
@@ -500,11 +339,6 @@ class Cursor:
 
     In a statement ``?`` stands for a value and ``(??)`` for a list of values. ``FOR UPDATE`` is left out on SQLite,
     where a write transaction holds the lock of the whole file.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a transaction.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -517,29 +351,13 @@ class Cursor:
         self._connection.rollback()
 
     def fetch(self, statement: str, values: Values = ()) -> list[tuple[Any, ...]]:
-        """Return all rows of a query.
-
-        Parameters
-        ----------
-        statement : str
-            The query.
-        values : sequence
-            One value for each ``?``.
-        """
+        """Return all rows of a query."""
         self._cursor.execute(_to_dialect(statement, self._sqlite), values)
         rows: list[tuple[Any, ...]] = self._cursor.fetchall()
         return rows
 
     def fetch_listed(self, statement: str, listed: Iterable[int | str | bytes]) -> list[tuple[Any, ...]]:
-        """Return all rows of a query with one ``(??)``, in several statements if the list is long.
-
-        Parameters
-        ----------
-        statement : str
-            The query.
-        listed : iterable
-            The values of the list.
-        """
+        """Return all rows of a query with one ``(??)``, in several statements if the list is long."""
         values = sorted(listed)
         rows: list[tuple[Any, ...]] = []
         for start in range(0, len(values), _MAX_LISTED_VALUES):
@@ -549,28 +367,12 @@ class Cursor:
         return rows
 
     def execute(self, statement: str, values: Values = ()) -> int:
-        """Run a statement that writes; return the number of rows changed.
-
-        Parameters
-        ----------
-        statement : str
-            The statement.
-        values : sequence
-            One value for each ``?``.
-        """
+        """Run a statement that writes; return the number of rows changed."""
         self._cursor.execute(_to_dialect(statement, self._sqlite), values)
         return int(self._cursor.rowcount)
 
     def execute_many(self, statement: str, rows: Sequence[Values]) -> int:
-        """Run a statement that writes once for each row of values; return the number of rows changed.
-
-        Parameters
-        ----------
-        statement : str
-            The statement.
-        rows : sequence of sequences
-            The values of each run. Nothing is run for an empty sequence.
-        """
+        """Run a statement that writes once for each row of values; return the number of rows changed."""
         if not rows:
             return 0
         self._cursor.executemany(_to_dialect(statement, self._sqlite), rows)
@@ -729,18 +531,10 @@ _ADOPTED_PER_ROW = 500
 
 @dataclass(frozen=True)
 class Migration:
-    """One step of the schema. The n-th step leads to version n.
+    """One step of the schema. The n-th step leads to version n."""
 
-    Parameters
-    ----------
-    description : str
-        What the step changes.
-    apply : callable
-        Makes the change on a connection.
-    """
-
-    description: str
-    apply: Callable[[Connection], None]
+    description: str  # What the step changes
+    apply: Callable[[Connection], None]  # Makes the change on a connection
 
 
 def _create_tables(connection: Connection) -> None:
@@ -825,18 +619,7 @@ def _adopt_accounts(connection: Connection) -> None:
 
 
 def read_salt(connection: Connection) -> bytes:
-    """Return the salt of all keyed hashes.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a transaction.
-
-    Raises
-    ------
-    LedgerDamaged
-        If it is missing or was changed to something else than hexadecimal digits.
-    """
+    """Return the salt of all keyed hashes."""
     found = connection.execute(select(meta.c.value).where(meta.c.name == "query_salt")).scalar_one_or_none()
     try:
         return bytes.fromhex(found or "missing")
@@ -883,25 +666,7 @@ MIGRATIONS = (
 
 
 def migrate(engine: Engine, migrations: Sequence[Migration] = MIGRATIONS) -> int:
-    """Bring the schema to the newest version, with all missing migrations or none.
-
-    Parameters
-    ----------
-    engine : sqlalchemy.Engine
-        The engine of the ledger.
-    migrations : sequence of Migration
-        All migrations, in their order.
-
-    Returns
-    -------
-    int
-        The version of the schema.
-
-    Raises
-    ------
-    LedgerDamaged
-        If the ledger is newer than the migrations, or the database is not a ledger.
-    """
+    """Bring the schema to the newest version, with all missing migrations or none."""
     with write_transaction(engine) as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})

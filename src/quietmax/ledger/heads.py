@@ -49,24 +49,12 @@ _ADD_SPENT = (
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The last journal row of an account.
+    """The last journal row of an account."""
 
-    Parameters
-    ----------
-    account : int
-        The id of the account.
-    sequence : int
-        The number of the row.
-    spent_units : int
-        The balance after the row.
-    hash : str
-        The hash of the row.
-    """
-
-    account: int
-    sequence: int
-    spent_units: int
-    hash: str
+    account: int  # The id of the account
+    sequence: int  # The number of the row
+    spent_units: int  # The balance after the row
+    hash: str  # The hash of the row
 
     def to_slot(self) -> bytes:
         """Return the slot of the file that holds it."""
@@ -77,31 +65,14 @@ class Head:
 
 
 def read_heads(connection: Connection) -> list[Head]:
-    """Return the heads of all accounts of a ledger.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a transaction.
-    """
+    """Return the heads of all accounts of a ledger."""
     columns = accounts.c.id, accounts.c.sequence, accounts.c.spent_units, accounts.c.head
     rows = connection.execute(select(*columns).order_by(accounts.c.id))
     return [Head(*row) for row in rows if type(row.sequence) is int]  # SQLite accepts any type in an edit
 
 
 def head_path(engine: Engine) -> Path | None:
-    """Return the path of the head file.
-
-    Parameters
-    ----------
-    engine : sqlalchemy.Engine
-        The engine of the ledger.
-
-    Returns
-    -------
-    Path or None
-        The environment variable `QUIETMAX_LEDGER_HEAD`; else a file beside a SQLite file, and None for PostgreSQL.
-    """
+    """Return the path of the head file."""
     configured = os.environ.get("QUIETMAX_LEDGER_HEAD")
     if configured:
         return Path(configured)
@@ -109,27 +80,7 @@ def head_path(engine: Engine) -> Path | None:
 
 
 class HeadFile:
-    """The newest heads that this process knows, and the file that keeps them.
-
-    Parameters
-    ----------
-    path : Path or None
-        The file. None: heads are kept in memory only.
-    ledger : str
-        The id of the ledger.
-    engine : sqlalchemy.Engine, optional
-        The engine of the ledger, to look up rows that other processes have written into the file. Without it, these
-        are not replaced.
-    read_only : bool
-        Never create or change the file.
-
-    Attributes
-    ----------
-    error : QuietmaxError or None
-        Why the file could not be written the last time.
-    damage : LedgerDamaged or None
-        What the ledger has lost. Such a ledger can be read and verified, but not written.
-    """
+    """The newest heads that this process knows, and the file that keeps them."""
 
     def __init__(
         self, path: Path | None, ledger: str, engine: Engine | None = None, *, read_only: bool = False
@@ -147,13 +98,7 @@ class HeadFile:
         self._file: int | None = None
 
     def load(self, connection: Connection) -> None:
-        """Set `damage` unless every row that the file names is in the journal; else record the heads of the ledger.
-
-        Parameters
-        ----------
-        connection : sqlalchemy.Connection
-            A connection inside a transaction that has not read anything yet.
-        """
+        """Set `damage` unless every row that the file names is in the journal; else record the heads of the ledger."""
         try:
             lost = self._lost(connection)
         except LedgerDamaged as damage:
@@ -180,15 +125,7 @@ class HeadFile:
         return None
 
     def check_locked(self, cursor: Cursor, locked: Iterable[AccountTransaction]) -> None:
-        """Raise `LedgerDamaged` if the ledger has lost rows that this process or the file knows of.
-
-        Parameters
-        ----------
-        cursor : Cursor
-            The cursor of the transaction.
-        locked : iterable of AccountTransaction
-            Accounts that are locked and not changed yet.
-        """
+        """Raise `LedgerDamaged` if the ledger has lost rows that this process or the file knows of."""
         current = {each.account: each for each in locked}
         if self.damage is None and self._are_last_seen(current.values()):
             return
@@ -218,13 +155,7 @@ class HeadFile:
             return b""
 
     def check_all(self, connection: Connection) -> None:
-        """Raise `LedgerDamaged` if the ledger has lost rows of any account.
-
-        Parameters
-        ----------
-        connection : sqlalchemy.Connection
-            A connection inside a transaction that has not read anything yet, or that has the lock of SQLite.
-        """
+        """Raise `LedgerDamaged` if the ledger has lost rows of any account."""
         # First: what is expected must not be newer than what the transaction sees.
         expected = self._expected(None)
         current = {head.account: head for head in read_heads(connection)}
@@ -269,13 +200,7 @@ class HeadFile:
         return newer
 
     def record(self, heads: Iterable[Head]) -> None:
-        """Keep heads of committed rows, unless newer ones are kept already.
-
-        Parameters
-        ----------
-        heads : iterable of Head
-            The heads. What cannot be written is in `error`: the charges themselves are durable.
-        """
+        """Keep heads of committed rows, unless newer ones are kept already."""
         with self._lock:
             committed = list(heads)
             before = {head.account: self._known.get(head.account) for head in committed}
@@ -315,13 +240,7 @@ class HeadFile:
             self._flush()
 
     def reset(self, heads: Iterable[Head]) -> None:
-        """Forget all heads but these.
-
-        Parameters
-        ----------
-        heads : iterable of Head
-            The heads of the ledger as it is now.
-        """
+        """Forget all heads but these."""
         self._known.clear()
         self._verified.clear()
         self.damage = None
@@ -331,13 +250,7 @@ class HeadFile:
         self.record(heads)
 
     def read(self) -> tuple[str | None, list[Head]]:
-        """Return the id of the ledger and the heads that the file holds; None and nothing if there is no file.
-
-        Raises
-        ------
-        LedgerDamaged
-            If the file cannot be understood.
-        """
+        """Return the id of the ledger and the heads that the file holds; None and nothing if there is no file."""
         if self.path is None or not self.path.exists():
             return None, []
         try:
@@ -452,22 +365,6 @@ def record_loss(
 
     Accounts that the database does not have cannot be charged. The journal names them, and from then on a new account
     needs a reason: it could be a second budget for the same records.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a write transaction.
-    spent : mapping
-        What is known to have been spent, by the id of the account.
-    because : str
-        The reason.
-    same_ledger : bool
-        Whether these are accounts of this ledger. If not, all of them are lost.
-
-    Returns
-    -------
-    list of int
-        The ids of the accounts that have spent something and that the database does not have.
     """
     check_reason(because)
     keys_account = lock_keys_account(connection)

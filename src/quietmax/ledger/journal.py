@@ -24,55 +24,21 @@ START = "0" * 64
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One row of the journal.
+    """One row of the journal."""
 
-    Parameters
-    ----------
-    account : int
-        The id of the account.
-    sequence : int
-        The number of the row within its account, from 1.
-    time : int
-        Microseconds since 1970.
-    kind : str
-        ``open``, ``charge``, ``training``, ``evaluation``, ``migrated-budget``, ``answered``, ``adopted``, ``prune``,
-        ``loss``, ``grant``, ``quota``, ``revoke``, ``unproven`` or ``exclusive``; in the account of the API keys
-        ``account``, ``training-set``, ``reassign``, ``adopted``, ``loss``, ``key-created`` or ``key-revoked``.
-        Version 0.1 wrote ``carried over``, ``bind`` and ``alone`` instead of ``migrated-budget``, ``reassign`` and
-        ``exclusive``.
-    client : str
-        The client's name, or an empty string.
-    model : str
-        The model, as ``name/version``, or an empty string.
-    answers : int
-        The number of answers charged.
-    units : int
-        The units added to the balance.
-    spent_units : int
-        The balance after this row.
-    limit_units : int
-        The budget after this row.
-    detail : str
-        A JSON object with what else belongs to the row, or an empty string.
-    previous : str
-        The hash of the row before.
-    hash : str
-        The hash of this row.
-    """
-
-    account: int
-    sequence: int
-    time: int
+    account: int  # The id of the account
+    sequence: int  # The number of the row within its account, from 1
+    time: int  # Microseconds since 1970
     kind: str
-    client: str
-    model: str
-    answers: int
-    units: int
-    spent_units: int
-    limit_units: int
-    detail: str
-    previous: str
-    hash: str = ""
+    client: str  # The client's name, or an empty string
+    model: str  # The model, as `name/version`, or an empty string
+    answers: int  # The number of answers charged
+    units: int  # The units added to the balance
+    spent_units: int  # The balance after this row
+    limit_units: int  # The budget after this row
+    detail: str  # A JSON object with what else belongs to the row, or an empty string
+    previous: str  # The hash of the row before
+    hash: str = ""  # The hash of this row
 
     def expected_hash(self) -> str:
         """Return the hash that follows from the other fields."""
@@ -107,44 +73,11 @@ class JournalEntry:
 
 
 def row_hash(*fields: int | str) -> str:
-    """Return the SHA-256 of the fields, written as one JSON list without spaces, in UTF-8.
-
-    Parameters
-    ----------
-    *fields : int or str
-        The fields of a row in the order of `JournalEntry`, without the hash.
-
-    Returns
-    -------
-    str
-        64 hexadecimal digits.
-
-    Examples
-    --------
-    >>> row_hash(1, "a") == hashlib.sha256(b'[1,"a"]').hexdigest()
-    True
-    """
+    """Return the SHA-256 of the fields, written as one JSON list without spaces, in UTF-8."""
     return hashlib.sha256(orjson.dumps(fields)).hexdigest()
 
 
 def answer_digest(salt: bytes, request: bytes, body: bytes, answer: bytes) -> str:
-    """Return the digest of a stored answer. Without the salt it reveals nothing about the answer.
-
-    Parameters
-    ----------
-    salt : bytes
-        The salt of the ledger.
-    request : bytes
-        The key of the request id.
-    body : bytes
-        The digest of the request.
-    answer : bytes
-        The packed answer of the whole request.
-
-    Returns
-    -------
-    str
-        32 hexadecimal digits.
-    """
+    """Return the digest of a stored answer. Without the salt it reveals nothing about the answer."""
     content = b"answer %d %d " % (len(request), len(body)) + request + body + answer
     return hashlib.blake2b(content, key=salt, digest_size=16).hexdigest()

@@ -77,18 +77,10 @@ _WRITE_PROBE = text(
 
 @dataclass(frozen=True)
 class SpendingPoint:
-    """What was spent from an account at one time.
+    """What was spent from an account at one time."""
 
-    Parameters
-    ----------
-    time : int
-        Microseconds since 1970.
-    spent_units : int
-        The balance.
-    """
-
-    time: int
-    spent_units: int
+    time: int  # Microseconds since 1970
+    spent_units: int  # The balance
 
 
 class Ledger:
@@ -867,25 +859,7 @@ class Ledger:
 
 
 def ledger_exists(address: str | Path) -> bool:
-    """Check that a ledger can be opened, without creating or migrating it.
-
-    Parameters
-    ----------
-    address : str or Path
-        The address, as in `parse_url`.
-
-    Returns
-    -------
-    bool
-        False if `Ledger` would first create it or migrate it to a newer schema.
-
-    Raises
-    ------
-    LedgerUnavailable
-        If it cannot be reached, or could not be created.
-    LedgerDamaged
-        If it is newer than this version of Quietmax, or not a ledger.
-    """
+    """Check that a ledger can be opened, without creating or migrating it."""
     url = parse_url(address)
     if url.drivername == "sqlite" and not Path(str(url.database)).exists():
         _check_creatable(Path(str(url.database)))

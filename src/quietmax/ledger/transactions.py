@@ -31,64 +31,24 @@ class Part:
     Nobody is on both sides of a split. So the two sides are charged in parallel: an account has spent the larger of
     what its two sides have spent, summed over all splits, and what concerns everybody. For two different splits, a
     person may be on the expensive side of both. Answers that are charged one by one count for everybody.
-
-    Parameters
-    ----------
-    split : str
-        Name of the split: equal names mean that each person is on the same side.
-    side : {"training", "holdout"}
-        The side.
-
-    Examples
-    --------
-    >>> spent = {Part("a", "training"): 5}
-    >>> Part("a", "holdout").increase(spent, 4), Part("a", "holdout").increase(spent, 7)
-    (0, 2)
-    >>> Part("b", "holdout").increase(spent, 4)
-    4
     """
 
-    split: str
-    side: Side
+    split: str  # Name of the split: equal names mean that each person is on the same side
+    side: Side  # The side
 
     def increase(self, spent: Mapping[Part, int], units: int) -> int:
-        """Return by how much the balance of the account grows if this part is charged.
-
-        Parameters
-        ----------
-        spent : mapping
-            The units that each part has spent.
-        units : int
-            The units to charge.
-        """
+        """Return by how much the balance of the account grows if this part is charged."""
         own = spent.get(self, 0)
         other = spent.get(Part(self.split, "holdout" if self.side == "training" else "training"), 0)
         return max(own + units, other) - max(own, other)
 
     def to_detail(self, units: int) -> dict[str, str | int]:
-        """Return what the detail of the journal row of a charge states about the part.
-
-        Parameters
-        ----------
-        units : int
-            The units charged to the part.
-        """
+        """Return what the detail of the journal row of a charge states about the part."""
         return {"side": self.side, "split": self.split, "units": units}
 
     @classmethod
     def from_detail(cls, detail: str) -> tuple[Part, int] | None:
-        """Return the part and the units that the detail of a journal row states; None if it concerns everybody.
-
-        Parameters
-        ----------
-        detail : str
-            The detail of a journal row, as JSON.
-
-        Raises
-        ------
-        ValueError, TypeError or KeyError
-            If it cannot be read.
-        """
+        """Return the part and the units that the detail of a journal row states; None if it concerns everybody."""
         content = json.loads(detail) if detail else {}
         if not {"side", "split", "units"} & set(content):
             return None
@@ -105,25 +65,7 @@ _PART_ROWS = (
 
 
 def spent_by_part(cursor: Cursor, accounts: Iterable[int]) -> dict[int, dict[Part, int]]:
-    """Return what each part of some accounts has spent, according to the journal.
-
-    Parameters
-    ----------
-    cursor : Cursor
-        The cursor of a transaction.
-    accounts : iterable of int
-        The ids of the accounts.
-
-    Returns
-    -------
-    dict
-        The units of each part, by the id of the account.
-
-    Raises
-    ------
-    LedgerDamaged
-        If a row of the journal cannot be read.
-    """
+    """Return what each part of some accounts has spent, according to the journal."""
     wanted = set(accounts)
     spent: dict[int, dict[Part, int]] = {account: {} for account in wanted}
     for account, detail in cursor.fetch_listed(_PART_ROWS, wanted):
@@ -207,43 +149,21 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class Charged:
-    """The charge is durable, and the answers may be drawn.
+    """The charge is durable, and the answers may be drawn."""
 
-    Parameters
-    ----------
-    units : int
-        The units charged.
-    answers : int
-        The number of new answers that may be drawn.
-    remaining_units : int
-        The units that this client can still spend.
-    cached : mapping
-        The stored answers among the queries, by the key of the query. They cost nothing.
-    resumed : bool
-        Whether an earlier attempt with the same request id was charged but never answered.
-    """
-
-    units: int
-    answers: int
-    remaining_units: int
+    units: int  # The units charged
+    answers: int  # The number of new answers that may be drawn
+    remaining_units: int  # The units that this client can still spend
     cached: Mapping[bytes, bytes] = field(default_factory=dict)
     resumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The request was answered before: nothing was charged.
+    """The request was answered before: nothing was charged."""
 
-    Parameters
-    ----------
-    answer : bytes
-        The stored answer of the whole request.
-    remaining_units : int
-        The units that this client can still spend.
-    """
-
-    answer: bytes
-    remaining_units: int
+    answer: bytes  # The stored answer of the whole request
+    remaining_units: int  # The units that this client can still spend
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,14 +200,9 @@ class Failed:
     """The ledger failed, so nothing may be answered.
 
     Whether the charge is durable is unknown. A retry with the same request id is not charged twice.
-
-    Parameters
-    ----------
-    error : QuietmaxError
-        The error to raise or report.
     """
 
-    error: QuietmaxError
+    error: QuietmaxError  # The error to raise or report
 
 
 ChargeResult = Charged | Replayed | LimitExceeded | RequestIdReused | InvalidKey | Failed
@@ -295,46 +210,22 @@ ChargeResult = Charged | Replayed | LimitExceeded | RequestIdReused | InvalidKey
 
 @dataclass(frozen=True, slots=True)
 class NewAnswers:
-    """A request to store answers: by query for the answer cache, and as a whole for a request id.
+    """A request to store answers: by query for the answer cache, and as a whole for a request id."""
 
-    Parameters
-    ----------
-    account : int
-        The id of the account. Not used if there are neither `queries` nor a `request`.
-    queries : tuple of bytes
-        The keys of the new queries.
-    answers : bytes
-        Their packed answers one after the other, all of one length.
-    request : bytes, optional
-        The key of the request id.
-    answer : bytes
-        The packed answer of the whole request. Needed with `request`.
-    deadline : float
-        The value of `time.monotonic` after which storing is no longer retried.
-    """
-
-    account: int
-    queries: tuple[bytes, ...] = ()
-    answers: bytes = b""
-    request: bytes | None = None
-    answer: bytes = b""
-    deadline: float = math.inf
+    account: int  # The id of the account. Not used if there are neither `queries` nor a `request`
+    queries: tuple[bytes, ...] = ()  # The keys of the new queries
+    answers: bytes = b""  # Their packed answers one after the other, all of one length
+    request: bytes | None = None  # The key of the request id
+    answer: bytes = b""  # The packed answer of the whole request. Needed with `request`
+    deadline: float = math.inf  # The value of `time.monotonic` after which storing is no longer retried
 
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
-    """The answers are durable.
+    """The answers are durable."""
 
-    Parameters
-    ----------
-    answer : bytes
-        The only answer of the request that may leave: the first that was stored.
-    first : bool
-        Whether it is the answer of this attempt.
-    """
-
-    answer: bytes
-    first: bool
+    answer: bytes  # The only answer of the request that may leave: the first that was stored
+    first: bool  # Whether it is the answer of this attempt
 
 
 # --- accounts inside a transaction --------------------------------------------------------------------------------
@@ -367,30 +258,14 @@ class _NewRow:
 
 @dataclass(slots=True)
 class AccountTransaction:
-    """A locked account inside a transaction: its balance, the end of its hash chain and the journal rows to write.
+    """A locked account inside a transaction: its balance, the end of its hash chain and the journal rows to write."""
 
-    Parameters
-    ----------
-    account : int
-        The id of the account.
-    limit_units : int
-        Its budget.
-    spent_units : int
-        Its balance.
-    sequence : int
-        The number of its last journal row.
-    head : str
-        The hash of its last journal row.
-    rows : list
-        The new journal rows.
-    """
-
-    account: int
-    limit_units: int
-    spent_units: int
-    sequence: int
-    head: str
-    rows: list[_NewRow] = field(default_factory=list)
+    account: int  # The id of the account
+    limit_units: int  # Its budget
+    spent_units: int  # Its balance
+    sequence: int  # The number of its last journal row
+    head: str  # The hash of its last journal row
+    rows: list[_NewRow] = field(default_factory=list)  # The new journal rows
 
     def add(
         self,
@@ -406,13 +281,6 @@ class AccountTransaction:
         """Add a journal row and add its units to the balance.
 
         Charges without a request id that one client makes for one model in one transaction share a row.
-
-        Parameters
-        ----------
-        now : int
-            Microseconds since 1970.
-        kind, client, model, answers, units, detail
-            The fields of the row, as in `JournalEntry`.
         """
         self.spent_units += units
         if self.rows and kind == "charge" and not detail:
@@ -427,13 +295,7 @@ class AccountTransaction:
         )
 
     def save(self, cursor: Cursor) -> None:
-        """Write the balance and the new journal rows.
-
-        Parameters
-        ----------
-        cursor : Cursor
-            The cursor of the transaction.
-        """
+        """Write the balance and the new journal rows."""
         chained = []
         for row in self.rows:
             self.sequence += 1
@@ -449,25 +311,7 @@ class AccountTransaction:
 
 
 def lock_accounts(cursor: Cursor, ids: Iterable[int]) -> dict[int, AccountTransaction]:
-    """Lock accounts until the transaction ends.
-
-    Parameters
-    ----------
-    cursor : Cursor
-        The cursor of the transaction.
-    ids : iterable of int
-        The ids of the accounts.
-
-    Returns
-    -------
-    dict
-        The locked accounts by id.
-
-    Raises
-    ------
-    LedgerDamaged
-        If an account does not exist.
-    """
+    """Lock accounts until the transaction ends."""
     wanted = set(ids)
     found = {row[0]: AccountTransaction(*row) for row in cursor.fetch_listed(_LOCK_ACCOUNTS, wanted)}
     if len(found) < len(wanted):
@@ -514,26 +358,7 @@ class _EarlierAttempt:
 
 
 class ChargeBatch:
-    """Decides the charges of one transaction, in their order.
-
-    Parameters
-    ----------
-    cursor : Cursor
-        The cursor of the transaction.
-    answer_cache : AnswerCache
-        The index of stored answers.
-    accounts : mapping
-        The locked accounts by id; every charge names one of them.
-    charges : sequence of Charge
-        The charges.
-    now : int
-        Microseconds since 1970.
-
-    Attributes
-    ----------
-    results : list of ChargeResult
-        The result of each charge. They hold only after the transaction has committed.
-    """
+    """Decides the charges of one transaction, in their order."""
 
     def __init__(
         self,
@@ -735,29 +560,6 @@ def store_answers(
 
     If a request id was drawn several times (a retry while the first attempt was in flight), only one draw was paid
     for. So only the first to be stored may leave; the others are dropped, also from the answer cache.
-
-    Parameters
-    ----------
-    cursor : Cursor
-        The cursor of the transaction.
-    accounts : mapping
-        The locked accounts by id: all that the batch names.
-    batch : sequence of NewAnswers
-        The answers.
-    salt : bytes
-        The salt of the ledger.
-    now : int
-        Microseconds since 1970.
-
-    Returns
-    -------
-    list of StoredAnswer
-        The answer that may leave, for each item of the batch.
-
-    Raises
-    ------
-    LedgerDamaged
-        If a request was never charged to this account.
     """
     known = _read_requests(cursor, batch)
     digests: dict[int, dict[str, str]] = {}
@@ -803,15 +605,7 @@ def _missing_request() -> LedgerDamaged:
 
 
 def count_refused(cursor: Cursor, counts: Mapping[tuple[int, int], int]) -> None:
-    """Add to the number of refused charges of subaccounts.
-
-    Parameters
-    ----------
-    cursor : Cursor
-        The cursor of the transaction.
-    counts : mapping
-        The number of refused charges by (account, client).
-    """
+    """Add to the number of refused charges of subaccounts."""
     cursor.execute_many(
         _COUNT_REFUSED, [(account, client, count) for (account, client), count in sorted(counts.items())]
     )
@@ -829,18 +623,10 @@ _PRUNE_ANSWERS = "DELETE FROM answers WHERE account = ? AND time < ?"
 
 @dataclass(frozen=True)
 class Pruned:
-    """What was deleted.
+    """What was deleted."""
 
-    Parameters
-    ----------
-    requests : int
-        The number of request ids, with their stored answers.
-    batches : int
-        The number of rows of the answer cache; each holds the answers that were drawn together.
-    """
-
-    requests: int
-    batches: int
+    requests: int  # The number of request ids, with their stored answers
+    batches: int  # The number of rows of the answer cache; each holds the answers that were drawn together
 
 
 def prune(cursor: Cursor, days: float, now: int) -> Pruned:
@@ -848,20 +634,6 @@ def prune(cursor: Cursor, days: float, now: int) -> Pruned:
 
     What training, evaluations and migrated budgets were charged for is kept for ever. A request counts from its last
     attempt: the answer of an old id that is being tried again can still be stored.
-
-    Parameters
-    ----------
-    cursor : Cursor
-        The cursor of a write transaction.
-    days : float
-        Keep the last so many days.
-    now : int
-        Microseconds since 1970.
-
-    Returns
-    -------
-    Pruned
-        How much was deleted.
     """
     if not _MIN_PRUNE_DAYS <= days <= _MAX_PRUNE_DAYS:
         raise InvalidInput(f"days must be between 1/24 and {_MAX_PRUNE_DAYS}, got {days:g}.")

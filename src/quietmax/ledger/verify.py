@@ -57,20 +57,7 @@ class Verification:
 
 
 def read_journal(connection: Connection, account: int | None = None) -> Iterator[JournalEntry]:
-    """Read the journal, account by account in the order of the rows.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a transaction.
-    account : int, optional
-        The id of the only account to read.
-
-    Yields
-    ------
-    JournalEntry
-        One row.
-    """
+    """Read the journal, account by account in the order of the rows."""
     statement = select(journal).order_by(journal.c.account, journal.c.sequence)
     if account is not None:
         statement = statement.where(journal.c.account == account)
@@ -84,18 +71,6 @@ def verify(connection: Connection, anchors: Mapping[str, Anchor] | None = None) 
     This covers balances, quotas, keys, the names of accounts, their training sets, and what is stored for request ids.
     Cached answers are not covered: removing one makes a client pay again, and no edit of them leads to a draw without a
     charge. Of what earlier versions stored, names, training sets and requests are covered as the migration found them.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-        A connection inside a transaction that sees one snapshot of the database.
-    anchors : mapping, optional
-        Rows that an auditor wrote down, by the name of the account. They must still be in the chain.
-
-    Returns
-    -------
-    Verification
-        The faults found.
     """
     anchors = anchors or {}
     salt = read_salt(connection)

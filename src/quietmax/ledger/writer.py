@@ -80,13 +80,7 @@ class _Group:
 
 
 class FileGuard:
-    """Detects that files of SQLite were moved, deleted or replaced while in use: charges would be lost.
-
-    Parameters
-    ----------
-    engine : sqlalchemy.Engine
-        The engine of the ledger. Nothing is checked for PostgreSQL.
-    """
+    """Detects that files of SQLite were moved, deleted or replaced while in use: charges would be lost."""
 
     def __init__(self, engine: Engine) -> None:
         self._path = Path(str(engine.url.database)) if engine.dialect.name == "sqlite" else None
@@ -107,13 +101,7 @@ class FileGuard:
             )
 
     def watch_log(self, watch: bool) -> None:
-        """Watch SQLite's write-ahead log too, while a connection that has it open stays open.
-
-        Parameters
-        ----------
-        watch : bool
-            Whether there is such a connection. Without one, SQLite may delete the file.
-        """
+        """Watch SQLite's write-ahead log too, while a connection that has it open stays open."""
         self._opened_log = _file_identity(self._log) if watch else None
 
 
@@ -153,30 +141,7 @@ class _Batch:
 
 
 class LedgerWriter:
-    """The thread that writes charges and answers.
-
-    Parameters
-    ----------
-    engine : sqlalchemy.Engine
-        The engine of the ledger.
-    guard : FileGuard
-        Checked before every transaction.
-    salt : bytes
-        The salt of the ledger, for digests of stored answers.
-    heads : HeadFile
-        Records the last row of each account after every commit.
-    newest : int
-        The time of the newest journal row, in microseconds since 1970.
-
-    Attributes
-    ----------
-    batches : int
-        The number of transactions so far.
-    error : QuietmaxError or None
-        The error of the last transaction, if it failed.
-    last_flush : tuple of int
-        When the last transaction began and ended, in nanoseconds since 1970.
-    """
+    """The thread that writes charges and answers."""
 
     def __init__(self, engine: Engine, guard: FileGuard, salt: bytes, heads: HeadFile, newest: int) -> None:
         self._engine = engine
@@ -207,15 +172,7 @@ class LedgerWriter:
         self._thread.start()
 
     def submit_charges(self, charges: Sequence[Charge], done: ChargesCallback) -> None:
-        """Decide charges with the next batch.
-
-        Parameters
-        ----------
-        charges : sequence of Charge
-            The charges.
-        done : callable
-            Called once with all `ChargeResult`, in the order of the charges, from the thread of the writer.
-        """
+        """Decide charges with the next batch."""
         group = _Group(done, len(charges))
         if not self._enqueue([(charge, partial(group.add, place)) for place, charge in enumerate(charges)]):
             _notify(done, [Failed(_CLOSED)] * len(charges))
@@ -223,15 +180,7 @@ class LedgerWriter:
             self._wake.set()
 
     def submit_answers(self, answers: NewAnswers, done: AnswersCallback) -> None:
-        """Store answers with the next batch.
-
-        Parameters
-        ----------
-        answers : NewAnswers
-            The answers.
-        done : callable
-            Called with the `StoredAnswer` or `Failed`, from the thread of the writer.
-        """
+        """Store answers with the next batch."""
         if not self._enqueue([(answers, done)]):
             _notify(done, Failed(_CLOSED))
 

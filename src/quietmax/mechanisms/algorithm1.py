@@ -27,27 +27,7 @@ from quietmax.sensitivity.published import published_sensitivity
 
 
 def budget_split(epsilon: float, classes: int, noise: Noise) -> float:
-    """Return the paper's ``e_s = e_n``: ``eps/(2C+1)`` for Laplace noise, ``eps/sqrt(4C+1)`` for Gaussian.
-
-    Parameters
-    ----------
-    epsilon : float
-        The epsilon of one answer.
-    classes : int
-        The number of classes C.
-    noise : {"gaussian", "laplace"}
-        The noise.
-
-    Returns
-    -------
-    float
-        The share of each of the two steps.
-
-    Examples
-    --------
-    >>> budget_split(1.0, 10, "laplace") == 1 / 21
-    True
-    """
+    """Return the paper's ``e_s = e_n``: ``eps/(2C+1)`` for Laplace noise, ``eps/sqrt(4C+1)`` for Gaussian."""
     return epsilon / (2 * classes + 1) if noise == "laplace" else epsilon / math.sqrt(4 * classes + 1)
 
 
@@ -55,27 +35,6 @@ def claimed_epsilon(epsilon_sampling: float, epsilon_neuron: float, classes: int
     """Return what one answer costs according to the paper.
 
     ``e_s + 2C*e_n`` for Laplace noise, ``sqrt(e_s^2 + 4C*e_n^2)`` for Gaussian.
-
-    Parameters
-    ----------
-    epsilon_sampling : float
-        The epsilon ``e_s`` of sampling the neuron.
-    epsilon_neuron : float
-        The epsilon ``e_n`` of the noise.
-    classes : int
-        The number of classes C.
-    noise : {"gaussian", "laplace"}
-        The noise.
-
-    Returns
-    -------
-    float
-        The claimed epsilon, or mu for Gaussian noise.
-
-    Examples
-    --------
-    >>> round(claimed_epsilon(1 / 21, 1 / 21, 10, "laplace"), 12)
-    1.0
     """
     if noise == "laplace":
         return epsilon_sampling + 2 * classes * epsilon_neuron

@@ -118,13 +118,7 @@ class PublicMap(Protocol):
     """A feature map that was chosen without the private records."""
 
     def transform(self, features: NDArray[np.float32]) -> NDArray[np.floating]:
-        """Map rows of features to the rows that the model takes.
-
-        Parameters
-        ----------
-        features : ndarray of shape (queries, features)
-            Rows of features.
-        """
+        """Map rows of features to the rows that the model takes."""
         ...
 
 
@@ -240,15 +234,6 @@ def plugin_mechanisms() -> Mapping[str, Mechanism]:
     """Return the mechanisms of installed plug-ins by name, with open parameters.
 
     Their guarantees are an assumption of the user: `quietmax.predictor.claimed` makes them conditional.
-
-    Returns
-    -------
-    mapping of str to Mechanism
-
-    Examples
-    --------
-    >>> "noisy-max" in plugin_mechanisms()  # it is built in
-    False
     """
     known = with_plugins(dict.fromkeys(_BUILT_IN), ENTRY_POINT_GROUP, _read_plugin)
     return {name: made for name, made in known.items() if made is not None}
@@ -276,41 +261,17 @@ def digest_text(mechanism: Mechanism) -> str:
 
     It must not change between versions, or stored answers would be charged again: the field `analysis` keeps its name
     of version 0.1 here.
-
-    Parameters
-    ----------
-    mechanism : Mechanism
-        A prepared mechanism.
     """
     return repr(mechanism).replace(" analysis=", " reading=")
 
 
 def releases_probabilities(mechanism: Mechanism, classes: int) -> bool:
-    """Return whether a mechanism releases probabilities, or labels only; found by one draw for zero scores.
-
-    Parameters
-    ----------
-    mechanism : Mechanism
-        A prepared mechanism.
-    classes : int
-        The number of classes.
-    """
+    """Return whether a mechanism releases probabilities, or labels only; found by one draw for zero scores."""
     return mechanism.release(np.zeros((1, classes)), EXACT).probabilities is not None
 
 
 def checked_scores(scores: Floats) -> Floats:
-    """Return scores as float64 of shape (queries, classes), all finite.
-
-    Parameters
-    ----------
-    scores : ndarray
-        The scores of the queries.
-
-    Raises
-    ------
-    InvalidInput
-        If the shape is different or a score is not finite.
-    """
+    """Return scores as float64 of shape (queries, classes), all finite."""
     values = np.asarray(scores, dtype=np.float64)
     if values.ndim != 2 or values.shape[1] < 2:
         raise InvalidInput(
@@ -338,18 +299,6 @@ def proves_bounds(model_class: type, when: Callable[[Any], bool]) -> None:
     """Register a class of this library whose bounds are proven.
 
     Bounds that any other class states, including subclasses, are an assumption, as if they were passed as an argument.
-
-    Parameters
-    ----------
-    model_class : type
-        A class of quietmax.
-    when : callable
-        Takes a model of that class and returns whether its bounds are proven.
-
-    Raises
-    ------
-    InvalidInput
-        If the class is not part of quietmax.
     """
     if not model_class.__module__.startswith("quietmax."):
         raise InvalidInput(
@@ -376,20 +325,7 @@ class ProvenMechanism:
         return "proven"
 
     def prepared(self, model: Classifier, per_query: Cost) -> Self:
-        """Return the mechanism with the cost per query and the model's bounds filled in.
-
-        Parameters
-        ----------
-        model : Classifier
-            A model with certified bounds; any model if `bounds` is set.
-        per_query : PureCost or GaussianCost
-            The cost of one query, unless the field `per_query` is set.
-
-        Raises
-        ------
-        InvalidInput
-            If there are no bounds, or the cost is in the wrong measure.
-        """
+        """Return the mechanism with the cost per query and the model's bounds filled in."""
         bounds, certified = _bounds_for(self.bounds, model)
         filled = replace(self, bounds=bounds, per_query=self.per_query or per_query)  # type: ignore[type-var]
         object.__setattr__(filled, "_certified", certified)
@@ -397,13 +333,7 @@ class ProvenMechanism:
         return filled
 
     def cost(self, classes: int) -> Cost:  # noqa: ARG002
-        """Return the cost per query; it does not depend on the number of classes.
-
-        Parameters
-        ----------
-        classes : int
-            The number of classes.
-        """
+        """Return the cost per query; it does not depend on the number of classes."""
         return self._ready()[1]
 
     def _guarantee(self, because: str, parameters: Mapping[str, Any]) -> Guarantee:
@@ -457,24 +387,6 @@ def selection_epsilon(cost: Cost, selection: Selection) -> float:
 
     Pure: epsilon itself. Gaussian: the inverse of the conversions of THEORY section 3, rounded down. The exponential
     mechanism has bounded range; permute-and-flip is only epsilon-private.
-
-    Parameters
-    ----------
-    cost : PureCost or GaussianCost
-        The cost of the choice.
-    selection : {"exponential", "permute-and-flip"}
-        How the label is chosen.
-
-    Returns
-    -------
-    float
-        The epsilon.
-
-    Examples
-    --------
-    >>> from quietmax.accounting import GaussianCost
-    >>> round(selection_epsilon(GaussianCost(0.5), "exponential") / 0.5, 2)
-    1.6
     """
     if isinstance(cost, PureCost):
         return cost.epsilon

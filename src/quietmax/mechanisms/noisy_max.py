@@ -215,23 +215,7 @@ class GaussianScores(ProvenMechanism):
 
 
 def onto_simplex(points: Floats) -> Floats:
-    """Return the nearest probability vectors in L2 (Held, Wolfe and Crowder 1974).
-
-    Parameters
-    ----------
-    points : ndarray of shape (queries, classes)
-        Any vectors.
-
-    Returns
-    -------
-    ndarray of shape (queries, classes)
-        Rows that are at least 0 and add up to 1.
-
-    Examples
-    --------
-    >>> onto_simplex(np.array([[0.5, 0.9, -3.0]])).round(6).tolist()
-    [[0.3, 0.7, 0.0]]
-    """
+    """Return the nearest probability vectors in L2 (Held, Wolfe and Crowder 1974)."""
     ordered = -np.sort(-points, axis=1)
     excess = np.cumsum(ordered, axis=1) - 1
     rank = np.arange(1, points.shape[1] + 1)

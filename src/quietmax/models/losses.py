@@ -78,28 +78,7 @@ Loss = CrossEntropy | Quadratic | Convexified
 
 
 def value(loss: Loss, logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the loss of one batch, for automatic differentiation.
-
-    Parameters
-    ----------
-    loss : CrossEntropy, Quadratic or Convexified
-        The loss function.
-    logits : Tensor, shape (batch, classes)
-        Logits of the records.
-    labels : Tensor of int64, shape (batch,)
-        Class numbers.
-
-    Returns
-    -------
-    Tensor
-        A scalar.
-
-    Examples
-    --------
-    >>> logits = torch.zeros(3, 2)
-    >>> round(float(value(CrossEntropy(), logits, torch.tensor([0, 1, 1]))), 4)
-    0.6931
-    """
+    """Return the loss of one batch, for automatic differentiation."""
     if isinstance(loss, Convexified):
         exponents = loss.alpha * _terms(loss.base, logits, labels)
         count = logits.shape[0]
@@ -120,25 +99,7 @@ def _terms(base: CrossEntropy | Quadratic, logits: Tensor, labels: Tensor) -> Te
 def logit_gradient(
     loss: Loss, logits: Tensor, labels: Tensor, alphas: Tensor | None = None, kept: Tensor | None = None
 ) -> Tensor:
-    """Return d loss / d logits for stacked batches.
-
-    Parameters
-    ----------
-    loss : CrossEntropy, Quadratic or Convexified
-        The loss function.
-    logits : Tensor, shape (networks, batch, classes)
-        Logits of every network for its own batch.
-    labels : Tensor of int64, shape (networks, batch)
-        Class numbers.
-    alphas : Tensor, shape (networks, 1), optional
-        Constants of the convexified loss per network, instead of the loss's own.
-    kept : Tensor, shape (networks, batch), optional
-        1 for records that count and 0 for those that do not; the mean is over the former.
-
-    Returns
-    -------
-    Tensor, shape (networks, batch, classes)
-    """
+    """Return d loss / d logits for stacked batches."""
     base = loss.base if isinstance(loss, Convexified) else loss
     picked = labels.unsqueeze(-1)
     alpha: Tensor | float

@@ -26,23 +26,11 @@ _ROWS_AT_ONCE = 2048
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation of hidden neurons, with its derivative in terms of its own output.
+    """An activation of hidden neurons, with its derivative in terms of its own output."""
 
-    Parameters
-    ----------
-    name : str
-        Name in settings and files.
-    bound : float or None
-        Largest absolute output (the paper's a_u); None if there is no bound.
-    apply_ : callable
-        Overwrites pre-activations with outputs.
-    backward : callable
-        Turns d loss / d output and the output into d loss / d pre-activation.
-    """
-
-    name: str
-    bound: float | None
-    apply_: Callable[[Tensor], Tensor]
+    name: str  # Name in settings and files
+    bound: float | None  # Largest absolute output (the paper's a_u); None if there is no bound
+    apply_: Callable[[Tensor], Tensor]  # Overwrites pre-activations with outputs
     backward: Callable[[Tensor, Tensor], Tensor]
 
 
@@ -93,27 +81,7 @@ ACTIVATIONS: Mapping[str, Activation] = MappingProxyType({each.name: each for ea
 
 
 def activation(name: str) -> Activation:
-    """Return the activation of a name.
-
-    Parameters
-    ----------
-    name : str
-        "tanh", "sigmoid" or "relu".
-
-    Returns
-    -------
-    Activation
-
-    Raises
-    ------
-    InvalidInput
-        If there is no such activation.
-
-    Examples
-    --------
-    >>> activation("tanh").bound
-    1.0
-    """
+    """Return the activation of a name."""
     if name not in ACTIVATIONS:
         raise InvalidInput(f"The activation must be one of {', '.join(ACTIVATIONS)}, got {name!r}.")
     return ACTIVATIONS[name]
@@ -261,23 +229,7 @@ class MLP:
 
 
 def checked_finite(features: Tensor) -> Tensor:
-    """Return the features if all are finite.
-
-    Parameters
-    ----------
-    features : Tensor
-        Any shape.
-
-    Returns
-    -------
-    Tensor
-        The same tensor.
-
-    Raises
-    ------
-    InvalidInput
-        If a feature is NaN or infinite.
-    """
+    """Return the features if all are finite."""
     # The sum of squares decides in one pass, unless it overflows.
     flat = features.reshape(-1)
     if torch.isfinite(torch.dot(flat, flat)) or torch.isfinite(flat).all():
@@ -291,28 +243,7 @@ def initial_mlp(
     seeds: tuple[int, ...],
     dtype: torch.dtype | None = None,
 ) -> MLP:
-    """Return networks with Glorot-uniform kernels and zero biases.
-
-    Parameters
-    ----------
-    widths : tuple of int
-        Number of features, of neurons in each hidden layer, and of classes.
-    activation_name : str
-        Activation of the hidden layers.
-    seeds : tuple of int
-        Seed of each network.
-    dtype : torch.dtype, optional
-        Type of the weights; float32 by default.
-
-    Returns
-    -------
-    MLP
-
-    Raises
-    ------
-    InvalidInput
-        If the activation is unknown or a layer has no neuron.
-    """
+    """Return networks with Glorot-uniform kernels and zero biases."""
     activation(activation_name)
     if len(widths) < 2 or min(widths) < 1:
         raise InvalidInput(

@@ -111,44 +111,7 @@ def train_stack(
     dtype: torch.dtype | None = None,
     progress: Progress | None = None,
 ) -> MLP:
-    """Train several networks at once, each on its own rows of shared records.
-
-    Parameters
-    ----------
-    features : array, shape (records, features)
-        The records of all networks.
-    labels : array of int, shape (records,)
-        Their class numbers.
-    classes : int
-        Number of classes.
-    rows : sequence of int arrays
-        For each network the row numbers of its training records.
-    settings : TrainingSettings
-        How all networks are trained.
-    seeds : sequence of int
-        For each network the seed of its initial weights and of its order of records.
-    alphas : sequence of float, optional
-        For each network its own constant of the convexified loss.
-    left_out : sequence of sequences of int, optional
-        For each network the rows that are skipped wherever they occur, while initial weights and order stay the same:
-        the neighbour of THEORY 2.3 and of empirical sensitivity, without one record or one person.
-    dtype : torch.dtype, optional
-        Type of the weights; float32 by default.
-    progress : callable, optional
-        Called now and then with the number of steps done and of all steps.
-
-    Returns
-    -------
-    MLP
-        The networks in the order of `rows`.
-
-    Raises
-    ------
-    InvalidInput
-        If the arguments do not match.
-    QuietmaxError
-        If training diverges.
-    """
+    """Train several networks at once, each on its own rows of shared records."""
     dtype = torch.float32 if dtype is None else dtype
     inputs = torch.as_tensor(features).to(dtype).contiguous()
     targets = torch.as_tensor(labels).to(torch.int64)
@@ -213,35 +176,6 @@ def train_independent(
     operations have shapes fixed by public numbers, each network keeps its place in the stack, and no branch depends
     on anybody's values. A network without records, or one that diverges, is returned like any other; the caller
     looks at its weights.
-
-    Parameters
-    ----------
-    features : array, shape (records, features)
-        The records of all networks.
-    labels : array of int, shape (records,)
-        Their class numbers.
-    classes : int
-        Number of classes.
-    rows : sequence of int arrays
-        For each network the row numbers of its training records; may be empty.
-    settings : TrainingSettings
-        How all networks are trained; `epochs` is not used.
-    seeds : sequence of int
-        For each network the seed of its initial weights and of its order of records.
-    steps : int
-        Number of batches of every network.
-    progress : callable, optional
-        Called now and then with the number of steps done and of all steps.
-
-    Returns
-    -------
-    MLP
-        The networks in the order of `rows`.
-
-    Raises
-    ------
-    InvalidInput
-        If the arguments do not match.
     """
     inputs = torch.as_tensor(features).to(torch.float32).contiguous()
     targets = torch.as_tensor(labels).to(torch.int64)
@@ -276,20 +210,7 @@ def train_networks(
     steps: int | None = None,
     progress: Progress | None = None,
 ) -> MLP:
-    """Train one stack of many networks: the task that a worker is given.
-
-    Parameters
-    ----------
-    features, labels, classes, rows, settings, seeds, progress
-        As for `train_stack`.
-    steps : int, optional
-        If given, no network influences another one, and all take so many steps (`train_independent`).
-
-    Returns
-    -------
-    MLP
-        The networks in the order of `rows`.
-    """
+    """Train one stack of many networks: the task that a worker is given."""
     if steps is None:
         return train_stack(features, labels, classes, rows, settings=settings, seeds=seeds, progress=progress)
     return train_independent(
@@ -298,27 +219,7 @@ def train_networks(
 
 
 def stack_edges(networks: int, network_bytes: int, stack_bytes: int) -> list[int]:
-    """Divide networks into stacks of about equal size, by public numbers alone.
-
-    Parameters
-    ----------
-    networks : int
-        Number of networks.
-    network_bytes : int
-        Bytes that one network needs while it is trained.
-    stack_bytes : int
-        Bytes that a stack of more than one network may need.
-
-    Returns
-    -------
-    list of int
-        A stack has the networks from one of these numbers to the next; at most `LARGEST_STACK`.
-
-    Examples
-    --------
-    >>> stack_edges(60, 100, 10**6), stack_edges(5, 100, 250)
-    ([0, 20, 40, 60], [0, 1, 3, 5])
-    """
+    """Divide networks into stacks of about equal size, by public numbers alone."""
     height = max(1, min(LARGEST_STACK, stack_bytes // max(network_bytes, 1)))
     stacks = -(-networks // height)
     return [networks * number // stacks for number in range(stacks + 1)]
@@ -329,39 +230,13 @@ def training_bytes(widths: Sequence[int], settings: TrainingSettings) -> int:
 
     A weight takes 40 bytes at most (initial values in double precision, then weights, gradient and Adam's two moments).
     A batch takes 8 bytes per neuron and record for activations and their derivatives.
-
-    Parameters
-    ----------
-    widths : sequence of int
-        Layer widths, from the features to the classes.
-    settings : TrainingSettings
-        Determines the batch size.
-
-    Returns
-    -------
-    int
-
-    Examples
-    --------
-    >>> training_bytes((10, 2), TrainingSettings(hidden=(), batch_size=100))
-    10480
     """
     weights = sum((into + 1) * out for into, out in pairwise(widths))
     return 40 * weights + 8 * settings.batch_size * sum(widths)
 
 
 def joined_stacks(stacks: Sequence[MLP]) -> MLP:
-    """Return the networks of several stacks as one stack.
-
-    Parameters
-    ----------
-    stacks : sequence of MLP
-        At least one; all of the same widths.
-
-    Returns
-    -------
-    MLP
-    """
+    """Return the networks of several stacks as one stack."""
     return replace(
         stacks[0],
         kernels=tuple(torch.cat(layer) for layer in zip(*(stack.kernels for stack in stacks), strict=True)),
@@ -370,22 +245,7 @@ def joined_stacks(stacks: Sequence[MLP]) -> MLP:
 
 
 def check_records(inputs: Tensor, targets: Tensor, classes: int) -> None:
-    """Check that features and labels match and are valid.
-
-    Parameters
-    ----------
-    inputs : Tensor, shape (records, features)
-        The features.
-    targets : Tensor of int64, shape (records,)
-        The class numbers.
-    classes : int
-        Number of classes.
-
-    Raises
-    ------
-    InvalidInput
-        If shapes do not match, a label is not a class or a feature is not finite.
-    """
+    """Check that features and labels match and are valid."""
     if inputs.ndim != 2 or targets.shape != inputs.shape[:1]:
         raise InvalidInput(
             f"Features and labels must have the shapes (n, m) and (n,), got {tuple(inputs.shape)} and "
@@ -398,22 +258,7 @@ def check_records(inputs: Tensor, targets: Tensor, classes: int) -> None:
 
 
 def check_networks(rows: Sequence[Rows], records: int, **given: Sequence[Any] | None) -> None:
-    """Check the row numbers of each network, and that further arguments have one entry per network.
-
-    Parameters
-    ----------
-    rows : sequence of int arrays
-        For each network the row numbers of its training records.
-    records : int
-        Number of records.
-    **given : sequence or None
-        Arguments that must have as many entries as `rows`, by their names.
-
-    Raises
-    ------
-    InvalidInput
-        If there is no network, a row number is not valid, or an argument has another length.
-    """
+    """Check the row numbers of each network, and that further arguments have one entry per network."""
     if not rows:
         raise InvalidInput("There must be at least one network to train.")
     for name, each in given.items():
@@ -426,18 +271,7 @@ def check_networks(rows: Sequence[Rows], records: int, **given: Sequence[Any] | 
 
 
 def check_weights(weights: Sequence[Tensor]) -> None:
-    """Check that weights are finite after training.
-
-    Parameters
-    ----------
-    weights : sequence of Tensor
-        The weights.
-
-    Raises
-    ------
-    QuietmaxError
-        If a weight is NaN or infinite.
-    """
+    """Check that weights are finite after training."""
     if not all(torch.isfinite(tensor).all() for tensor in weights):
         raise QuietmaxError("Training diverged: a weight is not finite. A lower `learning_rate` may help.")
 
@@ -622,21 +456,6 @@ def adam_step(
 
     torch's fused kernel does it in one pass over memory; torch.optim.Adam calls the same kernel, but spends five times
     as long around it. The tests compare the two.
-
-    Parameters
-    ----------
-    weights : sequence of Tensor
-        The weights, changed in place.
-    gradients : sequence of Tensor
-        Their gradients, without the penalty.
-    means, squares : sequence of Tensor
-        Running means of the gradients and of their squares, changed in place.
-    taken : sequence of Tensor
-        Number of steps including this one, a scalar for each of the weights.
-    learning_rate : float
-        Step size.
-    decay : float
-        The gradients are taken plus `decay` times the weights.
     """
     torch._fused_adam_(
         list(weights),

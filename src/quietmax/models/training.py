@@ -64,47 +64,14 @@ class LogitClassifier(ABC):
 
     @abstractmethod
     def scores(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Compute the logits.
-
-        Parameters
-        ----------
-        features : array of shape (records, features)
-            Public features.
-
-        Returns
-        -------
-        array of shape (records, classes)
-            Logits.
-        """
+        """Compute the logits."""
 
     def predict(self, features: NDArray[np.floating]) -> NDArray[np.int64]:
-        """Predict class indices.
-
-        Parameters
-        ----------
-        features : array of shape (records, features)
-            Public features.
-
-        Returns
-        -------
-        array of shape (records,)
-            Indices of the largest logits.
-        """
+        """Predict class indices."""
         return np.asarray(self.scores(features).argmax(-1))
 
     def predict_proba(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Predict class probabilities.
-
-        Parameters
-        ----------
-        features : array of shape (records, features)
-            Public features.
-
-        Returns
-        -------
-        array of shape (records, classes)
-            Softmax of the logits.
-        """
+        """Predict class probabilities."""
         return softmax(self.scores(features))
 
 
@@ -274,18 +241,7 @@ class TorchModel:
 
 
 def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return ``exp(z - max) / sum exp(z - max)`` along the last axis, which never overflows.
-
-    Parameters
-    ----------
-    logits : ndarray of float64
-        Logits, any shape.
-
-    Returns
-    -------
-    ndarray of float64
-        Probabilities of the same shape.
-    """
+    """Return ``exp(z - max) / sum exp(z - max)`` along the last axis, which never overflows."""
     return torch.softmax(torch.from_numpy(np.ascontiguousarray(logits, dtype=np.float64)), -1).numpy()
 
 
@@ -544,65 +500,26 @@ The paper states no number. Of its own eleven choices ten lose at most 0.047 in 
 
 @dataclass(frozen=True)
 class AlphaTrial:
-    """Accuracy with one alpha.
+    """Accuracy with one alpha."""
 
-    Parameters
-    ----------
-    alpha : float
-        Constant of the convexified loss.
-    train_accuracy, validation_accuracy : float
-        Accuracy on the records trained on and on those held out.
-    shortfall : float
-        How far the worse of the two is below that of the original loss; 0 if neither is.
-    """
-
-    alpha: float
-    train_accuracy: float
+    alpha: float  # Constant of the convexified loss
+    train_accuracy: float  # Accuracy on the records trained on and on those held out
     validation_accuracy: float
-    shortfall: float
+    shortfall: float  # How far the worse of the two is below that of the original loss; 0 if neither is
 
 
 @dataclass(frozen=True)
 class AlphaSearch:
-    """Result of `search_alpha`.
+    """Result of `search_alpha`."""
 
-    Parameters
-    ----------
-    alpha : float
-        The smallest alpha with almost the accuracies of the original loss.
-    original_train_accuracy, original_validation_accuracy : float
-        Accuracies of the original loss.
-    trials : tuple of AlphaTrial
-        One trial per alpha.
-    """
-
-    alpha: float
-    original_train_accuracy: float
+    alpha: float  # The smallest alpha with almost the accuracies of the original loss
+    original_train_accuracy: float  # Accuracies of the original loss
     original_validation_accuracy: float
-    trials: tuple[AlphaTrial, ...]
+    trials: tuple[AlphaTrial, ...]  # One trial per alpha
 
 
 def alpha_trial(alpha: float, accuracies: tuple[float, float], original: tuple[float, float]) -> AlphaTrial:
-    """Compare the accuracies with one alpha with those of the original loss.
-
-    Parameters
-    ----------
-    alpha : float
-        Constant of the convexified loss.
-    accuracies : tuple of float
-        Accuracy on the records trained on and on others.
-    original : tuple of float
-        The same of the original loss.
-
-    Returns
-    -------
-    AlphaTrial
-
-    Examples
-    --------
-    >>> round(alpha_trial(1.0, (0.99, 0.65), (1.0, 0.61)).shortfall, 4)
-    0.01
-    """
+    """Compare the accuracies with one alpha with those of the original loss."""
     below = max(before - now for before, now in zip(original, accuracies, strict=True))
     return AlphaTrial(alpha, *accuracies, max(0.0, below))
 
@@ -612,22 +529,6 @@ def choose_alpha(trials: Sequence[AlphaTrial], tolerance: float = ALPHA_TOLERANC
 
     The paper wants "(almost) the same training and test accuracy" as with the original loss. An accuracy above it is no
     loss. Of several such values the smallest is taken because the leakage grows with alpha.
-
-    Parameters
-    ----------
-    trials : sequence of AlphaTrial
-        At least one.
-    tolerance : float
-        Largest shortfall that counts as almost the same.
-
-    Returns
-    -------
-    float
-
-    Examples
-    --------
-    >>> choose_alpha([AlphaTrial(0.5, 0.92, 0.63, 0.08), AlphaTrial(1.0, 0.99, 0.65, 0.01)])
-    1.0
     """
     within = [trial.alpha for trial in trials if trial.shortfall <= tolerance]
     if within:
@@ -648,30 +549,6 @@ def search_alpha(
 
     The choice depends on private records: a model trained with it has no proven guarantee unless the choice is
     charged for.
-
-    Parameters
-    ----------
-    data : Split
-        Its training set is divided into records to train on and records to validate on.
-    grid : sequence of float
-        The values of alpha to compare.
-    validation_share : float
-        Share of the training set to validate on, between 0 and 1.
-    settings : TrainingSettings, optional
-        How the networks are trained; its loss must be convexified.
-    seed : int
-        Seed of the division and of the networks.
-    progress : callable, optional
-        Called with the number of steps done and of all steps.
-
-    Returns
-    -------
-    AlphaSearch
-
-    Raises
-    ------
-    InvalidInput
-        If an argument is not valid or there are too few records.
     """
     chosen = settings or TrainingSettings()
     if not isinstance(chosen.loss, Convexified):

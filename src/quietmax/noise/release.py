@@ -154,43 +154,15 @@ def release_laplace(
 
 @dataclass(frozen=True)
 class Grid:
-    """The grid of a release.
+    """The grid of a release."""
 
-    Parameters
-    ----------
-    step : float
-        The grid step, a power of two.
-    scale : float
-        The noise scale, or the exponent of a choice, in steps.
-    """
-
-    step: float
-    scale: float
+    step: float  # The grid step, a power of two
+    scale: float  # The noise scale, or the exponent of a choice, in steps
 
 
 @lru_cache(maxsize=1024)
 def grid_for(sensitivity: float, privacy: float, rounding_steps: int) -> Grid:
-    """Return the grid on which noise of scale (sensitivity + rounding)/privacy is drawn.
-
-    Parameters
-    ----------
-    sensitivity : float
-        In L2 for mu, in L1 for epsilon.
-    privacy : float
-        mu or epsilon.
-    rounding_steps : int
-        How many steps rounding adds to the sensitivity.
-
-    Returns
-    -------
-    Grid
-        The step, and the noise scale in steps.
-
-    Raises
-    ------
-    InvalidInput
-        If the noise would exceed 2^50 steps.
-    """
+    """Return the grid on which noise of scale (sensitivity + rounding)/privacy is drawn."""
     ideal = sensitivity / privacy
     step = min(sensitivity * _FINENESS / rounding_steps, ideal / _MIN_SCALE)
     step = power_of_two_below(max(step, ideal / _FAST_SCALE))
@@ -208,20 +180,7 @@ def grid_for(sensitivity: float, privacy: float, rounding_steps: int) -> Grid:
 
 
 def checked_positive(value: float, name: str) -> float:
-    """Return `value` as a float if it is between 1e-100 and 1e100.
-
-    Parameters
-    ----------
-    value : float
-        The value to check.
-    name : str
-        What the error message calls it.
-
-    Raises
-    ------
-    InvalidInput
-        If it is not such a number.
-    """
+    """Return `value` as a float if it is between 1e-100 and 1e100."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -232,13 +191,7 @@ def checked_positive(value: float, name: str) -> float:
 
 
 def checked_values(values: ArrayLike) -> Floats:
-    """Return the values as float64; raise `InvalidInput` if one is not a finite number.
-
-    Parameters
-    ----------
-    values : array_like
-        The values to check.
-    """
+    """Return the values as float64; raise `InvalidInput` if one is not a finite number."""
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
@@ -249,18 +202,7 @@ def checked_values(values: ArrayLike) -> Floats:
 
 
 def power_of_two_below(value: float) -> float:
-    """Return the largest power of two that is at most `value`.
-
-    Parameters
-    ----------
-    value : float
-        A positive number.
-
-    Examples
-    --------
-    >>> power_of_two_below(0.3)
-    0.25
-    """
+    """Return the largest power of two that is at most `value`."""
     return math.ldexp(0.5, math.frexp(value)[1])
 
 

@@ -45,26 +45,7 @@ def _decimals(value: Fraction, context: decimal.Context) -> tuple[decimal.Decima
 
 
 def exponential_survival(point: Fraction, bits: int) -> Bounds:
-    """Enclose exp(-point), the probability that a standard exponential variable exceeds `point`.
-
-    Parameters
-    ----------
-    point : Fraction
-        At least 0.
-    bits : int
-        The bounds differ by at most about 2^-bits.
-
-    Returns
-    -------
-    tuple of Fraction
-        A lower and an upper bound.
-
-    Examples
-    --------
-    >>> lower, upper = exponential_survival(Fraction(1), 64)
-    >>> f"{float(lower):.6f}", upper - lower < Fraction(1, 2**64)
-    ('0.367879', True)
-    """
+    """Enclose exp(-point), the probability that a standard exponential variable exceeds `point`."""
     if point > bits:
         return Fraction(0), Fraction(1, 1 << bits)
     context = _context(bits)
@@ -73,20 +54,7 @@ def exponential_survival(point: Fraction, bits: int) -> Bounds:
 
 
 def logarithm(value: Fraction, bits: int) -> Bounds:
-    """Enclose ln(value).
-
-    Parameters
-    ----------
-    value : Fraction
-        Above 0.
-    bits : int
-        The bounds differ by at most about 2^-bits.
-
-    Returns
-    -------
-    tuple of Fraction
-        A lower and an upper bound.
-    """
+    """Enclose ln(value)."""
     if value == 1:
         return Fraction(0), Fraction(0)
     context = _context(bits + 16)
@@ -120,24 +88,6 @@ def normal_survival(point: Fraction, bits: int) -> Bounds:
 
     The series is 1 - sqrt(2/pi) * sum_k (-1)^k * point^(2k+1) / (2^k * k! * (2k+1)). Its terms grow to exp(point^2/2)
     and cancel, so more bits are carried; each term is kept between two integers.
-
-    Parameters
-    ----------
-    point : Fraction
-        At least 0.
-    bits : int
-        The bounds differ by at most about 2^-bits.
-
-    Returns
-    -------
-    tuple of Fraction
-        A lower and an upper bound.
-
-    Examples
-    --------
-    >>> lower, upper = normal_survival(Fraction(2), 64)
-    >>> f"{float(lower):.6f}", upper - lower < Fraction(1, 2**64)
-    ('0.045500', True)
     """
     square = point * point
     if square > 2 * bits:
@@ -181,15 +131,6 @@ class LazyUniform:
     It lies in (numerator, numerator + 1) / 2^bits. Bits that were drawn are kept, so all decisions concern one real
     number and their joint distribution is exact. (Equality with a given number has probability 0 and leads to further
     bits.)
-
-    Parameters
-    ----------
-    numerator : int
-        The first bits.
-    bits : int
-        How many bits these are.
-    read : callable
-        Returns that many fresh random bytes.
     """
 
     def __init__(self, numerator: int, bits: int, read: ReadBytes) -> None:
@@ -211,13 +152,7 @@ class LazyUniform:
         self.bits += 64
 
     def is_below(self, enclose: Callable[[int], Bounds]) -> bool:
-        """Decide whether the number is below another one.
-
-        Parameters
-        ----------
-        enclose : callable
-            Returns bounds on the other number that become closer as its argument, a number of bits, grows.
-        """
+        """Decide whether the number is below another one."""
         while True:
             low, high = enclose(self.bits + 8)
             if self.upper <= low:
@@ -250,46 +185,12 @@ def _exponential_magnitude(uniform: Floats) -> Floats:
 
 
 def rounded_gaussian(count: int, scale: float, read: ReadBytes, margin: float = MARGIN) -> Integers:
-    """Draw round(scale * N(0, 1)), exactly distributed.
-
-    Parameters
-    ----------
-    count : int
-        How many numbers to draw.
-    scale : float
-        The scale of the noise.
-    read : callable
-        Returns that many fresh random bytes.
-    margin : float
-        Draws that are closer than this, relative to the scale, to a rounding boundary take the exact branch.
-
-    Returns
-    -------
-    ndarray of int
-        The draws.
-    """
+    """Draw round(scale * N(0, 1)), exactly distributed."""
     return _draw(count, scale, read, margin, _normal_magnitude, normal_survival)
 
 
 def rounded_laplace(count: int, scale: float, read: ReadBytes, margin: float = MARGIN) -> Integers:
-    """Draw round(scale * X), where X has density exp(-|x|)/2, exactly distributed.
-
-    Parameters
-    ----------
-    count : int
-        How many numbers to draw.
-    scale : float
-        The scale of the noise.
-    read : callable
-        Returns that many fresh random bytes.
-    margin : float
-        Draws that are closer than this, relative to the scale, to a rounding boundary take the exact branch.
-
-    Returns
-    -------
-    ndarray of int
-        The draws.
-    """
+    """Draw round(scale * X), where X has density exp(-|x|)/2, exactly distributed."""
     return _draw(count, scale, read, margin, _exponential_magnitude, exponential_survival)
 
 
@@ -369,22 +270,6 @@ def exponential_choice(gaps: Floats, rate: float, read: ReadBytes, margin: float
     V * sum(w). A weight has an error below 2^-43 (w*ln(1/w) <= 1/e, so a relative error of the exponent does not grow),
     a sum of C of them below C*2^-43 + C^2*2^-53, V times the total no more than that plus C*2^-52. The comparison is
     certain when it is decided by more than C*(1 + C/1024)*2^-40.
-
-    Parameters
-    ----------
-    gaps : ndarray of shape (candidates, columns)
-        Distances from the best score of each column, integers.
-    rate : float
-        The exponent per unit of the gaps.
-    read : callable
-        Returns that many fresh random bytes.
-    margin : float
-        Choices that are decided by less than this take the exact branch.
-
-    Returns
-    -------
-    ndarray of int, shape (columns,)
-        The chosen candidates.
     """
     candidates, columns = gaps.shape
     words, uniform = _uniforms(columns, read)
@@ -423,22 +308,6 @@ def permute_and_flip_choice(
     Permute-and-flip has the same distribution as the largest of E_v - rate*gap_v with independent standard exponential
     E_v (Ding, Kifer, Sayed, Wang, Xiao, Zhang 2021). E_v = -ln(V_v) has an error below 2^-43 + 2^-47 for V_v >= 2^-16,
     rate*gap_v of 2^-53 of itself and the difference of 2^-53 of itself, all below (1 + rate*gap_v)*2^-42.
-
-    Parameters
-    ----------
-    gaps : ndarray of shape (candidates, columns)
-        Distances from the best score of each column, integers.
-    rate : float
-        The exponent per unit of the gaps.
-    read : callable
-        Returns that many fresh random bytes.
-    margin : float
-        Choices that are decided by less than this take the exact branch.
-
-    Returns
-    -------
-    ndarray of int, shape (columns,)
-        The chosen candidates.
     """
     candidates, columns = gaps.shape
     flat_words, flat_uniform = _uniforms(candidates * columns, read)

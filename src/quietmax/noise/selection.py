@@ -33,24 +33,12 @@ _CELLS = 1 << 16
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen candidates.
+    """The chosen candidates."""
 
-    Parameters
-    ----------
-    index : ndarray of int
-        The chosen candidate of each row.
-    exponent : float
-        The factor of the scores in the exponent.
-    step : float
-        The grid step to which the gaps were rounded.
-    source : str
-        The name of the noise source.
-    """
-
-    index: NDArray[np.int64]
-    exponent: float
-    step: float
-    source: str
+    index: NDArray[np.int64]  # The chosen candidate of each row
+    exponent: float  # The factor of the scores in the exponent
+    step: float  # The grid step to which the gaps were rounded
+    source: str  # The name of the noise source
 
 
 def choose(

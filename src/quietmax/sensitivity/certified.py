@@ -22,25 +22,6 @@ def head_gradient(max_grad_norm: float, *, coordinates: int = 0, grid: float = 0
     """Bound a sum of per-record gradients in L2: ``S + sqrt(coordinates) * grid``.
 
     The second term covers the rounding of every coordinate of the sum to a grid before release.
-
-    Parameters
-    ----------
-    max_grad_norm : float
-        The norm S to which each record's gradient is clipped.
-    coordinates : int
-        The number of coordinates that are rounded.
-    grid : float
-        The grid step.
-
-    Returns
-    -------
-    Sensitivity
-        The bound, with basis ``"certified"``.
-
-    Examples
-    --------
-    >>> round(head_gradient(0.5).value, 6)
-    0.5
     """
     _positive(max_grad_norm=max_grad_norm)
     value = max_grad_norm + math.sqrt(coordinates) * grid
@@ -54,23 +35,6 @@ def head_moments(*, features: int, grid: float = 0.0) -> Sensitivity:
 
     The second term covers the rounding of each of the d^2 entries of the sum to a grid before release. Where a person
     has k rows, each adds ``f f^T / k``, and the bound holds for all of them together (THEORY 3.7, 3.10).
-
-    Parameters
-    ----------
-    features : int
-        The number d of features.
-    grid : float
-        The grid step.
-
-    Returns
-    -------
-    Sensitivity
-        The bound, with basis ``"certified"``.
-
-    Examples
-    --------
-    >>> round(head_moments(features=100, grid=2.0**-20).value, 6)
-    1.000095
     """
     _positive(features=features)
     return Sensitivity(
@@ -87,27 +51,6 @@ def head_output(
 
     The bound is ``sqrt(2) R / (lam N) + 2 tolerance / lam``: at the minimiser without record i, the gradient of the
     objective with it is ``grad l_i / N``, and the objective is lam-strongly convex (THEORY 3.1).
-
-    Parameters
-    ----------
-    regularisation : float
-        The coefficient lam.
-    declared_size : float
-        The public constant N.
-    radius : float
-        The largest length R of a record's features.
-    tolerance : float
-        The solver stops at a gradient of at most this norm.
-
-    Returns
-    -------
-    Sensitivity
-        The bound, with basis ``"certified"``.
-
-    Examples
-    --------
-    >>> round(head_output(regularisation=0.01, declared_size=10_000).value, 5)
-    0.01414
     """
     _positive(regularisation=regularisation, declared_size=declared_size, radius=radius)
     _nonnegative(tolerance=tolerance)
@@ -127,29 +70,6 @@ def tilted_share(
     The bound is ``e^(aB) / (M + e^(aB))``, where ``B = ln C + sqrt(2) R w`` bounds a record's loss and w is
     `weight_bound`. If it is close to 1, one record can weigh as much as all others together and the certified
     sensitivity is useless.
-
-    Parameters
-    ----------
-    alpha : float
-        The coefficient a of the convexified loss.
-    mass : float
-        The public constant M.
-    regularisation : float
-        The coefficient lam.
-    classes : int
-        The number of classes C.
-    radius : float
-        The largest length R of a record's features.
-
-    Returns
-    -------
-    float
-        A number between 0 and 1.
-
-    Examples
-    --------
-    >>> tilted_share(alpha=1.0, mass=10_000, regularisation=0.01, classes=10) > 0.999
-    True
     """
     _positive(alpha=alpha, mass=mass)
     largest_loss = math.log(classes) + math.sqrt(2) * radius * weight_bound(regularisation, classes, radius)
@@ -161,25 +81,6 @@ def weight_bound(regularisation: float, classes: int, radius: float = 1.0) -> fl
 
     The objective at the minimiser is at most that at 0, where every loss is ln C. At the minimiser, ``-lam W`` is a
     sum of gradients with weights that add up to less than 1.
-
-    Parameters
-    ----------
-    regularisation : float
-        The coefficient lam.
-    classes : int
-        The number of classes C.
-    radius : float
-        The largest length R of a record's features.
-
-    Returns
-    -------
-    float
-        The bound w on ``||W||``.
-
-    Examples
-    --------
-    >>> round(weight_bound(0.01, 10), 2)
-    21.46
     """
     _positive(regularisation=regularisation, radius=radius)
     if classes < 2:
@@ -200,31 +101,6 @@ def head_tilted(
 
     The bound is ``min(pi (rho / lam + w), 2 w) + 2 tolerance / lam``, where pi is `tilted_share` and w is
     `weight_bound`. THEORY 3.2 states it with ``2 rho / lam``, which is no smaller since ``lam w <= rho``.
-
-    Parameters
-    ----------
-    alpha : float
-        The coefficient a of the convexified loss.
-    mass : float
-        The public constant M.
-    regularisation : float
-        The coefficient lam.
-    classes : int
-        The number of classes C.
-    radius : float
-        The largest length R of a record's features.
-    tolerance : float
-        The solver stops at a gradient of at most this norm.
-
-    Returns
-    -------
-    Sensitivity
-        The bound, with basis ``"certified"``.
-
-    Examples
-    --------
-    >>> round(head_tilted(alpha=1.0, mass=10_000, regularisation=0.01, classes=10).value, 1)
-    42.9
     """
     share = tilted_share(
         alpha=alpha, mass=mass, regularisation=regularisation, classes=classes, radius=radius
@@ -247,25 +123,6 @@ def logit(weights: Sensitivity, *, classes: int, length: float = 1.0) -> Sensiti
 
     The rows of a minimiser sum to zero, so a change of one row by t moves the others by at least ``t / sqrt(C-1)``
     together.
-
-    Parameters
-    ----------
-    weights : Sensitivity
-        The certified sensitivity D of the weights.
-    classes : int
-        The number of classes C.
-    length : float
-        The largest length of a query's features.
-
-    Returns
-    -------
-    Sensitivity
-        The bound, with basis ``"certified"``.
-
-    Examples
-    --------
-    >>> round(logit(Sensitivity(1.0, "certified", "given"), classes=2).value, 4)
-    0.7071
     """
     _certified(weights)
     _positive(length=length)
@@ -276,20 +133,7 @@ def logit(weights: Sensitivity, *, classes: int, length: float = 1.0) -> Sensiti
 
 
 def logits(weights: Sensitivity, *, length: float = 1.0) -> Sensitivity:
-    """Bound the vector of all logits ``W f`` in L2, with ``||f|| <= length``: ``D * length``.
-
-    Parameters
-    ----------
-    weights : Sensitivity
-        The certified sensitivity D of the weights.
-    length : float
-        The largest length of a query's features.
-
-    Returns
-    -------
-    Sensitivity
-        The bound, with basis ``"certified"``.
-    """
+    """Bound the vector of all logits ``W f`` in L2, with ``||f|| <= length``: ``D * length``."""
     _certified(weights)
     _positive(length=length)
     return Sensitivity(weights.value * length * _UP, "certified", weights.because)
@@ -298,24 +142,7 @@ def logits(weights: Sensitivity, *, length: float = 1.0) -> Sensitivity:
 def score_bounds(
     weights: Sensitivity, *, classes: int, length: float = 1.0, unit: Unit = "record"
 ) -> ScoreBounds:
-    """Return both bounds in the form that the per-query mechanisms take.
-
-    Parameters
-    ----------
-    weights : Sensitivity
-        The certified sensitivity of the weights.
-    classes : int
-        The number of classes.
-    length : float
-        The largest length of a query's features.
-    unit : {"record", "person"}
-        What the sensitivity of the weights is for.
-
-    Returns
-    -------
-    ScoreBounds
-        The bounds of `logit` and `logits`.
-    """
+    """Return both bounds in the form that the per-query mechanisms take."""
     return ScoreBounds(logit(weights, classes=classes, length=length), logits(weights, length=length), unit)
 
 

@@ -40,49 +40,23 @@ QUANTITIES: tuple[Quantity, ...] = ("weight", "weights_l2", "logit")
 
 @dataclass(frozen=True)
 class Removal:
-    """What removing one unit changed.
+    """What removing one unit changed."""
 
-    Parameters
-    ----------
-    rows : tuple of int
-        The removed rows: one record, or all rows of one person.
-    kind : {"mislabelled", "extreme", "ordinary"}
-        What kind of unit it was.
-    weight : float
-        The largest change of one weight.
-    weights_l2 : float
-        The change of all weights together, in L2.
-    logit : float
-        The largest change of one logit.
-    """
-
-    rows: tuple[int, ...]
-    kind: Kind
-    weight: float
-    weights_l2: float
-    logit: float
+    rows: tuple[int, ...]  # The removed rows: one record, or all rows of one person
+    kind: Kind  # What kind of unit it was
+    weight: float  # The largest change of one weight
+    weights_l2: float  # The change of all weights together, in L2
+    logit: float  # The largest change of one logit
 
 
 @dataclass(frozen=True)
 class BoundCheck:
-    """A measured change compared with a bound.
+    """A measured change compared with a bound."""
 
-    Parameters
-    ----------
-    quantity : {"weight", "weights_l2", "logit"}
-        What changed.
-    empirical : float
-        The largest change seen in retraining.
-    bound : float
-        The bound.
-    basis : {"published", "certified", "empirical"}
-        What the bound is based on.
-    """
-
-    quantity: Quantity
-    empirical: float
-    bound: float
-    basis: Basis
+    quantity: Quantity  # What changed
+    empirical: float  # The largest change seen in retraining
+    bound: float  # The bound
+    basis: Basis  # What the bound is based on
 
     @property
     def verdict(self) -> Literal["refuted", "consistent"]:
@@ -177,18 +151,10 @@ class EmpiricalSensitivity:
 
 @dataclass(frozen=True, eq=False)
 class Retraining:
-    """The result of one training.
+    """The result of one training."""
 
-    Parameters
-    ----------
-    weights : ndarray
-        All weights as one vector.
-    logits : ndarray of shape (queries, classes)
-        The logits of the queries.
-    """
-
-    weights: Floats
-    logits: Floats
+    weights: Floats  # All weights as one vector
+    logits: Floats  # The logits of the queries
 
 
 def empirical_sensitivity(
@@ -265,26 +231,7 @@ def empirical_sensitivity_by(
     kinds: Sequence[Kind] = KINDS,
     seed: int = 0,
 ) -> EmpiricalSensitivity:
-    """Measure the sensitivity of any deterministic training by retraining without single units.
-
-    Parameters
-    ----------
-    retrain : callable
-        Trains on the given records and returns weights and logits. It must be deterministic.
-    records : Records
-        The training records. With persons, a unit is all rows of one person.
-    removals : int
-        How many units are removed, one at a time.
-    kinds : sequence of {"mislabelled", "extreme", "ordinary"}
-        What kinds of units are removed, in turn.
-    seed : int
-        Seed of the choice of the removed units.
-
-    Returns
-    -------
-    EmpiricalSensitivity
-        The changes, one entry per removed unit.
-    """
+    """Measure the sensitivity of any deterministic training by retraining without single units."""
     planted, rows, kind_of = plant(records, removals=removals, kinds=kinds, seed=seed)
     others = [retrain(planted.take(np.delete(np.arange(len(planted)), gone))) for gone in rows]
     return _compared(retrain(planted), others, rows, kind_of, records)

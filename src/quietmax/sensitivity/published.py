@@ -125,40 +125,6 @@ def published_sensitivity_for(
     ``rho = (C-1)/(C*|V_{T-1}|) * prod_t sqrt(|V_t|)*x_t``, ``D2W = 2*rho/(lam*n)`` with ``lam = l2/2``,
     ``Dw = D2W/sqrt(|W|)``, ``Dz = a_u*|V_{T-1}|*Dw``, ``Dp = min(exp(2*Dz)-1, 1)``, ``OARO = 2*rho^2/(lam*n)``;
     ``|V_t|`` and ``|W|`` count no biases.
-
-    Parameters
-    ----------
-    features : int
-        The number of input features.
-    hidden : sequence of int
-        The widths of the hidden layers.
-    classes : int
-        The number of classes, at least 2.
-    records : int
-        The number of training records ``n``.
-    l2 : float
-        The L2 coefficient of training, which is ``2*lam``.
-    activation_name : str
-        The activation of the hidden layers; its bound is ``a_u``.
-    maxima : sequence of float or None
-        The largest neuron values ``x_t``, one for each layer except the last. By default 1.
-    measured : bool
-        Whether `maxima` were measured on the training records; only the description changes.
-
-    Returns
-    -------
-    PublishedSensitivity
-        The paper's quantities.
-
-    Raises
-    ------
-    InvalidInput
-        If the numbers do not describe a network, or the activation is unbounded and `maxima` is None.
-
-    Examples
-    --------
-    >>> round(published_sensitivity_for(784, [128], 10, 10_000).logit.value, 4)
-    0.3577
     """
     layers = [features, *hidden]
     if min(layers) < 1 or classes < 2 or records < 1:
@@ -215,18 +181,6 @@ def measured_maxima(model: Model, records: NDArray[np.floating]) -> list[float]:
     """Measure the largest absolute value of any neuron, layer by layer.
 
     The result depends on the records, and so does a noise scale that is computed from it (THEORY 2.6).
-
-    Parameters
-    ----------
-    model : Model
-        The network.
-    records : ndarray of shape (records, features)
-        Training features.
-
-    Returns
-    -------
-    list of float
-        One number for each layer except the last.
     """
     network = model.network
     apply_ = activation(network.activation).apply_

@@ -51,21 +51,11 @@ _ROWS_AT_ONCE = 2048
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition of a bound, decided for one network.
+    """One condition of a bound, decided for one network."""
 
-    Parameters
-    ----------
-    name : str
-        The condition.
-    holds : bool or None
-        Whether it holds; None if that takes a trained model.
-    because : str
-        Why, in one phrase.
-    """
-
-    name: str
-    holds: bool | None
-    because: str
+    name: str  # The condition
+    holds: bool | None  # Whether it holds; None if that takes a trained model
+    because: str  # Why, in one phrase
 
     def __str__(self) -> str:
         verdict = {True: "holds", False: "does not hold", None: "not checked"}[self.holds]
@@ -74,23 +64,11 @@ class Condition:
 
 @dataclass(frozen=True)
 class UpperBound:
-    """One row of the paper's Table 1 for one network.
+    """One row of the paper's Table 1 for one network."""
 
-    Parameters
-    ----------
-    work : str
-        Whose bound it is.
-    formula : str
-        The bound as a formula.
-    sensitivity : Sensitivity
-        Its value, with basis "published".
-    conditions : tuple of Condition
-        Its conditions in the paper's order, then the Lipschitz constant and, where the proof needs it, the minimiser.
-    """
-
-    work: str
-    formula: str
-    sensitivity: Sensitivity
+    work: str  # Whose bound it is
+    formula: str  # The bound as a formula
+    sensitivity: Sensitivity  # Its value, with basis "published"
     conditions: tuple[Condition, ...]
 
     @property
@@ -117,53 +95,17 @@ class UpperBound:
 
 @dataclass(frozen=True)
 class MeasuredFacts:
-    """What a trained network and its training records say about the conditions.
+    """What a trained network and its training records say about the conditions."""
 
-    Parameters
-    ----------
-    norm : float
-        Largest L2 norm of a record.
-    loss : float
-        Loss of the network on all records, without the penalty.
-    loss_at_mean : float
-        Loss of the mean of all networks that differ from it only in the order of hidden neurons. They have the same
-        loss, so that of their mean would be no larger if the loss were convex (Jensen's inequality).
-    gradient : float
-        Largest norm of the gradient of one record's base loss in the kernels: no Lipschitz constant is smaller.
-    objective_gradient : float
-        Norm of the gradient of the whole objective, which is 0 at a minimiser.
-    """
-
-    norm: float
-    loss: float
+    norm: float  # Largest L2 norm of a record
+    loss: float  # Loss of the network on all records, without the penalty
     loss_at_mean: float
     gradient: float
-    objective_gradient: float
+    objective_gradient: float  # Norm of the gradient of the whole objective, which is 0 at a minimiser
 
 
 def upper_bounds(model: Model, records: Records) -> tuple[UpperBound, ...]:
-    """Compute the bounds of Table 1 for a trained model, and check their conditions on it.
-
-    Parameters
-    ----------
-    model : Model
-        A multilayer perceptron that `quietmax.train` returned.
-    records : Records
-        Its training records.
-
-    Returns
-    -------
-    tuple of UpperBound
-        The five rows in the paper's order.
-
-    Examples
-    --------
-    >>> import quietmax as qm
-    >>> data = qm.load("mnist-5k", records=100)
-    >>> model = qm.train(data, settings=qm.TrainingSettings(epochs=2))
-    >>> [bound.applies for bound in upper_bounds(model, data.train)]
-    [False, False, False, False, False]
-    """
+    """Compute the bounds of Table 1 for a trained model, and check their conditions on it."""
     return upper_bounds_for(
         model.features,
         model.classes,
@@ -187,27 +129,6 @@ def upper_bounds_for(
     ``2 rho/(lam n)`` (Chaudhuri et al., normalised data of two classes; Wu et al., decreasing step; the paper),
     ``C ||x|| rho/(lam n)`` (Chaudhuri et al.) and ``2 eta rho/(1 - (1 - eta lam)^n)`` (Wu et al., constant step), with
     ``lam = l2/2`` and ``||x||`` the largest norm that the data space allows, ``sqrt(features) x_0``.
-
-    Parameters
-    ----------
-    features, classes, records : int
-        Number of features, of classes and of training records.
-    settings : TrainingSettings, optional
-        How the network is trained; by default as in the paper.
-    maxima : sequence of float, optional
-        The largest neuron values ``x_t``, one for each layer except the last. By default 1.
-    facts : MeasuredFacts, optional
-        Measurements on the trained network; without them some conditions are not checked.
-
-    Returns
-    -------
-    tuple of UpperBound
-        The five rows in the paper's order.
-
-    Examples
-    --------
-    >>> [round(bound.value, 4) for bound in upper_bounds_for(14, 2, 10_000)]
-    [0.0661, 0.2475, 0.0661, 0.0663, 0.0661]
     """
     chosen = settings or TrainingSettings()
     published = published_sensitivity_for(
@@ -313,19 +234,7 @@ def _base(loss: Loss) -> CrossEntropy | Quadratic:
 
 
 def measured_facts(model: Model, records: Records) -> MeasuredFacts:
-    """Measure what the conditions of the bounds depend on.
-
-    Parameters
-    ----------
-    model : Model
-        The trained network.
-    records : Records
-        Its training records.
-
-    Returns
-    -------
-    MeasuredFacts
-    """
+    """Measure what the conditions of the bounds depend on."""
     network = _doubled(model.network)
     features = torch.from_numpy(np.asarray(records.features, dtype=np.float64))
     labels = torch.from_numpy(records.labels)
@@ -341,18 +250,7 @@ def measured_facts(model: Model, records: Records) -> MeasuredFacts:
 
 
 def mean_of_equivalent(network: MLP) -> MLP:
-    """Return the mean of all networks that differ from a network only in the order of neurons in each hidden layer.
-
-    Parameters
-    ----------
-    network : MLP
-        A single network.
-
-    Returns
-    -------
-    MLP
-        Every hidden neuron of a layer has the same weights: the mean over the layer's neurons.
-    """
+    """Return the mean of all networks that differ from a network only in the order of neurons in each hidden layer."""
     last = len(network.kernels) - 1
     kernels, biases = [], []
     for depth, (kernel, bias) in enumerate(zip(network.kernels, network.biases, strict=True)):
@@ -375,21 +273,6 @@ def record_gradient_norms(
 
     A record's gradient in one kernel is an outer product of what comes in and what flows back, so that its norm is the
     product of theirs.
-
-    Parameters
-    ----------
-    network : MLP
-        A single network.
-    base : CrossEntropy or Quadratic
-        The loss of one record.
-    features : Tensor, shape (records, features)
-        The records.
-    labels : Tensor of int64, shape (records,)
-        Their classes.
-
-    Returns
-    -------
-    ndarray of float64, shape (records,)
     """
     used = activation(network.activation)
     parts = []

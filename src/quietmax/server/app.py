@@ -43,15 +43,7 @@ def create_app(service: Service, beside: AbstractAsyncContextManager[None] | Non
 
 
 def create_api(service: Service, beside: AbstractAsyncContextManager[None] | None = None) -> FastAPI:
-    """Create the FastAPI application with all routes, and their OpenAPI document at /openapi.json.
-
-    Parameters
-    ----------
-    service : Service
-        The service; the application starts and stops it.
-    beside : async context manager or None
-        As in `create_app`.
-    """
+    """Create the FastAPI application with all routes, and their OpenAPI document at /openapi.json."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -42,27 +42,13 @@ _PAGE_RATE, _PAGE_BURST = 5.0, 20
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sends a request.
+    """Who sends a request."""
 
-    Parameters
-    ----------
-    client : str
-        Name of the client that is charged.
-    client_id : int
-        Its number in the ledger.
-    key : str or None
-        Id of the API key. None: anonymous access, or a token.
-    admin : bool
-        Whether the client may see the spending of others.
-    expires : int or None
-        When the token expires, in microseconds since 1970. None: there is no token.
-    """
-
-    client: str
-    client_id: int
-    key: str | None
-    admin: bool
-    expires: int | None = None
+    client: str  # Name of the client that is charged
+    client_id: int  # Its number in the ledger
+    key: str | None  # Id of the API key. None: anonymous access, or a token
+    admin: bool  # Whether the client may see the spending of others
+    expires: int | None = None  # When the token expires, in microseconds since 1970. None: there is no token
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +61,7 @@ class _Session:
 
 
 class Authenticator:
-    """Finds out who sends a request.
-
-    Parameters
-    ----------
-    ledger : Ledger
-        Holds the API keys.
-    settings : Settings
-        Whether anonymous access is allowed, and how long to wait for the ledger.
-    """
+    """Finds out who sends a request."""
 
     def __init__(self, ledger: Ledger, settings: Settings) -> None:
         self._ledger = ledger
@@ -112,56 +90,18 @@ class Authenticator:
     async def authenticate(
         self, headers: Headers, *, local: bool = False, allow_stale: bool = False
     ) -> Caller:
-        """Return the caller of an API request, and count it against the client's rate limit.
-
-        Parameters
-        ----------
-        headers : list of (bytes, bytes)
-            The headers of the request.
-        local : bool
-            Whether the request comes from this machine; see `is_local`. Anonymous access requires it.
-        allow_stale : bool
-            Accept the keys that were read last while the ledger is unavailable.
-
-        Raises
-        ------
-        HttpError
-            401 without a valid key or token, 403 if anonymous access is not allowed, 429 beyond the rate limit, 503 if
-            the ledger is unavailable.
-        """
+        """Return the caller of an API request, and count it against the client's rate limit."""
         caller = await self._authenticate(headers, local, allow_stale)
         self.check_rate(caller)
         return caller
 
     def check_rate(self, caller: Caller) -> None:
-        """Count a request against the rate limit of a client.
-
-        Parameters
-        ----------
-        caller : Caller
-            Who sends it.
-
-        Raises
-        ------
-        HttpError
-            429 with `retry-after` if it exceeds the limit.
-        """
+        """Count a request against the rate limit of a client."""
         if self._rate_limiter is not None:
             self._rate_limiter.check(caller.client_id)
 
     def check_page_rate(self, caller: Caller) -> None:
-        """Count a request of the page against a limit of its own, so that an open page uses up no other requests.
-
-        Parameters
-        ----------
-        caller : Caller
-            Who has opened the page.
-
-        Raises
-        ------
-        HttpError
-            429 with `retry-after` if it exceeds the limit.
-        """
+        """Count a request of the page against a limit of its own, so that an open page uses up no other requests."""
         if self._page_limiter is not None:
             self._page_limiter.check(caller.client_id)
 
@@ -181,18 +121,7 @@ class Authenticator:
         return self._caller_of_key(bearer)
 
     def check_login(self, address: str | None) -> None:
-        """Raise if too many logins from an address have failed.
-
-        Parameters
-        ----------
-        address : str or None
-            Where the request comes from.
-
-        Raises
-        ------
-        HttpError
-            429 with `retry-after`.
-        """
+        """Raise if too many logins from an address have failed."""
         wait = self._failed_logins.remaining_wait(_network(address))
         if wait:
             raise HttpError(
@@ -202,22 +131,7 @@ class Authenticator:
             )
 
     async def login(self, key: str, address: str | None = None) -> tuple[str, Caller]:
-        """Open a session.
-
-        Parameters
-        ----------
-        key : str
-            An API key.
-        address : str or None
-            Where the request comes from. A key that is not valid counts against its limit; see `check_login`.
-
-        Returns
-        -------
-        cookie : str
-            The value of the session cookie.
-        caller : Caller
-            Whose session it is.
-        """
+        """Open a session."""
         self.check_login(address)
         await self._refresh(force=True)
         try:
@@ -230,13 +144,7 @@ class Authenticator:
         return f"{content}.{self._signature(content, self._keys[str(caller.key)])}", caller
 
     async def logout(self, cookie: str | None) -> None:
-        """Close a session, for all processes that share the ledger.
-
-        Parameters
-        ----------
-        cookie : str or None
-            The session cookie. One that is not valid changes nothing.
-        """
+        """Close a session, for all processes that share the ledger."""
         await self._refresh()
         session = self._session(cookie)
         if session is None:
@@ -254,22 +162,7 @@ class Authenticator:
     async def authenticate_session(
         self, cookie: str | None, headers: Headers, *, local: bool = False
     ) -> Caller | None:
-        """Return the caller of a dashboard request.
-
-        Parameters
-        ----------
-        cookie : str or None
-            The session cookie.
-        headers : list of (bytes, bytes)
-            The headers of the request.
-        local : bool
-            Whether the request comes from this machine; see `is_local`. Anonymous access requires it.
-
-        Returns
-        -------
-        Caller or None
-            The owner of the session, else the anonymous caller where that is allowed, else None.
-        """
+        """Return the caller of a dashboard request."""
         await self._refresh()
         session = self._session(cookie)
         if session is not None:
@@ -377,11 +270,6 @@ def is_local(scope: Scope) -> bool:
 
     HTTP/1.0 and requests without a Host do not count: proxies send them, and local clients do not. A proxy on this
     machine that speaks HTTP/1.1 and adds no header cannot be told from a local client.
-
-    Parameters
-    ----------
-    scope : dict
-        The ASGI scope of the request.
     """
     client = scope.get("client")
     return (
@@ -393,13 +281,7 @@ def is_local(scope: Scope) -> bool:
 
 
 def is_cross_site(headers: Headers) -> bool:
-    """Tell whether a page of another site has sent a request, as browsers state it.
-
-    Parameters
-    ----------
-    headers : list of (bytes, bytes)
-        The headers of the request.
-    """
+    """Tell whether a page of another site has sent a request, as browsers state it."""
     values = dict(headers)
     origin, site = values.get(b"origin"), values.get(b"sec-fetch-site")
     return (site is not None and site not in (b"same-origin", b"none")) or (

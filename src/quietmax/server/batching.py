@@ -66,24 +66,12 @@ _TIMED_OUT = Failed(
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answers to a request, and what was charged for them.
+    """The answers to a request, and what was charged for them."""
 
-    Parameters
-    ----------
-    answers : Answers
-        One answer for each row.
-    units : int
-        Units that were charged.
-    new_answers : int
-        Number of answers that were drawn for this request.
-    remaining_units : int or None
-        Units that the client has left. None: answers are free.
-    """
-
-    answers: Answers
-    units: int
-    new_answers: int
-    remaining_units: int | None
+    answers: Answers  # One answer for each row
+    units: int  # Units that were charged
+    new_answers: int  # Number of answers that were drawn for this request
+    remaining_units: int | None  # Units that the client has left. None: answers are free
 
 
 Result = Reply | ChargeResult

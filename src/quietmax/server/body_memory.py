@@ -15,26 +15,6 @@ class BodyMemory:
     """Counts the bytes of all request bodies that a process holds.
 
     A body counts from its first byte until its request has ended, also if its client has gone.
-
-    Parameters
-    ----------
-    limit : int
-        Most bytes.
-
-    Attributes
-    ----------
-    held : int
-        Bytes that are held now.
-
-    Examples
-    --------
-    >>> bodies = BodyMemory(10)
-    >>> bodies.hold(8)
-    >>> bodies.fits(2), bodies.fits(3)
-    (True, False)
-    >>> bodies.release(8)
-    >>> bodies.held
-    0
     """
 
     def __init__(self, limit: int) -> None:
@@ -42,31 +22,13 @@ class BodyMemory:
         self.held = 0
 
     def fits(self, size: int) -> bool:
-        """Return whether so many more bytes are within the limit.
-
-        Parameters
-        ----------
-        size : int
-            Number of bytes.
-        """
+        """Return whether so many more bytes are within the limit."""
         return self.held + size <= self.limit
 
     def hold(self, size: int) -> None:
-        """Count bytes that are held from now on.
-
-        Parameters
-        ----------
-        size : int
-            Number of bytes.
-        """
+        """Count bytes that are held from now on."""
         self.held += size
 
     def release(self, size: int) -> None:
-        """Count bytes that are no longer held.
-
-        Parameters
-        ----------
-        size : int
-            Number of bytes.
-        """
+        """Count bytes that are no longer held."""
         self.held -= size

@@ -71,22 +71,10 @@ _MAX_DIMENSIONS = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InferenceRequest:
-    """A decoded inference request.
+    """A decoded inference request."""
 
-    Parameters
-    ----------
-    rows : ndarray of float32, shape (rows, inputs)
-        The features.
-    id : str or None
-        The request id.
-    outputs : tuple of (str, bool)
-        The requested outputs, each with whether it is sent as binary data.
-    unknown : mapping of str to int
-        Columns of a table with values outside of their declared categories, each with the number of such values.
-    """
-
-    rows: Rows
-    id: str | None
+    rows: Rows  # The features
+    id: str | None  # The request id
     outputs: tuple[tuple[str, bool], ...]
     unknown: Mapping[str, int] = field(default_factory=dict)
 
@@ -94,24 +82,7 @@ class InferenceRequest:
 def decode_request(
     body: bytes, json_length: int | None, deployment: Deployment, max_rows: int
 ) -> InferenceRequest:
-    """Decode the body of an inference request.
-
-    Parameters
-    ----------
-    body : bytes
-        The whole body.
-    json_length : int or None
-        Where the JSON ends and binary tensors begin. None: all of the body is JSON.
-    deployment : Deployment
-        The model that is asked.
-    max_rows : int
-        Most rows in one request.
-
-    Raises
-    ------
-    HttpError
-        400 if the body is not an inference request, 413 if it has too many rows, 422 if it does not fit the model.
-    """
+    """Decode the body of an inference request."""
     if json_length is not None and not 0 <= json_length <= len(body):
         raise bad_request(
             f"Inference-Header-Content-Length must be at most {len(body)}, the size of the body, got {json_length}."
@@ -145,22 +116,7 @@ def decode_request(
 def decode_tensors(
     request: Mapping[str, Any], binary: bytes, deployment: Deployment, max_rows: int
 ) -> InferenceRequest:
-    """Check an inference request whose tensors are all binary.
-
-    Parameters
-    ----------
-    request : dict
-        The request as its JSON would be; each input has `binary_data_size` among its parameters, and no data.
-    binary : bytes
-        The binary data of all inputs, one after the other.
-    deployment, max_rows
-        As in `decode_request`.
-
-    Raises
-    ------
-    HttpError
-        As in `decode_request`.
-    """
+    """Check an inference request whose tensors are all binary."""
     inputs = _inputs(request)
     encoding = deployment.encoding
     if encoding is None or _is_encoded(inputs, encoding):
@@ -345,26 +301,14 @@ def _listed_values(
 
 
 def column_datatype(column: Column) -> str:
-    """Return the datatype of a column that the metadata state; others are accepted too.
-
-    Parameters
-    ----------
-    column : Column
-        A column of a table.
-    """
+    """Return the datatype of a column that the metadata state; others are accepted too."""
     if isinstance(column, NumericColumn):
         return "FP64"
     return "BOOL" if isinstance(column, BooleanColumn) else "BYTES"
 
 
 def takes_encoded_rows(encoding: Encoding) -> bool:
-    """Tell whether a model of a table also takes `features`; not if that is the name of one of its columns.
-
-    Parameters
-    ----------
-    encoding : Encoding
-        The encoding of the table.
-    """
+    """Tell whether a model of a table also takes `features`; not if that is the name of one of its columns."""
     return all(column.name != INPUT for column in encoding.columns)
 
 
@@ -515,23 +459,7 @@ def _binary_column(name: str, content: bytes, datatype: str, count: int) -> Any:
 
 
 def split_strings(content: bytes) -> list[str]:
-    """Decode a binary BYTES tensor; see `join_strings`.
-
-    Parameters
-    ----------
-    content : bytes
-        The binary data.
-
-    Raises
-    ------
-    ValueError
-        If a length does not fit, or an element is not UTF-8.
-
-    Examples
-    --------
-    >>> split_strings(join_strings(["no", ""]))
-    ['no', '']
-    """
+    """Decode a binary BYTES tensor; see `join_strings`."""
     strings: list[str] = []
     start = 0
     while start < len(content):
@@ -546,18 +474,7 @@ def split_strings(content: bytes) -> list[str]:
 
 
 def join_strings(strings: Iterable[str]) -> bytes:
-    """Encode strings as a binary BYTES tensor: 4 bytes for the length of each, then its bytes in UTF-8.
-
-    Parameters
-    ----------
-    strings : iterable of str
-        The elements.
-
-    Examples
-    --------
-    >>> join_strings(["no", ""])
-    b'\\x02\\x00\\x00\\x00no\\x00\\x00\\x00\\x00'
-    """
+    """Encode strings as a binary BYTES tensor: 4 bytes for the length of each, then its bytes in UTF-8."""
     elements = [string.encode() for string in strings]
     return b"".join(_LENGTH.pack(len(element)) + element for element in elements)
 
@@ -646,13 +563,7 @@ def _check_keys(text: bytes) -> None:
 
 
 def output_datatypes(deployment: Deployment) -> dict[str, str]:
-    """Return the outputs of a model with their datatypes.
-
-    Parameters
-    ----------
-    deployment : Deployment
-        The model that answers. A model of a table answers with class names, any other with class numbers.
-    """
+    """Return the outputs of a model with their datatypes."""
     datatypes = {LABEL: "INT64" if deployment.encoding is None else "BYTES"}
     return {**datatypes, PROBABILITIES: "FP32"} if deployment.releases_probabilities else datatypes
 
@@ -660,26 +571,7 @@ def output_datatypes(deployment: Deployment) -> dict[str, str]:
 def encode_response(
     head: dict[str, Any], answers: Answers, outputs: tuple[tuple[str, bool], ...], deployment: Deployment
 ) -> tuple[bytes, int | None]:
-    """Encode an inference response.
-
-    Parameters
-    ----------
-    head : dict
-        All keys of the response but ``outputs``.
-    answers : Answers
-        The answers to send.
-    outputs : tuple of (str, bool)
-        The requested outputs, each with whether it is sent as binary data.
-    deployment : Deployment
-        The model that answered.
-
-    Returns
-    -------
-    body : bytes
-        The body of the response.
-    json_length : int or None
-        Where the JSON ends and binary tensors begin. None: all of the body is JSON.
-    """
+    """Encode an inference response."""
     tensors = output_tensors(answers)
     datatypes = output_datatypes(deployment)
     described: list[dict[str, Any]] = []
@@ -702,13 +594,7 @@ def encode_response(
 
 
 def output_tensors(answers: Answers) -> dict[str, NDArray[Any]]:
-    """Return answers as output tensors by name.
-
-    Parameters
-    ----------
-    answers : Answers
-        Labels, and probabilities where the model releases them.
-    """
+    """Return answers as output tensors by name."""
     tensors: dict[str, NDArray[Any]] = {LABEL: np.ascontiguousarray(answers.labels, dtype="<i8")}
     if answers.probabilities is not None:
         tensors[PROBABILITIES] = np.ascontiguousarray(answers.probabilities, dtype="<f4")
@@ -716,30 +602,14 @@ def output_tensors(answers: Answers) -> dict[str, NDArray[Any]]:
 
 
 def pack_answers(answers: Answers) -> NDArray[np.uint8]:
-    """Encode answers as the ledger stores them: per row 8 bytes for the label, then 4 for each probability.
-
-    Parameters
-    ----------
-    answers : Answers
-        The answers to store.
-
-    Returns
-    -------
-    ndarray of uint8, shape (rows, bytes)
-    """
+    """Encode answers as the ledger stores them: per row 8 bytes for the label, then 4 for each probability."""
     return np.hstack(
         [tensor.reshape(len(tensor), -1).view(np.uint8) for tensor in output_tensors(answers).values()]
     )
 
 
 def unpack_answers(packed: NDArray[np.uint8]) -> Answers:
-    """Decode answers that `pack_answers` encoded.
-
-    Parameters
-    ----------
-    packed : ndarray of uint8, shape (rows, bytes)
-        Stored answers.
-    """
+    """Decode answers that `pack_answers` encoded."""
     labels = np.ascontiguousarray(packed[:, :8]).view("<i8").reshape(-1)
     if packed.shape[1] == 8:
         return Answers(labels, None)
@@ -747,11 +617,5 @@ def unpack_answers(packed: NDArray[np.uint8]) -> Answers:
 
 
 def packed_width(deployment: Deployment) -> int:
-    """Return the number of bytes of one packed answer.
-
-    Parameters
-    ----------
-    deployment : Deployment
-        The model that answers.
-    """
+    """Return the number of bytes of one packed answer."""
     return 8 + (4 * len(deployment.classes) if deployment.releases_probabilities else 0)

@@ -35,21 +35,11 @@ Rows = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class MigratedBudget:
-    """A budget that a model folder kept until it was deployed.
+    """A budget that a model folder kept until it was deployed."""
 
-    Parameters
-    ----------
-    account : FileAccount
-        The account in the model folder.
-    limit : int
-        How many answers the folder's budget pays for.
-    digest : str
-        SHA-256 of the model folder, in hexadecimal digits.
-    """
-
-    account: FileAccount
-    limit: int
-    digest: str
+    account: FileAccount  # The account in the model folder
+    limit: int  # How many answers the folder's budget pays for
+    digest: str  # SHA-256 of the model folder, in hexadecimal digits
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,31 +179,6 @@ def deploy(
 
     Accounts are opened where they do not exist. Models with Gaussian costs come first: an account with a Gaussian
     total can pay pure costs too, but not the other way round.
-
-    Parameters
-    ----------
-    ledger : Ledger
-        The ledger that holds the accounts.
-    models : iterable of Deployment
-        Models, as `load_models` returns them.
-    budget : Terms or None
-        The total budget of the training set. None: that of the account, or the one that the model states.
-    account : str or None
-        Name of the account. None: the account of the data set.
-    because : str or None
-        Reason to count these records in another account than before; the journal keeps it.
-
-    Returns
-    -------
-    list of Deployment
-        The models with their accounts and unit costs.
-
-    Raises
-    ------
-    InvalidInput
-        If a model does not fit its account.
-    QuietmaxError
-        If the account cannot pay for what was spent already.
     """
     ordered = sorted(models, key=lambda model: model.measure != "gaussian")
     return [_bind(ledger, model, budget, account, because) for model in ordered]
@@ -231,26 +196,6 @@ def check_deployments(
 
     Each model is checked alone: several new models that share an account may still exceed it together. Evaluations and
     trainings with a holdout are checked by `deploy` only.
-
-    Parameters
-    ----------
-    ledger : Ledger or None
-        The ledger. None: it does not exist yet.
-    models : iterable of Deployment
-        Models, as `load_models` returns them.
-    budget : Terms or None
-        As in `deploy`.
-    account : str or None
-        As in `deploy`.
-    because : str or None
-        As in `deploy`.
-
-    Raises
-    ------
-    InvalidInput
-        If a model does not fit its account.
-    QuietmaxError
-        If the account cannot pay for a training that was not charged yet.
     """
     for model in models:
         name, found = account or account_name(model.dataset), None
@@ -270,29 +215,12 @@ def check_deployments(
 
 
 def account_name(dataset: str) -> str:
-    """Turn the name of a data set into that of an account.
-
-    Parameters
-    ----------
-    dataset : str
-        Any text.
-
-    Examples
-    --------
-    >>> account_name("my people.csv")
-    'my-people.csv'
-    """
+    """Turn the name of a data set into that of an account."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", dataset).strip("-._")[:64] or "records"
 
 
 def version_order(version: str) -> list[tuple[int, int | str]]:
-    """Order numbers within versions as numbers: 10 comes after 9.
-
-    Parameters
-    ----------
-    version : str
-        A version.
-    """
+    """Order numbers within versions as numbers: 10 comes after 9."""
     parts: list[str] = re.findall(r"\d+|\D+", version)
     return [(0, int(part)) if part.isdigit() else (1, part) for part in parts]
 
@@ -322,22 +250,7 @@ def _bind(
 def find_account(
     ledger: Ledger, dataset: str, account: str | None = None
 ) -> tuple[str, str, AccountState | None]:
-    """Find the account that pays for models of a data set.
-
-    Parameters
-    ----------
-    ledger : Ledger
-        The ledger.
-    dataset : str
-        Name of the training set, as the model folder states it.
-    account : str or None
-        Name of the account, if the owner chose one.
-
-    Returns
-    -------
-    (str, str, AccountState or None)
-        The name of the account, the digest that identifies the records, and the account if it exists.
-    """
+    """Find the account that pays for models of a data set."""
     name = account_name(dataset) if account is None else account
     records = hashlib.sha256(f"data set {dataset}".encode()).hexdigest()
     return name, records, ledger.find_account(name, None if account is not None else records)

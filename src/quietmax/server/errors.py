@@ -8,21 +8,7 @@ from quietmax.errors import LedgerDamaged, LedgerTooLate, LedgerUnavailable, Qui
 
 
 class HttpError(QuietmaxError):
-    """A request that ends with an error response.
-
-    Parameters
-    ----------
-    status : int
-        HTTP status code.
-    message : str
-        The ``error`` of the JSON response.
-    extra : dict, optional
-        Further keys of the JSON response.
-    headers : dict, optional
-        Further headers of the response.
-    detail : str, optional
-        What only the log tells.
-    """
+    """A request that ends with an error response."""
 
     def __init__(
         self,
@@ -45,24 +31,12 @@ class HttpError(QuietmaxError):
 
 
 def bad_request(message: str) -> HttpError:
-    """400: the body is not an inference request. Nothing was charged.
-
-    Parameters
-    ----------
-    message : str
-        What is wrong, and what is valid.
-    """
+    """400: the body is not an inference request. Nothing was charged."""
     return HttpError(400, message)
 
 
 def unauthorized(message: str) -> HttpError:
-    """401: no API key, or one that is not valid.
-
-    Parameters
-    ----------
-    message : str
-        What is wrong, and what is valid.
-    """
+    """401: no API key, or one that is not valid."""
     return HttpError(401, message, headers={"www-authenticate": "Bearer"})
 
 
@@ -72,35 +46,17 @@ def no_such_model() -> HttpError:
 
 
 def unprocessable(message: str) -> HttpError:
-    """422: an inference request that does not fit the model. Nothing was charged.
-
-    Parameters
-    ----------
-    message : str
-        What is wrong, and what is valid.
-    """
+    """422: an inference request that does not fit the model. Nothing was charged."""
     return HttpError(422, message)
 
 
 def unavailable(message: str) -> HttpError:
-    """503: the service or its ledger cannot answer now.
-
-    Parameters
-    ----------
-    message : str
-        What is wrong.
-    """
+    """503: the service or its ledger cannot answer now."""
     return HttpError(503, message, headers={"retry-after": "1"})
 
 
 def ledger_error(error: Exception) -> HttpError:
-    """503: the ledger failed. The log tells why; clients are not told where the ledger is.
-
-    Parameters
-    ----------
-    error : Exception
-        What the ledger raised, or a TimeoutError.
-    """
+    """503: the ledger failed. The log tells why; clients are not told where the ledger is."""
     message = str(error) or "The ledger does not respond."
     if isinstance(error, LedgerUnavailable | LedgerDamaged) and not isinstance(error, LedgerTooLate):
         return HttpError(

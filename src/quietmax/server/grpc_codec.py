@@ -65,36 +65,12 @@ _FIXED_SIZES = {1: 8, 5: 4}
 
 
 def message_class(name: str) -> Any:
-    """Return the class of a message.
-
-    Parameters
-    ----------
-    name : str
-        Name of the message in `inference.proto`.
-
-    Examples
-    --------
-    >>> message_class("ServerLiveResponse")(live=True).SerializeToString()
-    b'\\x08\\x01'
-    """
+    """Return the class of a message."""
     return GetMessageClass(_POOL.FindMessageTypeByName(f"inference.{name}"))
 
 
 def parse_message(name: str, content: bytes) -> Any:
-    """Parse a message.
-
-    Parameters
-    ----------
-    name : str
-        Name of the message in `inference.proto`.
-    content : bytes
-        The message as it was sent.
-
-    Raises
-    ------
-    HttpError
-        400 if it is no such message.
-    """
+    """Parse a message."""
     try:
         return message_class(name).FromString(content)
     except DecodeError:
@@ -102,20 +78,7 @@ def parse_message(name: str, content: bytes) -> Any:
 
 
 def parse_request(content: bytes, max_rows: int) -> Any:
-    """Parse an inference request, after a check that it does not have too many parts.
-
-    Parameters
-    ----------
-    content : bytes
-        The message as it was sent.
-    max_rows : int
-        Most rows in one request.
-
-    Raises
-    ------
-    HttpError
-        400 if it is no inference request, 413 if it has too many parts.
-    """
+    """Parse an inference request, after a check that it does not have too many parts."""
     if len(content) > _MAX_UNCOUNTED_BYTES:
         _check_parts(content, max_rows)
     return parse_message("ModelInferRequest", content)
@@ -173,22 +136,7 @@ def _varint(content: bytes, start: int, end: int) -> tuple[int, int]:
 
 
 def decode_request(message: Any, deployment: Deployment, max_rows: int) -> InferenceRequest:
-    """Decode an inference request.
-
-    Parameters
-    ----------
-    message : ModelInferRequest
-        The parsed message.
-    deployment : Deployment
-        The model that is asked.
-    max_rows : int
-        Most rows in one request.
-
-    Raises
-    ------
-    HttpError
-        400 if the message contradicts itself, 413 if it has too many rows, 422 if it does not fit the model.
-    """
+    """Decode an inference request."""
     contents = _contents(message, max_rows, deployment.inputs)
     inputs = [
         {
@@ -283,21 +231,7 @@ def encode_response(
     parameters: Mapping[str, Any],
     deployment: Deployment,
 ) -> bytes:
-    """Encode an inference response: raw if the inputs came raw, else in typed contents.
-
-    Parameters
-    ----------
-    message : ModelInferRequest
-        The message that is answered.
-    request : InferenceRequest
-        The same, decoded.
-    answers : Answers
-        The answers to send.
-    parameters : dict
-        The `parameters` of the response.
-    deployment : Deployment
-        The model that answered.
-    """
+    """Encode an inference response: raw if the inputs came raw, else in typed contents."""
     response = message_class("ModelInferResponse")(
         model_name=deployment.name, model_version=deployment.version, id=request.id or ""
     )

@@ -66,25 +66,7 @@ Method = Callable[[Any], Awaitable[bytes]]
 async def serving(
     service: Service, host: str, port: int, tls: Callable[[], tuple[bytes, bytes]] | None = None
 ) -> AsyncIterator[None]:
-    """Serve over gRPC; at the end, answer the requests in flight.
-
-    Parameters
-    ----------
-    service : Service
-        A service that has started.
-    host : str
-        Address to listen on.
-    port : int
-        Port to listen on. Several processes may share it.
-    tls : callable or None
-        Returns the certificate and the private key, as PEM. It is called for every new connection, so that a new
-        certificate is used as soon as it is there. None: no TLS.
-
-    Raises
-    ------
-    InvalidInput
-        If the server cannot listen there.
-    """
+    """Serve over gRPC; at the end, answer the requests in flight."""
     server = grpc.aio.server(
         options=_options(service), maximum_concurrent_rpcs=service.settings.max_in_flight
     )

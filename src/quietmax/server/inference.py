@@ -46,15 +46,7 @@ _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 
 
 class InferenceEndpoint:
-    """Answers inference requests, and passes all others on.
-
-    Parameters
-    ----------
-    app : ASGI application
-        Gets all other requests.
-    service : Service
-        Answers the inference requests.
-    """
+    """Answers inference requests, and passes all others on."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
@@ -145,56 +137,22 @@ class InferenceEndpoint:
 
 @dataclass(slots=True)
 class Record:
-    """What the log and the metrics tell about an inference request.
+    """What the log and the metrics tell about an inference request."""
 
-    Parameters
-    ----------
-    client : str or None
-        Who sent it, once that is known.
-    deployment : Deployment or None
-        The model that is asked, once it is found.
-    rows : int
-        Number of rows, once they are decoded.
-    status : int
-        HTTP status of the response, also for requests over gRPC.
-    traceparent : str or None
-        The trace that an authenticated caller names, for telemetry.
-    address : str or None
-        The address that the request came from: that of the proxy, if there is one.
-    request : str
-        Id of the request, for the log and the header ``x-request-id``. It is not the id that the client chose.
-    route : str or None
-        The path as the OpenAPI document has it; None if there is no such path. What stands in its place is not logged.
-    event : str
-        Name of the event in the log.
-    error : str or None
-        What only the log tells about an error.
-    logged : bool
-        Whether it is in the log.
-    """
-
-    client: str | None = None
-    deployment: Deployment | None = None
-    rows: int = 0
-    status: int = 500
-    traceparent: str | None = None
-    address: str | None = None
-    request: str = ""
-    route: str | None = None
-    event: str = "request"
-    error: str | None = None
-    logged: bool = False
+    client: str | None = None  # Who sent it, once that is known
+    deployment: Deployment | None = None  # The model that is asked, once it is found
+    rows: int = 0  # Number of rows, once they are decoded
+    status: int = 500  # HTTP status of the response, also for requests over gRPC
+    traceparent: str | None = None  # The trace that an authenticated caller names, for telemetry
+    address: str | None = None  # The address that the request came from: that of the proxy, if there is one
+    request: str = ""  # Id of the request, for the log and the header `x-request-id`
+    route: str | None = None  # The path as the OpenAPI document has it; None if there is no such path
+    event: str = "request"  # Name of the event in the log
+    error: str | None = None  # What only the log tells about an error
+    logged: bool = False  # Whether it is in the log
 
     def write(self, log: Log, seconds: float) -> None:
-        """Write one line to the log.
-
-        Parameters
-        ----------
-        log : Log
-            Where to write.
-        seconds : float
-            Duration of the request.
-        """
+        """Write one line to the log."""
         self.logged = True
         deployment = self.deployment
         fields: dict[str, Field] = {
@@ -217,33 +175,14 @@ class Record:
 
 
 def record_of(scope: Scope) -> Record:
-    """Return the record of a request that FastAPI answers.
-
-    Parameters
-    ----------
-    scope : dict
-        The ASGI scope of the request.
-    """
+    """Return the record of a request that FastAPI answers."""
     found = scope.get(_RECORD)
     return found if isinstance(found, Record) else Record()
 
 
 @contextmanager
 def recorded(service: Service, record: Record | None = None) -> Iterator[Record]:
-    """Count and log an inference request, whatever its protocol; any other error than HttpError becomes a 500.
-
-    Parameters
-    ----------
-    service : Service
-        Has the metrics and the log.
-    record : Record or None
-        The record to fill in. None: a new one.
-
-    Yields
-    ------
-    Record
-        To be filled in as the request is handled.
-    """
+    """Count and log an inference request, whatever its protocol; any other error than HttpError becomes a 500."""
     started = time.perf_counter()
     record = record or Record(request=service.next_request_id())
     telemetry = service.telemetry
@@ -276,15 +215,7 @@ def recorded(service: Service, record: Record | None = None) -> Iterator[Record]
 
 
 def traceparent(service: Service, headers: Headers) -> str | None:
-    """Return the header `traceparent` of a request, if telemetry needs it.
-
-    Parameters
-    ----------
-    service : Service
-        Has the telemetry.
-    headers : list of (bytes, bytes)
-        The headers of the request, or its metadata over gRPC.
-    """
+    """Return the header `traceparent` of a request, if telemetry needs it."""
     if service.telemetry is None:
         return None
     value = dict(headers).get(b"traceparent")
@@ -294,13 +225,7 @@ def traceparent(service: Service, headers: Headers) -> str | None:
 async def decoded_request(
     body: bytes, json_length: int | None, deployment: Deployment, max_rows: int
 ) -> InferenceRequest:
-    """Decode a request; see `decode_request`.
-
-    Parameters
-    ----------
-    body, json_length, deployment, max_rows
-        As in `decode_request`.
-    """
+    """Decode a request; see `decode_request`."""
     with phase("parse"):
         limit = _MAX_BYTES_IN_LOOP if deployment.encoding is None else _MAX_BYTES_UNCHECKED
         if len(body) <= limit:
@@ -321,20 +246,6 @@ def check_structure(text: bytes, deployment: Deployment, max_rows: int) -> None:
     """Raise if a JSON text has more values, lists or objects than the largest request to a model.
 
     Counting takes a fraction of the time and memory of parsing. Only what stands outside of strings counts.
-
-    Parameters
-    ----------
-    text : bytes
-        What may be JSON.
-    deployment : Deployment
-        The model that is asked.
-    max_rows : int
-        Most rows in one request.
-
-    Raises
-    ------
-    HttpError
-        413 if there are too many.
     """
     columns = 0 if deployment.encoding is None else len(deployment.encoding.columns)
     row_lists = cells = 1
@@ -357,19 +268,7 @@ def check_structure(text: bytes, deployment: Deployment, max_rows: int) -> None:
 async def encoded_answer(
     service: Service, deployment: Deployment, request: InferenceRequest, caller: Caller
 ) -> tuple[bytes, int | None]:
-    """Answer a request and encode the response; see `encode_response`.
-
-    Parameters
-    ----------
-    service : Service
-        Answers the request.
-    deployment : Deployment
-        The model that is asked.
-    request : InferenceRequest
-        The decoded request.
-    caller : Caller
-        Who is charged.
-    """
+    """Answer a request and encode the response; see `encode_response`."""
     answers, parameters = await service.infer(deployment, request, caller)
     head: dict[str, Any] = {
         "model_name": deployment.name,

@@ -30,28 +30,6 @@ def cut_numbers(text: bytes, max_rows: int) -> tuple[bytes, Floats] | None:
 
     Replacing one list by another changes nothing else about a JSON text. So the text is valid if the short text is,
     and its only key `data` has the numbers where the short text has an empty list.
-
-    Parameters
-    ----------
-    text : bytes
-        What may be JSON.
-    max_rows : int
-        Most rows in a list of lists.
-
-    Returns
-    -------
-    short : bytes
-        The text with an empty list instead.
-    numbers : ndarray of float64
-        The numbers of the list: of one dimension, or of two for a list of lists.
-
-    None if there is no such list, or if it is not certain.
-
-    Examples
-    --------
-    >>> cut_numbers(b'{"data": [1, 2.5], "shape": [2]}', max_rows=1)
-    (b'{"data": [], "shape": [2]}', array([1. , 2.5]))
-    >>> cut_numbers(b'{"data": [1, "2.5"]}', max_rows=1)
     """
     key = text.find(_KEY)
     found = _LIST.match(text, key) if key >= 0 else None

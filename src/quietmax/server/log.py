@@ -41,18 +41,6 @@ class Log:
     """Writes events as JSON, one per line.
 
     Requests are written four times a second, other events at once. No method waits for the stream, except `flush`.
-
-    Parameters
-    ----------
-    stream : binary file or None
-        Where to write. None: standard error.
-    max_lines : int
-        Most lines that wait to be written. Further ones are dropped.
-
-    Attributes
-    ----------
-    dropped : int
-        Number of lines that were dropped.
     """
 
     def __init__(self, stream: BinaryIO | None = None, max_lines: int = _MAX_LINES) -> None:
@@ -63,53 +51,20 @@ class Log:
         self._starting = threading.Lock()
 
     def event(self, event: str, **fields: Field) -> None:
-        """Write an event as soon as possible.
-
-        Parameters
-        ----------
-        event : str
-            Name of the event.
-        **fields
-            What to write beside it.
-        """
+        """Write an event as soon as possible."""
         self._append(event, fields)
         self._urgent.set()
 
     def request(self, **fields: Field) -> None:
-        """Write a request with the next flush.
-
-        Parameters
-        ----------
-        **fields
-            What to write about the request.
-        """
+        """Write a request with the next flush."""
         self._append("request", fields)
 
     def failure(self, error: BaseException, **fields: Field) -> None:
-        """Write that something failed: the type of the error and where it was raised, but not its message.
-
-        Parameters
-        ----------
-        error : BaseException
-            The error.
-        **fields
-            What to write beside it.
-        """
+        """Write that something failed: the type of the error and where it was raised, but not its message."""
         self.event("failed", kind=type(error).__name__, frames=_frames(error.__traceback__), **fields)
 
     def flush(self, timeout: float = 1.0) -> bool:
-        """Write all lines that wait.
-
-        Parameters
-        ----------
-        timeout : float
-            Seconds to wait at most.
-
-        Returns
-        -------
-        bool
-            Whether all were written in time.
-        """
+        """Write all lines that wait."""
         self._start()
         written = threading.Event()
         self._lines.append(written)
@@ -215,13 +170,7 @@ def _short_path(path: str) -> str:
 
 @contextmanager
 def libraries_logged(log: Log) -> Iterator[None]:
-    """Write to the log what Python and the libraries would write to standard error.
-
-    Parameters
-    ----------
-    log : Log
-        Where to write their messages, warnings and unexpected errors.
-    """
+    """Write to the log what Python and the libraries would write to standard error."""
     handler = _Handler(log)
     root = logging.getLogger()
     before = sys.excepthook, threading.excepthook, sys.unraisablehook

@@ -85,13 +85,6 @@ class Metrics:
 
         A worker that is started again goes on with the counters of the one that died. Call this at most once in a
         process, before it creates other metrics.
-
-        Parameters
-        ----------
-        folder : Path
-            A folder where all workers of a service write their metrics, and nothing else is written.
-        number : int
-            The worker, counted from 0.
         """
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
         values.ValueClass = values.MultiProcessValue(lambda: number)  # type: ignore[no-untyped-call]
@@ -101,17 +94,7 @@ class Metrics:
         return metrics
 
     def count_request(self, model: str, version: str, status: int, seconds: float) -> None:
-        """Count a request.
-
-        Parameters
-        ----------
-        model, version : str
-            The model that was asked; empty if there is none.
-        status : int
-            HTTP status of the response.
-        seconds : float
-            Duration of the request.
-        """
+        """Count a request."""
         self._child(self._requests, model, version, status).inc()
         if status == 200:
             self._child(self._seconds, model, version).observe(seconds)
@@ -131,58 +114,26 @@ class Metrics:
         return self._children[key]
 
     def count_answers(self, model: str, version: str, new: int, cached: int) -> None:
-        """Count answered rows.
-
-        Parameters
-        ----------
-        model, version : str
-            The model that answered.
-        new, cached : int
-            Number of rows with a new answer, and with one from the answer cache.
-        """
+        """Count answered rows."""
         if new:
             self._child(self._answers, model, version, "new").inc(new)
         if cached:
             self._child(self._answers, model, version, "cached").inc(cached)
 
     def set_connections(self, count: int) -> None:
-        """State how many connections are open.
-
-        Parameters
-        ----------
-        count : int
-            Number of open connections.
-        """
+        """State how many connections are open."""
         self._connections.set(count)
 
     def set_dropped_lines(self, count: int) -> None:
-        """State how many lines of the log were dropped so far.
-
-        Parameters
-        ----------
-        count : int
-            Number of dropped lines.
-        """
+        """State how many lines of the log were dropped so far."""
         self._dropped_lines.set(count)
 
     def count_refused(self, reason: str) -> None:
-        """Count a connection that was ended because of a limit or an invalid request.
-
-        Parameters
-        ----------
-        reason : str
-            The limit: connections, header, body, timeout, handshake, malformed or stopping.
-        """
+        """Count a connection that was ended because of a limit or an invalid request."""
         self._child(self._refused, reason).inc()
 
     def latency(self, label: str) -> dict[str, float] | None:
-        """Return median and 99th percentile of the latest requests in seconds; None if there were none.
-
-        Parameters
-        ----------
-        label : str
-            ``name/version`` of the model.
-        """
+        """Return median and 99th percentile of the latest requests in seconds; None if there were none."""
         recent = np.sort(np.concatenate([np.empty(0), *self._recent_of_all_workers(label)]))
         if not len(recent):
             return None
@@ -209,13 +160,7 @@ class Metrics:
         return [_RecentSeconds(file).values for file in pattern.parent.glob(pattern.name)]
 
     def exposition(self, accounts: list[AccountState] | None) -> bytes:
-        """Return all metrics in the text format of Prometheus.
-
-        Parameters
-        ----------
-        accounts : list of AccountState or None
-            The accounts of the ledger. None: the ledger is unavailable.
-        """
+        """Return all metrics in the text format of Prometheus."""
         self._ledger_up.set(0 if accounts is None else 1)
         for account in accounts or []:
             self._spent.labels(account.name).set(

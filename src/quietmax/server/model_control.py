@@ -41,47 +41,23 @@ Bind = Callable[[Ledger, Iterable[Deployment]], list[Deployment]]
 
 @dataclass(frozen=True)
 class LoadedVersion:
-    """The version of a model that all workers serve.
+    """The version of a model that all workers serve."""
 
-    Parameters
-    ----------
-    version : str
-        The version.
-    digest : str
-        Digest of the deployment, in hexadecimal digits: every worker must have read the same files.
-    signature : str
-        Changes when the files of the folder change; see `ModelRepository.signature`.
-    """
-
-    version: str
-    digest: str
-    signature: str
+    version: str  # The version
+    digest: str  # Digest of the deployment, in hexadecimal digits: every worker must have read the same files
+    signature: str  # Changes when the files of the folder change; see `ModelRepository.signature`
 
 
 @dataclass(frozen=True)
 class DesiredModels:
-    """What all workers of a service should serve.
+    """What all workers of a service should serve."""
 
-    Parameters
-    ----------
-    revision : int
-        Grows with every change.
-    models : dict of str to LoadedVersion or None
-        The models of the repository by name. None: unloaded on request.
-    """
-
-    revision: int
-    models: dict[str, LoadedVersion | None]
+    revision: int  # Grows with every change
+    models: dict[str, LoadedVersion | None]  # The models of the repository by name. None: unloaded on request
 
 
 class SharedState:
-    """The desired models, and who has confirmed them, in a folder that all workers of a service share.
-
-    Parameters
-    ----------
-    folder : Path
-        An empty folder that nobody else can write to.
-    """
+    """The desired models, and who has confirmed them, in a folder that all workers of a service share."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -103,13 +79,7 @@ class SharedState:
         return state.st_ino, state.st_mtime_ns
 
     def write(self, desired: DesiredModels) -> None:
-        """Replace the desired models.
-
-        Parameters
-        ----------
-        desired : DesiredModels
-            What to serve from now on.
-        """
+        """Replace the desired models."""
         models = {
             name: None if version is None else vars(version) for name, version in desired.models.items()
         }
@@ -117,15 +87,7 @@ class SharedState:
         atomic_write(self._file, lambda staging: staging.write_text(text, encoding="utf-8"))
 
     def confirm(self, revision: int, errors: Mapping[str, str]) -> None:
-        """Say that this process serves a revision.
-
-        Parameters
-        ----------
-        revision : int
-            The revision.
-        errors : mapping of str to str
-            Why models of it could not be loaded here, by their names.
-        """
+        """Say that this process serves a revision."""
         text = json.dumps({"revision": revision, "errors": dict(errors)})
         file = self._folder / f"worker-{os.getpid()}"
         atomic_write(file, lambda staging: staging.write_text(text, encoding="utf-8"))
@@ -147,24 +109,7 @@ class SharedState:
             yield
 
     def wait(self, revision: int, name: str) -> tuple[int, int, str | None]:
-        """Wait until all workers have confirmed a revision.
-
-        Parameters
-        ----------
-        revision : int
-            The revision.
-        name : str
-            The model that was changed.
-
-        Returns
-        -------
-        confirmed : int
-            How many workers serve it.
-        workers : int
-            How many workers there are.
-        error : str or None
-            Why one of them could not load the model.
-        """
+        """Wait until all workers have confirmed a revision."""
         until = time.monotonic() + _CONFIRM_TIMEOUT
         while True:
             found = self._confirmations()
@@ -187,21 +132,7 @@ class SharedState:
 
 
 class ModelControl:
-    """Loads and unloads the models of a repository. Created before the workers are started, used in each of them.
-
-    Parameters
-    ----------
-    repository : ModelRepository
-        The folders that may be loaded. The highest version of each model is loaded at the start.
-    state : SharedState
-        What all workers serve.
-    load : callable
-        Reads a model.
-    bind : callable
-        Binds models to their accounts.
-    reserved : iterable of str
-        Names of models that are served from elsewhere.
-    """
+    """Loads and unloads the models of a repository. Created before the workers are started, used in each of them."""
 
     def __init__(
         self,
@@ -241,17 +172,7 @@ class ModelControl:
         return list(self._models.values())
 
     def serve(self, ledger: Ledger, deployments: Iterable[Deployment], use: Callable[[], None]) -> None:
-        """Begin to follow what other workers load.
-
-        Parameters
-        ----------
-        ledger : Ledger
-            Holds the accounts.
-        deployments : iterable of Deployment
-            The models with their accounts; those of `start` are among them.
-        use : callable
-            Called when `deployments` has changed, in any thread.
-        """
+        """Begin to follow what other workers load."""
         self._ledger = ledger
         self._use = use
         self._models = {each.name: each for each in deployments if each.name in self._models}
@@ -283,25 +204,7 @@ class ModelControl:
         return rows
 
     def load(self, name: str) -> Deployment:
-        """Serve the highest version of a model in all workers. The version before it goes once this one is ready.
-
-        Parameters
-        ----------
-        name : str
-            Name of the model.
-
-        Returns
-        -------
-        Deployment
-            The version that is served now.
-
-        Raises
-        ------
-        HttpError
-            404 if the repository has no such model; 503 if a worker does not follow.
-        QuietmaxError
-            If it cannot be loaded. Everything stays as it was.
-        """
+        """Serve the highest version of a model in all workers. The version before it goes once this one is ready."""
         self._check_name(name)
         with self._change() as desired:
             bound, version = self._read_and_bind(name)
@@ -310,18 +213,7 @@ class ModelControl:
         return bound
 
     def unload(self, name: str) -> None:
-        """Stop serving a model in all workers. What it has cost stays charged.
-
-        Parameters
-        ----------
-        name : str
-            Name of the model.
-
-        Raises
-        ------
-        HttpError
-            404 if the repository has no such model; 503 if a worker does not follow.
-        """
+        """Stop serving a model in all workers. What it has cost stays charged."""
         with self._change() as desired:
             if name not in desired.models:
                 self._check_name(name)
@@ -329,15 +221,7 @@ class ModelControl:
         self._wait(name, f"The model {name} was unloaded")
 
     def reload(self) -> tuple[list[str], dict[str, str]]:
-        """Load what is new in the repository: models, versions and changed folders. Unloaded models stay unloaded.
-
-        Returns
-        -------
-        loaded : list of str
-            The models that were loaded, as ``name/version``.
-        failed : dict of str to str
-            Why a model could not be loaded, by its name. Its old version stays.
-        """
+        """Load what is new in the repository: models, versions and changed folders. Unloaded models stay unloaded."""
         loaded, failed = [], {}
         for name in self._repository.names():
             try:

@@ -80,22 +80,7 @@ class Identity:
 
 
 class IssuerKeys:
-    """The keys of an issuer, fetched when needed.
-
-    Parameters
-    ----------
-    issuer : str
-        The URL of the issuer.
-    fetch : callable
-        Returns the JSON document at a URL; called in a thread.
-    clock : callable
-        Returns the time in seconds, as `time.monotonic` does.
-
-    Attributes
-    ----------
-    generation : int
-        Grows whenever the keys have changed.
-    """
+    """The keys of an issuer, fetched when needed."""
 
     def __init__(
         self, issuer: str, fetch: Fetch | None = None, clock: Callable[[], float] = time.monotonic
@@ -111,13 +96,7 @@ class IssuerKeys:
         self.generation = 0
 
     async def refresh(self) -> None:
-        """Fetch the keys if they are old.
-
-        Raises
-        ------
-        HttpError
-            503 if they are too old to be used and cannot be fetched.
-        """
+        """Fetch the keys if they are old."""
         if self._clock() - self._fetched_at < REFRESH_SECONDS:
             return
         await self._fetch_keys(wait=not (self._failing and self._usable))
@@ -125,20 +104,7 @@ class IssuerKeys:
             raise unavailable("The keys of the token's issuer cannot be fetched. Nothing was charged.")
 
     async def find(self, kid: str | None, algorithm: str) -> jwt.PyJWK:
-        """Return the key of a token; fetch the keys if it is unknown.
-
-        Parameters
-        ----------
-        kid : str or None
-            The key id in the token's header. None: the issuer must have exactly one key for the algorithm.
-        algorithm : str
-            The algorithm in the token's header, one of `ALGORITHMS`.
-
-        Raises
-        ------
-        HttpError
-            401 if the issuer has no such key, 503 if the issuer is unavailable.
-        """
+        """Return the key of a token; fetch the keys if it is unknown."""
         found = self._find(kid, algorithm)
         if found is None:
             await self._fetch_keys(wait=True)
@@ -218,15 +184,7 @@ class IssuerKeys:
 
 
 class TokenVerifier:
-    """Checks bearer tokens. Tokens that were found valid are remembered by their digest.
-
-    Parameters
-    ----------
-    settings : OidcSettings
-        Issuer, audience and claims.
-    keys : IssuerKeys or None
-        The issuer's keys. None: fetched from the issuer.
-    """
+    """Checks bearer tokens. Tokens that were found valid are remembered by their digest."""
 
     def __init__(self, settings: OidcSettings, keys: IssuerKeys | None = None) -> None:
         self._settings = settings
@@ -235,18 +193,7 @@ class TokenVerifier:
         self._generation = 0
 
     async def verify(self, token: str) -> Identity:
-        """Return what a token states, if it is valid.
-
-        Parameters
-        ----------
-        token : str
-            The token, a JWT in the compact form.
-
-        Raises
-        ------
-        HttpError
-            401 if the token is not valid, 503 if the issuer's keys are needed and cannot be fetched.
-        """
+        """Return what a token states, if it is valid."""
         if len(token) > _MAX_TOKEN_LENGTH:
             raise unauthorized(f"The token must have at most {_MAX_TOKEN_LENGTH} characters.")
         await self._keys.refresh()
@@ -317,13 +264,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def fetch_json(url: str) -> Any:
-    """Return the JSON document at a URL, without redirects, within a few seconds and of at most 1 MiB.
-
-    Parameters
-    ----------
-    url : str
-        The URL.
-    """
+    """Return the JSON document at a URL, without redirects, within a few seconds and of at most 1 MiB."""
     handlers: list[urllib.request.BaseHandler] = [_NoRedirects()]
     if is_loopback(urlsplit(url).hostname or ""):
         handlers.append(urllib.request.ProxyHandler({}))

@@ -195,13 +195,7 @@ def _reference(name: str) -> dict[str, Any]:
 
 
 def error_responses(*statuses: int) -> dict[int | str, Any]:
-    """Describe the errors of an endpoint, for its `responses` in FastAPI.
-
-    Parameters
-    ----------
-    *statuses : int
-        HTTP status codes.
-    """
+    """Describe the errors of an endpoint, for its `responses` in FastAPI."""
     return {
         status: {
             "description": _DESCRIPTIONS[status],
@@ -212,15 +206,7 @@ def error_responses(*statuses: int) -> dict[int | str, Any]:
 
 
 def responses(schema: str, *statuses: int) -> dict[int | str, Any]:
-    """Describe the success and the errors of an endpoint, for its `responses` in FastAPI.
-
-    Parameters
-    ----------
-    schema : str
-        Name of the schema of the body on success.
-    *statuses : int
-        HTTP status codes of errors.
-    """
+    """Describe the success and the errors of an endpoint, for its `responses` in FastAPI."""
     return {
         200: {"description": "Success.", "content": {"application/json": {"schema": _reference(schema)}}},
         **error_responses(*statuses),
@@ -228,13 +214,7 @@ def responses(schema: str, *statuses: int) -> dict[int | str, Any]:
 
 
 def add_document(app: FastAPI) -> None:
-    """Make FastAPI's OpenAPI document complete: schemas, API keys and the body of inference requests.
-
-    Parameters
-    ----------
-    app : FastAPI
-        The application with all routes.
-    """
+    """Make FastAPI's OpenAPI document complete: schemas, API keys and the body of inference requests."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:

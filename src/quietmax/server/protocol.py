@@ -60,27 +60,14 @@ class ConnectionShare:
     """One worker's share of the connections that several workers accept from the same socket.
 
     Without shares, the worker that wakes up first accepts all connections of a burst.
-
-    Parameters
-    ----------
-    counts : memoryview
-        The number of connections of each worker, in memory that the workers share.
-    number : int
-        This worker, counted from 0.
     """
 
-    counts: memoryview
-    number: int
+    counts: memoryview  # The number of connections of each worker, in memory that the workers share
+    number: int  # This worker, counted from 0
 
     @classmethod
     def of_workers(cls, workers: int) -> list[ConnectionShare]:
-        """Return the shares of so many workers, none of which listens yet.
-
-        Parameters
-        ----------
-        workers : int
-            Number of workers. They must be forked from this process.
-        """
+        """Return the shares of so many workers, none of which listens yet."""
         counts = memoryview(mmap.mmap(-1, 8 * workers)).cast("q")
         shares = [cls(counts, number) for number in range(workers)]
         for share in shares:
@@ -88,13 +75,7 @@ class ConnectionShare:
         return shares
 
     def update(self, count: int) -> bool:
-        """Tell the other workers how many connections this one has; return whether none of them has fewer.
-
-        Parameters
-        ----------
-        count : int
-            Number of connections.
-        """
+        """Tell the other workers how many connections this one has; return whether none of them has fewer."""
         self.counts[self.number] = count
         return count == min(self.counts)
 
@@ -113,21 +94,6 @@ class Connections:
 
     If all are taken, a new connection replaces the one whose client has sent nothing for the longest time, first of all
     one whose TLS handshake is not done. A connection whose request was received is never replaced.
-
-    Parameters
-    ----------
-    settings : Settings
-        The limits.
-    log : Log
-        Where to write that connections were refused.
-    metrics : Metrics
-        Where to count them.
-    bodies : BodyMemory
-        Counts the bytes of request bodies.
-    share : ConnectionShare or None
-        The share of this worker, if other workers accept from the same socket.
-    grpc : bool
-        Whether the process serves gRPC, too, whose connections need file descriptors.
     """
 
     def __init__(
@@ -155,23 +121,11 @@ class Connections:
         return len(self._open) + len(self._handshakes)
 
     def add(self, connection: LimitedProtocol) -> None:
-        """Add a connection whose TLS handshake, if any, is done.
-
-        Parameters
-        ----------
-        connection : LimitedProtocol
-            The connection.
-        """
+        """Add a connection whose TLS handshake, if any, is done."""
         self._open.add(connection)
 
     def discard(self, connection: LimitedProtocol) -> None:
-        """Remove a connection that has ended.
-
-        Parameters
-        ----------
-        connection : LimitedProtocol
-            The connection.
-        """
+        """Remove a connection that has ended."""
         self._open.discard(connection)
 
     async def accept(
@@ -180,17 +134,7 @@ class Connections:
         create: Callable[[], LimitedProtocol],
         context: ssl.SSLContext | None,
     ) -> None:
-        """Accept connections until cancelled.
-
-        Parameters
-        ----------
-        listening : socket
-            The listening socket.
-        create : callable
-            Creates the protocol of a connection.
-        context : ssl.SSLContext or None
-            The certificate. None: no TLS.
-        """
+        """Accept connections until cancelled."""
         loop = asyncio.get_running_loop()
         listening.setblocking(False)
         while True:
@@ -286,20 +230,6 @@ class LimitedProtocol(HttpToolsProtocol):
     """One connection: uvicorn's protocol with limits.
 
     Every error is JSON, as on all other paths, and ends the connection.
-
-    Parameters
-    ----------
-    connections : Connections
-        All connections of this process, with the limits.
-    **uvicorn
-        Arguments of uvicorn's protocol.
-
-    Attributes
-    ----------
-    phase : Phase
-        What the connection waits for.
-    since : float
-        Since when it has waited without receiving anything, in the time of the event loop.
     """
 
     def __init__(self, connections: Connections, **uvicorn: Any) -> None:
@@ -478,13 +408,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return _LINGER_SECONDS if self._stopping else self._limits.timeout
 
     def end_if_late(self, now: float) -> None:
-        """End the connection if its client took too long.
-
-        Parameters
-        ----------
-        now : float
-            The time of the event loop.
-        """
+        """End the connection if its client took too long."""
         if self._stopping:
             self._extend_while_reading(now)
         if now >= self._write_deadline:
@@ -657,15 +581,7 @@ def _announced_bytes(headers: list[tuple[bytes, bytes]]) -> int:
 
 
 def connection_limits(settings: Settings, *, grpc: bool) -> tuple[int, int]:
-    """Return how many connections HTTP and gRPC may have; together they leave enough file descriptors for the rest.
-
-    Parameters
-    ----------
-    settings : Settings
-        The limits.
-    grpc : bool
-        Whether the process serves gRPC, too.
-    """
+    """Return how many connections HTTP and gRPC may have; together they leave enough file descriptors for the rest."""
     available = descriptor_limit()
     for_grpc = min(settings.max_connections, available // 4) if grpc else 0
     return min(settings.max_connections, available - for_grpc), for_grpc

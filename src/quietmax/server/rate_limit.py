@@ -16,21 +16,6 @@ class RateLimiter:
 
     A client whose time is past has its whole burst again and needs no memory. Of very many busy clients, the half that
     waited longest is forgotten, which only gives it its burst again.
-
-    Parameters
-    ----------
-    rate : float
-        Requests per second of one client.
-    burst : int or None
-        Requests that a client may send at once after a pause. None: the requests of one second, at least one.
-    clock : callable
-        Returns the time in seconds, as `time.monotonic` does.
-
-    Examples
-    --------
-    >>> limiter = RateLimiter(2.0, burst=3, clock=lambda: 0.0)
-    >>> [limiter.wait(client=1) for _ in range(4)]
-    [0.0, 0.0, 0.0, 0.5]
     """
 
     def __init__(
@@ -43,25 +28,13 @@ class RateLimiter:
         self._busy_until: dict[Hashable, float] = {}
 
     def remaining_wait(self, client: Hashable) -> float:
-        """Return 0 if a request is within the limit now, else the seconds until it would be. Nothing is counted.
-
-        Parameters
-        ----------
-        client : hashable
-            The client's id, or an address.
-        """
+        """Return 0 if a request is within the limit now, else the seconds until it would be. Nothing is counted."""
         now = self._clock()
         wait = self._busy_until.get(client, now) - now - self._tolerance
         return wait if wait > 1e-9 else 0.0
 
     def wait(self, client: Hashable) -> float:
-        """Count a request; return 0 if it is within the limit, else the seconds until one would be.
-
-        Parameters
-        ----------
-        client : hashable
-            The client's id, or an address. A request beyond the limit does not count.
-        """
+        """Count a request; return 0 if it is within the limit, else the seconds until one would be."""
         wait = self.remaining_wait(client)
         if wait:
             return wait
@@ -72,18 +45,7 @@ class RateLimiter:
         return 0.0
 
     def check(self, client: Hashable) -> None:
-        """Count a request.
-
-        Parameters
-        ----------
-        client : hashable
-            The client's id.
-
-        Raises
-        ------
-        HttpError
-            429 with `retry-after` if the request exceeds the limit.
-        """
+        """Count a request."""
         wait = self.wait(client)
         if wait > 0:
             raise HttpError(

@@ -47,34 +47,16 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model folder, and how to serve it.
+    """A model folder, and how to serve it."""
 
-    Parameters
-    ----------
-    name, version : str
-        What requests will call the model.
-    path : Path
-        The folder.
-    description : mapping
-        The contents of its ``model.json``.
-    budget : Terms or None
-        The total budget of the training set, if stated by the owner.
-    queries : int or None
-        Number of answers that share the budget of an ordinary model.
-    mechanism : str or None
-        A mechanism other than the model's own.
-    noise : str
-        Noise of Algorithm 1: ``gaussian`` or ``laplace``.
-    """
-
-    name: str
+    name: str  # What requests will call the model
     version: str
-    path: Path
-    description: Mapping[str, Any]
-    budget: Terms | None = None
-    queries: int | None = None
-    mechanism: str | None = None
-    noise: str = "gaussian"
+    path: Path  # The folder
+    description: Mapping[str, Any]  # The contents of its `model.json`
+    budget: Terms | None = None  # The total budget of the training set, if stated by the owner
+    queries: int | None = None  # Number of answers that share the budget of an ordinary model
+    mechanism: str | None = None  # A mechanism other than the model's own
+    noise: str = "gaussian"  # Noise of Algorithm 1: `gaussian` or `laplace`
 
     @property
     def dataset(self) -> str:
@@ -85,11 +67,6 @@ class ModelFolder:
         """Return the SHA-256 of the description, the weights and the mechanism.
 
         Cached answers are stored under this digest: it must not change for an unchanged model.
-
-        Parameters
-        ----------
-        mechanism : str
-            The `digest_text` of the prepared mechanism; empty if there is none.
         """
         sha256 = hashlib.sha256(json.dumps(mechanism).encode())
         for name in MODEL_FILES:
@@ -99,19 +76,7 @@ class ModelFolder:
 
 
 class ModelRepository:
-    """A directory of models that may be loaded while the service runs: one folder for each model and version.
-
-    Parameters
-    ----------
-    directory : Path
-        Holds model folders as ``NAME/VERSION``. Links that lead out of it are ignored, and so is everything whose name
-        is not valid: a folder can be prepared as ``NAME/.VERSION`` and renamed when it is complete.
-
-    Raises
-    ------
-    InvalidInput
-        If there is no such directory.
-    """
+    """A directory of models that may be loaded while the service runs: one folder for each model and version."""
 
     def __init__(self, directory: Path) -> None:
         if not directory.is_dir():
@@ -123,35 +88,17 @@ class ModelRepository:
         return [name for name in self._folders(self._directory) if self.versions(name)]
 
     def versions(self, name: str) -> list[str]:
-        """List the versions of a model, the highest last; none if there is no such model.
-
-        Parameters
-        ----------
-        name : str
-            Name of the model. Anything that is not a valid name has no versions.
-        """
+        """List the versions of a model, the highest last; none if there is no such model."""
         if not _NAME.fullmatch(name):
             return []
         return sorted(self._folders(self._directory / name), key=version_order)
 
     def folder(self, name: str, version: str) -> Path:
-        """Return the folder of a version.
-
-        Parameters
-        ----------
-        name, version : str
-            As `names` and `versions` list them.
-        """
+        """Return the folder of a version."""
         return self._directory / name / version
 
     def signature(self, name: str, version: str) -> str:
-        """Return a text that changes when the files of a version are replaced, or the model was evaluated again.
-
-        Parameters
-        ----------
-        name, version : str
-            As `names` and `versions` list them.
-        """
+        """Return a text that changes when the files of a version are replaced, or the model was evaluated again."""
         found = []
         for file in (*MODEL_FILES, EVALUATION_FILE):
             with suppress(OSError):
@@ -183,33 +130,7 @@ def load_models(
     noise: str = "gaussian",
     accept_unproven: bool = False,
 ) -> list[Deployment]:
-    """Load model folders to be served. Only JSON and safetensors files are read.
-
-    Parameters
-    ----------
-    models : sequence of str
-        Each as ``FOLDER``, ``NAME=FOLDER`` or ``NAME/VERSION=FOLDER``.
-    budget : Terms or None
-        The total budget of the training set; required for an ordinary model.
-    queries : int or None
-        Ordinary model: number of answers that share the budget.
-    mechanism : str or None
-        Ordinary model: ``algorithm1``. Head that is charged per answer: ``sampled-neuron``. None: the model's own.
-    noise : str
-        Noise of Algorithm 1: ``gaussian`` or ``laplace``.
-    accept_unproven : bool
-        Load models whose guarantee is not proven.
-
-    Returns
-    -------
-    list of Deployment
-        Deployments without accounts; see `deploy`.
-
-    Raises
-    ------
-    InvalidInput
-        If a name is not valid or used twice, or a model cannot be served as asked.
-    """
+    """Load model folders to be served. Only JSON and safetensors files are read."""
     loaded: dict[str, Deployment] = {}
     for text in models:
         name, version, path = parse_model(text)
@@ -227,18 +148,7 @@ def load_models(
 
 
 def parse_model(text: str) -> tuple[str, str, Path]:
-    """Parse ``[NAME[/VERSION]=]FOLDER`` into name, version and folder.
-
-    Parameters
-    ----------
-    text : str
-        The name of a folder, or a name for it as well.
-
-    Examples
-    --------
-    >>> parse_model("digits/2=models/new")[:2], parse_model("models/digits")[:2]
-    (('digits', '2'), ('digits', '1'))
-    """
+    """Parse ``[NAME[/VERSION]=]FOLDER`` into name, version and folder."""
     found = _MODEL.fullmatch(text)
     if found is None:
         raise InvalidInput(f"A model must be FOLDER, NAME=FOLDER or NAME/VERSION=FOLDER, got {text!r}.")

@@ -45,37 +45,13 @@ _BACKLOG = 2048
 
 @dataclass(frozen=True)
 class Listener:
-    """Where the service listens.
+    """Where the service listens."""
 
-    Parameters
-    ----------
-    host : str
-        Address to listen on. Other addresses than loopback require TLS.
-    port : int
-        Port to listen on; 0 for any free one.
-    tls_certificate : Path or None
-        TLS certificate, a PEM file.
-    tls_key : Path or None
-        Private key of the certificate, a PEM file without a password.
-    behind_proxy : bool
-        Whether a proxy in front of the service ends TLS.
-    grpc_port : int or None
-        Port to listen on for gRPC, at the same address; 0 for any free one, which `reserve_grpc_port` finds. None: no
-        gRPC.
-
-    Attributes
-    ----------
-    ssl_context : ssl.SSLContext or None
-        The certificate and its key, once read. None: no TLS.
-    tls_content : tuple of (bytes, bytes) or None
-        The same as the files hold it, for gRPC.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8080
-    tls_certificate: Path | None = None
-    tls_key: Path | None = None
-    behind_proxy: bool = False
+    host: str = "127.0.0.1"  # Address to listen on. Other addresses than loopback require TLS
+    port: int = 8080  # Port to listen on; 0 for any free one
+    tls_certificate: Path | None = None  # TLS certificate, a PEM file
+    tls_key: Path | None = None  # Private key of the certificate, a PEM file without a password
+    behind_proxy: bool = False  # Whether a proxy in front of the service ends TLS
     grpc_port: int | None = None
     ssl_context: ssl.SSLContext | None = field(init=False, default=None, compare=False, repr=False)
     tls_content: tuple[bytes, bytes] | None = field(init=False, default=None, compare=False, repr=False)
@@ -96,13 +72,7 @@ class Listener:
             )
 
     def load_certificate(self) -> None:
-        """Read the certificate and its key from their files, again if they were read before.
-
-        Raises
-        ------
-        InvalidInput
-            If they are not a certificate and its key. The ones that were read before then stay in use.
-        """
+        """Read the certificate and its key from their files, again if they were read before."""
         if self.tls_certificate is None or self.tls_key is None:
             return
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -145,13 +115,7 @@ class Listener:
 
     @contextmanager
     def reserve_grpc_port(self) -> Iterator[Self]:
-        """Keep the gRPC port for the server processes, which share it; another service cannot have it.
-
-        Yields
-        ------
-        Listener
-            The same listener with the number of the port.
-        """
+        """Keep the gRPC port for the server processes, which share it; another service cannot have it."""
         if self.grpc_port is None:
             yield self
             return
@@ -174,28 +138,14 @@ class Listener:
         return InvalidInput(f"Cannot listen on {self.host}:{port} ({error.strerror}).")
 
     def url(self, opened: socket.socket) -> str:
-        """Return the URL of the service.
-
-        Parameters
-        ----------
-        opened : socket
-            The listening socket, which knows its port.
-        """
+        """Return the URL of the service."""
         scheme = "http" if self.tls_certificate is None else "https"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{scheme}://{host}:{opened.getsockname()[1]}"
 
 
 def uvicorn_config(service: Service, listener: Listener) -> uvicorn.Config:
-    """Return the configuration of uvicorn. Proxy headers are never trusted; uvicorn logs no requests.
-
-    Parameters
-    ----------
-    service : Service
-        The service to run.
-    listener : Listener
-        Where it listens.
-    """
+    """Return the configuration of uvicorn. Proxy headers are never trusted; uvicorn logs no requests."""
     return uvicorn.Config(
         create_app(service, _grpc_server(service, listener)),
         host=listener.host,
@@ -329,19 +279,7 @@ class _Server(uvicorn.Server):
 def run(
     service: Service, listener: Listener, opened: socket.socket, share: ConnectionShare | None = None
 ) -> None:
-    """Serve until a signal asks to stop. Requests in flight are answered first.
-
-    Parameters
-    ----------
-    service : Service
-        The service to run.
-    listener : Listener
-        Where it listens.
-    opened : socket
-        The listening socket, from `Listener.open_socket`.
-    share : ConnectionShare or None
-        This worker's share of the connections, if other workers accept from the same socket.
-    """
+    """Serve until a signal asks to stop. Requests in flight are answered first."""
     # The ledger's thread releases the interpreter lock at every statement and must not wait long to get it back.
     sys.setswitchinterval(_SWITCH_INTERVAL)
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -362,20 +300,7 @@ def run(
 
 @contextmanager
 def run_in_thread(service: Service, listener: Listener | None = None) -> Iterator[str]:
-    """Run a service in a thread of this process, for scripts and tests.
-
-    Parameters
-    ----------
-    service : Service
-        The service to run.
-    listener : Listener or None
-        Where it listens. None: a free port of this machine.
-
-    Yields
-    ------
-    str
-        The URL of the service, once it has started.
-    """
+    """Run a service in a thread of this process, for scripts and tests."""
     where = listener or Listener(port=0)
     opened = where.open_socket()
     server = _Server(service, where)

@@ -548,15 +548,7 @@ def _check_administrator(caller: Caller) -> None:
 
 
 def cost_amount(total: Cost, units: int) -> float:
-    """Return what units cost, rounded up: an epsilon for a pure total, a mu for a Gaussian one.
-
-    Parameters
-    ----------
-    total : Cost
-        What `LIMIT` units are worth.
-    units : int
-        Number of units.
-    """
+    """Return what units cost, rounded up: an epsilon for a pure total, a mu for a Gaussian one."""
     return _amount(total, units) * (1 + _ROUNDING)
 
 

@@ -30,27 +30,13 @@ _ISSUER = re.compile(r"https?://[!-~]{1,190}")
 
 @dataclass(frozen=True)
 class OidcSettings:
-    """Whose tokens are accepted beside API keys, and what their claims mean.
+    """Whose tokens are accepted beside API keys, and what their claims mean."""
 
-    Parameters
-    ----------
-    issuer : str
-        URL of the OpenID Connect issuer, exactly as in the claim `iss`. https, or http on this machine.
-    audience : str
-        The audience that tokens must name in the claim `aud`.
-    client_claim : str
-        The claim that names the client: a name, or a path with dots.
-    admin_claim : str or None
-        The claim that makes an administrator: a name, or a path with dots. None: no token does.
-    admin_value : str or None
-        The value that this claim must be equal to or contain.
-    """
-
-    issuer: str
-    audience: str
-    client_claim: str = "sub"
-    admin_claim: str | None = None
-    admin_value: str | None = None
+    issuer: str  # URL of the OpenID Connect issuer, exactly as in the claim `iss`
+    audience: str  # The audience that tokens must name in the claim `aud`
+    client_claim: str = "sub"  # The claim that names the client: a name, or a path with dots
+    admin_claim: str | None = None  # The claim that makes an administrator: a name, or a path with dots
+    admin_value: str | None = None  # The value that this claim must be equal to or contain
 
     def __post_init__(self) -> None:
         if (
@@ -157,18 +143,7 @@ class Settings:
 
 
 def read_session_secret(path: Path) -> bytes:
-    """Read the secret that signs sessions of the dashboard from a file.
-
-    Parameters
-    ----------
-    path : Path
-        The file. Its whole content is the secret, without white space at its ends.
-
-    Raises
-    ------
-    InvalidInput
-        If the file cannot be read or is too short.
-    """
+    """Read the secret that signs sessions of the dashboard from a file."""
     try:
         secret = path.read_bytes().strip()
     except OSError as error:
@@ -185,18 +160,7 @@ ANONYMOUS = "anonymous"
 
 
 def is_private_url(url: str) -> bool:
-    """Tell whether nobody on the way can read or change what is fetched from a URL: https, or http on this machine.
-
-    Parameters
-    ----------
-    url : str
-        A URL.
-
-    Examples
-    --------
-    >>> is_private_url("https://login.example.org"), is_private_url("http://login.example.org")
-    (True, False)
-    """
+    """Tell whether nobody on the way can read or change what is fetched from a URL: https, or http on this machine."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
@@ -206,18 +170,7 @@ def is_private_url(url: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host name can only mean this machine.
-
-    Parameters
-    ----------
-    host : str
-        A host name or address, without a port.
-
-    Examples
-    --------
-    >>> is_loopback("127.0.0.1"), is_loopback("0.0.0.0"), is_loopback("127.0.0.53")
-    (True, False, True)
-    """
+    """Tell whether a host name can only mean this machine."""
     return host in ("localhost", "::1", "[::1]") or (
         host.startswith("127.") and host.replace(".", "").isdigit()
     )

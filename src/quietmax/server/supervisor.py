@@ -45,24 +45,6 @@ def supervise(
 
     SIGTERM and SIGINT to the supervisor stop all workers gracefully; a second one kills them. SIGHUP is passed on to
     the workers. A worker that ends for another reason is restarted, also if somebody else has asked it to stop.
-
-    Parameters
-    ----------
-    create_service : callable
-        Creates the service, in each worker, with the metrics that it must use.
-    listener : Listener
-        Where it listens.
-    opened : socket
-        The listening socket; it stays open while a worker restarts.
-    log : Log
-        Where to write that a worker died.
-    workers : int
-        Number of worker processes. Each has its own connections, limits and connection to the ledger.
-
-    Raises
-    ------
-    QuietmaxError
-        If a worker dies several times right after its start, other than for an unavailable ledger.
     """
     shares = ConnectionShare.of_workers(workers)
     with _metrics_folder(workers) as folder:
@@ -94,16 +76,6 @@ def shared_folder(prefix: str) -> Iterator[Path]:
 
     The processes that use it hold a lock on it. Folders that nobody locks are left over from processes that were
     killed, and are removed.
-
-    Parameters
-    ----------
-    prefix : str
-        How its name begins.
-
-    Yields
-    ------
-    Path
-        The folder; it is removed at the end.
     """
     place = _shared_place()
     for abandoned in place.glob(f"{prefix}*"):

@@ -37,17 +37,7 @@ class Trace:
         self.token: Token[Trace | None] | None = None
 
     def add(self, name: str, started: int, ended: int, parent: str | None = None) -> None:
-        """Add a phase.
-
-        Parameters
-        ----------
-        name : str
-            Its name.
-        started, ended : int
-            Nanoseconds since 1970.
-        parent : str or None
-            The name of a phase that was added before and contains this one. None: the request itself.
-        """
+        """Add a phase."""
         self.phases.append((name, started, ended, parent))
 
 
@@ -61,13 +51,7 @@ def current_trace() -> Trace | None:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Add a phase to the trace of the request that is handled, if there is one.
-
-    Parameters
-    ----------
-    name : str
-        Its name.
-    """
+    """Add a phase to the trace of the request that is handled, if there is one."""
     trace = _current.get()
     if trace is None:
         yield
@@ -96,13 +80,7 @@ def check_telemetry() -> None:
 
 
 class Telemetry:
-    """Exports traces and metrics of one server process, as the variables OTEL_* say.
-
-    Parameters
-    ----------
-    ledger : Ledger
-        Its accounts are exported as a metric.
-    """
+    """Exports traces and metrics of one server process, as the variables OTEL_* say."""
 
     def __init__(self, ledger: Ledger) -> None:
         check_telemetry()
@@ -138,21 +116,7 @@ class Telemetry:
     def end(
         self, trace: Trace, *, model: str, version: str, rows: int, status: int, traceparent: str | None
     ) -> None:
-        """End the trace of a request: make its spans and count it.
-
-        Parameters
-        ----------
-        trace : Trace
-            What `begin` returned.
-        model, version : str
-            The model that was asked; empty if there is none.
-        rows : int
-            Number of rows.
-        status : int
-            HTTP status of the response.
-        traceparent : str or None
-            The W3C header of that name, of a caller that was authenticated.
-        """
+        """End the trace of a request: make its spans and count it."""
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -184,15 +148,7 @@ class Telemetry:
         span.end(ended)
 
     def count_answers(self, model: str, version: str, new: int, cached: int) -> None:
-        """Count answered rows.
-
-        Parameters
-        ----------
-        model, version : str
-            The model that answered.
-        new, cached : int
-            Number of rows with a new answer, and with one from the answer cache.
-        """
+        """Count answered rows."""
         for origin, count in (("new", new), ("cached", cached)):
             if count:
                 labels = {"quietmax.model": model, "quietmax.version": version, "quietmax.origin": origin}
