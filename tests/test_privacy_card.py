@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -290,3 +291,24 @@ def test_the_card_prints_on_one_page_and_fits_a_phone(
         page.close()
     assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
     assert b"/MediaBox [0 0 594.9" in printed or b"/MediaBox [0 0 595" in printed  # A4
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "colour", "status"),
+    [
+        (0.749, "#1a7f37", "proven"),
+        (0.751, "#bc4c00", "proven, but weak: an adversary can be right up to 75.1% of the time"),
+    ],
+)
+def test_a_card_is_green_only_if_an_adversary_is_right_at_most_three_times_in_four(
+    accuracy: float, colour: str, status: str
+) -> None:
+    card = make_card(guarantee=replace(GUARANTEE, mu=2 * NormalDist().inv_cdf(accuracy - 1e-9)))
+    page = card.to_html()
+    assert f'<span class="status">{status}</span>' in page
+    assert f"color: #fff; background: {colour};" in page
+    assert f"solid {colour};" in page
+    assert ("#1a7f37" in page) == (status == "proven")
+    assert dict(card.rows())["status"] == status
+    assert card.title == f"Privacy card: {status}"
+    assert card.status == "proven"

@@ -45,6 +45,14 @@ _BANNER = "Not for publication: this card shows results of attacks. `quietmax ca
 _NOT_PUBLIC = (
     "the report of the training, exact figures, the output of 'quietmax schema check', results of attacks"
 )
+_COLOURS = {
+    "proven": "#1a7f37",
+    "weak": "#bc4c00",
+    "conditional": "#9a6700",
+    "refuted": "#cf222e",
+    "none": "#cf222e",
+}
+"""The colour of each grade of a guarantee."""
 _MOST_CLASSES = 10
 """Recalls that the card shows; of more classes it shows the lowest."""
 _MOST_CELLS = 16
@@ -116,6 +124,16 @@ class PrivacyCard:
         return "none" if total is None else total.status
 
     @property
+    def _grade_in_words(self) -> str:
+        """The status, and how often an adversary may be right if the guarantee is weak."""
+        return "none" if self._total is None else self._total.grade_in_words
+
+    @property
+    def title(self) -> str:
+        """The heading of the card."""
+        return f"Privacy card: {self._grade_in_words}"
+
+    @property
     def evaluation(self) -> Evaluation | None:
         """The best evaluation; None if there is none."""
         return self.evaluations[0] if self.evaluations else None
@@ -165,7 +183,7 @@ class PrivacyCard:
         rows = [("model", self.model), ("kind", self.kind), ("trained on", self.dataset)]
         if self.declared_size is not None:
             rows.append((self._size_name, f"{self.declared_size:,}"))
-        return [*rows, ("status", self.status)]
+        return [*rows, ("status", self._grade_in_words)]
 
     @property
     def _model_line(self) -> str:
@@ -368,9 +386,7 @@ class PrivacyCard:
 
     def to_html(self) -> str:
         """Return the card as one self-contained HTML page, which prints on one sheet of A4."""
-        colour = {"proven": "#1a7f37", "conditional": "#9a6700", "refuted": "#cf222e", "none": "#cf222e"}[
-            self.status
-        ]
+        colour = _COLOURS["none" if self._total is None else self._total.grade]
         words = "\n".join(f"<p>{escape(sentence)}</p>" for sentence in self.in_words())
         parameters = [] if self.guarantee is None else list(self.guarantee.parameters.items())
         banner = "" if self.publishable else f'<p class="banner">{escape(_BANNER)}</p>'
@@ -408,7 +424,7 @@ h1 {{ font-size: 13pt; margin: 0 0 .3rem; }} h2 {{ font-size: 9.5pt; margin: .4r
 .status {{ print-color-adjust: exact; }} }}
 </style>
 {banner}
-<h1>Privacy card <span class="status">{escape(self.status)}</span></h1>
+<h1>Privacy card <span class="status">{escape(self._grade_in_words)}</span></h1>
 <p><b>{escape(self.model)}</b></p>
 <p>{escape(self._model_line)}</p>
 <h2>What somebody can learn from it, at most</h2>

@@ -9,6 +9,7 @@ import math
 import pickle
 from fractions import Fraction
 from pathlib import Path
+from statistics import NormalDist
 
 import mpmath
 import pytest
@@ -444,3 +445,38 @@ def test_the_words_of_a_record_level_guarantee_say_what_several_records_mean() -
 def test_the_words_of_a_refuted_guarantee_state_no_limit() -> None:
     (sentence,) = dataclasses.replace(PURE, status="refuted").in_words()
     assert "%" not in sentence
+
+
+@pytest.mark.parametrize("definition", ["pure", "gaussian"])
+@pytest.mark.parametrize(
+    ("accuracy", "grade", "in_words"),
+    [
+        (0.749, "proven", "proven"),
+        (0.751, "weak", "proven, but weak: an adversary can be right up to 75.1% of the time"),
+    ],
+)
+def test_a_proven_guarantee_is_weak_if_an_adversary_may_be_right_more_than_three_times_in_four(
+    definition: str, accuracy: float, grade: str, in_words: str
+) -> None:
+    claim = guarantee_of_accuracy(accuracy - 1e-9, definition)
+    assert claim.max_accuracy() == pytest.approx(accuracy)
+    assert (claim.grade, claim.grade_in_words) == (grade, in_words)
+    assert claim.is_weak == (grade == "weak")
+
+
+def test_the_grade_of_a_weak_guarantee_that_is_not_proven_is_its_status() -> None:
+    claim = guarantee_of_accuracy(0.9, "pure")
+    conditional = claim.weakened("conditional", "Seeded noise.")
+    assert conditional.grade == "conditional"
+    assert conditional.grade_in_words.startswith("conditional, and weak: an adversary can be right up to 90.")
+    refuted = claim.weakened("refuted", "A counterexample.")
+    assert (refuted.grade, refuted.grade_in_words) == ("refuted", "refuted")
+
+
+def guarantee_of_accuracy(accuracy: float, definition: str) -> Guarantee:
+    """The proven guarantee under which an adversary is right so often at most."""
+    if definition == "pure":
+        cost: PureCost | GaussianCost = PureCost(math.log(accuracy / (1 - accuracy)))
+    else:
+        cost = GaussianCost(2 * NormalDist().inv_cdf(accuracy))
+    return Guarantee.of(cost, status="proven", because="Theory section 3.")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -301,3 +302,29 @@ def test_a_lost_charge_is_charged_again_once_the_loss_is_accepted(
     (shown,) = run_json("status")["accounts"]
     assert {each["client"] for each in shown["clients"]} == {"ann", "lost"}
     assert run("ledger", "verify", "--ledger", path)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "grade"),
+    [
+        (0.749, "proven"),
+        (0.751, "proven, but weak: an adversary can be right up to 75.1% of the time"),
+    ],
+)
+def test_status_says_whether_a_budget_is_weak(accuracy: float, grade: str, run: Run, path: Path) -> None:
+    epsilon = math.log(accuracy / (1 - accuracy)) - 1e-6
+    with Ledger(path) as ledger:
+        ledger.open_account("people", PureCost(epsilon), Terms(epsilon))
+    lines = run("ledger", "status", "--ledger", path)[1].splitlines()
+    cells = [line.strip("│").split("│") for line in lines]
+    assert [cell[1].strip() for cell in cells if cell[0].strip() == "guarantee"] == ["proven", grade]
+
+
+def test_status_states_no_limit_for_an_account_with_an_unproven_model(run: Run, path: Path) -> None:
+    with Ledger(path) as ledger:
+        ledger.record_unproven(ledger.account("patients"), "m/1", "refuted")
+    assert "no proven limit: m/1 is refuted" in run("ledger", "status", "--ledger", path)[1]
+    assert "m/1 is refuted" in run("ledger", "revoke", "patients", "--ledger", path, *WHY)[1]
+    granted = run("ledger", "grant", "patients", "--epsilon", 60, "--ledger", path, *WHY)[1]
+    assert "m/1 is refuted" in granted
+    assert "proven, but weak" not in granted

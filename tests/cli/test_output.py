@@ -122,3 +122,26 @@ def test_a_table_that_fits_if_phrases_are_broken_is_not_wider_than_the_terminal(
     assert all(len(line) <= 34 for line in lines)
     assert all(line.rstrip()[-1] in "┓┃┩│┘" for line in lines[-4:]), "the right border is there"
     assert "x" * 16 in "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "code", "claim"),
+    [
+        (0.749, "32", "proven: "),
+        (0.751, "38;5;208", "proven, but weak: an adversary can be right up to 75.1% of the time: "),
+    ],
+)
+def test_a_guarantee_is_green_only_if_an_adversary_is_right_at_most_three_times_in_four(
+    accuracy: float,
+    code: str,
+    claim: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(console, "_width", 300)
+    monkeypatch.setattr(console, "_force_terminal", True)
+    monkeypatch.setattr(console, "_color_system", ColorSystem.EIGHT_BIT)
+    monkeypatch.setattr(console, "no_color", False)
+    epsilon = math.log((accuracy - 1e-9) / (1 - accuracy + 1e-9))
+    print_guarantee(Guarantee("pure", epsilon=epsilon, status="proven", because="Reasons."))
+    assert f"\x1b[{code}m{claim}{epsilon:.4g}-differential privacy" in capsys.readouterr().out

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import httpx
@@ -18,7 +19,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from quietmax.accounting import epsilon_of
 from quietmax.accounting.guarantee import Guarantee
+from quietmax.cli.serve import _served_line
 from quietmax.ledger import Terms
 from quietmax.models import Model, TrainingSettings, save_model
 from quietmax.models.mlp import initial_mlp
@@ -522,3 +525,40 @@ def test_the_page_shows_nothing_that_was_inferred_from_the_records(models: Path,
         assert secret not in pages[0]
         assert secret in pages[1], "what was declared is shown"
     assert 'name="column-2" type="text"' in pages[0]
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "grade", "in_words"),
+    [
+        (0.749, "proven", "proven"),
+        (0.751, "weak", "proven, but weak: an adversary can be right up to 75.1% of the time"),
+    ],
+)
+def test_the_badge_is_green_only_if_an_adversary_is_right_at_most_three_times_in_four(
+    accuracy: float, grade: str, in_words: str, start: Start
+) -> None:
+    mu = 2 * NormalDist().inv_cdf(accuracy) - 1e-6
+    budget = Terms(epsilon_of(mu, 1e-5), 1e-5)
+    with start("teachers", budget=budget, settings=Settings(anonymous=True)) as service:
+        deployment = service.service.deployment("teachers")
+        assert deployment.status == "proven"
+        text = unescape(httpx.get(service.url).text)
+        assert f'<span class="badge {grade}" data-field="grade">{in_words}</span>' in text
+        assert _served_line(deployment).startswith(f"teachers/1 ({in_words}): account patients")
+
+
+def test_the_badge_follows_a_grant_without_reloading(browser: Any, start: Start) -> None:
+    from playwright.sync_api import expect
+
+    with (
+        start("teachers", settings=Settings(anonymous=True)) as service,
+        _opened(browser, service, DESK) as page,
+    ):
+        page.goto("/")
+        badge = page.locator(".badge")
+        expect(badge).to_have_text("proven")
+        green = badge.evaluate("each => getComputedStyle(each).backgroundColor")
+        service.ledger.grant("patients", Terms(60.0, 1e-5), "The board has allowed it.")
+        expect(badge).to_contain_text("proven, but weak: an adversary can be right up to", timeout=TIMEOUT)
+        assert badge.evaluate("each => getComputedStyle(each).backgroundColor") != green
+        assert page.wrong == []

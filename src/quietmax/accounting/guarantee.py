@@ -19,6 +19,8 @@ Status = Literal["proven", "conditional", "refuted"]
 Unit = Literal["record", "person"]
 _STATUSES: tuple[Status, ...] = ("proven", "conditional", "refuted")
 UNITS: tuple[Unit, ...] = ("record", "person")
+_MAX_ACCURACY = 0.75
+"""A guarantee that allows an adversary to be right more often is weak."""
 MADE_WITHOUT_RECORDS = "was made without the private records"
 """Words of the assumption about a file; `Guarantee.in_words` repeats such an assumption."""
 _UP = 1.0 + 2.0**-44
@@ -263,6 +265,31 @@ class Guarantee:
         0.553
         """
         return min(1.0, (1.0 + self.at_epsilon(0.0)) / 2.0 * _UP)
+
+    @property
+    def is_weak(self) -> bool:
+        """Whether the best guess at membership may be right more than 75% of the time (see `max_accuracy`)."""
+        return self.max_accuracy() > _MAX_ACCURACY
+
+    @property
+    def grade(self) -> str:
+        """What a colour stands for: the status, but ``weak`` instead of ``proven`` for a weak guarantee."""
+        return "weak" if self.status == "proven" and self.is_weak else self.status
+
+    @property
+    def grade_in_words(self) -> str:
+        """The status, and how often an adversary may be right if the guarantee is weak.
+
+        Examples
+        --------
+        >>> Guarantee("pure", epsilon=60.0, status="proven", because="Theory section 3.").grade_in_words
+        'proven, but weak: an adversary can be right up to 100% of the time'
+        """
+        if self.status == "refuted" or not self.is_weak:
+            return self.status
+        link = "but" if self.status == "proven" else "and"
+        right = _percent(self.max_accuracy())
+        return f"{self.status}, {link} weak: an adversary can be right up to {right} of the time"
 
     def max_true_positive_rate(self, false_positive_rate: float) -> float:
         """Return the largest true-positive rate of any membership test with this false-positive rate (THEORY 3.13).

@@ -28,7 +28,8 @@ from quietmax.sensitivity.empirical import BoundCheck
 
 Floats = NDArray[np.float64]
 Verdict = Literal["refuted", "consistent"]
-_COLOURS: dict[Verdict, str] = {"refuted": "#c0392b", "consistent": "#2e7d4f"}
+_COLOURS: dict[Verdict, str] = {"refuted": "#c0392b", "consistent": "#1f77b4"}
+"""Not green: an audit says nothing about how much the claim allows."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 console = Console(markup=False, emoji=False, highlight=False)
 errors = Console(stderr=True, markup=False, emoji=False, highlight=False)
 
-_STATUS_COLOURS = {"proven": "green", "conditional": "yellow", "refuted": "red"}
+_COLOURS = {"proven": "green", "weak": "dark_orange", "conditional": "yellow", "refuted": "red"}
 
 
 def print_json(value: Any) -> None:
@@ -140,15 +140,15 @@ def _left_out(columns: Sequence[str], widths: Sequence[int], optional: Sequence[
 
 
 def print_guarantee(guarantee: Guarantee) -> None:
-    """Print a guarantee, coloured by its status, and its assumptions.
+    """Print a guarantee, coloured by its grade, and its assumptions.
 
     Parameters
     ----------
     guarantee : Guarantee
         What is claimed of the model or of the answers.
     """
-    claim = (str(guarantee), _STATUS_COLOURS[guarantee.status])
-    console.print(Text.assemble(("Guarantee:", "bold"), " ", claim))
+    text = guarantee.grade_in_words + str(guarantee).removeprefix(guarantee.status)
+    console.print(Text.assemble(("Guarantee:", "bold"), " ", (text, _COLOURS[guarantee.grade])))
     for assumption in guarantee.assumptions:
         console.print(f"  assumes: {assumption}")
 

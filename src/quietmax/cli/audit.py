@@ -64,7 +64,8 @@ _TRAININGS, _ANSWER_DRAWS = 200, 100_000
 _CANARY_HOLDOUT = 0.2
 """Share of the user's own table that canaries are taken from unless it is given."""
 _BUILT_IN_MECHANISMS = ("algorithm1", "sampled-neuron", "noisy-max", "gaussian")
-_COLOURS = {"refuted": "red", "consistent": "green"}
+_COLOURS = {"refuted": "red", "consistent": "blue"}
+"""Not green: an audit says nothing about how much the claim allows."""
 _VERDICTS = {
     "refuted": "The claim is refuted: the event tells the inputs apart better than the claim permits.",
     "consistent": "No contradiction to the claim was found. This is evidence, not a proof.",

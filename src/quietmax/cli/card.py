@@ -75,7 +75,7 @@ def command(
     if as_json:
         print_json(card.to_json())
         return
-    print_table(f"Privacy card: {card.status}", ("", ""), card.rows(), prose=True)
+    print_table(card.title, ("", ""), card.rows(), prose=True)
     if html is not None:
         console.print(f"Wrote {html}.", soft_wrap=True)
 

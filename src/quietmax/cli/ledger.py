@@ -92,8 +92,8 @@ def status(address: Address = None, as_json: Json = False) -> None:
             print_json({"ledger": ledger.address, "accounts": shown, "heads": _heads(ledger)})
             return
         log_of_keys = next((head for head in _heads(ledger) if head.startswith(KEYS_ACCOUNT)), None)
-    for account, subaccounts, _, parts in accounts:
-        _print_account(account)
+    for account, subaccounts, unproven, parts in accounts:
+        _print_account(account, unproven)
         if parts:
             _print_parts(account, parts)
         if subaccounts:
@@ -146,7 +146,8 @@ def grant(
             before = ledger.account(account).terms
             terms = Terms(epsilon, before.delta if delta is None else delta, before.analysis)
             changed = ledger.grant(account, terms, because)
-    _print_changed(changed, as_json)
+        unproven = ledger.unproven_models(changed)
+    _print_changed(changed, unproven, as_json)
 
 
 @app.command()
@@ -163,17 +164,19 @@ def revoke(
     """
     with _open(address) as ledger:
         changed = ledger.revoke(account, client, because)
-    _print_changed(changed, as_json)
+        unproven = ledger.unproven_models(changed)
+    _print_changed(changed, unproven, as_json)
 
 
-def _print_changed(account: AccountState, as_json: bool) -> None:
+def _print_changed(account: AccountState, unproven: list[tuple[str, str]], as_json: bool) -> None:
     if as_json:
         print_json(account.to_json())
     else:
-        _print_account(account)
+        _print_account(account, unproven)
 
 
-def _print_account(account: AccountState) -> None:
+def _print_account(account: AccountState, unproven: list[tuple[str, str]]) -> None:
+    """Print an account; `unproven` are its models without a proven guarantee, with their status."""
     spent = _percent(account.spent_units, account.limit_units)
     print_table(
         f"Account {account.name}",
@@ -183,9 +186,23 @@ def _print_account(account: AccountState) -> None:
             ("budget", f"{_cost(account.limit)} ({account.limit.measure})"),
             ("spent", f"{_cost(account.spent)} ({spent})"),
             ("remaining", _cost(account.remaining)),
+            ("guarantee", _grade(account, unproven)),
         ),
     )
     console.print(f"Audit log: {account.name}:{account.sequence}:{account.head}", soft_wrap=True)
+
+
+def _grade(account: AccountState, unproven: list[tuple[str, str]]) -> str:
+    """Return how often an adversary may be right once the whole budget is spent (THEORY 3.13)."""
+    from quietmax.accounting.guarantee import Guarantee
+
+    if unproven:
+        return f"no proven limit: {', '.join(f'{model} is {status}' for model, status in unproven)}"
+    extra_delta = account.terms.delta if account.limit.measure == "pure" else 0.0  # DP-SGD may take all of it
+    because = "The budget bounds all answers together."
+    return Guarantee.of(
+        account.limit, status="proven", because=because, extra_delta=extra_delta
+    ).grade_in_words
 
 
 def _print_parts(account: AccountState, parts: dict[Part, int]) -> None:
@@ -312,11 +329,12 @@ def accept_loss(because: Because, address: Address = None, as_json: Json = False
     """
     with _open(address, accept_loss=because) as ledger:
         accounts, lost = ledger.accounts(), ledger.lost_accounts()
+        unproven = [ledger.unproven_models(account) for account in accounts]
     if as_json:
         print_json({"accounts": [account.to_json() for account in accounts], "lost_accounts": lost})
         return
-    for account in accounts:
-        _print_account(account)
+    for account, models in zip(accounts, unproven, strict=True):
+        _print_account(account, models)
     if lost:
         console.print(
             f"{len(lost)} accounts are lost with what they had spent. A new account now needs --account and --because: "

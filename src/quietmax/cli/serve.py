@@ -477,7 +477,8 @@ def _served_line(deployment: Deployment) -> str:
     """Describe a model in a line."""
     account, unit_cost = deployment.account, deployment.unit_cost
     answers = f"{account.remaining_units // unit_cost:,} answers left" if unit_cost else "answers are free"
-    return f"{deployment.label} ({deployment.status}): account {account.name}, {answers}"
+    grade = deployment.total_guarantee(account).grade_in_words
+    return f"{deployment.label} ({grade}): account {account.name}, {answers}"
 
 
 def _start_warnings(service: Service) -> list[str]:

@@ -258,6 +258,8 @@ def _model_state(service: Service, deployment: Deployment, account: AccountState
         "inputs": deployment.inputs,
         "account": account.name,
         "status": deployment.status,
+        "grade": guarantee.grade,
+        "grade_in_words": guarantee.grade_in_words,
         "guarantee": str(guarantee).removesuffix(guarantee.reason).strip(),
         "because": guarantee.reason,
         "unit": guarantee.unit,
