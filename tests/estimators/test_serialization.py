@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,9 @@ from quietmax.accounting import Budget, epsilon_of
 from quietmax.data import Encoding, NumericColumn, Records, Schema, hold_out, read_records
 from quietmax.errors import BudgetExhausted, DataUnavailable, InvalidInput, QuietmaxError
 from quietmax.estimators import DPSGD, PrivateHead, Teachers, open_private, save_private
-from quietmax.models import CrossEntropy, TrainingSettings, serialization
+from quietmax.models import CrossEntropy, Model, TrainingSettings, save_model, serialization
 from quietmax.models.features import Identity, UnitNorm, dead_leaves, image_features, patches
+from quietmax.models.mlp import initial_mlp
 
 
 def _data():
@@ -627,3 +630,46 @@ def test_teachers_that_do_not_say_who_is_silent_are_refused_in_a_sentence(
 ) -> None:
     with pytest.raises(DataUnavailable, match="is damaged"):
         open_private(_changed(saved["teachers"], tmp_path / "bad", silent=silent))
+
+
+@pytest.fixture
+def usual_umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("usual_umask")
+@pytest.mark.parametrize("kind", ["network", "teachers", "head per query", "released head"])
+def test_weights_that_are_not_released_are_never_readable_by_others(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, opened, open_file = tmp_path / "model", {}, os.open
+
+    def watched(path: Any, flags: int, mode: int = 0o777, **more: Any) -> int:
+        if flags & os.O_CREAT:
+            opened[Path(path).name] = mode
+        return open_file(path, flags, mode, **more)
+
+    monkeypatch.setattr(os, "open", watched)
+    mode = 0o644 if kind == "released head" else 0o600
+    names = {"model.json", "weights.safetensors"}
+    for overwrite in (False, True):
+        opened.clear()
+        _save(kind, folder, overwrite)
+        assert {(folder / name).stat().st_mode & 0o777 for name in names} == {mode}
+        assert {opened[name] & 0o755 for name in names} == {mode}, "from the moment it is created"
+        for name in names:  # as an earlier version wrote it
+            (folder / name).chmod(0o644)
+
+
+def _save(kind: str, folder: Path, overwrite: bool) -> None:
+    """Save a model of a kind."""
+    if kind == "network":
+        network = initial_mlp((6, 8, 4), "tanh", (0,))
+        save_model(Model(network, TrainingSettings((8,)), 160, "people", 0), folder, overwrite=overwrite)
+    elif kind == "teachers":
+        save_private(_fitted_teachers()[0], folder, dataset="people", overwrite=overwrite)
+    else:
+        head = _fitted_head() if kind == "released head" else _head_for_one_answer()
+        save_private(head, folder, dataset="people", overwrite=overwrite)

@@ -191,8 +191,8 @@ def save_private(estimator: Estimator, folder: str | Path, *, dataset: str, over
     Released weights (DP-SGD, a head with ``release="weights"``) may be published, as the guarantee says. Evaluations
     move into the folder. If the estimator is saved again, only the first folder may evaluate for free. The folder of
     teachers or of a head with ``release="query"`` is private like the records: whoever has it can ask without paying.
-    The budget moves into the folder with what was spent of it. The estimator goes on paying there and cannot be saved
-    again.
+    Only the owner of its files can read them. The budget moves into the folder with what was spent of it. The estimator
+    goes on paying there and cannot be saved again.
 
     Parameters
     ----------
@@ -247,7 +247,7 @@ def save_private(estimator: Estimator, folder: str | Path, *, dataset: str, over
         def written(identity: str, evaluations: str) -> None:
             described = {**description, EVALUATION_ID: identity}
             files = {**encoder_files, EVALUATION_FILE: evaluations}
-            write_folder(folder, described, tensors, overwrite=overwrite, files=files)
+            write_folder(folder, described, tensors, overwrite=overwrite, released=True, files=files)
 
         save_evaluations(estimator, folder, written)
         return Path(folder)
@@ -257,7 +257,13 @@ def save_private(estimator: Estimator, folder: str | Path, *, dataset: str, over
 
     def moved(answered: int) -> FileAccount:
         write_folder(
-            folder, description, tensors, overwrite=overwrite, answered=answered, files=encoder_files
+            folder,
+            description,
+            tensors,
+            overwrite=overwrite,
+            released=False,
+            answered=answered,
+            files=encoder_files,
         )
         return account
 

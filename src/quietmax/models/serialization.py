@@ -45,7 +45,7 @@ _BASES: dict[str, CrossEntropy | Quadratic] = {"cross-entropy": CrossEntropy(), 
 
 
 def save_model(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
-    """Write a trained network to a folder.
+    """Write a trained network to a folder, whose files only their owner can read: nothing protects its records.
 
     Parameters
     ----------
@@ -78,7 +78,8 @@ def save_model(model: Model, folder: str | Path, *, overwrite: bool = False) -> 
         "encoding": None if model.encoding is None else json.loads(model.encoding.to_json()),
         "image_shape": model.image_shape,
     }
-    return write_folder(folder, description, dict(model.network.parameters()), overwrite=overwrite)
+    tensors = dict(model.network.parameters())
+    return write_folder(folder, description, tensors, overwrite=overwrite, released=False)
 
 
 def load_model(folder: str | Path) -> Model:
@@ -170,6 +171,7 @@ def write_folder(
     tensors: Mapping[str, Tensor],
     *,
     overwrite: bool,
+    released: bool,
     answered: int | None = None,
     files: Mapping[str, str | bytes] | None = None,
 ) -> Path:
@@ -185,6 +187,8 @@ def write_folder(
         The weights by name.
     overwrite : bool
         Whether to replace a model that is there.
+    released : bool
+        Whether the weights may be published. If not, only the owner of the files can read them.
     answered : int, optional
         Opens an account in the folder, with so many answers already paid for. Its id is the ``account_id`` of the
         description.
@@ -209,8 +213,8 @@ def write_folder(
         staging = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}-", dir=target.parent))
         try:
             for name, content in (files or {}).items():
-                (staging / name).write_bytes(content.encode() if isinstance(content, str) else content)
-            _fill(staging, description, tensors, answered)
+                _write(staging / name, content.encode() if isinstance(content, str) else content, released)
+            _fill(staging, description, tensors, answered, released)
             # Another process may have saved a model there since the check, or the account may have paid for answers.
             check_target(target, overwrite=overwrite)
             account = FileAccount(target / ACCOUNT_FILE)
@@ -225,13 +229,24 @@ def write_folder(
     return target
 
 
+def _write(file: Path, content: bytes, released: bool) -> None:
+    """Write a new file. What is not released is never readable by others, not even while it is written."""
+    mode = 0o666 if released else 0o600
+    with open(file, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as opened:
+        opened.write(content)
+
+
 def _fill(
-    folder: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor], answered: int | None
+    folder: Path,
+    description: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    answered: int | None,
+    released: bool,
 ) -> None:
     """Write the files of a model into a new folder and flush all files there to disk."""
     # Serialized in memory, so that a full disk is an OSError and not an exception of the safetensors library.
     weights = safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()})
-    (folder / _WEIGHTS).write_bytes(weights)
+    _write(folder / _WEIGHTS, weights, released)
     header = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -239,7 +254,7 @@ def _fill(
         _DIGEST: hashlib.sha256(weights).hexdigest(),
     }
     text = json.dumps(header | dict(description), indent=2, allow_nan=False) + "\n"
-    (folder / _DESCRIPTION).write_text(text, encoding="utf-8")
+    _write(folder / _DESCRIPTION, text.encode(), released)
     if answered is not None:
         FileAccount.create(folder / ACCOUNT_FILE, answered)
     for written in folder.iterdir():

@@ -238,6 +238,6 @@ def test_a_folder_whose_centre_contradicts_its_steps_cannot_be_opened(tmp_path: 
         changed["centre"] = changed["centre"] + 1e-9
     else:
         del description["guarantee"]["parameters"]["centring_steps"]
-    write_folder(tmp_path / "damaged", description, changed, overwrite=False)
+    write_folder(tmp_path / "damaged", description, changed, overwrite=False, released=True)
     with pytest.raises(DataUnavailable, match="centre"):
         open_private(tmp_path / "damaged")
