@@ -24,7 +24,8 @@ import pytest
 from quietmax import DPSGD, PrivateHead, Schema, Teachers, TrainingSettings
 from quietmax import _ray as ray_module
 from quietmax._ray import Actors, RayEngine, ray_map
-from quietmax.attacks import LiRA, Threshold, run_together, shadow_models
+from quietmax.attacks import LiRA, Threshold, shadow_models
+from quietmax.attacks.base import run_together
 from quietmax.attacks.shadow_models import ShadowPool
 from quietmax.cli import main
 from quietmax.data.records import Records, Split

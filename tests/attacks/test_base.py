@@ -18,11 +18,9 @@ from quietmax.attacks import (
     ShadowPool,
     Threshold,
     leakage_curve,
-    make_attack,
-    registered_attacks,
-    run_together,
 )
-from quietmax.attacks.base import shared_designs
+from quietmax.attacks.base import run_together, shared_designs
+from quietmax.attacks.builtin import make_attack, registered_attacks
 from quietmax.data import Records, Split, hold_out
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms import Algorithm1

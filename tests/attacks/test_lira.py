@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
 from quietmax.attacks import LiRA, ShadowPool
-from quietmax.attacks.lira import Mode, Variance, bernoulli_distribution, gaussian_distribution
+from quietmax.attacks.builtin import _Bernoulli, _Gaussian
 from quietmax.attacks.metrics import Released
 from quietmax.attacks.shadow_models import candidate_rows
 from quietmax.data import Split
@@ -22,7 +23,7 @@ BOTH_MODES = [LiRA(), LiRA(mode="offline")]
 @pytest.mark.parametrize("variance", ["fixed", "per-example"])
 @pytest.mark.parametrize("mode", ["online", "offline"])
 def test_scores_equal_those_of_the_reference_implementation(
-    memorised: Split, overfitted: Model, overlapping_pool: ShadowPool, mode: Mode, variance: Variance
+    memorised: Split, overfitted: Model, overlapping_pool: ShadowPool, mode: Any, variance: Any
 ) -> None:
     attack = LiRA(mode=mode, variance=variance)
     answers = attack.query(overfitted, memorised).answers
@@ -45,19 +46,18 @@ def test_offline_lira_can_learn_from_disjoint_networks(
 def test_leaving_a_network_out_equals_fitting_the_others() -> None:
     generator = np.random.default_rng(0)
     values, counted = generator.normal(5, 2, (7, 9)), generator.random((7, 9)) < 0.6
-    variances: tuple[Variance, ...] = ("fixed", "per-example")
-    for variance in variances:
-        together = gaussian_distribution(values, counted, variance, leave_one_out=True)
+    for pooled in (True, False):
+        together = _Gaussian.fit(values, counted, True, pooled=pooled)
         for index in range(7):
             others = np.arange(7) != index
-            alone = gaussian_distribution(values[others], counted[others], variance, leave_one_out=False)
+            alone = _Gaussian.fit(values[others], counted[others], False, pooled=pooled)
             known = together.known[index]
             np.testing.assert_array_equal(known, alone.known)
             np.testing.assert_allclose(together.mean[index][known], alone.mean[known])
             np.testing.assert_allclose(together.variance[index][known], alone.variance[known])
     right = (values > 5).astype(float)
-    all_but_one = bernoulli_distribution(right, counted, leave_one_out=True)
-    without_first = bernoulli_distribution(right[1:], counted[1:], leave_one_out=False)
+    all_but_one = _Bernoulli.fit(right, counted, True)
+    without_first = _Bernoulli.fit(right[1:], counted[1:], False)
     np.testing.assert_allclose(all_but_one.probability[0], without_first.probability)
 
 
@@ -143,7 +143,7 @@ def test_unknown_settings_are_errors(make: Callable[[], LiRA], message: str) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["online", "offline"])
 def test_the_auc_on_location_is_that_of_an_independent_implementation(
-    location: Experiment, mode: Mode
+    location: Experiment, mode: Any
 ) -> None:
     """Own random halves, own training loop and own formulas, 16 reference networks each."""
     ours = ShadowPool.train("overlapping", location.data, location.model.settings, 16)

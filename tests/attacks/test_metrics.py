@@ -12,13 +12,13 @@ from sklearn import metrics as sklearn_metrics
 from quietmax.attacks.metrics import (
     Estimate,
     Floats,
+    _difference,
+    _proportion,
+    _roc_curve,
+    _tpr_at_fpr,
     auc,
     best_threshold,
     clopper_pearson,
-    difference,
-    proportion,
-    roc_curve,
-    tpr_at_fpr,
 )
 from quietmax.errors import InvalidInput
 
@@ -31,7 +31,7 @@ few_values = st.lists(st.integers(-3, 3), min_size=1, max_size=30).map(
 def test_the_curve_counts_what_lies_at_or_above_each_distinct_score(
     members: Floats, nonmembers: Floats
 ) -> None:
-    curve = roc_curve(members, nonmembers)
+    curve = _roc_curve(members, nonmembers)
     distinct = sorted(set(members) | set(nonmembers), reverse=True)
     assert curve.true_positives.tolist() == [0, *((members >= value).sum() for value in distinct)]
     assert curve.false_positives.tolist() == [0, *((nonmembers >= value).sum() for value in distinct)]
@@ -63,7 +63,7 @@ def test_curve_and_auc_agree_with_scikit_learn() -> None:
     truth = np.repeat([1, 0], [300, 200])
     scores = np.concatenate([members, nonmembers])
     fpr, tpr, _ = sklearn_metrics.roc_curve(truth, scores, drop_intermediate=False)
-    curve = roc_curve(members, nonmembers)
+    curve = _roc_curve(members, nonmembers)
     np.testing.assert_allclose(curve.fpr, fpr)
     np.testing.assert_allclose(curve.tpr, tpr)
     assert auc(members, nonmembers).value == pytest.approx(sklearn_metrics.roc_auc_score(truth, scores))
@@ -71,7 +71,7 @@ def test_curve_and_auc_agree_with_scikit_learn() -> None:
 
 def test_the_thinned_curve_is_part_of_the_curve_and_short() -> None:
     generator = np.random.default_rng(1)
-    curve = roc_curve(generator.normal(1, 1, 20_000), generator.normal(0, 1, 20_000))
+    curve = _roc_curve(generator.normal(1, 1, 20_000), generator.normal(0, 1, 20_000))
     fpr, tpr = curve.thinned()
     assert len(fpr) == len(tpr) <= 402
     assert (fpr[0], tpr[-1], fpr[-1]) == (0.0, 1.0, 1.0)
@@ -89,15 +89,15 @@ def test_the_interval_of_a_difference_has_the_stated_coverage() -> None:
     generator = np.random.default_rng(2)
     repeats, covered = 2000, 0
     for hits, alarms in generator.binomial(80, [0.6, 0.35], size=(repeats, 2)):
-        found = difference(proportion(hits, 80), proportion(alarms, 80))
+        found = _difference(_proportion(hits, 80), _proportion(alarms, 80))
         covered += found.low <= 0.25 <= found.high
     # At a coverage of 95%, fewer than 1851 of 2000 has probability below 1e-6.
     assert covered >= 1851
 
 
 def test_the_interval_of_a_difference_stays_within_possible_values() -> None:
-    assert difference(Estimate(1.0, 0.6, 1.0), Estimate(0.0, 0.0, 0.4)).high == 1.0
-    assert difference(Estimate(0.0, 0.0, 0.4), Estimate(1.0, 0.6, 1.0)).low == -1.0
+    assert _difference(Estimate(1.0, 0.6, 1.0), Estimate(0.0, 0.0, 0.4)).high == 1.0
+    assert _difference(Estimate(0.0, 0.0, 0.4), Estimate(1.0, 0.6, 1.0)).low == -1.0
 
 
 def test_the_variance_of_the_auc_is_that_of_delong() -> None:
@@ -117,25 +117,25 @@ def test_complete_separation_has_an_interval_of_positive_length() -> None:
 
 def test_tpr_at_an_fpr_is_the_best_below_it() -> None:
     members, nonmembers = np.array([5.0, 4.0, 1.0]), np.concatenate([[4.5], np.zeros(99)])
-    curve = roc_curve(members, nonmembers)
-    assert tpr_at_fpr(curve, 0.001).value == pytest.approx(1 / 3)
-    assert tpr_at_fpr(curve, 0.01).value == pytest.approx(1.0)
+    curve = _roc_curve(members, nonmembers)
+    assert _tpr_at_fpr(curve, 0.001).value == pytest.approx(1 / 3)
+    assert _tpr_at_fpr(curve, 0.01).value == pytest.approx(1.0)
 
 
 def test_tpr_at_an_fpr_with_few_nonmembers_has_no_lower_limit() -> None:
-    curve = roc_curve(np.ones(1000), np.zeros(1000))
-    assert tpr_at_fpr(curve, 0.001).low == 0.0
-    assert tpr_at_fpr(curve, 0.01).low > 0.99
+    curve = _roc_curve(np.ones(1000), np.zeros(1000))
+    assert _tpr_at_fpr(curve, 0.001).low == 0.0
+    assert _tpr_at_fpr(curve, 0.01).low > 0.99
 
 
 def test_tpr_at_an_fpr_between_two_ties_has_a_low_upper_limit() -> None:
     scores = np.repeat([1.0, 0.0], 500)
-    assert tpr_at_fpr(roc_curve(scores, scores), 0.01).high < 0.01
+    assert _tpr_at_fpr(_roc_curve(scores, scores), 0.01).high < 0.01
 
 
 @given(few_values, few_values, st.sampled_from([0.001, 0.01, 0.2, 0.5, 1.0]))
 def test_tpr_at_an_fpr_lies_in_its_interval(members: Floats, nonmembers: Floats, fpr: float) -> None:
-    found = tpr_at_fpr(roc_curve(members, nonmembers), fpr)
+    found = _tpr_at_fpr(_roc_curve(members, nonmembers), fpr)
     assert 0 <= found.low <= found.value <= found.high <= 1
 
 
@@ -144,8 +144,8 @@ def test_the_interval_of_tpr_at_an_fpr_has_the_stated_coverage() -> None:
     truth = norm.sf(norm.isf(0.05) - 1.5)
     repeats, covered = 600, 0
     for _ in range(repeats):
-        curve = roc_curve(generator.normal(1.5, 1, 300), generator.normal(0, 1, 300))
-        found = tpr_at_fpr(curve, 0.05)
+        curve = _roc_curve(generator.normal(1.5, 1, 300), generator.normal(0, 1, 300))
+        found = _tpr_at_fpr(curve, 0.05)
         assert found.low <= found.value <= found.high
         covered += found.low <= truth <= found.high
     # At a coverage of 95%, fewer than 542 of 600 has probability below 1e-6.
@@ -155,7 +155,7 @@ def test_the_interval_of_tpr_at_an_fpr_has_the_stated_coverage() -> None:
 @pytest.mark.parametrize("broken", [np.array([]), np.array([np.nan]), np.array([np.inf])])
 def test_missing_or_infinite_scores_are_errors(broken: Floats) -> None:
     with pytest.raises(InvalidInput):
-        roc_curve(broken, np.array([0.0]))
+        _roc_curve(broken, np.array([0.0]))
 
 
 @pytest.mark.parametrize(("members", "nonmembers"), [(10, 10), (30, 30), (20, 100)])
@@ -165,7 +165,7 @@ def test_the_interval_of_a_difference_covers_small_and_large_ones_as_stated(
     """Enumerate all counts for rates up to the corners, where the interval is weakest."""
     rows = [
         [
-            difference(proportion(one, members), proportion(other, nonmembers))
+            _difference(_proportion(one, members), _proportion(other, nonmembers))
             for other in range(nonmembers + 1)
         ]
         for one in range(members + 1)

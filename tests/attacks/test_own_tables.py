@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quietmax.attacks import RMIA, Attack, LiRA, Shadow, ShadowPool, Threshold, run_together, with_shadow_data
-from quietmax.attacks.shadow_models import Units, candidate_rows, folds, leftover_rows
+from quietmax.attacks import RMIA, Attack, LiRA, Shadow, ShadowPool, Threshold
+from quietmax.attacks.base import run_together
+from quietmax.attacks.shadow_models import Units, candidate_rows, folds, leftover_rows, with_shadow_data
 from quietmax.data import Records, Split, hold_out
 from quietmax.errors import InvalidInput
 from quietmax.models import CrossEntropy, Model, TrainingSettings, train

@@ -9,8 +9,8 @@ import torch
 import quietmax as qm
 from quietmax.accounting import Budget
 from quietmax.attacks import Shadow, ShadowPool
+from quietmax.attacks.builtin import ATTACK_NETWORK, _attack_data
 from quietmax.attacks.metrics import released_probabilities
-from quietmax.attacks.shadow import ATTACK_NETWORK, attack_data
 from quietmax.attacks.shadow_models import candidate_rows
 from quietmax.data import Split
 from quietmax.errors import InvalidInput
@@ -61,7 +61,7 @@ def test_a_pool_is_trained_with_the_settings_of_the_model(memorised: Split, over
 def test_attack_data_are_the_plain_answers_of_the_shadow_networks(
     memorised: Split, disjoint_pool: ShadowPool
 ) -> None:
-    data = attack_data(disjoint_pool, "probabilities")
+    data = _attack_data(disjoint_pool, "probabilities")
     assert data.features.shape == (8 * 200, 3)
     second = next(network for index, network in enumerate(disjoint_pool.each()) if index == 1)
     rows = np.flatnonzero(disjoint_pool.inside[1])
@@ -98,7 +98,7 @@ def test_classes_without_shadow_records_are_judged_by_one_network_for_all(
     fitted = attack.fit(pool, "probabilities")
     assert fitted.networks.networks == 3
     assert fitted.network_of_class.tolist() == [0, 1, 2]
-    assert attack_data(pool, "probabilities").labels.max() == 1
+    assert _attack_data(pool, "probabilities").labels.max() == 1
     report = attack.run(overfitted, scarce, pool=pool)
     assert "for 1 classes (2)" in report.notes[-1]
 

@@ -9,7 +9,7 @@ import torch
 from quietmax._ray import RayEngine
 from quietmax._threads import parallel_map
 from quietmax.attacks import ShadowPool
-from quietmax.attacks.metrics import log_odds
+from quietmax.attacks.builtin import _log_odds
 from quietmax.attacks.shadow_models import Design, candidate_rows, leftover_rows
 from quietmax.data import Split, split
 from quietmax.errors import InvalidInput
@@ -58,7 +58,7 @@ def test_the_halves_are_drawn_without_regard_to_the_target_s_members(
 
 def test_a_network_answers_differently_to_its_members(overlapping_pool: ShadowPool, memorised: Split) -> None:
     candidates = candidate_rows(memorised)
-    values = overlapping_pool.values(candidates, log_odds)
+    values = overlapping_pool.values(candidates, _log_odds)
     inside = overlapping_pool.inside[:, candidates]
     assert values[inside].mean() > 3
     assert values[~inside].mean() < 1

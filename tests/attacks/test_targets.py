@@ -16,8 +16,9 @@ from sklearn.svm import LinearSVC
 
 import quietmax as qm
 from quietmax.accounting import GaussianCost, PureCost
-from quietmax.attacks import Endpoint, EndpointError, ShadowPool, Threshold, query_target
+from quietmax.attacks import Endpoint, ShadowPool, Threshold
 from quietmax.attacks.metrics import released_probabilities
+from quietmax.attacks.targets import EndpointError, query_target
 from quietmax.data import Split
 from quietmax.errors import InvalidInput
 from quietmax.estimators.teachers import Teachers

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from quietmax.attacks import ShadowPool, Threshold
+from quietmax.attacks.builtin import StatisticName
 from quietmax.attacks.metrics import released_probabilities
 from quietmax.attacks.shadow_models import candidate_rows
-from quietmax.attacks.threshold import StatisticName
 from quietmax.data import Split
 from quietmax.errors import InvalidInput
 from quietmax.models import Model, accuracy

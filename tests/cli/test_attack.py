@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from quietmax.attacks import registered_attacks
+from quietmax.attacks.builtin import registered_attacks
 from quietmax.cli import attack, load_command
 from quietmax.data import Split, load
 from quietmax.errors import QuietmaxError
@@ -107,7 +107,7 @@ def test_a_plot_that_fails_does_not_lose_the_reports(
     def fails(*_: object) -> None:
         raise QuietmaxError("The disk is full.")
 
-    monkeypatch.setattr("quietmax.attacks.report.plot_reports", fails)
+    monkeypatch.setattr("quietmax.attacks.metrics.plot_reports", fails)
     leakage_file(folder).unlink(missing_ok=True)
     shown: list[Any] = []
     monkeypatch.setattr(attack, "print_json", shown.append)

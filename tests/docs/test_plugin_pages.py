@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import quietmax as qm
-from quietmax import _plugins, attacks, data, mechanisms
+from quietmax import _plugins, data, mechanisms
+from quietmax.attacks.builtin import registered_attacks
 from quietmax.data.readers import fair_table
 from quietmax.errors import InvalidInput, QuietmaxError
 from quietmax.estimators import open_private, save_private
@@ -30,7 +31,7 @@ NAMES = ("own-data-set", "own-mechanism", "own-attack", "own-feature-map")
 FOUND_BY = {
     "quietmax.datasets": data.datasets,
     "quietmax.mechanisms": mechanisms.plugin_mechanisms,
-    "quietmax.attacks": attacks.registered_attacks,
+    "quietmax.attacks": registered_attacks,
     "quietmax.features": features.plugin_maps,
 }
 QUIETMAX = [sys.executable, "-c", "from quietmax.cli import main; main()"]

@@ -90,6 +90,7 @@ def _report(members: int, called: int, nonmembers: int, called_too: int) -> Atta
         decision=0.5,
         threshold=0.5,
         queries=members + nonmembers,
+        spent=None,
     )
 
 

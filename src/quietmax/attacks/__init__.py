@@ -9,30 +9,17 @@
 (200, 200, 400)
 """
 
-from quietmax.attacks.base import (
-    Attack,
-    FittedAttack,
-    LeakageCurve,
-    leakage_curve,
-    make_attack,
-    registered_attacks,
-    run_together,
-)
-from quietmax.attacks.lira import LiRA
-from quietmax.attacks.metrics import Estimate, RocCurve
-from quietmax.attacks.report import AttackReport, plot_reports
-from quietmax.attacks.rmia import RMIA
-from quietmax.attacks.shadow import Shadow
-from quietmax.attacks.shadow_models import ShadowPool, with_shadow_data
-from quietmax.attacks.targets import Endpoint, EndpointError, QueryResult, query_target
-from quietmax.attacks.threshold import Threshold
+from quietmax.attacks.base import Attack, FittedAttack, LeakageCurve, leakage_curve
+from quietmax.attacks.builtin import RMIA, LiRA, Shadow, Threshold
+from quietmax.attacks.metrics import AttackReport, Estimate, RocCurve
+from quietmax.attacks.shadow_models import ShadowPool
+from quietmax.attacks.targets import Endpoint, QueryResult
 
 __all__ = [
     "RMIA",
     "Attack",
     "AttackReport",
     "Endpoint",
-    "EndpointError",
     "Estimate",
     "FittedAttack",
     "LeakageCurve",
@@ -43,10 +30,4 @@ __all__ = [
     "ShadowPool",
     "Threshold",
     "leakage_curve",
-    "make_attack",
-    "plot_reports",
-    "query_target",
-    "registered_attacks",
-    "run_together",
-    "with_shadow_data",
 ]

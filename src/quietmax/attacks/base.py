@@ -1,26 +1,20 @@
-"""The interface of an attack, the registry of attacks, and the functions that run them.
+"""The interface of an attack, and the functions that run attacks.
 
-An attack learns from shadow networks and then scores a target's answers to the candidates. Another package adds an
-attack as an entry point in the group `quietmax.attacks`: a class or function that takes the keyword arguments
-``models`` and ``seed`` and returns an `Attack`.
+An attack learns from shadow networks and then scores a target's answers to the candidates.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from quietmax._plugins import with_plugins
 from quietmax._ray import RayEngine
 from quietmax.accounting.budget import Budget
-from quietmax.attacks.metrics import Floats, Released, released_by
-from quietmax.attacks.report import AttackReport
+from quietmax.attacks.metrics import AttackReport, Floats, Released, released_by
 from quietmax.attacks.shadow_models import (
     Design,
     Rows,
@@ -31,14 +25,11 @@ from quietmax.attacks.shadow_models import (
 )
 from quietmax.attacks.targets import QueryResult, Target, query_target
 from quietmax.data.records import Split
-from quietmax.errors import InvalidInput, unknown_name
+from quietmax.errors import InvalidInput
 from quietmax.mechanisms.base import Answerer, Answers, Mechanism
 from quietmax.models.stacked import Progress, TrainingSettings
 from quietmax.models.training import Model
 from quietmax.noise.sources import EXACT, NoiseSource
-
-ENTRY_POINT_GROUP = "quietmax.attacks"
-AttackFactory = Callable[..., "Attack"]
 
 
 class FittedAttack(ABC):
@@ -80,7 +71,7 @@ class FittedAttack(ABC):
 class Attack(ABC):
     """A membership-inference attack.
 
-    A subclass is a frozen dataclass with a ``name``, the ``designs`` it can learn from, and `fit`.
+    A subclass is a frozen dataclass with a ``name`` and `fit`, and with ``designs`` if it cannot learn from every pool.
 
     Parameters
     ----------
@@ -99,9 +90,9 @@ class Attack(ABC):
         """The name in reports; every variant has its own. A registered attack has its registered name."""
 
     @property
-    @abstractmethod
     def designs(self) -> tuple[Design, ...]:
         """The designs of shadow pools that the attack can learn from, the preferred one first."""
+        return ("disjoint", "overlapping")
 
     def designs_for(self, data: Split) -> tuple[Design, ...]:
         """Return the designs that ``data`` permits: without a pool no disjoint one, unless the attack has no other."""
@@ -143,24 +134,7 @@ class Attack(ABC):
         progress: Progress | None = None,
         engine: RayEngine | None = None,
     ) -> ShadowPool:
-        """Train shadow networks of the preferred design.
-
-        Parameters
-        ----------
-        data : Split
-            The split that the target was trained on.
-        settings : TrainingSettings
-            The target's training settings.
-        progress : callable or None
-            Called with (done, total).
-        engine : RayEngine or None
-            Trains the networks on a Ray cluster.
-
-        Returns
-        -------
-        ShadowPool
-            The shadow networks.
-        """
+        """Train shadow networks of the preferred design with the target's training ``settings``."""
         design = self.designs_for(data)[0]
         return ShadowPool.train(
             design, data, settings, self.models, seed=self.seed, engine=engine, progress=progress
@@ -186,7 +160,8 @@ class Attack(ABC):
         data : Split
             The split that the model was trained on.
         target : optional
-            What is queried instead of the model; see `quietmax.attacks.query_target`.
+            What is queried instead of the model: a classifier, `Predictor`, `Answerer`, fitted estimator, private
+            model, `Endpoint`, URL, or function of features.
         pool : ShadowPool or None
             Shadow networks trained before; None trains them.
         engine : RayEngine or None
@@ -199,11 +174,9 @@ class Attack(ABC):
         AttackReport
             How well members were told from non-members.
         """
-        settings = _training_settings(model, data, target)
-        check_nonmembers(data)
+        settings = _checked(model, data, target, pool)
         if pool is not None:
             self.check_pool(pool)
-            _check_same_split(pool, data)
         elif self.designs_for(data)[0] == "disjoint":
             disjoint_set_size(data)  # raises before the target is charged
         result = self.query(model if target is None else target, data)
@@ -211,24 +184,7 @@ class Attack(ABC):
         return self.report(self.fit(chosen, released_by(result.answers), progress), result, chosen)
 
     def report(self, fitted: FittedAttack, result: QueryResult, pool: ShadowPool) -> AttackReport:
-        """Score the target's answers and compute the report.
-
-        With persons, the score of a person is the mean of the scores of their rows.
-
-        Parameters
-        ----------
-        fitted : FittedAttack
-            What `fit` returned.
-        result : QueryResult
-            What `query` returned.
-        pool : ShadowPool
-            The shadow networks that the attack learned from.
-
-        Returns
-        -------
-        AttackReport
-            The report.
-        """
+        """Score the target's answers and compute the report. A person's score is the mean over their rows."""
         units = pool.units(candidate_rows(pool.data))
         scores = units.means(np.asarray(fitted.scores(result.answers), dtype=np.float64))
         members = len(pool.units(pool.data.train_rows))
@@ -260,52 +216,6 @@ class Attack(ABC):
         return {**asdict(self), "models": pool.networks, "pool": pool.design}
 
 
-_BUILT_IN: dict[str, tuple[str, dict[str, Any]]] = {
-    "shadow": ("shadow:Shadow", {}),
-    "threshold": ("threshold:Threshold", {}),
-    "threshold-confidence": ("threshold:Threshold", {"statistic": "confidence"}),
-    "threshold-entropy": ("threshold:Threshold", {"statistic": "entropy"}),
-    "lira": ("lira:LiRA", {}),
-    "lira-offline": ("lira:LiRA", {"mode": "offline"}),
-    "rmia": ("rmia:RMIA", {}),
-    "rmia-offline": ("rmia:RMIA", {"mode": "offline"}),
-}
-"""Module and class of each built-in attack, and its settings. The modules import this one, so they are loaded late."""
-
-
-def registered_attacks() -> Mapping[str, AttackFactory]:
-    """Return all attacks by name: the built-in ones, then those of installed plug-ins."""
-    built_in: dict[str, AttackFactory] = {
-        name: partial(_make_built_in, path, **settings) for name, (path, settings) in _BUILT_IN.items()
-    }
-    return with_plugins(built_in, ENTRY_POINT_GROUP, _read_plugin)
-
-
-def make_attack(name: str, *, models: int, seed: int = 0) -> Attack:
-    """Make a registered attack."""
-    known = registered_attacks()
-    if name not in known:
-        raise unknown_name("attack", name, known)
-    made = known[name](models=models, seed=seed)
-    if not isinstance(made, Attack):
-        raise InvalidInput(
-            f"The plug-in '{name}' must return a quietmax.attacks.Attack, got {type(made).__name__}."
-        )
-    return made
-
-
-def _make_built_in(path: str, **settings: Any) -> Attack:
-    module, _, name = path.partition(":")
-    attack: Attack = getattr(import_module(f"quietmax.attacks.{module}"), name)(**settings)
-    return attack
-
-
-def _read_plugin(name: str, loaded: Any) -> tuple[str, AttackFactory]:
-    if not callable(loaded):
-        raise TypeError("the entry point must be a class or function that returns a quietmax.attacks.Attack")
-    return name, loaded
-
-
 def run_together(
     attacks: Sequence[Attack],
     model: Model | TrainingSettings,
@@ -322,8 +232,7 @@ def run_together(
     """
     if not attacks:
         raise InvalidInput("run_together requires at least one attack, got none.")
-    settings = _training_settings(model, data, target)
-    check_nonmembers(data)
+    settings = _checked(model, data, target)
     designs = shared_designs(attacks, data)
     if "disjoint" in designs:
         disjoint_set_size(data)  # raises before the target is charged
@@ -348,13 +257,7 @@ def run_together(
 
 
 def shared_designs(attacks: Sequence[Attack], data: Split) -> list[Design]:
-    """Choose a design that ``data`` permits for each of ``attacks``, so that as few pools as possible are trained.
-
-    >>> import quietmax as qm
-    >>> from quietmax.attacks import LiRA, Threshold
-    >>> shared_designs([Threshold(), LiRA()], qm.load("mnist-5k", records=100))
-    ['overlapping', 'overlapping']
-    """
+    """Choose a design that ``data`` permits for each of ``attacks``, so that as few pools as possible are trained."""
     possible = [attack.designs_for(data) for attack in attacks]
     needed = {designs[0] for designs in possible if len(designs) == 1} or {designs[0] for designs in possible}
     return [next((design for design in designs if design in needed), designs[0]) for designs in possible]
@@ -442,10 +345,7 @@ def leakage_curve(
     """
     if not epsilons:
         raise InvalidInput("epsilons must contain at least one number, got none.")
-    settings = _training_settings(model, data, model)
-    check_nonmembers(data)
-    if pool is not None:
-        _check_same_split(pool, data)
+    settings = _checked(model, data, model, pool)
     plain = attack.query(model, data)
     chosen = attack.train_pool(data, settings, progress) if pool is None else pool
     targets = [
@@ -462,8 +362,17 @@ def leakage_curve(
     return LeakageCurve(mechanism.name, reports[0], tuple(epsilons), tuple(reports[1:]))
 
 
-def _training_settings(model: Model | TrainingSettings, data: Split, target: Target) -> TrainingSettings:
-    """Return the settings for shadow networks after checking that ``model``, ``data`` and ``target`` fit together."""
+def _checked(
+    model: Model | TrainingSettings, data: Split, target: Target, pool: ShadowPool | None = None
+) -> TrainingSettings:
+    """Return the settings for shadow networks after checking that the model, the data and the pool fit together."""
+    check_nonmembers(data)
+    # The networks of a pool with other candidates may have been trained on other members.
+    if pool is not None and not (
+        len(pool.data.records) == len(data.records)
+        and np.array_equal(candidate_rows(pool.data), candidate_rows(data))
+    ):
+        raise InvalidInput("The shadow pool was trained for another split of the records.")
     if isinstance(model, TrainingSettings):
         if target is None:
             raise InvalidInput("target is required if model is TrainingSettings.")
@@ -480,15 +389,6 @@ def _training_settings(model: Model | TrainingSettings, data: Split, target: Tar
             f"{model.classes} classes; the training part has {len(data.train_rows)}, {width} and {data.classes}."
         )
     return model.settings
-
-
-def _check_same_split(pool: ShadowPool, data: Split) -> None:
-    """Raise if the candidates of a pool are others: its networks may have been trained on other members."""
-    same = len(pool.data.records) == len(data.records) and np.array_equal(
-        candidate_rows(pool.data), candidate_rows(data)
-    )
-    if not same:
-        raise InvalidInput("The shadow pool was trained for another split of the records.")
 
 
 def _selected(answers: Answers, rows: Rows) -> Answers:

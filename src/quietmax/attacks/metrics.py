@@ -1,4 +1,4 @@
-"""Statistics of single answers, and the rates of an attack with their 95% confidence intervals.
+"""The rates of an attack with their 95% confidence intervals, and its report: a table, JSON and a plot.
 
 An attack gives every record a score and calls it a member if the score is *above* a threshold. Members and non-members
 are two independent samples. Every interval covers the true value with probability at least 95%, with two exceptions:
@@ -8,14 +8,18 @@ that of the AUC does so asymptotically, and that of a difference of rates above 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.stats import beta, rankdata
 
+from quietmax._io import write_figure
+from quietmax.accounting.costs import Cost
+from quietmax.accounting.guarantee import Unit
 from quietmax.errors import InvalidInput
 from quietmax.mechanisms.base import Answers
 
@@ -31,6 +35,20 @@ CONFIDENCE = 0.95
 SMALLEST_PROBABILITY = 1e-45
 """Below any positive float32. Keeps logarithms finite where a released probability is 0."""
 _NORMAL_QUANTILE = 1.959963984540054
+INTERVALS = (
+    "95% intervals: TPR and FPR Clopper-Pearson; leakage and advantage Newcombe, from the Clopper-Pearson limits; "
+    "AUC DeLong; TPR at a given FPR exact limits of threshold and rate, half of the error each."
+)
+_ESTIMATES = {
+    "TPR": "tpr",
+    "FPR": "fpr",
+    "leakage": "leakage",
+    "advantage": "advantage",
+    "AUC": "auc",
+    "TPR at 0.1% FPR": "tpr_at_0_1_percent_fpr",
+    "TPR at 1% FPR": "tpr_at_1_percent_fpr",
+}
+"""Fields of a report by the names they are shown under."""
 
 
 def released_by(answers: Answers) -> Released:
@@ -57,29 +75,6 @@ def log_probability(answers: Answers, labels: Labels) -> Floats:
     return np.log(np.maximum(of_true_class, SMALLEST_PROBABILITY))
 
 
-def log_odds(answers: Answers, labels: Labels) -> Floats:
-    """Return ``ln p_y - ln(sum of the other probabilities)`` of ``answers`` at the true ``labels``.
-
-    This is the logit scaling of Carlini et al. (2022), under which the values are nearly Gaussian. The other
-    probabilities are summed: ``1 - p_y`` would lose digits.
-    """
-    others = released_probabilities(answers).copy()
-    others[np.arange(len(others)), labels] = 0.0
-    log_others = np.log(np.maximum(others.sum(-1), SMALLEST_PROBABILITY))
-    return np.asarray(log_probability(answers, labels) - log_others)
-
-
-def confidence(answers: Answers, labels: Labels) -> Floats:  # noqa: ARG001
-    """Return the largest probability of ``answers``; the true ``labels`` are not used (Salem et al. 2019)."""
-    return np.asarray(released_probabilities(answers).max(-1))
-
-
-def negative_entropy(answers: Answers, labels: Labels) -> Floats:  # noqa: ARG001
-    """Return ``sum_c p_c ln p_c`` of ``answers``; the true ``labels`` are not used."""
-    probabilities = released_probabilities(answers)
-    return np.asarray((probabilities * np.log(np.maximum(probabilities, SMALLEST_PROBABILITY))).sum(-1))
-
-
 @dataclass(frozen=True)
 class Estimate:
     """An estimate with its 95% confidence interval.
@@ -101,7 +96,7 @@ class Estimate:
 
     def to_json(self) -> dict[str, float]:
         """Return the three numbers by name."""
-        return {"value": self.value, "low": self.low, "high": self.high}
+        return asdict(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +136,7 @@ class RocCurve:
         return self.fpr[kept].tolist(), self.tpr[kept].tolist()
 
 
-def roc_curve(members: Floats, nonmembers: Floats) -> RocCurve:
+def _roc_curve(members: Floats, nonmembers: Floats) -> RocCurve:
     """Compute the ROC curve of an attack's scores."""
     if not len(members) or not len(nonmembers):
         raise InvalidInput(
@@ -166,7 +161,7 @@ def best_threshold(members: Floats, nonmembers: Floats) -> float:
     It lies midway between two scores. If no threshold is better than calling no record a member, it is the largest
     score.
     """
-    curve = roc_curve(members, nonmembers)
+    curve = _roc_curve(members, nonmembers)
     values = np.unique(np.concatenate([members, nonmembers]))[::-1]
     best = int(np.argmax(curve.tpr - curve.fpr))
     if best == 0:
@@ -177,23 +172,25 @@ def best_threshold(members: Floats, nonmembers: Floats) -> float:
     return middle if middle < above else below
 
 
-def clopper_pearson(successes: int, trials: int, error: float) -> tuple[float, float]:
-    """Compute exact limits of a proportion (Clopper and Pearson 1934).
+def clopper_pearson(successes: ArrayLike, trials: int, error: float) -> tuple[Floats, Floats]:
+    """Compute exact limits of proportions (Clopper and Pearson 1934).
 
     Either limit alone is a one-sided bound with confidence ``1 - error``; both together are an interval with
     confidence ``1 - 2 * error``.
     """
-    low = 0.0 if successes == 0 else float(beta.ppf(error, successes, trials - successes + 1))
-    high = 1.0 if successes == trials else float(beta.isf(error, successes + 1, trials - successes))
+    count = np.asarray(successes)
+    low = np.where(count == 0, 0.0, beta.ppf(error, np.maximum(count, 1), trials - count + 1))
+    high = np.where(count == trials, 1.0, beta.isf(error, count + 1, np.maximum(trials - count, 1)))
     return low, high
 
 
-def proportion(successes: int, trials: int) -> Estimate:
+def _proportion(successes: int, trials: int) -> Estimate:
     """Estimate a rate from ``successes`` in ``trials``, with its Clopper-Pearson interval."""
-    return Estimate(successes / trials, *clopper_pearson(successes, trials, (1 - CONFIDENCE) / 2))
+    low, high = clopper_pearson(successes, trials, (1 - CONFIDENCE) / 2)
+    return Estimate(successes / trials, float(low), float(high))
 
 
-def difference(first: Estimate, second: Estimate) -> Estimate:
+def _difference(first: Estimate, second: Estimate) -> Estimate:
     """Estimate ``first - second`` of two independent rates.
 
     The distances to the ends of their intervals are squared and added: Newcombe (1998), method 10, with
@@ -225,7 +222,7 @@ def auc(members: Floats, nonmembers: Floats) -> Estimate:
     return Estimate(value, max(value - half, 0.0), min(value + half, 1.0))
 
 
-def tpr_at_fpr(curve: RocCurve, fpr: float) -> Estimate:
+def _tpr_at_fpr(curve: RocCurve, fpr: float) -> Estimate:
     """Estimate the largest TPR among thresholds whose observed FPR is at most ``fpr``.
 
     The interval accounts for the threshold being estimated too. Half of the 5% error goes to exact limits of the
@@ -244,9 +241,205 @@ def tpr_at_fpr(curve: RocCurve, fpr: float) -> Estimate:
     if surely_below.any():
         allowed = int(rank[surely_below][-1]) - 1
         caught = curve.true_positives[np.searchsorted(curve.false_positives, allowed, "right") - 1]
-        low = clopper_pearson(int(caught), members, 1 - confidence)[0]
+        low = float(clopper_pearson(caught, members, 1 - confidence)[0])
     if surely_above.any():
         needed = int(rank[surely_above][0])
         caught = curve.true_positives[np.searchsorted(curve.false_positives, needed, "left") - 1]
-        high = clopper_pearson(int(caught), members, 1 - confidence)[1]
+        high = float(clopper_pearson(caught, members, 1 - confidence)[1])
     return Estimate(float(reached / members), low, high)
+
+
+@dataclass(frozen=True, eq=False)
+class AttackReport:
+    """How well an attack told members from non-members.
+
+    Only the AUC and the two TPRs at a given FPR use the target's true membership to choose a threshold. Every other
+    threshold comes from shadow networks.
+
+    Parameters
+    ----------
+    attack : str
+        Name of the attack.
+    target : str
+        Name of the target.
+    released : {"probabilities", "labels"}
+        What the target released.
+    members, nonmembers : int
+        Numbers of records of each kind, or of persons.
+    tpr, fpr : Estimate
+        Shares of members and of non-members that the attack called members.
+    leakage : Estimate
+        TPR - FPR of the attack's own decision.
+    advantage : Estimate
+        TPR - FPR at ``threshold``.
+    auc : Estimate
+        Area under the ROC curve.
+    tpr_at_0_1_percent_fpr, tpr_at_1_percent_fpr : Estimate
+        TPR at a low FPR.
+    threshold : float
+        The threshold with the largest TPR - FPR on the shadow networks.
+    queries : int
+        Number of queries that the target answered.
+    spent : Cost or None
+        What the queries cost the target; None if it has no budget.
+    roc : RocCurve
+        The ROC curve.
+    settings : Mapping[str, Any]
+        Settings of the attack and its shadow pool, as JSON values.
+    notes : tuple of str
+        What a reader of the figures has to know.
+    unit : {"record", "person"}
+        What was attacked: single records, or persons with all their rows.
+    """
+
+    attack: str
+    target: str
+    released: Released
+    members: int
+    nonmembers: int
+    tpr: Estimate
+    fpr: Estimate
+    leakage: Estimate
+    advantage: Estimate
+    auc: Estimate
+    tpr_at_0_1_percent_fpr: Estimate
+    tpr_at_1_percent_fpr: Estimate
+    threshold: float
+    queries: int
+    spent: Cost | None
+    roc: RocCurve
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    unit: Unit = "record"
+
+    @classmethod
+    def from_scores(
+        cls,
+        *,
+        member_scores: Floats,
+        nonmember_scores: Floats,
+        decision: float,
+        threshold: float,
+        **facts: Any,
+    ) -> AttackReport:
+        """Compute the report of an attack from its scores.
+
+        Parameters
+        ----------
+        member_scores, nonmember_scores : array of float
+            Scores of the members and of the non-members, larger for likelier members.
+        decision : float
+            The attack calls a record a member if its score is above this.
+        threshold : float
+            The threshold chosen on shadow networks.
+        **facts
+            ``attack``, ``target``, ``released``, ``queries``, ``spent``, ``settings``, ``notes`` and ``unit`` of the
+            report.
+
+        Returns
+        -------
+        AttackReport
+            The report.
+
+        Examples
+        --------
+        >>> report = AttackReport.from_scores(
+        ...     attack="coin", target="nothing", released="labels", member_scores=np.array([0.0, 1.0]),
+        ...     nonmember_scores=np.array([0.0, 1.0]), decision=0.5, threshold=0.5, queries=4, spent=None)
+        >>> report.leakage.value, report.auc.value
+        (0.0, 0.5)
+        """
+
+        def rate(scores: Floats, limit: float) -> Estimate:
+            return _proportion(int((scores > limit).sum()), len(scores))
+
+        curve = _roc_curve(member_scores, nonmember_scores)
+        tpr, fpr = rate(member_scores, decision), rate(nonmember_scores, decision)
+        return cls(
+            members=len(member_scores),
+            nonmembers=len(nonmember_scores),
+            tpr=tpr,
+            fpr=fpr,
+            leakage=_difference(tpr, fpr),
+            advantage=_difference(rate(member_scores, threshold), rate(nonmember_scores, threshold)),
+            auc=auc(member_scores, nonmember_scores),
+            tpr_at_0_1_percent_fpr=_tpr_at_fpr(curve, 0.001),
+            tpr_at_1_percent_fpr=_tpr_at_fpr(curve, 0.01),
+            threshold=threshold,
+            roc=curve,
+            **facts,
+        )
+
+    def table(self) -> list[tuple[str, str, str]]:
+        """Return rows of (name, value, 95% interval)."""
+        rows = []
+        for name, field_name in _ESTIMATES.items():
+            estimate: Estimate = getattr(self, field_name)
+            rows.append((name, f"{estimate.value:.4f}", f"{estimate.low:.4f} to {estimate.high:.4f}"))
+        return [*rows, ("queries", f"{self.queries:,}", "" if self.spent is None else f"spent {self.spent}")]
+
+    @property
+    def title(self) -> str:
+        """Attack, target and number of records or persons in one line."""
+        persons = " (persons)" if self.unit == "person" else ""
+        return (
+            f"{self.attack} against {self.target}: {self.members:,} members, {self.nonmembers:,} non-members"
+            f"{persons}"
+        )
+
+    def __str__(self) -> str:
+        rows = [f"  {name:16s} {value:>8s}  {interval}".rstrip() for name, value, interval in self.table()]
+        return "\n".join([self.title, *rows, *(f"  note: {note}" for note in self.notes)])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values; the ROC curve is thinned to a few hundred points, dense at low FPR."""
+        fpr, tpr = self.roc.thinned()
+        return {
+            "attack": self.attack,
+            "target": self.target,
+            "released": self.released,
+            "unit": self.unit,
+            "members": self.members,
+            "nonmembers": self.nonmembers,
+            **{name: getattr(self, name).to_json() for name in _ESTIMATES.values()},
+            "threshold": self.threshold,
+            "queries": self.queries,
+            "spent": None if self.spent is None else self.spent.to_json(),
+            "settings": dict(self.settings),
+            "notes": list(self.notes),
+            "intervals": INTERVALS,
+            "roc": {"fpr": fpr, "tpr": tpr},
+        }
+
+    def plot(self, path: str | Path) -> Path:
+        """Write the ROC curve on logarithmic axes to ``path`` and return it."""
+        return plot_reports([self], path)
+
+
+def plot_reports(reports: Sequence[AttackReport], path: str | Path) -> Path:
+    """Plot the ROC curves of several attacks on logarithmic axes, with the line of random guessing."""
+    from matplotlib.figure import Figure
+
+    if not reports:
+        raise InvalidInput("A plot requires at least one report, got none.")
+    # A figure without pyplot: no window system, no state shared with the caller's own plots.
+    figure = Figure(figsize=(5.2, 5.0), layout="constrained")
+    axes = figure.add_subplot()
+    lowest = 1 / max(max(report.members, report.nonmembers) for report in reports)
+    for report in reports:
+        axes.plot(
+            np.maximum(report.roc.fpr, lowest / 2),
+            np.maximum(report.roc.tpr, lowest / 2),
+            drawstyle="steps-post",
+            label=f"{report.attack} against {report.target} (AUC {report.auc.value:.3f})",
+        )
+    guess = np.geomspace(lowest / 2, 1, 50)
+    axes.plot(guess, guess, color="grey", linestyle=":", label="guessing")
+    axes.set(
+        xscale="log", yscale="log", xlabel="false positive rate", ylabel="true positive rate", aspect="equal"
+    )
+    axes.set_xlim(lowest, 1)
+    axes.set_ylim(lowest, 1.1)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right", fontsize="small")
+    return write_figure(figure, path)

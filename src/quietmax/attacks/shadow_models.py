@@ -176,36 +176,12 @@ class ShadowPool:
         if networks < 1:
             raise InvalidInput(f"The number of shadow networks must be at least 1, got {networks}.")
         check_nonmembers(data)
-        notes: tuple[str, ...] = ()
         if design == "disjoint":
             generator = np.random.default_rng((0x5AD0, seed))
-            size, units = disjoint_set_size(data), Units.of(data.records, data.pool_rows)
-            orders = [generator.permutation(len(units))[: 2 * size] for _ in range(networks)]
-            drawn = [data.pool_rows[units.rows_of(order)] for order in orders]
-            inside = [data.pool_rows[units.rows_of(order[:size])] for order in orders]
-            members = len(Units.of(data.records, data.train_rows))
-            if size < members:
-                what = f"{data.records.unit}s"
-                notes = (
-                    f"Only {len(units)} {what} are available to shadow networks. Each trains on half of them, {size}, "
-                    f"but the target on {members}: the attack is weaker than with enough {what}.",
-                )
+            inside, drawn, notes = _disjoint_sets(data, networks, generator)
         elif design == "overlapping":
             generator = np.random.default_rng((0xA401, seed))
-            candidates = candidate_rows(data)
-            units, count = Units.of(data.records, candidates), folds(data)
-            inside = []
-            while len(inside) < networks:
-                parts = np.array_split(generator.permutation(len(units)), count)
-                for left_out in reversed(range(count)):
-                    kept = np.concatenate(parts[:left_out] + parts[left_out + 1 :])
-                    inside.append(candidates[units.rows_of(kept)])
-            inside, drawn = inside[:networks], [candidates] * networks
-            if not len(data.pool_rows):
-                notes = (
-                    f"Shadow networks are trained on the table itself, each without another 1 in {count} of its "
-                    f"{data.records.unit}s: this adversary knows everybody and not who was held out.",
-                )
+            inside, drawn, notes = _overlapping_sets(data, networks, generator)
         else:
             raise InvalidInput(f"design must be 'disjoint' or 'overlapping', got {design!r}.")
         seeds = [int(each) for each in generator.integers(2**62, size=networks)]
@@ -234,26 +210,54 @@ class ShadowPool:
         return (stack.network(index) for stack in self.stacks for index in range(stack.networks))
 
     def values(self, rows: Rows, statistic: Statistic, released: Released = "probabilities") -> Floats:
-        """Compute a statistic of every network's plain answers to the same records.
+        """Compute a ``statistic`` of every network's plain answers to the same records, shape (networks, records).
 
-        Parameters
-        ----------
-        rows : array of int
-            The records.
-        statistic : callable
-            Takes answers and true labels, returns one number per answer.
-        released : {"probabilities", "labels"}
-            What the target releases; the networks release the same.
-
-        Returns
-        -------
-        array of shape (networks, records)
-            The values.
+        ``released`` says what the target releases; the networks release the same.
         """
         features, labels = self.data.records.features[rows], self.data.records.labels[rows]
         return np.stack(
             [statistic(plain_answers(network, features, released), labels) for network in self.each()]
         )
+
+
+Sets = tuple[list[Rows], list[Rows], tuple[str, ...]]
+"""The training set of each network, what it was drawn from, and notes."""
+
+
+def _disjoint_sets(data: Split, networks: int, generator: np.random.Generator) -> Sets:
+    """Draw a training set, and as many others that the network does not see, from the pool."""
+    size, units = disjoint_set_size(data), Units.of(data.records, data.pool_rows)
+    orders = [generator.permutation(len(units))[: 2 * size] for _ in range(networks)]
+    drawn = [data.pool_rows[units.rows_of(order)] for order in orders]
+    inside = [data.pool_rows[units.rows_of(order[:size])] for order in orders]
+    members = len(Units.of(data.records, data.train_rows))
+    if size == members:
+        return inside, drawn, ()
+    what = f"{data.records.unit}s"
+    note = (
+        f"Only {len(units)} {what} are available to shadow networks. Each trains on half of them, {size}, "
+        f"but the target on {members}: the attack is weaker than with enough {what}."
+    )
+    return inside, drawn, (note,)
+
+
+def _overlapping_sets(data: Split, networks: int, generator: np.random.Generator) -> Sets:
+    """Divide the candidates into folds, leave each out once, and divide them anew."""
+    candidates = candidate_rows(data)
+    units, count = Units.of(data.records, candidates), folds(data)
+    inside: list[Rows] = []
+    while len(inside) < networks:
+        parts = np.array_split(generator.permutation(len(units)), count)
+        for left_out in reversed(range(count)):
+            kept = np.concatenate(parts[:left_out] + parts[left_out + 1 :])
+            inside.append(candidates[units.rows_of(kept)])
+    notes: tuple[str, ...] = ()
+    if not len(data.pool_rows):
+        notes = (
+            f"Shadow networks are trained on the table itself, each without another 1 in {count} of its "
+            f"{data.records.unit}s: this adversary knows everybody and not who was held out.",
+        )
+    return inside[:networks], [candidates] * networks, notes
 
 
 def check_nonmembers(data: Split) -> None:
@@ -327,23 +331,28 @@ def with_shadow_data(data: Split, others: Records, *, seed: int = 0) -> Split:
             f"`shadow_data` must be encoded like '{data.name}': the same columns, classes and schema, and a person "
             "column if the table has one."
         )
-    persons = None
-    if own.persons is not None and others.persons is not None:
-        if not set(own.persons).isdisjoint(others.persons):
-            raise InvalidInput(f"`shadow_data` must hold other people: some are in '{data.name}' too.")
-        persons = np.concatenate([own.persons, others.persons])
-    together = replace(
-        own,
-        features=np.concatenate([own.features, others.features]),
-        labels=np.concatenate([own.labels, others.labels]),
-        persons=persons,
-        raw_hashes=None,
-    )
+    if own.persons is not None and others.persons is not None and set(own.persons) & set(others.persons):
+        raise InvalidInput(f"`shadow_data` must hold other people: some are in '{data.name}' too.")
+    together = concatenated(own, others)
     added = len(own) + np.arange(len(others))
     if len(data.test_rows):
         return replace(data, records=together, pool_rows=np.concatenate([data.pool_rows, added]))
     outside = is_held_out(others, Holdout(0.5, seed))
     return replace(data, records=together, test_rows=added[outside], pool_rows=added[~outside])
+
+
+def concatenated(first: Records, second: Records) -> Records:
+    """Return the rows of both, with persons if both have them."""
+    persons = None
+    if first.persons is not None and second.persons is not None:
+        persons = np.concatenate([first.persons, second.persons])
+    return replace(
+        first,
+        features=np.concatenate([first.features, second.features]),
+        labels=np.concatenate([first.labels, second.labels]),
+        persons=persons,
+        raw_hashes=None,
+    )
 
 
 def plain_answers(network: MLP, features: NDArray[np.float32], released: Released) -> Answers:
@@ -373,11 +382,23 @@ def _trained_stacks(
     if engine is not None:
         reporting = engine if progress is None else replace(engine, progress=progress)
         return tuple(ray_map(reporting, train_networks, jobs, shared=shared, total=len(jobs)))
-    reports = _Reports(progress, len(jobs))
+    done, lock = [0.0] * len(jobs), Lock()
+
+    def progress_of(stack: int) -> Progress | None:
+        """Return what to call with the progress of one stack; the caller hears of all together."""
+        if progress is None:
+            return None
+
+        def report(finished: int, total: int) -> None:
+            with lock:
+                done[stack] = finished / total
+                progress(round(sum(done) * total), len(done) * total)
+
+        return report
 
     def trained(number: int) -> MLP:
         rows, _, own_seeds = jobs[number]
-        return train_networks(*shared, rows, settings, own_seeds, None, reports.of(number))
+        return train_networks(*shared, rows, settings, own_seeds, None, progress_of(number))
 
     if len(jobs) == 1:
         return (trained(0),)
@@ -387,27 +408,6 @@ def _trained_stacks(
         group = range(start, min(start + at_once, len(jobs)))
         stacks += parallel_map(lambda place, group=group: trained(group[place]), len(group))  # type: ignore[misc]
     return tuple(stacks)
-
-
-class _Reports:
-    """Adds up the progress of several stacks."""
-
-    def __init__(self, progress: Progress | None, stacks: int) -> None:
-        self._progress, self._lock = progress, Lock()
-        self._done = [0.0] * stacks
-
-    def of(self, stack: int) -> Progress | None:
-        """Return what to call with the progress of one stack."""
-        progress = self._progress
-        if progress is None:
-            return None
-
-        def report(done: int, total: int) -> None:
-            with self._lock:
-                self._done[stack] = done / total
-                progress(round(sum(self._done) * total), len(self._done) * total)
-
-        return report
 
 
 def _as_mask(sets: Sequence[Rows], records: int) -> NDArray[np.bool_]:

@@ -12,7 +12,6 @@ import math
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.message import Message
 from typing import IO, Any
@@ -65,16 +64,14 @@ def query_target(target: Target, features: Features, classes: int) -> QueryResul
     """Query a target once for each row of features and check its answers."""
     if isinstance(target, str):
         target = Endpoint(target)
-    queries, spent = len(features), None
     account = _account_of(target)
     before = 0 if account is None else account.answered
-    answers = _checked(_answers_of(target, features, classes), queries, classes)
-    if account is not None:
-        queries = account.answered - before
-        spent = account.cost.times(queries)
-    elif isinstance(target, Answerer):
-        spent = target.cost.times(queries)
-    return QueryResult(answers, queries, spent, _name_of(target))
+    answers = _checked(_answers_of(target, features, classes), len(features), classes)
+    queries = len(features) if account is None else account.answered - before
+    charged = target if account is None and isinstance(target, Answerer) else account
+    return QueryResult(
+        answers, queries, None if charged is None else charged.cost.times(queries), _name_of(target)
+    )
 
 
 class EndpointError(QuietmaxError):
@@ -132,7 +129,7 @@ class Endpoint:
 
     def _stated(self) -> tuple[str, list[str]]:
         """Return the name of the input tensor for encoded rows, and the names of the classes if they are stated."""
-        metadata = self._send(urllib.request.Request(self.url, headers=self._headers()))
+        metadata = self._send(self.url)
         try:
             parameters = metadata.get("parameters") or {}
             # A model of a table lists its columns; its input for encoded rows is stated beside them.
@@ -151,8 +148,7 @@ class Endpoint:
             "data": rows.ravel().tolist(),
         }
         body = json.dumps({"inputs": [tensor]}).encode()
-        headers = {**self._headers(), "Content-Type": "application/json"}
-        reply = self._send(urllib.request.Request(f"{self.url.rstrip('/')}/infer", body, headers))
+        reply = self._send(f"{self.url.rstrip('/')}/infer", body)
         try:
             return _read_outputs(reply["outputs"], len(rows), names)
         except (KeyError, TypeError, ValueError):
@@ -161,11 +157,12 @@ class Endpoint:
                 f"of shape ({len(rows)},)."
             ) from None
 
-    def _headers(self) -> dict[str, str]:
-        return {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
-
-    def _send(self, request: urllib.request.Request) -> Any:
-        """Send a request and return the JSON of the reply."""
+    def _send(self, url: str, body: bytes | None = None) -> Any:
+        """Send a request, with a body by POST, and return the JSON of the reply."""
+        headers = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        request = urllib.request.Request(url, body, headers)
         try:
             with urllib.request.build_opener(_NoRedirects).open(request, timeout=self.timeout) as reply:
                 text = reply.read(_MAX_REPLY_BYTES + 1)
@@ -268,9 +265,13 @@ def _answers_of(target: Target, features: Features, classes: int) -> Answers:
     if isinstance(target, Classifier):
         return _with_labels(softmax(target.scores(features)))
     if hasattr(target, "predict"):
-        return Answers(_known_labels(_label_numbers(target, target.predict(features)), columns), None)
+        labels = _label_numbers(target, target.predict(features))
+        if columns is not None and not np.isin(labels, columns).all():
+            raise InvalidInput("The estimator predicted a label that is not among its classes_.")
+        return Answers(labels, None)
     if callable(target):
-        return _answers_of_function(target, features)
+        returned = _numbers(target(features))
+        return Answers(_integers(returned), None) if returned.ndim == 1 else _with_labels(returned)
     raise InvalidInput(
         "A target must be a model, a Predictor, a fitted estimator, a function of features or the URL of a server, "
         f"got {type(target).__name__}."
@@ -286,12 +287,6 @@ def _releases_labels_only(target: Target, features: Features) -> bool:
     except InvalidInput:
         return True
     return False
-
-
-def _answers_of_function(target: Callable[[Features], Any], features: Features) -> Answers:
-    """Read one dimension as labels, two as probabilities."""
-    returned = _numbers(target(features))
-    return Answers(_integers(returned), None) if returned.ndim == 1 else _with_labels(returned)
 
 
 def _class_of_each_column(target: Target, classes: int) -> NDArray[np.int64] | None:
@@ -327,12 +322,6 @@ def _all_classes(
     spread = np.zeros((len(probabilities), classes))
     spread[:, columns] = probabilities
     return spread
-
-
-def _known_labels(labels: NDArray[np.int64], columns: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    if columns is not None and not np.isin(labels, columns).all():
-        raise InvalidInput("The estimator predicted a label that is not among its classes_.")
-    return labels
 
 
 def _numbers(returned: Any) -> NDArray[np.float64]:

@@ -48,7 +48,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
-from scipy.stats import beta, binom
+from scipy.stats import binom
 
 from quietmax.accounting.dpsgd import Schedule, loss_delta
 from quietmax.attacks.metrics import clopper_pearson
@@ -95,11 +95,8 @@ class EventCounts:
 
     def limits(self, confidence: float) -> tuple[float, float]:
         """Return a lower limit of P and an upper limit of Q, which hold together with this ``confidence``."""
-        error = (1 - confidence) / 2
-        return (
-            clopper_pearson(self.likely, self.trials, error)[0],
-            clopper_pearson(self.unlikely, self.trials, error)[1],
-        )
+        low, high = clopper_pearson([self.likely, self.unlikely], self.trials, (1 - confidence) / 2)
+        return float(low[0]), float(high[1])
 
 
 @dataclass(frozen=True)
@@ -193,13 +190,8 @@ class CountedEvent:
             (count + 0.5) / (self.counts.trials + 1) for count in (self.counts.likely, self.counts.unlikely)
         ]
         likely, unlikely = np.random.default_rng(0).binomial(trials, shares, (_REPETITIONS, 2)).T
-        error = (1 - self.confidence) / 2
-        # For no event at all, and for all draws, the limits are 0 and 1 (Clopper and Pearson 1934).
-        low = np.where(likely == 0, 0.0, beta.ppf(error, np.maximum(likely, 1), trials - likely + 1))
-        high = np.where(
-            unlikely == trials, 1.0, beta.isf(error, unlikely + 1, np.maximum(trials - unlikely, 1))
-        )
-        return float(self.rejects(low, high).mean())
+        limits = [clopper_pearson(counts, trials, (1 - self.confidence) / 2) for counts in (likely, unlikely)]
+        return float(self.rejects(limits[0][0], limits[1][1]).mean())
 
     def samples_needed(self) -> int | None:
         """Estimate the number of samples with power `ENOUGH_POWER`; None if 1,000 times as many would not do."""

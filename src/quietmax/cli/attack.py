@@ -13,7 +13,7 @@ from quietmax.cli._output import console, print_json, print_table, progress_bar
 from quietmax.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from quietmax.attacks.report import AttackReport
+    from quietmax.attacks.metrics import AttackReport
     from quietmax.attacks.targets import Target
     from quietmax.data.records import Holdout, Split
     from quietmax.mechanisms.base import Mechanism
@@ -114,8 +114,9 @@ def command(
     """
     from quietmax._io import check_figure
     from quietmax._ray import RayEngine
-    from quietmax.attacks.base import make_attack, run_together
-    from quietmax.attacks.report import INTERVALS, plot_reports
+    from quietmax.attacks.base import run_together
+    from quietmax.attacks.builtin import make_attack
+    from quietmax.attacks.metrics import INTERVALS, plot_reports
     from quietmax.attacks.shadow_models import check_nonmembers
     from quietmax.data.registry import datasets
     from quietmax.privacy_card import OBSERVED, leakage_file, record_leakage

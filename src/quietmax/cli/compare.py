@@ -143,7 +143,7 @@ def command(
 
 def _attacks(values: list[str] | None, shadows: int) -> tuple[str, ...]:
     """The chosen attacks, each of which exists and has enough shadow networks."""
-    from quietmax.attacks.base import registered_attacks
+    from quietmax.attacks.builtin import registered_attacks
 
     chosen = tuple(dict.fromkeys(listed(values) or ["shadow"]))
     unknown = [name for name in chosen if name not in registered_attacks()]

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from quietmax.accounting.dpsgd import PUBLISHED_ACCOUNTANTS
-from quietmax.attacks.shadow import Shadow
+from quietmax.attacks.builtin import Shadow
 from quietmax.data.registry import dataset
 from quietmax.data.tables import is_table_path
 from quietmax.experiments.grid import DataSource, Group, Trial

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from quietmax import __version__
 from quietmax.attacks.base import Attack
-from quietmax.attacks.metrics import released_by
-from quietmax.attacks.report import AttackReport
+from quietmax.attacks.metrics import AttackReport, released_by
 from quietmax.attacks.targets import QueryResult
 from quietmax.audit.bounds import epsilon_from_guesses
 from quietmax.audit.mechanism import audit_mechanism

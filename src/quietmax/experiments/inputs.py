@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 
 from quietmax.accounting.dpsgd import PUBLISHED_ACCOUNTANTS, Accountant
-from quietmax.attacks.base import Attack, FittedAttack, make_attack, shared_designs
+from quietmax.attacks.base import Attack, FittedAttack, shared_designs
+from quietmax.attacks.builtin import FittedShadow, Shadow, make_attack
 from quietmax.attacks.metrics import Released
-from quietmax.attacks.shadow import FittedShadow, Shadow
 from quietmax.attacks.shadow_models import Design, ShadowPool, candidate_rows
 from quietmax.data.load import load_records
 from quietmax.data.records import Records, Split, hold_out, split

@@ -22,7 +22,8 @@ from quietmax._plugins import with_plugins
 from quietmax.accounting.budget import Budget
 from quietmax.accounting.dpsgd import ACCOUNTANTS, PUBLISHED_ACCOUNTANTS, Accountant
 from quietmax.accounting.guarantee import Guarantee
-from quietmax.attacks.base import Attack, make_attack
+from quietmax.attacks.base import Attack
+from quietmax.attacks.builtin import make_attack
 from quietmax.attacks.shadow_models import candidate_rows
 from quietmax.errors import InvalidInput, unknown_name
 from quietmax.estimators.dpsgd.estimator import DPSGD

@@ -1,0 +1,734 @@
+"""The built-in attacks, and the registry of all attacks by name.
+
+*Threshold* (Yeom et al. 2018) compares one statistic of each answer with one threshold. Yeom et al. compare the loss
+with the average training loss. Here the threshold is the best one on shadow networks, which requires no knowledge of
+the target. Confidence and entropy are those of Salem et al. (2019); they do not use the true label.
+
+*Shadow* is the attack of Shokri et al. (2017), as the paper runs it. Shadow networks are trained like the target on
+sets drawn from other records; of a table without a pool, on sets drawn from the table itself. Their answers to members
+and non-members of those sets are the training data of small attack networks, one per true class, which then judge the
+target's answers. Attack networks always learn from answers without noise, even if the target adds noise.
+
+*LiRA* is the likelihood-ratio attack of Carlini et al. (2022), with one query per candidate and no augmentation. For
+every candidate, the log-odds v of its true class are compared with their distribution over networks that trained on
+the candidate and over networks that did not. Online: ``ln N(v; mean_in, var_in) - ln N(v; mean_out, var_out)``.
+Offline, without networks that trained on the candidate: ``(v - mean_out)/sd_out``. *Fixed* variance pools the variances
+of all records, which is better with few networks; *per-example* variance needs a few dozen. A label alone carries one
+bit: whether it is correct. A Bernoulli distribution then replaces the Gaussian.
+
+*RMIA* is the robust attack of Zarifzadeh, Liu and Shokri (2024). A candidate x is compared with records z of the
+population that the target did not train on: ``LR(x, z) = (p(x|target)/p(x)) / (p(z|target)/p(z))``, ``p`` the
+probability of the true class. The score is the share of the z with ``LR(x, z) >= gamma``. The normaliser ``p(x)`` is an
+average over reference networks. Online: half of the mean over networks that trained on x plus half of the mean over
+those that did not. Offline: ``((1+a)*mean_out + 1 - a)/2``, where the offset ``a`` says how much training on a record
+raises its probability. No reference network of the online attack trained on population records, so there ``p(z)`` is
+the mean over non-members, which shifts all scores alike. Labels only: ``p`` is 1 for a correct label and 0 for a wrong
+one, and means are smoothed to ``(correct + 1/2)/(n + 1)``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quietmax._plugins import with_plugins
+from quietmax.attacks.base import Attack, FittedAttack
+from quietmax.attacks.metrics import (
+    SMALLEST_PROBABILITY,
+    Floats,
+    Labels,
+    Released,
+    Statistic,
+    auc,
+    best_threshold,
+    correct,
+    log_probability,
+    released_probabilities,
+)
+from quietmax.attacks.shadow_models import (
+    Design,
+    Rows,
+    ShadowPool,
+    Units,
+    candidate_rows,
+    folds,
+    leftover_rows,
+    plain_answers,
+)
+from quietmax.data.records import Split
+from quietmax.errors import InvalidInput, unknown_name
+from quietmax.mechanisms.base import Answers
+from quietmax.models.losses import CrossEntropy
+from quietmax.models.mlp import MLP
+from quietmax.models.serialization import settings_to_json
+from quietmax.models.stacked import Progress, TrainingSettings, train_stack
+
+Mask = NDArray[np.bool_]
+StatisticName = Literal["loss", "confidence", "entropy"]
+
+ATTACK_NETWORK = TrainingSettings(hidden=(64,), loss=CrossEntropy(), learning_rate=0.01, l2=1e-6)
+"""The paper's attack network: 64 tanh units, two softmax outputs, 100 epochs in batches of 100."""
+OFFSETS = tuple(step / 10 for step in range(11))
+"""Offsets of RMIA tried on the shadow networks if none is given."""
+_SMALLEST_VARIANCE = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class _FittedScore(FittedAttack):
+    """A function that scores answers, and the threshold that scores are compared with."""
+
+    score: Callable[[Answers], Floats]
+    threshold: float
+    notes: tuple[str, ...] = ()
+
+    def scores(self, answers: Answers) -> Floats:
+        """Score every candidate, larger for likelier members."""
+        return self.score(answers)
+
+
+# Threshold
+
+
+def _confidence(answers: Answers, _labels: Labels) -> Floats:
+    return np.asarray(released_probabilities(answers).max(-1))
+
+
+def _negative_entropy(answers: Answers, _labels: Labels) -> Floats:
+    probabilities = released_probabilities(answers)
+    return np.asarray((probabilities * np.log(np.maximum(probabilities, SMALLEST_PROBABILITY))).sum(-1))
+
+
+_STATISTICS: dict[StatisticName, Statistic] = {
+    "loss": log_probability,
+    "confidence": _confidence,
+    "entropy": _negative_entropy,
+}
+
+
+@dataclass(frozen=True)
+class Threshold(Attack):
+    """Compare one statistic of each answer with one threshold.
+
+    If the target releases labels only, a record is called a member if its label is correct. The leakage is then the
+    training accuracy minus the test accuracy (Yeom et al.'s bounded-loss adversary).
+
+    Parameters
+    ----------
+    models : int
+        Number of shadow networks.
+    seed : int
+        Determines the shadow networks.
+    statistic : {"loss", "confidence", "entropy"}
+        The loss of the true class, the largest probability, or the entropy of the answer.
+
+    Examples
+    --------
+    >>> Threshold(models=4, statistic="entropy").name
+    'threshold-entropy'
+    """
+
+    statistic: StatisticName = "loss"
+
+    @property
+    def name(self) -> str:
+        """``threshold`` for the loss, else ``threshold-`` and the statistic."""
+        return "threshold" if self.statistic == "loss" else f"threshold-{self.statistic}"
+
+    def __post_init__(self) -> None:
+        if self.statistic not in _STATISTICS:
+            raise InvalidInput(f"statistic must be one of {', '.join(_STATISTICS)}, got {self.statistic!r}.")
+
+    def fit(
+        self,
+        pool: ShadowPool,
+        released: Released,
+        progress: Progress | None = None,  # noqa: ARG002
+    ) -> FittedAttack:
+        """Choose the threshold on the answers of ``pool`` to its members and non-members; 1/2 for labels only."""
+        self.check_pool(pool)
+        labels = pool.data.records.labels[candidate_rows(pool.data)]
+        if released == "labels":
+            note = "The target releases labels only: a record with a correct label is called a member."
+            return _FittedScore(partial(correct, labels=labels), 0.5, (note,))
+        statistic = _STATISTICS[self.statistic]
+        rows = pool.reference_rows
+        units = pool.units(rows)
+        values = units.means(pool.values(rows, statistic, released))
+        inside = units.all(pool.inside[:, rows])
+        held_out = units.all(pool.drawn[:, rows]) & ~inside
+        return _FittedScore(
+            lambda answers: statistic(answers, labels), best_threshold(values[inside], values[held_out])
+        )
+
+
+# Shadow
+
+
+@dataclass(frozen=True, eq=False)
+class FittedShadow(FittedAttack):
+    """Attack networks, and which of them judges which class."""
+
+    networks: MLP  # The attack networks, stacked
+    network_of_class: NDArray[np.int64]  # The network that judges each class
+    labels: NDArray[np.int64]  # True labels of the candidates
+    released: Released  # What the networks were trained on
+    threshold: float  # The best threshold on the shadow networks
+    notes: tuple[str, ...]  # What a reader of the report has to know
+
+    @property
+    def decision(self) -> float:
+        """0: the attack network finds a member likelier than a non-member."""
+        return 0.0
+
+    def scores(self, answers: Answers) -> Floats:
+        """Return the log-odds of membership of ``answers``, each from the attack network of its true class."""
+        features = _attack_features(answers, self.released, self.networks.widths[0])
+        return _membership_odds(self.networks, self.network_of_class, features, self.labels)
+
+
+@dataclass(frozen=True)
+class Shadow(Attack):
+    """Shadow networks and one attack network per class.
+
+    If the target releases labels only, attack networks learn from the shadow networks' labels, one-hot.
+
+    Parameters
+    ----------
+    models : int
+        Number of shadow networks.
+    seed : int
+        Determines the shadow networks and the attack networks.
+    network : TrainingSettings
+        How attack networks are trained.
+
+    Examples
+    --------
+    >>> Shadow(models=10).network.hidden
+    (64,)
+    """
+
+    network: TrainingSettings = field(default=ATTACK_NETWORK)
+    name: ClassVar[str] = "shadow"
+
+    def designs_for(self, data: Split) -> tuple[Design, ...]:
+        """Return the paper's disjoint sets if ``data`` has a pool, else overlapping ones."""
+        return super().designs_for(data)[:1]
+
+    def fit(self, pool: ShadowPool, released: Released, progress: Progress | None = None) -> FittedShadow:
+        """Train one attack network per class, all at once.
+
+        A class whose records are all members or all non-members is judged by a network trained on all classes.
+        """
+        self.check_pool(pool)
+        data = _attack_data(pool, released)
+        by_class = [np.flatnonzero(data.labels == label) for label in range(pool.data.classes)]
+        has_both = np.array([len(np.unique(data.inside[rows])) == 2 for rows in by_class])
+        rows = [each for each, both in zip(by_class, has_both, strict=True) if both]
+        # The network for classes without records of both kinds comes last.
+        network_of_class = np.where(has_both, np.cumsum(has_both) - 1, len(rows))
+        if not has_both.all():
+            rows.append(np.arange(len(data.labels)))
+        seeds = np.random.default_rng((0xA77A, self.seed)).integers(2**62, size=len(rows))
+        networks = train_stack(
+            data.features,
+            data.inside,
+            2,
+            rows,
+            settings=self.network,
+            seeds=[int(seed) for seed in seeds],
+            progress=progress,
+        )
+        odds = _membership_odds(networks, network_of_class, data.features, data.labels)
+        judged, was_inside = data.means(odds), data.means(data.inside) == 1
+        return FittedShadow(
+            networks,
+            network_of_class,
+            pool.data.records.labels[candidate_rows(pool.data)],
+            released,
+            threshold=best_threshold(judged[was_inside], judged[~was_inside]),
+            notes=_shadow_notes(np.flatnonzero(~has_both)),
+        )
+
+    def described(self, pool: ShadowPool) -> dict[str, Any]:
+        """Return the settings of attack, attack networks and ``pool`` as JSON values."""
+        return {**super().described(pool), "network": settings_to_json(self.network)}
+
+
+@dataclass(frozen=True, eq=False)
+class _AttackData:
+    """Training data of the attack networks."""
+
+    features: NDArray[np.float32]  # Answers of shadow networks
+    labels: NDArray[np.int64]  # True labels of the records
+    inside: NDArray[np.int64]  # 1 if the record was in the shadow network's training set, else 0
+    parts: tuple[tuple[int, Units], ...]  # Rows and units of each network
+
+    def means(self, values: NDArray[Any]) -> Floats:
+        """Return the mean of ``values`` over the rows of each person that a network answered."""
+        ends = np.cumsum([rows for rows, _ in self.parts])[:-1]
+        pieces = np.split(np.asarray(values, dtype=np.float64), ends)
+        return np.concatenate([units.means(own) for own, (_, units) in zip(pieces, self.parts, strict=True)])
+
+
+def _attack_data(pool: ShadowPool, released: Released) -> _AttackData:
+    """Collect the answers of every network of ``pool`` to its own members, then to its own non-members.
+
+    There are as many members as non-members, persons or single records. ``released`` says what an answer contains:
+    probabilities or labels.
+    """
+    records = pool.data.records
+    features, labels, inside, parts = [], [], [], []
+    for index, network in enumerate(pool.each()):
+        held_out = np.flatnonzero(pool.drawn[index] & ~pool.inside[index])
+        members = _as_many(pool, np.flatnonzero(pool.inside[index]), len(pool.units(held_out)), index)
+        rows = np.concatenate([members, held_out])
+        answers = plain_answers(network, records.features[rows], released)
+        features.append(_attack_features(answers, released, records.classes))
+        labels.append(records.labels[rows])
+        inside.append(np.repeat([1, 0], [len(members), len(held_out)]))
+        parts.append((len(rows), pool.units(rows)))
+    return _AttackData(np.concatenate(features), np.concatenate(labels), np.concatenate(inside), tuple(parts))
+
+
+def _as_many(pool: ShadowPool, rows: Rows, count: int, seed: int) -> Rows:
+    """Return rows of ``count`` units chosen at random, or all ``rows`` if they have no more units."""
+    units = pool.units(rows)
+    if len(units) <= count:
+        return rows
+    chosen = np.random.default_rng((0xE4A1, seed)).permutation(len(units))[:count]
+    return np.sort(rows[units.rows_of(chosen)])
+
+
+def _attack_features(answers: Answers, released: Released, classes: int) -> NDArray[np.float32]:
+    """Return the probability vectors as released, or the labels one-hot."""
+    if released == "labels":
+        return np.eye(classes, dtype=np.float32)[answers.labels]
+    return released_probabilities(answers).astype(np.float32)
+
+
+def _membership_odds(
+    networks: MLP, network_of_class: Labels, features: NDArray[np.float32], labels: Labels
+) -> Floats:
+    """Judge each record by the network of its true class: logit of member minus logit of non-member."""
+    judges = network_of_class[labels]
+    odds = np.empty(len(labels))
+    for judge in np.unique(judges):
+        judged = judges == judge
+        logits = networks.network(int(judge)).logits(torch.from_numpy(features[judged])).double()
+        odds[judged] = (logits[:, 1] - logits[:, 0]).numpy()
+    return odds
+
+
+def _shadow_notes(without: NDArray[np.int64]) -> tuple[str, ...]:
+    """Name the classes that one network for all classes judges."""
+    if not len(without):
+        return ()
+    listed = ", ".join(str(label) for label in without[:10]) + (", ..." if len(without) > 10 else "")
+    return (
+        f"The shadow networks had no records both inside and outside their training sets for {len(without)} classes "
+        f"({listed}); one attack network trained on all classes judges those.",
+    )
+
+
+# LiRA and RMIA
+
+
+@dataclass(frozen=True)
+class _ReferenceAttack(Attack):
+    """An attack that compares each candidate with reference networks; online, also with those that trained on it."""
+
+    models: int = 32
+    mode: Literal["online", "offline"] = "online"
+    kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("online", "offline"):
+            raise InvalidInput(f"mode must be 'online' or 'offline', got {self.mode!r}.")
+
+    @property
+    def name(self) -> str:
+        """The kind of attack, followed by ``-offline`` if it is."""
+        return self.kind if self.mode == "online" else f"{self.kind}-offline"
+
+    @property
+    def designs(self) -> tuple[Design, ...]:
+        """Online needs networks that trained on candidates; offline does not."""
+        return ("overlapping",) if self.mode == "online" else super().designs
+
+
+def _told_apart(units: Units, scores: Floats, known: Mask, inside: Mask) -> tuple[Floats, Floats] | None:
+    """Return the scores of members and of non-members, shape (networks, rows) each; None if there are none of them."""
+    scores, known, inside = units.means(scores), units.all(known), units.all(inside)
+    members, nonmembers = scores[known & inside], scores[known & ~inside]
+    return (members, nonmembers) if len(members) and len(nonmembers) else None
+
+
+@dataclass(frozen=True)
+class LiRA(_ReferenceAttack):
+    """Compare each answer with its distributions over reference networks.
+
+    Parameters
+    ----------
+    models : int
+        Number of reference networks, at least 8 in practice. Every candidate must be outside some of them, and online
+        inside some: with a holdout of 0.2 a network leaves out one candidate in five, so take at least 10.
+    seed : int
+        Determines the reference networks.
+    mode : {"online", "offline"}
+        Whether networks that trained on the candidates are used.
+    variance : {"fixed", "per-example"}
+        Whether all records share one variance.
+
+    Examples
+    --------
+    >>> LiRA(models=16, mode="offline").name
+    'lira-offline'
+    """
+
+    variance: Literal["fixed", "per-example"] = "fixed"
+    kind: ClassVar[str] = "lira"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.variance not in ("fixed", "per-example"):
+            raise InvalidInput(f"variance must be 'fixed' or 'per-example', got {self.variance!r}.")
+
+    def fit(
+        self,
+        pool: ShadowPool,
+        released: Released,
+        progress: Progress | None = None,  # noqa: ARG002
+    ) -> FittedAttack:
+        """Fit the distributions of all candidates; choose the threshold by attacking each network with the others."""
+        self.check_pool(pool)
+        statistic = correct if released == "labels" else _log_odds
+        candidates, rows = candidate_rows(pool.data), pool.reference_rows
+        labels = pool.data.records.labels[candidates]
+        values, inside = pool.values(candidates, statistic, released), pool.inside[:, candidates]
+        ratio = self._ratio(values, inside, released, leave_one_out=False)
+        if not ratio.known.all():
+            raise self._too_few(pool)
+        if pool.design == "disjoint":
+            values, inside = pool.values(rows, statistic, released), pool.inside[:, rows]
+        without = self._ratio(values, inside, released, leave_one_out=True)
+        told = _told_apart(pool.units(rows), without.of(values), without.known, inside)
+        if told is None:
+            raise self._too_few(pool)
+        return _FittedScore(lambda answers: ratio.of(statistic(answers, labels)), best_threshold(*told))
+
+    def _ratio(self, values: Floats, inside: Mask, released: Released, *, leave_one_out: bool) -> _Ratio:
+        """Fit the distributions over members (online only) and over non-members."""
+
+        def fitted(counted: Mask) -> _Gaussian | _Bernoulli:
+            if released == "labels":
+                return _Bernoulli.fit(values, counted, leave_one_out)
+            return _Gaussian.fit(values, counted, leave_one_out, pooled=self.variance == "fixed")
+
+        return _Ratio(fitted(inside) if self.mode == "online" else None, fitted(~inside))
+
+    def _too_few(self, pool: ShadowPool) -> InvalidInput:
+        return InvalidInput(
+            f"{pool.networks} reference networks are too few for {self.mode} LiRA with {self.variance} variance; at "
+            f"least {max(8, 2 * folds(pool.data))} are recommended."
+        )
+
+
+def _log_odds(answers: Answers, labels: Labels) -> Floats:
+    """Return ``ln p_y - ln(sum of the other probabilities)`` of ``answers`` at the true ``labels``.
+
+    This is the logit scaling of Carlini et al. (2022), under which the values are nearly Gaussian. The other
+    probabilities are summed: ``1 - p_y`` would lose digits.
+    """
+    others = released_probabilities(answers).copy()
+    others[np.arange(len(others)), labels] = 0.0
+    log_others = np.log(np.maximum(others.sum(-1), SMALLEST_PROBABILITY))
+    return np.asarray(log_probability(answers, labels) - log_others)
+
+
+@dataclass(frozen=True, eq=False)
+class _Gaussian:
+    """``N(mean, variance)`` of each record's values over some networks."""
+
+    mean: Floats
+    variance: Floats
+    known: Mask  # Where there were enough networks to fit it
+
+    @classmethod
+    def fit(cls, values: Floats, counted: Mask, leave_one_out: bool, *, pooled: bool) -> _Gaussian:
+        """Fit the distributions to the values that count, for each network from the others if it is left out."""
+        centre = values.mean(0)
+        deviations = np.where(counted, values - centre, 0.0)
+        count, first, second = counted.sum(0), deviations.sum(0), (deviations**2).sum(0)
+        if leave_one_out:
+            count, first, second = count - counted, first - deviations, second - deviations**2
+        mean = first / np.maximum(count, 1)
+        squares = np.maximum(second - count * mean**2, 0.0)
+        freedom = np.maximum(count - 1, 0)
+        if pooled:
+            squares, freedom = squares.sum(-1, keepdims=True), freedom.sum(-1, keepdims=True)
+        spread = np.broadcast_to(squares / np.maximum(freedom, 1), mean.shape)
+        return cls(centre + mean, np.maximum(spread, _SMALLEST_VARIANCE), count >= (1 if pooled else 2))
+
+    def log_density(self, values: Floats) -> Floats:
+        """Return ``-(v - mean)^2/(2*variance) - ln(variance)/2``, without the constant."""
+        return np.asarray(-((values - self.mean) ** 2) / (2 * self.variance) - np.log(self.variance) / 2)
+
+    def deviation(self, values: Floats) -> Floats:
+        """Return ``(v - mean)/sd``; Carlini et al.'s ``Pr[Z <= v]`` is its increasing function Phi."""
+        return np.asarray((values - self.mean) / np.sqrt(self.variance))
+
+
+@dataclass(frozen=True, eq=False)
+class _Bernoulli:
+    """The probability of a correct label for each record, smoothed to ``(correct + 1/2)/(networks + 1)``."""
+
+    probability: Floats
+    known: Mask
+
+    @classmethod
+    def fit(cls, values: Floats, counted: Mask, leave_one_out: bool) -> _Bernoulli:
+        """Fit the probabilities to ``values`` of 0 and 1."""
+        right = np.where(counted, values, 0.0)
+        count, total = counted.sum(0), right.sum(0)
+        if leave_one_out:
+            count, total = count - counted, total - right
+        return cls((total + 0.5) / (count + 1), count >= 1)
+
+    def log_density(self, values: Floats) -> Floats:
+        """Return ``ln p`` where the value is 1 (a correct label), else ``ln(1 - p)``."""
+        return np.where(values > 0.5, np.log(self.probability), np.log1p(-self.probability))
+
+    def deviation(self, values: Floats) -> Floats:
+        """Return how far the values lie above their expectation."""
+        return values - self.probability
+
+
+@dataclass(frozen=True, eq=False)
+class _Ratio:
+    """Distributions of the records' values over members, if the attack is online, and over non-members."""
+
+    members: _Gaussian | _Bernoulli | None
+    nonmembers: _Gaussian | _Bernoulli
+
+    @property
+    def known(self) -> Mask:
+        """Where there were enough networks to fit them."""
+        return self.nonmembers.known if self.members is None else self.members.known & self.nonmembers.known
+
+    def of(self, values: Floats) -> Floats:
+        """Return log-likelihood ratios; without a distribution over members, deviations from non-members."""
+        if self.members is None:
+            return self.nonmembers.deviation(values)
+        return self.members.log_density(values) - self.nonmembers.log_density(values)
+
+
+@dataclass(frozen=True)
+class RMIA(_ReferenceAttack):
+    """Pairwise likelihood ratios against population records, for which the target is queried too.
+
+    Parameters
+    ----------
+    models : int
+        Number of reference networks, at least 8 in practice; with a holdout of 0.2 at least 10, as in `LiRA`.
+    seed : int
+        Determines the reference networks and the population.
+    mode : {"online", "offline"}
+        Whether networks that trained on the candidates are used.
+    gamma : float
+        How much larger the ratio of a candidate must be than that of a population record.
+    offset : float or None
+        The offset ``a`` of the offline attack, from 0 to 1. None: the one of `OFFSETS` with the best AUC on the shadow
+        networks.
+    population : int
+        Number of population records. They are chosen from the pool: the records that the split leaves over, or a table
+        of other people (`with_shadow_data`). Without a pool, candidates are compared with each other.
+
+    Examples
+    --------
+    >>> RMIA(mode="offline").name
+    'rmia-offline'
+    """
+
+    gamma: float = 2.0
+    offset: float | None = None
+    population: int = 2500
+    kind: ClassVar[str] = "rmia"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (math.isfinite(self.gamma) and self.gamma > 0):
+            raise InvalidInput(f"gamma must be positive and finite, got {self.gamma}.")
+        if self.population < 1:
+            raise InvalidInput(f"population must be at least 1, got {self.population}.")
+        if self.offset is not None and not 0 <= self.offset <= 1:
+            raise InvalidInput(f"offset must be from 0 to 1, or None to tune it, got {self.offset}.")
+
+    def queried_rows(self, data: Split) -> Rows:
+        """Return the candidates of ``data``, then the population records."""
+        return np.concatenate([candidate_rows(data), leftover_rows(data, self.population, self.seed)])
+
+    def fit(
+        self,
+        pool: ShadowPool,
+        released: Released,
+        progress: Progress | None = None,  # noqa: ARG002
+    ) -> FittedAttack:
+        """Average the reference networks; tune offset and threshold by attacking each network with the others."""
+        self.check_pool(pool)
+        queried, candidates = self.queried_rows(pool.data), len(candidate_rows(pool.data))
+        statistic = _log_correct if released == "labels" else log_probability
+        on_queried = _Reference.of(pool, queried, statistic, released)
+        on_reference, units = on_queried.part(slice(candidates)), pool.units(pool.reference_rows)
+        if pool.design == "disjoint":
+            on_reference = _Reference.of(pool, pool.reference_rows, statistic, released)
+        population = on_queried.part(slice(candidates, None)) if len(queried) > candidates else None
+        # Ratios of correct labels seldom differ by as much as 2.
+        gamma = 1.0 if released == "labels" else self.gamma
+        against = partial(_against_each, on_reference, units, population, gamma)
+        offset = self.offset if self.mode == "offline" else None
+        notes = []
+        if self.mode == "offline" and offset is None:
+            offset = OFFSETS[int(np.argmax([auc(*against(each)).value for each in OFFSETS]))]
+            notes.append(f"The offset a = {offset:g} has the best AUC on the shadow networks.")
+        log_normalisers = on_queried.log_normalisers(offset, leave_one_out=False)
+        if np.isnan(log_normalisers[:candidates]).any():
+            raise _too_few(pool.networks)
+        if gamma != self.gamma:
+            notes.append("The target releases labels only: gamma is 1.")
+        if population is None:
+            notes.append("No records are left over: candidates are compared with each other.")
+        labels = pool.data.records.labels[queried]
+
+        def score(answers: Answers) -> Floats:
+            ratios = statistic(answers, labels) - log_normalisers
+            others = ratios if population is None else ratios[candidates:]
+            return _dominated(ratios[:candidates], others, gamma)
+
+        return _FittedScore(score, best_threshold(*against(offset)), tuple(notes))
+
+
+@dataclass(frozen=True, eq=False)
+class _Reference:
+    """Log-probabilities of some records' true classes and who trained on them, shape (networks, records)."""
+
+    values: Floats
+    inside: Mask
+    smoothing: float
+
+    @classmethod
+    def of(cls, pool: ShadowPool, rows: Rows, statistic: Statistic, released: Released) -> _Reference:
+        """Query all networks of a pool."""
+        smoothing = 0.5 if released == "labels" else 0.0
+        return cls(pool.values(rows, statistic, released), pool.inside[:, rows], smoothing)
+
+    def part(self, records: slice) -> _Reference:
+        """Select some of the records."""
+        return _Reference(self.values[:, records], self.inside[:, records], self.smoothing)
+
+    def ratios(self, offset: float | None) -> Floats:
+        """Return ``ln p(x|network) - ln p(x)`` for every network, ``p(x)`` from the others; NaN where it is unknown."""
+        return self.values - self.log_normalisers(offset, leave_one_out=True)
+
+    def log_normalisers(self, offset: float | None, *, leave_one_out: bool) -> Floats:
+        """Return ``ln p(x)``: offline with an offset, online without; NaN where no network gives a value."""
+        outside = self._mean(~self.inside, leave_one_out)
+        if offset is not None:
+            return np.log(np.maximum(((1 + offset) * outside + 1 - offset) / 2, SMALLEST_PROBABILITY))
+        inside = np.where(self.inside.any(0), self._mean(self.inside, leave_one_out), outside)
+        return np.log(np.maximum((inside + outside) / 2, SMALLEST_PROBABILITY))
+
+    def _mean(self, counted: Mask, leave_one_out: bool) -> Floats:
+        values = np.where(counted, np.exp(self.values), 0.0)
+        count, total = counted.sum(0), values.sum(0)
+        if leave_one_out:
+            # Rounding may take the difference below zero.
+            count, total = count - counted, np.maximum(total - values, 0.0)
+        mean = (total + self.smoothing) / np.maximum(count + 2 * self.smoothing, 1)
+        return np.where(count > 0, mean, np.nan)
+
+
+def _dominated(ratios: Floats, population: Floats, gamma: float) -> Floats:
+    """Return for each log-ratio the share of the population's log-ratios r with ``ratio - r >= ln gamma``."""
+    others = np.sort(population[~np.isnan(population)])
+    below = np.searchsorted(others, ratios - math.log(gamma), side="right")
+    return below / max(len(others), 1)
+
+
+def _against_each(
+    reference: _Reference, units: Units, population: _Reference | None, gamma: float, offset: float | None
+) -> tuple[Floats, Floats]:
+    """Score members and non-members when every network in turn is the target and the others are references.
+
+    As with the target, the population are records that the network did not train on, or without any population the
+    records of ``reference`` themselves.
+    """
+    ratios = reference.ratios(offset)
+    among = ratios
+    if population is not None:
+        among = np.where(population.inside, np.nan, population.ratios(offset))
+    scores = np.stack([_dominated(own, others, gamma) for own, others in zip(ratios, among, strict=True)])
+    told = _told_apart(units, scores, ~np.isnan(ratios), reference.inside)
+    if told is None:
+        raise _too_few(len(ratios))
+    return told
+
+
+def _log_correct(answers: Answers, labels: Labels) -> Floats:
+    """Return ``ln 1`` for a correct label, (nearly) ``ln 0`` for a wrong one."""
+    return np.log(np.maximum(correct(answers, labels), SMALLEST_PROBABILITY))
+
+
+def _too_few(networks: int) -> InvalidInput:
+    return InvalidInput(
+        f"{networks} reference networks are too few for RMIA; at least 8 are recommended, and at least 2 divided by "
+        "the holdout's share."
+    )
+
+
+# The registry
+
+_BUILT_IN: dict[str, Callable[..., Attack]] = {
+    "shadow": Shadow,
+    "threshold": Threshold,
+    "threshold-confidence": partial(Threshold, statistic="confidence"),
+    "threshold-entropy": partial(Threshold, statistic="entropy"),
+    "lira": LiRA,
+    "lira-offline": partial(LiRA, mode="offline"),
+    "rmia": RMIA,
+    "rmia-offline": partial(RMIA, mode="offline"),
+}
+
+
+def registered_attacks() -> Mapping[str, Callable[..., Attack]]:
+    """Return all attacks by name: the built-in ones, then those of installed plug-ins.
+
+    A plug-in is an entry point in the group ``quietmax.attacks``: a class or function that takes the keyword arguments
+    ``models`` and ``seed`` and returns an `Attack`.
+    """
+    return with_plugins(_BUILT_IN, "quietmax.attacks", _read_plugin)
+
+
+def _read_plugin(name: str, loaded: Any) -> tuple[str, Callable[..., Attack]]:
+    if not callable(loaded):
+        raise TypeError("the entry point must be a class or function that returns a quietmax.attacks.Attack")
+    return name, loaded
+
+
+def make_attack(name: str, *, models: int, seed: int = 0) -> Attack:
+    """Make a registered attack."""
+    known = registered_attacks()
+    if name not in known:
+        raise unknown_name("attack", name, known)
+    made = known[name](models=models, seed=seed)
+    if not isinstance(made, Attack):
+        raise InvalidInput(
+            f"The plug-in '{name}' must return a quietmax.attacks.Attack, got {type(made).__name__}."
+        )
+    return made
