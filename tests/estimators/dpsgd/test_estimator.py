@@ -165,6 +165,17 @@ def test_classes_read_off_the_labels_make_the_guarantee_conditional() -> None:
     assert claimed.assumptions[-1:] == CLASSES.assumptions
 
 
+@pytest.mark.parametrize("seed", [None, 1])
+def test_steps_whose_batch_is_empty_are_taken_with_noise_alone(seed: int | None) -> None:
+    """Thirty records at a rate of 0.001: nearly all of 20 batches are empty, and with probability 0.55 all."""
+    features = np.random.default_rng(0).random((30, 3))
+    private = DPSGD(
+        1.0, 1e-5, declared_size=30, classes=(0, 1), sampling_rate=0.001, steps=20, random_state=seed
+    )
+    private.fit(features, np.arange(30) % 2)
+    assert np.abs(private.decision_function(features)).min() > 0
+
+
 def test_a_seed_repeats_a_run_and_none_never_does() -> None:
     features, labels = _blobs(200)
     options = {"declared_size": 200, "steps": 5}

@@ -225,6 +225,8 @@ class _StoredSums:
     def add_to(self, gradients: Gradients, records: Tensor) -> None:
         """Add the sums over some records to gradients; the number of all rows stands for padding."""
         numbers = records[0][records[0] < len(self._rows)]
+        if not len(numbers):
+            return
         for part in torch.split(numbers, FAST_ROWS):
             inputs = torch.from_numpy(self._rows[part.numpy()])
             # The last row is padding. Its number is that of no record here.
