@@ -1,0 +1,254 @@
+"""A step is divided by the public number `q*N`, on every path, however many records a batch or a table has.
+
+Opacus 1.0 to 1.6 divides by `int(len(dataset) / len(data_loader))`, the number of private records (issues 571 and 819
+of Opacus). One record more or less can change that divisor and thereby all weights, which no noise for one clipped
+gradient hides.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import quietmax
+from quietmax import DPSGD, Schema
+from quietmax.estimators.blocks import LocalEngine
+from quietmax.estimators.dpsgd import centring, opacus, training
+from quietmax.estimators.dpsgd.config import PrivateSettings, make_plan
+from quietmax.estimators.dpsgd.stored_rows import StoredRows
+from quietmax.estimators.head.exact_sums import clipped_rows
+from quietmax.estimators.training_set import Persons, training_rows
+from quietmax.models.mlp import initial_mlp
+
+pytest.importorskip("opacus")
+
+DECLARED, RATE, CLIP = 20, 0.5, 0.5
+NOISE = 1e-6
+STEP = PrivateSettings(sampling_rate=RATE, steps=1, max_grad_norm=CLIP, learning_rate=1.0)
+
+
+def _records(count: int) -> tuple[Any, Any]:
+    generator = np.random.default_rng(count)
+    features = generator.normal(size=(count, 5)).astype(np.float32)
+    return features, generator.integers(0, 3, count)
+
+
+def _clipped_sum(features: Any, labels: Any, batch: Any, persons: Persons | None) -> Any:
+    """Sum the clipped gradients of a linear model at the initial weights, record by record in float64."""
+    start = initial_mlp((5, 3), "tanh", (0,), torch.float64)
+    total = np.zeros((3, 6))
+    for row in batch:
+        logits = start.kernels[0][0].numpy() @ features[row] + start.biases[0].numpy().ravel()
+        slope = np.exp(logits - logits.max())
+        slope /= slope.sum()
+        slope[labels[row]] -= 1
+        gradient = np.outer(slope, np.append(features[row], 1.0))
+        weight = 1 if persons is None else 1 / persons.rows[row]
+        total += weight * gradient * min(1, CLIP / np.linalg.norm(gradient))
+    return total
+
+
+def _module() -> torch.nn.Module:
+    module, start = torch.nn.Linear(5, 3), initial_mlp((5, 3), "tanh", (0,))
+    with torch.no_grad():
+        module.weight.copy_(start.kernels[0][0])
+        module.bias.zero_()
+    return module
+
+
+def _moved(path: str, rows: Any, labels: Any, persons: Persons | None) -> Any:
+    """Return how far one step moved the weights and biases of a linear model."""
+    options: dict[str, Any] = {"settings": STEP, "persons": persons}
+    if path.startswith("module"):
+        module = _module()
+        before = [each.detach().clone().double().numpy() for each in module.parameters()]
+        opacus.train_private_module(
+            module,
+            rows,
+            labels,
+            noise_multiplier=NOISE,
+            size=DECLARED,
+            seed=0 if path == "module, seeded" else None,
+            **options,
+        )
+        after = [each.detach().double().numpy() for each in module.parameters()]
+        kernel, bias = (new - old for new, old in zip(after, before, strict=True))
+        return np.column_stack([kernel, bias])
+    if path == "exact":
+        network = training.train_private(
+            rows, labels, 3, noise_multiplier=NOISE, size=DECLARED, seed=0, **options
+        )
+    else:
+        network = training.train_private_stack(
+            rows,
+            labels,
+            3,
+            [np.arange(len(labels))],
+            noise_multipliers=[NOISE],
+            seeds=[0],
+            sizes=[DECLARED],
+            **options,
+        )
+    start = initial_mlp((5, 3), "tanh", (0,), torch.float64)
+    kernel = network.kernels[0][0].double() - start.kernels[0][0]
+    return np.column_stack([kernel.numpy(), network.biases[0].double().numpy().ravel()])
+
+
+@pytest.fixture
+def given_batch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make every sampler yield one given batch."""
+
+    def give(batch: Any) -> None:
+        def batches(*_: Any, **__: Any) -> Iterator[Any]:
+            while True:
+                yield batch
+
+        monkeypatch.setattr(training, "_secret_batches", batches)
+        monkeypatch.setattr(training, "_seeded_batches", batches)
+
+    return give
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["in memory", "out of core"])
+@pytest.mark.parametrize("by_person", [False, True], ids=["records", "persons"])
+@pytest.mark.parametrize("path", ["stack", "exact", "module", "module, seeded"])
+def test_a_step_is_divided_by_the_public_expected_number_whatever_the_batch_and_the_table(
+    path: str, by_person: bool, stored: bool, given_batch: Any, tmp_path: Path
+) -> None:
+    """Tables of 13 and of 40 records, 20 declared; batches of 0, 1, 7 and all records, 10 expected."""
+    for count in (13, 40):
+        features, labels = _records(count)
+        persons = Persons.of(np.arange(count) // 3) if by_person else None
+        for batch in (np.arange(0), np.arange(3, 4), np.arange(6, 13), np.arange(count)):
+            given_batch(batch)
+            wanted = -_clipped_sum(features, labels, batch, persons) / (RATE * DECLARED)
+            if stored:
+                found = training_rows(DPSGD(classes=(0, 1, 2)), features, labels, None)
+                with StoredRows(found, LocalEngine(max_memory=0, cache_dir=tmp_path)) as rows:
+                    moved = _moved(path, rows, labels, persons)
+            else:
+                moved = _moved(path, features, labels, persons)
+            np.testing.assert_allclose(moved, wanted, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize("count", [13, 40])
+def test_a_centring_step_is_divided_by_the_public_expected_number(
+    count: int, seed: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features, _ = _records(count)
+    plan = make_plan(
+        DECLARED, epsilon=1.0, delta=1e-5, inputs="centred", sampling_rate=RATE, centring_steps=2
+    )
+    plan = replace(plan, noise_multiplier=NOISE)
+    for batch in (np.arange(1), np.arange(6, 13)):
+        for name in ("secret_batches", "seeded_batches"):
+            monkeypatch.setattr(centring, name, lambda *_, batch=batch: iter([batch] * 2))
+        centre = centring.released_centre(features, plan, radius=4.0, seed=seed)
+        wanted = clipped_rows(features[batch], 4.0).sum(0) / (RATE * DECLARED)
+        np.testing.assert_allclose(centre, wanted, atol=1e-5)
+
+
+COLUMNS = [f"x{number}" for number in range(5)]
+SCHEMA = Schema(label="y", classes=(0, 1, 2), bounds=dict.fromkeys(COLUMNS, (-4, 4)))
+WAYS: dict[str, dict[str, Any]] = {
+    "arrays": {},
+    "arrays, seeded": {"random_state": 1},
+    "persons": {"by_person": True},
+    "frame": {"schema": SCHEMA},
+    "files": {"schema": SCHEMA, "files": True},
+    "files, seeded": {"schema": SCHEMA, "files": True, "random_state": 1},
+    "module": {"network": lambda *_: _module()},
+    "module, seeded": {"network": lambda *_: _module(), "random_state": 1},
+    "two layers": {"hidden": (4,)},
+    "shuffled": {"analysis": "published", "accountant": "rdp"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_n_copies_of_all_records_move_the_released_weights_n_times_as_far(
+    way: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So no number of private records is a divisor between the rows and the released weights."""
+    options = {
+        "features": "identity",
+        "centring_steps": 0,
+        "sampling_rate": 1.0,
+        "steps": 1,
+        "optimizer": "sgd",
+    }
+    options |= {"max_grad_norm": CLIP, "learning_rate": 4.0, "declared_size": 60, **way}
+    by_person, files = options.pop("by_person", False), options.pop("files", False)
+    features, labels = _records(20)
+
+    def released(copies: int) -> Any:
+        X, y = np.tile(features, (copies, 1)), np.tile(labels, copies)
+        # The same initial weights each time; the noise is far too small to see.
+        monkeypatch.setattr("os.urandom", np.random.default_rng(5).bytes)
+        private = DPSGD(1e6, 1e-5, length=1.0, **({"classes": (0, 1, 2)} | options))
+        if "schema" in options:
+            private.set_params(classes=None)
+            frame = pd.DataFrame(X, columns=COLUMNS).assign(y=y)
+            source: Any = frame
+            if files:
+                source = tmp_path / str(copies)
+                source.mkdir()
+                frame.to_parquet(source / "rows.parquet")
+                private.set_params(engine=LocalEngine(max_memory=0, cache_dir=tmp_path))
+            private.fit(source)
+        else:
+            private.fit(X, y, groups=np.arange(len(y)) // 4 if by_person else None)
+        network = private.model_.network
+        tensors = (
+            network.module.parameters()
+            if private.network is not None
+            else [tensor for _, tensor in network.parameters()]
+        )
+        return torch.cat([each.detach().double().flatten() for each in tensors]).numpy()
+
+    once, twice, thrice = released(1), released(2), released(3)
+    assert np.abs(twice - once).max() > 0.01
+    np.testing.assert_allclose(thrice - twice, twice - once, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [1, 3, 20])
+def test_opacus_gives_the_gradients_of_single_records_whatever_the_size_of_the_batch(size: int) -> None:
+    """Their norms, and the sums of them clipped, are those of batches of one: neither is a mean over a batch."""
+    features, labels = _records(20)
+    inputs, targets = torch.from_numpy(features), torch.from_numpy(labels)
+    clipped = opacus._Clipped(_module().train(), CLIP)
+
+    def added(part: slice) -> tuple[list[Any], Any]:
+        sums = [torch.zeros_like(parameter) for parameter in clipped.parameters]
+        clipped.add_to(sums, inputs[part], targets[part], torch.ones(len(targets[part])))
+        return sums, clipped._wrapped.get_norm_sample().detach()
+
+    together, norms = added(slice(0, size))
+    alone = [added(slice(row, row + 1)) for row in range(size)]
+    torch.testing.assert_close(norms, torch.cat([norm for _, norm in alone]))
+    for place, total in enumerate(together):
+        torch.testing.assert_close(total, sum(sums[place] for sums, _ in alone), rtol=1e-4, atol=1e-6)
+
+
+def test_of_opacus_we_use_gradients_and_the_validator_alone() -> None:
+    """No engine, optimizer, data loader or accountant: those divide by the number of private records."""
+    used = set()
+    for path in Path(quietmax.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "opacus":
+                used |= {f"{node.module}.{each.name}" for each in node.names}
+            elif isinstance(node, ast.Import):
+                used |= {each.name for each in node.names if each.name.split(".")[0] == "opacus"}
+    assert used == {
+        "opacus.grad_sample.GradSampleModuleFastGradientClipping",
+        "opacus.validators.ModuleValidator",
+        "opacus.validators.errors.UnsupportedModuleError",
+    }
