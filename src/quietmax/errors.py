@@ -41,6 +41,10 @@ class LedgerDamaged(QuietmaxError):
     """The ledger contradicts itself, or has a format that this version does not know."""
 
 
+class QuietmaxWarning(UserWarning):
+    """Something that the owner of the records should know. The command line prints it as one line on stderr."""
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str], also: str = "") -> InvalidInput:
     """Return the error for a name that is not registered; it suggests a similar name if there is one."""
     names = list(known)

@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from quietmax.cli import train as commands
+from quietmax.cli._output import errors
 from quietmax.data.load import load
 from quietmax.data.records import Records
 from quietmax.estimators.dpsgd.estimator import DPSGD
@@ -551,3 +552,35 @@ def test_wrong_encoder_options_are_errors_before_anything_is_trained(
     both = (*public_encoder, "--features", "identity")
     assert_error(run(*train, *both), 2, "--encoder and --features name two feature maps")
     assert_error(run(*train, *public_encoder, "--encoder-std", "a"), 2, "--encoder-std must be numbers")
+
+
+@pytest.mark.parametrize("persons", [3, 400])
+def test_inferring_asks_about_a_column_that_may_be_the_person(
+    persons: int, run: Run, people: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(errors, "_width", 500)
+    header, *rows = people.read_text().splitlines()
+    named = [f"{number % persons},{row}" for number, row in enumerate(rows)]
+    people.write_text("\n".join([f"patient_id,{header}", *named]))
+    train = ("train", "head", people, "--label", "income", "--infer", "--declared-size", 300, "--json")
+    code, out, err = run(*train)
+    assert (code, err) == (
+        0,
+        "'patient_id': the name says that this may tell whose row a row is, but no --person column is named. The "
+        "guarantee is for one record, so a person with several rows is protected less. If one person can have several "
+        "rows, name the column: --person patient_id.\n",
+    )
+    assert json.loads(out)["guarantee"]["unit"] == "record"
+    code, out, err = run(*train, "--person", "patient_id")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["guarantee"]["unit"] == "person"
+
+
+def test_inferring_with_a_draft_asks_about_the_person_too(run: Run, people: Path) -> None:
+    header, *rows = people.read_text().splitlines()
+    people.write_text("\n".join([f"id,{header}", *(f"{number},{row}" for number, row in enumerate(rows))]))
+    schema = people.with_suffix(".toml")
+    schema.write_text(run("schema", "draft", people, "--label", "income")[1], encoding="utf-8")
+    train = ("train", "head", people, "--infer", *DECLARED_SIZE, "--json")
+    assert "'id': the name says that this may tell whose row" in run(*train)[2]
+    assert run(*train, "--ignore", "id")[2] == "", "the owner has said that it is no feature"

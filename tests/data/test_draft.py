@@ -157,6 +157,30 @@ def test_a_number_that_repeats_is_proposed_as_person_with_a_doubt() -> None:
     assert "only because the values repeat" in schema.confirm["person"]
 
 
+@pytest.mark.parametrize("name", ["patient_id", "Customer", "id", "visit_id"])
+def test_a_draft_asks_whether_a_column_named_like_a_person_with_few_values_is_the_person(
+    name: str, tmp_path: Path
+) -> None:
+    table = pd.DataFrame({name: [number % 4 for number in range(90)], "age": range(90), "y": [0, 1] * 45})
+    draft = draft_schema(table)
+    assert draft.schema.person is None
+    question = draft.schema.confirm["person"]
+    assert question.startswith(
+        f"not proposed: is '{name}' the person? Its name says that it may be, and its "
+    )
+    assert f'person = "{name}"' in question
+    (tmp_path / "draft.toml").write_text(draft.to_toml(), encoding="utf-8")
+    read = Schema.from_file(tmp_path / "draft.toml")
+    assert read.unconfirmed == draft.schema.unconfirmed
+    assert "person" in read.unconfirmed
+    assert "person" not in read.updated({"person": name, "ignore": ()}).unconfirmed
+
+
+def test_a_draft_asks_nothing_about_numbers_of_rows_booleans_and_values_that_do_not_repeat() -> None:
+    table = pd.DataFrame({"member": [0, 1, 1] * 30, "index": 9, "loan_id": range(90), "y": [0, 1] * 45})
+    assert "person" not in draft_schema(table).schema.confirm
+
+
 @pytest.mark.parametrize(
     ("person", "label"),
     [

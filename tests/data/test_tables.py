@@ -5,6 +5,7 @@ import errno
 import io
 import tempfile
 import traceback
+import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from quietmax.data import (
 )
 from quietmax.data.cells import as_strings
 from quietmax.data.tables import read_queries
-from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError
+from quietmax.errors import DataUnavailable, InvalidInput, QuietmaxError, QuietmaxWarning
 from tests.data.conftest import ErrorMessage
 from tests.data.people import DECLARED, FEATURES, LABELS, PEOPLE, expect_people, written
 
@@ -856,3 +857,20 @@ def test_a_missing_file_is_named_before_a_missing_label(tmp_path: Path) -> None:
         InvalidInput, match=r"label must name .* 'quietmax schema draft .*present\.csv' proposes"
     ):
         read_records(present, Schema())
+
+
+def test_inferring_warns_of_names_of_persons_by_the_name_alone() -> None:
+    table = pd.DataFrame({"patient": [1, 1, 2, 3], "age": [1, 2, 3, 4], "ill": ["no", "yes", "no", "yes"]})
+    with pytest.warns(QuietmaxWarning, match="'patient': the name says") as caught:
+        records = encode_table(table, Schema(label="ill"), infer=True)
+    assert records.unit == "record"
+    assert len(caught) == 1
+    other = table.assign(patient=[7, 8, 9, 9])
+    with pytest.warns(QuietmaxWarning) as again:
+        encode_table(other, Schema(label="ill"), infer=True)
+    assert str(again[0].message) == str(caught[0].message), "no value has a part in it"
+    declared = {"bounds": {"patient": (0, 9)}}, {"person": "patient"}, {"ignore": ("patient",)}
+    for facts in declared:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            encode_table(table, Schema(label="ill", **facts), infer=True)

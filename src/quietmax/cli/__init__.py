@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from importlib import import_module
 from typing import Any, NoReturn
@@ -15,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from quietmax import __version__
 from quietmax._ray import is_ray_address
-from quietmax.errors import InvalidData, InvalidInput, QuietmaxError
+from quietmax.errors import InvalidData, InvalidInput, QuietmaxError, QuietmaxWarning
 
 # Each command is the module of its name, with a function `command` (and perhaps a `COMMAND_CLASS` for it), or a Typer
 # `app` if it has subcommands.
@@ -104,12 +106,33 @@ def _reporting_errors(command: Any) -> Callable[..., Any]:
     @wraps(function)
     def run(*arguments: Any, **options: Any) -> Any:
         try:
-            return function(*arguments, **options)
+            with _printed_warnings(flags):
+                return function(*arguments, **options)
         except QuietmaxError as problem:
             usage = isinstance(problem, InvalidInput) and not isinstance(problem, InvalidData)
             _fail(name_flags(str(problem), flags), 2 if usage else 1)
 
     return run
+
+
+@contextmanager
+def _printed_warnings(flags: Mapping[str, str]) -> Iterator[None]:
+    """Print our warnings as one line on stderr that names flags instead of arguments."""
+    before = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if not issubclass(category, QuietmaxWarning):
+            before(message, category, *place, **more)
+            return
+        from quietmax.cli._output import print_note
+
+        print_note(name_flags(str(message), flags))
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
 
 
 def name_flags(message: str, flags: Mapping[str, str]) -> str:

@@ -7,6 +7,7 @@ fact has a line of its own, by the key and the column that declare it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,14 @@ import numpy as np
 from quietmax._lazy import lazy_module
 from quietmax.data.cells import as_strings, is_missing
 from quietmax.data.encoding import require_columns
-from quietmax.data.inference import Proposal, infer_classes, propose, with_proposals, words
+from quietmax.data.inference import (
+    Proposal,
+    infer_classes,
+    may_tell_people_apart,
+    propose,
+    with_proposals,
+    words,
+)
 from quietmax.data.schema import COLUMN_KEYS, Schema
 from quietmax.data.tables import as_frame, read_table
 from quietmax.errors import InvalidData, InvalidInput
@@ -178,7 +186,7 @@ def draft_schema(table: Any, *, label: str | None = None, person: str | None = N
     if label is None:
         label, how["label"] = _find_label(frame, proposals)
     if person is None:
-        person, how["person"] = _find_person(proposals, label)
+        person, how["person"] = _find_person(frame, proposals, label)
     columns = {name: found for name, found in proposals.items() if name not in (label, person)}
     schema = Schema(label=label, person=person)
     if label is not None:
@@ -231,11 +239,13 @@ def _find_label(frame: pd.DataFrame, proposals: Mapping[str, Proposal]) -> tuple
     return None, ""
 
 
-def _find_person(proposals: Mapping[str, Proposal], label: str | None) -> tuple[str | None, str]:
-    """Return the column that probably tells people apart, and why."""
+def _find_person(
+    frame: pd.DataFrame, proposals: Mapping[str, Proposal], label: str | None
+) -> tuple[str | None, str]:
+    """Return the column that probably tells people apart, and why; or None, and which column may do so."""
     candidates = [name for name, found in proposals.items() if found.identifies and name != label]
     if not candidates:
-        return None, ""
+        return None, _question(frame, proposals, label)
     best = max(candidates, key=lambda name: proposals[name].identifies)
     found = (
         "from the name and the values"
@@ -246,6 +256,30 @@ def _find_person(proposals: Mapping[str, Proposal], label: str | None) -> tuple[
         f"{found}; it must be the same in all rows of one person. Delete `person` if rows are not people: the "
         "guarantee then holds for one row"
     )
+
+
+def _question(frame: pd.DataFrame, proposals: Mapping[str, Proposal], label: str | None) -> str:
+    """Ask about the first column that may tell people apart by its name, and whose values repeat."""
+    for name, found in proposals.items():
+        if name == label or "booleans" in found.declared or not may_tell_people_apart(name):
+            continue
+        if _repeats(frame[name]):
+            return (
+                f"not proposed: is '{name}' the person? Its name says that it may be, and its values repeat. If one "
+                f"person can have several rows, name the column that tells people apart: person = {json.dumps(name)}. "
+                "Without it, the guarantee holds for one row"
+            )
+    return ""
+
+
+def _repeats(values: pd.Series[Any]) -> bool:
+    """Return whether several rows have the same value."""
+    try:
+        strings = as_strings(values)
+    except InvalidData:
+        return False
+    present = strings[~is_missing(strings)].tolist()
+    return len(set(present)) < len(present)
 
 
 def _with_classes(schema: Schema, frame: pd.DataFrame, label: str) -> tuple[Schema, str]:

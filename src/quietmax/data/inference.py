@@ -519,6 +519,18 @@ def words(name: str) -> list[str]:
     return re.findall("[a-z0-9]+", re.sub("([a-z0-9])([A-Z])", r"\1 \2", plain).casefold())
 
 
+def may_tell_people_apart(name: str) -> bool:
+    """Return whether the name of a column says that it may number or name people. No value is looked at.
+
+    >>> [may_tell_people_apart(name) for name in ("patient_id", "Customer", "id", "age", "row_number")]
+    [True, True, True, False, False]
+    """
+    letters = _letters(name)
+    if letters in _ROW_NUMBER:
+        return False
+    return bool(_PERSON.fullmatch(letters) or _IDENTIFIER.fullmatch(" ".join(words(name))))
+
+
 def _letters(name: str) -> str:
     return "".join(words(name))
 

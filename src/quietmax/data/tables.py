@@ -13,6 +13,7 @@ import contextlib
 import csv
 import io
 import re
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,10 +38,16 @@ from quietmax.data.encoding import (
     quoted,
     require_columns,
 )
-from quietmax.data.inference import infer_classes, is_free_text, propose, with_proposals
+from quietmax.data.inference import (
+    infer_classes,
+    is_free_text,
+    may_tell_people_apart,
+    propose,
+    with_proposals,
+)
 from quietmax.data.records import Records
 from quietmax.data.schema import ANY_COLUMN, Schema
-from quietmax.errors import DataUnavailable, InvalidData, InvalidInput
+from quietmax.errors import DataUnavailable, InvalidData, InvalidInput, QuietmaxWarning
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -797,6 +804,8 @@ def declared_encoding(table: RawTable, schema: Schema, label: str, *, infer: boo
     if (undeclared or schema.classes is None) and not infer:
         text = [name for name in undeclared if is_free_text(table.frame[name])]
         raise InvalidInput(_undeclared_message(undeclared, text, label if schema.classes is None else None))
+    if infer and schema.person is None:
+        _warn_of_persons([*undeclared, *(name for name in schema.ignore if _is_unconfirmed(name, schema))])
     inferred = [f"what column '{name}' holds, and its bounds or categories" for name in undeclared]
     if schema.classes is None:
         inferred.append(f"the classes of label '{label}'")
@@ -869,6 +878,25 @@ def check_declarations(frame: pd.DataFrame, schema: Schema, label: str | None) -
                 f"Column '{wrong[0]}' is named in `{key}`, which is for columns in "
                 f"{' or '.join(f'`{kind}`' for kind in kinds)} only."
             )
+
+
+def _is_unconfirmed(name: str, schema: Schema) -> bool:
+    """Return whether nobody has confirmed that a column is ignored."""
+    named = schema.confirm.get("ignore", ())
+    return not isinstance(named, str) and name in named
+
+
+def _warn_of_persons(columns: Sequence[str]) -> None:
+    """Warn if the names of columns about which the owner said nothing say that they may tell people apart."""
+    found = [name for name in columns if may_tell_people_apart(name)]
+    if found:
+        warnings.warn(
+            f"{quoted(found, limit=20)}: the name says that this may tell whose row a row is, but no `person` column "
+            "is named. The guarantee is for one record, so a person with several rows is protected less. If one person "
+            f"can have several rows, name the column: person='{found[0]}'.",
+            QuietmaxWarning,
+            stacklevel=2,
+        )
 
 
 def _unconfirmed_message(schema: Schema) -> str:
